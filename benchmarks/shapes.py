@@ -1,0 +1,40 @@
+"""Decoders with random weights at real shapes, for measurements where no checkpoint can be had."""
+
+import torch
+from torch import Tensor
+
+from openclaw_rl.engines.local.decoder import PROJECTIONS, Decoder, Layer, Linear, Shape
+
+QWEN3_4B = Shape(
+    vocab=151936,
+    hidden=2560,
+    intermediate=9728,
+    layers=36,
+    heads=32,
+    kv_heads=8,
+    head_dim=128,
+    eps=1e-6,
+    max_context=40960,
+    rotary_layers=(True,) * 36,
+    head_norm=True,
+)
+
+
+def random_decoder(shape: Shape, dtype: torch.dtype, device: torch.device) -> Decoder:
+    """Weights of the right sizes and a sane scale; what they compute means nothing."""
+
+    def normal(*size: int) -> Tensor:
+        return torch.empty(size, dtype=dtype, device=device).normal_(0, 0.02)
+
+    def ones(size: int) -> Tensor:
+        return torch.ones(size, dtype=dtype, device=device)
+
+    def layer() -> Layer:
+        projections = {name: Linear(normal(*reversed(shape.projection_sizes(name)))) for name in PROJECTIONS}
+        norms = {name: ones(shape.head_dim) for name in ("q_norm", "k_norm")} if shape.head_norm else {}
+        return Layer(input_norm=ones(shape.hidden), post_norm=ones(shape.hidden), **projections, **norms)
+
+    exponents = torch.arange(0, shape.head_dim, 2, dtype=torch.float32, device=device) / shape.head_dim
+    embed = normal(shape.vocab, shape.hidden)
+    layers = [layer() for _ in range(shape.layers)]
+    return Decoder(shape, embed, layers, ones(shape.hidden), Linear(embed), 1.0 / 1e6**exponents)

@@ -1,0 +1,1 @@
+"""The OpenAI wire: requests in, completions out, streaming, keys and errors."""

@@ -1,0 +1,151 @@
+"""The HTTP application: routes, and nothing that a route does not need."""
+
+import asyncio
+import time
+from collections.abc import Coroutine, Sequence
+from typing import Any, TypeVar
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse, StreamingResponse
+
+from openclaw_rl import __version__
+from openclaw_rl.api import errors
+from openclaw_rl.api.auth import KeyCheck
+from openclaw_rl.api.completion import ChatService
+from openclaw_rl.api.encode import Encoder
+from openclaw_rl.api.errors import ApiError
+from openclaw_rl.api.wire import ChatRequest, parse_request
+from openclaw_rl.config import ApiKey
+
+T = TypeVar("T")
+
+#: nginx's word for a client that left; nobody reads it, but logs count it.
+CLIENT_CLOSED = 499
+#: Proxies must pass a stream on piece by piece.
+STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+
+
+def create_app(
+    service: ChatService,
+    model: str,
+    *,
+    aliases: Sequence[str] = (),
+    keys: Sequence[ApiKey] = (),
+    max_body_bytes: int = 32 << 20,
+) -> FastAPI:
+    """The server's application for one model, known to clients as `model` or one of `aliases`."""
+    app = FastAPI(title="openclaw-rl", version=__version__, docs_url="/docs", redoc_url=None)
+    errors.install(app)
+    check = KeyCheck(keys)
+    encoder = Encoder(model, service.renderer.tokenizer.backend)
+    started = int(time.time())
+    known = {model, *aliases}
+
+    @app.post("/v1/chat/completions", openapi_extra=body_schema(ChatRequest))
+    async def chat_completions(request: Request) -> Response:
+        """Answer a conversation, whole or as a stream of server-sent events."""
+        check.owner(request)
+        body = parse_request(await read_body(request, max_body_bytes))
+        if body.model is not None and body.model not in known:
+            raise unknown_model(body.model, model)
+        completion = await service.begin(body)
+        if body.stream:
+            chunks = encoder.chunks(completion, bool(body.logprobs), body.wants_usage)
+            return StreamingResponse(chunks, media_type="text/event-stream", headers=STREAM_HEADERS)
+        answer = await unless_disconnected(request, encoder.whole(completion, bool(body.logprobs)))
+        if answer is None:
+            return Response(status_code=CLIENT_CLOSED)
+        return Response(answer, media_type="application/json")
+
+    # Clients ask for the models before they have a key, and the answer holds no secret.
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        """The model that is served."""
+        return {"object": "list", "data": [model_entry(model, started)]}
+
+    @app.get("/v1/models/{name:path}")
+    async def one_model(name: str) -> dict[str, Any]:
+        """The model that is served, if that is its name."""
+        if name not in known:
+            raise unknown_model(name, model)
+        return model_entry(model, started)
+
+    @app.get("/healthz")
+    async def healthz() -> dict[str, str]:
+        """Whether the server runs."""
+        return {"status": "ok"}
+
+    @app.get("/readyz")
+    async def readyz() -> JSONResponse:
+        """Whether requests are served now."""
+        stats = service.sampler.stats()
+        body = {"ready": stats.ready, "policy_version": service.sampler.newest_version, "detail": stats.detail}
+        return JSONResponse(body, 200 if stats.ready else 503)
+
+    @app.get("/metrics")
+    async def metrics(request: Request) -> Response:
+        """Counters for Prometheus."""
+        check.owner(request)
+        return Response(service.metrics.text(), media_type="text/plain; version=0.0.4")
+
+    return app
+
+
+async def read_body(request: Request, limit: int) -> bytes:
+    """The request's body; raises 413 as soon as it is too long, whatever its length header says."""
+    parts: list[bytes] = []
+    size = 0
+    async for part in request.stream():
+        size += len(part)
+        if size > limit:
+            raise ApiError(413, f"The request is larger than {limit / 1e6:g} MB (--max-request-mb).")
+        parts.append(part)
+    return b"".join(parts)
+
+
+async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T | None:
+    """The work's result; if the client leaves first, the work is cancelled and there is none."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(disconnect(request))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() else None
+    finally:
+        gone.cancel()
+        if not task.done():
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+async def disconnect(request: Request) -> None:
+    """Return when the client has left. The body must have been read."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def unknown_model(name: str, model: str) -> ApiError:
+    message = f"The model {name!r} does not exist; this server has {model!r}."
+    return ApiError(404, message, code="model_not_found", param="model")
+
+
+def model_entry(model: str, created: int) -> dict[str, Any]:
+    return {"id": model, "object": "model", "created": created, "owned_by": "openclaw-rl"}
+
+
+def body_schema(model: type[ChatRequest]) -> dict[str, Any]:
+    """The request body for /docs; the route reads the body itself, so FastAPI cannot know it."""
+    schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
+    definitions = schema.pop("$defs", {})
+    content = {"application/json": {"schema": inline(schema, definitions)}}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+def inline(schema: Any, definitions: dict[str, Any]) -> Any:
+    """A JSON schema without references."""
+    if isinstance(schema, list):
+        return [inline(item, definitions) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if "$ref" in schema:
+        return inline(definitions[schema["$ref"].rsplit("/", 1)[-1]], definitions)
+    return {key: inline(value, definitions) for key, value in schema.items()}

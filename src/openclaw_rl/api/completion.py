@@ -1,0 +1,209 @@
+"""One chat completion from request to last token, independent of how it is sent to the client.
+
+`ChatService.begin` turns a request into a running `Completion` (or refuses it); iterating over that gives updates
+as they become certain, and afterwards it knows what was sampled, token for token.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from openclaw_rl.api.errors import ApiError, from_engine
+from openclaw_rl.api.metrics import Metrics
+from openclaw_rl.api.wire import ChatRequest
+from openclaw_rl.engines.base import EngineUnavailable, QueueFull, Sampler, SampleStream
+from openclaw_rl.rendering.chat import ChatError, ChatRenderer, Prompt
+from openclaw_rl.rendering.response import Delta, ResponseParser
+from openclaw_rl.rendering.tokenizer import read_json
+from openclaw_rl.rendering.tool_calls import PARSERS, choose_parser
+from openclaw_rl.types import FinishReason, SampledToken, SampleRequest, SamplingParams
+
+#: Tokenising more text than this would keep other requests' tokens waiting, so it is done in a thread.
+INLINE_CHARACTERS = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingDefaults:
+    """What a request gets that does not say otherwise: the model's own generation config."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+
+    @classmethod
+    def of_model(cls, folder: Path) -> "SamplingDefaults":
+        given = read_json(folder / "generation_config.json")
+        named = {key: given[key] for key in ("temperature", "top_p", "top_k") if given.get(key) is not None}
+        return cls(**named)
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """News of one choice: tokens that were sampled, what became readable with them, and perhaps the end."""
+
+    index: int
+    tokens: list[SampledToken]
+    deltas: list[Delta]
+    finish_reason: str | None = None
+
+
+@dataclass(slots=True)
+class Choice:
+    """One of the n completions while it is being read."""
+
+    parser: ResponseParser
+    tokens: list[SampledToken] = field(default_factory=list)
+    finish_reason: str | None = None
+
+
+class Completion:
+    """A request that is being answered. Iterate once; leaving early stops the generation."""
+
+    def __init__(self, prompt: Prompt, stream: SampleStream, choices: list[Choice], metrics: Metrics) -> None:
+        self.id = f"chatcmpl-{uuid4().hex}"
+        self.created = int(time.time())
+        self.prompt, self.choices = prompt, choices
+        self._stream, self._metrics = stream, metrics
+        self._started = time.perf_counter()
+
+    @property
+    def version(self) -> int:
+        """The policy version that answers."""
+        return self._stream.version
+
+    def usage(self) -> dict[str, Any]:
+        prompt, completion = len(self.prompt.ids), sum(len(choice.tokens) for choice in self.choices)
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
+            "prompt_tokens_details": {"cached_tokens": self._stream.cached_tokens},
+        }
+
+    async def __aiter__(self) -> AsyncIterator[Update]:
+        status = "cancelled"
+        first = True
+        try:
+            async for tokens in self._stream:
+                if first:
+                    self._metrics.first_token.observe(time.perf_counter() - self._started)
+                    first = False
+                for update in self._read(tokens):
+                    yield update
+            status = "ok"
+        except EngineUnavailable as error:
+            status = "failed"
+            raise from_engine(error) from error
+        finally:
+            self._stream.close()
+            self._count(status)
+
+    def _read(self, tokens: list[SampledToken]) -> list[Update]:
+        updates = []
+        for token in tokens:
+            choice = self.choices[token.index]
+            if choice.finish_reason is not None:
+                continue
+            choice.tokens.append(token)
+            deltas = choice.parser.push(token.token_id)
+            if token.finish is not None or choice.parser.stopped:
+                deltas += choice.parser.flush()
+                choice.finish_reason = finish_reason(choice, token.finish)
+                self._stream.drop(token.index)
+            updates.append(Update(token.index, [token], deltas, choice.finish_reason))
+        return updates
+
+    def _count(self, status: str) -> None:
+        usage = self.usage()
+        self._metrics.requests.labels(status).inc()
+        self._metrics.tokens.labels("prompt").inc(usage["prompt_tokens"])
+        self._metrics.tokens.labels("cached").inc(usage["prompt_tokens_details"]["cached_tokens"])
+        self._metrics.tokens.labels("completion").inc(usage["completion_tokens"])
+        self._metrics.duration.observe(time.perf_counter() - self._started)
+
+
+def finish_reason(choice: Choice, engine: FinishReason | None) -> str:
+    """Why a choice ended, in OpenAI's words."""
+    if engine is FinishReason.LENGTH and not choice.parser.stopped:
+        return "length"
+    return "tool_calls" if choice.parser.called_tools else "stop"
+
+
+class ChatService:
+    """Answers chat requests with one model."""
+
+    def __init__(
+        self,
+        sampler: Sampler,
+        renderer: ChatRenderer,
+        defaults: SamplingDefaults,
+        *,
+        tool_parser: str = "auto",
+        seed: int = 0,
+    ) -> None:
+        self.sampler, self.renderer, self.defaults = sampler, renderer, defaults
+        self.metrics = Metrics(sampler.stats)
+        self._parser = choose_parser(renderer.template) if tool_parser == "auto" else tool_parser
+        # Requests without a seed of their own draw from streams that follow from the server's seed.
+        self._seeds = (hash_seed(seed, number) for number in count())
+
+    async def begin(self, request: ChatRequest) -> Completion:
+        """Render the request and hand it to the engine. Raises ApiError."""
+        tools = request.offered_tools
+        prompt = await self._prompt(request, tools)
+        params = self._params(request, len(prompt.ids))
+        n = request.n or 1
+        try:
+            stream = self.sampler.sample(SampleRequest(prompt.ids, params, n))
+        except (QueueFull, EngineUnavailable) as error:
+            self.metrics.requests.labels("refused").inc()
+            raise from_engine(error) from error
+        choices = [Choice(self._response_parser(request, prompt, bool(tools))) for _ in range(n)]
+        return Completion(prompt, stream, choices, self.metrics)
+
+    async def _prompt(self, request: ChatRequest, tools: list[dict[str, Any]]) -> Prompt:
+        messages = [message.model_dump(exclude_none=True) for message in request.messages]
+        try:
+            text = self.renderer.text(messages, tools, request.chat_template_kwargs or {})
+        except ChatError as error:
+            raise ApiError(400, str(error), param="messages") from error
+        if self.renderer.tokenizer.unseen(text) > INLINE_CHARACTERS:
+            return await asyncio.to_thread(self.renderer.prompt, text)
+        return self.renderer.prompt(text)
+
+    def _params(self, request: ChatRequest, prompt_tokens: int) -> SamplingParams:
+        limit = self.sampler.limits.max_context_tokens
+        room = limit - prompt_tokens
+        if room < 1:
+            raise ApiError(
+                400,
+                f"The conversation has {prompt_tokens} tokens; this model's limit is {limit}, answer included.",
+                code="context_length_exceeded",
+                param="messages",
+            )
+        wanted = request.max_completion_tokens or request.max_tokens or room
+        defaults = self.defaults
+        return SamplingParams(
+            max_tokens=min(wanted, room),
+            temperature=defaults.temperature if request.temperature is None else request.temperature,
+            top_p=defaults.top_p if request.top_p is None else request.top_p,
+            top_k=max(0, defaults.top_k if request.top_k is None else request.top_k),
+            seed=next(self._seeds) if request.seed is None else request.seed,
+            stop_token_ids=self.renderer.tokenizer.eos_ids,
+            top_logprobs=request.top_logprobs or 0,
+        )
+
+    def _response_parser(self, request: ChatRequest, prompt: Prompt, tools: bool) -> ResponseParser:
+        parser = PARSERS[self._parser]() if tools else None
+        backend = self.renderer.tokenizer.backend
+        return ResponseParser(backend, request.stops, prompt.opens_reasoning, parser)
+
+
+def hash_seed(seed: int, number: int) -> int:
+    """A seed for the server's n-th request; different server seeds share none of them."""
+    return (seed << 32) + number

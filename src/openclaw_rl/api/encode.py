@@ -1,0 +1,142 @@
+"""A completion as OpenAI writes it: whole, or as a stream of chunks."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+from pydantic_core import to_json
+from tokenizers import Tokenizer
+
+from openclaw_rl.api.completion import Completion, Update
+from openclaw_rl.api.errors import ApiError
+from openclaw_rl.rendering.detokenize import token_bytes
+from openclaw_rl.rendering.response import Delta, ReasoningText
+from openclaw_rl.rendering.tool_calls import ToolCall
+from openclaw_rl.types import SampledToken
+
+DONE = b"data: [DONE]\n\n"
+
+
+class Encoder:
+    """Writes completions of one model."""
+
+    def __init__(self, model: str, tokenizer: Tokenizer) -> None:
+        self.model, self.tokenizer = model, tokenizer
+
+    async def whole(self, completion: Completion, logprobs: bool) -> bytes:
+        """The body of an answer that is sent at once."""
+        messages = [Message() for _ in completion.choices]
+        async for update in completion:
+            for delta in update.deltas:
+                messages[update.index].add(delta)
+        choices = []
+        for index, (choice, message) in enumerate(zip(completion.choices, messages, strict=True)):
+            written = {"index": index, "message": message.body(), "finish_reason": choice.finish_reason}
+            written["logprobs"] = self._logprobs(choice.tokens) if logprobs else None
+            choices.append(written)
+        return to_json({**self._head(completion, ""), "choices": choices, "usage": completion.usage()})
+
+    async def chunks(self, completion: Completion, logprobs: bool, usage: bool) -> AsyncIterator[bytes]:
+        """Server-sent events, each as soon as it exists; an error after the start is an event too."""
+        head = self._head(completion, ".chunk")
+        if usage:
+            head["usage"] = None
+        calls = [0] * len(completion.choices)
+        try:
+            for index in range(len(completion.choices)):
+                yield event({**head, "choices": [chunk(index, {"role": "assistant", "content": ""})]})
+            async for update in completion:
+                for choice in self._chunk_choices(update, calls, logprobs):
+                    yield event({**head, "choices": [choice]})
+        except ApiError as error:
+            yield event(error.body())
+            return
+        if usage:
+            yield event({**head, "choices": [], "usage": completion.usage()})
+        yield DONE
+
+    def _chunk_choices(self, update: Update, calls: list[int], logprobs: bool) -> list[dict[str, Any]]:
+        choices = []
+        for delta in update.deltas:
+            for part in delta_parts(delta, calls[update.index]):
+                choices.append(chunk(update.index, part))
+            calls[update.index] += isinstance(delta, ToolCall)
+        if logprobs:
+            # Log-probs leave with their token, also when the token's text is still held back.
+            choices = choices or [chunk(update.index, {})]
+            choices[0]["logprobs"] = self._logprobs(update.tokens)
+        if update.finish_reason is not None:
+            choices.append(chunk(update.index, {}, update.finish_reason))
+        return choices
+
+    def _head(self, completion: Completion, suffix: str) -> dict[str, Any]:
+        return {
+            "id": completion.id,
+            "object": f"chat.completion{suffix}",
+            "created": completion.created,
+            "model": self.model,
+            "system_fingerprint": f"policy-{completion.version}",
+        }
+
+    def _logprobs(self, tokens: list[SampledToken]) -> dict[str, Any]:
+        content = []
+        for token in tokens:
+            top = [self._logprob(id, value) for id, value in token.top]
+            content.append({**self._logprob(token.token_id, token.logprob), "top_logprobs": top})
+        return {"content": content, "refusal": None}
+
+    def _logprob(self, token_id: int, value: float) -> dict[str, Any]:
+        raw = token_bytes(self.tokenizer, token_id)
+        return {"token": raw.decode(errors="replace"), "logprob": value, "bytes": list(raw)}
+
+
+class Message:
+    """An assistant message being put together."""
+
+    def __init__(self) -> None:
+        self._content: list[str] = []
+        self._reasoning: list[str] = []
+        self._calls: list[ToolCall] = []
+
+    def add(self, delta: Delta) -> None:
+        match delta:
+            case str():
+                self._content.append(delta)
+            case ReasoningText(text):
+                self._reasoning.append(text)
+            case ToolCall():
+                self._calls.append(delta)
+
+    def body(self) -> dict[str, Any]:
+        content = "".join(self._content)
+        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+        if self._reasoning:
+            message["reasoning_content"] = "".join(self._reasoning)
+        if self._calls:
+            message["content"] = content or None
+            message["tool_calls"] = [tool_call(call) for call in self._calls]
+        return message
+
+
+def tool_call(call: ToolCall) -> dict[str, Any]:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+def delta_parts(delta: Delta, number: int) -> list[dict[str, Any]]:
+    """What a delta adds to the message; a tool call opens with its name, then come its arguments."""
+    match delta:
+        case ReasoningText(text):
+            return [{"reasoning_content": text}]
+        case ToolCall():
+            opening = {"index": number, **tool_call(ToolCall(delta.id, delta.name, ""))}
+            arguments = {"index": number, "function": {"arguments": delta.arguments}}
+            return [{"tool_calls": [opening]}, {"tool_calls": [arguments]}]
+        case _:
+            return [{"content": delta}]
+
+
+def chunk(index: int, delta: dict[str, Any], finish_reason: str | None = None) -> dict[str, Any]:
+    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+
+
+def event(body: dict[str, Any]) -> bytes:
+    return b"data: " + to_json(body) + b"\n\n"

@@ -1,0 +1,50 @@
+"""What `/metrics` shows to Prometheus."""
+
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from openclaw_rl.engines.base import EngineStats
+
+#: From a cached prompt on a GPU to a long one on a laptop.
+LATENCY_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+
+
+class Metrics:
+    """The server's counters, in a registry of their own."""
+
+    def __init__(self, stats: Callable[[], EngineStats]) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = Counter(
+            "openclaw_requests", "Chat requests by how they ended.", ["status"], registry=self.registry
+        )
+        self.tokens = Counter(
+            "openclaw_tokens",
+            "Tokens: prompt, cached (part of prompt), completion.",
+            ["kind"],
+            registry=self.registry,
+        )
+        self.first_token = Histogram(
+            "openclaw_time_to_first_token_seconds",
+            "From a request's arrival to its first token.",
+            buckets=LATENCY_BUCKETS,
+            registry=self.registry,
+        )
+        self.duration = Histogram(
+            "openclaw_request_seconds",
+            "From a request's arrival to its last token.",
+            buckets=LATENCY_BUCKETS,
+            registry=self.registry,
+        )
+        self._gauge("openclaw_active_sequences", "Sequences being sampled.", lambda: stats().active)
+        self._gauge("openclaw_queued_sequences", "Sequences waiting for a place.", lambda: stats().waiting)
+        self._gauge("openclaw_engine_ready", "1 when the engine serves.", lambda: stats().ready)
+        self._gauge(
+            "openclaw_engine_restarts", "Times the engine's worker was restarted.", lambda: stats().restarts
+        )
+
+    def _gauge(self, name: str, doc: str, read: Callable[[], float]) -> None:
+        Gauge(name, doc, registry=self.registry).set_function(read)
+
+    def text(self) -> bytes:
+        return generate_latest(self.registry)

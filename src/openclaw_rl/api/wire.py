@@ -1,0 +1,133 @@
+"""OpenAI's chat completion request, as far as it is honoured. Unknown fields are ignored."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from openclaw_rl.api.errors import ApiError
+
+#: More stop strings than this are refused by OpenAI too.
+MAX_STOPS = 4
+#: More completions of one prompt are a mistake rather than a wish.
+MAX_CHOICES = 128
+
+
+class Wire(BaseModel):
+    """Base of what comes over the wire."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+class TextPart(Wire):
+    type: Literal["text", "input_text", "output_text", "refusal"]
+    text: str
+
+
+class Function(Wire):
+    name: str
+    arguments: str = "{}"
+
+
+class ToolCallPart(Wire):
+    id: str = ""
+    type: Literal["function"] = "function"
+    function: Function
+
+
+class ChatMessage(Wire):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCallPart] | None = None
+    tool_call_id: str | None = None
+
+
+class Tool(BaseModel):
+    # Kept whole: the template shows the model whatever the client says about a tool.
+    model_config = ConfigDict(extra="allow")
+
+    type: Literal["function"]
+    function: dict[str, Any]
+
+    @field_validator("function")
+    @classmethod
+    def _named(cls, function: dict[str, Any]) -> dict[str, Any]:
+        if not isinstance(function.get("name"), str):
+            raise ValueError("a function needs a name")
+        return function
+
+
+class StreamOptions(Wire):
+    include_usage: bool = False
+
+
+class ChatRequest(Wire):
+    """The body of POST /v1/chat/completions."""
+
+    messages: list[ChatMessage] = Field(min_length=1)
+    model: str | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    tools: list[Tool] | None = None
+    tool_choice: Any = None
+    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1)] | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    @property
+    def stops(self) -> list[str]:
+        given = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        return [stop for stop in given if stop]
+
+    @property
+    def offered_tools(self) -> list[dict[str, Any]]:
+        """The tools that the model may use."""
+        if self.tool_choice == "none" or not self.tools:
+            return []
+        return [tool.model_dump() for tool in self.tools]
+
+    @property
+    def wants_usage(self) -> bool:
+        return self.stream_options is not None and self.stream_options.include_usage
+
+
+def parse_request(body: bytes) -> ChatRequest:
+    """Read a request body; raises 400 for what is no request at all, 422 for a field with a wrong value."""
+    try:
+        request = ChatRequest.model_validate_json(body)
+    except ValidationError as error:
+        raise malformed(error) from None
+    for name in ("presence_penalty", "frequency_penalty"):
+        if getattr(request, name):
+            raise ApiError(400, f"{name} is not supported; leave it out or set it to 0.", param=name)
+    if request.tool_choice not in (None, "auto", "none"):
+        raise ApiError(400, "tool_choice must be 'auto' or 'none'.", param="tool_choice")
+    if len(request.stops) > MAX_STOPS:
+        raise ApiError(400, f"At most {MAX_STOPS} stop strings are allowed.", param="stop")
+    if request.top_logprobs and not request.logprobs:
+        raise ApiError(400, "top_logprobs needs logprobs to be true.", param="top_logprobs")
+    return request
+
+
+def malformed(error: ValidationError) -> ApiError:
+    """The first thing that is wrong with a body, in OpenAI's shape."""
+    # Of the members of a union each reports its own failure; the last is the most specific one.
+    first = error.errors(include_url=False)[0]
+    if first["type"] == "json_invalid":
+        return ApiError(400, f"The body is not valid JSON: {first['msg'].removeprefix('Invalid JSON: ')}.")
+    param = ".".join(str(part) for part in first["loc"]) or None
+    if not param:
+        return ApiError(400, "The body must be a JSON object.")
+    status = 400 if first["type"] == "missing" else 422
+    return ApiError(status, f"{param}: {first['msg']}.", param=param)

@@ -1,0 +1,106 @@
+"""The command line: `openclaw-rl COMMAND …`. Heavy parts are imported by the command that needs them."""
+
+import argparse
+import difflib
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from openclaw_rl import __version__
+from openclaw_rl.config import Config, Loaded, load
+from openclaw_rl.options import ConfigError, add_flags
+
+EPILOG = """\
+examples:
+  openclaw-rl serve                                  the embedded model on this machine
+  openclaw-rl serve --model-name ./my-model          a model folder of yours (or a Hub id, or a GGUF file)
+  openclaw-rl serve --api-key alice=S3CRET           open to the network, for those who have the key
+  openclaw-rl serve --config server.toml --dry-run   check a configuration and show where each value is from
+
+Each option can also be set by the environment variable in brackets, or in the --config file.
+"""
+
+#: Exit status for "you asked for something that cannot be done", as argparse uses it.
+USAGE_ERROR = 2
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one sentence, with the nearest flag there is."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message[0].upper()}{message[1:]}. See {self.prog} --help.")
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        known, unknown = super().parse_known_args(args, namespace)
+        if unknown and unknown[0].startswith("-"):
+            flags = [f for action in self._actions for f in action.option_strings]
+            near = difflib.get_close_matches(unknown[0].split("=")[0], flags, n=1)
+            hint = f"; did you mean {near[0]}?" if near else f". See {self.prog} --help."
+            raise ConfigError(f"There is no option {unknown[0]}{hint}")
+        return known, unknown
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; returns the exit status."""
+    try:
+        options = build_parser().parse_args(arguments)
+        run = options.run
+        return int(run(options))
+    except ConfigError as error:
+        print(f"openclaw-rl: {error}", file=sys.stderr)  # noqa: T201
+        return USAGE_ERROR
+
+
+def build_parser() -> Parser:
+    parser = Parser(
+        prog="openclaw-rl",
+        description="An OpenAI-compatible server for a model you own, which learns from being used.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"openclaw-rl {__version__}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    serve = commands.add_parser(
+        "serve",
+        help="serve a model through an OpenAI-compatible API",
+        description="Serve a model through an OpenAI-compatible API.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    serve.add_argument("--dry-run", action="store_true", help="check everything, show the configuration, and exit")
+    serve.add_argument("--config", type=Path, metavar="FILE.toml", help="read options from a TOML file")
+    add_flags(serve, Config)
+    serve.set_defaults(run=run_serve)
+    return parser
+
+
+def run_serve(options: argparse.Namespace) -> int:
+    loaded = load_options(options)
+    from openclaw_rl import server
+
+    if options.dry_run:
+        server.check(loaded.config)
+        show(loaded)
+        return 0
+    return server.serve(loaded.config)
+
+
+def load_options(options: argparse.Namespace) -> Loaded:
+    """The configuration that a command's flags, the environment and a file make together."""
+    flags = {name: value for name, value in vars(options).items() if name in Config.model_fields}
+    return load(flags, file=options.config)
+
+
+def show(loaded: Loaded) -> None:
+    """Print every option with its value and where that came from."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("option", "value", "from", title="Configuration", title_justify="left")
+    for name, value, origin in loaded.describe():
+        style = None if origin.startswith("default") else "bold"
+        table.add_row(name, value, origin, style=style)
+    # Piped into a file, the table keeps its columns whole rather than cut to 80 characters.
+    console = Console() if sys.stdout.isatty() else Console(width=200)
+    console.print(table)

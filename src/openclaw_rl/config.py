@@ -1,0 +1,319 @@
+"""Every option once: its flag, its environment variables, its default and one line that says what it means.
+
+Everything that can be wrong with a value, or with two values together, is said in one sentence before anything
+starts.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from openclaw_rl.options import flag, option, option_of, problem, read
+
+LOOPBACK = "127.0.0.1"
+#: Reached under these names, the server is reached from this machine only.
+LOOPBACK_HOSTS = (LOOPBACK, "localhost", "::1")
+#: The policy of the documented cloud quick start.
+CLOUD_MODEL = "Qwen/Qwen3-4B-Instruct-2507"
+CLOUD_SERVED_NAME = "qwen3-4b"
+EMBEDDED_SERVED_NAME = "smollm2-135m"
+
+
+@dataclass(frozen=True)
+class ApiKey:
+    """A secret and the name under which its owner's data is kept. The secret is never shown."""
+
+    name: str
+    secret: str
+
+    def __repr__(self) -> str:
+        return f"{self.name}=***"
+
+    @classmethod
+    def parse_all(cls, text: str) -> tuple["ApiKey", ...]:
+        """`KEY`, `NAME=KEY`, or several of them separated by commas."""
+        keys = []
+        for number, item in enumerate(filter(None, (part.strip() for part in text.split(","))), start=1):
+            name, separator, secret = item.partition("=")
+            keys.append(cls(name, secret) if separator and secret else cls(f"key-{number}", item))
+        return tuple(keys)
+
+
+Fraction = Annotated[float, Field(ge=0, le=1)]
+
+
+class Config(BaseModel):
+    """The resolved settings of a server."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+    method: Literal["rl", "opd", "combine"] = option(
+        "combine", "What to learn from: scores, hindsight hints, or both.", group="Method", env="METHOD"
+    )
+
+    model_name: str | None = option(
+        None,
+        "Policy model: a Hub id, a local folder or a GGUF file.",
+        group="Model",
+        env="MODEL_NAME",
+        shown="the embedded SmolLM2-135M-Instruct; on Tinker Qwen/Qwen3-4B-Instruct-2507",
+    )
+    lora_rank: int = option(32, "Rank of the adapter; 0 trains all weights.", group="Model", env="LORA_RANK", ge=0)
+    teacher_model_name: str | None = option(
+        None,
+        "Teacher and judge model (base weights, no adapter).",
+        group="Model",
+        env="TEACHER_MODEL_NAME",
+        shown="same as policy",
+    )
+
+    learning_rate: float | None = option(
+        None,
+        "Learning rate of the optimiser.",
+        group="Training",
+        env="LEARNING_RATE",
+        shown="1e-4, or 1e-6 with --lora-rank 0",
+        gt=0,
+    )
+    batch_size: int = option(4, "Samples per training step.", group="Training", env="BATCH_SIZE", ge=1)
+    max_steps: int = option(1000, "Training steps in all.", group="Training", env="MAX_STEPS", ge=0)
+    loss_fn: Literal["ppo", "importance_sampling", "cispo"] = option(
+        "ppo", "Policy loss on the sampled tokens.", group="Training", env="LOSS_FN"
+    )
+    kl_loss_coef: float = option(
+        0.0,
+        "Weight of the penalty for drifting from the base model.",
+        group="Training",
+        env="KL_LOSS_COEF",
+        ge=0,
+    )
+    save_interval: int = option(20, "Steps between checkpoints.", group="Training", env="SAVE_INTERVAL", ge=1)
+    resume_from_ckpt: str | None = option(
+        None, "Checkpoint to resume from.", group="Training", env="RESUME_FROM_CKPT"
+    )
+
+    w_opd: float = option(
+        1.0, "Weight of the distillation advantage.", group="Method", env="OPENCLAW_COMBINE_W_OPD", ge=0
+    )
+    w_rl: float = option(1.0, "Weight of the reward advantage.", group="Method", env="OPENCLAW_COMBINE_W_RL", ge=0)
+    train_epochs: int = option(
+        1,
+        "Optimiser passes over each batch (combine typically uses 2).",
+        group="Method",
+        env="TRAIN_EPOCHS",
+        ge=1,
+    )
+    eval_mode: bool = option(False, "With opd: also score turns, for monitoring.", group="Method", env="EVAL_MODE")
+
+    prm_m: int = option(
+        3,
+        "Judge votes per question.",
+        group="Judge",
+        env=("PRM_M", "MAJORITY_VOTE_N"),
+        flags=("--majority-vote-n",),
+        ge=1,
+    )
+    majority_vote_threshold: Fraction = option(
+        0.0,
+        "Share of the valid votes that the winner needs; 0 means the most votes win, a tie counts 0.",
+        group="Judge",
+        env="MAJORITY_VOTE_THRESHOLD",
+    )
+    prm_temperature: float = option(
+        0.6, "Sampling temperature of the judge.", group="Judge", env="PRM_TEMPERATURE", ge=0
+    )
+    prm_max_tokens: int = option(
+        4096, "Longest answer of the judge, in tokens.", group="Judge", env="PRM_MAX_TOKENS", ge=1
+    )
+
+    proxy_host: str | None = option(
+        None,
+        "Address to listen on.",
+        group="Server",
+        env="PROXY_HOST",
+        shown="0.0.0.0 with an API key, else 127.0.0.1",
+    )
+    proxy_port: int = option(30000, "Port to listen on.", group="Server", env="PROXY_PORT", ge=0, le=65535)
+    served_model_name: str | None = option(
+        None,
+        "The model's name in the API.",
+        group="Server",
+        env="SERVED_MODEL_NAME",
+        shown="qwen3-4b for the default Tinker model, smollm2-135m for the embedded one, else the model's name",
+    )
+    api_key: str = option(
+        "",
+        "Key that clients must send, or several separated by commas; NAME=KEY names its owner.",
+        group="Server",
+        env="SGLANG_API_KEY",
+        shown="no key",
+        secret=True,
+    )
+    max_queue: int = option(
+        256,
+        "Sequences that may wait before requests are refused with 429.",
+        group="Server",
+        env="MAX_QUEUE",
+        ge=0,
+    )
+    max_request_mb: float = option(
+        32.0, "Largest request body, in megabytes.", group="Server", env="MAX_REQUEST_MB", gt=0
+    )
+    shutdown_seconds: float = option(
+        30.0,
+        "How long requests in flight may go on after Ctrl-C.",
+        group="Server",
+        env="SHUTDOWN_SECONDS",
+        ge=0,
+    )
+    tool_parser: Literal["auto", "hermes", "llama3"] = option(
+        "auto",
+        "How the model writes tool calls; auto reads its chat template.",
+        group="Server",
+        env="TOOL_PARSER",
+    )
+
+    backend: Literal["auto", "local", "tinker"] = option(
+        "auto",
+        "Where the model runs; auto is tinker when TINKER_API_KEY or TINKER_BASE_URL is set, else local.",
+        group="Engine",
+        env="BACKEND",
+    )
+    device: Literal["auto", "cpu", "cuda"] = option(
+        "auto", "Device of the local engine.", group="Engine", env="DEVICE"
+    )
+    dtype: Literal["auto", "float32", "bfloat16"] = option(
+        "auto",
+        "Precision of the weights; auto is float32 on CPU, bfloat16 on CUDA.",
+        group="Engine",
+        env="DTYPE",
+    )
+    max_context_tokens: int | None = option(
+        None,
+        "Longest prompt and answer together.",
+        group="Engine",
+        env="MAX_CONTEXT_TOKENS",
+        shown="what the model allows, at most 32768",
+        ge=16,
+    )
+    max_sequences: int = option(
+        16, "Sequences sampled at the same time.", group="Engine", env="MAX_SEQUENCES", ge=1, le=256
+    )
+    kv_cache_gib: float | None = option(
+        None,
+        "Memory for keys and values, in GiB.",
+        group="Engine",
+        env="KV_CACHE_GIB",
+        shown="a quarter of the memory, at most 4, on CPU; 60% of what is free on CUDA",
+        gt=0,
+    )
+    policy_slots: int = option(
+        4,
+        "Policy versions held at the same time, beside the base model.",
+        group="Engine",
+        env="POLICY_SLOTS",
+        ge=2,
+    )
+
+    run_dir: Path = option(
+        Path("runs/default"), "Where this run keeps what it learns.", group="General", env="RUN_DIR"
+    )
+    cache_dir: Path = option(
+        Path("~/.cache/openclaw-rl"),
+        "Where fetched and converted models are kept.",
+        group="General",
+        env="OPENCLAW_RL_CACHE",
+    )
+    seed: int = option(0, "Start of every random stream.", group="General", env="SEED", ge=0)
+    log_level: Literal["debug", "info", "warning", "error"] = option(
+        "info", "How much to log.", group="General", env="LOG_LEVEL"
+    )
+
+    @model_validator(mode="after")
+    def _no_contradictions(self) -> Self:
+        if self.proxy_host not in (None, *LOOPBACK_HOSTS) and not self.api_keys:
+            raise ValueError(
+                f"--proxy-host {self.proxy_host} would open the server to the network without a key: "
+                "set --api-key (or SGLANG_API_KEY), or listen on 127.0.0.1"
+            )
+        names = [key.name for key in self.api_keys]
+        if len(set(names)) < len(names):
+            raise ValueError("--api-key gives two keys the same name")
+        if self.eval_mode and self.method != "opd":
+            raise ValueError("--eval-mode belongs to --method opd; rl and combine always score")
+        if self.method == "combine" and self.w_opd == self.w_rl == 0:
+            raise ValueError("--w-opd and --w-rl are both 0, so there would be nothing to learn from")
+        return self
+
+    @property
+    def api_keys(self) -> tuple[ApiKey, ...]:
+        return ApiKey.parse_all(self.api_key)
+
+    @property
+    def host(self) -> str:
+        """Closed by default: beyond this machine only with a key."""
+        return self.proxy_host or ("0.0.0.0" if self.api_keys else LOOPBACK)
+
+    @property
+    def engine(self) -> Literal["local", "tinker"]:
+        """The backend that `auto` stands for."""
+        if self.backend != "auto":
+            return self.backend
+        return "tinker" if os.environ.get("TINKER_API_KEY") or os.environ.get("TINKER_BASE_URL") else "local"
+
+    @property
+    def model_label(self) -> str:
+        """The name clients see."""
+        if self.served_model_name:
+            return self.served_model_name
+        name = self.model_name or (CLOUD_MODEL if self.engine == "tinker" else None)
+        if name is None:
+            return EMBEDDED_SERVED_NAME
+        return CLOUD_SERVED_NAME if name == CLOUD_MODEL else Path(name).stem.lower()
+
+    @property
+    def step_size(self) -> float:
+        """The learning rate, by what is trained if it is not given."""
+        return self.learning_rate or (1e-4 if self.lora_rank else 1e-6)
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A configuration and where each of its values came from."""
+
+    config: Config
+    origins: dict[str, str]
+
+    def describe(self) -> list[tuple[str, str, str]]:
+        """(option, value, origin) of everything, for --dry-run; secrets hidden, derived values shown."""
+        config = self.config
+        derived = {
+            "proxy_host": config.host,
+            "learning_rate": config.step_size,
+            "served_model_name": config.model_label,
+            "backend": config.engine,
+        }
+        rows = []
+        for name, field in Config.model_fields.items():
+            value, origin = getattr(config, name), self.origins[name]
+            if option_of(field).secret:
+                value = ", ".join(map(repr, config.api_keys)) or None
+            elif name in derived and value != derived[name]:
+                value, origin = derived[name], f"{origin}, resolved"
+            rows.append((flag(name), "none" if value is None else str(value), origin))
+        return rows
+
+
+def load(
+    flags: Mapping[str, Any], environment: Mapping[str, str] | None = None, file: Path | None = None
+) -> Loaded:
+    """Resolve every option. Raises ConfigError with one sentence."""
+    values, origins = read(Config, flags, os.environ if environment is None else environment, file)
+    try:
+        return Loaded(Config(**values), origins)
+    except ValidationError as error:
+        raise problem(error, Config, origins) from None

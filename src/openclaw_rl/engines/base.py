@@ -1,0 +1,88 @@
+"""What an engine is: two small protocols, and the errors that every engine raises.
+
+The rest of the code does not know which engine it has. A new engine is one file (or package) beside this one
+that implements `Sampler`.
+"""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from openclaw_rl.types import SampledToken, SampleRequest
+
+
+class EngineError(Exception):
+    """The engine could not do what was asked; the message is fit for a client's eyes."""
+
+
+class QueueFull(EngineError):
+    """Too many requests wait already. Try again after `retry_after` seconds."""
+
+    def __init__(self, waiting: int, retry_after: int = 1) -> None:
+        super().__init__(f"The queue is full ({waiting} sequences wait already). Try again shortly.")
+        self.retry_after = retry_after
+
+
+class EngineUnavailable(EngineError):
+    """The engine stopped while it worked on this request, or cannot start."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLimits:
+    """What one engine can hold."""
+
+    max_context_tokens: int
+    """Prompt and completion together."""
+    max_sequences: int
+    """Sequences sampled at the same time."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """A glance at the engine, for `/readyz` and `/metrics`."""
+
+    ready: bool
+    active: int
+    waiting: int
+    restarts: int
+    detail: str = ""
+    """Why it is not ready, in words."""
+
+
+class SampleStream(Protocol):
+    """The tokens of one request as they are sampled.
+
+    Iterate to get lists of tokens, each list as soon as it exists. `drop` ends one of the completions early,
+    `close` all that still run; either frees their place at once. `cached_tokens` (prompt tokens that did not
+    have to be computed) is known from the first list on.
+    """
+
+    @property
+    def version(self) -> int: ...
+    @property
+    def cached_tokens(self) -> int: ...
+    def __aiter__(self) -> AsyncIterator[list[SampledToken]]: ...
+    def drop(self, index: int) -> None: ...
+    def close(self) -> None: ...
+
+
+class Sampler(Protocol):
+    """Draws tokens. Requests run concurrently; none waits for a weight update."""
+
+    @property
+    def limits(self) -> EngineLimits: ...
+    @property
+    def newest_version(self) -> int: ...
+    def stats(self) -> EngineStats: ...
+
+    async def start(self) -> None:
+        """Return when requests can be served; raise EngineUnavailable with a reason when that cannot be."""
+
+    async def close(self) -> None: ...
+
+    def sample(self, request: SampleRequest) -> SampleStream:
+        """Queue a request. Raises QueueFull at once rather than let a client wait without end."""
+
+    async def publish(self, version: int, adapter: Path) -> None:
+        """Load a PEFT adapter folder as `version`; new requests then sample from the newest version."""

@@ -1,0 +1,89 @@
+"""What the sampler and its worker process say to each other. Plain data, pickled over a pipe."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from openclaw_rl.types import SampledToken, SampleRequest
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerOptions:
+    """All that a worker needs to know to load the model and serve it."""
+
+    model: Path
+    device: str
+    """cpu, cuda or auto."""
+    dtype: str
+    """float32, bfloat16, or auto: float32 on CPU, bfloat16 on CUDA."""
+    max_sequences: int
+    max_context: int | None
+    """None: as long as the model allows and the cache holds."""
+    cache_gib: float | None
+    """Memory for keys and values; None: a share of what the machine has free."""
+    adapter_slots: int
+    adapter_rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The worker has loaded the model."""
+
+    device: str
+    dtype: str
+    max_context: int
+    cache_tokens: int
+    weight_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Add:
+    """Start a request. `version` is fixed by the sampler: 0 is the base model."""
+
+    id: int
+    request: SampleRequest
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Stop a request, or one of its completions."""
+
+    id: int
+    index: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LoadAdapter:
+    """Make a policy version resident, in place of one that is no longer used."""
+
+    version: int
+    folder: Path
+    drop: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterLoaded:
+    """The answer to LoadAdapter; `error` is a sentence when it failed."""
+
+    version: int
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """One step's tokens by request, and how many prompt tokens each new request found in the cache."""
+
+    tokens: dict[int, list[SampledToken]]
+    cached: dict[int, int]
+    active: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The worker cannot start; `reason` is a sentence for the user."""
+
+    reason: str
+
+
+Command = Add | Cancel | LoadAdapter
+Report = Ready | Tokens | AdapterLoaded | Failed

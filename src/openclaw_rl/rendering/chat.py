@@ -1,0 +1,158 @@
+"""From a conversation to a prompt: the model's chat template, with tools whether it knows them or not."""
+
+import contextlib
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jinja2 import TemplateError
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from openclaw_rl.rendering.tokenizer import ChatTokenizer
+
+Message = dict[str, Any]
+
+#: Where the folder has no template of its own. Most chat models that lack one were trained on this form.
+CHATML = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+_OPENS_REASONING = re.compile(r"<think>\s*\Z")
+
+#: Told to models whose template has no words for tools.
+TOOL_INSTRUCTIONS = """You can call functions. These are available, one JSON schema a line:
+<tools>
+{schemas}
+</tools>
+To call one, write its name and arguments as JSON between tags, and nothing else:
+<tool_call>
+{{"name": "function-name", "arguments": {{"argument": "value"}}}}
+</tool_call>"""
+
+
+class ChatError(ValueError):
+    """The conversation cannot be rendered for this model; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What the model is given."""
+
+    ids: list[int]
+    opens_reasoning: bool
+    """Whether the prompt ends inside a `<think>` block, so that the response begins there."""
+
+
+class ChatRenderer:
+    """Renders conversations for one model."""
+
+    def __init__(self, folder: Path) -> None:
+        self.tokenizer = ChatTokenizer(folder)
+        self.template = self.tokenizer.template or CHATML
+        self._speaks_tools = self._template_mentions_tools()
+
+    def text(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = (), options: Mapping[str, Any] = {}
+    ) -> str:
+        """The chat as the template writes it, ready for the assistant's answer."""
+        chat = [template_message(message) for message in messages]
+        if not self._speaks_tools:
+            chat = spell_out_tools(chat, tools)
+            tools = ()
+        return self._render(
+            map_text(chat, self.tokenizer.guard), map_text(list(tools), self.tokenizer.guard), options
+        )
+
+    def prompt(self, text: str) -> Prompt:
+        """Tokenise what `text` returned."""
+        return Prompt(self.tokenizer.encode_chat(text), bool(_OPENS_REASONING.search(text[-64:])))
+
+    def _render(self, chat: list[Message], tools: list[Any], options: Mapping[str, Any]) -> str:
+        variables = {**self.tokenizer.special_tokens, **options}
+        try:
+            rendered: Any = render_jinja_template(
+                [chat], tools=tools or None, chat_template=self.template, add_generation_prompt=True, **variables
+            )
+        except (TemplateError, TypeError, ValueError, KeyError) as error:
+            raise ChatError(f"The model's chat template does not accept this conversation: {error}") from error
+        chats, _generation_indices = rendered
+        return str(chats[0])
+
+    def _template_mentions_tools(self) -> bool:
+        """Try it: does a tool's name come out at the other end?"""
+        tool = {"type": "function", "function": {"name": "a_probe", "description": "", "parameters": {}}}
+        try:
+            return "a_probe" in self._render([{"role": "user", "content": "Hello"}], [tool], {})
+        except ChatError:
+            return False
+
+
+def template_message(message: Message) -> Message:
+    """A message as templates expect it: plain text, known roles, arguments as objects."""
+    plain = dict(message)
+    plain["content"] = content_text(message.get("content"))
+    if message["role"] == "developer":
+        plain["role"] = "system"
+    if calls := message.get("tool_calls"):
+        plain["tool_calls"] = [template_call(call) for call in calls]
+    return plain
+
+
+def content_text(content: Any) -> str:
+    """The text of a message, be it a string, a list of text parts, or nothing."""
+    if isinstance(content, list):
+        return "".join(part["text"] for part in content)
+    return content or ""
+
+
+def template_call(call: Mapping[str, Any]) -> dict[str, Any]:
+    """A tool call whose arguments are an object; text that is not JSON stays as it is."""
+    function = dict(call["function"])
+    # A client returns what the model wrote, and the model may have written anything.
+    with contextlib.suppress(ValueError):
+        function["arguments"] = json.loads(function["arguments"])
+    return {**call, "type": "function", "function": function}
+
+
+def spell_out_tools(chat: list[Message], tools: Sequence[Mapping[str, Any]]) -> list[Message]:
+    """Write tools, calls and results into ordinary messages, for templates that know nothing of them."""
+    plain = [spell_out_message(message) for message in chat]
+    if not tools:
+        return plain
+    schemas = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
+    instructions = TOOL_INSTRUCTIONS.format(schemas=schemas)
+    if plain and plain[0]["role"] == "system":
+        first = {**plain[0], "content": f"{plain[0]['content']}\n\n{instructions}"}
+        return [first, *plain[1:]]
+    return [{"role": "system", "content": instructions}, *plain]
+
+
+def spell_out_message(message: Message) -> Message:
+    """A message without tool fields: its calls written as tags, its result quoted as the user's words."""
+    if message["role"] == "tool":
+        return {"role": "user", "content": f"<tool_response>\n{message['content']}\n</tool_response>"}
+    calls = message.get("tool_calls")
+    if not calls:
+        return message
+    written = (
+        json.dumps({key: call["function"][key] for key in ("name", "arguments")}, ensure_ascii=False)
+        for call in calls
+    )
+    blocks = [f"<tool_call>\n{text}\n</tool_call>" for text in written]
+    content = "\n".join(filter(None, [message["content"], *blocks]))
+    return {"role": message["role"], "content": content}
+
+
+def map_text(value: Any, change: Callable[[str], str]) -> Any:
+    """Apply a function to every string in nested data."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, list):
+        return [map_text(item, change) for item in value]
+    if isinstance(value, dict):
+        return {key: map_text(item, change) for key, item in value.items()}
+    return value

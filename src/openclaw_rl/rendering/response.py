@@ -1,0 +1,72 @@
+"""From sampled tokens to what a client reads: text, reasoning and tool calls, as soon as each is certain."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tokenizers import Tokenizer
+
+from openclaw_rl.rendering.detokenize import StreamDecoder
+from openclaw_rl.rendering.reasoning import ReasoningSplitter
+from openclaw_rl.rendering.stops import StopMatcher
+from openclaw_rl.rendering.tool_calls import ToolCall, ToolParser
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningText:
+    """A piece of the model's thoughts."""
+
+    text: str
+
+
+#: A piece of content, a piece of reasoning, or a whole tool call.
+Delta = str | ReasoningText | ToolCall
+
+
+class ResponseParser:
+    """Reads one completion. Nothing it returns depends on how tokens were grouped on their way here."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        stops: Sequence[str] = (),
+        opens_reasoning: bool = False,
+        tools: ToolParser | None = None,
+    ) -> None:
+        self._decoder = StreamDecoder(tokenizer)
+        self._stops = StopMatcher(stops)
+        self._splitter = ReasoningSplitter(starts_inside=opens_reasoning)
+        self._tools = tools
+        self.called_tools = False
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string has appeared: no further token matters."""
+        return self._stops.stopped
+
+    def push(self, token_id: int) -> list[Delta]:
+        """Take the next token; return what is certain now."""
+        return self._read(self._stops.push(self._decoder.push(token_id)))
+
+    def flush(self) -> list[Delta]:
+        """The completion is over: return all that was held back."""
+        text = self._stops.push(self._decoder.flush())
+        deltas = self._read(text + self._stops.flush())
+        for channel, piece in self._splitter.flush():
+            deltas += [ReasoningText(piece)] if channel == "reasoning" else self._content(piece)
+        if self._tools is not None:
+            deltas += self._note(self._tools.flush())
+        return deltas
+
+    def _read(self, text: str) -> list[Delta]:
+        deltas: list[Delta] = []
+        if text:
+            for channel, piece in self._splitter.push(text):
+                deltas += [ReasoningText(piece)] if channel == "reasoning" else self._content(piece)
+        return deltas
+
+    def _content(self, text: str) -> Sequence[Delta]:
+        return [text] if self._tools is None else self._note(self._tools.push(text))
+
+    def _note(self, found: list[str | ToolCall]) -> Sequence[Delta]:
+        self.called_tools = self.called_tools or any(isinstance(item, ToolCall) for item in found)
+        return found

@@ -1,0 +1,131 @@
+"""A model folder's tokenizer: chat text to ids, without computing anything twice and without being fooled.
+
+Control tokens (`<|im_start|>` and the like) split a rendered chat into segments that tokenise independently, so
+a segment that was seen before costs a look-up. Only the template may write control tokens: the same
+characters inside a message are `guard`ed before rendering, and become ordinary text.
+"""
+
+import json
+import re
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+#: A noncharacter, which no message has reason to contain: it keeps a quoted control token from being one.
+GUARD = "\ufdd0"
+#: How much segment text is remembered. A long agent prompt is 150 KB; this holds the segments of a hundred.
+CACHED_CHARACTERS = 16_000_000
+
+
+class ChatTokenizer:
+    """Encodes rendered chats; `backend` decodes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.backend: Tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        # Text is only ever text: the ids of control tokens are put in by `encode_chat` alone.
+        self.backend.encode_special_tokens = True
+        self.settings = read_json(folder / "tokenizer_config.json")
+        self.template = chat_template(folder, self.settings)
+        self.eos_ids = eos_ids(folder, self)
+        added = self.backend.get_added_tokens_decoder()
+        self._control = {t.content: id for id, t in added.items() if t.special}
+        self._split = re.compile(
+            "(" + "|".join(map(re.escape, sorted(self._control, key=len, reverse=True))) + ")"
+        )
+        self._segments = SegmentCache(CACHED_CHARACTERS)
+
+    @property
+    def vocabulary_size(self) -> int:
+        return int(self.backend.get_vocab_size(with_added_tokens=True))
+
+    @property
+    def special_tokens(self) -> dict[str, str]:
+        """`bos_token` and so on, as templates refer to them."""
+        named = {key: value for key, value in self.settings.items() if key.endswith("_token")}
+        texts = {key: value["content"] if isinstance(value, dict) else value for key, value in named.items()}
+        return {key: text for key, text in texts.items() if isinstance(text, str)}
+
+    def guard(self, text: str) -> str:
+        """Message text in which no control token can be recognised any more."""
+        for control in self._control:
+            if control in text:
+                text = text.replace(control, control[0] + GUARD + control[1:])
+        return text
+
+    def encode_chat(self, text: str) -> list[int]:
+        """The ids of a rendered chat."""
+        if not self._control:
+            return self._encode(text)
+        ids: list[int] = []
+        for number, part in enumerate(self._split.split(text)):
+            if number % 2:
+                ids.append(self._control[part])
+            elif part:
+                ids += self._encode(part)
+        return ids
+
+    def unseen(self, text: str) -> int:
+        """How many characters of a rendered chat would have to be tokenised."""
+        return sum(len(part) for part in self._split.split(text)[::2] if part not in self._segments)
+
+    def _encode(self, text: str) -> list[int]:
+        ids = self._segments.get(text)
+        if ids is None:
+            ids = self.backend.encode(text.replace(GUARD, ""), add_special_tokens=False).ids
+            self._segments.put(text, ids)
+        return ids
+
+
+class SegmentCache:
+    """Ids by text, least recently used out first, bounded by the characters held."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit, self._held = limit, 0
+        self._ids: OrderedDict[str, list[int]] = OrderedDict()
+
+    def __contains__(self, text: str) -> bool:
+        return text in self._ids
+
+    def get(self, text: str) -> list[int] | None:
+        ids = self._ids.get(text)
+        if ids is not None:
+            self._ids.move_to_end(text)
+        return ids
+
+    def put(self, text: str, ids: list[int]) -> None:
+        if text not in self._ids:
+            self._held += len(text)
+        self._ids[text] = ids
+        while self._held > self._limit:
+            dropped, _ids = self._ids.popitem(last=False)
+            self._held -= len(dropped)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file; empty where there is none."""
+    if not path.is_file():
+        return {}
+    content: dict[str, Any] = json.loads(path.read_text())
+    return content
+
+
+def chat_template(folder: Path, settings: dict[str, Any]) -> str | None:
+    """The model's chat template: a file of its own in newer folders, a setting in older ones."""
+    file = folder / "chat_template.jinja"
+    if file.is_file():
+        return file.read_text()
+    template = settings.get("chat_template")
+    if isinstance(template, list):
+        named = {entry["name"]: entry["template"] for entry in template}
+        return named.get("tool_use") or named.get("default")
+    return template
+
+
+def eos_ids(folder: Path, tokenizer: ChatTokenizer) -> frozenset[int]:
+    """The ids that end a completion: the generation config's, and the tokenizer's own."""
+    configured = read_json(folder / "generation_config.json").get("eos_token_id")
+    ids = set(configured if isinstance(configured, list) else [configured])
+    ids.add(tokenizer.backend.token_to_id(tokenizer.special_tokens.get("eos_token", "")))
+    return frozenset(id for id in ids if id is not None)

@@ -1,0 +1,256 @@
+"""Finds tool calls in a response's content.
+
+Boundary: content in, in pieces of any size; text and finished calls out, in order. What is not a
+well-formed call stays text, byte for byte: a call may be missed, but nothing is repaired or lost.
+"""
+
+import json
+import re
+import secrets
+import string
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NoReturn, Protocol
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """A call the model asks for; `arguments` is a JSON object in the model's own spelling."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+class ToolParser(Protocol):
+    """Reads one response. What comes out, adjacent text joined, does not depend on how it was cut."""
+
+    def push(self, text: str) -> list[str | ToolCall]:
+        """Take the next piece of content; return what is certain now."""
+
+    def flush(self) -> list[str | ToolCall]:
+        """End of the response: decide on everything held back."""
+
+
+_ID_ALPHABET = string.ascii_letters + string.digits
+_ID_LENGTH = 24  # over 140 random bits: no two calls ever share an id
+
+
+def new_call_id() -> str:
+    """A fresh id, alphanumeric throughout because some clients refuse anything else."""
+    return "call" + "".join(secrets.choice(_ID_ALPHABET) for _ in range(_ID_LENGTH))
+
+
+_OPEN = "<tool_call>"
+_CLOSE = "</tool_call>"
+_PYTHON_TAG = "<|python_tag|>"
+
+
+class HermesToolParser:
+    """`<tool_call>{"name": …, "arguments": {…}}</tool_call>`, anywhere and any number of times.
+
+    A block opens with the tag and a brace and runs to the first character that JSON cannot hold there:
+    a `<` outside a string, or a line break inside one. So tags within an argument do no harm, and a
+    forgotten quote costs its line, not the rest of the response. If the end tag stands there, or the
+    response ends, and what is before is one call, the block is that call. Otherwise its opening tag is
+    text, and reading goes on right behind it.
+
+    Text is passed on untouched, except that a stretch of mere whitespace next to a call is dropped.
+    """
+
+    def __init__(self, new_id: Callable[[], str] = new_call_id) -> None:
+        self._new_id = new_id
+        self._buffer = ""
+        self._edge = _JsonEdge(len(_OPEN))
+        self._blank = ""  # a stretch of text while it is whitespace only
+        self._in_text = False
+        self._after_call = False
+
+    def push(self, text: str) -> list[str | ToolCall]:
+        self._buffer += text
+        return self._read(final=False)
+
+    def flush(self) -> list[str | ToolCall]:
+        out = self._read(final=True)
+        return [*out, self._blank] if self._blank and not self._after_call else out
+
+    def _read(self, final: bool) -> list[str | ToolCall]:
+        out: list[str | ToolCall] = []
+        while self._buffer:
+            step = self._read_block(final) if self._buffer.startswith(_OPEN) else self._read_text(final)
+            if step is None:
+                break
+            out += step
+        return out
+
+    def _read_text(self, final: bool) -> list[str | ToolCall] | None:
+        """Pass on what comes before the next tag; None if all of it may be the beginning of one."""
+        end = self._buffer.find(_OPEN)
+        if end < 0:
+            end = len(self._buffer) - (0 if final else _tag_begun(self._buffer))
+        return self._pass_on(end) if end else None
+
+    def _read_block(self, final: bool) -> list[str | ToolCall] | None:
+        """Decide on the tag at the front of the buffer; None if that takes more of the response."""
+        body = _skip_space(self._buffer, len(_OPEN))
+        edge = self._edge.find(self._buffer) if self._buffer.startswith("{", body) else body
+        tag = self._buffer[edge : edge + len(_CLOSE)]
+        closed = _CLOSE.startswith(tag)
+        if closed and tag != _CLOSE and not final:
+            return None
+        calls = _read_calls(self._buffer[body:edge], _END, default="{}") if closed else []
+        if not calls:
+            return self._pass_on(len(_OPEN))
+        self._take(edge + len(tag))
+        self._blank, self._in_text, self._after_call = "", False, True
+        return [ToolCall(self._new_id(), *call) for call in calls]
+
+    def _pass_on(self, length: int) -> list[str | ToolCall]:
+        text = self._blank + self._take(length)
+        self._in_text = self._in_text or not text.isspace()
+        self._blank = "" if self._in_text else text
+        return [text] if self._in_text else []
+
+    def _take(self, length: int) -> str:
+        taken, self._buffer = self._buffer[:length], self._buffer[length:]
+        self._edge = _JsonEdge(len(_OPEN))
+        return taken
+
+
+class LlamaToolParser:
+    """Llama 3: the content is `{"name": …, "parameters": {…}}`, or several split by `;` or line breaks.
+
+    All or nothing. Content that begins with a brace, after whitespace and perhaps `<|python_tag|>`, is
+    held to its end and is then either calls throughout or text throughout; any other streams at once.
+    """
+
+    def __init__(self, new_id: Callable[[], str] = new_call_id) -> None:
+        self._new_id = new_id
+        self._held = ""
+        self._is_text = False
+
+    def push(self, text: str) -> list[str | ToolCall]:
+        self._held += text
+        body = self._body()
+        undecided = self._held.startswith("{", body) or _PYTHON_TAG.startswith(self._held[body:])
+        self._is_text = self._is_text or not undecided
+        return self._release() if self._is_text else []
+
+    def flush(self) -> list[str | ToolCall]:
+        calls = _read_calls(self._held[self._body() :], _SEPARATOR_OR_END, default=None)
+        return [ToolCall(self._new_id(), *call) for call in calls] or self._release()
+
+    def _body(self) -> int:
+        start = _skip_space(self._held, 0)
+        tagged = self._held.startswith(_PYTHON_TAG, start)
+        return _skip_space(self._held, start + len(_PYTHON_TAG)) if tagged else start
+
+    def _release(self) -> list[str | ToolCall]:
+        text, self._held = self._held, ""
+        return [text] if text else []
+
+
+PARSERS: dict[str, type[HermesToolParser] | type[LlamaToolParser]] = {
+    "hermes": HermesToolParser,
+    "llama3": LlamaToolParser,
+}
+
+# Where Llama's templates without the tag tell the model how to write a call.
+_LLAMA_INSTRUCTION = re.compile(r'"name":\s*[^",]+,\s*"parameters"')
+
+
+def choose_parser(chat_template: str | None) -> str:
+    """The `PARSERS` key for the style a chat template teaches; Hermes, the commonest, if it teaches none."""
+    template = chat_template or ""
+    llama = _PYTHON_TAG in template or _LLAMA_INSTRUCTION.search(template)
+    return "llama3" if llama and _OPEN not in template else "hermes"
+
+
+class _JsonEdge:
+    """Where JSON under way must have stopped, in one pass over a text that grows at its end."""
+
+    _MARK = re.compile(r'\\.|["<\n]')
+
+    def __init__(self, start: int) -> None:
+        self._position = start
+        self._in_string = False
+
+    def find(self, text: str) -> int:
+        """Index of the first `<` outside or line break inside a string; the text's length if none yet."""
+        for mark in self._MARK.finditer(text, self._position):
+            self._position = mark.start()
+            if mark[0] == ("\n" if self._in_string else "<"):
+                return self._position
+            self._position = mark.end()
+            self._in_string ^= mark[0] == '"'
+        # A backslash at the very end has yet to meet the character it escapes.
+        self._position = max(self._position, len(text) - 1)
+        return len(text)
+
+
+def _refuse_constant(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is Python's, not JSON's")
+
+
+_JSON = json.JSONDecoder(parse_constant=_refuse_constant)
+
+# What may follow the JSON of a call: nothing more, or another call.
+_END = re.compile(r"\s*\Z")
+_SEPARATOR_OR_END = re.compile(r"\s*(?:[;\n]\s*|\Z)")
+
+
+def _read_calls(text: str, gap: re.Pattern[str], default: str | None) -> list[tuple[str, str]]:
+    """Calls as (name, arguments), each with a gap behind it; none unless they fill all of `text`.
+
+    `default` stands in for absent arguments; if it is None, they may not be absent.
+    """
+    calls = []
+    position = 0
+    try:
+        while position < len(text):
+            call, end = _JSON.raw_decode(text, position)
+            calls.append(_name_and_arguments(call, text[position:end], default))
+            behind = gap.match(text, end)
+            if behind is None:
+                return []
+            position = behind.end()
+    except (ValueError, RecursionError):  # the latter from brackets nested deeper than json follows
+        return []
+    return calls
+
+
+def _name_and_arguments(call: object, source: str, default: str | None) -> tuple[str, str]:
+    """A call's parts, its arguments as they are spelled in `source`; ValueError if it is not a call."""
+    if not isinstance(call, dict) or not isinstance(name := call.get("name"), str) or not name:
+        raise ValueError("not an object with a name")
+    key = "arguments" if "arguments" in call else "parameters"
+    arguments = _member_source(source, key) if key in call else default
+    if isinstance(spelled_twice := call.get(key), str):
+        arguments = spelled_twice
+    if arguments is None or not isinstance(_JSON.decode(arguments), dict):
+        raise ValueError("arguments are not an object")
+    (name + arguments).encode()  # an escaped half of a surrogate pair is JSON but no text to send on
+    return name, arguments
+
+
+def _member_source(source: str, wanted: str) -> str:
+    """How the value of a member is spelled in the source of a JSON object that has it."""
+    found = ""
+    position = 0
+    while source[position] != "}":
+        key, end = _JSON.raw_decode(source, _skip_space(source, position + 1))
+        start = _skip_space(source, _skip_space(source, end) + 1)
+        _, end = _JSON.raw_decode(source, start)
+        if key == wanted:  # go on: of a repeated key, json takes the last
+            found = source[start:end]
+        position = _skip_space(source, end)
+    return found
+
+
+def _skip_space(text: str, position: int) -> int:
+    return len(text) - len(text[position:].lstrip())
+
+
+def _tag_begun(text: str) -> int:
+    """How many characters at the end of `text` could be the beginning of an opening tag."""
+    return next((n for n in range(len(_OPEN) - 1, 0, -1) if text.endswith(_OPEN[:n])), 0)

@@ -1,0 +1,184 @@
+"""Puts the parts together and runs them: model, engine, API, signals, banner."""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+
+import uvicorn
+from rich.console import Console
+from rich.logging import RichHandler
+from rich.table import Table
+
+from openclaw_rl.config import Config
+from openclaw_rl.engines.base import EngineUnavailable
+from openclaw_rl.engines.local.messages import Ready, WorkerOptions
+from openclaw_rl.engines.local.sampler import LocalSampler
+from openclaw_rl.models import EMBEDDED, ModelNotFound, can_be_fetched, checked, fetch_model, find_model
+from openclaw_rl.options import ConfigError
+
+log = logging.getLogger(__name__)
+
+
+def check(config: Config) -> None:
+    """Everything that can be wrong before anything is loaded. Raises ConfigError."""
+    if config.engine == "tinker":
+        chosen = "because TINKER_API_KEY or TINKER_BASE_URL is set" if config.backend == "auto" else "as asked"
+        raise ConfigError(
+            f"The backend would be tinker, {chosen}, and this version does not have it yet: use --backend local."
+        )
+    try:
+        found = find_model(config.model_name, config.cache_dir.expanduser())
+        if found is not None:
+            checked(found)
+    except ModelNotFound as error:
+        raise ConfigError(str(error)) from None
+    if found is None and not can_be_fetched(config.model_name):
+        raise ConfigError(
+            f"There is no folder or GGUF file {config.model_name}. --model-name also takes a Hub id."
+        )
+
+
+def serve(config: Config) -> int:
+    """Run the server until it is told to stop; returns the exit status."""
+    start_logging(config.log_level)
+    check(config)
+    listener = bind(config.host, config.proxy_port)
+    try:
+        folder = fetch_model(config.model_name, config.cache_dir.expanduser())
+        with contextlib.closing(listener), asyncio.Runner(loop_factory=event_loop) as runner:
+            runner.run(run(config, folder, listener))
+    except (ModelNotFound, EngineUnavailable) as error:
+        raise ConfigError(str(error)) from None
+    return 0
+
+
+async def run(config: Config, folder: Path, listener: socket.socket) -> None:
+    """Start the engine, serve, and stop both in the right order."""
+    from openclaw_rl.api.app import create_app
+    from openclaw_rl.api.completion import ChatService, SamplingDefaults
+    from openclaw_rl.rendering.chat import ChatRenderer
+
+    sampler = LocalSampler(worker_options(config, folder), config.max_queue)
+    # The worker loads the weights while this process loads the tokenizer.
+    starting = asyncio.create_task(sampler.start())
+    await asyncio.sleep(0)
+    renderer = await asyncio.to_thread(ChatRenderer, folder)
+    await starting
+    try:
+        defaults = SamplingDefaults.of_model(folder)
+        service = ChatService(sampler, renderer, defaults, tool_parser=config.tool_parser, seed=config.seed)
+        aliases = [config.model_name or EMBEDDED]
+        body_limit = int(config.max_request_mb * 1e6)
+        app = create_app(
+            service, config.model_label, aliases=aliases, keys=config.api_keys, max_body_bytes=body_limit
+        )
+        server = Server(
+            uvicorn.Config(
+                app,
+                log_config=None,
+                access_log=False,
+                lifespan="off",
+                timeout_graceful_shutdown=max(1, int(config.shutdown_seconds)),
+            )
+        )
+        assert sampler.ready is not None
+        banner(config, sampler.ready, listener.getsockname()[1])
+        await server.serve(sockets=[listener])
+    finally:
+        await sampler.close()
+
+
+class Server(uvicorn.Server):
+    """A server for which Ctrl-C and SIGTERM are ordinary ends: in-flight requests finish, the exit status is 0."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        def stop(number: int, frame: FrameType | None) -> None:
+            if not self.should_exit:
+                log.info("Stopping: requests in flight may finish. Press Ctrl-C again to stop at once.")
+            self.handle_exit(number, frame)
+
+        before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def worker_options(config: Config, folder: Path) -> WorkerOptions:
+    return WorkerOptions(
+        model=folder,
+        device=config.device,
+        dtype=config.dtype,
+        max_sequences=config.max_sequences,
+        max_context=config.max_context_tokens,
+        cache_gib=config.kv_cache_gib,
+        adapter_slots=config.policy_slots,
+        adapter_rank=max(1, config.lora_rank),
+    )
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Take the address before anything slow happens."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise ConfigError(
+            f"Cannot listen on {host}:{port}: {error.strerror}. Stop what uses it, or choose another --proxy-port."
+        ) from None
+    return listener
+
+
+def event_loop() -> asyncio.AbstractEventLoop:
+    """uvloop where it exists: half the overhead of a request."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
+
+
+def start_logging(level: str) -> None:
+    handler = RichHandler(console=Console(stderr=True), show_path=False, omit_repeated_times=False)
+    logging.basicConfig(level=level.upper(), format="%(message)s", datefmt="%H:%M:%S", handlers=[handler])
+    # Every request to the Hub would be a line of its own.
+    for noisy in ("httpx", "httpcore", "filelock", "uvicorn"):
+        logging.getLogger(noisy).setLevel(max(logging.WARNING, logging.getLogger().level))
+
+
+def banner(config: Config, engine: Ready, port: int) -> None:
+    """What a newcomer needs to know, and a line to try."""
+    host = config.host if config.host != "0.0.0.0" else "127.0.0.1"
+    url = f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
+    keys = config.api_keys
+    reach = (
+        f"listening on {config.host}, key needed ({', '.join(key.name for key in keys)})"
+        if keys
+        else ("no key, so only this machine can connect; --api-key opens it to the network")
+    )
+    gib = engine.weight_bytes / (1 << 30)
+    table = Table.grid(padding=(0, 2))
+    for label, value in (
+        ("URL", f"[bold]{url}[/bold]"),
+        ("model", f"{config.model_label}  ({config.model_name or EMBEDDED}, {gib:.2g} GiB of weights)"),
+        ("backend", f"local on {engine.device}, {engine.dtype}, context {engine.max_context} tokens"),
+        ("method", f"{config.method}  (this version serves; it does not learn yet)"),
+        ("access", reach),
+    ):
+        table.add_row(f"[cyan]{label}[/cyan]", value)
+    console = Console(stderr=True)
+    console.print("\n[bold]openclaw-rl[/bold] is ready", table, "\nTry it:", sep="\n")
+    key = ' -H "Authorization: Bearer $SGLANG_API_KEY"' if keys else ""
+    example = '{"messages": [{"role": "user", "content": "Hello! Who are you?"}], "stream": true}'
+    line = f"  curl -N {url}/chat/completions{key} -H 'Content-Type: application/json' -d '{example}'\n"
+    console.print(line, markup=False, highlight=False, soft_wrap=True)

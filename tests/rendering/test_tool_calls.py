@@ -1,0 +1,271 @@
+"""Calls come out whole, everything else byte for byte, however the response was cut."""
+
+import itertools
+import json
+from collections.abc import Callable, Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from openclaw_rl.rendering.tool_calls import (
+    PARSERS,
+    HermesToolParser,
+    LlamaToolParser,
+    ToolCall,
+    ToolParser,
+    choose_parser,
+    new_call_id,
+)
+
+OPEN, CLOSE, TAG = "<tool_call>", "</tool_call>", "<|python_tag|>"
+
+Parsed = list[str | tuple[str, str]]
+
+
+def parse(make: Callable[..., ToolParser], pieces: Sequence[str]) -> Parsed:
+    """What a parser makes of a response in these pieces: text, adjacent joined, and (name, arguments)."""
+    numbers = itertools.count()
+    parser = make(lambda: f"call{next(numbers)}")
+    out = [item for piece in pieces for item in parser.push(piece)] + parser.flush()
+    calls = [item for item in out if isinstance(item, ToolCall)]
+    assert [call.id for call in calls] == [f"call{n}" for n in range(len(calls))]
+    assert all(isinstance(json.loads(call.arguments), dict) for call in calls)
+    parsed: Parsed = []
+    for item in out:
+        if isinstance(item, ToolCall):
+            parsed.append((item.name, item.arguments))
+        elif parsed and isinstance(parsed[-1], str):
+            parsed[-1] += item
+        else:
+            parsed.append(item)
+    return parsed
+
+
+def hermes(response: str) -> Parsed:
+    return parse(HermesToolParser, [response])
+
+
+def llama(response: str) -> Parsed:
+    return parse(LlamaToolParser, [response])
+
+
+def cut(text: str, at: set[int]) -> list[str]:
+    edges = [0, *sorted(position for position in at if position < len(text)), len(text)]
+    return [text[start:end] for start, end in itertools.pairwise(edges)]
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text() | st.sampled_from([OPEN, CLOSE, '"', "\\", "{}", "\n"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+argument_texts = st.builds(
+    json.dumps,
+    st.dictionaries(st.text(max_size=5), values, max_size=3),
+    ensure_ascii=st.booleans(),
+    indent=st.sampled_from([None, 2]),
+)
+names = st.text(min_size=1, max_size=10)
+calls = st.tuples(names, argument_texts)
+cuts = st.sets(st.integers(0, 400), max_size=40)
+
+
+def write(name: str, arguments: str, key: str = "arguments") -> str:
+    return f'{{"name": {json.dumps(name)}, "{key}": {arguments}}}'
+
+
+def block(name: str, arguments: str) -> str:
+    return f"{OPEN}\n{write(name, arguments)}\n{CLOSE}"
+
+
+# Fragments that meet in every order: most of what they make is malformed in some way.
+TAGS = [OPEN, CLOSE, TAG, "<", "</tool", "<tool", "<|py"]
+SIGNS = [" ", "\n", ";", "{", "}", '"', "\\", ":", ",", "text", '"a"']
+CALLS = ['{"name": "f"', '"arguments": {}', '{"name": "f", "parameters": {}}', block("g", '{"a": 1}')]
+fragments = st.lists(st.sampled_from(TAGS + SIGNS + CALLS), max_size=12).map("".join)
+
+
+@pytest.mark.parametrize("make", PARSERS.values(), ids=PARSERS.keys())
+@given(response=fragments, at=cuts)
+@settings(max_examples=400, deadline=None)
+def test_cutting_makes_no_difference(make: type[ToolParser], response: str, at: set[int]) -> None:
+    whole = parse(make, [response])
+    assert parse(make, cut(response, at)) == whole
+    assert parse(make, response) == whole
+
+
+@pytest.mark.parametrize("make", PARSERS.values(), ids=PARSERS.keys())
+@given(response=fragments)
+@settings(max_examples=300, deadline=None)
+def test_text_is_conserved(make: type[ToolParser], response: str) -> None:
+    parsed = parse(make, response)
+    texts = [item for item in parsed if isinstance(item, str)]
+    if len(texts) == len(parsed):
+        assert "".join(texts) == response
+    position = 0
+    for text in texts:
+        position = response.index(text, position) + len(text)
+
+
+between = st.sampled_from(["", "\n", "so:\n", " and <b>\n ", "\n{}"])
+
+
+@given(st.lists(st.tuples(between, calls), max_size=3), cuts)
+@settings(deadline=None)
+def test_hermes_calls_with_text_between(parts: list[tuple[str, tuple[str, str]]], at: set[int]) -> None:
+    response = "".join(text + block(*call) for text, call in parts)
+    expected = [item for text, call in parts for item in (text, call) if item == call or text.strip()]
+    assert parse(HermesToolParser, cut(response, at)) == expected
+    assert parse(HermesToolParser, response) == expected
+
+
+@given(calls, cuts)
+@settings(deadline=None)
+def test_hermes_call_cut_off_at_its_end(call: tuple[str, str], at: set[int]) -> None:
+    """Whole JSON is a call with as little of the end tag as there is; less than whole JSON is text."""
+    response = block(*call)
+    for end in range(len(response) - len(CLOSE), len(response)):
+        assert parse(HermesToolParser, cut(response[:end], at)) == [call]
+    unfinished = response[: response.rindex("}")]
+    assert parse(HermesToolParser, cut(unfinished, at)) == [unfinished]
+
+
+@given(st.lists(calls, min_size=1, max_size=3), st.sampled_from([";", "\n", " ; ", ";\n", "\n\n"]), cuts)
+@settings(deadline=None)
+def test_llama_calls(parts: list[tuple[str, str]], separator: str, at: set[int]) -> None:
+    body = separator.join(write(*part, key="parameters") for part in parts)
+    for response in (body, f" \n{TAG}{body}\n", f"{TAG} {body};"):
+        assert parse(LlamaToolParser, cut(response, at)) == parts
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "not json",
+        "{}",
+        "[]",
+        '{"name": "f", "arguments": {}',
+        '{"name": "f", "arguments": {}}}',
+        '{"name": "f", "arguments": {}} and more',
+        '{"name": "f", "arguments": {}} {"name": "g", "arguments": {}}',
+        '{"name": "f", "arguments": []}',
+        '{"name": "f", "arguments": null}',
+        '{"name": "f", "arguments": "none"}',
+        '{"name": "f", "arguments": {"a": NaN}}',
+        '{"name": "f", "arguments": {"a": "\n"}}',
+        '{"name": "f, "arguments": {}}',
+        '{"name": 1, "arguments": {}}',
+        '{"name": "", "arguments": {}}',
+        '{"name": "\\ud800", "arguments": {}}',
+        '{"name": "f", "arguments": "{\\"a\\": \\"\\ud800\\"}"}',
+        '{"arguments": {}}',
+        '{"name": "f", "arguments": {"a": ' + "[" * 100_000 + "}}",
+    ],
+    ids=lambda body: body[:40],
+)
+def test_what_is_not_a_call_stays_text(body: str) -> None:
+    assert hermes(f" {OPEN}{body}{CLOSE}\n") == [f" {OPEN}{body}{CLOSE}\n"]
+    assert llama(f" {body}\n") == [f" {body}\n"]
+
+
+@pytest.mark.parametrize(
+    ("body", "arguments"),
+    [
+        ('{"name": "f"}', "{}"),
+        (
+            '{"arguments": { "b" :1.50, "a":"\\u00e9" } , "name": "f", "id": 7}',
+            '{ "b" :1.50, "a":"\\u00e9" }',
+        ),
+        ('{"name": "f", "arguments": "{\\"a\\": 1}"}', '{"a": 1}'),
+        ('{"name": "f", "parameters": {"a": {"arguments": {}}}}', '{"a": {"arguments": {}}}'),
+        ('{"name": "f", "arguments": {"a": 1}, "arguments": {"a": 2}}', '{"a": 2}'),
+        (
+            f'{{"name": "f", "arguments": {{"a": "\\"{CLOSE}{OPEN}{{\\\\"}}}}',
+            f'{{"a": "\\"{CLOSE}{OPEN}{{\\\\"}}',
+        ),
+    ],
+)
+def test_arguments_keep_the_models_spelling(body: str, arguments: str) -> None:
+    assert hermes(f"{OPEN}{body}{CLOSE}") == [("f", arguments)]
+
+
+def test_llama_wants_arguments() -> None:
+    assert llama('{"name": "Ada"}') == ['{"name": "Ada"}']
+
+
+def test_a_malformed_block_does_not_cost_the_next_call() -> None:
+    good = block("f", "{}")
+    for bad in (
+        f"{OPEN}nothing{CLOSE}",
+        f'{OPEN}{{"name": "f}}{CLOSE}',
+        f'{OPEN}{{"name": "f"',
+        OPEN,
+        OPEN + "{",
+    ):
+        assert hermes(f"{bad}\n{good}") == [f"{bad}\n", ("f", "{}")]
+
+
+@pytest.mark.parametrize(
+    ("response", "expected"),
+    [
+        (" \n", [" \n"]),
+        (f"\n{block('f', '{}')}\n\n{block('g', '{}')} \n", [("f", "{}"), ("g", "{}")]),
+        (f"a \n{block('f', '{}')}\n b ", ["a \n", ("f", "{}"), "\n b "]),
+    ],
+)
+def test_only_mere_whitespace_next_to_a_call_is_dropped(response: str, expected: Parsed) -> None:
+    assert hermes(response) == expected
+
+
+@given(st.text(alphabet="ab \n<tool_call", max_size=100).filter(lambda text: OPEN not in text))
+def test_hermes_holds_back_no_text_but_a_tag_under_way(text: str) -> None:
+    parser = HermesToolParser()
+    out = "".join(item for char in text for item in parser.push(char) if isinstance(item, str))
+    held = text.removeprefix(out)
+    assert OPEN.startswith(held) or not text.strip() or (not out and OPEN.startswith(held.lstrip()))
+
+
+@pytest.mark.parametrize("prose", [f"the {OPEN} tag ", f'{OPEN}{{"a": "b\n'])
+def test_hermes_streams_on_once_a_block_cannot_be_a_call(prose: str) -> None:
+    parser = HermesToolParser()
+    assert "".join(map(str, parser.push(prose))) == prose
+    assert parser.push("more") == ["more"]
+
+
+def test_llama_streams_text_at_once() -> None:
+    parser = LlamaToolParser()
+    assert parser.push(" <|py") == []
+    assert parser.push("x") == [" <|pyx"]
+    assert parser.push('{"name') == ['{"name']
+
+
+def test_a_long_call_in_small_pieces() -> None:
+    arguments = json.dumps({"text": 'a\n"b"\n' * 20_000})
+    response = block("f", arguments)
+    assert parse(HermesToolParser, [response[n : n + 10] for n in range(0, len(response), 10)]) == [
+        ("f", arguments)
+    ]
+
+
+def test_ids_are_alphanumeric_and_distinct() -> None:
+    ids = {new_call_id() for _ in range(100)}
+    assert len(ids) == 100
+    assert all(made.startswith("call") and len(made) == 28 and made.isascii() and made.isalnum() for made in ids)
+
+
+@pytest.mark.parametrize(
+    ("template", "name"),
+    [
+        (None, "hermes"),
+        ("{{ messages }}", "hermes"),
+        (f"return {OPEN}", "hermes"),
+        (f"{TAG} or {OPEN}", "hermes"),
+        (TAG, "llama3"),
+        ('Respond in the format {"name": function name, "parameters": dictionary of argument name', "llama3"),
+        ('{"name": "f", "description": "d", "parameters": {}}', "hermes"),
+    ],
+)
+def test_choose_parser(template: str | None, name: str) -> None:
+    assert choose_parser(template) == name
+    assert name in PARSERS
