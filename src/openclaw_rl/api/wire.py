@@ -8,6 +8,8 @@ from openclaw_rl.api.errors import ApiError
 
 #: More stop strings than this are refused by OpenAI too.
 MAX_STOPS = 4
+#: What clients call a part that is text.
+TEXT_PARTS = ("text", "input_text", "output_text")
 #: More completions of one prompt are a mistake rather than a wish.
 MAX_CHOICES = 128
 
@@ -19,7 +21,7 @@ class Wire(BaseModel):
 
 
 class TextPart(Wire):
-    type: Literal["text", "input_text", "output_text", "refusal"]
+    type: str
     text: str
 
 
@@ -41,6 +43,16 @@ class ChatMessage(Wire):
     reasoning_content: str | None = None
     tool_calls: list[ToolCallPart] | None = None
     tool_call_id: str | None = None
+
+    @field_validator("content", mode="before")
+    @classmethod
+    def _only_text(cls, content: Any) -> Any:
+        parts = content if isinstance(content, list) else []
+        kinds = [part.get("type") for part in parts if isinstance(part, dict)]
+        other = next((kind for kind in kinds if kind not in TEXT_PARTS), None)
+        if other is not None:
+            raise ValueError(f"content parts of type {other!r} are not supported, only text")
+        return content
 
 
 class Tool(BaseModel):
@@ -122,7 +134,6 @@ def parse_request(body: bytes) -> ChatRequest:
 
 def malformed(error: ValidationError) -> ApiError:
     """The first thing that is wrong with a body, in OpenAI's shape."""
-    # Of the members of a union each reports its own failure; the last is the most specific one.
     first = error.errors(include_url=False)[0]
     if first["type"] == "json_invalid":
         return ApiError(400, f"The body is not valid JSON: {first['msg'].removeprefix('Invalid JSON: ')}.")
@@ -130,4 +141,5 @@ def malformed(error: ValidationError) -> ApiError:
     if not param:
         return ApiError(400, "The body must be a JSON object.")
     status = 400 if first["type"] == "missing" else 422
-    return ApiError(status, f"{param}: {first['msg']}.", param=param)
+    message = str(first["msg"]).removeprefix("Value error, ")
+    return ApiError(status, f"{param}: {message}.", param=param)

@@ -73,8 +73,9 @@ class LocalSampler:
     def stats(self) -> EngineStats:
         outstanding = sum(stream.running for stream in self._streams.values())
         detail = self._failure or ("" if self._link else "The worker is starting.")
-        waiting = max(0, outstanding - self._active)
-        return EngineStats(self._link is not None, self._active, waiting, self.restarts, detail)
+        # The worker reports when it steps, so after the last sequence has left its count is one step old.
+        active = min(self._active, outstanding)
+        return EngineStats(self._link is not None, active, outstanding - active, self.restarts, detail)
 
     async def start(self) -> None:
         ready = asyncio.get_running_loop().create_future()

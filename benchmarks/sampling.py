@@ -1,0 +1,246 @@
+"""How fast the local engine samples, beside `transformers.generate` and Transformers' continuous batching.
+
+    python benchmarks/sampling.py                 the embedded model on the CPU, through the real worker process
+    python benchmarks/sampling.py --device cuda   random weights at the Qwen3-4B shape, bf16, 512-token prompts
+
+Every ratio is of two measurements of the same run on the same machine. Run it on an otherwise idle one.
+"""
+
+import argparse
+import asyncio
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from common import machine, table, verdict
+from shapes import QWEN3_4B, random_decoder
+
+from openclaw_rl.engines.local.messages import Add, WorkerOptions
+from openclaw_rl.engines.local.sampler import LocalSampler
+from openclaw_rl.engines.local.worker import Worker, weight_bytes
+from openclaw_rl.types import BASE_VERSION, SampleRequest, SamplingParams
+
+#: The smallest id that is an ordinary token in the models measured.
+FIRST_TEXT_ID = 100
+STAGGER_SECONDS = 0.2
+
+
+def random_prompt(length: int, vocabulary: int) -> list[int]:
+    return [random.randrange(FIRST_TEXT_ID, vocabulary) for _ in range(length)]
+
+
+def request(prompt: list[int], new_tokens: int, seed: int = 0) -> SampleRequest:
+    """No stop tokens: exactly `new_tokens` are sampled."""
+    return SampleRequest(prompt, SamplingParams(max_tokens=new_tokens, seed=seed))
+
+
+def timed(work: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def generate(model: Any, prompts: list[list[int]], new_tokens: int) -> None:
+    """The baseline: what a user gets from Transformers without further ado."""
+    ids = torch.tensor(prompts, device=model.device)
+    mask = torch.ones_like(ids)
+    with torch.inference_mode():
+        model.generate(
+            ids, attention_mask=mask, max_new_tokens=new_tokens, min_new_tokens=new_tokens, do_sample=True, top_k=0
+        )
+
+
+# --- CPU -------------------------------------------------------------------------------------------------
+
+
+async def first_and_last(sampler: LocalSampler, job: SampleRequest) -> tuple[float, float, int]:
+    """Seconds to the first and to the last token, and the number of tokens."""
+    start = time.perf_counter()
+    first = 0.0
+    count = 0
+    async for tokens in sampler.sample(job):
+        first = first or time.perf_counter() - start
+        count += len(tokens)
+    return first, time.perf_counter() - start, count
+
+
+async def staggered(sampler: LocalSampler, jobs: list[SampleRequest]) -> float:
+    """Tokens per second of requests that arrive one after another, from the first arrival to the last token."""
+
+    async def arrive(number: int, job: SampleRequest) -> int:
+        await asyncio.sleep(number * STAGGER_SECONDS)
+        return (await first_and_last(sampler, job))[2]
+
+    start = time.perf_counter()
+    counts = await asyncio.gather(*(arrive(number, job) for number, job in enumerate(jobs)))
+    return sum(counts) / (time.perf_counter() - start)
+
+
+def continuous_batching(model: Any, prompts: list[list[int]], new_tokens: int) -> float:
+    """Tokens per second of Transformers' own continuous batching, all requests at once."""
+    from transformers import GenerationConfig
+
+    settings = GenerationConfig(max_new_tokens=new_tokens, do_sample=True, eos_token_id=-1, pad_token_id=0)
+    manager = model.init_continuous_batching(generation_config=settings)
+    manager.start()
+    start = time.perf_counter()
+    for prompt in prompts:
+        manager.add_request(prompt, max_new_tokens=new_tokens)
+    finished = 0
+    while finished < len(prompts):
+        result = manager.get_result(timeout=60)
+        finished += result is not None and result.is_finished()
+    elapsed = time.perf_counter() - start
+    manager.stop(block=True)
+    return len(prompts) * new_tokens / elapsed
+
+
+async def on_cpu() -> None:
+    from transformers import AutoModelForCausalLM
+
+    from openclaw_rl.models import fetch_model
+
+    folder = fetch_model(None, Path("~/.cache/openclaw-rl").expanduser())
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    sampler = LocalSampler(WorkerOptions(folder, "cpu", "float32", 16, None, None, 4, 32), max_queue=64)
+    await sampler.start()
+    vocabulary = model.config.vocab_size
+    alone, ours, bursts = [], [], []
+    generate(model, [random_prompt(64, vocabulary)], 8)
+    await first_and_last(sampler, request(random_prompt(64, vocabulary), 8))
+    # By turns, so that a slow spell of the machine falls on both.
+    for seed in range(8):
+        prompt = random_prompt(64, vocabulary)
+        alone.append(64 / timed(lambda prompt=prompt: generate(model, [prompt], 64)))
+        _first, last, count = await first_and_last(sampler, request(random_prompt(64, vocabulary), 64, seed))
+        ours.append(count / last)
+        if seed % 3 == 0:
+            bursts.append(
+                await staggered(sampler, [request(random_prompt(64, vocabulary), 64, i) for i in range(8)])
+            )
+    theirs = continuous_batching(model, [random_prompt(64, vocabulary) for _ in range(8)], 64)
+    history = random_prompt(2000, vocabulary)
+    cold, _last, _count = await first_and_last(sampler, request(history[:1990], 1))
+    warm, _last, _count = await first_and_last(sampler, request(history, 1))
+    await sampler.close()
+    show_cpu(median(alone), median(ours), median(bursts), theirs, cold, warm)
+
+
+def show_cpu(alone: float, ours: float, burst: float, theirs: float, cold: float, warm: float) -> None:
+    # Eight requests one after another give the rate of one, whenever they arrive.
+    rows = [
+        ("single stream, tok/s", alone, ours, ours / alone, verdict(ours / alone, 1.2)),
+        ("8 requests, 200 ms apart, tok/s", alone, burst, burst / alone, verdict(burst / alone, 3)),
+        ("  beside Transformers' continuous batching", theirs, burst, burst / theirs, ""),
+        ("first token of 2,000, cold → cached, s", cold, warm, warm / cold, verdict(warm / cold, 1 / 8, False)),
+    ]
+    cells = [(name, f"{a:.3g}", f"{b:.3g}", f"{c:.3g}", target) for name, a, b, c, target in rows]
+    head = ("embedded model, fp32", "generate / cold", "ours / cached", "ratio", "target")
+    table(f"Sampling on the CPU ({machine()})", head, cells)
+
+
+# --- CUDA ------------------------------------------------------------------------------------------------
+
+
+def baseline_on_cuda(batches: list[int]) -> dict[int, float]:
+    from transformers import AutoModelForCausalLM, Qwen3Config
+
+    config = Qwen3Config(
+        vocab_size=QWEN3_4B.vocab,
+        hidden_size=QWEN3_4B.hidden,
+        intermediate_size=QWEN3_4B.intermediate,
+        num_hidden_layers=QWEN3_4B.layers,
+        num_attention_heads=QWEN3_4B.heads,
+        num_key_value_heads=QWEN3_4B.kv_heads,
+        head_dim=QWEN3_4B.head_dim,
+        tie_word_embeddings=True,
+    )
+    with torch.device("cuda"):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
+    results = {}
+    for batch in batches:
+        prompts = [random_prompt(512, QWEN3_4B.vocab) for _ in range(batch)]
+        generate(model, prompts, 4)
+        torch.cuda.synchronize()
+        results[batch] = batch * 64 / timed(lambda prompts=prompts: generate(model, prompts, 64))
+    return results
+
+
+def drain(worker: Worker) -> tuple[int, list[float]]:
+    """Step until nothing is left: tokens drawn, and the seconds of the steps that only generated."""
+    tokens, decode = 0, []
+    while not worker.scheduler.idle:
+        reading = any(s.remaining > 1 for s in [*worker.scheduler.running, *worker.scheduler.waiting])
+        start = time.perf_counter()
+        tokens += sum(len(batch) for batch in worker.step().tokens.values())
+        if not reading:
+            decode.append(time.perf_counter() - start)
+    return tokens, decode
+
+
+def on_cuda() -> None:
+    batches = [1, 16, 64]
+    baseline = baseline_on_cuda(batches)
+    torch.cuda.empty_cache()
+    device = torch.device("cuda")
+    with torch.inference_mode():
+        decoder = random_decoder(QWEN3_4B, torch.bfloat16, device)
+    options = WorkerOptions(Path(), "cuda", "bfloat16", 64, 8192, None, 4, 32)
+    warm_up = time.perf_counter()
+    worker = Worker(decoder, options)
+    torch.cuda.synchronize()
+    warm_up = time.perf_counter() - warm_up
+    bandwidth = copy_bandwidth()
+    floor = bandwidth / weight_bytes(decoder)
+    rows = []
+    number = 0
+    for batch in batches:
+        rates, steps = [], []
+        for _ in range(3):
+            for _ in range(batch):
+                number += 1
+                job = request(random_prompt(512, QWEN3_4B.vocab), 64, number)
+                worker.obey(Add(number, job, BASE_VERSION))
+            start = time.perf_counter()
+            tokens, decode = drain(worker)
+            rates.append(tokens / (time.perf_counter() - start))
+            steps.append(sorted(decode)[len(decode) // 2])
+        ratio, step = max(rates) / baseline[batch], min(steps)
+        kv_bytes = batch * 544 * 2 * QWEN3_4B.layers * QWEN3_4B.kv_size * 2
+        share = (weight_bytes(decoder) + kv_bytes) / bandwidth / step
+        rows.append(
+            (
+                batch,
+                f"{baseline[batch]:.0f}",
+                f"{max(rates):.0f}",
+                f"{ratio:.1f}",
+                verdict(ratio, 5 if batch == 1 else 3),
+                f"{step * 1e3:.2f}",
+                f"{share:.0%}",
+            )
+        )
+    head = ("batch", "generate tok/s", "ours tok/s", "ratio", "target", "decode step ms", "of bandwidth floor")
+    table("Sampling on CUDA (random Qwen3-4B shape, bf16, 512 + 64 tokens, prompts read included)", head, rows)
+    print(f"  copy bandwidth {bandwidth / 1e12:.2f} TB/s: at most {floor:.0f} steps/s")
+    print(f"  graphs captured in {warm_up:.1f} s")
+
+
+def copy_bandwidth() -> float:
+    """Bytes per second of a large copy on the device, read and written bytes counted."""
+    source = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
+    target = torch.empty_like(source)
+    target.copy_(source)
+    torch.cuda.synchronize()
+    seconds = timed(lambda: ([target.copy_(source) for _ in range(10)], torch.cuda.synchronize()))
+    return 10 * 2 * source.nbytes / seconds
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    random.seed(0)
+    on_cuda() if parser.parse_args().device == "cuda" else asyncio.run(on_cpu())
