@@ -54,7 +54,10 @@ def tiny_tokenizer() -> Tokenizer:
 def save_tiny_model(folder: Path, seed: int = 0) -> Path:
     """A two-layer Llama with lively random weights and the tokenizer above."""
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=tiny_tokenizer(), eos_token="<|im_end|>", bos_token="<|im_start|>", pad_token="<|endoftext|>"
+        tokenizer_object=tiny_tokenizer(),
+        eos_token="<|im_end|>",
+        bos_token="<|im_start|>",
+        pad_token="<|endoftext|>",
     )
     tokenizer.chat_template = TEMPLATE
     tokenizer.save_pretrained(folder)

@@ -15,7 +15,7 @@ from rich.logging import RichHandler
 from rich.table import Table
 
 from openclaw_rl.config import Config
-from openclaw_rl.engines.base import EngineUnavailable
+from openclaw_rl.engines.base import EngineUnavailable, Sampler
 from openclaw_rl.engines.local.messages import Ready, WorkerOptions
 from openclaw_rl.engines.local.sampler import LocalSampler
 from openclaw_rl.models import EMBEDDED, ModelNotFound, can_be_fetched, checked, fetch_model, find_model
@@ -78,13 +78,9 @@ async def run(config: Config, folder: Path, listener: socket.socket) -> None:
             service, config.model_label, aliases=aliases, keys=config.api_keys, max_body_bytes=body_limit
         )
         server = Server(
-            uvicorn.Config(
-                app,
-                log_config=None,
-                access_log=False,
-                lifespan="off",
-                timeout_graceful_shutdown=max(1, int(config.shutdown_seconds)),
-            )
+            uvicorn.Config(app, log_config=None, access_log=False, lifespan="off"),
+            sampler,
+            config.shutdown_seconds,
         )
         assert sampler.ready is not None
         banner(config, sampler.ready, listener.getsockname()[1])
@@ -94,7 +90,23 @@ async def run(config: Config, folder: Path, listener: socket.socket) -> None:
 
 
 class Server(uvicorn.Server):
-    """A server for which Ctrl-C and SIGTERM are ordinary ends: in-flight requests finish, the exit status is 0."""
+    """A server for which Ctrl-C and SIGTERM are ordinary ends, with exit status 0.
+
+    Requests in flight may finish for `patience` seconds; those that have not are then told that the server stops.
+    """
+
+    def __init__(self, config: uvicorn.Config, sampler: Sampler, patience: float) -> None:
+        super().__init__(config)
+        self.sampler, self.patience = sampler, patience
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        hurry = asyncio.create_task(self._close_sampler_later())
+        await super().shutdown(sockets)
+        hurry.cancel()
+
+    async def _close_sampler_later(self) -> None:
+        await asyncio.sleep(self.patience)
+        await self.sampler.close()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

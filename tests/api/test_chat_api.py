@@ -1,0 +1,400 @@
+"""The wire: real HTTP and the official client against a scripted model."""
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+import uvicorn
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fakes import ScriptedSampler
+from openclaw_rl.api.app import create_app
+from openclaw_rl.api.completion import ChatService, SamplingDefaults
+from openclaw_rl.config import ApiKey
+from openclaw_rl.rendering.chat import ChatRenderer
+from openclaw_rl.types import SampleRequest
+
+MODEL = "tiny"
+HELLO = [{"role": "user", "content": "hello"}]
+TOOLS = [{"type": "function", "function": {"name": "look", "description": "", "parameters": {"type": "object"}}}]
+CALL = '<tool_call>\n{"name": "look", "arguments": {"at": "the fox"}}\n</tool_call>'
+
+
+class Bench:
+    """A running server whose model says `says`."""
+
+    def __init__(self, folder: Path, **app: object) -> None:
+        self.renderer = ChatRenderer(folder)
+        self.says = "hello world"
+        self.sampler = ScriptedSampler(self.script)
+        self.service = ChatService(self.sampler, self.renderer, SamplingDefaults(temperature=0.6, top_k=9))
+        self.app = create_app(self.service, MODEL, aliases=["owner/tiny"], **app)
+        self.url = ""
+
+    def script(self, request: SampleRequest, index: int) -> list[int]:
+        end = self.renderer.tokenizer.backend.token_to_id("<|im_end|>")
+        text = self.says.replace("{index}", str(index))
+        return [*self.renderer.tokenizer.backend.encode(text).ids, end]
+
+    @property
+    def client(self) -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
+
+    def post(self, body: object, **headers: str) -> httpx.Response:
+        content = body if isinstance(body, bytes) else json.dumps(body).encode()
+        return httpx.post(f"{self.url}/v1/chat/completions", content=content, headers=headers)
+
+
+@contextlib.contextmanager
+def running(bench: Bench) -> Iterator[Bench]:
+    server = uvicorn.Server(uvicorn.Config(bench.app, port=0, log_level="error", lifespan="off"))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    wait_for(lambda: server.started)
+    bench.url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    yield bench
+    server.should_exit = True
+    thread.join()
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 10) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.005)
+
+
+@pytest.fixture(scope="module")
+def shared(tiny_model: Path) -> Iterator[Bench]:
+    with running(Bench(tiny_model)) as bench:
+        yield bench
+
+
+@pytest.fixture
+def bench(shared: Bench) -> Bench:
+    shared.says = "hello world"
+    shared.sampler.__init__(shared.script)
+    return shared
+
+
+def error(response: httpx.Response) -> dict:
+    """Every error has OpenAI's shape."""
+    body = response.json()
+    assert set(body) == {"error"}
+    assert set(body["error"]) == {"message", "type", "param", "code"}
+    return body["error"]
+
+
+def test_a_whole_answer(bench: Bench) -> None:
+    answer = bench.client.chat.completions.create(model=MODEL, messages=HELLO)
+    choice = answer.choices[0]
+    assert (choice.message.content, choice.finish_reason) == ("hello world", "stop")
+    prompt = bench.sampler.requests[0].prompt_ids
+    said = len(bench.script(bench.sampler.requests[0], 0))
+    assert answer.usage.prompt_tokens == len(prompt)
+    assert answer.usage.completion_tokens == said
+    assert answer.usage.total_tokens == len(prompt) + said
+    assert answer.system_fingerprint == "policy-0"
+
+
+def test_a_stream_is_the_same_answer_in_pieces(bench: Bench) -> None:
+    bench.says = "the quick brown fox 狐狸 jumps"
+    chunks = list(
+        bench.client.chat.completions.create(
+            model=MODEL, messages=HELLO, stream=True, stream_options={"include_usage": True}
+        )
+    )
+    pieces = [c.choices[0].delta.content for c in chunks if c.choices and c.choices[0].delta.content]
+    assert "".join(pieces) == bench.says
+    assert len(pieces) > 3
+    assert not any("�" in piece for piece in pieces)
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == "stop"
+    assert chunks[-1].choices == []
+    assert chunks[-1].usage.completion_tokens == len(bench.script(bench.sampler.requests[0], 0))
+
+
+def test_a_stream_ends_with_done_and_has_no_usage_unless_asked(bench: Bench) -> None:
+    response = bench.post({"messages": HELLO, "stream": True})
+    events = [line for line in response.text.split("\n\n") if line]
+    assert response.headers["content-type"].startswith("text/event-stream")
+    assert events[-1] == "data: [DONE]"
+    assert "usage" not in response.text
+
+
+def test_tokens_leave_when_they_are_sampled(bench: Bench) -> None:
+    bench.says = "the lazy dog " * 10
+    bench.sampler.seconds_per_token = 0.01
+    arrivals = []
+    with httpx.stream(
+        "POST", f"{bench.url}/v1/chat/completions", json={"messages": HELLO, "stream": True}
+    ) as response:
+        for _line in response.iter_lines():
+            arrivals.append(bench.sampler.sent)
+    assert arrivals[0] <= 1
+    assert len(set(arrivals)) > 10
+
+
+def test_n_choices(bench: Bench) -> None:
+    bench.says = "answer {index}"
+    answer = bench.client.chat.completions.create(model=MODEL, messages=HELLO, n=3)
+    assert [(c.index, c.message.content) for c in answer.choices] == [(i, f"answer {i}") for i in range(3)]
+    stream = bench.client.chat.completions.create(model=MODEL, messages=HELLO, n=3, stream=True)
+    texts = {0: "", 1: "", 2: ""}
+    for chunk in stream:
+        for choice in chunk.choices:
+            texts[choice.index] += choice.delta.content or ""
+    assert texts == {i: f"answer {i}" for i in range(3)}
+
+
+def test_tool_calls_whole_and_streamed(bench: Bench) -> None:
+    bench.says = "I will look.\n" + CALL
+    answer = bench.client.chat.completions.create(model=MODEL, messages=HELLO, tools=TOOLS)
+    choice = answer.choices[0]
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.content.strip() == "I will look."
+    call = choice.message.tool_calls[0]
+    assert (call.function.name, json.loads(call.function.arguments)) == ("look", {"at": "the fox"})
+    assert call.id.isalnum()
+    deltas = [
+        chunk.choices[0].delta.tool_calls[0]
+        for chunk in bench.client.chat.completions.create(model=MODEL, messages=HELLO, tools=TOOLS, stream=True)
+        if chunk.choices[0].delta.tool_calls
+    ]
+    assert (deltas[0].index, deltas[0].function.name, deltas[0].type) == (0, "look", "function")
+    assert deltas[0].id.isalnum()
+    assert deltas[0].id != call.id
+    assert json.loads("".join(delta.function.arguments for delta in deltas)) == {"at": "the fox"}
+
+
+@pytest.mark.parametrize("how", [{"tools": TOOLS, "tool_choice": "none"}, {}])
+def test_without_tools_a_call_is_text_and_tools_are_not_shown(bench: Bench, how: dict) -> None:
+    bench.says = CALL
+    answer = bench.post({"messages": HELLO, **how}).json()["choices"][0]
+    assert answer["message"]["content"] == CALL
+    assert answer["finish_reason"] == "stop"
+    shown = bench.renderer.tokenizer.backend.decode(list(bench.sampler.requests[0].prompt_ids))
+    assert "look" not in shown
+
+
+def test_malformed_calls_stay_text(bench: Bench) -> None:
+    bench.says = '<tool_call>{"name": look}</tool_call>'
+    answer = bench.post({"messages": HELLO, "tools": TOOLS}).json()["choices"][0]
+    assert answer["message"]["content"] == bench.says
+    assert "tool_calls" not in answer["message"]
+
+
+def test_reasoning_is_apart_also_when_the_template_opens_it(bench: Bench) -> None:
+    bench.says = "<think>\nhm\n</think>\n\nhello"
+    message = bench.post({"messages": HELLO}).json()["choices"][0]["message"]
+    assert (message["reasoning_content"], message["content"]) == ("hm", "hello")
+    bench.says = "hm\n</think>\n\nhello"
+    body = {"messages": HELLO, "chat_template_kwargs": {"enable_thinking": True}}
+    message = bench.post(body).json()["choices"][0]["message"]
+    assert (message["reasoning_content"], message["content"]) == ("hm", "hello")
+
+
+def test_stop_strings_end_the_text_before_them(bench: Bench) -> None:
+    bench.says = "one two three four"
+    answer = bench.post({"messages": HELLO, "stop": ["three", "fo"]}).json()
+    assert answer["choices"][0]["message"]["content"] == "one two "
+    assert answer["choices"][0]["finish_reason"] == "stop"
+    assert bench.sampler.sent < len(bench.script(bench.sampler.requests[0], 0))
+
+
+@pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
+def test_length_limits(bench: Bench, field: str) -> None:
+    answer = bench.post({"messages": HELLO, field: 2}).json()
+    assert answer["choices"][0]["finish_reason"] == "length"
+    assert answer["usage"]["completion_tokens"] == 2
+
+
+def test_logprobs(bench: Bench) -> None:
+    body = {"messages": HELLO, "logprobs": True, "top_logprobs": 2}
+    content = bench.post(body).json()["choices"][0]["logprobs"]["content"]
+    assert bytes(b for token in content[:-1] for b in token["bytes"]).decode() == "hello world"
+    assert {token["logprob"] for token in content} == {-0.5}
+    assert [len(token["top_logprobs"]) for token in content] == [2] * len(content)
+    lines = bench.post({**body, "stream": True}).text.splitlines()
+    chunks = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    streamed = [
+        t for c in chunks for choice in c["choices"] for t in (choice["logprobs"] or {}).get("content", [])
+    ]
+    assert streamed == content
+
+
+def test_defaults_come_from_the_model_and_requests_override_them(bench: Bench) -> None:
+    bench.post({"messages": HELLO})
+    bench.post({"messages": HELLO, "temperature": 0, "top_p": 0.5, "top_k": 3, "seed": 11})
+    given, own = (request.params for request in bench.sampler.requests)
+    assert (given.temperature, given.top_p, given.top_k) == (0.6, 1.0, 9)
+    assert (own.temperature, own.top_p, own.top_k, own.seed) == (0, 0.5, 3, 11)
+    assert given.max_tokens == 4096 - len(bench.sampler.requests[0].prompt_ids)
+
+
+def test_requests_without_a_seed_draw_differently(bench: Bench) -> None:
+    bench.post({"messages": HELLO})
+    bench.post({"messages": HELLO})
+    one, other = (request.params.seed for request in bench.sampler.requests)
+    assert one != other
+
+
+def test_text_parts_developer_role_and_null_content_are_accepted(bench: Bench) -> None:
+    call = {"id": "a1", "type": "function", "function": {"name": "look", "arguments": '{"at": 5}'}}
+    messages = [
+        {"role": "developer", "content": "be kind"},
+        {"role": "user", "content": [{"type": "text", "text": "hello "}, {"type": "text", "text": "world"}]},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "a1", "content": "a fox"},
+    ]
+    assert bench.post({"messages": messages, "unknown_field": {"x": 1}, "user": "me"}).status_code == 200
+    shown = bench.renderer.tokenizer.backend.decode(list(bench.sampler.requests[0].prompt_ids))
+    assert "be kind" in shown
+    assert "hello world" in shown
+    assert '"arguments": {"at": 5}' in shown
+
+
+REFUSALS = [
+    (b"not json", 400, None),
+    (b"[]", 400, None),
+    ({"model": MODEL}, 400, "messages"),
+    ({"messages": []}, 422, "messages"),
+    ({"messages": [{"role": "king", "content": "x"}]}, 422, "messages.0.role"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 422, "messages.0.content"),
+    ({"messages": HELLO, "temperature": -1}, 422, "temperature"),
+    ({"messages": HELLO, "n": 0}, 422, "n"),
+    ({"messages": HELLO, "tools": [{"type": "function", "function": {}}]}, 422, "tools.0.function"),
+    ({"messages": HELLO, "presence_penalty": 0.1}, 400, "presence_penalty"),
+    ({"messages": HELLO, "frequency_penalty": -1}, 400, "frequency_penalty"),
+    ({"messages": HELLO, "tool_choice": "required"}, 400, "tool_choice"),
+    ({"messages": HELLO, "top_logprobs": 3}, 400, "top_logprobs"),
+    ({"messages": HELLO, "stop": ["a", "b", "c", "d", "e"]}, 400, "stop"),
+    ({"messages": HELLO, "model": "gpt-99"}, 404, "model"),
+]
+
+
+@pytest.mark.parametrize(("body", "status", "param"), REFUSALS)
+def test_refusals_name_status_and_field(bench: Bench, body: object, status: int, param: str | None) -> None:
+    response = bench.post(body)
+    assert (response.status_code, error(response)["param"]) == (status, param)
+    assert not bench.sampler.requests
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    body=st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(
+                st.sampled_from(
+                    ["messages", "role", "content", "tools", "function", "name", "stop", "n", "type", "text"]
+                ),
+                inner,
+                max_size=4,
+            )
+        ),
+        max_leaves=12,
+    )
+)
+def test_no_body_makes_the_server_stumble(bench: Bench, body: object) -> None:
+    assert bench.post(body).status_code in (200, 400, 404, 422)
+
+
+def test_too_long_a_conversation_is_context_length_exceeded(bench: Bench) -> None:
+    response = bench.post({"messages": [{"role": "user", "content": "hello " * 5000}]})
+    assert response.status_code == 400
+    assert error(response)["code"] == "context_length_exceeded"
+    with pytest.raises(openai.BadRequestError):
+        bench.client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "hello " * 5000}])
+
+
+def test_a_full_queue_is_429_with_retry_after(bench: Bench) -> None:
+    bench.sampler.full = True
+    response = bench.post({"messages": HELLO})
+    assert (response.status_code, response.headers["retry-after"]) == (429, "3")
+    assert error(response)["type"] == "rate_limit_error"
+
+
+def test_a_dying_engine_is_503_or_an_error_event(bench: Bench) -> None:
+    bench.sampler.dies_after = 2
+    response = bench.post({"messages": HELLO})
+    assert response.status_code == 503
+    assert error(response)["type"] == "server_error"
+    with pytest.raises(openai.APIError, match="worker died"):
+        list(bench.client.chat.completions.create(model=MODEL, messages=HELLO, stream=True))
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_stops_its_generation(bench: Bench, stream: bool) -> None:
+    bench.says = "the quick brown fox " * 50
+    bench.sampler.seconds_per_token = 0.01
+    with (
+        contextlib.suppress(httpx.ReadTimeout),
+        httpx.stream(
+            "POST",
+            f"{bench.url}/v1/chat/completions",
+            json={"messages": HELLO, "stream": stream},
+            timeout=httpx.Timeout(5, read=0.3),
+        ) as response,
+    ):
+        for _line in response.iter_lines():
+            break
+    wait_for(lambda: bench.sampler.open == 0)
+    assert bench.sampler.sent < 100
+
+
+def test_models_health_and_unknown_routes(bench: Bench) -> None:
+    assert [model.id for model in bench.client.models.list()] == [MODEL]
+    assert bench.client.models.retrieve("owner/tiny").id == MODEL
+    assert httpx.get(f"{bench.url}/healthz").status_code == 200
+    assert httpx.get(f"{bench.url}/readyz").json()["ready"] is True
+    for path, status in (("/v1/models/other", 404), ("/v1/nothing", 404), ("/v1/chat/completions", 405)):
+        response = httpx.get(bench.url + path)
+        assert response.status_code == status
+        error(response)
+
+
+def test_metrics_count_requests_and_tokens(bench: Bench) -> None:
+    def value(name: str) -> float:
+        lines = httpx.get(f"{bench.url}/metrics").text.splitlines()
+        return sum(float(line.split()[-1]) for line in lines if line.startswith(name))
+
+    names = ('openclaw_requests_total{status="ok"}', 'openclaw_tokens_total{kind="completion"}')
+    before = [value(name) for name in names]
+    said = bench.post({"messages": HELLO}).json()["usage"]["completion_tokens"]
+    assert [value(name) - old for name, old in zip(names, before, strict=True)] == [1, said]
+    assert value("openclaw_time_to_first_token_seconds_count") > 0
+
+
+def test_an_unexpected_failure_is_a_500_without_a_traceback(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench.service.renderer, "text", lambda *_: 1 / 0)
+    response = bench.post({"messages": HELLO})
+    assert response.status_code == 500
+    assert "Zero" not in error(response)["message"]
+
+
+def test_keys_are_needed_where_they_are_set(tiny_model: Path) -> None:
+    keys = [ApiKey("alice", "s3cret-a"), ApiKey("bob", "s3cret-b")]
+    with running(Bench(tiny_model, keys=keys, max_body_bytes=10_000)) as bench:
+        assert bench.post({"messages": HELLO}).status_code == 401
+        wrong = bench.post({"messages": HELLO}, Authorization="Bearer s3cret-c")
+        assert wrong.status_code == 401
+        assert "s3cret" not in wrong.text
+        assert error(wrong)["code"] == "invalid_api_key"
+        for key in keys:
+            assert bench.post({"messages": HELLO}, Authorization=f"Bearer {key.secret}").status_code == 200
+        assert httpx.get(f"{bench.url}/metrics").status_code == 401
+        # Clients look for models before they have a key.
+        assert httpx.get(f"{bench.url}/v1/models").status_code == 200
+        large = {"messages": [{"role": "user", "content": "x" * 20_000}]}
+        refused = bench.post(large, Authorization="Bearer s3cret-a")
+        assert refused.status_code == 413
+        error(refused)

@@ -1,0 +1,170 @@
+"""The sampler and its real worker process: streams, limits, versions, and death."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from openclaw_rl.engines.base import EngineUnavailable, QueueFull
+from openclaw_rl.engines.local.messages import WorkerOptions
+from openclaw_rl.engines.local.sampler import LocalSampler
+from openclaw_rl.types import SampledToken, SampleRequest, SamplingParams
+
+
+def options(model: Path, **changes: object) -> WorkerOptions:
+    settings = {
+        "device": "cpu",
+        "dtype": "float32",
+        "max_sequences": 4,
+        "max_context": None,
+        "cache_gib": 0.05,
+        "adapter_slots": 2,
+        "adapter_rank": 4,
+    }
+    return WorkerOptions(model=model, **{**settings, **changes})
+
+
+# Starting a process takes seconds, so tests that leave their sampler as they found it share one.
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared(tiny_model: Path) -> AsyncIterator[LocalSampler]:
+    sampler = LocalSampler(options(tiny_model), max_queue=4)
+    await sampler.start()
+    yield sampler
+    await sampler.close()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def sampler(tiny_model: Path) -> AsyncIterator[LocalSampler]:
+    sampler = LocalSampler(options(tiny_model), max_queue=4)
+    await sampler.start()
+    yield sampler
+    await sampler.close()
+
+
+def request(tokens: int = 10, n: int = 1, version: int | None = None, seed: int = 0) -> SampleRequest:
+    params = SamplingParams(max_tokens=tokens, temperature=1.0, seed=seed)
+    return SampleRequest([1, 2, 3, 4, 5], params, n=n, version=version)
+
+
+async def collect(sampler: LocalSampler, job: SampleRequest) -> list[SampledToken]:
+    return [token async for batch in sampler.sample(job) for token in batch]
+
+
+async def until(condition: object, seconds: float = 30) -> None:
+    async with asyncio.timeout(seconds):
+        while not condition():  # type: ignore[operator]
+            await asyncio.sleep(0.01)
+
+
+async def test_concurrent_requests_are_all_answered_and_seeds_decide(shared: LocalSampler) -> None:
+    answers = await asyncio.gather(*(collect(shared, request(20, seed=i % 2)) for i in range(8)))
+    ids = [tuple(token.token_id for token in answer) for answer in answers]
+    assert all(len(answer) == 20 for answer in ids)
+    assert len(set(ids[::2])) == len(set(ids[1::2])) == 1
+    assert ids[0] != ids[1]
+
+
+async def test_a_full_queue_refuses_at_once_and_recovers(shared: LocalSampler) -> None:
+    streams = [shared.sample(request(400)) for _ in range(8)]
+    with pytest.raises(QueueFull):
+        shared.sample(request())
+    assert shared.stats().waiting >= 4
+    for stream in streams:
+        stream.close()
+    assert len(await collect(shared, request())) == 10
+
+
+async def test_leaving_a_stream_stops_its_generation(shared: LocalSampler) -> None:
+    stream = shared.sample(request(500, n=4))
+    async for _tokens in stream:
+        break
+    stream.close()
+    # All four places are free again: a request that waited for them would take the time of five hundred tokens.
+    answers = await asyncio.gather(*(collect(shared, request(3, seed=i)) for i in range(4)))
+    assert [len(answer) for answer in answers] == [3] * 4
+    assert shared.stats().active == 0
+
+
+async def test_dropping_one_completion_leaves_the_others(shared: LocalSampler) -> None:
+    stream = shared.sample(request(30, n=2))
+    seen = {0: 0, 1: 0}
+    async for tokens in stream:
+        for token in tokens:
+            seen[token.index] += 1
+        if seen[0] == 3:
+            stream.drop(0)
+    assert seen[1] == 30
+    assert 3 <= seen[0] < 30
+
+
+async def test_kill_9_fails_what_ran_and_the_next_request_is_served(
+    sampler: LocalSampler, adapters: list[Path]
+) -> None:
+    await sampler.publish(1, adapters[0])
+    before = await collect(sampler, request())
+    running = [asyncio.create_task(collect(sampler, request(500, seed=i))) for i in range(6)]
+    await until(lambda: sampler.stats().active == 4)
+    assert sampler.worker_pid is not None
+    os.kill(sampler.worker_pid, signal.SIGKILL)
+    outcomes = await asyncio.gather(*running, return_exceptions=True)
+    assert all(isinstance(outcome, EngineUnavailable) for outcome in outcomes)
+    # No waiting for the restart here: the request itself waits, and the adapter is back.
+    after = await collect(sampler, request())
+    assert [t.token_id for t in after] == [t.token_id for t in before]
+    assert sampler.stats().restarts == 1
+    assert sampler.stats().ready
+
+
+async def test_requests_finish_on_the_version_they_started_on(sampler: LocalSampler, adapters: list[Path]) -> None:
+    base = await collect(sampler, request(40))
+    stream = sampler.sample(request(40))
+    batches = aiter(stream)
+    tokens = await anext(batches)
+    await sampler.publish(1, adapters[0])
+    tokens += [token async for batch in batches for token in batch]
+    assert stream.version == 0
+    assert [t.token_id for t in tokens] == [t.token_id for t in base]
+    newer = sampler.sample(request(40))
+    assert newer.version == 1
+    assert [t.token_id async for batch in newer for t in batch] != [t.token_id for t in base]
+    assert [t.token_id for t in await collect(sampler, request(40, version=0))] == [t.token_id for t in base]
+
+
+async def test_old_versions_make_room_but_not_while_they_serve(
+    sampler: LocalSampler, adapters: list[Path]
+) -> None:
+    await sampler.publish(1, adapters[0])
+    held = sampler.sample(request(400))
+    await sampler.publish(2, adapters[1])
+    other = sampler.sample(request(400))
+    third = asyncio.create_task(sampler.publish(3, adapters[2]))
+    await asyncio.sleep(0.1)
+    assert not third.done()
+    held.close()
+    await asyncio.wait_for(third, 10)
+    assert sampler.newest_version == 3
+    assert len([t async for batch in other for t in batch]) == 400
+    with pytest.raises(EngineUnavailable, match="version 1"):
+        sampler.sample(request(version=1))
+
+
+async def test_a_bad_adapter_is_an_error_and_serving_goes_on(shared: LocalSampler, tmp_path: Path) -> None:
+    with pytest.raises(EngineUnavailable, match="adapter_config"):
+        await shared.publish(1, tmp_path)
+    assert shared.newest_version == 0
+    assert len(await collect(shared, request())) == 10
+
+
+async def test_a_model_that_cannot_be_loaded_is_said_at_the_start(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}')
+    sampler = LocalSampler(options(tmp_path), max_queue=4)
+    with pytest.raises(EngineUnavailable, match="GPT2LMHeadModel"):
+        await sampler.start()
+    await sampler.close()

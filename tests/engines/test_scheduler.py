@@ -1,0 +1,327 @@
+"""Batching changes when a token is computed, never which; checked with a pretend model that reads its cache."""
+
+from collections import Counter
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, field
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from openclaw_rl.engines.local.pages import PAGE_SIZE, PagePool
+from openclaw_rl.engines.local.scheduler import Scheduler, Sequence, Work, pages_for
+from openclaw_rl.types import FinishReason, Priority, SamplingParams
+
+STOP_TOKEN = 4
+#: Far more steps than any of these runs needs: to go beyond means to go round in circles.
+PATIENCE = 3000
+
+Key = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a client asks for, when (in steps), and when it gives up."""
+
+    prompt: tuple[int, ...]
+    max_tokens: int = 4
+    n: int = 1
+    version: int = 0
+    priority: Priority = Priority.USER
+    stops: bool = False
+    """Whether a STOP_TOKEN ends it."""
+    arrives: int = 0
+    cancelled: int | None = None
+
+    @property
+    def pages(self) -> int:
+        return pages_for(len(self.prompt) + self.max_tokens)
+
+
+def next_token(tokens: Items[int], version: int, index: int) -> int:
+    """What the pretend model says after these tokens; siblings draw differently."""
+    return (hash((tuple(tokens), version)) + index) % (STOP_TOKEN + 1)
+
+
+def alone(request: Request, index: int) -> list[int]:
+    """What a request gets when it has the model for itself."""
+    tokens = list(request.prompt)
+    while len(tokens) < len(request.prompt) + request.max_tokens:
+        tokens.append(next_token(tokens, request.version, index))
+        if request.stops and tokens[-1] == STOP_TOKEN:
+            break
+    return tokens
+
+
+@dataclass
+class Driver:
+    """Plays worker and model: what it computes goes into `memory`, and what it draws comes from there."""
+
+    pages: int
+    max_sequences: int = 4
+    prefill_tokens: int = 32
+    memory: dict[tuple[int, int], tuple[int, tuple[int, ...]]] = field(default_factory=dict)
+    """(page, offset) → the version and all tokens up to there, which is what keys and values depend on."""
+    finished: dict[Key, list[int]] = field(default_factory=dict)
+    order: list[Key] = field(default_factory=list)
+    """Sequences in the order in which they first ran."""
+    computed: Counter[Key] = field(default_factory=Counter)
+    """How many tokens of each went through the model."""
+    cached: dict[Key, int] = field(default_factory=dict)
+    restarts: Counter[Key] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        self.pool = PagePool(self.pages)
+        self.scheduler = Scheduler(self.pool, self.max_sequences, self.prefill_tokens)
+        self._positions: dict[Sequence, int] = {}
+        self._requests = 0
+        self._steps = 0
+
+    def add(self, request: Request) -> int:
+        self._requests += 1
+        params = SamplingParams(
+            request.max_tokens, stop_token_ids=frozenset({STOP_TOKEN} if request.stops else ())
+        )
+        self.scheduler.add(
+            Sequence(
+                request=self._requests,
+                index=index,
+                tokens=list(request.prompt),
+                params=params,
+                version=request.version,
+                slot=request.version,
+                order=(int(request.priority), self._requests),
+            )
+            for index in range(request.n)
+        )
+        return self._requests
+
+    def run(self) -> None:
+        while not self.scheduler.idle:
+            self.step()
+
+    def step(self) -> None:
+        self._steps += 1
+        assert self._steps < PATIENCE, "no end in sight"
+        work = self.scheduler.plan()
+        self._check(work)
+        for item in work:
+            self._compute(item)
+        self.scheduler.commit(work)
+        for item in work:
+            if item.draws:
+                self._draw(item.sequence)
+
+    def _check(self, work: list[Work]) -> None:
+        assert work, "sequences are there, but nothing to do"
+        running = self.scheduler.running
+        assert len(running) <= self.max_sequences
+        assert len({item.sequence for item in work}) == len(work), "a sequence twice in one step"
+        assert all(item.sequence in running for item in work)
+        reading = [item.count for item in work if item.count > 1 or not item.draws]
+        assert sum(reading) <= self.prefill_tokens
+        counts = [item.count > 1 for item in work]
+        assert counts == sorted(counts), "prompts come after the rows of one token"
+        in_use = {page for sequence in running for page in sequence.pages}
+        assert self.pool.available + len(in_use) == self.pages
+        assert all(len(set(sequence.pages)) == len(sequence.pages) for sequence in running)
+
+    def _compute(self, item: Work) -> None:
+        sequence, key = item.sequence, (item.sequence.request, item.sequence.index)
+        expected = self._positions.get(sequence, 0)
+        if item.start != expected:
+            assert item.start % PAGE_SIZE == 0, "a sequence begins anew where known pages end"
+        if item.start < expected:
+            self.restarts[key] += 1
+        if key not in self.order:
+            self.order.append(key)
+            self.cached[key] = item.start
+        self._positions[sequence] = item.stop
+        self.computed[key] += item.count
+        for position in range(item.start, item.stop):
+            place = (sequence.pages[position // PAGE_SIZE], position % PAGE_SIZE)
+            self.memory[place] = (sequence.version, tuple(sequence.tokens[: position + 1]))
+
+    def _draw(self, sequence: Sequence) -> None:
+        length = len(sequence.tokens)
+        for position in range(length):
+            place = (sequence.pages[position // PAGE_SIZE], position % PAGE_SIZE)
+            seen = (sequence.version, tuple(sequence.tokens[: position + 1]))
+            assert self.memory[place] == seen, "the page holds something else"
+        finish = sequence.append(next_token(sequence.tokens, sequence.version, sequence.index))
+        if finish is not None:
+            stopped = sequence.tokens[-1] in sequence.params.stop_token_ids
+            assert finish == (FinishReason.STOP if stopped else FinishReason.LENGTH)
+            self.scheduler.finish(sequence)
+            self.finished[sequence.request, sequence.index] = sequence.tokens
+
+    def play(self, requests: Items[Request]) -> dict[int, Request]:
+        """Let requests come and go at their times; returns them by the number they got."""
+        numbers: dict[int, Request] = {}
+        waiting = sorted(requests, key=lambda request: request.arrives)
+        clock = 0
+        while waiting or not self.scheduler.idle:
+            while waiting and waiting[0].arrives <= clock:
+                request = waiting.pop(0)
+                numbers[self.add(request)] = request
+            for number, request in numbers.items():
+                if request.cancelled == clock:
+                    self.scheduler.cancel(number)
+            if not self.scheduler.idle:
+                self.step()
+            clock += 1
+        return numbers
+
+
+# Few different pages and tails, so that prompts often begin alike.
+prompts = st.builds(
+    lambda blocks, tail: tuple(token for block in blocks for token in [block] * PAGE_SIZE) + tuple(tail),
+    st.lists(st.integers(0, 1), max_size=4),
+    st.lists(st.integers(0, 1), min_size=1, max_size=PAGE_SIZE + 1),
+)
+requests = st.builds(
+    Request,
+    prompt=prompts,
+    max_tokens=st.sampled_from((1, 3, 17, 40)),
+    n=st.sampled_from((1, 1, 2, 4)),
+    version=st.integers(0, 1),
+    priority=st.sampled_from(Priority),
+    stops=st.booleans(),
+    arrives=st.integers(0, 12),
+    cancelled=st.none() | st.integers(0, 30),
+)
+
+
+@given(
+    st.lists(requests, min_size=1, max_size=6),
+    st.integers(0, 20),
+    st.integers(1, 6),
+    st.sampled_from((1, 7, 16, 50)),
+)
+@settings(max_examples=250, deadline=None)
+def test_every_sequence_gets_what_it_would_get_alone(
+    asked: list[Request], spare_pages: int, max_sequences: int, prefill_tokens: int
+) -> None:
+    """The pool holds the longest request at least; `Driver` checks every step."""
+    driver = Driver(max(request.pages for request in asked) + spare_pages, max_sequences, prefill_tokens)
+    numbers = driver.play(asked)
+    for number, request in numbers.items():
+        for index in range(request.n):
+            tokens = driver.finished.get((number, index))
+            if tokens is not None or request.cancelled is None:
+                assert tokens == alone(request, index)
+    assert driver.pool.available == driver.pages, "a page is still in use"
+
+
+@given(st.lists(requests, min_size=2, max_size=5))
+@settings(max_examples=100, deadline=None)
+def test_one_cancelled_sequence_leaves_its_siblings_alone(asked: list[Request]) -> None:
+    driver = Driver(pages=100)
+    numbers = [driver.add(request) for request in asked]
+    driver.step()
+    dropped = (numbers[0], asked[0].n - 1)
+    finished = set(driver.finished)
+    driver.scheduler.cancel(*dropped)
+    driver.run()
+    everyone = {(number, index) for number, r in zip(numbers, asked, strict=True) for index in range(r.n)}
+    assert set(driver.finished) == everyone - ({dropped} - finished)
+
+
+def prompt_of(length: int, start: int = 0) -> tuple[int, ...]:
+    return tuple((start + n) % 97 for n in range(length))
+
+
+def test_a_waiting_user_goes_before_background_that_came_earlier() -> None:
+    driver = Driver(pages=50, max_sequences=1)
+    first = driver.add(Request(prompt_of(8)))
+    driver.step()
+    background = driver.add(Request(prompt_of(8, 10), priority=Priority.BACKGROUND))
+    users = [driver.add(Request(prompt_of(8, 20))), driver.add(Request(prompt_of(8, 30)))]
+    driver.run()
+    assert driver.order == [(number, 0) for number in (first, *users, background)]
+
+
+def test_background_gives_its_pages_to_a_user() -> None:
+    """Together they need more pages than there are: the background sequence starts again, the user's does not."""
+    driver = Driver(pages=6)
+    asked = [Request(prompt_of(16, int(p)), max_tokens=60, priority=p) for p in reversed(Priority)]
+    background, user = (driver.add(request) for request in asked)
+    driver.run()
+    assert driver.restarts[background, 0] > 0
+    assert driver.restarts[user, 0] == 0
+    assert [driver.finished[number, 0] for number in (background, user)] == [alone(r, 0) for r in asked]
+
+
+@given(st.integers(1, 100), st.integers(2, 6), st.sampled_from((16, 40, 200)))
+@settings(max_examples=50, deadline=None)
+def test_siblings_compute_their_prompt_once(length: int, n: int, prefill_tokens: int) -> None:
+    """Only the last token, and what shares a page with it, goes through the model for each of them."""
+    driver = Driver(pages=60, max_sequences=n, prefill_tokens=prefill_tokens)
+    driver.add(Request(prompt_of(length), max_tokens=1, n=n))
+    driver.run()
+    shared = (length - 1) // PAGE_SIZE * PAGE_SIZE
+    assert driver.computed.total() == length + (n - 1) * (length - shared)
+
+
+@given(st.integers(1, 60), st.integers(1, 40), st.integers(1, 40))
+@settings(max_examples=50, deadline=None)
+def test_a_request_that_extends_an_earlier_one_computes_what_is_new(
+    prompt: int, answer: int, addition: int
+) -> None:
+    driver = Driver(pages=60, prefill_tokens=200)
+    first = driver.add(Request(prompt_of(prompt), max_tokens=answer))
+    driver.run()
+    longer = (*driver.finished[first, 0], *prompt_of(addition, 50))
+    second = driver.add(Request(longer, max_tokens=1))
+    driver.run()
+    # The last token of an answer was drawn, but nothing was ever computed from it.
+    known = (prompt + answer - 1) // PAGE_SIZE * PAGE_SIZE
+    assert driver.computed[second, 0] == len(longer) - known
+    assert driver.cached[second, 0] == known
+
+
+def test_nothing_is_shared_between_versions() -> None:
+    driver = Driver(pages=60, prefill_tokens=200)
+    for version in (0, 1):
+        driver.add(Request(prompt_of(64), max_tokens=1, version=version))
+        driver.run()
+    assert driver.computed.total() == 2 * 64
+
+
+def test_a_sequence_knows_how_much_of_its_prompt_was_cached() -> None:
+    driver = Driver(pages=60, prefill_tokens=200)
+    driver.add(Request(prompt_of(40), max_tokens=1))
+    driver.run()
+    driver.add(Request(prompt_of(40), max_tokens=1))
+    (item,) = driver.scheduler.plan()
+    assert (item.sequence.cached, item.start, item.count) == (32, 32, 8)
+
+
+def test_a_long_prompt_does_not_stop_those_who_generate() -> None:
+    driver = Driver(pages=60, prefill_tokens=16)
+    generating = driver.add(Request(prompt_of(8), max_tokens=10))
+    driver.step()
+    driver.add(Request(prompt_of(160, 50), max_tokens=1))
+    for _ in range(9):
+        assert (generating, 0) not in driver.finished
+        driver.step()
+    assert (generating, 0) in driver.finished
+
+
+def test_rows_of_one_token_are_ordered_by_slot() -> None:
+    driver = Driver(pages=60, prefill_tokens=200)
+    for version in (2, 0, 1, 0):
+        driver.add(Request(prompt_of(8, version), max_tokens=5, version=version))
+    driver.step()
+    assert [item.sequence.slot for item in driver.scheduler.plan()] == [0, 0, 1, 2]
+
+
+@given(st.integers(2, 6), st.integers(0, 3))
+@settings(max_examples=30, deadline=None)
+def test_a_pool_too_small_for_all_still_serves_all(n: int, spare_pages: int) -> None:
+    request = Request(prompt_of(20), max_tokens=60, n=n)
+    driver = Driver(pages=request.pages + spare_pages, max_sequences=n)
+    number = driver.add(request)
+    driver.run()
+    assert driver.finished == {(number, index): alone(request, index) for index in range(n)}
+    assert driver.pool.available == driver.pages
+    assert driver.restarts, "there was room enough after all"

@@ -1,0 +1,246 @@
+"""The worker with a real model, in this process: what else is in the batch changes no answer."""
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from peft import PeftModel
+from transformers import LlamaForCausalLM
+
+from openclaw_rl.engines.local.decoder import load_decoder
+from openclaw_rl.engines.local.kv_cache import bytes_per_page
+from openclaw_rl.engines.local.messages import Add, Cancel, LoadAdapter, WorkerOptions
+from openclaw_rl.engines.local.worker import Worker
+from openclaw_rl.types import FinishReason, SampledToken, SampleRequest, SamplingParams
+
+Answers = dict[tuple[int, int], list[SampledToken]]
+
+
+def make_worker(model: Path, pages: int | None = None, max_sequences: int = 8) -> Worker:
+    decoder = load_decoder(model, torch.float32, torch.device("cpu"))
+    gib = pages and (pages + 0.5) * bytes_per_page(decoder.shape, torch.float32) / (1 << 30)
+    options = WorkerOptions(model, "cpu", "float32", max_sequences, None, gib or 0.05, 4, 4)
+    worker = Worker(decoder, options)
+    worker.scheduler.prefill_tokens = 48  # small, so that long prompts take several steps
+    return worker
+
+
+def request(prompt: list[int], n: int = 1, **params: object) -> SampleRequest:
+    return SampleRequest(prompt, SamplingParams(**{"max_tokens": 12, "temperature": 0.0, **params}), n=n)
+
+
+def run(worker: Worker, arrivals: list[tuple[int, Add]]) -> Answers:
+    """Play commands that arrive at given steps, until everything is answered."""
+    answers: Answers = {}
+    step = 0
+    arrivals = sorted(arrivals, key=lambda arrival: arrival[0])
+    while arrivals or not worker.scheduler.idle:
+        while arrivals and (arrivals[0][0] <= step or worker.scheduler.idle):
+            worker.obey(arrivals.pop(0)[1])
+        for id, tokens in worker.step().tokens.items():
+            for token in tokens:
+                answers.setdefault((id, token.index), []).append(token)
+        step += 1
+    return answers
+
+
+def alone(model: Path, job: SampleRequest, version: int = 0) -> list[SampledToken]:
+    return run(make_worker(model), [(0, Add(1, job, version))])[1, 0]
+
+
+def ids(tokens: list[SampledToken]) -> list[int]:
+    return [token.token_id for token in tokens]
+
+
+def assert_same(one: list[SampledToken], other: list[SampledToken]) -> None:
+    assert ids(one) == ids(other)
+    assert [t.logprob for t in one] == pytest.approx([t.logprob for t in other], abs=1e-4)
+
+
+def test_greedy_tokens_and_logprobs_equal_those_of_transformers(tiny_model: Path) -> None:
+    prompt = random.Random(0).choices(range(300), k=60)
+    model = LlamaForCausalLM.from_pretrained(tiny_model).eval()
+    theirs = model.generate(
+        torch.tensor([prompt]),
+        attention_mask=torch.ones(1, len(prompt)),
+        max_new_tokens=12,
+        do_sample=False,
+        eos_token_id=-1,
+    )[0, len(prompt) :].tolist()
+    ours = alone(tiny_model, request(prompt))
+    assert ids(ours) == theirs
+    with torch.inference_mode():
+        logprobs = model(torch.tensor([prompt + theirs])).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+    expected = [row[token].item() for row, token in zip(logprobs, theirs, strict=True)]
+    assert [token.logprob for token in ours] == pytest.approx(expected, abs=1e-4)
+    assert ours[-1].finish is FinishReason.LENGTH
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    lengths=st.lists(st.integers(1, 150), min_size=2, max_size=10),
+    steps=st.lists(st.integers(0, 12), min_size=10, max_size=10),
+    seed=st.integers(0, 99),
+)
+def test_any_batch_gives_each_request_what_it_gets_alone(
+    tiny_model: Path, lengths: list[int], steps: list[int], seed: int
+) -> None:
+    """Mixed lengths, joining and leaving at any step, greedy and sampled."""
+    rng = random.Random(seed)
+    jobs = [
+        request(rng.choices(range(300), k=length), temperature=rng.choice([0.0, 0.8]), seed=i, max_tokens=4 + i)
+        for i, length in enumerate(lengths)
+    ]
+    arrivals = [(step, Add(i, job, 0)) for i, (step, job) in enumerate(zip(steps, jobs, strict=False))]
+    answers = run(make_worker(tiny_model), arrivals)
+    for i, job in enumerate(jobs):
+        assert_same(answers[i, 0], alone(tiny_model, job))
+
+
+def test_a_cache_too_small_for_all_changes_no_answer(tiny_model: Path) -> None:
+    rng = random.Random(3)
+    jobs = [request(rng.choices(range(300), k=60), max_tokens=40, temperature=0.7, seed=i) for i in range(6)]
+    worker = make_worker(tiny_model, pages=14)
+    answers = run(worker, [(i, Add(i, job, 0)) for i, job in enumerate(jobs)])
+    for i, job in enumerate(jobs):
+        assert_same(answers[i, 0], alone(tiny_model, job))
+    assert worker.scheduler.pool.available == worker.scheduler.pool.pages
+
+
+def test_n_completions_share_one_reading_of_the_prompt(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompt = random.Random(1).choices(range(300), k=161)
+    worker = make_worker(tiny_model)
+    computed = count_computed(worker, monkeypatch)
+    answers = run(worker, [(0, Add(1, request(prompt, n=4, temperature=1.0, seed=5, max_tokens=8), 0))])
+    assert len(answers) == 4
+    # 161 once, the one token after the ten full pages for each sibling, and seven drawn tokens of each.
+    assert sum(computed) == 161 + 3 * 1 + 4 * 7
+    assert len({tuple(ids(tokens)) for tokens in answers.values()}) > 1
+    for index in range(4):
+        again = run(
+            make_worker(tiny_model), [(0, Add(1, request(prompt, n=4, temperature=1.0, seed=5, max_tokens=8), 0))]
+        )
+        assert_same(answers[1, index], again[1, index])
+
+
+def test_a_request_that_extends_another_computes_only_what_is_new(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt = random.Random(2).choices(range(300), k=100)
+    worker = make_worker(tiny_model)
+    first = run(worker, [(0, Add(1, request(prompt), 0))])[1, 0]
+    longer = prompt + ids(first) + [7, 8, 9]
+    computed = count_computed(worker, monkeypatch)
+    second = run(worker, [(0, Add(2, request(longer, max_tokens=1), 0))])[2, 0]
+    assert (
+        sum(computed) == len(longer) - 96
+    )  # six full pages of the hundred tokens, and one token is always computed
+    assert_same(second, alone(tiny_model, request(longer, max_tokens=1)))
+
+
+def test_gathered_pages_give_the_same_answer_as_consecutive_ones(tiny_model: Path) -> None:
+    worker = make_worker(tiny_model, pages=32)
+    pool = worker.scheduler.pool
+    holes = [pool.allocate() for _ in range(32)]
+    pool.release([page for page in holes if page is not None and page % 2])
+    job = request(random.Random(4).choices(range(300), k=70))
+    answer = run(worker, [(0, Add(1, job, 0))])[1, 0]
+    assert_same(answer, alone(tiny_model, job))
+
+
+def test_one_batch_mixes_versions_and_each_equals_peft(tiny_model: Path, adapters: list[Path]) -> None:
+    worker = make_worker(tiny_model)
+    for version, folder in enumerate(adapters, start=1):
+        loaded = worker.obey(LoadAdapter(version, folder, None))
+        assert loaded is not None
+        assert loaded.error is None
+    prompt = random.Random(5).choices(range(300), k=50)
+    arrivals = [(version % 2, Add(version, request(prompt), version)) for version in (0, 2, 1, 3)]
+    answers = run(worker, arrivals)
+    expected = {0: transformers_greedy(LlamaForCausalLM.from_pretrained(tiny_model), prompt)}
+    for version, folder in enumerate(adapters, start=1):
+        base = LlamaForCausalLM.from_pretrained(tiny_model)
+        expected[version] = transformers_greedy(PeftModel.from_pretrained(base, folder), prompt)
+    assert {version: ids(answers[version, 0]) for version in expected} == expected
+    assert len({tuple(tokens) for tokens in expected.values()}) == 4
+
+
+def test_the_adapters_of_a_cuda_graph_compute_the_same(tiny_model: Path, adapters: list[Path]) -> None:
+    worker = make_worker(tiny_model)
+    for version, folder in enumerate(adapters, start=1):
+        worker.obey(LoadAdapter(version, folder, None))
+    x, y = torch.randn(4, 64), torch.randn(4, 128)
+    mask = torch.tensor([[0.0, 0, 0, 0], [0, 0, 1, 0], [1, 0, 0, 0], [0, 1, 0, 0]])
+    spans = [(0, 1, 0), (1, 2, 3), (2, 3, 1), (3, 4, 2)]
+    by_span = worker.adapters.adapt(spans)
+    assert by_span is not None
+    expected = by_span(1, "qkv", x, y.clone())
+    torch.testing.assert_close(worker.adapters.adapt_masked(mask)(1, "qkv", x, y.clone()), expected)
+    assert not torch.equal(expected[1:], y[1:])
+
+
+def test_an_adapter_replaces_another_in_its_slot(tiny_model: Path, adapters: list[Path]) -> None:
+    worker = make_worker(tiny_model)
+    prompt = random.Random(6).choices(range(300), k=40)
+    worker.obey(LoadAdapter(1, adapters[0], None))
+    one = run(worker, [(0, Add(1, request(prompt), 1))])[1, 0]
+    for version in (2, 3, 4):
+        worker.obey(LoadAdapter(version, adapters[1], None))
+    worker.obey(LoadAdapter(5, adapters[0], drop=1))
+    again = run(worker, [(0, Add(2, request(prompt), 5)), (0, Add(3, request(prompt), 4))])
+    assert_same(again[2, 0], one)
+    assert ids(again[3, 0]) != ids(one)
+
+
+def test_an_adapter_that_does_not_fit_is_refused_in_words(tiny_model: Path, tmp_path: Path) -> None:
+    loaded = make_worker(tiny_model).obey(LoadAdapter(1, tmp_path, None))
+    assert loaded is not None
+    assert "adapter_config.json" in (loaded.error or "")
+
+
+def test_a_stop_token_ends_the_completion_and_belongs_to_it(tiny_model: Path) -> None:
+    prompt = random.Random(8).choices(range(300), k=30)
+    whole = ids(alone(tiny_model, request(prompt)))
+    stop = whole[5]
+    ended = alone(tiny_model, request(prompt, stop_token_ids=frozenset([stop])))
+    assert ids(ended) == whole[: whole.index(stop) + 1]
+    assert ended[-1].finish is FinishReason.STOP
+
+
+def test_cancel_frees_everything(tiny_model: Path) -> None:
+    worker = make_worker(tiny_model)
+    worker.obey(Add(1, request([1, 2, 3] * 30, n=3, max_tokens=100), 0))
+    for _ in range(6):
+        worker.step()
+    worker.obey(Cancel(1, 0))
+    assert len(worker.scheduler.running) == 2
+    worker.obey(Cancel(1))
+    assert worker.scheduler.idle
+    assert worker.scheduler.pool.available == worker.scheduler.pool.pages
+
+
+def transformers_greedy(model: torch.nn.Module, prompt: list[int]) -> list[int]:
+    out = model.eval().generate(
+        input_ids=torch.tensor([prompt]),
+        attention_mask=torch.ones(1, len(prompt)),
+        max_new_tokens=12,
+        do_sample=False,
+        eos_token_id=-1,
+    )
+    return out[0, len(prompt) :].tolist()
+
+
+def count_computed(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Tokens that went through the model, step by step."""
+    computed: list[int] = []
+    run_model = worker.runner.run
+
+    def counted(work: list) -> torch.Tensor:
+        computed.append(sum(item.count for item in work))
+        return run_model(work)
+
+    monkeypatch.setattr(worker.runner, "run", counted)
+    return computed

@@ -1,0 +1,188 @@
+"""The whole program as a user runs it: real processes, real signals, the official client."""
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import IO
+
+import httpx
+import openai
+import pytest
+
+ROOT = Path(__file__).parent.parent
+HELLO = [{"role": "user", "content": "Hello!"}]
+
+
+class Program:
+    """`openclaw-rl serve` on a port of its own."""
+
+    def __init__(self, process: subprocess.Popen[str], port: int, log: IO[str]) -> None:
+        self.process, self.url, self._log = process, f"http://127.0.0.1:{port}", log
+
+    @property
+    def log(self) -> str:
+        """What the program has said so far."""
+        self._log.seek(0)
+        return self._log.read()
+
+    @property
+    def client(self) -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=120)
+
+    def worker(self) -> int:
+        """The sampler's process: the child that imported the worker's entry."""
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        return next(int(pid) for pid in children if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes())
+
+    def metric(self, name: str) -> float:
+        lines = httpx.get(f"{self.url}/metrics").text.splitlines()
+        return sum(float(line.split()[-1]) for line in lines if line.startswith(name + " "))
+
+
+@contextlib.contextmanager
+def serving(command: list[str], model: Path | None, *flags: str) -> Iterator[Program]:
+    port = free_port()
+    named = ["--model-name", str(model)] if model else []
+    arguments = [*command, *named, "--proxy-port", str(port), *flags]
+    with tempfile.TemporaryFile("w+") as log:
+        process = subprocess.Popen(arguments, stderr=log, text=True, cwd=ROOT)
+        program = Program(process, port, log)
+        try:
+            wait_until_ready(program)
+            yield program
+        finally:
+            process.kill()
+            process.wait()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def wait_until_ready(program: Program, seconds: float = 300) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if program.process.poll() is not None:
+            pytest.fail(f"the server ended: {program.log}")
+        with contextlib.suppress(httpx.TransportError):
+            if httpx.get(f"{program.url}/readyz").status_code == 200:
+                return
+        time.sleep(0.1)
+    pytest.fail("the server did not become ready")
+
+
+def wait_for_load(program: Program) -> None:
+    """Until sequences are being sampled."""
+    deadline = time.monotonic() + 30
+    while not program.metric("openclaw_active_sequences"):
+        assert time.monotonic() < deadline
+
+
+SERVE = [sys.executable, "-m", "openclaw_rl", "serve"]
+
+
+def test_the_embedded_model_talks_streams_and_is_reproducible() -> None:
+    """What the README promises first, on the real model, through `run.py`."""
+    with serving([sys.executable, "run.py"], None) as program:
+        client = program.client
+        question = [{"role": "user", "content": "What is the capital of France?"}]
+        greedy = {"model": "smollm2-135m", "messages": question, "temperature": 0, "max_tokens": 24}
+        answer = client.chat.completions.create(**greedy)
+        assert "Paris" in answer.choices[0].message.content
+        pieces = [c.choices[0].delta.content or "" for c in client.chat.completions.create(**greedy, stream=True)]
+        assert "".join(pieces) == answer.choices[0].message.content
+        sampled = {**greedy, "temperature": 1, "n": 3, "seed": 5}
+        one, other = (
+            [choice.message.content for choice in client.chat.completions.create(**sampled).choices]
+            for _ in range(2)
+        )
+        assert one == other
+        assert len(set(one)) > 1
+        with ThreadPoolExecutor(20) as pool:
+            burst = list(pool.map(lambda _: client.chat.completions.create(**greedy), range(20)))
+        assert {answer.choices[0].message.content for answer in burst} == {answer.choices[0].message.content}
+
+
+def test_sigterm_lets_a_request_finish_and_exits_0(tiny_model: Path) -> None:
+    with serving(SERVE, tiny_model) as program:
+        stream = program.client.chat.completions.create(
+            model=tiny_model.name, messages=HELLO, stream=True, max_tokens=200, seed=1
+        )
+        chunks = iter(stream)
+        next(chunks)
+        program.process.send_signal(signal.SIGTERM)
+        rest = list(chunks)
+        assert rest[-1].choices[0].finish_reason in ("stop", "length")
+        assert program.process.wait(30) == 0
+
+
+def test_sigterm_does_not_wait_longer_than_it_may(tiny_model: Path) -> None:
+    with serving(SERVE, tiny_model, "--shutdown-seconds", "1") as program, ThreadPoolExecutor(12) as pool:
+        ask = {"messages": HELLO, "max_tokens": 450, "n": 16}
+        url = f"{program.url}/v1/chat/completions"
+        running = [pool.submit(httpx.post, url, json=ask, timeout=60) for _ in range(12)]
+        wait_for_load(program)
+        program.process.send_signal(signal.SIGINT)
+        answers = [future.result() for future in running]
+        assert 503 in {answer.status_code for answer in answers}
+        assert all("shutting down" in answer.text for answer in answers if answer.status_code == 503)
+        assert program.process.wait(15) == 0
+        assert "Traceback" not in program.log
+
+
+def test_kill_9_of_the_worker_under_load(tiny_model: Path) -> None:
+    with serving(SERVE, tiny_model) as program, ThreadPoolExecutor(8) as pool:
+
+        def request(seed: int) -> int:
+            ask = {"messages": HELLO, "max_tokens": 400, "seed": seed, "n": 4}
+            answer = httpx.post(f"{program.url}/v1/chat/completions", json=ask, timeout=60)
+            assert answer.status_code == 200 or answer.json()["error"]["type"] == "server_error"
+            return answer.status_code
+
+        running = [pool.submit(request, seed) for seed in range(8)]
+        wait_for_load(program)
+        os.kill(program.worker(), signal.SIGKILL)
+        assert {future.result() for future in running} <= {200, 503}
+        assert 503 in {future.result() for future in running}
+        assert httpx.get(f"{program.url}/healthz").status_code == 200
+        # The next request waits for the new worker instead of failing.
+        assert request(99) == 200
+        assert program.metric("openclaw_engine_restarts") == 1
+
+
+def test_the_worker_does_not_outlive_a_killed_server(tiny_model: Path) -> None:
+    with serving(SERVE, tiny_model) as program:
+        worker = program.worker()
+        program.process.kill()
+        program.process.wait()
+        end = time.monotonic() + 20
+        while Path(f"/proc/{worker}").exists() and "zombie" not in Path(f"/proc/{worker}/status").read_text():
+            assert time.monotonic() < end
+            time.sleep(0.05)
+
+
+def test_a_taken_port_is_said_in_one_sentence(tiny_model: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        done = subprocess.run(
+            [*SERVE, "--model-name", str(tiny_model), "--proxy-port", port],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 2
+    assert re.search(rf"Cannot listen on 127.0.0.1:{port}.*--proxy-port", done.stderr)
+    assert "Traceback" not in done.stderr
