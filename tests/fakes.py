@@ -61,6 +61,7 @@ class ScriptedStream:
         if not self._closed:
             self._closed = True
             self._sampler.open -= 1
+            self._ids.clear()
 
     async def __aiter__(self) -> AsyncIterator[list[SampledToken]]:
         position = 0

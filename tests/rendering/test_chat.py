@@ -1,5 +1,6 @@
-"""A conversation becomes the ids that the model's own tokenizer would give, and control tokens cannot be forged."""
+"""A conversation becomes the ids that the model's own tokenizer gives, and control tokens cannot be forged."""
 
+import contextlib
 import json
 import shutil
 from collections.abc import Callable
@@ -77,8 +78,8 @@ def user(text: Any) -> Message:
     return {"role": "user", "content": text}
 
 
-def ids(renderer: ChatRenderer, messages: list[Message], tools: Any = (), options: Any = {}) -> list[int]:
-    return renderer.prompt(renderer.text(messages, tools, options)).ids
+def ids(renderer: ChatRenderer, messages: list[Message], tools: Any = (), options: Any = None) -> list[int]:
+    return renderer.prompt(renderer.text(messages, tools, options or {})).ids
 
 
 def controls(renderer: ChatRenderer, prompt: list[int]) -> int:
@@ -115,7 +116,9 @@ class TestIds:
             lambda backend: setattr(backend, "normalizer", normalizers.NFC()),
             lambda backend: setattr(backend, "normalizer", normalizers.Prepend(" ")),
             lambda backend: setattr(backend, "pre_tokenizer", pre_tokenizers.ByteLevel(add_prefix_space=True)),
-            lambda backend: setattr(backend, "pre_tokenizer", pre_tokenizers.Metaspace(prepend_scheme="first")),
+            lambda backend: setattr(
+                backend, "pre_tokenizer", pre_tokenizers.Metaspace("Ġ", prepend_scheme="first")
+            ),
         ],
         ids=["rstrip", "lstrip", "added", "NFC", "prepend", "prefix-space", "metaspace-first"],
     )
@@ -206,10 +209,9 @@ class TestForgery:
         assert ids(renderer, [user(parts)]) == ids(renderer, [user(first + second)])
 
     @pytest.mark.parametrize("template", ["its own", "plain"])
-    @pytest.mark.parametrize("control", CONTROL)
     @pytest.mark.parametrize("place", ["name", "description", "property", "call", "argument", "key", "result"])
     def test_in_tools_and_calls(
-        self, folder_with: ChangeFolder, renderer: ChatRenderer, place: str, control: str, template: str
+        self, folder_with: ChangeFolder, renderer: ChatRenderer, place: str, template: str
     ) -> None:
         if template == "plain":
             renderer = ChatRenderer(folder_with(chat_template=PLAIN_CHATML))
@@ -228,7 +230,8 @@ class TestForgery:
             ]
             return ids(renderer, chat, [{"type": "function", "function": tool}])
 
-        assert controls(renderer, prompt(control)) == controls(renderer, prompt("harmless"))
+        for control in CONTROL:
+            assert controls(renderer, prompt(control)) == controls(renderer, prompt("harmless"))
 
     def test_in_options_that_the_template_prints(self, folder_with: ChangeFolder) -> None:
         """Clients send chat_template_kwargs, too."""
@@ -237,12 +240,10 @@ class TestForgery:
         assert controls(renderer, forged) == controls(renderer, ids(renderer, [user("Hello")]))
 
     def test_half_a_character_in_arguments_is_not_the_end(self, renderer: ChatRenderer) -> None:
-        """JSON can escape what no text can hold, and models write it; rendering may refuse it in words."""
+        """JSON can escape what no text can hold, and models write it; to refuse it in words is fine, too."""
         call = {"function": {"name": "f", "arguments": r'{"a": "\ud83d"}'}}
-        try:
+        with contextlib.suppress(ChatError):
             assert ids(renderer, [user("Hello"), {"role": "assistant", "content": "", "tool_calls": [call]}])
-        except ChatError as error:
-            assert str(error)
 
 
 class TestTools:

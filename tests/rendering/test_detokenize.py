@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from openclaw_rl.rendering.detokenize import StreamDecoder, token_bytes
+from openclaw_rl.rendering.detokenize import Detokenizer, token_bytes
 
 REPLACEMENT = "\ufffd"
 SAMPLE = "€€é😀\ufffd a"
@@ -66,7 +66,7 @@ def decode(tokenizer: Tokenizer, ids: list[int]) -> str:
 
 
 def stream(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
-    decoder = StreamDecoder(tokenizer)
+    decoder = Detokenizer(tokenizer).stream()
     return [*(decoder.push(sampled) for sampled in ids), decoder.flush()]
 
 
@@ -102,7 +102,7 @@ def test_no_piece_of_well_formed_text_holds_half_a_character(tokenizer: Tokenize
 def test_byte_level_holds_back_the_last_character_at_most(data: st.DataObject) -> None:
     tokenizer = TOKENIZERS["byte-level"]
     ids = data.draw(ids_of(tokenizer))
-    decoder = StreamDecoder(tokenizer)
+    decoder = Detokenizer(tokenizer).stream()
     out = ""
     for n, sampled in enumerate(ids, start=1):
         out += decoder.push(sampled)
@@ -153,7 +153,7 @@ def test_cost_per_token_is_constant(name: str, make_ids: Callable[[Tokenizer], l
 
 def test_a_flushed_decoder_has_nothing_left() -> None:
     tokenizer = TOKENIZERS["byte-level"]
-    decoder = StreamDecoder(tokenizer)
+    decoder = Detokenizer(tokenizer).stream()
     decoder.push(token_id(tokenizer, "ÿ"))
     assert [decoder.flush(), decoder.flush()] == [REPLACEMENT, ""]
 

@@ -2,8 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Coroutine, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
@@ -11,16 +11,12 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from openclaw_rl import __version__
 from openclaw_rl.api import errors
 from openclaw_rl.api.auth import KeyCheck
-from openclaw_rl.api.completion import ChatService
+from openclaw_rl.api.completion import ChatService, Completion
 from openclaw_rl.api.encode import Encoder
 from openclaw_rl.api.errors import ApiError
 from openclaw_rl.api.wire import ChatRequest, parse_request
 from openclaw_rl.config import ApiKey
 
-T = TypeVar("T")
-
-#: nginx's word for a client that left; nobody reads it, but logs count it.
-CLIENT_CLOSED = 499
 #: Proxies must pass a stream on piece by piece.
 STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
@@ -52,9 +48,11 @@ def create_app(
         if body.stream:
             chunks = encoder.chunks(completion, bool(body.logprobs), body.wants_usage)
             return StreamingResponse(chunks, media_type="text/event-stream", headers=STREAM_HEADERS)
-        answer = await unless_disconnected(request, encoder.whole(completion, bool(body.logprobs)))
-        if answer is None:
-            return Response(status_code=CLIENT_CLOSED)
+        leaving = asyncio.create_task(close_when_gone(request, completion))
+        try:
+            answer = await encoder.whole(completion, bool(body.logprobs))
+        finally:
+            leaving.cancel()
         return Response(answer, media_type="application/json")
 
     # Clients ask for the models before they have a key, and the answer holds no secret.
@@ -103,24 +101,11 @@ async def read_body(request: Request, limit: int) -> bytes:
     return b"".join(parts)
 
 
-async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T | None:
-    """The work's result; if the client leaves first, the work is cancelled and there is none."""
-    task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(disconnect(request))
-    try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-        return task.result() if task.done() else None
-    finally:
-        gone.cancel()
-        if not task.done():
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-
-
-async def disconnect(request: Request) -> None:
-    """Return when the client has left. The body must have been read."""
+async def close_when_gone(request: Request, completion: Completion) -> None:
+    """Stop the generation when the client leaves. The body must have been read."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
+    completion.close()
 
 
 def unknown_model(name: str, model: str) -> ApiError:

@@ -6,7 +6,7 @@ as they become certain, and afterwards it knows what was sampled, token for toke
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -95,7 +95,7 @@ class Completion:
                     first = False
                 for update in self._read(tokens):
                     yield update
-            status = "ok"
+            status = "ok" if all(choice.finish_reason for choice in self.choices) else "cancelled"
         except EngineUnavailable as error:
             status = "failed"
             raise from_engine(error) from error
@@ -103,27 +103,33 @@ class Completion:
             self._stream.close()
             self._count(status)
 
-    def _read(self, tokens: list[SampledToken]) -> list[Update]:
-        updates = []
-        for token in tokens:
-            choice = self.choices[token.index]
-            if choice.finish_reason is not None:
-                continue
-            choice.tokens.append(token)
-            deltas = choice.parser.push(token.token_id)
-            if token.finish is not None or choice.parser.stopped:
-                deltas += choice.parser.flush()
-                choice.finish_reason = finish_reason(choice, token.finish)
-                self._stream.drop(token.index)
-            updates.append(Update(token.index, [token], deltas, choice.finish_reason))
-        return updates
+    def _read(self, tokens: list[SampledToken]) -> Iterator[Update]:
+        for index, choice in enumerate(self.choices):
+            if choice.finish_reason is None:
+                own = [token for token in tokens if token.index == index]
+                if own:
+                    yield self._advance(index, choice, own)
+
+    def _advance(self, index: int, choice: Choice, tokens: list[SampledToken]) -> Update:
+        taken, deltas = choice.parser.push(token.token_id for token in tokens)
+        tokens = tokens[:taken]
+        choice.tokens += tokens
+        if tokens[-1].finish is not None or choice.parser.stopped:
+            deltas += choice.parser.flush()
+            choice.finish_reason = finish_reason(choice, tokens[-1].finish)
+            self._stream.drop(index)
+        return Update(index, tokens, deltas, choice.finish_reason)
+
+    def close(self) -> None:
+        """Stop the generation; iteration ends."""
+        self._stream.close()
 
     def _count(self, status: str) -> None:
         usage = self.usage()
-        self._metrics.requests.labels(status).inc()
-        self._metrics.tokens.labels("prompt").inc(usage["prompt_tokens"])
-        self._metrics.tokens.labels("cached").inc(usage["prompt_tokens_details"]["cached_tokens"])
-        self._metrics.tokens.labels("completion").inc(usage["completion_tokens"])
+        self._metrics.requests[status].inc()
+        self._metrics.prompt_tokens.inc(usage["prompt_tokens"])
+        self._metrics.cached_tokens.inc(usage["prompt_tokens_details"]["cached_tokens"])
+        self._metrics.completion_tokens.inc(usage["completion_tokens"])
         self._metrics.duration.observe(time.perf_counter() - self._started)
 
 
@@ -161,7 +167,7 @@ class ChatService:
         try:
             stream = self.sampler.sample(SampleRequest(prompt.ids, params, n))
         except (QueueFull, EngineUnavailable) as error:
-            self.metrics.requests.labels("refused").inc()
+            self.metrics.requests["refused"].inc()
             raise from_engine(error) from error
         choices = [Choice(self._response_parser(request, prompt, bool(tools))) for _ in range(n)]
         return Completion(prompt, stream, choices, self.metrics)
@@ -200,8 +206,7 @@ class ChatService:
 
     def _response_parser(self, request: ChatRequest, prompt: Prompt, tools: bool) -> ResponseParser:
         parser = PARSERS[self._parser]() if tools else None
-        backend = self.renderer.tokenizer.backend
-        return ResponseParser(backend, request.stops, prompt.opens_reasoning, parser)
+        return ResponseParser(self.renderer.detokenizer, request.stops, prompt.opens_reasoning, parser)
 
 
 def hash_seed(seed: int, number: int) -> int:

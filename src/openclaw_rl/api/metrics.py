@@ -15,15 +15,11 @@ class Metrics:
 
     def __init__(self, stats: Callable[[], EngineStats]) -> None:
         self.registry = CollectorRegistry()
-        self.requests = Counter(
-            "openclaw_requests", "Chat requests by how they ended.", ["status"], registry=self.registry
-        )
-        self.tokens = Counter(
-            "openclaw_tokens",
-            "Tokens: prompt, cached (part of prompt), completion.",
-            ["kind"],
-            registry=self.registry,
-        )
+        requests = self._counter("openclaw_requests", "Chat requests by how they ended.", "status")
+        self.requests = {status: requests.labels(status) for status in ("ok", "cancelled", "failed", "refused")}
+        tokens = self._counter("openclaw_tokens", "Tokens: prompt, cached (part of prompt), completion.", "kind")
+        self.prompt_tokens, self.cached_tokens = tokens.labels("prompt"), tokens.labels("cached")
+        self.completion_tokens = tokens.labels("completion")
         self.first_token = Histogram(
             "openclaw_time_to_first_token_seconds",
             "From a request's arrival to its first token.",
@@ -42,6 +38,9 @@ class Metrics:
         self._gauge(
             "openclaw_engine_restarts", "Times the engine's worker was restarted.", lambda: stats().restarts
         )
+
+    def _counter(self, name: str, doc: str, label: str) -> Counter:
+        return Counter(name, doc, [label], registry=self.registry)
 
     def _gauge(self, name: str, doc: str, read: Callable[[], float]) -> None:
         Gauge(name, doc, registry=self.registry).set_function(read)

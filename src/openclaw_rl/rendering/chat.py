@@ -11,6 +11,7 @@ from typing import Any
 from jinja2 import TemplateError
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from openclaw_rl.rendering.detokenize import Detokenizer
 from openclaw_rl.rendering.tokenizer import ChatTokenizer
 
 Message = dict[str, Any]
@@ -52,6 +53,7 @@ class ChatRenderer:
 
     def __init__(self, folder: Path) -> None:
         self.tokenizer = ChatTokenizer(folder)
+        self.detokenizer = Detokenizer(self.tokenizer.backend)
         self.template = self.tokenizer.template or CHATML
         self._speaks_tools = self._template_mentions_tools()
 

@@ -15,8 +15,27 @@ _REPLACEMENT = "\ufffd"
 # the start of the last character: from there on, decoding them alone agrees with decoding everything.
 _CONTEXT = 4
 
+# The window is cut back to the context when it has grown to this: rarely enough that most tokens cost one
+# decode, often enough that the decode is short.
+_WINDOW = 3 * _CONTEXT
+
 # How byte-fallback vocabularies (sentencepiece) spell a single byte.
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+class Detokenizer:
+    """What is the same for every response of a tokenizer, found out once; `stream` begins a response."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        vocabulary = {token_id: token for token, token_id in tokenizer.get_vocab().items() if token}
+        added = tokenizer.get_added_tokens_decoder()
+        # A model's output layer is often padded past the vocabulary; `decode` skips such ids, like special ones.
+        self.visible = frozenset(id for id in vocabulary if id not in added or not added[id].special)
+        self.single_bytes = frozenset(id for id in self.visible if _BYTE_TOKEN.fullmatch(vocabulary[id]))
+
+    def stream(self) -> "StreamDecoder":
+        return StreamDecoder(self)
 
 
 class StreamDecoder:
@@ -30,27 +49,26 @@ class StreamDecoder:
     one in use for language models; one that strips the end of the text would need to see the end.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        added = tokenizer.get_added_tokens_decoder()
-        self._special = frozenset(token_id for token_id, token in added.items() if token.special)
+    def __init__(self, shared: Detokenizer) -> None:
+        self._shared = shared
         self._window: list[int] = []
         self._settled = 0  # how many characters of the window's text are out already
 
     def push(self, token_id: int) -> str:
         """Take the next id; return the text that is certain now and was not before."""
-        token = self._tokenizer.id_to_token(token_id)
-        # A model's output layer is often padded past the vocabulary; `decode` skips such ids too.
-        if not token or token_id in self._special:
+        if token_id not in self._shared.visible:
             return ""
         self._window.append(token_id)
-        if _BYTE_TOKEN.fullmatch(token):
+        if token_id in self._shared.single_bytes:
             return ""
-        piece = self._settled_text()[self._settled :]
-        # The first token of a decode may lose its leading space, so the window keeps tokens already out
-        # to stand in that place.
-        del self._window[:-_CONTEXT]
-        self._settled = len(self._settled_text())
+        text = self._settled_text()
+        piece = text[self._settled :]
+        if len(self._window) >= _WINDOW:
+            # The first token of a decode may lose its leading space, so the window keeps tokens already out
+            # to stand in that place.
+            del self._window[:-_CONTEXT]
+            text = self._settled_text()
+        self._settled = len(text)
         return piece
 
     def flush(self) -> str:
@@ -65,7 +83,7 @@ class StreamDecoder:
         return self._text().removesuffix(_REPLACEMENT)
 
     def _text(self) -> str:
-        return self._tokenizer.decode(self._window, skip_special_tokens=True)
+        return self._shared.tokenizer.decode(self._window, skip_special_tokens=True)
 
 
 def _byte_level_alphabet() -> dict[str, int]:

@@ -1,11 +1,9 @@
 """From sampled tokens to what a client reads: text, reasoning and tool calls, as soon as each is certain."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from tokenizers import Tokenizer
-
-from openclaw_rl.rendering.detokenize import StreamDecoder
+from openclaw_rl.rendering.detokenize import Detokenizer
 from openclaw_rl.rendering.reasoning import ReasoningSplitter
 from openclaw_rl.rendering.stops import StopMatcher
 from openclaw_rl.rendering.tool_calls import ToolCall, ToolParser
@@ -27,12 +25,12 @@ class ResponseParser:
 
     def __init__(
         self,
-        tokenizer: Tokenizer,
+        detokenizer: Detokenizer,
         stops: Sequence[str] = (),
         opens_reasoning: bool = False,
         tools: ToolParser | None = None,
     ) -> None:
-        self._decoder = StreamDecoder(tokenizer)
+        self._decoder = detokenizer.stream()
         self._stops = StopMatcher(stops)
         self._splitter = ReasoningSplitter(starts_inside=opens_reasoning)
         self._tools = tools
@@ -43,9 +41,15 @@ class ResponseParser:
         """Whether a stop string has appeared: no further token matters."""
         return self._stops.stopped
 
-    def push(self, token_id: int) -> list[Delta]:
-        """Take the next token; return what is certain now."""
-        return self._read(self._stops.push(self._decoder.push(token_id)))
+    def push(self, token_ids: Iterable[int]) -> tuple[int, list[Delta]]:
+        """Take tokens up to a stop string; return how many were taken and what is certain now."""
+        taken, text = 0, ""
+        for token_id in token_ids:
+            taken += 1
+            text += self._stops.push(self._decoder.push(token_id))
+            if self.stopped:
+                break
+        return taken, self._read(text)
 
     def flush(self) -> list[Delta]:
         """The completion is over: return all that was held back."""

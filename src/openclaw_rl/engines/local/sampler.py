@@ -241,6 +241,7 @@ class LocalStream:
     def close(self) -> None:
         self._sampler.forget(self)
         self._open.clear()
+        self._wake.set()
 
     async def __aiter__(self) -> AsyncIterator[list[SampledToken]]:
         try:

@@ -1,0 +1,253 @@
+"""What the server adds to a request, beside a bare FastAPI echo of the same payload.
+
+    python benchmarks/serving.py
+
+Both run in processes of their own under uvicorn with the same settings. Our server has its real API, renderer and
+tokenizer (the embedded model's), with a sampler that answers at once, so that only the server is measured.
+"""
+
+import asyncio
+import json
+import multiprocessing
+import socket
+import time
+from collections.abc import AsyncIterator
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from statistics import median
+
+import uvicorn
+from common import machine, percentile, table, verdict
+
+from openclaw_rl.engines.base import EngineLimits, EngineStats
+from openclaw_rl.types import BASE_VERSION, FinishReason, SampledToken, SampleRequest
+
+CLIENTS = 64
+REQUESTS = 6000
+WARM_UP = 300
+ANSWER = "Sure, here is a short answer to that question of yours."
+
+Body = dict[str, object]
+
+
+class InstantSampler:
+    """Implements `Sampler`: every request gets the same completion, at once."""
+
+    limits = EngineLimits(max_context_tokens=1 << 20, max_sequences=CLIENTS)
+    newest_version = BASE_VERSION
+
+    def __init__(self, ids: list[int]) -> None:
+        self.tokens = [SampledToken(0, id, -0.5) for id in ids[:-1]]
+        self.tokens.append(SampledToken(0, ids[-1], -0.5, finish=FinishReason.STOP))
+
+    async def start(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    async def publish(self, version: int, adapter: Path) -> None: ...
+
+    def stats(self) -> EngineStats:
+        return EngineStats(True, 0, 0, 0)
+
+    def sample(self, request: SampleRequest) -> "InstantStream":
+        return InstantStream(self.tokens)
+
+
+class InstantStream:
+    version, cached_tokens = BASE_VERSION, 0
+
+    def __init__(self, tokens: list[SampledToken]) -> None:
+        self.tokens = tokens
+
+    async def __aiter__(self) -> AsyncIterator[list[SampledToken]]:
+        yield self.tokens
+
+    def drop(self, index: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def serve_echo(port: int) -> None:
+    from fastapi import FastAPI
+
+    app = FastAPI()
+
+    @app.post("/v1/chat/completions")
+    async def echo(body: dict[str, object]) -> dict[str, object]:
+        return body
+
+    uvicorn.run(app, port=port, log_level="error", access_log=False, lifespan="off")
+
+
+def serve_ours(port: int) -> None:
+    from openclaw_rl.api.app import create_app
+    from openclaw_rl.api.completion import ChatService, SamplingDefaults
+    from openclaw_rl.models import fetch_model
+    from openclaw_rl.rendering.chat import ChatRenderer
+
+    renderer = ChatRenderer(fetch_model(None, Path("~/.cache/openclaw-rl").expanduser()))
+    ids = [*renderer.tokenizer.backend.encode(ANSWER).ids, *renderer.tokenizer.eos_ids]
+    app = create_app(ChatService(InstantSampler(ids), renderer, SamplingDefaults()), "bench")
+    uvicorn.run(app, port=port, log_level="error", access_log=False, lifespan="off")
+
+
+class Server:
+    """A server in a process of its own, ready when the block begins."""
+
+    def __init__(self, target: object) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port: int = probe.getsockname()[1]
+        context = multiprocessing.get_context("spawn")
+        self.process: BaseProcess = context.Process(target=target, args=(self.port,), daemon=True)
+
+    def __enter__(self) -> "Server":
+        self.process.start()
+        end = time.monotonic() + 60
+        while time.monotonic() < end:
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", self.port)) == 0:
+                    return self
+            time.sleep(0.05)
+        raise TimeoutError("the server did not start")
+
+    def __exit__(self, *_: object) -> None:
+        self.process.terminate()
+        self.process.join()
+
+
+class Connection:
+    """One keep-alive connection; as little client as possible, since it shares the machine with the server."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+
+    @classmethod
+    async def open(cls, port: int) -> "Connection":
+        return cls(*await asyncio.open_connection("127.0.0.1", port, limit=1 << 22))
+
+    async def post(self, payload: bytes) -> bytes:
+        self.writer.write(payload)
+        head = await self.reader.readuntil(b"\r\n\r\n")
+        if not head.startswith(b"HTTP/1.1 200"):
+            raise RuntimeError(head.decode())
+        length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+        return await self.reader.readexactly(length)
+
+
+def payload(body: Body) -> bytes:
+    content = json.dumps(body).encode()
+    lines = ["POST /v1/chat/completions HTTP/1.1", "Host: x", "Content-Type: application/json"]
+    head = "\r\n".join([*lines, f"Content-Length: {len(content)}", "", ""])
+    return head.encode() + content
+
+
+def short_chat() -> Body:
+    return {"model": "bench", "messages": [{"role": "user", "content": "Hello, what can you do for me today?"}]}
+
+
+def agent_turns(turns: int) -> list[Body]:
+    """The requests of one agent's conversation: a 50 KB system prompt, 12 tools, a history that grows."""
+    words = "You are a careful agent. Use your tools one step at a time. Rule {}: do what the owner wants.\n"
+    system = "".join(words.format(number) for number in range(620))
+    properties = {f"argument_{i}": {"type": "string", "description": "what it is for"} for i in range(6)}
+    tools = [
+        {
+            "type": "function",
+            "function": {
+                "name": f"tool_{i}",
+                "description": "Does one thing well. " * 10,
+                "parameters": {"type": "object", "properties": properties, "required": ["argument_0"]},
+            },
+        }
+        for i in range(12)
+    ]
+    messages: list[Body] = [{"role": "system", "content": system}]
+    requests: list[Body] = []
+    for turn in range(turns):
+        messages = [
+            *messages,
+            {"role": "user", "content": f"Step {turn}: look at the next file and tell me more. " * 8},
+        ]
+        requests.append({"model": "bench", "messages": messages, "tools": tools})
+        messages = [*messages, {"role": "assistant", "content": ANSWER * 6}]
+    return requests
+
+
+async def latencies(port: int, payloads: list[bytes]) -> list[float]:
+    """Milliseconds of requests one after another."""
+    connection = await Connection.open(port)
+    times = []
+    for data in payloads:
+        start = time.perf_counter()
+        await connection.post(data)
+        times.append((time.perf_counter() - start) * 1e3)
+    return times
+
+
+async def throughput(port: int, data: bytes) -> float:
+    """Requests per second of many clients at once."""
+    connections = [await Connection.open(port) for _ in range(CLIENTS)]
+
+    async def client(connection: Connection, count: int) -> None:
+        for _ in range(count):
+            await connection.post(data)
+
+    await asyncio.gather(*(client(connection, 5) for connection in connections))
+    start = time.perf_counter()
+    await asyncio.gather(*(client(connection, REQUESTS // CLIENTS) for connection in connections))
+    return REQUESTS // CLIENTS * CLIENTS / (time.perf_counter() - start)
+
+
+async def measure(echo: int, ours: int) -> None:
+    short = payload(short_chat())
+    conversation = [payload(body) for body in agent_turns(40)]
+    for port in (echo, ours):
+        await latencies(port, [short] * WARM_UP)
+    # By turns, so that a slow spell of the machine falls on both.
+    rates: dict[int, list[float]] = {echo: [], ours: []}
+    singles: dict[int, list[float]] = {echo: [], ours: []}
+    for _ in range(3):
+        for port in (echo, ours):
+            rates[port].append(await throughput(port, short))
+            singles[port] += await latencies(port, [short] * 400)
+    turns = {port: await latencies(port, conversation) for port in (echo, ours)}
+    share = max(rates[ours]) / max(rates[echo])
+    added = median(singles[ours]) - median(singles[echo])
+    first_added = turns[ours][0] - turns[echo][0]
+    follow_added = median(turns[ours][1:]) - median(turns[echo][1:])
+    p99 = percentile(turns[ours][1:], 0.99)
+    rows = [
+        (
+            "short chat, p50 ms",
+            median(singles[echo]),
+            median(singles[ours]),
+            f"+{added:.2f}",
+            verdict(added, 3, False),
+        ),
+        (
+            f"{CLIENTS} clients, requests/s",
+            max(rates[echo]),
+            max(rates[ours]),
+            f"×{share:.2f}",
+            verdict(share, 0.35),
+        ),
+        ("agent, first turn, ms", turns[echo][0], turns[ours][0], f"+{first_added:.1f}", ""),
+        (
+            "agent, follow-up turn, p50 ms",
+            median(turns[echo][1:]),
+            median(turns[ours][1:]),
+            f"+{follow_added:.2f}",
+            verdict(follow_added, 10, False),
+        ),
+        ("agent, follow-up turn, p99 ms", percentile(turns[echo][1:], 0.99), p99, "", ""),
+    ]
+    cells = [(name, f"{a:.2f}", f"{b:.2f}", difference, target) for name, a, b, difference, target in rows]
+    size = len(conversation[0]) // 1000
+    title = f"Serving ({machine()}; agent request {size} KB, {len(ANSWER.split())}-word answers)"
+    table(title, ("", "echo", "ours", "difference", "target"), cells)
+
+
+if __name__ == "__main__":
+    with Server(serve_echo) as echo_server, Server(serve_ours) as our_server:
+        asyncio.run(measure(echo_server.port, our_server.port))

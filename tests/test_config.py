@@ -1,0 +1,433 @@
+"""Every option has one meaning wherever it is set, mistakes are said in one sentence, and keys are never shown."""
+
+import argparse
+import re
+from collections.abc import Mapping
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from openclaw_rl.cli import main
+from openclaw_rl.config import ApiKey, Config, Loaded, load
+from openclaw_rl.options import ConfigError, add_flags, option_of, options_table
+
+#: What users of the original scripts rely on: (flag, environment variable, default).
+SEED_OPTIONS = [
+    ("--model-name", "MODEL_NAME", None),
+    ("--lora-rank", "LORA_RANK", 32),
+    ("--teacher-model-name", "TEACHER_MODEL_NAME", None),
+    ("--learning-rate", "LEARNING_RATE", 1e-4),
+    ("--batch-size", "BATCH_SIZE", 4),
+    ("--max-steps", "MAX_STEPS", 1000),
+    ("--loss-fn", "LOSS_FN", "ppo"),
+    ("--kl-loss-coef", "KL_LOSS_COEF", 0.0),
+    ("--save-interval", "SAVE_INTERVAL", 20),
+    ("--resume-from-ckpt", "RESUME_FROM_CKPT", None),
+    ("--w-opd", "OPENCLAW_COMBINE_W_OPD", 1.0),
+    ("--w-rl", "OPENCLAW_COMBINE_W_RL", 1.0),
+    ("--train-epochs", "TRAIN_EPOCHS", 1),
+    ("--eval-mode", "EVAL_MODE", False),
+    ("--prm-m", "PRM_M", 3),
+    ("--prm-temperature", "PRM_TEMPERATURE", 0.6),
+    ("--prm-max-tokens", "PRM_MAX_TOKENS", 4096),
+    ("--proxy-host", "PROXY_HOST", None),
+    ("--proxy-port", "PROXY_PORT", 30000),
+    ("--served-model-name", "SERVED_MODEL_NAME", None),
+    ("--api-key", "SGLANG_API_KEY", ""),
+]
+
+FIELDS = Config.model_fields
+VARIABLES = list(chain.from_iterable(option_of(field).env for field in FIELDS.values()))
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in (*VARIABLES, "TINKER_API_KEY", "TINKER_BASE_URL"):
+        monkeypatch.delenv(variable, raising=False)
+
+
+def configured(environment: Mapping[str, str] | None = None, /, **flags: Any) -> Config:
+    return load(flags, environment or {}).config
+
+
+def mistake(environment: Mapping[str, str] | None = None, /, file: Path | None = None, **flags: Any) -> str:
+    """What a user is told; always one line."""
+    with pytest.raises(ConfigError) as caught:
+        load(flags, environment or {}, file)
+    message = str(caught.value)
+    assert re.fullmatch(r"\S.*[.?]", message), message
+    return message
+
+
+def shown(loaded: Loaded, name: str) -> tuple[str, str]:
+    """(value, origin) of an option in the table."""
+    return next((value, origin) for option, value, origin in loaded.describe() if option == name)
+
+
+class TestSources:
+    """Flag before environment before file before default."""
+
+    @given(flag=st.booleans(), environment=st.booleans(), file=st.booleans())
+    def test_the_first_that_is_given_counts(
+        self, tmp_path_factory: pytest.TempPathFactory, flag: bool, environment: bool, file: bool
+    ) -> None:
+        path = tmp_path_factory.getbasetemp() / "server.toml"
+        path.write_text("batch-size = 7" if file else "")
+        loaded = load({"batch_size": "5"} if flag else {}, {"BATCH_SIZE": "6"} if environment else {}, path)
+        sources = [(flag, 5, "flag"), (environment, 6, "environment BATCH_SIZE"), (file, 7, f"file {path}")]
+        expected = next(((value, origin) for given, value, origin in sources if given), (4, "default"))
+        assert (loaded.config.batch_size, loaded.origins["batch_size"]) == expected
+        assert shown(loaded, "--batch-size") == (str(expected[0]), expected[1])
+
+    def test_a_file_may_write_names_either_way(self, tmp_path: Path) -> None:
+        path = tmp_path / "server.toml"
+        path.write_text('lora-rank = 8\nprm_m = 5\nloss-fn = "cispo"\nprm-temperature = 0\neval-mode = false')
+        config = load({}, {}, path).config
+        assert (config.lora_rank, config.prm_m, config.loss_fn, config.prm_temperature) == (8, 5, "cispo", 0.0)
+
+    def test_an_empty_variable_is_not_set(self) -> None:
+        loaded = load({}, {"BATCH_SIZE": ""})
+        assert (loaded.config.batch_size, loaded.origins["batch_size"]) == (4, "default")
+
+    def test_votes_have_two_variables(self) -> None:
+        assert configured({"MAJORITY_VOTE_N": "5"}).prm_m == 5
+        loaded = load({}, {"MAJORITY_VOTE_N": "5", "PRM_M": "7"})
+        assert (loaded.config.prm_m, loaded.origins["prm_m"]) == (7, "environment PRM_M")
+
+    @pytest.mark.parametrize(("text", "value"), [("true", True), ("1", True), ("false", False), ("0", False)])
+    def test_switches_in_the_environment(self, text: str, value: bool) -> None:
+        assert configured({"EVAL_MODE": text}, method="opd").eval_mode is value
+
+    def test_every_option_has_an_origin_and_a_row(self) -> None:
+        loaded = load({}, {})
+        assert set(loaded.origins) == set(FIELDS)
+        assert len(loaded.describe()) == len(FIELDS)
+
+
+class TestOptions:
+    """The table of options itself."""
+
+    @pytest.mark.parametrize(("flag", "variable", "default"), SEED_OPTIONS)
+    def test_the_documented_options(self, flag: str, variable: str, default: Any) -> None:
+        name = flag.removeprefix("--").replace("-", "_")
+        assert option_of(FIELDS[name]).env[0] == variable
+        config = configured()
+        assert (config.step_size if name == "learning_rate" else getattr(config, name)) == default
+
+    def test_each_has_a_doc_and_variables_of_its_own(self) -> None:
+        assert len(set(VARIABLES)) == len(VARIABLES)
+        for name, field in FIELDS.items():
+            assert option_of(field).env, name
+            assert re.fullmatch(r"[A-Z].*\.", field.description or ""), name
+
+    def test_each_has_a_flag(self) -> None:
+        parser = argparse.ArgumentParser()
+        add_flags(parser, Config)
+        flags = set(re.findall(r"--[a-z-]+", parser.format_help()))
+        assert {f"--{name.replace('_', '-')}" for name in FIELDS} <= flags
+        assert {flag for flag, _, _ in SEED_OPTIONS} | {"--majority-vote-n", "--no-eval-mode"} <= flags
+
+    def test_the_markdown_table_has_every_option_once(self) -> None:
+        table = options_table(Config)
+        for name in FIELDS:
+            assert table.count(f"| `--{name.replace('_', '-')}`") == 1
+
+
+class TestMistakes:
+    """Each is one sentence that names the option."""
+
+    @pytest.mark.parametrize(
+        ("flag", "value"),
+        [
+            ("--batch-size", "0"),
+            ("--batch-size", "four"),
+            ("--batch-size", "1.5"),
+            ("--learning-rate", "0"),
+            ("--kl-loss-coef", "-1"),
+            ("--loss-fn", "dpo"),
+            ("--eval-mode", "maybe"),
+            ("--majority-vote-threshold", "1.1"),
+            ("--proxy-port", "65536"),
+            ("--max-sequences", "0"),
+            ("--policy-slots", "1"),
+            ("--log-level", "loud"),
+        ],
+    )
+    def test_bad_values(self, flag: str, value: str) -> None:
+        name = flag.removeprefix("--").replace("-", "_")
+        variable = option_of(FIELDS[name]).env[0]
+        assert mistake({variable: value}).startswith(
+            f"{flag} '{value}' (from environment {variable}) is not valid"
+        )
+        assert mistake(**{name: value}).startswith(f"{flag} '{value}' (from flag) is not valid")
+
+    @pytest.mark.parametrize("name", [name for name, field in FIELDS.items() if "float" in str(field.annotation)])
+    def test_numbers_are_finite(self, name: str) -> None:
+        for value in ("nan", "inf"):
+            assert f"--{name.replace('_', '-')}" in mistake(**{name: value})
+
+    @pytest.mark.parametrize(
+        ("content", "names"),
+        [
+            ("batch-sise = 4", "'batch_sise'"),
+            ("[training]\nbatch-size = 4", "'training'"),
+            ("batch-size = ", "server.toml is not valid TOML"),
+            ('batch-size = "many"', "--batch-size 'many' (from file"),
+            ("batch-size = [4, 5]", "--batch-size"),
+            ("model-name = 5", "--model-name 5"),
+            ('model-name = ["a", "b"]', "--model-name"),
+            ("api-key = [1]", "--api-key"),
+        ],
+    )
+    def test_in_a_file(self, tmp_path: Path, content: str, names: str) -> None:
+        path = tmp_path / "server.toml"
+        path.write_text(content)
+        assert names in mistake(file=path)
+
+    def test_files_that_cannot_be_read(self, tmp_path: Path) -> None:
+        assert "No such file" in mistake(file=tmp_path / "missing.toml")
+        assert "Is a directory" in mistake(file=tmp_path)
+        (tmp_path / "latin1.toml").write_bytes('model-name = "é"'.encode("latin-1"))
+        assert "latin1.toml" in mistake(file=tmp_path / "latin1.toml")
+
+    @pytest.mark.parametrize(
+        ("flags", "names"),
+        [
+            ({"proxy_host": "0.0.0.0"}, ["--proxy-host 0.0.0.0", "--api-key"]),
+            ({"proxy_host": "::"}, ["--proxy-host ::", "--api-key"]),
+            ({"proxy_host": "192.168.1.2", "api_key": " , "}, ["--proxy-host", "--api-key"]),
+            ({"eval_mode": True, "method": "rl"}, ["--eval-mode", "--method opd"]),
+            ({"eval_mode": True}, ["--eval-mode", "--method opd"]),
+            ({"w_opd": 0, "w_rl": 0}, ["--w-opd", "--w-rl"]),
+            ({"api_key": "alice=one,alice=two"}, ["--api-key"]),
+            ({"api_key": "key-2=one,two"}, ["--api-key"]),
+        ],
+    )
+    def test_contradictions(self, flags: dict[str, Any], names: list[str]) -> None:
+        message = mistake(**flags)
+        assert all(name in message for name in names)
+
+    def test_what_is_no_contradiction(self) -> None:
+        assert configured(eval_mode=True, method="opd").eval_mode
+        assert configured(w_opd=0).w_rl == 1
+        assert configured(w_opd=0, w_rl=0, method="rl").w_rl == 0
+
+
+# No text of ours contains S3, so that to find a secret means that it got out.
+secrets = st.builds(
+    lambda text, padding: f"S3{text}{padding}",
+    st.text(st.characters(min_codepoint=33, max_codepoint=126, exclude_characters=",="), min_size=4),
+    st.sampled_from(["", "=", "=="]),
+)
+
+
+class TestKeys:
+    """Who may connect, from where, and what is shown of it."""
+
+    @pytest.mark.parametrize(
+        ("given_keys", "expected"),
+        [
+            ("S3CRET", [("key-1", "S3CRET")]),
+            ("alice=S3CRET", [("alice", "S3CRET")]),
+            ("alice=S3=CRET", [("alice", "S3=CRET")]),
+            (" one , bob=two,,three", [("key-1", "one"), ("bob", "two"), ("key-3", "three")]),
+            (["alice=one", "two"], [("alice", "one"), ("key-2", "two")]),
+            ("c2VjcmV0=", [("key-1", "c2VjcmV0=")]),
+            ("c2VjcmV0cw==", [("key-1", "c2VjcmV0cw==")]),
+            ("alice=c2VjcmV0cw==", [("alice", "c2VjcmV0cw==")]),
+            ("", []),
+        ],
+    )
+    def test_forms(self, given_keys: str | list[str], expected: list[tuple[str, str]]) -> None:
+        """Also keys in base64, which end with the sign that parts a name from its key."""
+        assert [(key.name, key.secret) for key in configured(api_key=given_keys).api_keys] == expected
+
+    def test_a_key_without_its_name_has_a_number(self) -> None:
+        assert all(key.name for key in configured(api_key="=S3CRET").api_keys)
+
+    def test_a_list_in_a_file(self, tmp_path: Path) -> None:
+        path = tmp_path / "server.toml"
+        path.write_text('api-key = ["alice=one", "two"]')
+        assert [key.name for key in load({}, {}, path).config.api_keys] == ["alice", "key-2"]
+
+    @pytest.mark.parametrize(
+        ("flags", "host"),
+        [
+            ({}, "127.0.0.1"),
+            ({"api_key": "S3CRET"}, "0.0.0.0"),
+            ({"api_key": "S3CRET", "proxy_host": "127.0.0.1"}, "127.0.0.1"),
+            ({"api_key": "S3CRET", "proxy_host": "192.168.1.2"}, "192.168.1.2"),
+            ({"proxy_host": "localhost"}, "localhost"),
+            ({"proxy_host": "::1"}, "::1"),
+        ],
+    )
+    def test_only_a_key_opens_the_server(self, flags: dict[str, Any], host: str) -> None:
+        assert configured(**flags).host == host
+        assert shown(load(flags, {}), "--proxy-host")[0] == host
+
+    @given(secrets, st.sampled_from(["", "alice="]))
+    def test_a_key_is_not_shown(self, secret: str, owner: str) -> None:
+        loaded = load({}, {"SGLANG_API_KEY": owner + secret})
+        assert shown(loaded, "--api-key") == ("alice=***" if owner else "key-1=***", "environment SGLANG_API_KEY")
+        assert "S3" not in str(loaded.describe()) + repr(loaded.config.api_keys)
+
+    @given(secrets)
+    def test_a_configuration_that_is_logged_does_not_show_a_key(self, secret: str) -> None:
+        loaded = load({"api_key": f"alice={secret}"}, {})
+        assert "S3" not in f"{loaded!r} {loaded.config!r} {loaded.config}"
+
+    @given(secrets)
+    def test_a_key_is_not_in_an_error(self, secret: str) -> None:
+        for flags in (
+            {"api_key": f"alice={secret},alice={secret}x"},
+            {"api_key": {"alice": secret}},
+            {"api_key": secret, "batch_size": 0},
+            {"api_key": secret, "eval_mode": True},
+        ):
+            assert "S3" not in mistake(**flags)
+
+    def test_a_key_does_not_show_itself(self) -> None:
+        assert repr(ApiKey("alice", "S3CRET")) == str(ApiKey("alice", "S3CRET")) == "alice=***"
+
+
+class TestDerived:
+    """What follows from other options or from the surroundings."""
+
+    @pytest.mark.parametrize(
+        ("flags", "rate"),
+        [
+            ({}, 1e-4),
+            ({"lora_rank": 0}, 1e-6),
+            ({"lora_rank": 0, "learning_rate": 3e-5}, 3e-5),
+            ({"learning_rate": "3e-5"}, 3e-5),
+        ],
+    )
+    def test_the_learning_rate_goes_by_what_is_trained(self, flags: dict[str, Any], rate: float) -> None:
+        assert configured(**flags).step_size == rate
+        value, origin = shown(load(flags, {}), "--learning-rate")
+        assert (value, origin) == (str(rate), "flag" if "learning_rate" in flags else "default, resolved")
+
+    @pytest.mark.parametrize(
+        ("flags", "name"),
+        [
+            ({}, "smollm2-135m"),
+            ({"backend": "tinker"}, "qwen3-4b"),
+            ({"model_name": "Qwen/Qwen3-4B-Instruct-2507"}, "qwen3-4b"),
+            ({"model_name": "Qwen/Qwen3-8B"}, "qwen3-8b"),
+            ({"model_name": "Qwen/Qwen2.5-0.5B-Instruct"}, "qwen2.5-0.5b-instruct"),
+            ({"model_name": "/models/My-Model/"}, "my-model"),
+            ({"model_name": "/models/llama-3.2-1b"}, "llama-3.2-1b"),
+            ({"model_name": "./smollm-q4.gguf"}, "smollm-q4"),
+            ({"model_name": "Qwen/Qwen3-8B", "served_model_name": "Mine"}, "Mine"),
+        ],
+    )
+    def test_the_served_name(self, flags: dict[str, Any], name: str) -> None:
+        assert configured(**flags).model_label == name
+        assert shown(load(flags, {}), "--served-model-name")[0] == name
+
+    def test_the_served_name_of_the_folder_one_is_in(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "my-model").mkdir()
+        monkeypatch.chdir(tmp_path / "my-model")
+        assert configured(model_name=".").model_label == "my-model"
+
+    @pytest.mark.parametrize("variable", ["TINKER_API_KEY", "TINKER_BASE_URL"])
+    def test_auto_is_tinker_when_there_is_an_account(self, monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+        assert configured().engine == "local"
+        monkeypatch.setenv(variable, "x")
+        assert configured().engine == "tinker"
+        assert configured(backend="local").engine == "local"
+        assert shown(load({}, {}), "--backend") == ("tinker", "default, resolved")
+
+
+class TestCommandLine:
+    """What `openclaw-rl` prints and returns."""
+
+    @staticmethod
+    def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+        """What a user is told when a command is refused: one line on stderr, nothing else, status 2."""
+        assert main(arguments) == 2
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert re.fullmatch(r"openclaw-rl: \S.*\n", err), err
+        return err
+
+    def test_dry_run_shows_every_value_and_its_origin(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tiny_model: Path
+    ) -> None:
+        monkeypatch.setenv("BATCH_SIZE", "6")
+        arguments = [
+            "serve",
+            "--dry-run",
+            "--model-name",
+            str(tiny_model),
+            "--api-key",
+            "alice=S3CRET",
+            "--api-key",
+        ]
+        assert main([*arguments, "S3COND", "--majority-vote-n", "5"]) == 0
+        out, err = capsys.readouterr()
+        rows = {cells[1]: cells[2:4] for line in out.splitlines() if len(cells := re.split(r"\s*│\s*", line)) > 4}
+        assert set(rows) >= {f"--{name.replace('_', '-')}" for name in FIELDS}
+        assert rows["--batch-size"] == ["6", "environment BATCH_SIZE"]
+        assert rows["--model-name"][1] == rows["--prm-m"][1] == "flag"
+        assert rows["--api-key"] == ["alice=***, key-2=***", "flag"]
+        assert rows["--prm-m"][0] == "5"
+        assert "S3C" not in out + err
+
+    def test_dry_run_reads_a_file(
+        self, capsys: pytest.CaptureFixture[str], tmp_path: Path, tiny_model: Path
+    ) -> None:
+        path = tmp_path / "server.toml"
+        path.write_text(f'model-name = "{tiny_model}"\nmax-steps = 12')
+        assert main(["serve", "--dry-run", "--config", str(path)]) == 0
+        assert re.search(r"--max-steps +│ 12 +│ file ", capsys.readouterr().out)
+
+    @pytest.mark.parametrize(
+        ("arguments", "hint"),
+        [
+            (["--lora-rnak", "8"], "--lora-rnak; did you mean --lora-rank?"),
+            (["--lora_rank=8"], "--lora_rank; did you mean --lora-rank?"),
+            (["--lora", "8"], "There is no option --lora"),
+            (["--xyzzy"], "There is no option --xyzzy. See openclaw-rl serve --help."),
+        ],
+    )
+    def test_unknown_options(self, capsys: pytest.CaptureFixture[str], arguments: list[str], hint: str) -> None:
+        assert hint in self.refused(capsys, "serve", *arguments)
+
+    def test_a_mistyped_key_option_does_not_show_the_key(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert "S3CRET" not in self.refused(capsys, "serve", "--api-kye", "S3CRET")
+        assert "S3CRET" not in self.refused(capsys, "serve", "--api-kye=S3CRET")
+
+    @pytest.mark.parametrize(
+        ("arguments", "names"),
+        [
+            ([], "COMMAND"),
+            (["sreve"], "sreve"),
+            (["serve", "--batch-size", "0"], "--batch-size '0'"),
+            (["serve", "--batch-size"], "--batch-size"),
+            (["serve", "--proxy-host", "0.0.0.0"], "--api-key"),
+            (["serve", "--config", "/no/such.toml"], "/no/such.toml"),
+            (["serve", "--dry-run", "--model-name", "/no/such/model"], "/no/such/model"),
+            (["serve", "--dry-run", "--model-name", "/no/such.gguf"], "/no/such.gguf"),
+            (["serve", "--dry-run", "--backend", "tinker"], "--backend local"),
+        ],
+    )
+    def test_refusals(self, capsys: pytest.CaptureFixture[str], arguments: list[str], names: str) -> None:
+        assert names in self.refused(capsys, *arguments)
+
+    def test_a_folder_that_holds_no_model(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+        refusal = self.refused(capsys, "serve", "--dry-run", "--model-name", str(tmp_path))
+        assert f"{tmp_path} is not a model folder" in refusal
+
+    @pytest.mark.parametrize("arguments", [["--help"], ["serve", "--help"], ["--version"]])
+    def test_help_is_no_mistake(self, capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
+        with pytest.raises(SystemExit) as left:
+            main(arguments)
+        assert left.value.code == 0
+        assert "openclaw-rl" in capsys.readouterr().out
