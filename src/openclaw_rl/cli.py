@@ -33,11 +33,17 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         known, unknown = super().parse_known_args(args, namespace)
-        if unknown and unknown[0].startswith("-"):
+        if unknown:
             flags = [f for action in self._actions for f in action.option_strings]
-            near = difflib.get_close_matches(unknown[0].split("=")[0], flags, n=1)
+            name = unknown[0].split("=")[0]  # what follows may be a secret
+            near = difflib.get_close_matches(name, flags, n=1)
             hint = f"; did you mean {near[0]}?" if near else f". See {self.prog} --help."
-            raise ConfigError(f"There is no option {unknown[0]}{hint}")
+            what = (
+                f"There is no option {name}"
+                if name.startswith("-")
+                else "There is a word too many after an option"
+            )
+            raise ConfigError(what + hint)
         return known, unknown
 
 
@@ -72,7 +78,52 @@ def build_parser() -> Parser:
     serve.add_argument("--config", type=Path, metavar="FILE.toml", help="read options from a TOML file")
     add_flags(serve, Config)
     serve.set_defaults(run=run_serve)
+    add_ledger_commands(commands)
     return parser
+
+
+def add_ledger_commands(commands: Any) -> None:
+    """The commands about what is recorded; all take --run-dir."""
+
+    def add(name: str, doc: str, *options: str) -> Parser:
+        parser: Parser = commands.add_parser(name, help=doc, description=f"{doc[0].upper()}{doc[1:]}.")
+        parser.add_argument("--config", type=Path, metavar="FILE.toml", help="read options from a TOML file")
+        add_flags(parser, Config, only=("run_dir", "rl_buffer_dir", *options))
+        parser.set_defaults(run=run_ledger_command, command=name)
+        return parser
+
+    status = add("status", "show how many turns are where, and why nothing has been trained yet")
+    status.add_argument("--json", action="store_true", help="for programs")
+    sessions = add("sessions", "list sessions, or show one in full")
+    sessions.add_argument("id", nargs="?", metavar="ID", help="the session to show")
+    export = add("export", "write what is recorded to a file")
+    export.add_argument("file", type=Path, metavar="OUT.jsonl")
+    export.add_argument(
+        "--format",
+        choices=("trajectories", "jsonl"),
+        default="trajectories",
+        help="a session a line in words, or a turn a line with tokens and log-probs",
+    )
+    imports = add("import", "read sessions from a trajectories file", "model_name", "cache_dir")
+    imports.add_argument("file", type=Path, metavar="IN.jsonl")
+    forget = add("forget", "delete a session's or a user's data for good, and say which updates had used it")
+    whose = forget.add_mutually_exclusive_group(required=True)
+    whose.add_argument("--session", metavar="ID", help="the session to forget")
+    whose.add_argument("--user", metavar="KEY-NAME", help="the API key whose sessions to forget")
+
+
+def run_ledger_command(options: argparse.Namespace) -> int:
+    from openclaw_rl import commands
+
+    config = load_options(options).config
+    run = {
+        "status": commands.status,
+        "sessions": commands.sessions,
+        "export": commands.export,
+        "import": commands.import_,
+        "forget": commands.forget,
+    }[options.command]
+    return run(config, options)
 
 
 def run_serve(options: argparse.Namespace) -> int:

@@ -38,8 +38,10 @@ class ApiKey:
         """`KEY`, `NAME=KEY`, or several of them separated by commas."""
         keys = []
         for number, item in enumerate(filter(None, (part.strip() for part in text.split(","))), start=1):
-            name, separator, secret = item.partition("=")
-            keys.append(cls(name, secret) if separator and secret else cls(f"key-{number}", item))
+            name, _, secret = item.partition("=")
+            # A key in base64 may end in "=" itself.
+            named = name and secret.strip("=")
+            keys.append(cls(name, secret) if named else cls(f"key-{number}", item))
         return tuple(keys)
 
 
@@ -49,7 +51,7 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 class Config(BaseModel):
     """The resolved settings of a server."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
 
     method: Literal["rl", "opd", "combine"] = option(
         "combine", "What to learn from: scores, hindsight hints, or both.", group="Method", env="METHOD"
@@ -152,6 +154,19 @@ class Config(BaseModel):
         env="SGLANG_API_KEY",
         shown="no key",
         secret=True,
+    )
+    session_timeout: float = option(
+        1800.0, "Seconds after which a silent session has ended.", group="Capture", env="SESSION_TIMEOUT", gt=0
+    )
+    capture: bool = option(
+        True,
+        "Record turns; without it the server serves and stores nothing.",
+        group="Capture",
+        env=("CAPTURE", "ENABLE_RL_INTERCEPT"),
+        flags=("--enable-rl-intercept",),
+    )
+    rl_buffer_dir: Path | None = option(
+        None, "Where the ledger of turns is kept.", group="Capture", env="RL_BUFFER_DIR", shown="the run directory"
     )
     max_queue: int = option(
         256,
@@ -273,7 +288,13 @@ class Config(BaseModel):
         name = self.model_name or (CLOUD_MODEL if self.engine == "tinker" else None)
         if name is None:
             return EMBEDDED_SERVED_NAME
-        return CLOUD_SERVED_NAME if name == CLOUD_MODEL else Path(name).stem.lower()
+        if name == CLOUD_MODEL:
+            return CLOUD_SERVED_NAME
+        return Path(name).resolve().name.removesuffix(".gguf").lower()
+
+    @property
+    def ledger_dir(self) -> Path:
+        return (self.rl_buffer_dir or self.run_dir).expanduser()
 
     @property
     def step_size(self) -> float:

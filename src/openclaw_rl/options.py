@@ -6,7 +6,7 @@ A value comes from the first of: flag, environment, configuration file (TOML), d
 import argparse
 import tomllib
 import types
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
@@ -46,7 +46,7 @@ def option(
     """Define one option."""
     names = (env,) if isinstance(env, str) else env
     extra: Any = {"option": Option(group, names, flags, shown, secret)}
-    return Field(default, description=doc, json_schema_extra=extra, **limits)
+    return Field(default, description=doc, json_schema_extra=extra, repr=not secret, **limits)
 
 
 def option_of(field: FieldInfo) -> Option:
@@ -60,10 +60,12 @@ def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def add_flags(parser: argparse.ArgumentParser, model: type[BaseModel]) -> None:
-    """Give a parser every option of a model, in groups; a flag that is not given leaves no value."""
+def add_flags(parser: argparse.ArgumentParser, model: type[BaseModel], only: Sequence[str] | None = None) -> None:
+    """Give a parser a model's options (or some), in groups; a flag that is not given leaves no value."""
     groups: dict[str, Any] = {}
     for name, field in model.model_fields.items():
+        if only is not None and name not in only:
+            continue
         definition = option_of(field)
         if definition.group not in groups:
             groups[definition.group] = parser.add_argument_group(definition.group)
@@ -96,8 +98,9 @@ def read(
             values[name], origins[name] = in_file[name], f"file {file}"
         else:
             origins[name] = "default"
-        if isinstance(values.get(name), list):
-            values[name] = ",".join(values[name])
+        several = values.get(name)
+        if option_of(field).secret and isinstance(several, list) and all(isinstance(v, str) for v in several):
+            values[name] = ",".join(several)
     return values, origins
 
 
@@ -107,7 +110,7 @@ def read_file(path: Path, model: type[BaseModel]) -> dict[str, Any]:
         content = tomllib.loads(path.read_text())
     except OSError as error:
         raise ConfigError(f"The configuration file {path} could not be read: {error.strerror}.") from None
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"The configuration file {path} is not valid TOML: {error}.") from None
     options = {key.replace("-", "_"): value for key, value in content.items()}
     for key in options:

@@ -14,14 +14,21 @@ from rich.console import Console
 from rich.logging import RichHandler
 from rich.table import Table
 
-from openclaw_rl.config import Config
+from openclaw_rl.config import LOOPBACK, Config
 from openclaw_rl.engines.base import EngineUnavailable, Sampler
 from openclaw_rl.engines.local.messages import Ready, WorkerOptions
 from openclaw_rl.engines.local.sampler import LocalSampler
+from openclaw_rl.ledger.ledger import Ledger
+from openclaw_rl.ledger.lock import RunDirInUse, RunDirLock
+from openclaw_rl.ledger.schema import NewerLedger
+from openclaw_rl.ledger.writer import CaptureSuspended
 from openclaw_rl.models import EMBEDDED, ModelNotFound, can_be_fetched, checked, fetch_model, find_model
 from openclaw_rl.options import ConfigError
 
 log = logging.getLogger(__name__)
+
+#: Sessions end at most this long after their time-out.
+MAX_SWEEP_SECONDS = 30.0
 
 
 def check(config: Config) -> None:
@@ -47,17 +54,21 @@ def serve(config: Config) -> int:
     """Run the server until it is told to stop; returns the exit status."""
     start_logging(config.log_level)
     check(config)
-    listener = bind(config.host, config.proxy_port)
     try:
-        folder = fetch_model(config.model_name, config.cache_dir.expanduser())
-        with contextlib.closing(listener), asyncio.Runner(loop_factory=event_loop) as runner:
-            runner.run(run(config, folder, listener))
-    except (ModelNotFound, EngineUnavailable) as error:
+        with contextlib.ExitStack() as stack:
+            lock = stack.enter_context(contextlib.closing(RunDirLock(config.run_dir.expanduser())))
+            listener = stack.enter_context(contextlib.closing(bind(config.host, config.proxy_port)))
+            lock.tell(local_url(config, listener.getsockname()[1]))
+            folder = fetch_model(config.model_name, config.cache_dir.expanduser())
+            ledger = stack.enter_context(contextlib.closing(Ledger(config.ledger_dir))) if config.capture else None
+            runner = stack.enter_context(asyncio.Runner(loop_factory=event_loop))
+            runner.run(run(config, folder, ledger, listener))
+    except (ModelNotFound, EngineUnavailable, NewerLedger, RunDirInUse) as error:
         raise ConfigError(str(error)) from None
     return 0
 
 
-async def run(config: Config, folder: Path, listener: socket.socket) -> None:
+async def run(config: Config, folder: Path, ledger: Ledger | None, listener: socket.socket) -> None:
     """Start the engine, serve, and stop both in the right order."""
     from openclaw_rl.api.app import create_app
     from openclaw_rl.api.completion import ChatService, SamplingDefaults
@@ -71,7 +82,9 @@ async def run(config: Config, folder: Path, listener: socket.socket) -> None:
     await starting
     try:
         defaults = SamplingDefaults.of_model(folder)
-        service = ChatService(sampler, renderer, defaults, tool_parser=config.tool_parser, seed=config.seed)
+        service = ChatService(
+            sampler, renderer, defaults, tool_parser=config.tool_parser, seed=config.seed, ledger=ledger
+        )
         aliases = [config.model_name or EMBEDDED]
         body_limit = int(config.max_request_mb * 1e6)
         app = create_app(
@@ -84,9 +97,25 @@ async def run(config: Config, folder: Path, listener: socket.socket) -> None:
         )
         assert sampler.ready is not None
         banner(config, sampler.ready, listener.getsockname()[1])
+        sweeping = asyncio.create_task(end_idle_sessions(ledger, config.session_timeout)) if ledger else None
         await server.serve(sockets=[listener])
+        if sweeping is not None and service.capture is not None:
+            sweeping.cancel()
+            await service.capture.drain()
     finally:
         await sampler.close()
+
+
+async def end_idle_sessions(ledger: Ledger, timeout: float) -> None:
+    """Close sessions that have been silent for too long, for as long as the server runs."""
+    while True:
+        await asyncio.sleep(min(MAX_SWEEP_SECONDS, timeout / 4))
+        try:
+            closed = await ledger.close_idle(timeout)
+        except CaptureSuspended:
+            continue  # the writer has said so, and will say when it can write again
+        if closed:
+            log.debug("%d silent sessions have ended.", closed)
 
 
 class Server(uvicorn.Server):
@@ -151,6 +180,12 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
+def local_url(config: Config, port: int) -> str:
+    """Where the server is reached from this machine."""
+    host = LOOPBACK if config.host == "0.0.0.0" else config.host
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
 def event_loop() -> asyncio.AbstractEventLoop:
     """uvloop where it exists: half the overhead of a request."""
     try:
@@ -170,8 +205,7 @@ def start_logging(level: str) -> None:
 
 def banner(config: Config, engine: Ready, port: int) -> None:
     """What a newcomer needs to know, and a line to try."""
-    host = config.host if config.host != "0.0.0.0" else "127.0.0.1"
-    url = f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
+    url = local_url(config, port) + "/v1"
     keys = config.api_keys
     reach = (
         f"listening on {config.host}, key needed ({', '.join(key.name for key in keys)})"
@@ -184,7 +218,8 @@ def banner(config: Config, engine: Ready, port: int) -> None:
         ("URL", f"[bold]{url}[/bold]"),
         ("model", f"{config.model_label}  ({config.model_name or EMBEDDED}, {gib:.2g} GiB of weights)"),
         ("backend", f"local on {engine.device}, {engine.dtype}, context {engine.max_context} tokens"),
-        ("method", f"{config.method}  (this version serves; it does not learn yet)"),
+        ("method", f"{config.method}  (this version captures turns; it does not learn from them yet)"),
+        ("turns", f"recorded in {config.ledger_dir}" if config.capture else "not recorded (--no-capture)"),
         ("access", reach),
     ):
         table.add_row(f"[cyan]{label}[/cyan]", value)

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -238,6 +239,14 @@ def test_a_waiting_user_goes_before_background_that_came_earlier() -> None:
     users = [driver.add(Request(prompt_of(8, 20))), driver.add(Request(prompt_of(8, 30)))]
     driver.run()
     assert driver.order == [(number, 0) for number in (first, *users, background)]
+
+
+@pytest.mark.parametrize("length", [24, 40])
+def test_those_who_wait_for_the_same_prompt_keep_their_order(length: int) -> None:
+    driver = Driver(pages=50, max_sequences=2, prefill_tokens=16)
+    numbers = [driver.add(Request(prompt_of(length))) for _ in range(4)]
+    driver.run()
+    assert driver.order == [(number, 0) for number in numbers]
 
 
 def test_background_gives_its_pages_to_a_user() -> None:

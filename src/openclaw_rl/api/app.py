@@ -7,6 +7,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
+from pydantic import BaseModel
 
 from openclaw_rl import __version__
 from openclaw_rl.api import errors
@@ -14,8 +15,12 @@ from openclaw_rl.api.auth import KeyCheck
 from openclaw_rl.api.completion import ChatService, Completion
 from openclaw_rl.api.encode import Encoder
 from openclaw_rl.api.errors import ApiError
-from openclaw_rl.api.wire import ChatRequest, parse_request
+from openclaw_rl.api.wire import ChatRequest, FeedbackRequest, parse_feedback, parse_request
 from openclaw_rl.config import ApiKey
+from openclaw_rl.ledger.changes import CannotJudge, UnknownTurn
+from openclaw_rl.ledger.ledger import Ledger
+from openclaw_rl.ledger.writer import CaptureSuspended
+from openclaw_rl.types import SessionKey
 
 #: Proxies must pass a stream on piece by piece.
 STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
@@ -40,11 +45,11 @@ def create_app(
     @app.post("/v1/chat/completions", openapi_extra=body_schema(ChatRequest))
     async def chat_completions(request: Request) -> Response:
         """Answer a conversation, whole or as a stream of server-sent events."""
-        check.owner(request)
+        owner = check.owner(request)
         body = parse_request(await read_body(request, max_body_bytes))
         if body.model is not None and body.model not in known:
             raise unknown_model(body.model, model)
-        completion = await service.begin(body)
+        completion = await service.begin(body, owner, request.headers)
         if body.stream:
             chunks = encoder.chunks(completion, bool(body.logprobs), body.wants_usage)
             return StreamingResponse(chunks, media_type="text/event-stream", headers=STREAM_HEADERS)
@@ -54,6 +59,38 @@ def create_app(
         finally:
             leaving.cancel()
         return Response(answer, media_type="application/json")
+
+    @app.post("/v1/feedback", openapi_extra=body_schema(FeedbackRequest))
+    async def feedback(request: Request) -> dict[str, str]:
+        """Say of an answer how good it was: the id of its completion, and a score or a thumb."""
+        owner = check.owner(request)
+        given = parse_feedback(await read_body(request, max_body_bytes))
+        try:
+            await ledger().add_feedback(owner, given.id, given.choice, given.feedback())
+        except UnknownTurn as error:
+            raise ApiError(404, str(error), code="unknown_completion", param="id") from error
+        except CannotJudge as error:
+            raise ApiError(409, str(error), code="too_late") from error
+        except CaptureSuspended as error:
+            raise ApiError(503, f"Feedback cannot be stored at the moment: {error}.") from error
+        return {"id": given.id, "status": "recorded"}
+
+    @app.post("/v1/sessions/{name:path}/close")
+    async def close_session(name: str, request: Request) -> dict[str, str]:
+        """End a session: its last turn will not get a next state."""
+        owner = check.owner(request)
+        try:
+            known_session = await ledger().close_session(SessionKey(owner, name))
+        except CaptureSuspended as error:
+            raise ApiError(503, f"The session cannot be closed at the moment: {error}.") from error
+        if not known_session:
+            raise ApiError(404, f"There is no session {name!r} of yours.", code="unknown_session")
+        return {"id": name, "status": "closed"}
+
+    def ledger() -> Ledger:
+        if service.capture is None:
+            raise ApiError(404, "This server does not capture turns (--no-capture).", code="capture_off")
+        return service.capture.ledger
 
     # Clients ask for the models before they have a key, and the answer holds no secret.
     @app.get("/v1/models")
@@ -78,7 +115,7 @@ def create_app(
         """Whether requests are served now."""
         stats = service.sampler.stats()
         body = {"ready": stats.ready, "policy_version": service.sampler.newest_version, "detail": stats.detail}
-        return JSONResponse(body, 200 if stats.ready else 503)
+        return JSONResponse({**body, "capture": service.capture_status()}, 200 if stats.ready else 503)
 
     @app.get("/metrics")
     async def metrics(request: Request) -> Response:
@@ -117,7 +154,7 @@ def model_entry(model: str, created: int) -> dict[str, Any]:
     return {"id": model, "object": "model", "created": created, "owned_by": "openclaw-rl"}
 
 
-def body_schema(model: type[ChatRequest]) -> dict[str, Any]:
+def body_schema(model: type[BaseModel]) -> dict[str, Any]:
     """The request body for /docs; the route reads the body itself, so FastAPI cannot know it."""
     schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
     definitions = schema.pop("$defs", {})

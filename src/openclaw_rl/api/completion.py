@@ -6,18 +6,22 @@ as they become certain, and afterwards it knows what was sampled, token for toke
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from openclaw_rl.api.capture import Answer, Capture, Incoming, OpenTurn
 from openclaw_rl.api.errors import ApiError, from_engine
+from openclaw_rl.api.message import AssistantMessage
 from openclaw_rl.api.metrics import Metrics
 from openclaw_rl.api.wire import ChatRequest
 from openclaw_rl.engines.base import EngineUnavailable, QueueFull, Sampler, SampleStream
+from openclaw_rl.ledger.ledger import Ledger
 from openclaw_rl.rendering.chat import ChatError, ChatRenderer, Prompt
+from openclaw_rl.rendering.history import Conversation
 from openclaw_rl.rendering.response import Delta, ResponseParser
 from openclaw_rl.rendering.tokenizer import read_json
 from openclaw_rl.rendering.tool_calls import PARSERS, choose_parser
@@ -57,6 +61,7 @@ class Choice:
     """One of the n completions while it is being read."""
 
     parser: ResponseParser
+    message: AssistantMessage = field(default_factory=AssistantMessage)
     tokens: list[SampledToken] = field(default_factory=list)
     finish_reason: str | None = None
 
@@ -64,11 +69,19 @@ class Choice:
 class Completion:
     """A request that is being answered. Iterate once; leaving early stops the generation."""
 
-    def __init__(self, prompt: Prompt, stream: SampleStream, choices: list[Choice], metrics: Metrics) -> None:
+    def __init__(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        stream: SampleStream,
+        choices: list[Choice],
+        metrics: Metrics,
+        turn: OpenTurn | None,
+    ) -> None:
         self.id = f"chatcmpl-{uuid4().hex}"
         self.created = int(time.time())
-        self.prompt, self.choices = prompt, choices
-        self._stream, self._metrics = stream, metrics
+        self.prompt, self.params, self.choices = prompt, params, choices
+        self._stream, self._metrics, self._turn = stream, metrics, turn
         self._started = time.perf_counter()
 
     @property
@@ -93,7 +106,11 @@ class Completion:
                 if first:
                     self._metrics.first_token.observe(time.perf_counter() - self._started)
                     first = False
-                for update in self._read(tokens):
+                updates = list(self._read(tokens))
+                if all(choice.finish_reason for choice in self.choices):
+                    # Whoever has the last piece of an answer can rely on it being in the ledger.
+                    await self._record()
+                for update in updates:
                     yield update
             status = "ok" if all(choice.finish_reason for choice in self.choices) else "cancelled"
         except EngineUnavailable as error:
@@ -101,6 +118,8 @@ class Completion:
             raise from_engine(error) from error
         finally:
             self._stream.close()
+            if self._turn is not None:
+                self._turn.close()
             self._count(status)
 
     def _read(self, tokens: list[SampledToken]) -> Iterator[Update]:
@@ -118,7 +137,16 @@ class Completion:
             deltas += choice.parser.flush()
             choice.finish_reason = finish_reason(choice, tokens[-1].finish)
             self._stream.drop(index)
+        for delta in deltas:
+            choice.message.add(delta)
         return Update(index, tokens, deltas, choice.finish_reason)
+
+    async def _record(self) -> None:
+        if self._turn is not None:
+            answers = [
+                Answer(choice.tokens, choice.message.body(), str(choice.finish_reason)) for choice in self.choices
+            ]
+            await self._turn.record(self.id, self.version, self.params, answers)
 
     def close(self) -> None:
         """Stop the generation; iteration ends."""
@@ -151,31 +179,46 @@ class ChatService:
         *,
         tool_parser: str = "auto",
         seed: int = 0,
+        ledger: Ledger | None = None,
     ) -> None:
         self.sampler, self.renderer, self.defaults = sampler, renderer, defaults
         self.metrics = Metrics(sampler.stats)
+        self.capture = Capture(ledger, renderer, self.metrics) if ledger else None
         self._parser = choose_parser(renderer.template) if tool_parser == "auto" else tool_parser
         # Requests without a seed of their own draw from streams that follow from the server's seed.
         self._seeds = (hash_seed(seed, number) for number in count())
 
-    async def begin(self, request: ChatRequest) -> Completion:
+    async def begin(self, request: ChatRequest, owner: str, headers: Mapping[str, str]) -> Completion:
         """Render the request and hand it to the engine. Raises ApiError."""
-        tools = request.offered_tools
-        prompt = await self._prompt(request, tools)
+        messages = [message.model_dump(exclude_none=True) for message in request.messages]
+        conversation = Conversation(messages, request.offered_tools, request.chat_template_kwargs)
+        prompt = await self._prompt(conversation)
+        turn = self.capture.open(Incoming(owner, headers, request, conversation, prompt)) if self.capture else None
+        try:
+            return self._start(request, turn.prompt if turn else prompt, turn)
+        except (QueueFull, EngineUnavailable, ApiError) as error:
+            if turn is not None:
+                turn.close()
+            self.metrics.requests["refused"].inc()
+            raise error if isinstance(error, ApiError) else from_engine(error) from error
+
+    def _start(self, request: ChatRequest, prompt: Prompt, turn: OpenTurn | None) -> Completion:
         params = self._params(request, len(prompt.ids))
         n = request.n or 1
-        try:
-            stream = self.sampler.sample(SampleRequest(prompt.ids, params, n))
-        except (QueueFull, EngineUnavailable) as error:
-            self.metrics.requests["refused"].inc()
-            raise from_engine(error) from error
-        choices = [Choice(self._response_parser(request, prompt, bool(tools))) for _ in range(n)]
-        return Completion(prompt, stream, choices, self.metrics)
+        stream = self.sampler.sample(SampleRequest(prompt.ids, params, n))
+        choices = [Choice(self._response_parser(request, prompt)) for _ in range(n)]
+        return Completion(prompt, params, stream, choices, self.metrics, turn)
 
-    async def _prompt(self, request: ChatRequest, tools: list[dict[str, Any]]) -> Prompt:
-        messages = [message.model_dump(exclude_none=True) for message in request.messages]
+    def capture_status(self) -> str:
+        """Whether turns are recorded: on, off, or suspended and why."""
+        if self.capture is None:
+            return "off"
+        reason = self.capture.ledger.writer.suspended
+        return "on" if reason is None else f"suspended: {reason}"
+
+    async def _prompt(self, conversation: Conversation) -> Prompt:
         try:
-            text = self.renderer.text(messages, tools, request.chat_template_kwargs or {})
+            text = self.renderer.text(*conversation)
         except ChatError as error:
             raise ApiError(400, str(error), param="messages") from error
         if self.renderer.tokenizer.unseen(text) > INLINE_CHARACTERS:
@@ -204,8 +247,8 @@ class ChatService:
             top_logprobs=request.top_logprobs or 0,
         )
 
-    def _response_parser(self, request: ChatRequest, prompt: Prompt, tools: bool) -> ResponseParser:
-        parser = PARSERS[self._parser]() if tools else None
+    def _response_parser(self, request: ChatRequest, prompt: Prompt) -> ResponseParser:
+        parser = PARSERS[self._parser]() if request.offered_tools else None
         return ResponseParser(self.renderer.detokenizer, request.stops, prompt.opens_reasoning, parser)
 
 

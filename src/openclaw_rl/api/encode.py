@@ -8,6 +8,7 @@ from tokenizers import Tokenizer
 
 from openclaw_rl.api.completion import Completion, Update
 from openclaw_rl.api.errors import ApiError
+from openclaw_rl.api.message import tool_call
 from openclaw_rl.rendering.detokenize import token_bytes
 from openclaw_rl.rendering.response import Delta, ReasoningText
 from openclaw_rl.rendering.tool_calls import ToolCall
@@ -24,13 +25,11 @@ class Encoder:
 
     async def whole(self, completion: Completion, logprobs: bool) -> bytes:
         """The body of an answer that is sent at once."""
-        messages = [Message() for _ in completion.choices]
-        async for update in completion:
-            for delta in update.deltas:
-                messages[update.index].add(delta)
+        async for _update in completion:
+            pass
         choices = []
-        for index, (choice, message) in enumerate(zip(completion.choices, messages, strict=True)):
-            written = {"index": index, "message": message.body(), "finish_reason": choice.finish_reason}
+        for index, choice in enumerate(completion.choices):
+            written = {"index": index, "message": choice.message.body(), "finish_reason": choice.finish_reason}
             written["logprobs"] = self._logprobs(choice.tokens) if logprobs else None
             choices.append(written)
         return to_json({**self._head(completion, ""), "choices": choices, "usage": completion.usage()})
@@ -87,38 +86,6 @@ class Encoder:
     def _logprob(self, token_id: int, value: float) -> dict[str, Any]:
         raw = token_bytes(self.tokenizer, token_id)
         return {"token": raw.decode(errors="replace"), "logprob": value, "bytes": list(raw)}
-
-
-class Message:
-    """An assistant message being put together."""
-
-    def __init__(self) -> None:
-        self._content: list[str] = []
-        self._reasoning: list[str] = []
-        self._calls: list[ToolCall] = []
-
-    def add(self, delta: Delta) -> None:
-        match delta:
-            case str():
-                self._content.append(delta)
-            case ReasoningText(text):
-                self._reasoning.append(text)
-            case ToolCall():
-                self._calls.append(delta)
-
-    def body(self) -> dict[str, Any]:
-        content = "".join(self._content)
-        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
-        if self._reasoning:
-            message["reasoning_content"] = "".join(self._reasoning)
-        if self._calls:
-            message["content"] = content or None
-            message["tool_calls"] = [tool_call(call) for call in self._calls]
-        return message
-
-
-def tool_call(call: ToolCall) -> dict[str, Any]:
-    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
 def delta_parts(delta: Delta, number: int) -> list[dict[str, Any]]:

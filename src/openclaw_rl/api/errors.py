@@ -12,6 +12,7 @@ from openclaw_rl.engines.base import EngineUnavailable, QueueFull
 TYPES = {
     401: "authentication_error",
     404: "not_found_error",
+    409: "conflict_error",
     429: "rate_limit_error",
     500: "server_error",
     503: "server_error",

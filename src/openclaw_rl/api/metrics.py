@@ -5,6 +5,7 @@ from collections.abc import Callable
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from openclaw_rl.engines.base import EngineStats
+from openclaw_rl.types import Continuation, TurnKind
 
 #: From a cached prompt on a GPU to a long one on a laptop.
 LATENCY_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
@@ -32,17 +33,24 @@ class Metrics:
             buckets=LATENCY_BUCKETS,
             registry=self.registry,
         )
-        self._gauge("openclaw_active_sequences", "Sequences being sampled.", lambda: stats().active)
-        self._gauge("openclaw_queued_sequences", "Sequences waiting for a place.", lambda: stats().waiting)
-        self._gauge("openclaw_engine_ready", "1 when the engine serves.", lambda: stats().ready)
-        self._gauge(
+        captured = self._counter("openclaw_captured_turns", "Turns recorded, main and side.", "kind")
+        self.captured_turns = {kind: captured.labels(kind) for kind in TurnKind}
+        self.lost_turns = Counter(
+            "openclaw_lost_turns", "Turns served while the ledger could not be used.", registry=self.registry
+        )
+        continuations = self._counter("openclaw_continuations", "How prompts go on from recorded turns.", "kind")
+        self.continuations = {kind: continuations.labels(kind) for kind in Continuation}
+        self.gauge("openclaw_active_sequences", "Sequences being sampled.", lambda: stats().active)
+        self.gauge("openclaw_queued_sequences", "Sequences waiting for a place.", lambda: stats().waiting)
+        self.gauge("openclaw_engine_ready", "1 when the engine serves.", lambda: stats().ready)
+        self.gauge(
             "openclaw_engine_restarts", "Times the engine's worker was restarted.", lambda: stats().restarts
         )
 
     def _counter(self, name: str, doc: str, label: str) -> Counter:
         return Counter(name, doc, [label], registry=self.registry)
 
-    def _gauge(self, name: str, doc: str, read: Callable[[], float]) -> None:
+    def gauge(self, name: str, doc: str, read: Callable[[], float]) -> None:
         Gauge(name, doc, registry=self.registry).set_function(read)
 
     def text(self) -> bytes:

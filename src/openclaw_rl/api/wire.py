@@ -1,10 +1,11 @@
 """OpenAI's chat completion request, as far as it is honoured. Unknown fields are ignored."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from openclaw_rl.api.errors import ApiError
+from openclaw_rl.types import Feedback
 
 #: More stop strings than this are refused by OpenAI too.
 MAX_STOPS = 4
@@ -96,6 +97,11 @@ class ChatRequest(Wire):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    session_id: str | None = None
+    session_done: bool | None = None
+    turn_type: str | None = None
+    prompt_cache_key: str | None = None
+    store: bool | None = None
 
     @property
     def stops(self) -> list[str]:
@@ -114,12 +120,42 @@ class ChatRequest(Wire):
         return self.stream_options is not None and self.stream_options.include_usage
 
 
-def parse_request(body: bytes) -> ChatRequest:
+class FeedbackRequest(Wire):
+    """The body of POST /v1/feedback: a score from -1 to 1, or a thumb."""
+
+    id: str
+    choice: int = 0
+    score: Annotated[float, Field(ge=-1, le=1)] | None = None
+    thumb: Literal["up", "down"] | None = None
+    text: str = ""
+
+    def feedback(self) -> Feedback:
+        score = self.score if self.score is not None else 1.0 if self.thumb == "up" else -1.0
+        return Feedback(score, self.text)
+
+
+M = TypeVar("M", bound=Wire)
+
+
+def parse(model: type[M], body: bytes) -> M:
     """Read a request body; raises 400 for what is no request at all, 422 for a field with a wrong value."""
     try:
-        request = ChatRequest.model_validate_json(body)
+        return model.model_validate_json(body)
     except ValidationError as error:
         raise malformed(error) from None
+
+
+def parse_feedback(body: bytes) -> FeedbackRequest:
+    """Read what somebody says of an answer."""
+    given = parse(FeedbackRequest, body)
+    if (given.score is None) == (given.thumb is None):
+        raise ApiError(400, "Give either score (from -1 to 1) or thumb (up or down).", param="score")
+    return given
+
+
+def parse_request(body: bytes) -> ChatRequest:
+    """Read a chat request and refuse what is not supported."""
+    request = parse(ChatRequest, body)
     for name in ("presence_penalty", "frequency_penalty"):
         if getattr(request, name):
             raise ApiError(400, f"{name} is not supported; leave it out or set it to 0.", param=name)

@@ -58,28 +58,32 @@ class ChatRenderer:
         self._speaks_tools = self._template_mentions_tools()
 
     def text(
-        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = (), options: Mapping[str, Any] = {}
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] = (),
+        options: Mapping[str, Any] | None = None,
+        *,
+        answer: bool = True,
     ) -> str:
-        """The chat as the template writes it, ready for the assistant's answer."""
+        """The chat as the template writes it; with `answer`, ready for the assistant's."""
         chat = [template_message(message) for message in messages]
         if not self._speaks_tools:
             chat = spell_out_tools(chat, tools)
             tools = ()
-        return self._render(
-            map_text(chat, self.tokenizer.guard), map_text(list(tools), self.tokenizer.guard), options
-        )
+        guard = self.tokenizer.guard
+        return self._render(map_text(chat, guard), map_text(list(tools), guard), options or {}, answer)
 
     def prompt(self, text: str) -> Prompt:
         """Tokenise what `text` returned."""
         return Prompt(self.tokenizer.encode_chat(text), bool(_OPENS_REASONING.search(text[-64:])))
 
-    def _render(self, chat: list[Message], tools: list[Any], options: Mapping[str, Any]) -> str:
-        variables = {**self.tokenizer.special_tokens, **options}
+    def _render(self, chat: list[Message], tools: list[Any], options: Mapping[str, Any], answer: bool) -> str:
+        variables = {**self.tokenizer.special_tokens, **map_text(dict(options), self.tokenizer.guard)}
         try:
             rendered: Any = render_jinja_template(
-                [chat], tools=tools or None, chat_template=self.template, add_generation_prompt=True, **variables
+                [chat], tools=tools or None, chat_template=self.template, add_generation_prompt=answer, **variables
             )
-        except (TemplateError, TypeError, ValueError, KeyError) as error:
+        except (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
             raise ChatError(f"The model's chat template does not accept this conversation: {error}") from error
         chats, _generation_indices = rendered
         return str(chats[0])
@@ -88,7 +92,7 @@ class ChatRenderer:
         """Try it: does a tool's name come out at the other end?"""
         tool = {"type": "function", "function": {"name": "a_probe", "description": "", "parameters": {}}}
         try:
-            return "a_probe" in self._render([{"role": "user", "content": "Hello"}], [tool], {})
+            return "a_probe" in self._render([{"role": "user", "content": "Hello"}], [tool], {}, True)
         except ChatError:
             return False
 
@@ -156,5 +160,5 @@ def map_text(value: Any, change: Callable[[str], str]) -> Any:
     if isinstance(value, list):
         return [map_text(item, change) for item in value]
     if isinstance(value, dict):
-        return {key: map_text(item, change) for key, item in value.items()}
+        return {map_text(key, change): map_text(item, change) for key, item in value.items()}
     return value

@@ -22,10 +22,11 @@ class StopMatcher:
         if not self._stops:
             return text
         text = self._held + text
-        found = [position for stop in self._stops if (position := text.find(stop)) >= 0]
+        # The one that is complete first: a longer one around it may never be.
+        found = [(start + len(stop), start) for stop in self._stops if (start := text.find(stop)) >= 0]
         if found:
             self.stopped, self._held = True, ""
-            return text[: min(found)]
+            return text[: min(found)[1]]
         certain = len(text) - max(begun(text, stop) for stop in self._stops)
         self._held = text[certain:]
         return text[:certain]

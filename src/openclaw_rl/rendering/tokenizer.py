@@ -8,13 +8,17 @@ characters inside a message are `guard`ed before rendering, and become ordinary 
 import json
 import re
 from collections import OrderedDict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
+from tokenizers.pre_tokenizers import Metaspace
 
 #: A noncharacter, which no message has reason to contain: it keeps a quoted control token from being one.
 GUARD = "\ufdd0"
+#: A pattern that splits nothing, for tokenizers without control tokens.
+NEVER = r"(?!)()"
 #: How much segment text is remembered. A long agent prompt is 150 KB; this holds the segments of a hundred.
 CACHED_CHARACTERS = 16_000_000
 
@@ -31,10 +35,19 @@ class ChatTokenizer:
         self.eos_ids = eos_ids(folder, self)
         added = self.backend.get_added_tokens_decoder()
         self._control = {t.content: id for id, t in added.items() if t.special}
-        self._split = re.compile(
-            "(" + "|".join(map(re.escape, sorted(self._control, key=len, reverse=True))) + ")"
-        )
+        self._strips_left = {t.content for t in added.values() if t.lstrip}
+        self._strips_right = {t.content for t in added.values() if t.rstrip}
+        names = [re.escape(name) for name in sorted(self._control, key=len, reverse=True)]
+        self._split = re.compile(f"({'|'.join(names)})" if names else NEVER)
+        self._treat_no_segment_as_the_first()
         self._segments = SegmentCache(CACHED_CHARACTERS)
+
+    def _treat_no_segment_as_the_first(self) -> None:
+        """Some tokenizers put a space before the beginning of a text; a segment of a chat is no beginning."""
+        splitter = self.backend.pre_tokenizer
+        if isinstance(splitter, Metaspace) and splitter.prepend_scheme == "first":
+            splitter.prepend_scheme = "never"
+            self.backend.pre_tokenizer = splitter
 
     @property
     def vocabulary_size(self) -> int:
@@ -49,26 +62,52 @@ class ChatTokenizer:
 
     def guard(self, text: str) -> str:
         """Message text in which no control token can be recognised any more."""
+        if not text.isascii():
+            # JSON can escape half a character; no tokenizer takes one.
+            text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         for control in self._control:
             if control in text:
                 text = text.replace(control, control[0] + GUARD + control[1:])
         return text
 
+    @property
+    def eos_id(self) -> int:
+        """The id that ends an answer which nobody sampled."""
+        own = self.backend.token_to_id(self.special_tokens.get("eos_token", ""))
+        return own if own is not None else min(self.eos_ids)
+
+    def encode_text(self, text: str) -> list[int]:
+        """The ids of plain text; control tokens in it are characters like any other."""
+        return self._encode(text)
+
     def encode_chat(self, text: str) -> list[int]:
         """The ids of a rendered chat."""
-        if not self._control:
-            return self._encode(text)
         ids: list[int] = []
-        for number, part in enumerate(self._split.split(text)):
-            if number % 2:
+        for part, is_control in self._parts(text):
+            if is_control:
                 ids.append(self._control[part])
-            elif part:
+            else:
                 ids += self._encode(part)
         return ids
 
     def unseen(self, text: str) -> int:
         """How many characters of a rendered chat would have to be tokenised."""
-        return sum(len(part) for part in self._split.split(text)[::2] if part not in self._segments)
+        parts = self._parts(text)
+        return sum(len(part) for part, is_control in parts if not is_control and part not in self._segments)
+
+    def _parts(self, text: str) -> Iterator[tuple[str, bool]]:
+        """Control tokens and the segments between them; some control tokens swallow the space beside them."""
+        parts = self._split.split(text)
+        for number, part in enumerate(parts):
+            if number % 2:
+                yield part, True
+                continue
+            if number and parts[number - 1] in self._strips_right:
+                part = part.lstrip()
+            if number + 1 < len(parts) and parts[number + 1] in self._strips_left:
+                part = part.rstrip()
+            if part:
+                yield part, False
 
     def _encode(self, text: str) -> list[int]:
         ids = self._segments.get(text)

@@ -16,6 +16,9 @@ from openclaw_rl.types import SamplingParams
 NUCLEUS_CANDIDATES = 512
 
 
+#: Anything colder is greedy: logits divided by it would leave float32's range.
+MIN_TEMPERATURE = 1e-5
+
 #: A way to draw: (logits, parameters, uniforms) of some rows → their tokens.
 Kind = Callable[[Tensor, list[SamplingParams], list[float]], Tensor]
 
@@ -48,7 +51,7 @@ def draw(logits: Tensor, params: Sequence[SamplingParams], uniforms: Sequence[fl
 def _by_kind(params: Sequence[SamplingParams]) -> dict[Kind, list[int]]:
     kinds: dict[Kind, list[int]] = {}
     for row, p in enumerate(params):
-        if p.temperature == 0:
+        if p.temperature < MIN_TEMPERATURE:
             kind = _greedy
         elif p.top_p < 1 or p.top_k > 0:
             kind = _truncated
@@ -74,17 +77,27 @@ def _truncated(logits: Tensor, params: list[SamplingParams], uniforms: list[floa
     candidates = min(vocabulary, max(NUCLEUS_CANDIDATES, *(p.top_k for p in params)))
     limits = torch.tensor([p.top_k or vocabulary for p in params], device=logits.device)[:, None]
     top_p = _column([p.top_p for p in params], logits)
-    values, ids = scaled.topk(candidates)
-    # The share of the whole that each candidate has: the nucleus is of the full distribution unless top_k cut it.
+    values, ids = _ranked(scaled, scaled.topk(candidates).indices)
+    # Among equals at the last place, which ones are candidates is anyone's guess: only what is above them is sure.
     probs = (values - scaled.logsumexp(-1, keepdim=True)).exp()
-    if candidates < vocabulary and bool(((limits > candidates) & (probs.sum(-1, keepdim=True) < top_p)).any()):
-        values, ids = scaled.sort(descending=True)
-        probs = values.softmax(-1)
-    probs = probs * (torch.arange(probs.shape[1], device=logits.device) < limits)
+    sure = values > values[:, -1:]
+    enough = (sure.sum(-1, keepdim=True) >= limits) | ((probs * sure).sum(-1, keepdim=True) >= top_p)
+    if candidates < vocabulary and not bool(enough.all()):
+        values, ids = scaled.sort(descending=True, stable=True)
+        probs = (values - scaled.logsumexp(-1, keepdim=True)).exp()
+    rank = torch.arange(probs.shape[1], device=logits.device)
+    probs = probs * (rank < limits)
     kept_mass = torch.where(limits < vocabulary, probs.sum(-1, keepdim=True), 1.0)
     before = probs.cumsum(-1) - probs
-    probs = probs * (before < top_p * kept_mass)
+    probs = probs * ((before < top_p * kept_mass) | (rank == 0))
     return ids.gather(1, _invert(probs, uniforms)[:, None])[:, 0]
+
+
+def _ranked(scaled: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+    """These tokens of each row and their values, likeliest first, equals by id."""
+    ids = ids.sort().values
+    values, order = scaled.gather(1, ids).sort(descending=True, stable=True)
+    return values, ids.gather(1, order)
 
 
 def _invert(weights: Tensor, uniforms: list[float]) -> Tensor:

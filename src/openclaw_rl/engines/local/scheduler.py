@@ -199,7 +199,6 @@ class Scheduler:
         """Send the least urgent sequence back to the queue; its tokens will be computed again."""
         victim = max(self.running, key=lambda s: s.order)
         self.finish(victim)
-        victim.computed, victim.digests = 0, []
         self.waiting.append(victim)
         self._sort_waiting()
 

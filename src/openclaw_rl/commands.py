@@ -1,0 +1,202 @@
+"""Commands about what is recorded; they work beside a server or without one."""
+
+import argparse
+import contextlib
+import json
+import sqlite3
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+
+from rich.console import Console, Group
+from rich.panel import Panel
+from rich.progress import Progress
+from rich.table import Table
+from rich.text import Text
+
+from openclaw_rl.config import Config
+from openclaw_rl.ledger import changes, queries
+from openclaw_rl.ledger.lock import read_server
+from openclaw_rl.ledger.schema import FILE, NewerLedger, connect, migrate
+from openclaw_rl.ledger.status import Status, read_status
+from openclaw_rl.options import ConfigError
+from openclaw_rl.rendering.chat import content_text
+
+#: How long to wait for a server on this machine to say how it is.
+PROBE_SECONDS = 2.0
+#: Another writer may hold the ledger for a moment.
+LOCK_SECONDS = 10
+
+
+def console() -> Console:
+    """Piped into a file, lines keep their width instead of being cut to a terminal's."""
+    return Console() if sys.stdout.isatty() else Console(width=160)
+
+
+@contextlib.contextmanager
+def opened(config: Config, *, create: bool = False) -> Iterator[sqlite3.Connection]:
+    """The run's ledger, to read and change. Raises ConfigError if there is none."""
+    path = config.ledger_dir / FILE
+    if create:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    elif not path.is_file():
+        raise ConfigError(f"There is no ledger in {config.ledger_dir}. Has a server run with this --run-dir?")
+    db = connect(path)
+    try:
+        db.execute(f"PRAGMA busy_timeout = {LOCK_SECONDS * 1000}")
+        migrate(db)
+        yield db
+    except NewerLedger as error:
+        raise ConfigError(str(error)) from None
+    finally:
+        db.close()
+
+
+def status(config: Config, options: argparse.Namespace) -> int:
+    server = read_server(config.run_dir.expanduser()).get("url")
+    suspended = ask_suspended(server) if server else None
+    if (config.ledger_dir / FILE).is_file():
+        with opened(config) as db:
+            found = read_status(db, server, suspended)
+    else:
+        found = read_status(None, server, suspended)
+    if options.json:
+        sys.stdout.write(json.dumps(found.as_json(), indent=2) + "\n")
+    else:
+        show_status(config, found)
+    return 0
+
+
+def ask_suspended(server: str) -> str | None:
+    """Why a running server does not record turns, if so."""
+    try:
+        with urllib.request.urlopen(f"{server}/readyz", timeout=PROBE_SECONDS) as answer:
+            told = str(json.load(answer)["capture"])
+    except (urllib.error.URLError, TimeoutError, ValueError, KeyError):
+        return None
+    return told.removeprefix("suspended: ") if told.startswith("suspended: ") else None
+
+
+def show_status(config: Config, found: Status) -> None:
+    counts = found.counts
+    table = Table(title=f"Turns in {config.ledger_dir}", title_justify="left")
+    for state in counts.states:
+        table.add_column(str(state), justify="right")
+    table.add_row(*(str(count) for count in counts.states.values()))
+    out = console()
+    out.print(table)
+    for reason, count in counts.dropped.items():
+        out.print(f"  dropped {count} × {reason}", style="dim")
+    out.print(f"step {counts.step}, policy version {counts.version}, server: {found.server or 'not running'}")
+    out.print(f"[bold]Why no update?[/bold] {found.why_no_update}")
+
+
+def sessions(config: Config, options: argparse.Namespace) -> int:
+    with opened(config) as db:
+        if options.id is None:
+            list_sessions(queries.sessions(db))
+            return 0
+        found = queries.sessions(db, id=options.id)
+        if not found:
+            raise ConfigError(f"There is no session {options.id}. 'openclaw-rl sessions' lists them.")
+        for summary in found:
+            show_session(db, summary)
+    return 0
+
+
+def list_sessions(found: list[queries.SessionSummary]) -> None:
+    table = Table("session", "owner", "recognised by", "last heard of", "turns", "main", "with next state", "open")
+    for item in found:
+        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(item.last))
+        numbers = (str(item.turns), str(item.main), str(item.ready))
+        table.add_row(item.key.id, item.key.owner, item.source, when, *numbers, "" if item.closed else "yes")
+    console().print(table)
+
+
+def show_session(db: sqlite3.Connection, summary: queries.SessionSummary) -> None:
+    out = console()
+    out.print(f"[bold]{summary.key.id}[/bold] of {summary.key.owner}, recognised by {summary.source}")
+    for number in queries.turn_numbers(db, summary.key):
+        turn = queries.load_turn(db, number)
+        out.print(Panel(turn_body(turn), title=turn_title(turn), title_align="left"))
+
+
+def turn_title(turn: queries.StoredTurn) -> str:
+    reason = f" ({turn.reason})" if turn.reason else ""
+    return f"turn {turn.number} · {turn.kind} · {turn.state}{reason} · policy {turn.version} · {turn.continuation}"
+
+
+def turn_body(turn: queries.StoredTurn) -> Group:
+    """What was asked, what was answered, and what came of it."""
+    asked = [m for m in turn.messages if m["role"] in ("user", "tool")][-1:]
+    lines = [Text.assemble((f"{m['role']}: ", "cyan"), content_text(m.get("content"))) for m in asked]
+    lines.append(Text.assemble(("assistant: ", "green"), content_text(turn.message.get("content"))))
+    for call in turn.message.get("tool_calls") or []:
+        lines.append(Text(f"  calls {call['function']['name']} {call['function']['arguments']}", style="green"))
+    for message in turn.next_state or []:
+        lines.append(
+            Text.assemble((f"next, {message['role']}: ", "magenta"), content_text(message.get("content")))
+        )
+    lines += [Text(f"feedback: {score:+g} {text}", style="yellow") for score, text in turn.feedback]
+    sizes = f"{len(turn.prompt_ids)} prompt tokens, {len(turn.response_ids)} response tokens, {turn.finish_reason}"
+    return Group(*lines, Text(sizes, style="dim"))
+
+
+def export(config: Config, options: argparse.Namespace) -> int:
+    from openclaw_rl.trajectories import export_trajectories, export_turns
+
+    write = export_trajectories if options.format == "trajectories" else export_turns
+    count = 0
+    with (
+        opened(config) as db,
+        options.file.open("w", encoding="utf-8", errors="surrogatepass") as out,
+        Progress(console=Console(stderr=True), transient=True) as progress,
+    ):
+        for line in progress.track(write(db), description="Exporting", total=None):
+            out.write(json.dumps(line, ensure_ascii=False) + "\n")
+            count += 1
+    what = "sessions" if options.format == "trajectories" else "turns"
+    console().print(f"{count} {what} written to {options.file}")
+    return 0
+
+
+def import_(config: Config, options: argparse.Namespace) -> int:
+    from openclaw_rl.models import ModelNotFound, fetch_model
+    from openclaw_rl.rendering.chat import ChatRenderer
+    from openclaw_rl.trajectories import import_file
+
+    if not options.file.is_file():
+        raise ConfigError(f"There is no file {options.file}.")
+    try:
+        renderer = ChatRenderer(fetch_model(config.model_name, config.cache_dir.expanduser()))
+    except ModelNotFound as error:
+        raise ConfigError(str(error)) from None
+    with opened(config, create=True) as db:
+        result = import_file(db, options.file, renderer)
+    for refused in result.errors:
+        sys.stderr.write(refused + "\n")
+    known = f", {result.known} were there already" if result.known else ""
+    console().print(f"{result.turns} turns imported{known}, {len(result.errors)} lines refused")
+    return 1 if result.errors else 0
+
+
+def forget(config: Config, options: argparse.Namespace) -> int:
+    with opened(config) as db:
+        found = queries.sessions(db, id=options.session, owner=options.user)
+        if not found:
+            raise ConfigError("There is nothing of that session or user in the ledger.")
+        db.execute("BEGIN IMMEDIATE")
+        steps = changes.forget(db, [summary.number for summary in found])
+        db.execute("COMMIT")
+        # What was deleted is overwritten in the file; here it also leaves the log beside it.
+        db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    turns = sum(summary.turns for summary in found)
+    out = console()
+    out.print(f"Forgot {len(found)} sessions with {turns} turns.")
+    used = ", ".join(map(str, steps)) if steps else "none"
+    out.print(
+        f"Training steps that had used them: {used}." + (" Their effect on the weights remains." if steps else "")
+    )
+    return 0

@@ -1,0 +1,217 @@
+"""The changes that can be made to a ledger, each a function of a connection inside a transaction."""
+
+import json
+import sqlite3
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from hashlib import blake2b
+from typing import Any
+
+from openclaw_rl.ledger.packing import pack_floats, pack_ids, pack_top
+from openclaw_rl.ledger.states import TRANSITIONS, IllegalTransition, State
+from openclaw_rl.ledger.writer import LedgerError
+from openclaw_rl.types import Feedback, SessionKey, Turn, TurnKind
+
+#: Reasons that are met in more than one place.
+SUPERSEDED = "superseded: the client asked again"
+NO_NEXT_STATE = "the session ended without a next state"
+ALREADY_USED = (State.BATCHED, State.APPLIED)
+
+
+class UnknownTurn(LedgerError):
+    """There is no such turn."""
+
+
+class CannotJudge(LedgerError):
+    """The turn is past the point where feedback can change anything, or never was to be trained."""
+
+
+def open_session(db: sqlite3.Connection, key: SessionKey, source: str, now: float) -> int:
+    """The session's number; a session that was closed goes on."""
+    row = db.execute(
+        "INSERT INTO sessions (owner, id, source, created, last) VALUES (?, ?, ?, ?, ?) "
+        "ON CONFLICT (owner, id) DO UPDATE SET last = excluded.last, closed = NULL RETURNING number",
+        (*key, source, now, now),
+    ).fetchone()
+    return int(row[0])
+
+
+def store_messages(db: sqlite3.Connection, session: int, messages: Sequence[Mapping[str, Any]]) -> int:
+    """Walk the session's tree of messages, adding what is new; the last message's number."""
+    parent: int | None = None
+    for message in messages:
+        body = json.dumps(message, ensure_ascii=False, separators=(",", ":"))
+        digest = blake2b(body.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+        row = db.execute(
+            "SELECT number FROM messages WHERE session = ? AND coalesce(parent, 0) = ? AND digest = ?",
+            (session, parent or 0, digest),
+        ).fetchone()
+        if row is None:
+            row = db.execute(
+                "INSERT INTO messages (session, parent, digest, body) VALUES (?, ?, ?, ?) RETURNING number",
+                (session, parent, digest, body),
+            ).fetchone()
+        parent = int(row[0])
+    if parent is None:
+        raise ValueError("a request without messages")
+    return parent
+
+
+def record_turn(
+    db: sqlite3.Connection, turn: Turn, source: str, base: int | None, keep: int, state: State, reason: str = ""
+) -> int:
+    """Store a turn whose prompt begins with the first `keep` tokens of turn `base`; the turn's number."""
+    now = time.time()
+    session = open_session(db, turn.session, source, now)
+    values = {
+        "session": session,
+        "completion": turn.completion,
+        "choice": turn.choice,
+        "kind": turn.kind,
+        "kind_reason": turn.kind_reason,
+        "state": state,
+        "reason": reason,
+        "created": now,
+        "version": turn.version,
+        "continuation": turn.continuation,
+        "parent": turn.parent,
+        "request": store_messages(db, session, turn.messages),
+        "answer": json.dumps(turn.message, ensure_ascii=False),
+        "base": base,
+        "keep": keep,
+        "added": pack_ids(turn.prompt_ids[keep:]),
+        "prompt_length": len(turn.prompt_ids),
+        "response": pack_ids(turn.response_ids),
+        "logprobs": pack_floats(turn.logprobs),
+        "top": pack_top(turn.top),
+        "sampling": json.dumps({**asdict(turn.sampling), "stop_token_ids": sorted(turn.sampling.stop_token_ids)}),
+        "finish_reason": turn.finish_reason,
+        "request_key": turn.request_key,
+        "end_key": turn.end_key,
+    }
+    names, marks = ", ".join(values), ", ".join(f":{name}" for name in values)
+    row = db.execute(f"INSERT INTO turns ({names}) VALUES ({marks}) RETURNING number", values).fetchone()
+    return int(row[0])
+
+
+def capture(db: sqlite3.Connection, turns: Sequence[Turn], source: str, base: int | None, keep: int) -> list[int]:
+    """Store the turns of one answered request. Earlier attempts at the same request are superseded."""
+    first = turns[0]
+    supersede(db, first.session, first.request_key)
+    numbers = []
+    for turn in turns:
+        trained = turn.kind is TurnKind.MAIN
+        state = State.AWAITING if trained else State.DROPPED
+        numbers.append(record_turn(db, turn, source, base, keep, state, "" if trained else turn.kind_reason))
+    return numbers
+
+
+def supersede(db: sqlite3.Connection, session: SessionKey, request_key: bytes) -> None:
+    """Give up the turns of this session that answered the same request and are still waiting."""
+    rows = db.execute(
+        "SELECT t.number FROM turns t JOIN sessions s ON s.number = t.session "
+        "WHERE t.request_key = ? AND s.owner = ? AND s.id = ? AND t.state = ?",
+        (request_key, *session, State.AWAITING),
+    ).fetchall()
+    for row in rows:
+        move(db, row["number"], State.DROPPED, SUPERSEDED)
+
+
+def move(db: sqlite3.Connection, turn: int, state: State, reason: str = "") -> None:
+    """Change a turn's state. Raises IllegalTransition and UnknownTurn."""
+    row = db.execute("SELECT state FROM turns WHERE number = ?", (turn,)).fetchone()
+    if row is None:
+        raise UnknownTurn(f"there is no turn {turn}")
+    current = State(row["state"])
+    if state not in TRANSITIONS[current]:
+        raise IllegalTransition(turn, current, state)
+    ready = time.time() if state is State.READY else None
+    db.execute(
+        "UPDATE turns SET state = ?, reason = ?, ready_at = coalesce(?, ready_at) WHERE number = ?",
+        (state, reason, ready, turn),
+    )
+
+
+def set_next_state(db: sqlite3.Connection, turn: int, messages: Sequence[Mapping[str, Any]]) -> None:
+    """What came after a turn. The first answer counts: a later branch of the conversation changes nothing."""
+    row = db.execute("SELECT state, next_state, kind FROM turns WHERE number = ?", (turn,)).fetchone()
+    if row is None:
+        raise UnknownTurn(f"there is no turn {turn}")
+    if row["next_state"] is not None or row["kind"] != TurnKind.MAIN:
+        return
+    db.execute(
+        "UPDATE turns SET next_state = ? WHERE number = ?", (json.dumps(messages, ensure_ascii=False), turn)
+    )
+    if row["state"] in (State.AWAITING, State.DROPPED):
+        move(db, turn, State.READY)
+
+
+def add_feedback(db: sqlite3.Connection, owner: str, completion: str, choice: int, feedback: Feedback) -> None:
+    """Attach what somebody said; the turn can be judged (again) with it. Raises UnknownTurn and CannotJudge."""
+    row = db.execute(
+        "SELECT t.number, t.state, t.kind, t.kind_reason, t.reason FROM turns t "
+        "JOIN sessions s ON s.number = t.session WHERE t.completion = ? AND t.choice = ? AND s.owner = ?",
+        (completion, choice, owner),
+    ).fetchone()
+    if row is None:
+        raise UnknownTurn(f"There is no completion {completion} (choice {choice}) of yours.")
+    if row["kind"] != TurnKind.MAIN:
+        raise CannotJudge(f"This turn is not trained on: {row['kind_reason']}.")
+    state = State(row["state"])
+    if state in ALREADY_USED:
+        raise CannotJudge("This turn has already been trained on.")
+    db.execute(
+        "INSERT INTO feedback (turn, score, text, created) VALUES (?, ?, ?, ?)",
+        (row["number"], feedback.score, feedback.text, time.time()),
+    )
+    if state is not State.READY and state is not State.CAPTURED:
+        move(db, row["number"], State.READY)
+
+
+def close_session(db: sqlite3.Connection, key: SessionKey) -> bool:
+    """End a session: turns that still wait will not get a next state. False if there is no such session."""
+    row = db.execute("SELECT number FROM sessions WHERE owner = ? AND id = ?", key).fetchone()
+    if row is None:
+        return False
+    _close(db, row["number"])
+    return True
+
+
+def close_idle(db: sqlite3.Connection, before: float) -> int:
+    """End the sessions that were last heard of before a time; how many there were."""
+    rows = db.execute("SELECT number FROM sessions WHERE closed IS NULL AND last < ?", (before,)).fetchall()
+    for row in rows:
+        _close(db, row["number"])
+    return len(rows)
+
+
+def _close(db: sqlite3.Connection, session: int) -> None:
+    waiting = db.execute("SELECT number FROM turns WHERE session = ? AND state = ?", (session, State.AWAITING))
+    for row in waiting.fetchall():
+        move(db, row["number"], State.DROPPED, NO_NEXT_STATE)
+    db.execute("UPDATE sessions SET closed = ? WHERE number = ?", (time.time(), session))
+
+
+def record_update(db: sqlite3.Connection, step: int, version: int, turns: Sequence[int]) -> None:
+    """A training step was applied: which turns it used, and the policy version it made."""
+    db.execute("INSERT INTO updates (step, version, created) VALUES (?, ?, ?)", (step, version, time.time()))
+    for turn in turns:
+        move(db, turn, State.APPLIED)
+        db.execute("INSERT INTO update_turns (step, turn) VALUES (?, ?)", (step, turn))
+
+
+def forget(db: sqlite3.Connection, sessions: Sequence[int]) -> list[int]:
+    """Delete sessions with everything in them; the training steps that had used their turns."""
+    marks = ", ".join("?" * len(sessions))
+    steps = db.execute(
+        f"SELECT DISTINCT u.step FROM update_turns u JOIN turns t ON t.number = u.turn "
+        f"WHERE t.session IN ({marks}) ORDER BY u.step",
+        tuple(sessions),
+    ).fetchall()
+    # Turns refer to messages and to each other within their session; all of it goes at once.
+    db.execute("PRAGMA defer_foreign_keys = ON")
+    db.execute(f"DELETE FROM turns WHERE session IN ({marks})", tuple(sessions))
+    db.execute(f"DELETE FROM messages WHERE session IN ({marks})", tuple(sessions))
+    db.execute(f"DELETE FROM sessions WHERE number IN ({marks})", tuple(sessions))
+    return [row["step"] for row in steps]

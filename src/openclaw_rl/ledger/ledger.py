@@ -1,0 +1,101 @@
+"""The ledger: one writer, any number of readers."""
+
+import asyncio
+import sqlite3
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from openclaw_rl.ledger import changes, queries
+from openclaw_rl.ledger.schema import FILE, connect, migrate
+from openclaw_rl.ledger.writer import CaptureSuspended, Writer
+from openclaw_rl.types import Feedback, SessionKey, Turn
+
+T = TypeVar("T")
+
+#: Token sequences kept at hand: a conversation's next request needs those of its last turn.
+CACHED_SEQUENCES = 256
+
+
+class Ledger:
+    """What the server does with the ledger. Changes are awaited until they are durable.
+
+    Reads happen at once on the caller's thread: they are short look-ups by index, and a reader never waits for
+    the writer. Only one thread may use an instance.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        connection = connect(directory / FILE)
+        migrate(connection)
+        self.writer = Writer(connection)
+        self._reader = connect(directory / FILE, readonly=True)
+        self._sequences: OrderedDict[int, list[int]] = OrderedDict()
+
+    def close(self) -> None:
+        self.writer.close()
+        self._reader.close()
+
+    async def capture(
+        self, turns: Sequence[Turn], source: str, base: int | None, keep: int, *, done: bool = False
+    ) -> None:
+        """Record the turns of one answered request; with `done`, their session ends with them."""
+
+        def change(db: sqlite3.Connection) -> list[int]:
+            numbers = changes.capture(db, turns, source, base, keep)
+            if done:
+                changes.close_session(db, turns[0].session)
+            return numbers
+
+        numbers = await self._write(change)
+        for number, turn in zip(numbers, turns, strict=True):
+            self._remember(number, [*turn.prompt_ids, *turn.response_ids])
+
+    async def set_next_state(self, turn: int, messages: Sequence[Mapping[str, Any]]) -> None:
+        await self._write(lambda db: changes.set_next_state(db, turn, messages))
+
+    async def add_feedback(self, owner: str, completion: str, choice: int, feedback: Feedback) -> None:
+        await self._write(lambda db: changes.add_feedback(db, owner, completion, choice, feedback))
+
+    async def close_session(self, key: SessionKey) -> bool:
+        return await self._write(lambda db: changes.close_session(db, key))
+
+    async def close_idle(self, seconds: float) -> int:
+        """End the sessions that were not heard of for so long."""
+        return await self._write(lambda db: changes.close_idle(db, time.time() - seconds))
+
+    def find_ancestor(
+        self, owner: str, ends: Sequence[tuple[int, bytes]], session: str | None, claimed: set[int]
+    ) -> queries.Ancestor | None:
+        return self._read(lambda db: queries.find_ancestor(db, owner, ends, session, claimed))
+
+    def last_waiting(self, session: SessionKey) -> int | None:
+        return self._read(lambda db: queries.last_waiting(db, session))
+
+    def sequence(self, turn: int) -> list[int]:
+        """A turn's tokens: prompt and response."""
+        tokens = self._sequences.get(turn)
+        if tokens is None:
+            tokens, _prompt_length = self._read(lambda db: queries.sequence(db, turn))
+            self._remember(turn, tokens)
+        return tokens
+
+    def response(self, turn: int) -> list[int]:
+        return self._read(lambda db: queries.response(db, turn))
+
+    async def _write(self, change: Callable[[sqlite3.Connection], T]) -> T:
+        return await asyncio.wrap_future(self.writer.submit(change))
+
+    def _read(self, query: Callable[[sqlite3.Connection], T]) -> T:
+        try:
+            return query(self._reader)
+        except sqlite3.Error as error:
+            raise CaptureSuspended(str(error)) from error
+
+    def _remember(self, turn: int, tokens: list[int]) -> None:
+        self._sequences[turn] = tokens
+        self._sequences.move_to_end(turn)
+        if len(self._sequences) > CACHED_SEQUENCES:
+            self._sequences.popitem(last=False)

@@ -1,0 +1,221 @@
+"""What can be asked of a ledger."""
+
+import json
+import sqlite3
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from openclaw_rl.ledger.packing import unpack_floats, unpack_ids, unpack_top
+from openclaw_rl.ledger.states import State
+from openclaw_rl.types import SessionKey, TurnKind
+
+SESSION = "JOIN sessions s ON s.number = t.session"
+
+
+@dataclass(frozen=True, slots=True)
+class Ancestor:
+    """A turn that a request goes on from."""
+
+    number: int
+    session: SessionKey
+    depth: int
+    """How many of the request's messages it covers, its own response included."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTurn:
+    """A turn as it is in the ledger."""
+
+    number: int
+    session: SessionKey
+    completion: str
+    choice: int
+    kind: TurnKind
+    kind_reason: str
+    state: State
+    reason: str
+    created: float
+    version: int
+    continuation: str
+    messages: list[dict[str, Any]]
+    message: dict[str, Any]
+    prompt_ids: list[int]
+    response_ids: list[int]
+    logprobs: list[float]
+    top: list[tuple[tuple[int, float], ...]]
+    sampling: dict[str, Any]
+    finish_reason: str
+    next_state: list[dict[str, Any]] | None
+    feedback: list[tuple[float, str]]
+
+
+def find_ancestor(
+    db: sqlite3.Connection,
+    owner: str,
+    ends: Sequence[tuple[int, bytes]],
+    session: str | None,
+    claimed: set[int],
+) -> Ancestor | None:
+    """The turn that covers most of a request: `ends` are (depth, end key), deepest first.
+
+    Among equal conversations one that nobody has gone on from comes first, then the newest: two users who
+    said the same so far stay apart.
+    """
+    for depth, key in ends:
+        rows = db.execute(
+            f"SELECT t.number, s.id, t.next_state IS NULL AS fresh FROM turns t {SESSION} "
+            "WHERE t.end_key = ? AND s.owner = ? AND coalesce(?, s.id) = s.id ORDER BY fresh DESC, t.number DESC",
+            (key, owner, session),
+        ).fetchall()
+        if rows:
+            best = next((row for row in rows if row["fresh"] and row["number"] not in claimed), rows[0])
+            return Ancestor(best["number"], SessionKey(owner, best["id"]), depth)
+    return None
+
+
+def last_waiting(db: sqlite3.Connection, session: SessionKey) -> int | None:
+    """The newest main turn of a session that still waits for what comes next."""
+    row = db.execute(
+        f"SELECT t.number FROM turns t {SESSION} WHERE s.owner = ? AND s.id = ? AND t.state = ? "
+        "ORDER BY t.number DESC LIMIT 1",
+        (*session, State.AWAITING),
+    ).fetchone()
+    return None if row is None else int(row["number"])
+
+
+def sequence(db: sqlite3.Connection, turn: int) -> tuple[list[int], int]:
+    """A turn's tokens, prompt and response in one list, and the length of the prompt."""
+    rows = db.execute(
+        "WITH RECURSIVE line (number, base, keep, added, response, prompt_length, depth) AS ("
+        " SELECT number, base, keep, added, response, prompt_length, 0 FROM turns WHERE number = ?"
+        " UNION ALL SELECT t.number, t.base, t.keep, t.added, t.response, t.prompt_length, line.depth + 1"
+        " FROM turns t JOIN line ON t.number = line.base)"
+        " SELECT keep, added, response, prompt_length FROM line ORDER BY depth DESC",
+        (turn,),
+    ).fetchall()
+    tokens = b""
+    for row in rows:
+        tokens = tokens[: 4 * row["keep"]] + row["added"] + row["response"]
+    return unpack_ids(tokens), rows[-1]["prompt_length"]
+
+
+def response(db: sqlite3.Connection, turn: int) -> list[int]:
+    """The tokens of a turn's response."""
+    return unpack_ids(db.execute("SELECT response FROM turns WHERE number = ?", (turn,)).fetchone()["response"])
+
+
+def load_turn(db: sqlite3.Connection, number: int) -> StoredTurn:
+    """Everything about a turn."""
+    row = db.execute(f"SELECT t.*, s.owner, s.id FROM turns t {SESSION} WHERE t.number = ?", (number,)).fetchone()
+    tokens, prompt_length = sequence(db, number)
+    said = db.execute("SELECT score, text FROM feedback WHERE turn = ? ORDER BY created", (number,)).fetchall()
+    return StoredTurn(
+        number=number,
+        session=SessionKey(row["owner"], row["id"]),
+        completion=row["completion"],
+        choice=row["choice"],
+        kind=TurnKind(row["kind"]),
+        kind_reason=row["kind_reason"],
+        state=State(row["state"]),
+        reason=row["reason"],
+        created=row["created"],
+        version=row["version"],
+        continuation=row["continuation"],
+        messages=load_messages(db, row["request"]),
+        message=json.loads(row["answer"]),
+        prompt_ids=tokens[:prompt_length],
+        response_ids=tokens[prompt_length:],
+        logprobs=unpack_floats(row["logprobs"]),
+        top=unpack_top(row["top"]),
+        sampling=json.loads(row["sampling"]),
+        finish_reason=row["finish_reason"],
+        next_state=json.loads(row["next_state"]) if row["next_state"] is not None else None,
+        feedback=[(item["score"], item["text"]) for item in said],
+    )
+
+
+def load_messages(db: sqlite3.Connection, last: int) -> list[dict[str, Any]]:
+    """A request's messages, from its last one back to the first."""
+    rows = db.execute(
+        "WITH RECURSIVE line (parent, body, depth) AS ("
+        " SELECT parent, body, 0 FROM messages WHERE number = ?"
+        " UNION ALL SELECT m.parent, m.body, line.depth + 1 FROM messages m JOIN line ON m.number = line.parent)"
+        " SELECT body FROM line ORDER BY depth DESC",
+        (last,),
+    )
+    return [json.loads(row["body"]) for row in rows]
+
+
+def turn_numbers(db: sqlite3.Connection, session: SessionKey | None = None) -> Iterator[int]:
+    """The turns of a session, or of all, in the order they were recorded."""
+    where, values = ("WHERE s.owner = ? AND s.id = ?", tuple(session)) if session else ("", ())
+    for row in db.execute(f"SELECT t.number FROM turns t {SESSION} {where} ORDER BY t.number", values).fetchall():
+        yield int(row["number"])
+
+
+@dataclass(frozen=True, slots=True)
+class SessionSummary:
+    """A line of the list of sessions."""
+
+    key: SessionKey
+    number: int
+    source: str
+    created: float
+    last: float
+    closed: bool
+    turns: int
+    main: int
+    ready: int
+
+
+def sessions(db: sqlite3.Connection, id: str | None = None, owner: str | None = None) -> list[SessionSummary]:
+    """Sessions, the last heard of first; of one name or one owner if given."""
+    rows = db.execute(
+        "SELECT s.*, count(t.number) AS turns, coalesce(sum(t.kind = 'main'), 0) AS main, "
+        "coalesce(sum(t.next_state IS NOT NULL), 0) AS ready FROM sessions s "
+        "LEFT JOIN turns t ON t.session = s.number "
+        "WHERE coalesce(?, s.id) = s.id AND coalesce(?, s.owner) = s.owner GROUP BY s.number ORDER BY s.last DESC",
+        (id, owner),
+    )
+    return [
+        SessionSummary(
+            SessionKey(row["owner"], row["id"]),
+            row["number"],
+            row["source"],
+            row["created"],
+            row["last"],
+            row["closed"] is not None,
+            row["turns"],
+            row["main"],
+            row["ready"],
+        )
+        for row in rows
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """How many turns are where."""
+
+    states: dict[State, int]
+    dropped: dict[str, int]
+    """By reason."""
+    step: int
+    version: int
+
+    @property
+    def total(self) -> int:
+        return sum(self.states.values())
+
+
+def counts(db: sqlite3.Connection) -> Counts:
+    states = Counter(
+        {State(row[0]): row[1] for row in db.execute("SELECT state, count(*) FROM turns GROUP BY state")}
+    )
+    dropped = db.execute(
+        "SELECT reason, count(*) FROM turns WHERE state = ? GROUP BY reason ORDER BY 2 DESC", (State.DROPPED,)
+    )
+    step, version = db.execute("SELECT coalesce(max(step), 0), coalesce(max(version), 0) FROM updates").fetchone()
+    return Counts({state: states[state] for state in State}, {row[0]: row[1] for row in dropped}, step, version)

@@ -1,0 +1,120 @@
+"""The ledger's tables, and how an older ledger becomes a newer one."""
+
+import sqlite3
+from pathlib import Path
+
+#: Name of the ledger in its directory.
+FILE = "ledger.sqlite"
+
+#: One script a version; a ledger at version n has had the first n. Never change one that was released: add.
+MIGRATIONS = (
+    """
+    CREATE TABLE sessions (
+        number INTEGER PRIMARY KEY,
+        owner TEXT NOT NULL,
+        id TEXT NOT NULL,
+        source TEXT NOT NULL,          -- how it was recognised: a header, a client's habit, history, import
+        created REAL NOT NULL,
+        last REAL NOT NULL,            -- when it was last heard of
+        closed REAL,
+        UNIQUE (owner, id)
+    );
+    CREATE INDEX open_sessions ON sessions (last) WHERE closed IS NULL;
+
+    -- Requests as paths through a tree of messages: what requests have in common is stored once.
+    CREATE TABLE messages (
+        number INTEGER PRIMARY KEY,
+        session INTEGER NOT NULL REFERENCES sessions ON DELETE CASCADE,
+        parent INTEGER REFERENCES messages,
+        digest BLOB NOT NULL,
+        body TEXT NOT NULL
+    );
+    CREATE UNIQUE INDEX message_paths ON messages (session, coalesce(parent, 0), digest);
+
+    CREATE TABLE turns (
+        number INTEGER PRIMARY KEY,
+        session INTEGER NOT NULL REFERENCES sessions ON DELETE CASCADE,
+        completion TEXT NOT NULL,
+        choice INTEGER NOT NULL,
+        kind TEXT NOT NULL,
+        kind_reason TEXT NOT NULL,
+        state TEXT NOT NULL,
+        reason TEXT NOT NULL DEFAULT '',   -- why it was dropped
+        created REAL NOT NULL,
+        version INTEGER NOT NULL,          -- the policy that answered
+        continuation TEXT NOT NULL,
+        parent INTEGER REFERENCES turns ON DELETE SET NULL,
+        request INTEGER NOT NULL REFERENCES messages,  -- the last message of the request
+        answer TEXT NOT NULL,              -- the assistant message
+        base INTEGER REFERENCES turns,     -- the prompt: the first `keep` tokens of another turn's
+        keep INTEGER NOT NULL,             -- prompt and response, then `added`
+        added BLOB NOT NULL,
+        prompt_length INTEGER NOT NULL,
+        response BLOB NOT NULL,
+        logprobs BLOB NOT NULL,
+        top BLOB,
+        sampling TEXT NOT NULL,
+        finish_reason TEXT NOT NULL,
+        request_key BLOB NOT NULL,
+        end_key BLOB NOT NULL,
+        next_state TEXT,                   -- the messages that came next
+        ready_at REAL
+    );
+    CREATE UNIQUE INDEX completions ON turns (completion, choice);
+    CREATE INDEX turns_by_end ON turns (end_key);
+    CREATE INDEX turns_by_request ON turns (request_key);
+    CREATE INDEX turns_by_state ON turns (state);
+    CREATE INDEX turns_by_session ON turns (session);
+    CREATE INDEX turns_by_base ON turns (base);
+
+    CREATE TABLE feedback (
+        turn INTEGER NOT NULL REFERENCES turns ON DELETE CASCADE,
+        score REAL NOT NULL,
+        text TEXT NOT NULL,
+        created REAL NOT NULL
+    );
+    CREATE INDEX feedback_by_turn ON feedback (turn);
+
+    CREATE TABLE updates (
+        step INTEGER PRIMARY KEY,
+        version INTEGER NOT NULL,
+        created REAL NOT NULL
+    );
+    CREATE TABLE update_turns (
+        step INTEGER NOT NULL REFERENCES updates,
+        turn INTEGER NOT NULL,             -- stays when the turn itself is forgotten
+        PRIMARY KEY (step, turn)
+    );
+    """,
+)
+
+
+class NewerLedger(Exception):
+    """The ledger was written by a newer version of the program."""
+
+
+def connect(path: Path, *, readonly: bool = False) -> sqlite3.Connection:
+    """A connection in autocommit mode; transactions are begun by hand."""
+    mode = "ro" if readonly else "rwc"
+    connection = sqlite3.connect(
+        f"{path.absolute().as_uri()}?mode={mode}", uri=True, isolation_level=None, check_same_thread=False
+    )
+    connection.row_factory = sqlite3.Row
+    connection.execute("PRAGMA foreign_keys = ON")
+    return connection
+
+
+def migrate(connection: sqlite3.Connection) -> None:
+    """Bring a ledger up to date, each version in a transaction of its own. Raises NewerLedger."""
+    # A deleted session must be gone from the file, not only from the index.
+    connection.execute("PRAGMA secure_delete = ON")
+    connection.execute("PRAGMA journal_mode = WAL")
+    # A commit that was acknowledged survives a power cut too; group commit makes that affordable.
+    connection.execute("PRAGMA synchronous = FULL")
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if version > len(MIGRATIONS):
+        raise NewerLedger(
+            f"The ledger has schema version {version}; this program knows {len(MIGRATIONS)}. Update the program."
+        )
+    for number in range(version, len(MIGRATIONS)):
+        connection.executescript(f"BEGIN; {MIGRATIONS[number]} PRAGMA user_version = {number + 1}; COMMIT;")

@@ -1,0 +1,40 @@
+"""The states of a turn, and the only ways from one to another."""
+
+from enum import StrEnum
+
+from openclaw_rl.ledger.writer import LedgerError
+
+
+class State(StrEnum):
+    """Where a turn is on its way to being learned from."""
+
+    CAPTURED = "captured"
+    """Recorded, but something is missing before it can wait for a next state: an import's log-probs."""
+    AWAITING = "awaiting_next_state"
+    READY = "ready"
+    """What came next is known: the turn can be judged."""
+    JUDGED = "judged"
+    BATCHED = "batched"
+    APPLIED = "applied"
+    DROPPED = "dropped"
+    """Will not be learned from, for a reason that is recorded."""
+
+
+#: Explicit feedback brings a turn back to READY, also one that was given up for lack of a next state.
+TRANSITIONS: dict[State, frozenset[State]] = {
+    State.CAPTURED: frozenset({State.AWAITING, State.READY, State.DROPPED}),
+    State.AWAITING: frozenset({State.READY, State.DROPPED}),
+    State.READY: frozenset({State.JUDGED, State.DROPPED}),
+    State.JUDGED: frozenset({State.BATCHED, State.READY, State.DROPPED}),
+    State.BATCHED: frozenset({State.APPLIED, State.JUDGED, State.DROPPED}),
+    State.APPLIED: frozenset(),
+    State.DROPPED: frozenset({State.READY}),
+}
+
+
+class IllegalTransition(LedgerError):
+    """A turn was asked to go where it cannot go from where it is."""
+
+    def __init__(self, turn: int, current: State, wanted: State) -> None:
+        super().__init__(f"turn {turn} is {current} and cannot become {wanted}")
+        self.current, self.wanted = current, wanted

@@ -1,0 +1,128 @@
+"""The one thread that writes to the ledger: many small changes, few commits.
+
+Changes that are waiting when a commit begins go into it together, so the price of making a commit durable is
+shared. When the disk is full or another program holds the database, writing is suspended: changes fail at once
+instead of holding up the requests they belong to, and writing resumes by itself when a trial succeeds.
+"""
+
+import logging
+import queue
+import sqlite3
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+log = logging.getLogger(__name__)
+
+
+class LedgerError(Exception):
+    """A change that cannot be made; the message says why."""
+
+
+class CaptureSuspended(LedgerError):
+    """The ledger cannot be written at the moment; the message says why."""
+
+
+T = TypeVar("T")
+Change = Callable[[sqlite3.Connection], Any]
+
+#: How long a commit waits for a lock that another program holds: the longest that a request is held up by it.
+LOCK_SECONDS = 2.0
+#: How often a suspended writer tries again.
+RETRY_SECONDS = 2.0
+#: What is wrong with a change rather than with the database.
+OWN_FAULT = (LedgerError, sqlite3.IntegrityError, sqlite3.ProgrammingError, ValueError, TypeError, KeyError)
+#: So that one commit cannot become arbitrarily large.
+MAX_GROUP = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """A change and where its result goes."""
+
+    change: Change
+    done: "Future[Any]"
+
+
+class Writer:
+    """Applies changes in the order they were submitted, each whole or not at all."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        connection.execute(f"PRAGMA busy_timeout = {int(LOCK_SECONDS * 1000)}")
+        self._connection = connection
+        self._queue: queue.SimpleQueue[Pending | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="ledger", daemon=True)
+        self._thread.start()
+        self.suspended: str | None = None
+        """Why writing is suspended, or None."""
+        self.lost = 0
+        """Changes that could not be written."""
+        self._retry_at = 0.0
+
+    def submit(self, change: Callable[[sqlite3.Connection], T]) -> "Future[T]":
+        """The change's result, once it is durable; CaptureSuspended or the change's own error otherwise."""
+        done: Future[T] = Future()
+        self._queue.put(Pending(change, done))
+        return done
+
+    def close(self) -> None:
+        """Write what was submitted, then stop."""
+        self._queue.put(None)
+        self._thread.join()
+        self._connection.close()
+
+    def _run(self) -> None:
+        while True:
+            group = [self._queue.get()]
+            while len(group) < MAX_GROUP and not self._queue.empty():
+                group.append(self._queue.get())
+            self._write([pending for pending in group if pending is not None])
+            if None in group:
+                return
+
+    def _write(self, group: list[Pending]) -> None:
+        if self.suspended is not None and time.monotonic() < self._retry_at:
+            self._fail(group, self.suspended)
+            return
+        try:
+            self._connection.execute("BEGIN IMMEDIATE")
+            answers = [self._apply(pending) for pending in group]
+            self._connection.execute("COMMIT")
+        except sqlite3.Error as error:
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+            self._suspend(group, str(error))
+            return
+        if self.suspended is not None:
+            log.warning("The ledger can be written again; %d changes were lost meanwhile.", self.lost)
+            self.suspended = None
+        for answer in answers:
+            answer()
+
+    def _apply(self, pending: Pending) -> Callable[[], None]:
+        """Make one change of the group; its own failure undoes it alone. What is returned tells the submitter."""
+        self._connection.execute("SAVEPOINT change")
+        try:
+            result = pending.change(self._connection)
+        except OWN_FAULT as problem:
+            self._connection.execute("ROLLBACK TO change")
+            self._connection.execute("RELEASE change")
+            return partial(pending.done.set_exception, problem)
+        self._connection.execute("RELEASE change")
+        return partial(pending.done.set_result, result)
+
+    def _suspend(self, group: list[Pending], reason: str) -> None:
+        if self.suspended is None:
+            log.error("The ledger cannot be written (%s): requests are served, but not captured.", reason)
+        self.suspended = reason
+        self._retry_at = time.monotonic() + RETRY_SECONDS
+        self._fail(group, reason)
+
+    def _fail(self, group: list[Pending], reason: str) -> None:
+        self.lost += len(group)
+        for pending in group:
+            pending.done.set_exception(CaptureSuspended(reason))

@@ -1,0 +1,122 @@
+"""Going on from a recorded turn with its very tokens, although clients return the history changed.
+
+Clients strip thoughts, write arguments anew, rename calls and turn "" into null. Two things follow. A conversation
+is recognised by what it says, not by how it is written: `keys`. And the tokens of what was said before come from
+the record, with only the new messages rendered: `go_on`.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any, NamedTuple
+
+from openclaw_rl.rendering.chat import ChatRenderer, Message, Prompt, content_text
+from openclaw_rl.types import Continuation
+
+_THOUGHTS = re.compile(r"\A\s*<think>.*?</think>", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class ConversationKeys:
+    """What a request says, as digests: `request` of all of it, `ends` after each of the assistant's messages.
+
+    `ends` are (number of messages covered, digest), the longest first.
+    """
+
+    request: bytes
+    ends: list[tuple[int, bytes]]
+
+
+def keys(owner: str, messages: Sequence[Message], ignored: Sequence[bool]) -> ConversationKeys:
+    """The keys of a request of `owner`, leaving out messages that are not part of the conversation."""
+    key = blake2b(owner.encode(), digest_size=16).digest()
+    ends = []
+    for number, message in enumerate(messages, start=1):
+        # What a client tells the model about itself may change from turn to turn; the conversation goes on.
+        if ignored[number - 1] or message["role"] in ("system", "developer"):
+            continue
+        key = extend(key, message)
+        if message["role"] == "assistant":
+            ends.append((number, key))
+    return ConversationKeys(key, ends[::-1])
+
+
+def extend(key: bytes, message: Mapping[str, Any]) -> bytes:
+    """The key of a conversation with one more message."""
+    said = json.dumps(meaning(message), ensure_ascii=False, sort_keys=True)
+    return blake2b(said.encode("utf-8", "surrogatepass"), key=key, digest_size=16).digest()
+
+
+def meaning(message: Mapping[str, Any]) -> list[Any]:
+    """What a message says, without what clients change when they return it."""
+    text = content_text(message.get("content"))
+    if message["role"] != "assistant":
+        return [message["role"], text]
+    calls = [call["function"] for call in message.get("tool_calls") or []]
+    return ["assistant", _THOUGHTS.sub("", text).strip(), [[c["name"], arguments(c["arguments"])] for c in calls]]
+
+
+def arguments(text: str) -> Any:
+    """A call's arguments as a value; 5.0 and 5 are the same, as they are to JavaScript."""
+    try:
+        return json.loads(text, parse_float=_number)
+    except ValueError:
+        return text
+
+
+def _number(text: str) -> float | int:
+    value = float(text)
+    return int(value) if value.is_integer() else value
+
+
+class Conversation(NamedTuple):
+    """All that the template is given."""
+
+    messages: Sequence[Message]
+    tools: Sequence[Mapping[str, Any]] = ()
+    options: Mapping[str, Any] | None = None
+
+
+def go_on(
+    renderer: ChatRenderer,
+    conversation: Conversation,
+    plain: Prompt,
+    covered: int,
+    recorded: list[int],
+    response: list[int],
+) -> tuple[Prompt, Continuation]:
+    """The prompt of a conversation whose first `covered` messages end with a recorded turn.
+
+    `recorded` are that turn's tokens, ending with `response`; `plain` is the conversation rendered as it came.
+    """
+    if plain.ids[: len(recorded)] == recorded:
+        return plain, Continuation.EXTENDS
+    new = new_part(renderer, conversation, covered, response)
+    if new is None:
+        return plain, Continuation.FORKED
+    ids = recorded + renderer.tokenizer.encode_chat(new)
+    return Prompt(ids, plain.opens_reasoning), Continuation.REALIGNED
+
+
+def new_part(renderer: ChatRenderer, conversation: Conversation, covered: int, response: list[int]) -> str | None:
+    """What the template writes after a response, up to the next answer; None if it would rewrite the response."""
+    tokenizer = renderer.tokenizer
+    messages, tools, options = conversation
+    ended = response[-1] in tokenizer.eos_ids
+    said = tokenizer.backend.decode(response[:-1] if ended else response, skip_special_tokens=False)
+    history = [*messages[: covered - 1], {"role": "assistant", "content": said}]
+    before = renderer.text(history, tools, options, answer=False)
+    whole = renderer.text([*history, *messages[covered:]], tools, options)
+    guarded = tokenizer.guard(said)
+    start = before.rfind(guarded) if said else -1
+    if start < 0 or not whole.startswith(before):
+        return None
+    after = before[start + len(guarded) :]
+    if ended:
+        end = tokenizer.backend.id_to_token(response[-1]) or ""
+        if not after.startswith(end):
+            return None
+        after = after.removeprefix(end)
+    return after + whole[len(before) :]

@@ -1,0 +1,172 @@
+"""Turns to and from files: one JSON object a line.
+
+`trajectories` is a session a line in words alone (session_id, turns with type, prompt, response, next_state,
+trainable), to read and to write by hand. `jsonl` is a turn a line with everything the ledger has. Only the first
+can be imported: a turn from elsewhere has no sampled tokens, so its text is tokenised once, it is marked
+`imported`, and the current policy has to score it before it may be trained on.
+"""
+
+import json
+import sqlite3
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field, ValidationError
+
+from openclaw_rl.ledger import changes, queries
+from openclaw_rl.ledger.states import State
+from openclaw_rl.rendering import history
+from openclaw_rl.rendering.chat import (
+    ChatError,
+    ChatRenderer,
+    Message,
+    content_text,
+    spell_out_message,
+    template_message,
+)
+from openclaw_rl.types import BASE_VERSION, Continuation, SamplingParams, SessionKey, Turn, TurnKind
+
+#: The owner of sessions that came from a file.
+IMPORTED = "imported"
+
+
+class TrajectoryTurn(BaseModel):
+    type: Literal["main", "side"] = "main"
+    prompt: str
+    response: str
+    next_state: str | None = None
+    trainable: bool = True
+
+
+class Trajectory(BaseModel):
+    """A line of a trajectories file."""
+
+    session_id: str = Field(min_length=1)
+    turns: list[TrajectoryTurn] = Field(min_length=1)
+
+
+def export_trajectories(db: sqlite3.Connection) -> Iterator[dict[str, Any]]:
+    """Sessions in words."""
+    for summary in reversed(queries.sessions(db)):
+        turns = [queries.load_turn(db, number) for number in queries.turn_numbers(db, summary.key)]
+        if turns:
+            yield {"session_id": summary.key.id, "turns": [in_words(turn) for turn in turns]}
+
+
+def export_turns(db: sqlite3.Connection) -> Iterator[dict[str, Any]]:
+    """Turns with everything there is."""
+    for number in queries.turn_numbers(db):
+        yield asdict(queries.load_turn(db, number))
+
+
+def in_words(turn: queries.StoredTurn) -> dict[str, Any]:
+    """A turn as text."""
+    said = [i for i, message in enumerate(turn.messages) if message["role"] == "assistant"]
+    asked = turn.messages[said[-1] + 1 if said else 0 :]
+    words = {
+        "type": str(turn.kind),
+        "prompt": text_of([m for m in asked if m["role"] in ("user", "tool")]),
+        "response": text_of([turn.message]),
+        "trainable": turn.kind is TurnKind.MAIN,
+    }
+    return words if turn.next_state is None else {**words, "next_state": text_of(turn.next_state)}
+
+
+def text_of(messages: Sequence[Message]) -> str:
+    """What messages say; tool calls as the model would write them."""
+    plain = (spell_out_message(template_message(m)) if m["role"] == "assistant" else m for m in messages)
+    return "\n".join(content_text(message.get("content")) for message in plain)
+
+
+@dataclass(slots=True)
+class Imported:
+    """What came of an import."""
+
+    turns: int = 0
+    known: int = 0
+    """Turns that were in the ledger already."""
+    errors: list[str] = field(default_factory=list)
+    """One sentence a bad line, with file and line."""
+
+
+def import_file(db: sqlite3.Connection, path: Path, renderer: ChatRenderer) -> Imported:
+    """Read a trajectories file into the ledger; good lines go in whatever the others are."""
+    result = Imported()
+    with path.open(encoding="utf-8", errors="replace") as lines:
+        for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
+            try:
+                import_session(db, Trajectory.model_validate_json(line), renderer, result)
+            except ValidationError as error:
+                first = error.errors(include_url=False)[0]
+                where = ".".join(str(part) for part in first["loc"])
+                result.errors.append(f"{path}:{number}: {where + ': ' if where else ''}{first['msg']}")
+            except ChatError as error:
+                result.errors.append(f"{path}:{number}: {error}")
+    return result
+
+
+def import_session(db: sqlite3.Connection, session: Trajectory, renderer: ChatRenderer, result: Imported) -> None:
+    """One session, whole or not at all."""
+    turns = list(imported_turns(session, renderer))
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        for turn, written in zip(turns, session.turns, strict=True):
+            store_imported(db, turn, written, result)
+        changes.close_session(db, turns[0].session)
+    except sqlite3.Error:
+        db.execute("ROLLBACK")
+        raise
+    db.execute("COMMIT")
+
+
+def store_imported(db: sqlite3.Connection, turn: Turn, written: TrajectoryTurn, result: Imported) -> None:
+    if db.execute("SELECT 1 FROM turns WHERE completion = ?", (turn.completion,)).fetchone():
+        result.known += 1
+        return
+    trained = turn.kind is TurnKind.MAIN
+    missing = "" if written.next_state is not None else changes.NO_NEXT_STATE
+    reason = missing if trained else turn.kind_reason
+    state = State.DROPPED if reason else State.CAPTURED
+    number = changes.record_turn(db, turn, "import", None, 0, state, reason)
+    if written.next_state is not None:
+        came = [{"role": "user", "content": written.next_state}]
+        db.execute(
+            "UPDATE turns SET next_state = ? WHERE number = ?", (json.dumps(came, ensure_ascii=False), number)
+        )
+    result.turns += 1
+
+
+def imported_turns(session: Trajectory, renderer: ChatRenderer) -> Iterator[Turn]:
+    """A session's turns, each with those before it as its history."""
+    messages: list[Message] = []
+    for index, written in enumerate(session.turns):
+        messages = [*messages, {"role": "user", "content": written.prompt}]
+        answer = {"role": "assistant", "content": written.response}
+        request_key = history.keys(IMPORTED, messages, [False] * len(messages)).request
+        trained = written.type == "main" and written.trainable
+        name = f"{session.session_id}\0{index}\0{written.prompt}\0{written.response}"
+        yield Turn(
+            completion="imported-" + blake2b(name.encode("utf-8", "surrogatepass"), digest_size=12).hexdigest(),
+            choice=0,
+            session=SessionKey(IMPORTED, session.session_id),
+            kind=TurnKind.MAIN if trained else TurnKind.SIDE,
+            kind_reason="imported" if trained else "imported as not trainable",
+            version=BASE_VERSION,
+            messages=messages,
+            message=answer,
+            prompt_ids=renderer.prompt(renderer.text(messages)).ids,
+            response_ids=[*renderer.tokenizer.encode_text(written.response), renderer.tokenizer.eos_id],
+            logprobs=(),
+            sampling=SamplingParams(max_tokens=0),
+            finish_reason="stop",
+            continuation=Continuation.NEW,
+            parent=None,
+            request_key=request_key,
+            end_key=history.extend(request_key, answer),
+        )
+        messages = [*messages, answer]
