@@ -1,13 +1,16 @@
 """The whole program as a user runs it: real processes, real signals, the official client."""
 
 import contextlib
+import json
 import os
+import random
 import re
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +20,9 @@ from typing import IO
 import httpx
 import openai
 import pytest
+
+from openclaw_rl.ledger import queries
+from openclaw_rl.ledger.schema import FILE, connect
 
 ROOT = Path(__file__).parent.parent
 HELLO = [{"role": "user", "content": "Hello!"}]
@@ -52,8 +58,9 @@ class Program:
 def serving(command: list[str], model: Path | None, *flags: str) -> Iterator[Program]:
     port = free_port()
     named = ["--model-name", str(model)] if model else []
-    arguments = [*command, *named, "--proxy-port", str(port), *flags]
-    with tempfile.TemporaryFile("w+") as log:
+    with tempfile.TemporaryFile("w+") as log, tempfile.TemporaryDirectory() as run_dir:
+        own = [] if "--run-dir" in flags else ["--run-dir", run_dir]
+        arguments = [*command, *named, "--proxy-port", str(port), *own, *flags]
         process = subprocess.Popen(arguments, stderr=log, text=True, cwd=ROOT)
         program = Program(process, port, log)
         try:
@@ -172,7 +179,100 @@ def test_the_worker_does_not_outlive_a_killed_server(tiny_model: Path) -> None:
             time.sleep(0.05)
 
 
-def test_a_taken_port_is_said_in_one_sentence(tiny_model: Path) -> None:
+def test_whatever_a_client_received_whole_survives_kill_9(tiny_model: Path, tmp_path: Path) -> None:
+    """The server is killed at random instants under load, and starts again on what it left."""
+    rng = random.Random(0)
+    received: dict[str, str] = {}
+    for _round in range(3):
+        with (
+            serving(SERVE, tiny_model, "--run-dir", str(tmp_path)) as program,
+            ThreadPoolExecutor(6) as pool,
+        ):
+            stop = threading.Event()
+            clients = [pool.submit(talk, program.url, seed, received, stop) for seed in range(6)]
+            time.sleep(rng.uniform(0.5, 2.5))
+            program.process.kill()
+            stop.set()
+            for client in clients:
+                client.result()
+        assert_recorded(tmp_path / FILE, received)
+    assert len(received) > 20
+
+
+def talk(url: str, seed: int, received: dict[str, str], stop: threading.Event) -> None:
+    """Hold conversations, streamed and not, noting each answer that came whole."""
+    rng = random.Random(seed)
+    messages = [{"role": "user", "content": f"hello {seed}"}]
+    with httpx.Client(base_url=url, timeout=30) as client, contextlib.suppress(httpx.TransportError, OSError):
+        while not stop.is_set():
+            ask = {"messages": messages, "max_tokens": rng.randint(1, 12), "stream": rng.random() < 0.5}
+            answer = client.post("/v1/chat/completions", json=ask)
+            id, content = read_answer(answer.text, ask["stream"])
+            if id is not None:
+                received[id] = content
+            reply = {"role": "assistant", "content": content}
+            again = [*messages, reply, {"role": "user", "content": rng.choice(["more", "no", "thanks"])}]
+            messages = again if len(again) < 12 else messages[:1]
+
+
+def read_answer(text: str, stream: bool) -> tuple[str | None, str]:
+    """The id of an answer that came whole, and what it says."""
+    if not stream:
+        body = json.loads(text)
+        return body["id"], body["choices"][0]["message"]["content"]
+    events = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+    content = "".join(choice["delta"].get("content") or "" for e in events for choice in e["choices"])
+    return (events[0]["id"] if text.endswith("data: [DONE]\n\n") else None), content
+
+
+def assert_recorded(path: Path, received: dict[str, str]) -> None:
+    with contextlib.closing(connect(path)) as db:
+        assert db.execute("PRAGMA integrity_check").fetchone()[0] == "ok"
+        turns = [queries.load_turn(db, number) for number in queries.turn_numbers(db)]
+    assert all(len(turn.logprobs) == len(turn.response_ids) > 0 for turn in turns)
+    recorded = {turn.completion: turn.message["content"] for turn in turns}
+    assert {id: recorded.get(id) for id in received} == received
+
+
+def test_a_silent_session_ends(tiny_model: Path, tmp_path: Path) -> None:
+    flags = ("--run-dir", str(tmp_path), "--session-timeout", "0.5")
+    with serving(SERVE, tiny_model, *flags) as program:
+        httpx.post(f"{program.url}/v1/chat/completions", json={"messages": HELLO, "max_tokens": 2})
+        deadline = time.monotonic() + 20
+        while status(tmp_path)["turns"]["dropped"] == 0:
+            assert time.monotonic() < deadline
+        assert status(tmp_path)["server"] == program.url
+    assert status(tmp_path)["server"] is None
+
+
+def status(run_dir: Path) -> dict:
+    command = [sys.executable, "-m", "openclaw_rl", "status", "--json", "--run-dir", str(run_dir)]
+    return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+
+def test_no_capture_stores_nothing_and_two_servers_do_not_share_a_run_dir(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    with serving(SERVE, tiny_model, "--run-dir", str(tmp_path), "--no-capture") as program:
+        answer = httpx.post(f"{program.url}/v1/chat/completions", json={"messages": HELLO, "max_tokens": 2})
+        assert answer.status_code == 200
+        assert not (tmp_path / FILE).exists()
+        assert httpx.get(f"{program.url}/readyz").json()["capture"] == "off"
+        second = [
+            *SERVE,
+            "--model-name",
+            str(tiny_model),
+            "--proxy-port",
+            str(free_port()),
+            "--run-dir",
+            str(tmp_path),
+        ]
+        refused = subprocess.run(second, capture_output=True, text=True, check=False)
+        assert refused.returncode == 2
+        assert f"process id {program.process.pid}" in refused.stderr
+
+
+def test_a_taken_port_is_said_in_one_sentence(tiny_model: Path, tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

@@ -99,9 +99,8 @@ async def run(config: Config, folder: Path, ledger: Ledger | None, listener: soc
         banner(config, sampler.ready, listener.getsockname()[1])
         sweeping = asyncio.create_task(end_idle_sessions(ledger, config.session_timeout)) if ledger else None
         await server.serve(sockets=[listener])
-        if sweeping is not None and service.capture is not None:
+        if sweeping is not None:
             sweeping.cancel()
-            await service.capture.drain()
     finally:
         await sampler.close()
 

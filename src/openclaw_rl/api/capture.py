@@ -5,10 +5,11 @@ goes on from and with which tokens. What it returns records the answer when ther
 request: when the ledger cannot be read or written, requests are served and not captured.
 """
 
-import asyncio
 import logging
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from openclaw_rl.api.classify import classify, is_transient, user_words
@@ -50,8 +51,12 @@ class Capture:
 
     def __init__(self, ledger: Ledger, renderer: ChatRenderer, metrics: Metrics) -> None:
         self.ledger, self.renderer, self.metrics = ledger, renderer, metrics
+        metrics.gauge(
+            "openclaw_capture_suspended",
+            "1 while the ledger cannot be written.",
+            lambda: ledger.writer.suspended is not None,
+        )
         self._claimed: set[int] = set()
-        self._writing: set[asyncio.Task[None]] = set()
 
     def open(self, incoming: Incoming) -> "OpenTurn | None":
         """Begin a turn; None if it is not to be recorded, or cannot be now."""
@@ -99,11 +104,15 @@ class Capture:
         """The prompt, how it goes on from the turn before, and how many tokens the two have in common."""
         if ancestor is None:
             return incoming.plain, Continuation.NEW, 0
-        recorded, response = self.ledger.sequence(ancestor.number), self.ledger.response(ancestor.number)
-        prompt, continuation = history.go_on(
-            self.renderer, incoming.conversation, incoming.plain, ancestor.depth, recorded, response
+        turn = history.Recorded(
+            ids=self.ledger.sequence(ancestor.number),
+            response=self.ledger.response(ancestor.number),
+            request=partial(self.ledger.request, ancestor.number),
         )
-        return prompt, continuation, common_prefix(prompt.ids, recorded)
+        prompt, continuation = history.go_on(
+            self.renderer, incoming.conversation, incoming.plain, ancestor.depth, turn
+        )
+        return prompt, continuation, common_prefix(prompt.ids, turn.ids)
 
     def _tell_the_turn_before(
         self,
@@ -123,28 +132,13 @@ class Capture:
         if number is not None:
             after = zip(messages[covered:], transient[covered:], strict=True)
             came = [next_state_message(message) for message, passing in after if not passing]
-            self.in_background(self.ledger.set_next_state(number, came))
-
-    def in_background(self, work: Coroutine[Any, Any, None]) -> None:
-        """Write without making the request wait."""
-        task = asyncio.create_task(self._forgive(work))
-        self._writing.add(task)
-        task.add_done_callback(self._writing.discard)
-
-    async def _forgive(self, work: Coroutine[Any, Any, None]) -> None:
-        try:
-            await work
-        except LedgerError as error:
-            log.warning("A next state is not captured: %s", error)
+            # The request does not wait for this to be written.
+            self.ledger.set_next_state(number, came).add_done_callback(report_failure)
 
     def release(self, turn: int | None) -> None:
         """A request that went on from this turn is over."""
         if turn is not None:
             self._claimed.discard(turn)
-
-    async def drain(self) -> None:
-        """Wait for what is being written."""
-        await asyncio.gather(*self._writing)
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +196,12 @@ class OpenTurn:
             end_key=history.extend(self.request_key, answer.message),
             top=[token.top for token in answer.tokens],
         )
+
+
+def report_failure(written: "Future[None]") -> None:
+    """Say that a next state was lost."""
+    if error := written.exception():
+        log.warning("A next state is not captured: %s", error)
 
 
 def kind_of(headers: Mapping[str, str], request: ChatRequest, messages: Sequence[Message]) -> tuple[TurnKind, str]:

@@ -5,6 +5,7 @@ import sqlite3
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -53,8 +54,9 @@ class Ledger:
         for number, turn in zip(numbers, turns, strict=True):
             self._remember(number, [*turn.prompt_ids, *turn.response_ids])
 
-    async def set_next_state(self, turn: int, messages: Sequence[Mapping[str, Any]]) -> None:
-        await self._write(lambda db: changes.set_next_state(db, turn, messages))
+    def set_next_state(self, turn: int, messages: Sequence[Mapping[str, Any]]) -> "Future[None]":
+        """Unlike the others not awaited: it comes before whatever is submitted after it."""
+        return self.writer.submit(lambda db: changes.set_next_state(db, turn, messages))
 
     async def add_feedback(self, owner: str, completion: str, choice: int, feedback: Feedback) -> None:
         await self._write(lambda db: changes.add_feedback(db, owner, completion, choice, feedback))
@@ -84,6 +86,10 @@ class Ledger:
 
     def response(self, turn: int) -> list[int]:
         return self._read(lambda db: queries.response(db, turn))
+
+    def request(self, turn: int) -> list[dict[str, Any]]:
+        """The messages that a turn was given."""
+        return self._read(lambda db: queries.request(db, turn))
 
     async def _write(self, change: Callable[[sqlite3.Connection], T]) -> T:
         return await asyncio.wrap_future(self.writer.submit(change))

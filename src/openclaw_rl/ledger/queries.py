@@ -106,6 +106,12 @@ def response(db: sqlite3.Connection, turn: int) -> list[int]:
     return unpack_ids(db.execute("SELECT response FROM turns WHERE number = ?", (turn,)).fetchone()["response"])
 
 
+def request(db: sqlite3.Connection, turn: int) -> list[dict[str, Any]]:
+    """The messages that a turn was given, tools first."""
+    last = db.execute("SELECT request FROM turns WHERE number = ?", (turn,)).fetchone()["request"]
+    return load_messages(db, last)
+
+
 def load_turn(db: sqlite3.Connection, number: int) -> StoredTurn:
     """Everything about a turn."""
     row = db.execute(f"SELECT t.*, s.owner, s.id FROM turns t {SESSION} WHERE t.number = ?", (number,)).fetchone()

@@ -7,7 +7,7 @@ the record, with only the new messages rendered: `go_on`.
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, NamedTuple
@@ -51,6 +51,8 @@ def extend(key: bytes, message: Mapping[str, Any]) -> bytes:
 
 def meaning(message: Mapping[str, Any]) -> list[Any]:
     """What a message says, without what clients change when they return it."""
+    if message["role"] == "tools":
+        return ["tools", message["tools"]]
     text = content_text(message.get("content"))
     if message["role"] != "assistant":
         return [message["role"], text]
@@ -79,25 +81,43 @@ class Conversation(NamedTuple):
     options: Mapping[str, Any] | None = None
 
 
-def go_on(
-    renderer: ChatRenderer,
-    conversation: Conversation,
-    plain: Prompt,
-    covered: int,
-    recorded: list[int],
-    response: list[int],
-) -> tuple[Prompt, Continuation]:
-    """The prompt of a conversation whose first `covered` messages end with a recorded turn.
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """The turn that a conversation goes on from."""
 
-    `recorded` are that turn's tokens, ending with `response`; `plain` is the conversation rendered as it came.
+    ids: list[int]
+    """Prompt and response."""
+    response: list[int]
+    request: Callable[[], Sequence[Message]]
+    """The messages it was given (tools first, as role `tools`); fetched only when they matter."""
+
+
+def go_on(
+    renderer: ChatRenderer, conversation: Conversation, plain: Prompt, covered: int, turn: Recorded
+) -> tuple[Prompt, Continuation]:
+    """The prompt of a conversation whose first `covered` messages end with a recorded turn's response.
+
+    `plain` is the conversation rendered as it came.
     """
-    if plain.ids[: len(recorded)] == recorded:
+    if plain.ids[: len(turn.ids)] == turn.ids:
         return plain, Continuation.EXTENDS
-    new = new_part(renderer, conversation, covered, response)
+    new = (
+        new_part(renderer, conversation, covered, turn.response)
+        if same_request(conversation, covered, turn)
+        else None
+    )
     if new is None:
         return plain, Continuation.FORKED
-    ids = recorded + renderer.tokenizer.encode_chat(new)
+    ids = turn.ids + renderer.tokenizer.encode_chat(new)
     return Prompt(ids, plain.opens_reasoning), Continuation.REALIGNED
+
+
+def same_request(conversation: Conversation, covered: int, turn: Recorded) -> bool:
+    """Whether what now stands before the response is what the turn was given, system prompt and tools included."""
+    now = [meaning(message) for message in conversation.messages[: covered - 1]]
+    if conversation.tools:
+        now.insert(0, ["tools", list(conversation.tools)])
+    return now == [meaning(message) for message in turn.request()]
 
 
 def new_part(renderer: ChatRenderer, conversation: Conversation, covered: int, response: list[int]) -> str | None:

@@ -1,0 +1,385 @@
+"""From HTTP requests to the ledger: sessions, exact tokens, next states, and what is kept out."""
+
+import itertools
+import json
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from harness import Bench, running, wait_for
+from openclaw_rl.config import ApiKey
+from openclaw_rl.ledger import queries
+from openclaw_rl.ledger.ledger import Ledger
+from openclaw_rl.ledger.schema import FILE, connect
+from openclaw_rl.ledger.states import State
+from openclaw_rl.types import SampleRequest
+
+TOOLS = [{"type": "function", "function": {"name": "look", "description": "", "parameters": {"type": "object"}}}]
+OPENCLAW = {"role": "system", "content": "You are an agent. <!-- openclaw:attempt:STABLE -->"}
+
+
+class Recording(Bench):
+    """A server that captures, whose model spells: one token a byte, as no tokenizer would."""
+
+    def __init__(self, folder: Path, directory: Path, **app: object) -> None:
+        self.ledger = Ledger(directory)
+        self.db = connect(directory / FILE, readonly=True)
+        super().__init__(folder, self.ledger, **app)
+
+    def script(self, request: SampleRequest, index: int) -> list[int]:
+        backend = self.renderer.tokenizer.backend
+        text = self.says.replace("{index}", str(index))
+        ids = [id for character in text for id in backend.encode(character).ids]
+        return [*ids, backend.token_to_id("<|im_end|>")]
+
+    def say(self, answer: str, messages: list[dict], headers: dict | None = None, **body: object) -> dict:
+        """Send a request that the model answers with `answer`; the assistant message the client gets."""
+        self.says = answer
+        response = self.post({"messages": messages, **body}, **(headers or {}))
+        assert response.status_code == 200, response.text
+        self.last_id = response.json()["id"]
+        return response.json()["choices"][0]["message"]
+
+    def turns(self) -> list[queries.StoredTurn]:
+        return [queries.load_turn(self.db, number) for number in queries.turn_numbers(self.db)]
+
+    def states(self) -> list[State]:
+        return [turn.state for turn in self.turns()]
+
+
+@pytest.fixture(scope="module")
+def server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recording]:
+    with running(Recording(tiny_model, tmp_path_factory.mktemp("ledger"))) as bench:
+        yield bench  # type: ignore[misc]
+        bench.ledger.close()  # type: ignore[attr-defined]
+
+
+@pytest.fixture
+def bench(server: Recording) -> Recording:
+    """The shared server with an empty ledger."""
+    with sqlite3.connect(server.db.execute("PRAGMA database_list").fetchone()["file"]) as db:
+        for table in ("feedback", "turns", "messages", "sessions", "update_turns", "updates"):
+            db.execute(f"DELETE FROM {table}")
+    db.close()
+    server.ledger._sequences.clear()
+    server.sampler.__init__(server.script)  # type: ignore[misc]
+    return server
+
+
+def user(text: str) -> dict:
+    return {"role": "user", "content": text}
+
+
+def test_what_was_sampled_is_what_is_stored(bench: Recording) -> None:
+    bench.say("hello fox", [user("hi")], temperature=0.5, logprobs=True, top_logprobs=2)
+    (turn,) = bench.turns()
+    assert turn.prompt_ids == list(bench.sampler.requests[0].prompt_ids)
+    assert turn.response_ids == bench.script(bench.sampler.requests[0], 0)
+    assert turn.logprobs == [-0.5] * len(turn.response_ids)
+    assert [len(position) for position in turn.top] == [2] * len(turn.response_ids)
+    assert turn.sampling["temperature"] == 0.5
+    assert turn.messages == [user("hi")]
+    assert (turn.message["content"], turn.finish_reason, turn.state) == ("hello fox", "stop", State.AWAITING)
+    assert turn.completion == bench.last_id
+
+
+def test_streamed_answers_are_stored_before_their_last_piece_is_sent(bench: Recording) -> None:
+    bench.says = "hello world"
+    url = f"{bench.url}/v1/chat/completions"
+    with httpx.stream("POST", url, json={"messages": [user("hi")], "stream": True}) as response:
+        for line in response.iter_lines():
+            if '"finish_reason":"stop"' in line:
+                assert len(bench.turns()) == 1
+    assert bench.turns()[0].message["content"] == "hello world"
+
+
+def test_a_tool_conversation_is_one_growing_sequence(bench: Recording) -> None:
+    """Every stored prompt is the prompt, the response and the new part of the one before."""
+    conversation = [{"role": "system", "content": "be brief"}, user("where is the fox?")]
+    call = '<tool_call>\n{"name": "look", "arguments": {"at": 5.0, "b": "x"}}\n</tool_call>'
+    answers = [f"I look. {call}", call, "The fox is here.", "Bye."]
+    after = [
+        lambda m: {"role": "tool", "tool_call_id": m["tool_calls"][0]["id"], "content": "nothing (exit code 1)"},
+        lambda m: {"role": "tool", "tool_call_id": m["tool_calls"][0]["id"], "content": "a fox"},
+        lambda m: user("thanks"),
+    ]
+    for answer, what_comes in itertools.zip_longest(answers, after):
+        message = bench.say(answer, conversation, tools=TOOLS)
+        conversation = [*conversation, message]
+        if what_comes:
+            conversation.append(what_comes(message))
+    turns = bench.turns()
+    for before, turn in itertools.pairwise(turns):
+        whole = before.prompt_ids + before.response_ids
+        assert turn.prompt_ids[: len(whole)] == whole
+        assert turn.prompt_ids == list(bench.sampler.requests[turns.index(turn)].prompt_ids)
+    assert {turn.session for turn in turns} == {turns[0].session}
+    assert [turn.continuation for turn in turns] == ["new", "realigned", "realigned", "realigned"]
+    assert [[m["role"] for m in turn.next_state or []] for turn in turns] == [["tool"], ["tool"], ["user"], []]
+    new_parts = [
+        bench.renderer.tokenizer.backend.decode(b.prompt_ids[len(a.prompt_ids + a.response_ids) :])
+        for a, b in itertools.pairwise(turns)
+    ]
+    assert "a fox" in new_parts[1]
+    assert "thanks" in new_parts[2]
+    assert "where" not in "".join(new_parts)
+
+
+def test_a_client_that_returns_history_changed_still_continues_the_record(bench: Recording) -> None:
+    """As OpenClaw does: thoughts stripped, ids and arguments rewritten, nothing for an empty string."""
+    call = '<tool_call>\n{"name": "look", "arguments": {"at": 5.0, "b": "x"}}\n</tool_call>'
+    start = [user("where is the fox?")]
+    first = bench.say(f"<think>\nhm\n</think>\n\n{call}", start, tools=TOOLS)
+    assert first["reasoning_content"] == "hm"
+    returned = {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [
+            {"id": "renamed1", "type": "function", "function": {"name": "look", "arguments": '{"b":"x","at":5}'}}
+        ],
+    }
+    result = {"role": "tool", "tool_call_id": "renamed1", "content": [{"type": "text", "text": "a fox"}]}
+    second = bench.say("<think>so</think>There.", [*start, returned, result], tools=TOOLS)
+    third = [*start, returned, result, {**second, "reasoning_content": None}, user("thanks")]
+    bench.say("Bye.", third, tools=TOOLS)
+    turns = bench.turns()
+    assert [turn.continuation for turn in turns] == ["new", "realigned", "realigned"]
+    for before, turn in itertools.pairwise(turns):
+        whole = before.prompt_ids + before.response_ids
+        assert turn.prompt_ids[: len(whole)] == whole
+
+
+def test_history_that_truly_differs_forks(bench: Recording) -> None:
+    start = [user("tell me")]
+    answer = bench.say("a story", start, {"X-Session-Id": "one"})
+    changed = {**answer, "content": "quite another story"}
+    bench.say("ok", [*start, changed, user("go on")], {"X-Session-Id": "one"})
+    first, second = bench.turns()
+    assert second.continuation == "new"
+    assert second.session == first.session
+    # The session goes on all the same, so the first turn has its next state.
+    assert [m["content"] for m in first.next_state or []] == ["go on"]
+
+
+@pytest.mark.parametrize(
+    ("headers", "body"),
+    [
+        ({"X-Session-Id": "abc"}, {}),
+        ({}, {"session_id": "abc"}),
+        ({"x-session-affinity": "abc:3"}, {}),
+        ({}, {"prompt_cache_key": "abc:12"}),
+    ],
+)
+def test_sessions_by_name(bench: Recording, headers: dict, body: dict) -> None:
+    bench.say("hello", [user("hi")], headers, **body)
+    bench.say("hello", [user("quite unrelated")], headers, **body)
+    assert [turn.session.id for turn in bench.turns()] == ["abc", "abc"]
+
+
+def test_the_runtime_line_names_the_session(bench: Recording) -> None:
+    first = user("[Sun 2026-11-15 00:47 UTC] hi\n\nRuntime: agent=main | sessionId=u-1 | host=x")
+    answer = bench.say("hello", [OPENCLAW, first], tools=TOOLS)
+    bench.say("bye", [OPENCLAW, first, answer, user("[Sun 2026-11-15 00:48 UTC] thanks")], tools=TOOLS)
+    turns = bench.turns()
+    assert [turn.session.id for turn in turns] == ["u-1", "u-1"]
+    assert turns[0].next_state == [user("thanks")]
+
+
+def test_users_who_said_the_same_so_far_stay_apart(bench: Recording) -> None:
+    """No names, the same words and the same answers: two conversations all the same."""
+    one = bench.say("hello", [user("hi")])
+    other = bench.say("hello", [user("hi")])
+    assert one["content"] == other["content"]
+    for words in ("I am one", "I am the other"):
+        bench.say("nice", [user("hi"), one, user(words)])
+    turns = bench.turns()
+    assert len({turn.session for turn in turns}) == 2
+    assert len({turn.session for turn in turns[2:]}) == 2
+    assert {str(turn.next_state[0]["content"]) for turn in turns[:2] if turn.next_state} == {
+        "I am one",
+        "I am the other",
+    }
+
+
+def test_the_transient_context_is_neither_history_nor_feedback(bench: Recording) -> None:
+    context = user("<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>> now: 12:00")
+    first = user("[Sun 2026-11-15 00:47 UTC] hi")
+    answer = bench.say("hello", [OPENCLAW, first, context], tools=TOOLS)
+    second = user("[Sun 2026-11-15 00:48 UTC] no, shorter")
+    bench.say("yo", [OPENCLAW, first, answer, second, context], tools=TOOLS)
+    turns = bench.turns()
+    assert turns[0].session == turns[1].session
+    assert turns[0].next_state == [user("no, shorter")]
+    # The context stood between the question and the answer and is gone, so the tokens cannot be kept.
+    assert turns[1].continuation == "forked"
+
+
+def test_side_turns_do_not_close_a_main_turn(bench: Recording) -> None:
+    headers = {"X-Session-Id": "s"}
+    answer = bench.say("hello", [user("hi")], headers)
+    bench.say("a title", [user("hi"), answer, user("title, please")], {**headers, "X-Turn-Type": "side"})
+    bench.say("a title", [user("hi"), answer, user("title, please")], headers, turn_type="side")
+    main, *side = bench.turns()
+    assert main.state is State.AWAITING
+    assert [turn.state for turn in side] == [State.DROPPED] * 2
+    assert side[0].reason == "the client said so"
+    bench.say("bye", [user("hi"), answer, user("thanks")], headers)
+    assert bench.turns()[0].next_state == [user("thanks")]
+
+
+def test_a_retry_replaces_the_earlier_attempt_and_is_no_feedback(bench: Recording) -> None:
+    headers = {"X-Session-Id": "s"}
+    start = [user("hi")]
+    answer = bench.say("hello", start, headers)
+    asked = [*start, answer, user("a joke")]
+    bench.say("knock knock", asked, headers)
+    kept = bench.say("a better one", asked, headers)
+    first, attempt, retry = bench.turns()
+    assert first.next_state == [user("a joke")]
+    assert (attempt.state, attempt.next_state) == (State.DROPPED, None)
+    assert "superseded" in attempt.reason
+    bench.say("bye", [*asked, kept, user("thanks")], headers)
+    assert bench.turns()[2].next_state == [user("thanks")]
+    assert retry.number == bench.turns()[2].number
+
+
+def test_a_session_ends_by_header_by_field_and_by_request(bench: Recording) -> None:
+    bench.say("bye", [user("hi")], {"X-Session-Id": "a", "X-Session-Done": "true"})
+    bench.say("bye", [user("hi")], {"X-Session-Id": "b"}, session_done=True)
+    bench.say("bye", [user("hi")], {"X-Session-Id": "c"})
+    assert bench.states() == [State.DROPPED, State.DROPPED, State.AWAITING]
+    assert httpx.post(f"{bench.url}/v1/sessions/c/close").json() == {"id": "c", "status": "closed"}
+    assert bench.states() == [State.DROPPED] * 3
+    assert "without a next state" in bench.turns()[2].reason
+    assert httpx.post(f"{bench.url}/v1/sessions/unknown/close").status_code == 404
+
+
+def feedback(bench: Recording, **body: object) -> httpx.Response:
+    return httpx.post(f"{bench.url}/v1/feedback", json=body)
+
+
+def test_explicit_feedback(bench: Recording) -> None:
+    bench.say("hello", [user("hi")])
+    assert feedback(bench, id=bench.last_id, thumb="down", text="too long").status_code == 200
+    assert feedback(bench, id=bench.last_id, score=0.5).status_code == 200
+    (turn,) = bench.turns()
+    assert turn.feedback == [(-1.0, "too long"), (0.5, "")]
+    assert turn.state is State.READY
+
+
+def test_feedback_that_cannot_be_used_is_refused(bench: Recording) -> None:
+    bench.say("hello", [user("hi")], {"X-Turn-Type": "side"})
+    assert feedback(bench, id=bench.last_id, thumb="up").status_code == 409
+    assert feedback(bench, id="chatcmpl-unknown", thumb="up").status_code == 404
+    assert feedback(bench, id=bench.last_id).status_code == 400
+    assert feedback(bench, id=bench.last_id, score=1, thumb="up").status_code == 400
+    assert feedback(bench, id=bench.last_id, score=2).status_code == 422
+    bench.say("hello", [user("hi")])
+    number = bench.turns()[-1].number
+    with sqlite3.connect(bench.db.execute("PRAGMA database_list").fetchone()["file"]) as db:
+        db.execute("UPDATE turns SET state = 'applied' WHERE number = ?", (number,))
+    refused = feedback(bench, id=bench.last_id, thumb="up")
+    assert refused.status_code == 409
+    assert "already been trained" in refused.json()["error"]["message"]
+
+
+def test_store_false_leaves_no_trace(bench: Recording) -> None:
+    answer = bench.say("hello", [user("hi")], {"X-Session-Id": "s"})
+    bench.say("secret", [user("hi"), answer, user("between us")], {"X-Session-Id": "s"}, store=False)
+    (turn,) = bench.turns()
+    assert turn.next_state is None
+    rows = bench.db.execute("SELECT body FROM messages").fetchall()
+    assert not any("between us" in row["body"] for row in rows)
+
+
+def test_n_answers_are_n_turns_and_the_one_that_is_continued_gets_the_next_state(bench: Recording) -> None:
+    bench.says = "answer {index}"
+    choices = bench.post({"messages": [user("hi")], "n": 3}).json()["choices"]
+    bench.say("ok", [user("hi"), choices[1]["message"], user("that one")])
+    turns = bench.turns()
+    assert [turn.choice for turn in turns] == [0, 1, 2, 0]
+    assert [turn.next_state is not None for turn in turns] == [False, True, False, False]
+
+
+def test_an_answer_that_nobody_waited_for_is_not_stored(bench: Recording) -> None:
+    bench.says = "the quick brown fox " * 50
+    bench.sampler.seconds_per_token = 0.005
+    url = f"{bench.url}/v1/chat/completions"
+    with httpx.stream("POST", url, json={"messages": [user("hi")], "stream": True}) as response:
+        next(response.iter_lines())
+    wait_for(lambda: bench.sampler.open == 0)
+    assert bench.turns() == []
+
+
+def test_a_locked_ledger_does_not_stop_the_server(bench: Recording, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.ledger.writer._connection.execute("PRAGMA busy_timeout = 50")
+    monkeypatch.setattr("openclaw_rl.ledger.writer.RETRY_SECONDS", 0.1)
+    blocker = sqlite3.connect(
+        bench.db.execute("PRAGMA database_list").fetchone()["file"], isolation_level=None, check_same_thread=False
+    )
+    blocker.execute("BEGIN EXCLUSIVE")
+    assert bench.say("hello", [user("hi")])["content"] == "hello"
+    ready = httpx.get(f"{bench.url}/readyz").json()
+    assert ready["ready"] is True
+    assert ready["capture"].startswith("suspended: database is locked")
+    assert "openclaw_capture_suspended 1.0" in httpx.get(f"{bench.url}/metrics").text
+    blocker.execute("ROLLBACK")
+    blocker.close()
+
+    def captured_again() -> bool:
+        bench.say("again", [user("hi")])
+        return bool(bench.turns())
+
+    wait_for(captured_again)
+    assert httpx.get(f"{bench.url}/readyz").json()["capture"] == "on"
+
+
+def test_metrics_count_turns_and_continuations(bench: Recording) -> None:
+    def value(name: str) -> float:
+        lines = httpx.get(f"{bench.url}/metrics").text.splitlines()
+        return sum(float(line.split()[-1]) for line in lines if line.startswith(name))
+
+    names = [f'openclaw_continuations_total{{kind="{kind}"}}' for kind in ("new", "realigned")]
+    before = [value(name) for name in names]
+    answer = bench.say("hello", [user("hi")])
+    bench.say("bye", [user("hi"), answer, user("thanks")])
+    assert [value(name) - old for name, old in zip(names, before, strict=True)] == [1, 1]
+
+
+def test_owners_do_not_see_each_others_sessions(tiny_model: Path, tmp_path: Path) -> None:
+    keys = [ApiKey("alice", "key-a"), ApiKey("bob", "key-b")]
+    with running(Recording(tiny_model, tmp_path, keys=keys)) as bench:
+        assert isinstance(bench, Recording)
+        alice, bob = ({"Authorization": f"Bearer {key.secret}", "X-Session-Id": "same"} for key in keys)
+        answer = bench.say("hello", [user("hi")], alice)
+        bench.say("hello", [user("hi"), answer, user("I am bob")], bob)
+        turns = bench.turns()
+        assert [(turn.session.owner, turn.session.id) for turn in turns] == [("alice", "same"), ("bob", "same")]
+        assert turns[0].next_state is None
+        theirs = httpx.post(
+            f"{bench.url}/v1/feedback", json={"id": turns[0].completion, "thumb": "up"}, headers=bob
+        )
+        assert theirs.status_code == 404
+        bench.ledger.close()
+
+
+def test_the_ledger_survives_a_restart_of_the_server(tiny_model: Path, tmp_path: Path) -> None:
+    """The next process goes on from the recorded tokens."""
+    with running(Recording(tiny_model, tmp_path)) as bench:
+        assert isinstance(bench, Recording)
+        answer = bench.say("hello", [user("hi")])
+        bench.ledger.close()
+    with running(Recording(tiny_model, tmp_path)) as bench:
+        assert isinstance(bench, Recording)
+        bench.say("bye", [user("hi"), json.loads(json.dumps(answer)), user("thanks")])
+        first, second = bench.turns()
+        assert second.session == first.session
+        assert (
+            second.prompt_ids[: len(first.prompt_ids + first.response_ids)]
+            == first.prompt_ids + first.response_ids
+        )
+        assert first.next_state == [user("thanks")]
+        bench.ledger.close()

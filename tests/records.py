@@ -1,0 +1,95 @@
+"""Turns to record, and a ledger to record them in."""
+
+from collections.abc import Callable, Sequence
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from openclaw_rl.ledger import changes, queries
+from openclaw_rl.ledger.ledger import Ledger
+from openclaw_rl.ledger.schema import FILE, connect
+from openclaw_rl.ledger.states import State
+from openclaw_rl.types import Continuation, SamplingParams, SessionKey, Turn, TurnKind
+
+_numbers = count()
+
+
+def a_turn(session: str = "s", owner: str = "me", **given: Any) -> Turn:
+    """A main turn like any other, but for what is given."""
+    number = next(_numbers)
+    values: dict[str, Any] = {
+        "completion": f"chatcmpl-{number}",
+        "choice": 0,
+        "session": SessionKey(owner, session),
+        "kind": TurnKind.MAIN,
+        "kind_reason": "chat",
+        "version": 0,
+        "messages": [{"role": "user", "content": f"question {number}"}],
+        "message": {"role": "assistant", "content": f"answer {number}"},
+        "prompt_ids": [1, 2, 3],
+        "response_ids": [4, 5],
+        "logprobs": [-0.5, -0.25],
+        "sampling": SamplingParams(max_tokens=16),
+        "finish_reason": "stop",
+        "continuation": Continuation.NEW,
+        "parent": None,
+        "request_key": b"request %d" % number,
+        "end_key": b"end %d" % number,
+    }
+    return Turn(**{**values, **given})
+
+
+def a_side_turn(session: str = "s", owner: str = "me", **given: Any) -> Turn:
+    return a_turn(session, owner, **{"kind": TurnKind.SIDE, "kind_reason": "session title", **given})
+
+
+class Book:
+    """A ledger in a folder, as the server has it open, and a reader beside it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.ledger = Ledger(folder)
+        self.db = connect(folder / FILE, readonly=True)
+
+    def close(self) -> None:
+        self.db.close()
+        self.ledger.close()
+
+    def change(self, change: Callable[..., Any], *arguments: Any) -> Any:
+        """Make one of the ledger's changes, durably."""
+        return self.ledger.writer.submit(lambda db: change(db, *arguments)).result(20)
+
+    def capture(self, *turns: Turn, base: int | None = None, keep: int = 0) -> int:
+        """Record the turns of a request; the number of the first."""
+        numbers: list[int] = self.change(changes.capture, turns, "header X-Session-Id", base, keep)
+        return numbers[0]
+
+    def put(self, state: State, **given: Any) -> int:
+        """A turn that has come as far as `state`."""
+        number: int = self.change(changes.record_turn, a_turn(**given), "test", None, 0, state)
+        return number
+
+    def move(self, turn: int, *states: State) -> None:
+        for state in states:
+            self.change(changes.move, turn, state)
+
+    def read(self, number: int) -> queries.StoredTurn:
+        return queries.load_turn(self.db, number)
+
+    def state(self, number: int) -> State:
+        return self.read(number).state
+
+    def scalar(self, query: str, *values: Any) -> Any:
+        return self.db.execute(query, values).fetchone()[0]
+
+    def rows(self, query: str) -> list[tuple[Any, ...]]:
+        return [tuple(row) for row in self.db.execute(query)]
+
+    def everything(self) -> dict[str, Sequence[Any]]:
+        """All rows of all tables."""
+        tables = [name for (name,) in self.rows("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        return {table: self.rows(f"SELECT * FROM {table} ORDER BY 1, 2") for table in tables}
+
+    def raw_bytes(self) -> bytes:
+        """The database's files as they are on the disk."""
+        return b"".join(path.read_bytes() for path in sorted(self.folder.glob(f"{FILE}*")))
