@@ -19,7 +19,7 @@ if DEVICE == "cpu":
     os.environ["TRITON_INTERPRET"] = "1"
 pytest.importorskip("triton")
 
-from openclaw_rl.engines.local import kernels, ops  # noqa: E402
+from openclaw_rl.engines.local import kernels, ops, paged_attention  # noqa: E402
 
 # The interpreter truncates to bfloat16 where hardware rounds, so that dtype is compared on a GPU only.
 DTYPES = [torch.float32, torch.float16] + ([torch.bfloat16] if DEVICE == "cuda" else [])
@@ -113,7 +113,7 @@ def test_norm_rotate(tokens: int, heads: int, dim: int, normed: bool, dtype: tor
     expected = buffer.clone()
     source = turned if weight is None else ops.rms_norm(turned, weight, EPS)
     expected.view(tokens, -1, dim)[:, 2 : 2 + heads] = ops.rotate(source, cos, sin).to(dtype)
-    kernels.norm_rotate_(turned, cos, sin, weight, EPS)
+    kernels.norm_rotate(turned, cos, sin, weight, EPS)
     assert_close(buffer, expected, **ROUNDING[dtype])
     untouched = [*range(2), 2 + heads]
     assert torch.equal(buffer.view(tokens, -1, dim)[:, untouched], expected.view(tokens, -1, dim)[:, untouched])
@@ -140,7 +140,7 @@ def test_store_kv(tokens: int, heads: int, dim: int, dtype: torch.dtype, device:
     expected_k, expected_v = k_pages.clone(), v_pages.clone()
     expected_k.view(-1, heads, dim)[slots[written]] = k[written]
     expected_v.view(-1, heads, dim)[slots[written]] = v[written]
-    kernels.store_kv(k, v, k_pages, v_pages, slots)
+    paged_attention.store_kv(k, v, k_pages, v_pages, slots)
     assert torch.equal(k_pages, expected_k)
     assert torch.equal(v_pages, expected_v)
 
@@ -178,7 +178,7 @@ def check_paged_decode(
     k_pages, v_pages, table = paged_cache(lengths, kv_heads, dim, device, dtype)
     _, (q, _) = fused_qkv(len(lengths), [query_heads, 2 * kv_heads], dim, device, dtype)
     counted = torch.tensor(lengths, dtype=torch.int32, device=device)
-    out = kernels.paged_decode(q, k_pages, v_pages, table, counted, dim**-0.5)
+    out = paged_attention.paged_decode(q, k_pages, v_pages, table, counted, dim**-0.5)
     assert out.dtype == dtype
     assert out.shape == (len(lengths), query_heads, dim)
     for row, length in enumerate(lengths):
@@ -219,17 +219,17 @@ def test_paged_decode_lengths(lengths: list[int], device: str) -> None:
 def test_paged_decode_survives_large_scores(device: str) -> None:
     k_pages, v_pages, table = paged_cache([40], 1, 64, device, torch.float32)
     q = random(1, 4, 64, device=device)
-    out = kernels.paged_decode(q, k_pages, v_pages, table, torch.tensor([40], device=device).int(), 100.0)
+    out = paged_attention.paged_decode(q, k_pages, v_pages, table, torch.tensor([40], device=device).int(), 100.0)
     owned = table[0, :3].long()
     k, v = (pages[owned].flatten(0, 1)[:40] for pages in (k_pages, v_pages))
     assert_close(out[0], attend(q[0], k, v, 100.0), rtol=1e-3, atol=1e-3)
 
 
 def test_split_count_follows_shapes() -> None:
-    assert kernels._split_count(batch=1, kv_heads=8, max_keys=1 << 20) == kernels.MAX_SPLITS
-    assert kernels._split_count(batch=1, kv_heads=8, max_keys=64) == 1
-    assert kernels._split_count(batch=64, kv_heads=8, max_keys=1 << 20) == 2
-    assert kernels._split_count(batch=4096, kv_heads=8, max_keys=1 << 20) == 1
+    assert paged_attention._split_count(batch=1, kv_heads=8, max_keys=1 << 20) == paged_attention.MAX_SPLITS
+    assert paged_attention._split_count(batch=1, kv_heads=8, max_keys=64) == 1
+    assert paged_attention._split_count(batch=64, kv_heads=8, max_keys=1 << 20) == 2
+    assert paged_attention._split_count(batch=4096, kv_heads=8, max_keys=1 << 20) == 1
 
 
 def test_strided_last_dimension_is_refused(device: str) -> None:
@@ -238,4 +238,4 @@ def test_strided_last_dimension_is_refused(device: str) -> None:
     pages = random(8, PAGE_SIZE, 2, 16, device=device)[::2]
     heads = random(1, 2, 16, device=device)
     with pytest.raises(ValueError, match="contiguous"):
-        kernels.store_kv(heads, heads, pages, pages, torch.zeros(1, dtype=torch.int64, device=device))
+        paged_attention.store_kv(heads, heads, pages, pages, torch.zeros(1, dtype=torch.int64, device=device))

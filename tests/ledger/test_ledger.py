@@ -674,6 +674,8 @@ async def test_a_request_under_way_is_recorded_although_what_it_goes_on_from_was
     forget(book, "--session", "s")
     after = a_turn("s", prompt_ids=[1, 2, 3, 4, 5], parent=before, continuation=Continuation.EXTENDS)
     await book.ledger.capture([after], "test", before, 4)
+    # A turn that stood on its own tokens could never be read.
+    assert book.rows("SELECT number, base FROM turns WHERE base >= number") == []
     (number,) = queries.turn_numbers(book.db)
     assert book.read(number).prompt_ids == [1, 2, 3, 4, 5]
 

@@ -150,15 +150,15 @@ class CudaKVCache:
         return attend
 
     def _store(self, layer: int, k: Tensor, v: Tensor, slots: Tensor) -> None:
-        from openclaw_rl.engines.local import kernels
+        from openclaw_rl.engines.local import paged_attention
 
-        kernels.store_kv(k, v, self.keys[layer], self.values[layer], slots)
+        paged_attention.store_kv(k, v, self.keys[layer], self.values[layer], slots)
 
     def _read_pages(self, layer: int, q: Tensor, table: Tensor, lengths: Tensor) -> Tensor:
-        from openclaw_rl.engines.local import kernels
+        from openclaw_rl.engines.local import paged_attention
 
-        scale = self.shape.head_dim**-0.5
-        return kernels.paged_decode(q, self.keys[layer], self.values[layer], table, lengths, scale).flatten(1)
+        keys, values, scale = self.keys[layer], self.values[layer], self.shape.head_dim**-0.5
+        return paged_attention.paged_decode(q, keys, values, table, lengths, scale).flatten(1)
 
     def _read_prompt(self, layer: int, q: Tensor, length: int, table: Tensor) -> Tensor:
         keys = self.keys[layer].index_select(0, table).flatten(0, 1)[:length]
