@@ -1,6 +1,6 @@
 """Writing to and attending over a paged key-value cache, as Triton kernels.
 
-For sampling on CUDA, with the same guarantees as `kernels.py`: launches and allocations follow from shapes alone, so
+For sampling on CUDA, with the guarantees of `kernels.py`: launches and allocations follow from shapes alone, so
 every function may be captured in a CUDA graph once a first call has compiled it.
 """
 
@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from openclaw_rl.engines.local.kernels import require_dense_last
+from openclaw_rl.engines.local.kernels import HEADS_BLOCK, HEADS_WARPS, require_dense_last
 
 KEYS_BLOCK = 64
 # The tensor cores multiply no fewer than 16 rows, however few query heads share a kv head.
