@@ -119,9 +119,7 @@ async def on_cpu() -> None:
         _first, last, count = await first_and_last(sampler, request(random_prompt(64, vocabulary), 64, seed))
         ours.append(count / last)
         if seed % 3 == 0:
-            bursts.append(
-                await staggered(sampler, [request(random_prompt(64, vocabulary), 64, i) for i in range(8)])
-            )
+            bursts.append(await staggered(sampler, [request(random_prompt(64, vocabulary), 64, i) for i in range(8)]))
     theirs = continuous_batching(model, [random_prompt(64, vocabulary) for _ in range(8)], 64)
     history = random_prompt(2000, vocabulary)
     cold, _last, _count = await first_and_last(sampler, request(history[:1990], 1))

@@ -33,7 +33,7 @@ Body = dict[str, object]
 class InstantSampler:
     """Implements `Sampler`: every request gets the same completion, at once."""
 
-    limits = EngineLimits(max_context_tokens=1 << 20, max_sequences=CLIENTS)
+    limits = EngineLimits(max_context_tokens=1 << 20, max_sequences=CLIENTS, max_choices=CLIENTS)
     newest_version = BASE_VERSION
 
     def __init__(self, ids: list[int]) -> None:

@@ -19,7 +19,7 @@ class ScriptedSampler:
         max_context: int = 4096,
     ) -> None:
         self.script, self.seconds_per_token = script, seconds_per_token
-        self.limits = EngineLimits(max_context, max_sequences=64)
+        self.limits = EngineLimits(max_context, max_sequences=64, max_choices=64)
         self.newest_version = BASE_VERSION
         self.requests: list[SampleRequest] = []
         self.full = False

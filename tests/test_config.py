@@ -1,6 +1,7 @@
 """Every option has one meaning wherever it is set, mistakes are said in one sentence, and keys are never shown."""
 
 import argparse
+import json
 import re
 from collections.abc import Mapping
 from itertools import chain
@@ -160,9 +161,7 @@ class TestMistakes:
     def test_bad_values(self, flag: str, value: str) -> None:
         name = flag.removeprefix("--").replace("-", "_")
         variable = option_of(FIELDS[name]).env[0]
-        assert mistake({variable: value}).startswith(
-            f"{flag} '{value}' (from environment {variable}) is not valid"
-        )
+        assert mistake({variable: value}).startswith(f"{flag} '{value}' (from environment {variable}) is not valid")
         assert mistake(**{name: value}).startswith(f"{flag} '{value}' (from flag) is not valid")
 
     @pytest.mark.parametrize("name", [name for name, field in FIELDS.items() if "float" in str(field.annotation)])
@@ -329,20 +328,27 @@ class TestDerived:
         assert configured(**flags).model_label == name
         assert shown(load(flags, {}), "--served-model-name")[0] == name
 
-    def test_the_served_name_of_the_folder_one_is_in(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_the_served_name_of_the_folder_one_is_in(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / "my-model").mkdir()
         monkeypatch.chdir(tmp_path / "my-model")
         assert configured(model_name=".").model_label == "my-model"
 
-    @pytest.mark.parametrize("variable", ["TINKER_API_KEY", "TINKER_BASE_URL"])
-    def test_auto_is_tinker_when_there_is_an_account(self, monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+    def test_auto_is_tinker_when_there_is_an_account(self, monkeypatch: pytest.MonkeyPatch) -> None:
         assert configured().engine == "local"
-        monkeypatch.setenv(variable, "x")
+        monkeypatch.setenv("TINKER_API_KEY", "x")
         assert configured().engine == "tinker"
         assert configured(backend="local").engine == "local"
         assert shown(load({}, {}), "--backend") == ("tinker", "default, resolved")
+
+    @pytest.mark.parametrize("variable", ["TINKER_BASE_URL", "TINKER_HOST"])
+    def test_auto_is_tinker_when_there_is_a_server_of_ones_own(self, variable: str) -> None:
+        assert configured({variable: "http://localhost:1"}).engine == "tinker"
+
+    def test_choices_may_be_written_in_capitals(self) -> None:
+        assert configured({"LOG_LEVEL": "INFO", "METHOD": "RL"}).method == "rl"
+
+    def test_a_key_that_no_header_can_carry_is_refused(self) -> None:
+        assert "ASCII" in mistake(api_key="schlüssel")
 
 
 class TestCommandLine:
@@ -380,9 +386,7 @@ class TestCommandLine:
         assert rows["--prm-m"][0] == "5"
         assert "S3C" not in out + err
 
-    def test_dry_run_reads_a_file(
-        self, capsys: pytest.CaptureFixture[str], tmp_path: Path, tiny_model: Path
-    ) -> None:
+    def test_dry_run_reads_a_file(self, capsys: pytest.CaptureFixture[str], tmp_path: Path, tiny_model: Path) -> None:
         path = tmp_path / "server.toml"
         path.write_text(f'model-name = "{tiny_model}"\nmax-steps = 12')
         assert main(["serve", "--dry-run", "--config", str(path)]) == 0
@@ -424,6 +428,42 @@ class TestCommandLine:
     def test_a_folder_that_holds_no_model(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         refusal = self.refused(capsys, "serve", "--dry-run", "--model-name", str(tmp_path))
         assert f"{tmp_path} is not a model folder" in refusal
+
+    @pytest.mark.parametrize(
+        ("config", "reason"),
+        [
+            ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel"),
+            ({"architectures": ["LlamaForCausalLM"], "quantization_config": {"quant_method": "fp8"}}, "quantised"),
+        ],
+    )
+    def test_a_model_that_cannot_be_run(
+        self, capsys: pytest.CaptureFixture[str], tmp_path: Path, config: dict, reason: str
+    ) -> None:
+        for name in ("tokenizer.json", "model.safetensors"):
+            (tmp_path / name).touch()
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        assert reason in self.refused(capsys, "serve", "--dry-run", "--model-name", str(tmp_path))
+
+    def test_a_model_of_which_a_part_is_missing(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+        for name in ("tokenizer.json", "config.json", "model-00001-of-00002.safetensors"):
+            (tmp_path / name).touch()
+        shards = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
+        (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
+        refusal = self.refused(capsys, "serve", "--dry-run", "--model-name", str(tmp_path))
+        assert "model-00002-of-00002.safetensors" in refusal
+
+    def test_a_cuda_device_that_is_not_there(
+        self, capsys: pytest.CaptureFixture[str], tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+        refusal = self.refused(capsys, "serve", "--dry-run", "--model-name", str(tiny_model), "--device", "cuda")
+        assert "CUDA" in refusal
+
+    def test_brackets_in_values_are_shown_as_they_are(
+        self, capsys: pytest.CaptureFixture[str], tiny_model: Path
+    ) -> None:
+        assert main(["serve", "--dry-run", "--model-name", str(tiny_model), "--run-dir", "runs/[/a]"]) == 0
+        assert "runs/[/a]" in capsys.readouterr().out
 
     @pytest.mark.parametrize("arguments", [["--help"], ["serve", "--help"], ["--version"]])
     def test_help_is_no_mistake(self, capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:

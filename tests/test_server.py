@@ -111,8 +111,7 @@ def test_the_embedded_model_talks_streams_and_is_reproducible() -> None:
         assert "".join(pieces) == answer.choices[0].message.content
         sampled = {**greedy, "temperature": 1, "n": 3, "seed": 5}
         one, other = (
-            [choice.message.content for choice in client.chat.completions.create(**sampled).choices]
-            for _ in range(2)
+            [choice.message.content for choice in client.chat.completions.create(**sampled).choices] for _ in range(2)
         )
         assert one == other
         assert len(set(one)) > 1
@@ -146,6 +145,48 @@ def test_sigterm_does_not_wait_longer_than_it_may(tiny_model: Path) -> None:
         assert all("shutting down" in answer.text for answer in answers if answer.status_code == 503)
         assert program.process.wait(15) == 0
         assert "Traceback" not in program.log
+
+
+def test_a_client_that_never_finishes_its_request_does_not_hold_up_the_end(tiny_model: Path) -> None:
+    with (
+        serving(SERVE, tiny_model, "--shutdown-seconds", "1") as program,
+        socket.create_connection(("127.0.0.1", int(program.url.rsplit(":", 1)[1]))) as client,
+    ):
+        client.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{")
+        time.sleep(0.2)
+        program.process.send_signal(signal.SIGTERM)
+        assert program.process.wait(20) == 0
+
+
+def test_sigterm_to_the_whole_group_lets_a_request_finish(tiny_model: Path) -> None:
+    """As `systemctl stop` does it: the worker gets the signal too."""
+    with serving(SERVE, tiny_model) as program, ThreadPoolExecutor(1) as pool:
+        ask = {"messages": HELLO, "max_tokens": 300, "n": 8, "seed": 3}
+        running = pool.submit(httpx.post, f"{program.url}/v1/chat/completions", json=ask, timeout=60)
+        wait_for_load(program)
+        os.kill(program.worker(), signal.SIGTERM)
+        program.process.send_signal(signal.SIGTERM)
+        assert running.result().status_code == 200
+        assert program.process.wait(30) == 0
+
+
+def test_stopping_while_the_model_loads_is_quiet(tiny_model: Path, tmp_path: Path) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        command = [
+            *SERVE,
+            "--model-name",
+            str(tiny_model),
+            "--proxy-port",
+            str(free_port()),
+            "--run-dir",
+            str(tmp_path),
+        ]
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+            time.sleep(2.5)
+            process.send_signal(number)
+            _out, said = process.communicate(timeout=20)
+        assert process.returncode == 0
+        assert "Traceback" not in said
 
 
 def test_kill_9_of_the_worker_under_load(tiny_model: Path) -> None:
@@ -250,9 +291,7 @@ def status(run_dir: Path) -> dict:
     return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
-def test_no_capture_stores_nothing_and_two_servers_do_not_share_a_run_dir(
-    tiny_model: Path, tmp_path: Path
-) -> None:
+def test_no_capture_stores_nothing_and_two_servers_do_not_share_a_run_dir(tiny_model: Path, tmp_path: Path) -> None:
     with serving(SERVE, tiny_model, "--run-dir", str(tmp_path), "--no-capture") as program:
         answer = httpx.post(f"{program.url}/v1/chat/completions", json={"messages": HELLO, "max_tokens": 2})
         assert answer.status_code == 200

@@ -38,11 +38,7 @@ class Parser(argparse.ArgumentParser):
             name = unknown[0].split("=")[0]  # what follows may be a secret
             near = difflib.get_close_matches(name, flags, n=1)
             hint = f"; did you mean {near[0]}?" if near else f". See {self.prog} --help."
-            what = (
-                f"There is no option {name}"
-                if name.startswith("-")
-                else "There is a word too many after an option"
-            )
+            what = f"There is no option {name}" if name.startswith("-") else "There is a word too many after an option"
             raise ConfigError(what + hint)
         return known, unknown
 
@@ -146,12 +142,13 @@ def load_options(options: argparse.Namespace) -> Loaded:
 def show(loaded: Loaded) -> None:
     """Print every option with its value and where that came from."""
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     table = Table("option", "value", "from", title="Configuration", title_justify="left")
     for name, value, origin in loaded.describe():
         style = None if origin.startswith("default") else "bold"
-        table.add_row(name, value, origin, style=style)
+        table.add_row(name, escape(value), escape(origin), style=style)
     # Piped into a file, the table keeps its columns whole rather than cut to 80 characters.
     console = Console() if sys.stdout.isatty() else Console(width=200)
     console.print(table)

@@ -136,9 +136,7 @@ def turn_body(turn: queries.StoredTurn) -> Group:
     for call in turn.message.get("tool_calls") or []:
         lines.append(Text(f"  calls {call['function']['name']} {call['function']['arguments']}", style="green"))
     for message in turn.next_state or []:
-        lines.append(
-            Text.assemble((f"next, {message['role']}: ", "magenta"), content_text(message.get("content")))
-        )
+        lines.append(Text.assemble((f"next, {message['role']}: ", "magenta"), content_text(message.get("content"))))
     lines += [Text(f"feedback: {score:+g} {text}", style="yellow") for score, text in turn.feedback]
     sizes = f"{len(turn.prompt_ids)} prompt tokens, {len(turn.response_ids)} response tokens, {turn.finish_reason}"
     return Group(*lines, Text(sizes, style="dim"))

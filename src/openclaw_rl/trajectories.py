@@ -135,9 +135,7 @@ def store_imported(db: sqlite3.Connection, turn: Turn, written: TrajectoryTurn, 
     number = changes.record_turn(db, turn, "import", None, 0, state, reason)
     if written.next_state is not None:
         came = [{"role": "user", "content": written.next_state}]
-        db.execute(
-            "UPDATE turns SET next_state = ? WHERE number = ?", (json.dumps(came, ensure_ascii=False), number)
-        )
+        db.execute("UPDATE turns SET next_state = ? WHERE number = ?", (json.dumps(came, ensure_ascii=False), number))
     result.turns += 1
 
 

@@ -359,9 +359,7 @@ def test_owners_do_not_see_each_others_sessions(tiny_model: Path, tmp_path: Path
         turns = bench.turns()
         assert [(turn.session.owner, turn.session.id) for turn in turns] == [("alice", "same"), ("bob", "same")]
         assert turns[0].next_state is None
-        theirs = httpx.post(
-            f"{bench.url}/v1/feedback", json={"id": turns[0].completion, "thumb": "up"}, headers=bob
-        )
+        theirs = httpx.post(f"{bench.url}/v1/feedback", json={"id": turns[0].completion, "thumb": "up"}, headers=bob)
         assert theirs.status_code == 404
         bench.ledger.close()
 
@@ -377,9 +375,6 @@ def test_the_ledger_survives_a_restart_of_the_server(tiny_model: Path, tmp_path:
         bench.say("bye", [user("hi"), json.loads(json.dumps(answer)), user("thanks")])
         first, second = bench.turns()
         assert second.session == first.session
-        assert (
-            second.prompt_ids[: len(first.prompt_ids + first.response_ids)]
-            == first.prompt_ids + first.response_ids
-        )
+        assert second.prompt_ids[: len(first.prompt_ids + first.response_ids)] == first.prompt_ids + first.response_ids
         assert first.next_state == [user("thanks")]
         bench.ledger.close()

@@ -81,9 +81,7 @@ def test_tokens_leave_when_they_are_sampled(bench: Bench) -> None:
     bench.says = "the lazy dog " * 10
     bench.sampler.seconds_per_token = 0.01
     arrivals = []
-    with httpx.stream(
-        "POST", f"{bench.url}/v1/chat/completions", json={"messages": HELLO, "stream": True}
-    ) as response:
+    with httpx.stream("POST", f"{bench.url}/v1/chat/completions", json={"messages": HELLO, "stream": True}) as response:
         for _line in response.iter_lines():
             arrivals.append(bench.sampler.sent)
     assert arrivals[0] <= 1
@@ -172,9 +170,7 @@ def test_logprobs(bench: Bench) -> None:
     assert [len(token["top_logprobs"]) for token in content] == [2] * len(content)
     lines = bench.post({**body, "stream": True}).text.splitlines()
     chunks = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
-    streamed = [
-        t for c in chunks for choice in c["choices"] for t in (choice["logprobs"] or {}).get("content", [])
-    ]
+    streamed = [t for c in chunks for choice in c["choices"] for t in (choice["logprobs"] or {}).get("content", [])]
     assert streamed == content
 
 
@@ -216,6 +212,7 @@ REFUSALS = [
     ({"messages": []}, 422, "messages"),
     ({"messages": [{"role": "king", "content": "x"}]}, 422, "messages.0.role"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 422, "messages.0.content"),
+    ({"messages": [{"role": "user", "content": 5}]}, 422, "messages.0.content"),
     ({"messages": HELLO, "temperature": -1}, 422, "temperature"),
     ({"messages": HELLO, "n": 0}, 422, "n"),
     ({"messages": HELLO, "tools": [{"type": "function", "function": {}}]}, 422, "tools.0.function"),
@@ -278,6 +275,37 @@ def test_a_dying_engine_is_503_or_an_error_event(bench: Bench) -> None:
     assert error(response)["type"] == "server_error"
     with pytest.raises(openai.APIError, match="worker died"):
         list(bench.client.chat.completions.create(model=MODEL, messages=HELLO, stream=True))
+
+
+def test_numbers_beyond_all_bounds_are_bounded(bench: Bench) -> None:
+    assert bench.post({"messages": HELLO, "top_k": 10**30, "seed": 10**40, "max_tokens": 10**20}).status_code == 200
+    assert bench.sampler.requests[0].params.top_k < 2**31
+    refused = bench.post({"messages": HELLO, "n": 100})
+    assert (refused.status_code, error(refused)["param"]) == (400, "n")
+
+
+def test_an_engine_that_dies_before_the_first_token_is_a_503_also_for_streams(bench: Bench) -> None:
+    bench.sampler.dies_after = 0
+    response = bench.post({"messages": HELLO, "stream": True})
+    assert response.status_code == 503
+    error(response)
+
+
+def test_refusals_are_counted(bench: Bench) -> None:
+    def refused() -> float:
+        lines = httpx.get(f"{bench.url}/metrics").text.splitlines()
+        return next(
+            float(line.split()[-1]) for line in lines if line.startswith('openclaw_requests_total{status="refused"}')
+        )
+
+    before = refused()
+    bench.post(b"no")
+    bench.post({"messages": HELLO, "model": "other"})
+    assert refused() - before == 2
+
+
+def test_a_wrong_method_names_the_right_one(bench: Bench) -> None:
+    assert httpx.get(f"{bench.url}/v1/chat/completions").headers["allow"] == "POST"
 
 
 @pytest.mark.parametrize("stream", [True, False])

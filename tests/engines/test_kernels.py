@@ -50,9 +50,7 @@ def angles(tokens: int, half: int, device: str) -> tuple[Tensor, Tensor]:
     return phase.cos(), phase.sin()
 
 
-def fused_qkv(
-    tokens: int, heads: list[int], dim: int, device: str, dtype: torch.dtype
-) -> tuple[Tensor, list[Tensor]]:
+def fused_qkv(tokens: int, heads: list[int], dim: int, device: str, dtype: torch.dtype) -> tuple[Tensor, list[Tensor]]:
     """A projection's output and its query, key and value views, none of which owns its rows."""
     buffer = random(tokens, sum(heads) * dim, device=device, dtype=dtype)
     return buffer, [part.view(tokens, -1, dim) for part in buffer.split([n * dim for n in heads], dim=1)]
@@ -103,9 +101,7 @@ def test_silu_mul_saturates(extreme: float, device: str) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("normed", [True, False])
-@pytest.mark.parametrize(
-    ("tokens", "heads", "dim"), [(1, 1, 16), (3, 5, 80), (2, 32, 128), (5, 9, 64), (1, 3, 256)]
-)
+@pytest.mark.parametrize(("tokens", "heads", "dim"), [(1, 1, 16), (3, 5, 80), (2, 32, 128), (5, 9, 64), (1, 3, 256)])
 def test_norm_rotate(tokens: int, heads: int, dim: int, normed: bool, dtype: torch.dtype, device: str) -> None:
     buffer, (_, turned, _) = fused_qkv(tokens, [2, heads, 1], dim, device, dtype)
     cos, sin = angles(tokens, dim // 2, device)
@@ -170,9 +166,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     return torch.einsum("ht,thd->hd", shares, v)
 
 
-def check_paged_decode(
-    lengths: list[int], heads: tuple[int, int], dim: int, device: str, dtype: torch.dtype
-) -> None:
+def check_paged_decode(lengths: list[int], heads: tuple[int, int], dim: int, device: str, dtype: torch.dtype) -> None:
     """Compare `paged_decode` for `heads` = (query heads, kv heads) with dense attention, row by row."""
     query_heads, kv_heads = heads
     k_pages, v_pages, table = paged_cache(lengths, kv_heads, dim, device, dtype)

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -137,9 +138,7 @@ async def test_requests_finish_on_the_version_they_started_on(sampler: LocalSamp
     assert [t.token_id for t in await collect(sampler, request(40, version=0))] == [t.token_id for t in base]
 
 
-async def test_old_versions_make_room_but_not_while_they_serve(
-    sampler: LocalSampler, adapters: list[Path]
-) -> None:
+async def test_old_versions_make_room_but_not_while_they_serve(sampler: LocalSampler, adapters: list[Path]) -> None:
     await sampler.publish(1, adapters[0])
     held = sampler.sample(request(400))
     await sampler.publish(2, adapters[1])
@@ -167,4 +166,67 @@ async def test_a_model_that_cannot_be_loaded_is_said_at_the_start(tmp_path: Path
     sampler = LocalSampler(options(tmp_path), max_queue=4)
     with pytest.raises(EngineUnavailable, match="GPT2LMHeadModel"):
         await sampler.start()
+    await sampler.close()
+
+
+async def test_requests_that_wait_for_a_restart_end_when_the_server_does(tiny_model: Path) -> None:
+    sampler = LocalSampler(options(tiny_model), max_queue=4)
+    await sampler.start()
+    assert sampler.worker_pid is not None
+    os.kill(sampler.worker_pid, signal.SIGKILL)
+    await until(lambda: not sampler.stats().ready)
+    waiting = asyncio.create_task(collect(sampler, request()))
+    await asyncio.sleep(0)
+    await sampler.close()
+    with pytest.raises(EngineUnavailable, match="shutting down"):
+        await asyncio.wait_for(waiting, 5)
+    with pytest.raises(EngineUnavailable, match="shutting down"):
+        sampler.sample(request())
+
+
+async def test_a_bad_adapter_for_a_full_engine_costs_no_version(sampler: LocalSampler, adapters: list[Path]) -> None:
+    await sampler.publish(1, adapters[0])
+    await sampler.publish(2, adapters[1])
+    with pytest.raises(EngineUnavailable):
+        await sampler.publish(3, Path("/nowhere"))
+    assert sampler.newest_version == 2
+    assert len(await collect(sampler, request(version=1))) == 10
+    await sampler.publish(4, adapters[2])
+    assert len(await collect(sampler, request())) == 10
+    assert sampler.stats().restarts == 0
+    with pytest.raises(EngineUnavailable, match="not newer"):
+        await sampler.publish(4, adapters[2])
+
+
+async def test_an_adapter_that_is_gone_after_a_restart_gives_way_to_the_one_before(
+    sampler: LocalSampler, adapters: list[Path], tmp_path: Path
+) -> None:
+    await sampler.publish(1, adapters[0])
+    await sampler.publish(2, Path(shutil.copytree(adapters[1], tmp_path / "gone")))
+    first = await collect(sampler, request(version=1))
+    shutil.rmtree(tmp_path / "gone")
+    assert sampler.worker_pid is not None
+    os.kill(sampler.worker_pid, signal.SIGKILL)
+    await until(lambda: sampler.newest_version == 1)
+    assert [t.token_id for t in await collect(sampler, request())] == [t.token_id for t in first]
+    assert sampler.stats().restarts == 1
+
+
+async def test_a_worker_that_keeps_dying_is_said_and_comes_back(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("openclaw_rl.engines.local.sampler.MAX_QUICK_DEATHS", 1)
+    monkeypatch.setattr("openclaw_rl.engines.local.sampler.MAX_PAUSE_SECONDS", 0.1)
+    folder = Path(shutil.copytree(tiny_model, tmp_path / "model"))
+    sampler = LocalSampler(options(folder), max_queue=4)
+    await sampler.start()
+    assert sampler.worker_pid is not None
+    (folder / "config.json").rename(folder / "config.away")
+    os.kill(sampler.worker_pid, signal.SIGKILL)
+    await until(lambda: "does not stay up" in sampler.stats().detail)
+    with pytest.raises(EngineUnavailable, match="could not be loaded"):
+        sampler.sample(request())
+    (folder / "config.away").rename(folder / "config.json")
+    await until(lambda: sampler.stats().ready)
+    assert len(await collect(sampler, request())) == 10
     await sampler.close()

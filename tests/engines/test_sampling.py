@@ -69,9 +69,7 @@ def distribution(logits: Tensor, params: SamplingParams) -> tuple[np.ndarray, fl
 
 @given(vocabularies, st.integers(0, 1000), truncations)
 @settings(max_examples=150, deadline=None)
-def test_a_sweep_of_the_uniform_reproduces_the_distribution(
-    vocabulary: int, seed: int, params: SamplingParams
-) -> None:
+def test_a_sweep_of_the_uniform_reproduces_the_distribution(vocabulary: int, seed: int, params: SamplingParams) -> None:
     logits = random_logits(vocabulary, seed)
     expected, margin = distribution(logits, params)
     assume(margin > 1e-5)
@@ -102,9 +100,7 @@ def test_greedy_takes_the_likeliest(vocabulary: int, seed: int, uniform: float) 
 
 @given(st.lists(st.tuples(st.integers(0, 1000), parameters, uniforms), min_size=1, max_size=5), vocabularies)
 @settings(max_examples=100, deadline=None)
-def test_log_probs_are_of_the_raw_distribution(
-    rows: list[tuple[int, SamplingParams, float]], vocabulary: int
-) -> None:
+def test_log_probs_are_of_the_raw_distribution(rows: list[tuple[int, SamplingParams, float]], vocabulary: int) -> None:
     logits = torch.stack([random_logits(vocabulary, seed) for seed, _, _ in rows])
     draws = draw(logits, [params for _, params, _ in rows], [uniform for _, _, uniform in rows])
     raw = logits.log_softmax(-1)

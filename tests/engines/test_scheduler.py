@@ -79,9 +79,7 @@ class Driver:
 
     def add(self, request: Request) -> int:
         self._requests += 1
-        params = SamplingParams(
-            request.max_tokens, stop_token_ids=frozenset({STOP_TOKEN} if request.stops else ())
-        )
+        params = SamplingParams(request.max_tokens, stop_token_ids=frozenset({STOP_TOKEN} if request.stops else ()))
         self.scheduler.add(
             Sequence(
                 request=self._requests,
@@ -273,9 +271,7 @@ def test_siblings_compute_their_prompt_once(length: int, n: int, prefill_tokens:
 
 @given(st.integers(1, 60), st.integers(1, 40), st.integers(1, 40))
 @settings(max_examples=50, deadline=None)
-def test_a_request_that_extends_an_earlier_one_computes_what_is_new(
-    prompt: int, answer: int, addition: int
-) -> None:
+def test_a_request_that_extends_an_earlier_one_computes_what_is_new(prompt: int, answer: int, addition: int) -> None:
     driver = Driver(pages=60, prefill_tokens=200)
     first = driver.add(Request(prompt_of(prompt), max_tokens=answer))
     driver.run()

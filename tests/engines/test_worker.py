@@ -1,6 +1,8 @@
 """The worker with a real model, in this process: what else is in the batch changes no answer."""
 
+import json
 import random
+import shutil
 from pathlib import Path
 
 import pytest
@@ -8,13 +10,14 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from peft import PeftModel
+from safetensors.torch import load_file, save_file
 from transformers import LlamaForCausalLM
 
-from openclaw_rl.engines.local.decoder import load_decoder
+from openclaw_rl.engines.local.decoder import UnsupportedModel, load_decoder
 from openclaw_rl.engines.local.kv_cache import bytes_per_page
-from openclaw_rl.engines.local.messages import Add, Cancel, LoadAdapter, WorkerOptions
+from openclaw_rl.engines.local.messages import AdapterLoaded, Add, Cancel, LoadAdapter, RequestFailed, WorkerOptions
 from openclaw_rl.engines.local.worker import Worker
-from openclaw_rl.types import FinishReason, SampledToken, SampleRequest, SamplingParams
+from openclaw_rl.types import FinishReason, Priority, SampledToken, SampleRequest, SamplingParams
 
 Answers = dict[tuple[int, int], list[SampledToken]]
 
@@ -135,9 +138,7 @@ def test_a_request_that_extends_another_computes_only_what_is_new(
     longer = prompt + ids(first) + [7, 8, 9]
     computed = count_computed(worker, monkeypatch)
     second = run(worker, [(0, Add(2, request(longer, max_tokens=1), 0))])[2, 0]
-    assert (
-        sum(computed) == len(longer) - 96
-    )  # six full pages of the hundred tokens, and one token is always computed
+    assert sum(computed) == len(longer) - 96  # six full pages of the hundred tokens, and one token is always computed
     assert_same(second, alone(tiny_model, request(longer, max_tokens=1)))
 
 
@@ -154,11 +155,11 @@ def test_gathered_pages_give_the_same_answer_as_consecutive_ones(tiny_model: Pat
 def test_one_batch_mixes_versions_and_each_equals_peft(tiny_model: Path, adapters: list[Path]) -> None:
     worker = make_worker(tiny_model)
     for version, folder in enumerate(adapters, start=1):
-        loaded = worker.obey(LoadAdapter(version, folder, None))
-        assert loaded is not None
+        loaded = worker.obey(LoadAdapter(version, version, folder))
+        assert isinstance(loaded, AdapterLoaded)
         assert loaded.error is None
     prompt = random.Random(5).choices(range(300), k=50)
-    arrivals = [(version % 2, Add(version, request(prompt), version)) for version in (0, 2, 1, 3)]
+    arrivals = [(version % 2, Add(version, request(prompt), version, version)) for version in (0, 2, 1, 3)]
     answers = run(worker, arrivals)
     expected = {0: transformers_greedy(LlamaForCausalLM.from_pretrained(tiny_model), prompt)}
     for version, folder in enumerate(adapters, start=1):
@@ -171,7 +172,7 @@ def test_one_batch_mixes_versions_and_each_equals_peft(tiny_model: Path, adapter
 def test_the_adapters_of_a_cuda_graph_compute_the_same(tiny_model: Path, adapters: list[Path]) -> None:
     worker = make_worker(tiny_model)
     for version, folder in enumerate(adapters, start=1):
-        worker.obey(LoadAdapter(version, folder, None))
+        worker.obey(LoadAdapter(version, version, folder))
     x, y = torch.randn(4, 64), torch.randn(4, 128)
     mask = torch.tensor([[0.0, 0, 0, 0], [0, 0, 1, 0], [1, 0, 0, 0], [0, 1, 0, 0]])
     spans = [(0, 1, 0), (1, 2, 3), (2, 3, 1), (3, 4, 2)]
@@ -185,20 +186,103 @@ def test_the_adapters_of_a_cuda_graph_compute_the_same(tiny_model: Path, adapter
 def test_an_adapter_replaces_another_in_its_slot(tiny_model: Path, adapters: list[Path]) -> None:
     worker = make_worker(tiny_model)
     prompt = random.Random(6).choices(range(300), k=40)
-    worker.obey(LoadAdapter(1, adapters[0], None))
-    one = run(worker, [(0, Add(1, request(prompt), 1))])[1, 0]
+    worker.obey(LoadAdapter(1, 1, adapters[0]))
+    one = run(worker, [(0, Add(1, request(prompt), 1, 1))])[1, 0]
     for version in (2, 3, 4):
-        worker.obey(LoadAdapter(version, adapters[1], None))
-    worker.obey(LoadAdapter(5, adapters[0], drop=1))
-    again = run(worker, [(0, Add(2, request(prompt), 5)), (0, Add(3, request(prompt), 4))])
+        worker.obey(LoadAdapter(version, version, adapters[1]))
+    worker.obey(LoadAdapter(5, 1, adapters[0]))
+    again = run(worker, [(0, Add(2, request(prompt), 5, 1)), (0, Add(3, request(prompt), 4, 4))])
     assert_same(again[2, 0], one)
     assert ids(again[3, 0]) != ids(one)
 
 
 def test_an_adapter_that_does_not_fit_is_refused_in_words(tiny_model: Path, tmp_path: Path) -> None:
-    loaded = make_worker(tiny_model).obey(LoadAdapter(1, tmp_path, None))
-    assert loaded is not None
+    loaded = make_worker(tiny_model).obey(LoadAdapter(1, 1, tmp_path))
+    assert isinstance(loaded, AdapterLoaded)
     assert "adapter_config.json" in (loaded.error or "")
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"rank_pattern": {"q_proj": 2}}, "rank_pattern"),
+        ({"alpha_pattern": {"q_proj": 2}}, "alpha_pattern"),
+        ({"use_dora": True}, "use_dora"),
+        ({"bias": "all"}, "biases"),
+        ({"r": None}, "no rank"),
+        ({"r": 64}, "rank 64"),
+    ],
+)
+def test_adapters_that_would_be_computed_wrongly_are_refused(
+    tiny_model: Path, adapters: list[Path], tmp_path: Path, change: dict, reason: str
+) -> None:
+    folder = Path(shutil.copytree(adapters[0], tmp_path / "adapter"))
+    config = {**json.loads((folder / "adapter_config.json").read_text()), **change}
+    config = {key: value for key, value in config.items() if value is not None}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    loaded = make_worker(tiny_model).obey(LoadAdapter(1, 1, folder))
+    assert isinstance(loaded, AdapterLoaded)
+    assert reason in (loaded.error or "")
+
+
+def test_damaged_adapters_are_refused(tiny_model: Path, adapters: list[Path], tmp_path: Path) -> None:
+    worker = make_worker(tiny_model)
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        folder = Path(shutil.copytree(adapters[0], tmp_path / name))
+        content = (folder / name).read_bytes()
+        (folder / name).write_bytes(content[: len(content) // 2])
+        loaded = worker.obey(LoadAdapter(1, 1, folder))
+        assert isinstance(loaded, AdapterLoaded)
+        assert "damaged" in (loaded.error or "")
+
+
+def test_a_request_for_a_slot_without_adapter_fails_alone(tiny_model: Path) -> None:
+    worker = make_worker(tiny_model)
+    assert isinstance(worker.obey(Add(1, request([1, 2]), 3, 3)), RequestFailed)
+    assert worker.scheduler.idle
+
+
+@pytest.mark.parametrize(("context", "reason"), [(1000, "the model's 512"), (512, "--kv-cache-gib")])
+def test_contexts_that_cannot_be_had_are_refused(tiny_model: Path, context: int, reason: str) -> None:
+    decoder = load_decoder(tiny_model, torch.float32, torch.device("cpu"))
+    options = WorkerOptions(tiny_model, "cpu", "float32", 8, context, 1e-5, 4, 4)
+    with pytest.raises(UnsupportedModel, match=reason):
+        Worker(decoder, options)
+
+
+def test_quantised_weights_are_refused(tiny_model: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(tiny_model, tmp_path / "model"))
+    weights = load_file(folder / "model.safetensors")
+    weights["model.layers.0.mlp.down_proj.weight"] = weights["model.layers.0.mlp.down_proj.weight"].to(
+        torch.float8_e4m3fn
+    )
+    save_file(weights, folder / "model.safetensors")
+    with pytest.raises(UnsupportedModel, match="quantised"):
+        load_decoder(folder, torch.float32, torch.device("cpu"))
+
+
+def test_a_short_prompt_does_not_wait_for_a_long_one(tiny_model: Path) -> None:
+    worker = make_worker(tiny_model)
+    worker.obey(Add(1, request(random.Random(1).choices(range(300), k=480), max_tokens=2), 0))
+    worker.step()
+    worker.obey(Add(2, request(random.Random(2).choices(range(300), k=20), max_tokens=2), 0))
+    assert 2 in worker.step().tokens
+
+
+def test_background_work_makes_place_for_users(tiny_model: Path) -> None:
+    worker = make_worker(tiny_model, max_sequences=2)
+    background = [
+        SampleRequest([i, i + 1, i + 2], SamplingParams(max_tokens=60, seed=i), priority=Priority.BACKGROUND)
+        for i in (1, 2)
+    ]
+    for number, job in enumerate(background):
+        worker.obey(Add(number, job, 0))
+    for _ in range(5):
+        worker.step()
+    worker.obey(Add(9, request([5, 6, 7], max_tokens=3), 0))
+    assert 9 in worker.step().tokens
+    answers = run(worker, [])
+    assert len(answers[0, 0]) + len(answers[1, 0]) > 60
 
 
 def test_a_stop_token_ends_the_completion_and_belongs_to_it(tiny_model: Path) -> None:

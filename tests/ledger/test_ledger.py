@@ -121,9 +121,7 @@ def test_log_probs_are_stored_with_the_sampler_s_precision(book: Book) -> None:
 
 
 def test_the_choices_of_a_request_are_turns_of_their_own(book: Book) -> None:
-    turns = [
-        a_turn(completion="c", choice=i, response_ids=[i], logprobs=[-1.0], request_key=b"r") for i in range(3)
-    ]
+    turns = [a_turn(completion="c", choice=i, response_ids=[i], logprobs=[-1.0], request_key=b"r") for i in range(3)]
     first = book.capture(*turns)
     stored = [book.read(number) for number in (first, first + 1, first + 2)]
     assert [(turn.choice, turn.response_ids, turn.state) for turn in stored] == [
@@ -184,9 +182,7 @@ def test_a_turn_stores_only_what_it_adds_to_another(shared: Book, tree: list) ->
         assert shared.scalar(held, number) == 4 * (len(added) + len(response))
 
 
-async def test_sequences_are_right_whether_they_are_at_hand_or_not(
-    book: Book, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_sequences_are_right_whether_they_are_at_hand_or_not(book: Book, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ledger, "CACHED_SEQUENCES", 2)
     expected = {}
     base, before = None, []
@@ -308,7 +304,7 @@ async def test_a_late_next_state_revives_a_turn_whose_session_had_ended(book: Bo
     assert await book.ledger.close_session(SessionKey("me", "s")) is True
     dropped = book.read(turn)
     assert (dropped.state, dropped.reason) == (State.DROPPED, changes.NO_NEXT_STATE)
-    await book.ledger.set_next_state(turn, CAME)
+    book.ledger.set_next_state(turn, CAME).result(20)
     revived = book.read(turn)
     assert (revived.state, revived.reason, revived.next_state) == (State.READY, "", CAME)
 
@@ -428,9 +424,7 @@ async def test_feedback_is_attached_and_makes_a_turn_ready(book: Book) -> None:
 @pytest.mark.parametrize(
     ("owner", "completion", "choice"), [("me", "nothing", 0), ("me", "mine", 1), ("you", "mine", 0)]
 )
-async def test_feedback_on_what_is_not_there_or_not_yours(
-    book: Book, owner: str, completion: str, choice: int
-) -> None:
+async def test_feedback_on_what_is_not_there_or_not_yours(book: Book, owner: str, completion: str, choice: int) -> None:
     book.capture(a_turn(completion="mine"))
     before = book.everything()
     with pytest.raises(changes.UnknownTurn, match=completion):
@@ -711,9 +705,7 @@ def test_an_older_ledger_gets_what_is_missing_and_keeps_what_it_has(
     number = book.capture(a_turn())
     before = book.read(number)
     book.close()
-    monkeypatch.setattr(
-        schema, "MIGRATIONS", (*MIGRATIONS, "CREATE TABLE more (x);", "INSERT INTO more VALUES (7);")
-    )
+    monkeypatch.setattr(schema, "MIGRATIONS", (*MIGRATIONS, "CREATE TABLE more (x);", "INSERT INTO more VALUES (7);"))
     newer = Book(tmp_path)
     assert newer.scalar("PRAGMA user_version") == len(MIGRATIONS) + 2
     assert newer.rows("SELECT x FROM more") == [(7,)]
@@ -721,16 +713,12 @@ def test_an_older_ledger_gets_what_is_missing_and_keeps_what_it_has(
     newer.close()
 
 
-def test_a_migration_that_fails_leaves_the_ledger_as_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_migration_that_fails_leaves_the_ledger_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     book = Book(tmp_path)
     book.capture(a_turn())
     before = book.everything()
     book.close()
-    monkeypatch.setattr(
-        schema, "MIGRATIONS", (*MIGRATIONS, "CREATE TABLE more (x); INSERT INTO nowhere VALUES (7);")
-    )
+    monkeypatch.setattr(schema, "MIGRATIONS", (*MIGRATIONS, "CREATE TABLE more (x); INSERT INTO nowhere VALUES (7);"))
     with pytest.raises(sqlite3.OperationalError):
         Ledger(tmp_path)
     monkeypatch.undo()

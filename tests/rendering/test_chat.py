@@ -14,7 +14,7 @@ from tokenizers import AddedToken, Tokenizer, normalizers, pre_tokenizers
 from transformers import AutoTokenizer
 
 from openclaw_rl.rendering.chat import ChatError, ChatRenderer, Message
-from openclaw_rl.rendering.tokenizer import GUARD, ChatTokenizer, SegmentCache
+from openclaw_rl.rendering.tokenizer import GUARD, BadModelFolder, ChatTokenizer, SegmentCache
 
 CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 PLAIN_CHATML = """\
@@ -116,9 +116,7 @@ class TestIds:
             lambda backend: setattr(backend, "normalizer", normalizers.NFC()),
             lambda backend: setattr(backend, "normalizer", normalizers.Prepend(" ")),
             lambda backend: setattr(backend, "pre_tokenizer", pre_tokenizers.ByteLevel(add_prefix_space=True)),
-            lambda backend: setattr(
-                backend, "pre_tokenizer", pre_tokenizers.Metaspace("Ġ", prepend_scheme="first")
-            ),
+            lambda backend: setattr(backend, "pre_tokenizer", pre_tokenizers.Metaspace("Ġ", prepend_scheme="first")),
         ],
         ids=["rstrip", "lstrip", "added", "NFC", "prepend", "prefix-space", "metaspace-first"],
     )
@@ -157,9 +155,7 @@ class TestIds:
         assert tokenizer.unseen(text) == 0
 
     @given(st.integers(0, 12), st.lists(st.tuples(st.booleans(), st.text("abc", min_size=1, max_size=6))))
-    def test_the_segment_cache_is_bounded_and_keeps_the_latest(
-        self, limit: int, steps: list[tuple[bool, str]]
-    ) -> None:
+    def test_the_segment_cache_is_bounded_and_keeps_the_latest(self, limit: int, steps: list[tuple[bool, str]]) -> None:
         cache = SegmentCache(limit)
         recent: list[str] = []
         for writes, text in steps:
@@ -254,9 +250,7 @@ class TestTools:
         arguments = {"city": "Zürich"}
         objects[1] = {**objects[1], "content": "", "tool_calls": [{"function": {"name": "weather"}}]}
         objects[1]["tool_calls"][0]["function"]["arguments"] = arguments
-        expected = reference.apply_chat_template(
-            objects, tools=[WEATHER], add_generation_prompt=True, tokenize=False
-        )
+        expected = reference.apply_chat_template(objects, tools=[WEATHER], add_generation_prompt=True, tokenize=False)
         assert renderer.text(TOOL_CHAT, [WEATHER]) == expected
         assert '{"name": "weather", "arguments": {"city": "Zürich"}}' in expected
 
@@ -279,9 +273,7 @@ class TestTools:
 
     def test_text_before_calls_is_kept(self, folder_with: ChangeFolder) -> None:
         renderer = ChatRenderer(folder_with(chat_template=PLAIN_CHATML))
-        text = renderer.text(
-            [user("?"), {"role": "assistant", "content": "Let me see.", "tool_calls": [CALL] * 2}]
-        )
+        text = renderer.text([user("?"), {"role": "assistant", "content": "Let me see.", "tool_calls": [CALL] * 2}])
         assert "assistant\nLet me see.\n<tool_call>\n" in text
         assert text.count("</tool_call>") == 2
 
@@ -345,15 +337,27 @@ class TestTemplates:
             ("{{ messages[0].content.index('z') }}", ""),
             ("{{ 1 // (messages | length - 1) }}", ""),
             ("{{ '{0}{1}'.format(1) }}", ""),
-            ("{% for %}", ""),
         ],
     )
-    def test_a_template_that_fails_is_a_chat_error(
-        self, folder_with: ChangeFolder, template: str, reason: str
-    ) -> None:
+    def test_a_template_that_fails_is_a_chat_error(self, folder_with: ChangeFolder, template: str, reason: str) -> None:
         renderer = ChatRenderer(folder_with(chat_template=template))
         with pytest.raises(ChatError, match=f"chat template does not accept this conversation.*{reason}"):
             renderer.text([user("Hello")])
+
+    def test_a_template_that_is_none_is_said_at_the_start(self, folder_with: ChangeFolder) -> None:
+        with pytest.raises(BadModelFolder, match="chat template"):
+            ChatRenderer(folder_with(chat_template="{% for %}"))
+
+    @pytest.mark.parametrize("name", ["tokenizer.json", "generation_config.json"])
+    def test_a_broken_file_is_named(self, folder_with: ChangeFolder, name: str) -> None:
+        folder = folder_with()
+        (folder / name).write_text("{")
+        with pytest.raises(BadModelFolder, match=name):
+            ChatRenderer(folder)
+
+    def test_arguments_nested_without_end_are_text(self, renderer: ChatRenderer) -> None:
+        call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "[" * 100_000}}
+        assert renderer.text([user("Hello"), {"role": "assistant", "content": "", "tool_calls": [call]}])
 
     def test_options_that_are_the_renderers_own_are_a_chat_error(self, renderer: ChatRenderer) -> None:
         for name in ("messages", "tools", "chat_template", "add_generation_prompt"):
@@ -374,9 +378,7 @@ class TestTemplates:
             ([{"name": "default", "template": "no"}, {"name": "tool_use", "template": "three"}], "three"),
         ],
     )
-    def test_older_folders_have_it_in_the_settings(
-        self, folder_with: ChangeFolder, setting: Any, text: str
-    ) -> None:
+    def test_older_folders_have_it_in_the_settings(self, folder_with: ChangeFolder, setting: Any, text: str) -> None:
         folder = folder_with(chat_template=None, tokenizer_config=json.dumps({"chat_template": setting}))
         assert ChatRenderer(folder).text([user("Hello")]) == text
 

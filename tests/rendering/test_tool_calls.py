@@ -243,9 +243,7 @@ def test_llama_streams_text_at_once() -> None:
 def test_a_long_call_in_small_pieces() -> None:
     arguments = json.dumps({"text": 'a\n"b"\n' * 20_000})
     response = block("f", arguments)
-    assert parse(HermesToolParser, [response[n : n + 10] for n in range(0, len(response), 10)]) == [
-        ("f", arguments)
-    ]
+    assert parse(HermesToolParser, [response[n : n + 10] for n in range(0, len(response), 10)]) == [("f", arguments)]
 
 
 def test_ids_are_alphanumeric_and_distinct() -> None:

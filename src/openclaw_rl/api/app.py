@@ -8,6 +8,7 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import BaseModel
+from starlette.requests import ClientDisconnect
 
 from openclaw_rl import __version__
 from openclaw_rl.api import errors
@@ -45,20 +46,28 @@ def create_app(
     @app.post("/v1/chat/completions", openapi_extra=body_schema(ChatRequest))
     async def chat_completions(request: Request) -> Response:
         """Answer a conversation, whole or as a stream of server-sent events."""
-        owner = check.owner(request)
-        body = parse_request(await read_body(request, max_body_bytes))
-        if body.model is not None and body.model not in known:
-            raise unknown_model(body.model, model)
-        completion = await service.begin(body, owner, request.headers)
-        if body.stream:
-            chunks = encoder.chunks(completion, bool(body.logprobs), body.wants_usage)
-            return StreamingResponse(chunks, media_type="text/event-stream", headers=STREAM_HEADERS)
+        try:
+            owner = check.owner(request)
+            body = parse_request(await read_body(request, max_body_bytes))
+            if body.model is not None and body.model not in known:
+                raise unknown_model(body.model, model)
+            completion = await service.begin(body, owner, request.headers)
+        except ApiError:
+            service.metrics.requests["refused"].inc()
+            raise
+        return await answer(request, body, completion)
+
+    async def answer(request: Request, body: ChatRequest, completion: Completion) -> Response:
         leaving = asyncio.create_task(close_when_gone(request, completion))
         try:
-            answer = await encoder.whole(completion, bool(body.logprobs))
+            await completion.ready()
+            if not body.stream:
+                whole = await encoder.whole(completion, bool(body.logprobs))
+                return Response(whole, media_type="application/json")
         finally:
             leaving.cancel()
-        return Response(answer, media_type="application/json")
+        chunks = encoder.chunks(completion, bool(body.logprobs), body.wants_usage)
+        return StreamingResponse(chunks, media_type="text/event-stream", headers=STREAM_HEADERS)
 
     @app.post("/v1/feedback", openapi_extra=body_schema(FeedbackRequest))
     async def feedback(request: Request) -> dict[str, str]:
@@ -130,11 +139,14 @@ async def read_body(request: Request, limit: int) -> bytes:
     """The request's body; raises 413 as soon as it is too long, whatever its length header says."""
     parts: list[bytes] = []
     size = 0
-    async for part in request.stream():
-        size += len(part)
-        if size > limit:
-            raise ApiError(413, f"The request is larger than {limit / 1e6:g} MB (--max-request-mb).")
-        parts.append(part)
+    try:
+        async for part in request.stream():
+            size += len(part)
+            if size > limit:
+                raise ApiError(413, f"The request is larger than {limit / 1e6:g} MB (--max-request-mb).")
+            parts.append(part)
+    except ClientDisconnect:
+        raise ApiError(400, "The client left before its request was whole.") from None
     return b"".join(parts)
 
 

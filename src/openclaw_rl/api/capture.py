@@ -109,9 +109,7 @@ class Capture:
             response=self.ledger.response(ancestor.number),
             request=partial(self.ledger.request, ancestor.number),
         )
-        prompt, continuation = history.go_on(
-            self.renderer, incoming.conversation, incoming.plain, ancestor.depth, turn
-        )
+        prompt, continuation = history.go_on(self.renderer, incoming.conversation, incoming.plain, ancestor.depth, turn)
         return prompt, continuation, common_prefix(prompt.ids, turn.ids)
 
     def _tell_the_turn_before(
@@ -158,9 +156,7 @@ class OpenTurn:
     request_key: bytes
     ends_session: bool
 
-    async def record(
-        self, completion: str, version: int, sampling: SamplingParams, answers: Sequence[Answer]
-    ) -> None:
+    async def record(self, completion: str, version: int, sampling: SamplingParams, answers: Sequence[Answer]) -> None:
         """Store the answers; returns when they are durable, or when it is known that they cannot be stored."""
         turns = [self._turn(completion, version, sampling, i, answer) for i, answer in enumerate(answers)]
         ledger, metrics = self.capture.ledger, self.capture.metrics

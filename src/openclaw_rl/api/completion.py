@@ -5,6 +5,7 @@ as they become certain, and afterwards it knows what was sampled, token for toke
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -27,6 +28,10 @@ from openclaw_rl.rendering.tokenizer import read_json
 from openclaw_rl.rendering.tool_calls import PARSERS, choose_parser
 from openclaw_rl.types import FinishReason, SampledToken, SampleRequest, SamplingParams
 
+log = logging.getLogger(__name__)
+
+#: Larger values of top_k mean the same, and do not fit where they are counted.
+MAX_TOP_K = 2**31 - 1
 #: Tokenising more text than this would keep other requests' tokens waiting, so it is done in a thread.
 INLINE_CHARACTERS = 20_000
 
@@ -40,10 +45,14 @@ class SamplingDefaults:
     top_k: int = 0
 
     @classmethod
-    def of_model(cls, folder: Path) -> "SamplingDefaults":
+    def of_model(cls, folder: Path, temperature: float = 1.0) -> "SamplingDefaults":
+        """What the folder says, with a temperature for models that name none."""
         given = read_json(folder / "generation_config.json")
+        for key in ("repetition_penalty", "min_p"):
+            if given.get(key) not in (None, 0, 1):
+                log.warning("The model's generation config asks for %s, which is not supported.", key)
         named = {key: given[key] for key in ("temperature", "top_p", "top_k") if given.get(key) is not None}
-        return cls(**named)
+        return cls(**{"temperature": temperature, **named})
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +76,7 @@ class Choice:
 
 
 class Completion:
-    """A request that is being answered. Iterate once; leaving early stops the generation."""
+    """A request that is being answered. Await `ready`, then iterate once; leaving early stops the generation."""
 
     def __init__(
         self,
@@ -77,12 +86,15 @@ class Completion:
         choices: list[Choice],
         metrics: Metrics,
         turn: OpenTurn | None,
+        arrived: float,
     ) -> None:
         self.id = f"chatcmpl-{uuid4().hex}"
         self.created = int(time.time())
         self.prompt, self.params, self.choices = prompt, params, choices
         self._stream, self._metrics, self._turn = stream, metrics, turn
-        self._started = time.perf_counter()
+        self._arrived = arrived
+        self._batches = aiter(stream)
+        self._first: list[SampledToken] | None = None
 
     @property
     def version(self) -> int:
@@ -98,29 +110,42 @@ class Completion:
             "prompt_tokens_details": {"cached_tokens": self._stream.cached_tokens},
         }
 
+    async def ready(self) -> None:
+        """Wait for the first tokens. Raises ApiError if there will be none, while that can still be a status."""
+        try:
+            self._first = await anext(self._batches, None)
+            self._metrics.first_token.observe(time.perf_counter() - self._arrived)
+        except EngineUnavailable as error:
+            self._end("failed")
+            raise from_engine(error) from error
+        except asyncio.CancelledError:
+            self._end("cancelled")
+            raise
+
     async def __aiter__(self) -> AsyncIterator[Update]:
         status = "cancelled"
-        first = True
         try:
-            async for tokens in self._stream:
-                if first:
-                    self._metrics.first_token.observe(time.perf_counter() - self._started)
-                    first = False
+            tokens = self._first
+            while tokens is not None:
                 updates = list(self._read(tokens))
                 if all(choice.finish_reason for choice in self.choices):
                     # Whoever has the last piece of an answer can rely on it being in the ledger.
                     await self._record()
+                    status = "ok"
                 for update in updates:
                     yield update
-            status = "ok" if all(choice.finish_reason for choice in self.choices) else "cancelled"
+                tokens = await anext(self._batches, None)
         except EngineUnavailable as error:
             status = "failed"
             raise from_engine(error) from error
         finally:
-            self._stream.close()
-            if self._turn is not None:
-                self._turn.close()
-            self._count(status)
+            self._end(status)
+
+    def _end(self, status: str) -> None:
+        self._stream.close()
+        if self._turn is not None:
+            self._turn.close()
+        self._count(status)
 
     def _read(self, tokens: list[SampledToken]) -> Iterator[Update]:
         for index, choice in enumerate(self.choices):
@@ -158,7 +183,7 @@ class Completion:
         self._metrics.prompt_tokens.inc(usage["prompt_tokens"])
         self._metrics.cached_tokens.inc(usage["prompt_tokens_details"]["cached_tokens"])
         self._metrics.completion_tokens.inc(usage["completion_tokens"])
-        self._metrics.duration.observe(time.perf_counter() - self._started)
+        self._metrics.duration.observe(time.perf_counter() - self._arrived)
 
 
 def finish_reason(choice: Choice, engine: FinishReason | None) -> str:
@@ -186,28 +211,30 @@ class ChatService:
         self.capture = Capture(ledger, renderer, self.metrics) if ledger else None
         self._parser = choose_parser(renderer.template) if tool_parser == "auto" else tool_parser
         # Requests without a seed of their own draw from streams that follow from the server's seed.
-        self._seeds = (hash_seed(seed, number) for number in count())
+        self._seeds = (request_seed(seed, number) for number in count())
 
     async def begin(self, request: ChatRequest, owner: str, headers: Mapping[str, str]) -> Completion:
         """Render the request and hand it to the engine. Raises ApiError."""
+        arrived = time.perf_counter()
         messages = [message.model_dump(exclude_none=True) for message in request.messages]
         conversation = Conversation(messages, request.offered_tools, request.chat_template_kwargs)
         prompt = await self._prompt(conversation)
         turn = self.capture.open(Incoming(owner, headers, request, conversation, prompt)) if self.capture else None
         try:
-            return self._start(request, turn.prompt if turn else prompt, turn)
+            return self._start(request, turn.prompt if turn else prompt, turn, arrived)
         except (QueueFull, EngineUnavailable, ApiError) as error:
             if turn is not None:
                 turn.close()
-            self.metrics.requests["refused"].inc()
             raise error if isinstance(error, ApiError) else from_engine(error) from error
 
-    def _start(self, request: ChatRequest, prompt: Prompt, turn: OpenTurn | None) -> Completion:
+    def _start(self, request: ChatRequest, prompt: Prompt, turn: OpenTurn | None, arrived: float) -> Completion:
         params = self._params(request, len(prompt.ids))
         n = request.n or 1
+        if n > self.sampler.limits.max_choices:
+            raise ApiError(400, f"n must be at most {self.sampler.limits.max_choices} on this server.", param="n")
         stream = self.sampler.sample(SampleRequest(prompt.ids, params, n))
         choices = [Choice(self._response_parser(request, prompt)) for _ in range(n)]
-        return Completion(prompt, params, stream, choices, self.metrics, turn)
+        return Completion(prompt, params, stream, choices, self.metrics, turn, arrived)
 
     def capture_status(self) -> str:
         """Whether turns are recorded: on, off, or suspended and why."""
@@ -241,7 +268,7 @@ class ChatService:
             max_tokens=min(wanted, room),
             temperature=defaults.temperature if request.temperature is None else request.temperature,
             top_p=defaults.top_p if request.top_p is None else request.top_p,
-            top_k=max(0, defaults.top_k if request.top_k is None else request.top_k),
+            top_k=min(MAX_TOP_K, max(0, defaults.top_k if request.top_k is None else request.top_k)),
             seed=next(self._seeds) if request.seed is None else request.seed,
             stop_token_ids=self.renderer.tokenizer.eos_ids,
             top_logprobs=request.top_logprobs or 0,
@@ -252,6 +279,6 @@ class ChatService:
         return ResponseParser(self.renderer.detokenizer, request.stops, prompt.opens_reasoning, parser)
 
 
-def hash_seed(seed: int, number: int) -> int:
+def request_seed(seed: int, number: int) -> int:
     """A seed for the server's n-th request; different server seeds share none of them."""
     return (seed << 32) + number

@@ -60,7 +60,8 @@ def install(app: FastAPI) -> None:
 
     async def http(_request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
-        return ApiError(error.status_code, f"{error.detail}.").response()
+        headers = dict(error.headers) if error.headers else None
+        return ApiError(error.status_code, f"{error.detail}.", headers=headers).response()
 
     async def unexpected(_request: Request, _error: Exception) -> JSONResponse:
         return ApiError(500, "Something went wrong in the server; its log says what.").response()

@@ -43,9 +43,7 @@ class Metrics:
         self.gauge("openclaw_active_sequences", "Sequences being sampled.", lambda: stats().active)
         self.gauge("openclaw_queued_sequences", "Sequences waiting for a place.", lambda: stats().waiting)
         self.gauge("openclaw_engine_ready", "1 when the engine serves.", lambda: stats().ready)
-        self.gauge(
-            "openclaw_engine_restarts", "Times the engine's worker was restarted.", lambda: stats().restarts
-        )
+        self.gauge("openclaw_engine_restarts", "Times the engine's worker was restarted.", lambda: stats().restarts)
 
     def _counter(self, name: str, doc: str, label: str) -> Counter:
         return Counter(name, doc, [label], registry=self.registry)

@@ -33,8 +33,9 @@ def named_session(headers: Mapping[str, str], request: ChatRequest, messages: Se
 def runtime_session(messages: Sequence[Message]) -> str | None:
     """The id that OpenClaw writes into the first user message."""
     first = next((content_text(m.get("content")) for m in messages if m["role"] == "user"), "")
-    found = RUNTIME.search(first)
-    return found[1] if found else None
+    # The client's own line is the last; the user may have pasted another.
+    found: list[str] = RUNTIME.findall(first)
+    return found[-1] if found else None
 
 
 def new_session() -> Named:

@@ -173,7 +173,9 @@ def malformed(error: ValidationError) -> ApiError:
     first = error.errors(include_url=False)[0]
     if first["type"] == "json_invalid":
         return ApiError(400, f"The body is not valid JSON: {first['msg'].removeprefix('Invalid JSON: ')}.")
-    param = ".".join(str(part) for part in first["loc"]) or None
+    # Where a value could be of several types, the place ends with the type that was tried.
+    place = [str(part) for part in first["loc"] if not str(part).startswith(("str", "list["))]
+    param = ".".join(place) or None
     if not param:
         return ApiError(400, "The body must be a JSON object.")
     status = 400 if first["type"] == "missing" else 422

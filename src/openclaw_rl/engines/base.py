@@ -1,4 +1,4 @@
-"""What an engine is: two small protocols, and the errors that every engine raises.
+"""What an engine is, in protocols, and the errors that every engine raises.
 
 The rest of the code does not know which engine it has. A new engine is one file (or package) beside this one
 that implements `Sampler`.
@@ -36,6 +36,8 @@ class EngineLimits:
     """Prompt and completion together."""
     max_sequences: int
     """Sequences sampled at the same time."""
+    max_choices: int
+    """Completions that one request may ask for."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -140,9 +140,7 @@ def set_next_state(db: sqlite3.Connection, turn: int, messages: Sequence[Mapping
         raise UnknownTurn(f"there is no turn {turn}")
     if row["next_state"] is not None or row["kind"] != TurnKind.MAIN:
         return
-    db.execute(
-        "UPDATE turns SET next_state = ? WHERE number = ?", (json.dumps(messages, ensure_ascii=False), turn)
-    )
+    db.execute("UPDATE turns SET next_state = ? WHERE number = ?", (json.dumps(messages, ensure_ascii=False), turn))
     if row["state"] in (State.AWAITING, State.DROPPED):
         move(db, turn, State.READY)
 

@@ -217,9 +217,7 @@ class Counts:
 
 
 def counts(db: sqlite3.Connection) -> Counts:
-    states = Counter(
-        {State(row[0]): row[1] for row in db.execute("SELECT state, count(*) FROM turns GROUP BY state")}
-    )
+    states = Counter({State(row[0]): row[1] for row in db.execute("SELECT state, count(*) FROM turns GROUP BY state")})
     dropped = db.execute(
         "SELECT reason, count(*) FROM turns WHERE state = ? GROUP BY reason ORDER BY 2 DESC", (State.DROPPED,)
     )

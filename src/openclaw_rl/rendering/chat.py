@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jinja2 import TemplateError
+from jinja2 import TemplateError, TemplateSyntaxError
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from openclaw_rl.rendering.detokenize import Detokenizer
-from openclaw_rl.rendering.tokenizer import ChatTokenizer
+from openclaw_rl.rendering.tokenizer import BadModelFolder, ChatTokenizer
 
 Message = dict[str, Any]
 
@@ -55,6 +55,7 @@ class ChatRenderer:
         self.tokenizer = ChatTokenizer(folder)
         self.detokenizer = Detokenizer(self.tokenizer.backend)
         self.template = self.tokenizer.template or CHATML
+        self._check_template(folder)
         self._speaks_tools = self._template_mentions_tools()
 
     def text(
@@ -88,6 +89,14 @@ class ChatRenderer:
         chats, _generation_indices = rendered
         return str(chats[0])
 
+    def _check_template(self, folder: Path) -> None:
+        """A template that is no template is said at the start."""
+        try:
+            self._render([{"role": "user", "content": "Hello"}], [], {}, True)
+        except ChatError as error:
+            if isinstance(error.__cause__, TemplateSyntaxError):
+                raise BadModelFolder(f"The chat template in {folder} is broken: {error.__cause__}.") from None
+
     def _template_mentions_tools(self) -> bool:
         """Try it: does a tool's name come out at the other end?"""
         tool = {"type": "function", "function": {"name": "a_probe", "description": "", "parameters": {}}}
@@ -119,7 +128,7 @@ def template_call(call: Mapping[str, Any]) -> dict[str, Any]:
     """A tool call whose arguments are an object; text that is not JSON stays as it is."""
     function = dict(call["function"])
     # A client returns what the model wrote, and the model may have written anything.
-    with contextlib.suppress(ValueError):
+    with contextlib.suppress(ValueError, RecursionError):
         function["arguments"] = json.loads(function["arguments"])
     return {**call, "type": "function", "function": function}
 
@@ -145,8 +154,7 @@ def spell_out_message(message: Message) -> Message:
     if not calls:
         return message
     written = (
-        json.dumps({key: call["function"][key] for key in ("name", "arguments")}, ensure_ascii=False)
-        for call in calls
+        json.dumps({key: call["function"][key] for key in ("name", "arguments")}, ensure_ascii=False) for call in calls
     )
     blocks = [f"<tool_call>\n{text}\n</tool_call>" for text in written]
     content = "\n".join(filter(None, [message["content"], *blocks]))

@@ -64,7 +64,7 @@ def arguments(text: str) -> Any:
     """A call's arguments as a value; 5.0 and 5 are the same, as they are to JavaScript."""
     try:
         return json.loads(text, parse_float=_number)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
 
 
@@ -102,9 +102,7 @@ def go_on(
     if plain.ids[: len(turn.ids)] == turn.ids:
         return plain, Continuation.EXTENDS
     new = (
-        new_part(renderer, conversation, covered, turn.response)
-        if same_request(conversation, covered, turn)
-        else None
+        new_part(renderer, conversation, covered, turn.response) if same_request(conversation, covered, turn) else None
     )
     if new is None:
         return plain, Continuation.FORKED

@@ -7,6 +7,7 @@ characters inside a message are `guard`ed before rendering, and become ordinary 
 
 import json
 import re
+import threading
 from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,11 +24,18 @@ NEVER = r"(?!)()"
 CACHED_CHARACTERS = 16_000_000
 
 
+class BadModelFolder(ValueError):
+    """A file in the model's folder cannot be used; the message says which and why."""
+
+
 class ChatTokenizer:
     """Encodes rendered chats; `backend` decodes."""
 
     def __init__(self, folder: Path) -> None:
-        self.backend: Tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        try:
+            self.backend: Tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        except Exception as error:
+            raise BadModelFolder(f"The tokenizer.json in {folder} cannot be read: {error}.") from error
         # Text is only ever text: the ids of control tokens are put in by `encode_chat` alone.
         self.backend.encode_special_tokens = True
         self.settings = read_json(folder / "tokenizer_config.json")
@@ -48,10 +56,6 @@ class ChatTokenizer:
         if isinstance(splitter, Metaspace) and splitter.prepend_scheme == "first":
             splitter.prepend_scheme = "never"
             self.backend.pre_tokenizer = splitter
-
-    @property
-    def vocabulary_size(self) -> int:
-        return int(self.backend.get_vocab_size(with_added_tokens=True))
 
     @property
     def special_tokens(self) -> dict[str, str]:
@@ -123,30 +127,37 @@ class SegmentCache:
     def __init__(self, limit: int) -> None:
         self._limit, self._held = limit, 0
         self._ids: OrderedDict[str, list[int]] = OrderedDict()
+        # Long prompts are tokenised in threads.
+        self._lock = threading.Lock()
 
     def __contains__(self, text: str) -> bool:
         return text in self._ids
 
     def get(self, text: str) -> list[int] | None:
-        ids = self._ids.get(text)
-        if ids is not None:
-            self._ids.move_to_end(text)
-        return ids
+        with self._lock:
+            ids = self._ids.get(text)
+            if ids is not None:
+                self._ids.move_to_end(text)
+            return ids
 
     def put(self, text: str, ids: list[int]) -> None:
-        if text not in self._ids:
-            self._held += len(text)
-        self._ids[text] = ids
-        while self._held > self._limit:
-            dropped, _ids = self._ids.popitem(last=False)
-            self._held -= len(dropped)
+        with self._lock:
+            if text not in self._ids:
+                self._held += len(text)
+            self._ids[text] = ids
+            while self._held > self._limit:
+                dropped, _ids = self._ids.popitem(last=False)
+                self._held -= len(dropped)
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file; empty where there is none."""
     if not path.is_file():
         return {}
-    content: dict[str, Any] = json.loads(path.read_text())
+    try:
+        content: dict[str, Any] = json.loads(path.read_text())
+    except ValueError as error:
+        raise BadModelFolder(f"{path} is not valid JSON: {error}.") from None
     return content
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -94,11 +95,6 @@ class AdapterSlots:
 
         return adapt
 
-    @property
-    def empty(self) -> bool:
-        """Whether no adapter was ever loaded."""
-        return not self._factors
-
     def _room(self, projection: Projection) -> Factors:
         n_in, n_out = self.shape.projection_sizes(projection)
         width = self.rank * len(MODULES[projection])
@@ -121,7 +117,7 @@ class AdapterSlots:
                 factors = modules.pop((layer, name), None)
                 if factors is not None:
                     a, b = factors["A"].float(), factors["B"].float()
-                    if a.shape[1] != n_in or b.shape[0] != width:
+                    if (a.shape[1], b.shape[0], len(a)) != (n_in, width, b.shape[1]) or len(a) > self.rank:
                         raise BadAdapter(f"{name} of layer {layer} has the wrong size for this model")
                     down[i * self.rank : i * self.rank + len(a)] = a
                     up[i * self.rank : i * self.rank + len(a), offset : offset + width] = scale * b.t()
@@ -139,14 +135,26 @@ class AdapterSlots:
 
 
 def read_adapter(folder: Path) -> tuple[dict[str, Any], dict[tuple[int, str], dict[str, Tensor]]]:
-    """A PEFT folder's config, and its factors by (layer, module)."""
+    """A PEFT folder's config, and its factors by (layer, module). Raises BadAdapter."""
     try:
         config = json.loads((folder / "adapter_config.json").read_text())
         tensors = load_file(folder / "adapter_model.safetensors")
     except FileNotFoundError as error:
         raise BadAdapter(f"{folder} is not a PEFT adapter folder: {error.filename} is missing") from error
-    if config.get("use_dora") or config.get("bias", "none") != "none":
-        raise BadAdapter(f"{folder} uses DoRA or trained biases, which the local engine does not compute")
+    except (OSError, ValueError, SafetensorError) as error:
+        raise BadAdapter(f"{folder} is damaged: {error}") from error
+    for setting in ("use_dora", "rank_pattern", "alpha_pattern"):
+        if config.get(setting):
+            raise BadAdapter(f"{folder} uses {setting}, which the local engine does not compute")
+    if config.get("bias", "none") != "none":
+        raise BadAdapter(f"{folder} has trained biases, which the local engine does not compute")
+    if not {"r", "lora_alpha"} <= config.keys():
+        raise BadAdapter(f"{folder} is damaged: its config names no rank or alpha")
+    return config, by_module(folder, tensors)
+
+
+def by_module(folder: Path, tensors: dict[str, Tensor]) -> dict[tuple[int, str], dict[str, Tensor]]:
+    """The two factors of each module."""
     modules: dict[tuple[int, str], dict[str, Tensor]] = {}
     for key, tensor in tensors.items():
         match = _KEY.search(key)
@@ -154,4 +162,7 @@ def read_adapter(folder: Path) -> tuple[dict[str, Any], dict[tuple[int, str], di
             raise BadAdapter(f"{folder} holds {key}, which is not a LoRA factor of a linear layer")
         layer, name, side = match.groups()
         modules.setdefault((int(layer), name), {})[side] = tensor
-    return config, modules
+    for (layer, name), factors in modules.items():
+        if factors.keys() != {"A", "B"} or any(factor.dim() != 2 for factor in factors.values()):
+            raise BadAdapter(f"{folder} is damaged: {name} of layer {layer} lacks a factor")
+    return modules

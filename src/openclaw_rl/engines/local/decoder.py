@@ -17,15 +17,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from openclaw_rl.engines.local import ops as torch_ops
-
-#: Families whose layers are exactly what `forward` computes. Others would load and then speak nonsense.
-SUPPORTED = (
-    "LlamaForCausalLM",
-    "MistralForCausalLM",
-    "Qwen2ForCausalLM",
-    "Qwen3ForCausalLM",
-    "SmolLM3ForCausalLM",
-)
+from openclaw_rl.models import SUPPORTED_FAMILIES
 
 Projection = Literal["qkv", "o", "gate_up", "down"]
 PROJECTIONS: tuple[Projection, ...] = ("qkv", "o", "gate_up", "down")
@@ -79,9 +71,9 @@ class Shape:
     def from_config(cls, config: Any) -> "Shape":
         """Read a Transformers config, refusing what `forward` would compute wrongly."""
         name = (config.architectures or ["unknown"])[0]
-        if name not in SUPPORTED:
+        if name not in SUPPORTED_FAMILIES:
             raise UnsupportedModel(
-                f"{name} is not a family the local engine can run; it runs {', '.join(SUPPORTED)}"
+                f"{name} is not a family the local engine can run; it runs {', '.join(SUPPORTED_FAMILIES)}"
             )
         max_context = config.max_position_embeddings
         if getattr(config, "use_sliding_window", True) and getattr(config, "sliding_window", None):
@@ -233,6 +225,8 @@ class TensorFiles:
         if name not in self.files:
             raise UnsupportedModel(f"the checkpoint has no tensor {name}")
         tensor: Tensor = self.files[name].get_tensor(name)
+        if tensor.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+            raise UnsupportedModel(f"{name} is stored as {tensor.dtype}; quantised weights cannot be run")
         return tensor.to(self.device, self.dtype)
 
     def optional(self, name: str) -> Tensor | None:
@@ -243,14 +237,19 @@ class TensorFiles:
         weight = torch.cat([self(name + ".weight") for name in names])
         biases = [self.optional(name + ".bias") for name in names]
         present = [bias for bias in biases if bias is not None]
-        return Linear(weight, torch.cat(present) if len(present) == len(biases) else None)
+        if present and len(present) < len(biases):
+            raise UnsupportedModel(f"some of {', '.join(names)} have a bias and some have none")
+        return Linear(weight, torch.cat(present) if present else None)
 
 
 def rotary_frequencies(config: Any, device: torch.device) -> tuple[Tensor, float]:
-    """Inverse frequencies [head_dim / 2] and the scale of cosines and sines, for every rope type there is."""
+    """Inverse frequencies [head_dim / 2] and the scale of cosines and sines."""
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     rope = config.rope_parameters
+    if rope["rope_type"] in ("dynamic", "longrope"):
+        # Their frequencies change with the length of the text, so what was cached for a shorter one would be wrong.
+        raise UnsupportedModel(f"rope type {rope['rope_type']} cannot be run with a cache of prefixes")
     if rope["rope_type"] != "default":
         frequencies, scale = ROPE_INIT_FUNCTIONS[rope["rope_type"]](config, device)
         return frequencies.float(), float(scale)

@@ -37,11 +37,12 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Add:
-    """Start a request. `version` is fixed by the sampler: 0 is the base model."""
+    """Start a request with the policy version in a slot; slot 0 is the base model."""
 
     id: int
     request: SampleRequest
     version: int
+    slot: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +55,11 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class LoadAdapter:
-    """Make a policy version resident, in place of one that is no longer used."""
+    """Put a policy version into a slot, in place of whatever is there."""
 
     version: int
+    slot: int
     folder: Path
-    drop: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,14 @@ class AdapterLoaded:
 
     version: int
     error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFailed:
+    """A request cannot be done; `reason` is a sentence for the client."""
+
+    id: int
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,4 +95,4 @@ class Failed:
 
 
 Command = Add | Cancel | LoadAdapter
-Report = Ready | Tokens | AdapterLoaded | Failed
+Report = Ready | Tokens | AdapterLoaded | RequestFailed | Failed

@@ -99,9 +99,7 @@ def paged_decode(
         num_warps=ATTEND_WARPS,
         num_stages=ATTEND_STAGES,
     )
-    _combine_splits_kernel[(batch * heads,)](
-        sums, peaks, weights, out, DIM=dim, SPLITS=splits, DIM_BLOCK=dim_block
-    )
+    _combine_splits_kernel[(batch * heads,)](sums, peaks, weights, out, DIM=dim, SPLITS=splits, DIM_BLOCK=dim_block)
     return out
 
 
@@ -224,9 +222,7 @@ def _attend_split_kernel(
 
 
 @triton.jit
-def _combine_splits_kernel(
-    sums, peaks, weights, out, DIM: tl.constexpr, SPLITS: tl.constexpr, DIM_BLOCK: tl.constexpr
-):
+def _combine_splits_kernel(sums, peaks, weights, out, DIM: tl.constexpr, SPLITS: tl.constexpr, DIM_BLOCK: tl.constexpr):
     """One program merges the splits of one query head of one sequence."""
     row = tl.program_id(0).to(tl.int64)
     part = row * SPLITS + tl.arange(0, SPLITS)

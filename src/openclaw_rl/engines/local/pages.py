@@ -36,12 +36,12 @@ class PagePool:
     """Hands out pages, and remembers what the returned ones hold.
 
     A page is free, in use (one or more sequences refer to it), or cached (nobody refers to it, but its content
-    is known by digest and can be taken up again). `allocate` prefers the page right after the sequence's last
-    one: a sequence whose pages are consecutive can be read without gathering them.
+    is known by digest and can be taken up again). If `consecutive`, `allocate` prefers the page right after the
+    sequence's last one: a sequence whose pages are consecutive can be read without gathering them.
     """
 
-    def __init__(self, pages: int) -> None:
-        self.pages = pages
+    def __init__(self, pages: int, consecutive: bool = True) -> None:
+        self.pages, self._consecutive = pages, consecutive
         self._free = set(range(pages))
         self._references: Counter[int] = Counter()
         self._page_of: dict[Digest, int] = {}
@@ -52,6 +52,14 @@ class PagePool:
     def available(self) -> int:
         """Pages that `allocate` can still give."""
         return len(self._free) + len(self._cached)
+
+    def known(self, digests: Sequence[Digest]) -> int:
+        """How many pages from the start could be taken up."""
+        return next((i for i, digest in enumerate(digests) if digest not in self._page_of), len(digests))
+
+    def available_beside(self, digests: Sequence[Digest]) -> int:
+        """Pages that `allocate` could still give if these were taken up."""
+        return self.available - sum(self._page_of[digest] in self._cached for digest in digests)
 
     def match(self, digests: Iterable[Digest]) -> list[int]:
         """Take up the longest known run of pages from the start; the caller now refers to them."""
@@ -71,7 +79,7 @@ class PagePool:
             self._evict()
         if not self._free:
             return None
-        page = after + 1 if after is not None and after + 1 in self._free else self._roomiest()
+        page = self._choose(after)
         self._free.remove(page)
         self._references[page] = 1
         return page
@@ -106,6 +114,11 @@ class PagePool:
             page, _none = self._cached.popitem(last=False)
             del self._page_of[self._digest_of.pop(page)]
             self._free.add(page)
+
+    def _choose(self, after: int | None) -> int:
+        if not self._consecutive:
+            return next(iter(self._free))
+        return after + 1 if after is not None and after + 1 in self._free else self._roomiest()
 
     def _roomiest(self) -> int:
         """The middle of the longest run of free pages, so that both neighbours have room to grow."""

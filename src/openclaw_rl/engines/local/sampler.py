@@ -1,22 +1,19 @@
 """The local engine's sampler, seen from the server: a worker process behind the `Sampler` protocol.
 
-Guarantees: a request that the worker has not answered when the worker dies fails with EngineUnavailable, the
-worker is started again with the same adapters, and requests that come meanwhile wait for it. Nothing here
-blocks the event loop: commands leave through a thread, reports come in when the pipe is readable.
+Guarantees: a request that the worker has not answered when the worker dies fails with EngineUnavailable, the worker
+is started again with the same adapters, and requests that come meanwhile wait for it. If it keeps dying, requests are
+refused with the reason, and it is started again ever more patiently.
 """
 
 import asyncio
 import logging
-import multiprocessing
-import queue
-import threading
+import time
 from collections.abc import AsyncIterator
 from itertools import count
-from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from openclaw_rl.engines.base import EngineLimits, EngineStats, EngineUnavailable, QueueFull
+from openclaw_rl.engines.local.link import EXIT_SECONDS, Link
 from openclaw_rl.engines.local.messages import (
     AdapterLoaded,
     Add,
@@ -26,19 +23,25 @@ from openclaw_rl.engines.local.messages import (
     LoadAdapter,
     Ready,
     Report,
+    RequestFailed,
     Tokens,
     WorkerOptions,
 )
-from openclaw_rl.types import BASE_VERSION, SampledToken, SampleRequest
+from openclaw_rl.engines.local.policies import PolicySlots
+from openclaw_rl.types import SampledToken, SampleRequest
 
 log = logging.getLogger(__name__)
 
-#: A worker that dies this often in a row, each time before it was ready, will not come up by itself.
-MAX_FAILED_STARTS = 3
-#: Time a worker gets to leave by itself once its pipe is closed.
-EXIT_SECONDS = 5.0
+#: A worker that lived this long did not die of how it was started.
+STABLE_SECONDS = 10.0
+#: After so many quick deaths in a row, requests are no longer kept waiting for the next worker.
+MAX_QUICK_DEATHS = 3
+#: The longest pause between two starts.
+MAX_PAUSE_SECONDS = 30.0
 
-DIED = "The model's worker process stopped while it was working on this request. Please send it again."
+DIED_WORKING = "The model's worker process stopped while it was working on this request. Please send it again."
+DIED_LOADING = "The model's worker process ended while it was loading the model; the server's log may say why."
+CLOSING = "The server is shutting down."
 
 
 class LocalSampler:
@@ -47,11 +50,11 @@ class LocalSampler:
     def __init__(self, options: WorkerOptions, max_queue: int) -> None:
         self.options, self.max_queue = options, max_queue
         self.ready: Ready | None = None
-        self.newest_version = BASE_VERSION
         self.restarts = 0
+        self._policies = PolicySlots(options.adapter_slots)
         self._ids = count(1)
         self._streams: dict[int, LocalStream] = {}
-        self._resident: dict[int, Path] = {}
+        self._publishing = asyncio.Lock()
         self._loading: dict[int, asyncio.Future[None]] = {}
         self._released = asyncio.Event()
         self._link: Link | None = None
@@ -61,17 +64,22 @@ class LocalSampler:
         self._supervisor: asyncio.Task[None] | None = None
 
     @property
+    def newest_version(self) -> int:
+        return self._policies.newest
+
+    @property
     def limits(self) -> EngineLimits:
         if self.ready is None:
             raise EngineUnavailable("The model is not loaded yet.")
-        return EngineLimits(self.ready.max_context, self.options.max_sequences)
+        most = self.options.max_sequences
+        return EngineLimits(self.ready.max_context, most, most + self.max_queue)
 
     @property
     def worker_pid(self) -> int | None:
         return self._link.process.pid if self._link else None
 
     def stats(self) -> EngineStats:
-        outstanding = sum(stream.running for stream in self._streams.values())
+        outstanding = self._outstanding()
         detail = self._failure or ("" if self._link else "The worker is starting.")
         # The worker reports when it steps, so after the last sequence has left its count is one step old.
         active = min(self._active, outstanding)
@@ -83,45 +91,57 @@ class LocalSampler:
         await ready
 
     async def close(self) -> None:
+        self._failure = CLOSING
         if self._supervisor is not None:
             self._supervisor.cancel()
             await asyncio.gather(self._supervisor, return_exceptions=True)
-        self._fail_all("The server is shutting down.")
+        self._backlog.clear()
+        self._fail_all(CLOSING)
 
     def sample(self, request: SampleRequest) -> "LocalStream":
         if self._failure:
             raise EngineUnavailable(self._failure)
-        outstanding = sum(stream.running for stream in self._streams.values())
+        outstanding = self._outstanding()
         if outstanding + request.n > self.options.max_sequences + self.max_queue:
             raise QueueFull(max(0, outstanding - self.options.max_sequences))
         version = self.newest_version if request.version is None else request.version
-        if version != BASE_VERSION and version not in self._resident:
+        slot = self._policies.slot_of(version)
+        if slot is None:
             raise EngineUnavailable(f"Policy version {version} is not loaded.")
         stream = LocalStream(self, next(self._ids), version, request.n)
         self._streams[stream.id] = stream
-        self._send(Add(stream.id, request, version))
+        self._send(Add(stream.id, request, version, slot))
         return stream
 
     async def publish(self, version: int, adapter: Path) -> None:
-        drop = await self._place()
-        done = self._loading[version] = asyncio.get_running_loop().create_future()
-        if drop is not None:
-            del self._resident[drop]
-        self._send(LoadAdapter(version, adapter, drop))
-        await done
-        self._resident[version] = adapter
-        self.newest_version = max(self.newest_version, version)
+        async with self._publishing:
+            if version <= self._policies.latest:
+                raise EngineUnavailable(f"Policy version {version} is not newer than {self._policies.latest}.")
+            slot = await self._free_slot()
+            before = self._policies.vacate(slot)
+            done = self._loading[version] = asyncio.get_running_loop().create_future()
+            self._send(LoadAdapter(version, slot, adapter))
+            try:
+                await done
+            except EngineUnavailable:
+                self._policies.restore(before)
+                raise
+            finally:
+                self._loading.pop(version, None)
+            self._policies.settle(version, slot, adapter)
 
-    async def _place(self) -> int | None:
-        """The version that must make room: the oldest that nobody is served by; waits until there is one."""
-        while len(self._resident) + len(self._loading) >= self.options.adapter_slots:
-            used = {stream.version for stream in self._streams.values()} | {self.newest_version}
-            unused = [version for version in sorted(self._resident) if version not in used]
-            if unused:
-                return unused[0]
+    async def _free_slot(self) -> int:
+        """A slot that no request is served from; waits until there is one."""
+        while True:
+            in_use = {stream.version for stream in self._streams.values()}
+            slot = self._policies.free_slot(in_use)
+            if slot is not None:
+                return slot
             self._released.clear()
             await self._released.wait()
-        return None
+
+    def _outstanding(self) -> int:
+        return sum(stream.running for stream in self._streams.values())
 
     def _send(self, command: Command) -> None:
         if self._link is None:
@@ -141,44 +161,57 @@ class LocalSampler:
 
     async def _supervise(self, first: asyncio.Future[None]) -> None:
         """Keep a worker running: start it, wait for its end, tell its requests, start it again."""
-        failed_starts = 0
-        while failed_starts < MAX_FAILED_STARTS:
-            link = Link(self.options)
-            reason = DIED
-            try:
-                async for report in link.reports():
-                    self._receive(report, link)
-                    if isinstance(report, Ready) and not first.done():
-                        first.set_result(None)
-                    if isinstance(report, Failed):
-                        reason = report.reason
-            finally:
-                was_ready, self._link, self._active = self._link is link, None, 0
-                await link.close()
+        quick_deaths = 0
+        while True:
+            reason, lived = await self._run_worker(first)
             if not first.done():
                 first.set_exception(EngineUnavailable(reason))
                 return
-            log.error("The sampler's worker ended (exit code %s); starting it again.", link.process.exitcode)
+            quick_deaths = 1 if lived >= STABLE_SECONDS else quick_deaths + 1
+            if quick_deaths > MAX_QUICK_DEATHS:
+                self._failure = f"The model's worker process does not stay up: {reason}"
+                self._backlog.clear()
             self._fail_all(reason)
             self.restarts += 1
-            failed_starts = 0 if was_ready else failed_starts + 1
-        self._failure = f"The model's worker process cannot be started: {reason}"
-        log.error(self._failure)
+            pause = min(MAX_PAUSE_SECONDS, 2.0 ** (quick_deaths - 2)) if quick_deaths > 1 else 0.0
+            log.error("The sampler's worker ended (%s) Starting it again in %g s.", reason, pause)
+            await asyncio.sleep(pause)
 
-    def _connect(self, link: "Link", ready: Ready) -> None:
+    async def _run_worker(self, first: asyncio.Future[None]) -> tuple[str, float]:
+        """One worker from start to end: why it ended, and how long it served."""
+        try:
+            link = Link(self.options)
+        except OSError as error:
+            return f"The model's worker process could not be started: {error}", 0.0
+        reason, ready_at = DIED_LOADING, None
+        try:
+            async for report in link.reports():
+                if isinstance(report, Failed):
+                    reason = report.reason
+                    continue
+                if isinstance(report, Ready):
+                    reason, ready_at, self._failure = DIED_WORKING, time.monotonic(), ""
+                    self._connect(link, report)
+                    if not first.done():
+                        first.set_result(None)
+                self._receive(report)
+        finally:
+            self._link, self._active = None, 0
+            await link.close(EXIT_SECONDS if ready_at else 0.0)
+        return reason, time.monotonic() - ready_at if ready_at else 0.0
+
+    def _connect(self, link: Link, ready: Ready) -> None:
         self.ready, self._link = ready, link
-        for version, folder in self._resident.items():
-            link.send(LoadAdapter(version, folder, None))
+        for version, (slot, folder) in self._policies.resident.items():
+            link.send(LoadAdapter(version, slot, folder))
         # What was cancelled while there was no worker never needs to start.
         waiting = [c for c in self._backlog if not isinstance(c, Add) or c.id in self._streams]
         self._backlog.clear()
         for command in waiting:
             link.send(command)
 
-    def _receive(self, report: Report, link: "Link") -> None:
+    def _receive(self, report: Report) -> None:
         match report:
-            case Ready():
-                self._connect(link, report)
             case Tokens(tokens, cached, active):
                 self._active = active
                 for id, found in cached.items():
@@ -187,20 +220,30 @@ class LocalSampler:
                 for id, batch in tokens.items():
                     if id in self._streams:
                         self._streams[id].feed(batch)
+            case RequestFailed(id, reason):
+                if id in self._streams:
+                    self._streams[id].fail(EngineUnavailable(reason))
             case AdapterLoaded(version, error):
-                done = self._loading.pop(version, None)
-                if done is not None and not done.done():
-                    done.set_exception(EngineUnavailable(error)) if error else done.set_result(None)
+                self._adapter_loaded(version, error)
+
+    def _adapter_loaded(self, version: int, error: str | None) -> None:
+        done = self._loading.get(version)
+        if done is not None and not done.done():
+            done.set_exception(EngineUnavailable(error)) if error else done.set_result(None)
+        elif error:
+            # After a restart an adapter may be gone from the disk; the newest that is left serves.
+            self._policies.drop(version)
+            log.error("Policy version %d could not be loaded again: %s", version, error)
 
     def _fail_all(self, reason: str) -> None:
         """Tell every request that the dead worker had; those it had not been sent go to the next one."""
+        self._backlog = [command for command in self._backlog if not isinstance(command, LoadAdapter)]
         unsent = {command.id for command in self._backlog if isinstance(command, Add)}
         for stream in [s for s in self._streams.values() if s.id not in unsent]:
             stream.fail(EngineUnavailable(reason))
         for done in self._loading.values():
             if not done.done():
                 done.set_exception(EngineUnavailable(reason))
-        self._loading.clear()
 
 
 class LocalStream:
@@ -256,64 +299,3 @@ class LocalStream:
                 yield batch
         finally:
             self.close()
-
-
-def run_worker(connection: Connection, options: WorkerOptions) -> None:
-    """Entry of the worker process. The import is here so that the server never loads PyTorch."""
-    from openclaw_rl.engines.local.worker import main
-
-    main(connection, options)
-
-
-class Link:
-    """One worker process and the pipe to it."""
-
-    def __init__(self, options: WorkerOptions) -> None:
-        context = multiprocessing.get_context("spawn")
-        self.connection, theirs = context.Pipe()
-        self.process: BaseProcess = context.Process(
-            target=run_worker, args=(theirs, options), name="openclaw-rl-sampler", daemon=True
-        )
-        self.process.start()
-        theirs.close()
-        self._outbox: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
-        self._sender = threading.Thread(target=self._send_all, name="sampler-commands", daemon=True)
-        self._sender.start()
-
-    def send(self, command: Command) -> None:
-        self._outbox.put(command)
-
-    async def reports(self) -> AsyncIterator[Report]:
-        """What the worker says, until it is gone."""
-        loop, pipe = asyncio.get_running_loop(), self.connection.fileno()
-        arrived: asyncio.Queue[Report | None] = asyncio.Queue()
-
-        def readable() -> None:
-            try:
-                arrived.put_nowait(self.connection.recv())
-            except (EOFError, OSError):
-                loop.remove_reader(pipe)
-                arrived.put_nowait(None)
-
-        loop.add_reader(pipe, readable)
-        try:
-            while (report := await arrived.get()) is not None:
-                yield report
-        finally:
-            loop.remove_reader(pipe)
-
-    async def close(self) -> None:
-        """Close the pipe, which tells the worker to leave, and see it gone."""
-        self._outbox.put(None)
-        self.connection.close()
-        await asyncio.to_thread(self.process.join, EXIT_SECONDS)
-        if self.process.exitcode is None:
-            self.process.kill()
-            await asyncio.to_thread(self.process.join)
-
-    def _send_all(self) -> None:
-        while (command := self._outbox.get()) is not None:
-            try:
-                self.connection.send(command)
-            except OSError:
-                return  # the worker is gone; the reader sees that too and tells everyone

@@ -114,9 +114,7 @@ def _column(values: list[float], like: Tensor) -> Tensor:
     return torch.tensor(values, dtype=like.dtype, device=like.device)[:, None]
 
 
-def _top(
-    logits: Tensor, normaliser: Tensor, params: Sequence[SamplingParams]
-) -> list[tuple[tuple[int, float], ...]]:
+def _top(logits: Tensor, normaliser: Tensor, params: Sequence[SamplingParams]) -> list[tuple[tuple[int, float], ...]]:
     most = max(p.top_logprobs for p in params)
     if not most:
         return [()] * len(params)

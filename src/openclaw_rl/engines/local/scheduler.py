@@ -34,6 +34,7 @@ class Sequence:
     pages: list[int] = field(default_factory=list)
     digests: list[Digest] = field(default_factory=list)
     """One for each page that is full and published."""
+    _prompt_digests: list[Digest] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.rng = random.Random(f"{self.params.seed}:{self.index}")
@@ -43,6 +44,15 @@ class Sequence:
     def root(self) -> Digest:
         """Keys and values depend on the adapter, so only sequences of one version share pages."""
         return self.version.to_bytes(8, "big")
+
+    def prompt_digests(self) -> list[Digest]:
+        """One for each full page of the tokens to be read; computed once, as a queue is looked through often.
+
+        The last token is left out: it always goes through the model, since its logits are what is drawn from.
+        """
+        if len(self._prompt_digests) != (len(self.tokens) - 1) // PAGE_SIZE:
+            self._prompt_digests = list(chain(self.root, self.tokens[:-1]))
+        return self._prompt_digests
 
     @property
     def remaining(self) -> int:
@@ -117,12 +127,12 @@ class Scheduler:
         generating = sorted((s for s in self.running if s.remaining == 1), key=lambda s: s.slot)
         reading = [s for s in self.running if s.remaining > 1]
         work = [Work(s, s.computed, 1) for s in generating if self._make_room(s, 1)]
-        budget = self.prefill_tokens
-        for sequence in reading:
-            count = min(sequence.remaining, budget)
+        # Prompts share the budget, so that a short one behind a long one is read soon; what is left over goes to
+        # the most urgent.
+        shares = fair_shares([s.remaining for s in reading], self.prefill_tokens)
+        for sequence, count in zip(reading, shares, strict=True):
             if count and self._make_room(sequence, count):
                 work.append(Work(sequence, sequence.computed, count))
-                budget -= count
         # Making room for one sequence may have sent another, planned before it, back to the queue.
         work = [item for item in work if item.sequence in self.running]
         return sorted(work, key=lambda item: item.count > 1)
@@ -144,27 +154,30 @@ class Scheduler:
 
     def _admit(self) -> None:
         """Move waiting sequences into the batch while there is room for them."""
-        if not self.waiting or len(self.running) >= self.max_sequences:
-            return
-        coming = set(self._pages_being_computed())
+        if self.waiting:
+            self._make_place()
+        coming = set(self._pages_being_computed()) if self.waiting else set()
         later: list[Sequence] = []
         while self.waiting and len(self.running) < self.max_sequences:
             sequence = self.waiting.popleft()
-            # The last token always goes through the model, since its logits are what is drawn from.
-            digests = list(chain(sequence.root, sequence.tokens[:-1]))
-            pages = self.pool.match(digests)
-            if len(pages) < len(digests) and digests[len(pages)] in coming:
+            digests = sequence.prompt_digests()
+            known = self.pool.known(digests)
+            if known < len(digests) and digests[known] in coming:
                 # Another sequence is computing the very pages this one needs next: wait for them.
-                self.pool.release(pages)
                 later.append(sequence)
                 continue
-            if not self._fits(sequence, len(pages)):
-                self.pool.release(pages)
+            if not self._fits(sequence, digests, known):
                 later.append(sequence)
                 break
-            self._start(sequence, pages, digests[: len(pages)])
-            coming.update(digests[len(pages) :])
+            self._start(sequence, self.pool.match(digests), digests[:known])
+            coming.update(digests[known:])
         self.waiting.extendleft(reversed(later))
+
+    def _make_place(self) -> None:
+        """Users do not wait for background work: if that fills the batch, its newest sequence steps back."""
+        least = max(self.running, key=lambda s: s.order, default=None)
+        if least and len(self.running) >= self.max_sequences and self.waiting[0].order[0] < least.order[0]:
+            self._preempt()
 
     def _start(self, sequence: Sequence, pages: list[int], digests: list[Digest]) -> None:
         sequence.pages, sequence.digests = pages, digests
@@ -176,12 +189,13 @@ class Scheduler:
     def _pages_being_computed(self) -> Iterator[Digest]:
         for sequence in self.running:
             if sequence.remaining > 1:
-                yield from chain(sequence.root, sequence.tokens)
+                yield from sequence.prompt_digests()
 
-    def _fits(self, sequence: Sequence, matched: int) -> bool:
+    def _fits(self, sequence: Sequence, digests: list[Digest], known: int) -> bool:
         """Whether its prompt fits beside what runs, counting what the others' prompts will still take."""
         pending = sum(pages_for(len(s.tokens) + 1) - len(s.pages) for s in self.running)
-        return pages_for(len(sequence.tokens) + 1) - matched + max(pending, 0) <= self.pool.available
+        new = pages_for(len(sequence.tokens) + 1) - known
+        return new + max(pending, 0) <= self.pool.available_beside(digests[:known])
 
     def _make_room(self, sequence: Sequence, count: int) -> bool:
         """Pages for the sequence's next `count` tokens; takes them from less urgent sequences if it must."""
@@ -204,6 +218,18 @@ class Scheduler:
 
     def _sort_waiting(self) -> None:
         self.waiting = deque(sorted(self.waiting, key=lambda s: s.order))
+
+
+def fair_shares(wanted: list[int], budget: int) -> list[int]:
+    """How many tokens each gets, the most urgent first: equal shares, and what some do not need for the others."""
+    shares = [0] * len(wanted)
+    for pass_over in range(2):
+        for i, want in enumerate(wanted):
+            share = max(PAGE_SIZE, budget // (len(wanted) - i)) if pass_over == 0 else budget
+            more = min(want - shares[i], share, budget)
+            shares[i] += more
+            budget -= more
+    return shares
 
 
 def pages_for(tokens: int) -> int:

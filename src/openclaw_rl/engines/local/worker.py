@@ -1,9 +1,11 @@
 """The sampler's worker process: commands in, tokens out, one model step at a time.
 
 The worker knows nothing of HTTP or of text. It ends when its pipe closes, so it never outlives the server,
-and it ignores Ctrl-C, which the terminal sends to it too: when to stop is the server's decision.
+and it ignores Ctrl-C and SIGTERM, which may be sent to it too: when to stop is the server's decision.
 """
 
+import contextlib
+import logging
 import os
 import signal
 from multiprocessing.connection import Connection
@@ -11,7 +13,7 @@ from multiprocessing.connection import Connection
 import torch
 
 from openclaw_rl.engines.local.adapters import AdapterSlots, BadAdapter
-from openclaw_rl.engines.local.decoder import Decoder, UnsupportedModel, load_decoder
+from openclaw_rl.engines.local.decoder import Decoder, Shape, UnsupportedModel, load_decoder
 from openclaw_rl.engines.local.kv_cache import CpuKVCache, CudaKVCache, bytes_per_page
 from openclaw_rl.engines.local.messages import (
     AdapterLoaded,
@@ -21,14 +23,17 @@ from openclaw_rl.engines.local.messages import (
     Failed,
     LoadAdapter,
     Ready,
+    RequestFailed,
     Tokens,
     WorkerOptions,
 )
 from openclaw_rl.engines.local.pages import PAGE_SIZE, PagePool
 from openclaw_rl.engines.local.runner import CudaRunner, Runner
 from openclaw_rl.engines.local.sampling import draw
-from openclaw_rl.engines.local.scheduler import Scheduler, Sequence, pages_for
-from openclaw_rl.types import BASE_VERSION, SampledToken
+from openclaw_rl.engines.local.scheduler import Scheduler, Sequence
+from openclaw_rl.types import SampledToken
+
+log = logging.getLogger(__name__)
 
 #: Prompt tokens read per step. On a CPU, about a quarter of a second, the longest that others wait for a token;
 #: on CUDA, enough to keep the device busy.
@@ -49,13 +54,12 @@ class Worker:
         device, dtype = decoder.embed.device, decoder.embed.dtype
         shape = decoder.shape
         pages = cache_bytes(options, device) // bytes_per_page(shape, dtype)
-        wanted = options.max_context or min(shape.max_context, DEFAULT_MAX_CONTEXT)
-        self.max_context = min(wanted, shape.max_context, pages * PAGE_SIZE)
-        pages = min(pages, options.max_sequences * pages_for(self.max_context))
+        self.max_context = context_limit(options, shape, pages * PAGE_SIZE)
         self.adapters = AdapterSlots(shape, options.adapter_slots, options.adapter_rank, dtype, device)
         self.runner = self._runner(decoder, pages, options)
-        self.scheduler = Scheduler(PagePool(pages), options.max_sequences, PREFILL_TOKENS[device.type])
-        self.slots: dict[int, int] = {BASE_VERSION: 0}
+        pool = PagePool(pages, consecutive=device.type == "cpu")
+        self.scheduler = Scheduler(pool, options.max_sequences, PREFILL_TOKENS[device.type])
+        self.loaded = {0}
         self.arrivals = 0
 
     def _runner(self, decoder: Decoder, pages: int, options: WorkerOptions) -> Runner:
@@ -70,10 +74,10 @@ class Worker:
         runner.warm_up()
         return runner
 
-    def obey(self, command: Command) -> AdapterLoaded | None:
+    def obey(self, command: Command) -> AdapterLoaded | RequestFailed | None:
         match command:
             case Add():
-                self._add(command)
+                return self._add(command)
             case Cancel(id, index):
                 self.scheduler.cancel(id, index)
             case LoadAdapter():
@@ -92,9 +96,7 @@ class Worker:
             draws = draw(logits, [s.params for s in drawing], [s.rng.random() for s in drawing])
             for row, sequence in enumerate(drawing):
                 finish = sequence.append(draws.tokens[row])
-                token = SampledToken(
-                    sequence.index, draws.tokens[row], draws.logprobs[row], draws.top[row], finish
-                )
+                token = SampledToken(sequence.index, draws.tokens[row], draws.logprobs[row], draws.top[row], finish)
                 if len(sequence.tokens) == sequence.prompt_length + 1:
                     cached[sequence.request] = max(cached.get(sequence.request, 0), sequence.cached)
                 tokens.setdefault(sequence.request, []).append(token)
@@ -102,8 +104,10 @@ class Worker:
                     self.scheduler.finish(sequence)
         return Tokens(tokens, cached, len(self.scheduler.running))
 
-    def _add(self, command: Add) -> None:
+    def _add(self, command: Add) -> RequestFailed | None:
         request = command.request
+        if command.slot not in self.loaded:
+            return RequestFailed(command.id, f"Policy version {command.version} could not be loaded again.")
         self.arrivals += 1
         self.scheduler.add(
             Sequence(
@@ -112,49 +116,51 @@ class Worker:
                 tokens=list(request.prompt_ids),
                 params=request.params,
                 version=command.version,
-                slot=self.slots[command.version],
+                slot=command.slot,
                 order=(int(request.priority), self.arrivals),
             )
             for index in range(request.n)
         )
+        return None
 
     def _load(self, command: LoadAdapter) -> AdapterLoaded:
-        dropped = self.slots.get(command.drop) if command.drop is not None else None
-        unused = set(range(1, self.adapters.slots + 1)) - set(self.slots.values())
-        slot = dropped if dropped is not None else min(unused)
         try:
-            self.adapters.load(slot, command.folder)
+            self.adapters.load(command.slot, command.folder)
         except BadAdapter as error:
             return AdapterLoaded(command.version, str(error))
-        if command.drop is not None:
-            self.slots.pop(command.drop, None)
-        self.slots[command.version] = slot
+        self.loaded.add(command.slot)
         return AdapterLoaded(command.version)
 
 
 def main(connection: Connection, options: WorkerOptions) -> None:
     """The process: load, then serve until the pipe closes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        device, dtype = placement(options)
-        decoder = load_decoder(options.model, dtype, device)
-        worker = Worker(decoder, options)
-    except (UnsupportedModel, MemoryError, torch.OutOfMemoryError, OSError) as error:
-        connection.send(Failed(f"The model in {options.model} could not be loaded: {error}"))
-        return
-    connection.send(
-        Ready(
-            device=str(device),
-            dtype=str(dtype).removeprefix("torch."),
-            max_context=worker.max_context,
-            cache_tokens=worker.scheduler.pool.pages * PAGE_SIZE,
-            weight_bytes=weight_bytes(decoder),
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    # When the server is gone, there is nobody to tell and nothing to do.
+    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
+        try:
+            device, dtype = placement(options)
+            decoder = load_decoder(options.model, dtype, device)
+            worker = Worker(decoder, options)
+        except Exception as error:
+            log.debug("loading failed", exc_info=True)
+            connection.send(Failed(f"The model in {options.model} could not be loaded: {describe(error)}"))
+            return
+        connection.send(
+            Ready(
+                device=str(device),
+                dtype=str(dtype).removeprefix("torch."),
+                max_context=worker.max_context,
+                cache_tokens=worker.scheduler.pool.pages * PAGE_SIZE,
+                weight_bytes=weight_bytes(decoder),
+            )
         )
-    )
-    try:
         serve(connection, worker)
-    except (EOFError, BrokenPipeError, ConnectionResetError):
-        return  # the server is gone
+
+
+def describe(error: Exception) -> str:
+    """An error in words; those that were not meant for users with their name."""
+    return f"{error}." if isinstance(error, UnsupportedModel) else f"{type(error).__name__}: {error}."
 
 
 def serve(connection: Connection, worker: Worker) -> None:
@@ -176,6 +182,19 @@ def placement(options: WorkerOptions) -> tuple[torch.device, torch.dtype]:
         raise UnsupportedModel("--device cuda was asked for, but PyTorch sees no CUDA device")
     dtype = options.dtype if options.dtype != "auto" else {"cpu": "float32", "cuda": "bfloat16"}[name]
     return torch.device(name), getattr(torch, dtype)
+
+
+def context_limit(options: WorkerOptions, shape: Shape, cache_tokens: int) -> int:
+    """The longest prompt and answer together; refuses what was asked for and cannot be had."""
+    asked = options.max_context
+    if asked is not None and asked > shape.max_context:
+        raise UnsupportedModel(f"--max-context-tokens {asked} is more than the model's {shape.max_context}")
+    if cache_tokens < (asked or PAGE_SIZE):
+        raise UnsupportedModel(
+            f"the memory for keys and values holds {cache_tokens} tokens, fewer than one request may need; "
+            "raise --kv-cache-gib or lower --max-context-tokens"
+        )
+    return asked or min(shape.max_context, DEFAULT_MAX_CONTEXT, cache_tokens)
 
 
 def cache_bytes(options: WorkerOptions, device: torch.device) -> int:

@@ -1,0 +1,78 @@
+"""One worker process and the pipe to it, for an event loop.
+
+Nothing here blocks the loop: commands leave through a thread, reports come in when the pipe is readable.
+"""
+
+import asyncio
+import multiprocessing
+import queue
+import threading
+from collections.abc import AsyncIterator
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+
+from openclaw_rl.engines.local.messages import Command, Report, WorkerOptions
+
+#: Time a worker gets to leave by itself once its pipe is closed.
+EXIT_SECONDS = 5.0
+
+
+def run_worker(connection: Connection, options: WorkerOptions) -> None:
+    """Entry of the worker process. The import is here so that the server never loads PyTorch."""
+    from openclaw_rl.engines.local.worker import main
+
+    main(connection, options)
+
+
+class Link:
+    """A running worker. Closing it, or the end of this process, ends the worker."""
+
+    def __init__(self, options: WorkerOptions) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.connection, theirs = context.Pipe()
+        self.process: BaseProcess = context.Process(
+            target=run_worker, args=(theirs, options), name="openclaw-rl-sampler", daemon=True
+        )
+        self.process.start()
+        theirs.close()
+        self._outbox: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
+        self._sender = threading.Thread(target=self._send_all, name="sampler-commands", daemon=True)
+        self._sender.start()
+
+    def send(self, command: Command) -> None:
+        self._outbox.put(command)
+
+    async def reports(self) -> AsyncIterator[Report]:
+        """What the worker says, until it is gone."""
+        loop, pipe = asyncio.get_running_loop(), self.connection.fileno()
+        arrived: asyncio.Queue[Report | None] = asyncio.Queue()
+
+        def readable() -> None:
+            try:
+                arrived.put_nowait(self.connection.recv())
+            except (EOFError, OSError):
+                loop.remove_reader(pipe)
+                arrived.put_nowait(None)
+
+        loop.add_reader(pipe, readable)
+        try:
+            while (report := await arrived.get()) is not None:
+                yield report
+        finally:
+            loop.remove_reader(pipe)
+
+    async def close(self, patience: float = EXIT_SECONDS) -> None:
+        """Close the pipe, which tells the worker to leave, and see it gone."""
+        self._outbox.put(None)
+        self.connection.close()
+        await asyncio.to_thread(self.process.join, patience)
+        if self.process.exitcode is None:
+            self.process.kill()
+            await asyncio.to_thread(self.process.join)
+
+    def _send_all(self) -> None:
+        while (command := self._outbox.get()) is not None:
+            try:
+                self.connection.send(command)
+            except OSError:
+                return  # the worker is gone; the reader sees that too and tells everyone

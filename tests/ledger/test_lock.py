@@ -1,0 +1,92 @@
+"""One server a run directory, and no trace of those that are gone."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from openclaw_rl.ledger.lock import FILE, RunDirInUse, RunDirLock, is_alive, read_server
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from openclaw_rl.ledger.lock import RunDirLock
+lock = RunDirLock(Path(sys.argv[1]))
+lock.tell("http://127.0.0.1:1234")
+print("held", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def holder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """Another process that has the lock on `tmp_path`."""
+    process = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "held\n"
+    yield process
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+
+def test_a_second_server_is_refused_and_told_the_first_one_s_process(
+    tmp_path: Path, holder: subprocess.Popen[str]
+) -> None:
+    with pytest.raises(RunDirInUse, match=rf"process id {holder.pid}\b.*--run-dir") as refusal:
+        RunDirLock(tmp_path)
+    assert str(tmp_path) in str(refusal.value)
+    # The refused one has changed nothing.
+    assert read_server(tmp_path) == {"pid": holder.pid, "url": "http://127.0.0.1:1234"}
+
+
+def test_a_killed_server_leaves_the_directory_free(tmp_path: Path, holder: subprocess.Popen[str]) -> None:
+    os.kill(holder.pid, signal.SIGKILL)
+    holder.wait()
+    assert read_server(tmp_path) == {}
+    lock = RunDirLock(tmp_path)
+    assert read_server(tmp_path) == {"pid": os.getpid(), "url": None}
+    lock.close()
+
+
+def test_another_directory_is_free(tmp_path: Path, holder: subprocess.Popen[str]) -> None:
+    RunDirLock(tmp_path / "another" / "one").close()
+
+
+def test_a_server_says_where_it_is_and_nothing_once_it_has_ended(tmp_path: Path) -> None:
+    assert read_server(tmp_path) == {}
+    lock = RunDirLock(tmp_path)
+    lock.tell("http://127.0.0.1:30000")
+    lock.tell("http://h:1")
+    assert read_server(tmp_path) == {"pid": os.getpid(), "url": "http://h:1"}
+    with pytest.raises(RunDirInUse, match=str(os.getpid())):
+        RunDirLock(tmp_path)
+    lock.close()
+    assert read_server(tmp_path) == {}
+    RunDirLock(tmp_path).close()
+
+
+def test_what_a_dead_process_told_is_ignored(tmp_path: Path) -> None:
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    (tmp_path / FILE).write_text(json.dumps({"pid": gone.pid, "url": "http://127.0.0.1:1234"}))
+    assert not is_alive(gone.pid)
+    assert read_server(tmp_path) == {}
+
+
+def test_a_process_that_has_the_dead_server_s_number_is_not_the_server(tmp_path: Path) -> None:
+    """Process ids come again, in containers after every start."""
+    (tmp_path / FILE).write_text(json.dumps({"pid": os.getpid(), "url": "http://127.0.0.1:1234"}))
+    assert read_server(tmp_path) == {}
+
+
+@pytest.mark.parametrize("content", ["", "{", "null", "[]", "{}", '{"url": "x"}', '{"pid": "x"}', "\udcff"])
+def test_a_file_that_says_nothing_of_use_is_no_server(tmp_path: Path, content: str) -> None:
+    (tmp_path / FILE).write_bytes(content.encode("utf-8", "surrogateescape"))
+    assert read_server(tmp_path) == {}
+    RunDirLock(tmp_path).close()

@@ -1,0 +1,400 @@
+"""The commands about what is recorded say what is, in words and for programs, and never with a traceback."""
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from openclaw_rl import commands
+from openclaw_rl.cli import main
+from openclaw_rl.ledger import changes, queries
+from openclaw_rl.ledger.lock import RunDirLock
+from openclaw_rl.ledger.schema import FILE, connect
+from openclaw_rl.ledger.states import State
+from openclaw_rl.ledger.status import read_status
+from openclaw_rl.types import Feedback
+from records import Book, a_side_turn, a_turn
+
+Program = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def book(folder: Path) -> Iterator[Book]:
+    """The ledger, open in a server, as it were."""
+    book = Book(folder)
+    yield book
+    book.close()
+
+
+@pytest.fixture
+def program(folder: Path, capsys: pytest.CaptureFixture[str]) -> Program:
+    """Runs a command on the run directory: exit status, output, errors."""
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        capsys.readouterr()
+        code = main([*arguments, "--run-dir", str(folder)])
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return run
+
+
+def status(program: Program) -> dict[str, Any]:
+    code, out, err = program("status", "--json")
+    assert (code, err) == (0, "")
+    told: dict[str, Any] = json.loads(out)
+    return told
+
+
+# status
+
+
+def test_status_for_programs(book: Book, program: Program) -> None:
+    for _ in range(2):
+        book.capture(a_turn())
+    book.capture(a_side_turn())
+    book.put(State.JUDGED)
+    batched = book.put(State.BATCHED)
+    book.change(changes.record_update, 4, 2, [batched])
+    told = status(program)
+    assert told["turns"] == {
+        "captured": 0,
+        "awaiting_next_state": 2,
+        "ready": 0,
+        "judged": 1,
+        "batched": 0,
+        "applied": 1,
+        "dropped": 1,
+    }
+    assert (told["step"], told["policy_version"]) == (4, 2)
+    assert told["dropped"] == {"session title": 1}
+    assert (told["suspended"], told["quarantined"], told["server"]) == (None, [], None)
+    assert isinstance(told["why_no_update"], str)
+
+
+def test_status_for_people(book: Book, program: Program) -> None:
+    book.capture(a_turn())
+    book.capture(a_side_turn())
+    code, out, err = program("status")
+    assert (code, err) == (0, "")
+    for expected in (
+        "awaiting_next_state",
+        "dropped 1 × session title",
+        "not running",
+        "step 0, policy version 0",
+    ):
+        assert expected in out
+    assert "Why no update? 1 turn waits for what comes next" in out
+
+
+def test_status_without_a_run_directory_says_what_to_do_and_makes_none(folder: Path, program: Program) -> None:
+    told = status(program)
+    assert told["why_no_update"] == "No turn has been recorded yet. Start the server and talk to it."
+    assert set(told["turns"]) == set(State)
+    assert not any(told["turns"].values())
+    assert program("status")[0] == 0
+    assert not folder.exists()
+
+
+def nothing(book: Book) -> None:
+    pass
+
+
+def waiting(book: Book) -> None:
+    for _ in range(2):
+        book.capture(a_turn())
+
+
+def ready(book: Book) -> None:
+    waiting(book)
+    book.put(State.READY)
+
+
+def imported(book: Book) -> None:
+    book.put(State.CAPTURED)
+
+
+def dropped(book: Book) -> None:
+    for _ in range(3):
+        book.capture(a_side_turn())
+    book.capture(a_turn("gone"))
+    book.change(changes.close_session, ("me", "gone"))
+
+
+@pytest.mark.parametrize(
+    ("happened", "sentence"),
+    [
+        (nothing, "No turn has been recorded yet. Start the server and talk to it."),
+        (waiting, "2 turns wait for what comes next: the next message of the same session, or POST /v1/feedback."),
+        (ready, "1 turn is ready, "),
+        (imported, "1 imported turn waits to be scored by the policy."),
+        (
+            dropped,
+            "No recorded turn can be trained on: 3 × session title, 1 × the session ended without a next state.",
+        ),
+    ],
+)
+def test_why_there_was_no_update(book: Book, program: Program, happened: Callable[[Book], None], sentence: str) -> None:
+    happened(book)
+    assert status(program)["why_no_update"].startswith(sentence)
+
+
+@pytest.mark.parametrize("state", State)
+def test_why_there_was_no_update_is_a_whole_sentence_wherever_turns_are(book: Book, state: State) -> None:
+    turn = book.put(State.READY if state is State.DROPPED else state)
+    if state is State.DROPPED:
+        book.change(changes.move, turn, State.DROPPED, "because")
+    sentence = read_status(book.db, None, None).why_no_update
+    assert sentence.endswith(".")
+    assert not sentence.endswith((": .", ":.", " ."))
+    # A turn on its way is not one that cannot be trained on.
+    assert ("No recorded turn can be trained on" in sentence) == (state is State.DROPPED)
+
+
+class Readyz(BaseHTTPRequestHandler):
+    """A server that says how it is."""
+
+    answer: tuple[int, bytes] = (200, b"{}")
+
+    def do_GET(self) -> None:
+        assert self.path == "/readyz"
+        code, body = self.answer
+        self.send_response(code)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def beside_a_server(folder: Path, book: Book, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    for proxy in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(proxy, raising=False)
+    server = HTTPServer(("127.0.0.1", 0), Readyz)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    lock = RunDirLock(folder)
+    url = f"http://127.0.0.1:{server.server_port}"
+    lock.tell(url)
+    yield url
+    lock.close()
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def test_status_beside_a_server_says_where_it_is(beside_a_server: str, program: Program) -> None:
+    Readyz.answer = (200, b'{"ready": true, "capture": "on"}')
+    told = status(program)
+    assert (told["server"], told["suspended"]) == (beside_a_server, None)
+    assert told["why_no_update"] == f"No turn has been recorded yet. Talk to {beside_a_server}/v1."
+    assert beside_a_server in program("status")[1]
+
+
+@pytest.mark.parametrize("code", [200, 503])
+def test_status_says_that_and_why_recording_is_suspended(
+    beside_a_server: str, book: Book, program: Program, code: int
+) -> None:
+    """Also while the engine is not ready, which makes the answer a 503."""
+    book.capture(a_turn())
+    Readyz.answer = (code, b'{"ready": true, "capture": "suspended: database or disk is full"}')
+    told = status(program)
+    assert told["suspended"] == "database or disk is full"
+    assert "database or disk is full" in told["why_no_update"]
+    assert "database or disk is full" in program("status")[1]
+
+
+@pytest.mark.parametrize("body", [b"", b"not json", b"[]", b"null", b"{}", b'{"capture": null}'])
+def test_status_bears_with_a_server_that_says_nothing_of_use(
+    beside_a_server: str, program: Program, body: bytes
+) -> None:
+    Readyz.answer = (200, body)
+    assert status(program)["suspended"] is None
+
+
+def test_status_bears_with_a_server_that_does_not_answer(folder: Path, book: Book, program: Program) -> None:
+    lock = RunDirLock(folder)
+    lock.tell("http://127.0.0.1:1")
+    assert status(program)["suspended"] is None
+    lock.close()
+
+
+# sessions
+
+
+def test_sessions_are_listed(book: Book, program: Program) -> None:
+    first = book.capture(a_turn("one"))
+    book.change(changes.set_next_state, first, [{"role": "user", "content": "ok"}])
+    book.capture(a_side_turn("one"))
+    book.capture(a_turn("two", owner="you"))
+    book.change(changes.close_session, ("me", "one"))
+    code, out, _err = program("sessions")
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in out.splitlines() if "│" in line]
+    told = {row[0]: (row[1], row[2], *row[4:]) for row in rows}
+    assert code == 0
+    assert told == {
+        "one": ("me", "header X-Session-Id", "2", "1", "1", ""),
+        "two": ("you", "header X-Session-Id", "1", "1", "0", "yes"),
+    }
+
+
+def test_a_session_is_shown_readably(book: Book, program: Program) -> None:
+    call = {"id": "a", "type": "function", "function": {"name": "look", "arguments": '{"at": "the fox"}'}}
+    turn = a_turn(
+        "one",
+        messages=[{"role": "system", "content": "be kind"}, {"role": "user", "content": "[b]Where[/b]? 狐 :fox:"}],
+        message={"role": "assistant", "content": "I look.", "tool_calls": [call]},
+    )
+    number = book.capture(turn)
+    book.change(changes.set_next_state, number, [{"role": "tool", "content": "in the wood", "tool_call_id": "a"}])
+    book.change(changes.add_feedback, "me", turn.completion, 0, Feedback(-0.5, "slow"))
+    book.capture(a_turn("another", messages=[{"role": "user", "content": "not shown"}]))
+    code, out, _err = program("sessions", "one")
+    assert code == 0
+    for expected in (
+        "user: [b]Where[/b]? 狐 :fox:",
+        "assistant: I look.",
+        'calls look {"at": "the fox"}',
+        "next, tool: in the wood",
+        "feedback: -0.5 slow",
+        "3 prompt tokens, 2 response tokens, stop",
+        "main · ready",
+    ):
+        assert expected in out
+    assert "not shown" not in out
+
+
+@pytest.mark.parametrize("name", ["a[/x]b", "[red]c", "agent:fox:[/]", "[bold", "\\[x]"])
+def test_names_that_clients_chose_are_shown_as_they_are(book: Book, program: Program, name: str) -> None:
+    book.capture(a_turn(name, owner=name))
+    code, out, _err = program("sessions")
+    assert code == 0
+    assert out.count(name) == 2
+    code, out, _err = program("sessions", name)
+    assert code == 0
+    assert f"{name} of {name}, recognised by" in out
+
+
+def test_equal_names_of_two_owners_are_both_shown(book: Book, program: Program) -> None:
+    for owner in ("me", "you"):
+        book.capture(a_turn("one", owner, messages=[{"role": "user", "content": f"I am {owner}"}]))
+    out = program("sessions", "one")[1]
+    assert "I am me" in out
+    assert "I am you" in out
+
+
+def test_a_session_that_is_not_there_is_said_in_a_sentence(book: Book, program: Program) -> None:
+    code, out, err = program("sessions", "nothing")
+    assert (code, out) == (2, "")
+    assert err == "openclaw-rl: There is no session nothing. 'openclaw-rl sessions' lists them.\n"
+
+
+@pytest.mark.parametrize("command", [("sessions",), ("forget", "--session", "x")])
+def test_without_a_ledger_commands_say_so_and_make_none(
+    folder: Path, program: Program, command: tuple[str, ...]
+) -> None:
+    code, _out, err = program(*command)
+    assert code == 2
+    assert f"There is no ledger in {folder}" in err
+    assert not folder.exists()
+
+
+def test_the_ledger_may_be_elsewhere(book: Book, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    book.capture(a_turn("one"))
+    assert main(["sessions", "--run-dir", str(tmp_path), "--rl-buffer-dir", str(book.folder)]) == 0
+    assert "one" in capsys.readouterr().out
+
+
+# forget
+
+
+def test_forgetting_a_session(book: Book, program: Program) -> None:
+    for name in ("one", "one", "two"):
+        book.capture(a_turn(name))
+    code, out, _err = program("forget", "--session", "one")
+    assert code == 0
+    assert "Forgot 1 sessions with 2 turns." in out
+    assert "Training steps that had used them: none." in out
+    assert [summary.key.id for summary in queries.sessions(book.db)] == ["two"]
+
+
+def test_forgetting_a_user(book: Book, program: Program) -> None:
+    for name, owner in (("one", "me"), ("two", "me"), ("one", "you")):
+        book.capture(a_turn(name, owner))
+    code, out, _err = program("forget", "--user", "me")
+    assert code == 0
+    assert "Forgot 2 sessions with 2 turns." in out
+    assert [summary.key for summary in queries.sessions(book.db)] == [("you", "one")]
+
+
+@pytest.mark.parametrize("whose", [("--session", "x"), ("--user", "x")])
+def test_forgetting_what_is_not_there_is_said_and_changes_nothing(
+    book: Book, program: Program, whose: tuple[str, str]
+) -> None:
+    book.capture(a_turn("one"))
+    code, _out, err = program("forget", *whose)
+    assert code == 2
+    assert "nothing of that session or user" in err
+    assert len(queries.sessions(book.db)) == 1
+
+
+@pytest.mark.parametrize("whose", [(), ("--session", "one", "--user", "me")])
+def test_forgetting_needs_either_a_session_or_a_user(book: Book, program: Program, whose: tuple[str, ...]) -> None:
+    book.capture(a_turn("one"))
+    code, _out, err = program("forget", *whose)
+    assert code == 2
+    assert "--session" in err
+    assert "--user" in err
+    assert len(queries.sessions(book.db)) == 1
+
+
+def test_a_ledger_that_another_program_holds_is_said_in_a_sentence(
+    book: Book, program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commands, "LOCK_SECONDS", 0)
+    book.capture(a_turn("one"))
+    other = connect(book.folder / FILE)
+    other.execute("BEGIN EXCLUSIVE")
+    code, _out, err = program("forget", "--session", "one")
+    assert code == 2
+    assert "locked" in err
+    # Looking is not held up.
+    assert program("status")[0] == program("sessions")[0] == 0
+    other.execute("ROLLBACK")
+    other.close()
+    assert program("forget", "--session", "one")[0] == 0
+
+
+def test_what_could_not_be_wiped_yet_is_said(book: Book, program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody still reads an older state of the ledger, so its log cannot be emptied."""
+    monkeypatch.setattr(commands, "LOCK_SECONDS", 0)
+    book.capture(a_turn("one", messages=[{"role": "user", "content": "a-very-private-matter"}]))
+    reader = connect(book.folder / FILE)
+    reader.execute("BEGIN")
+    reader.execute("SELECT * FROM turns").fetchall()
+    code, _out, err = program("forget", "--session", "one")
+    left = b"a-very-private-matter" in book.raw_bytes()
+    reader.execute("ROLLBACK")
+    reader.close()
+    assert left == (code != 0)
+    assert left == ("again" in err)
+
+
+def test_a_file_that_is_no_ledger_is_said_in_a_sentence(folder: Path, program: Program) -> None:
+    folder.mkdir()
+    (folder / FILE).write_text("this is no database, whatever its name says " * 50)
+    for command in (("status",), ("sessions",), ("forget", "--session", "x")):
+        code, _out, err = program(*command)
+        assert code == 2
+        assert str(folder) in err
+        assert err.count("\n") == 1

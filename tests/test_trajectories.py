@@ -1,0 +1,295 @@
+"""Turns from files and to files: good lines go in, bad ones are named, and words come back as they went."""
+
+import json
+import random
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from openclaw_rl.cli import main
+from openclaw_rl.ledger import changes, queries
+from openclaw_rl.ledger.schema import FILE, connect
+from openclaw_rl.ledger.states import State
+from openclaw_rl.rendering.chat import ChatRenderer
+from openclaw_rl.types import Continuation, Feedback, TurnKind
+from records import Book, a_side_turn, a_turn
+
+TURN = {"prompt": "What is the fox?", "response": "Quick and brown.", "next_state": "thanks"}
+TOOL_CALL = {"id": "a1", "type": "function", "function": {"name": "look", "arguments": '{"at": "the fox"}'}}
+
+
+def line(session: str, *turns: dict[str, Any]) -> str:
+    return json.dumps({"session_id": session, "turns": list(turns) or [TURN]}, ensure_ascii=False)
+
+
+class Run:
+    """A run directory and what the program does with it."""
+
+    def __init__(self, folder: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self.folder, self.model, self.capsys = folder, model, capsys
+
+    def imports(self, content: str | bytes, name: str = "in.jsonl") -> tuple[int, str, list[str]]:
+        """Exit status, what was said, and the lines of complaint."""
+        file = self.folder.parent / name
+        file.write_bytes(content.encode() if isinstance(content, str) else content)
+        self.capsys.readouterr()
+        code = main(["import", "--run-dir", str(self.folder), "--model-name", str(self.model), str(file)])
+        said = self.capsys.readouterr()
+        return code, said.out.strip(), said.err.splitlines()
+
+    def exports(self, how: str = "trajectories") -> list[dict[str, Any]]:
+        file = self.folder.parent / f"{self.folder.name}.out.jsonl"
+        assert main(["export", "--format", how, "--run-dir", str(self.folder), str(file)]) == 0
+        return [json.loads(one) for one in file.read_text(encoding="utf-8").split("\n")[:-1]]
+
+    def turns(self) -> list[queries.StoredTurn]:
+        with connect(self.folder / FILE, readonly=True) as db:
+            return [queries.load_turn(db, number) for number in queries.turn_numbers(db)]
+
+
+@pytest.fixture
+def run(tmp_path: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str]) -> Run:
+    return Run(tmp_path / "run", tiny_model, capsys)
+
+
+@pytest.fixture(scope="module")
+def renderer(tiny_model: Path) -> ChatRenderer:
+    return ChatRenderer(tiny_model)
+
+
+# Into the ledger.
+
+BAD_LINES: list[tuple[bytes, str]] = [
+    (b'{"session_id": "x", "turns": [', "Invalid JSON"),
+    (b"hello", "Invalid JSON"),
+    (b"[1, 2]", "object"),
+    (b"null", "object"),
+    (b'{"turns": [{"prompt": "a", "response": "b"}]}', "session_id"),
+    (b'{"session_id": 7, "turns": [{"prompt": "a", "response": "b"}]}', "session_id"),
+    (b'{"session_id": "", "turns": [{"prompt": "a", "response": "b"}]}', "session_id"),
+    (b'{"session_id": "x", "turns": []}', "turns"),
+    (b'{"session_id": "x", "turns": [{"prompt": "a"}]}', "turns.0.response"),
+    (b'{"session_id": "x", "turns": [{"prompt": 1, "response": "b"}]}', "turns.0.prompt"),
+    (b'{"session_id": "x", "turns": [{"prompt": "a", "response": "b", "type": "other"}]}', "turns.0.type"),
+    (b'{"session_id": "x", "turns": [{"prompt": "a", "response": "b"}, {"prompt": null}]}', "turns.1.prompt"),
+    (b'{"session_id": "x", "turns": [{"prompt": "caf\xe9", "response": "b"}]}', "Invalid JSON"),
+    (b'{"session_id": "x", "turns": [{"prompt": "\\ud800", "response": "b"}]}', "Invalid JSON"),
+    (b"\xff\xfe", "Invalid JSON"),
+]
+
+
+@pytest.mark.parametrize(("bad", "what"), BAD_LINES)
+def test_a_bad_line_is_named_and_the_good_ones_go_in(run: Run, bad: bytes, what: str) -> None:
+    content = b"\n".join([line("a").encode(), b"", bad, b"   ", line("b").encode()])
+    code, said, complaints = run.imports(content)
+    assert code == 1
+    assert len(complaints) == 1
+    assert complaints[0].startswith(f"{run.folder.parent / 'in.jsonl'}:3: ")
+    assert what in complaints[0]
+    assert said == "2 turns imported, 1 lines refused"
+    assert [turn.session.id for turn in run.turns()] == ["a", "b"]
+
+
+def test_every_bad_line_is_named(run: Run) -> None:
+    content = b"".join(bad + b"\r\n" + line(str(i)).encode() + b"\r\n" for i, (bad, _) in enumerate(BAD_LINES))
+    code, said, complaints = run.imports(content)
+    file = run.folder.parent / "in.jsonl"
+    assert code == 1
+    assert [one.split(": ")[0] for one in complaints] == [f"{file}:{2 * i + 1}" for i in range(len(BAD_LINES))]
+    assert said == f"{len(BAD_LINES)} turns imported, {len(BAD_LINES)} lines refused"
+
+
+def test_a_good_file_is_imported_without_complaint(run: Run) -> None:
+    assert run.imports(line("a") + "\n" + line("b")) == (0, "2 turns imported, 0 lines refused", [])
+
+
+def test_a_byte_order_mark_is_no_error(run: Run) -> None:
+    assert run.imports(b"\xef\xbb\xbf" + line("a").encode()) == (0, "1 turns imported, 0 lines refused", [])
+
+
+def test_unicode_line_separators_inside_a_text_do_not_cut_the_line(run: Run) -> None:
+    said = "one\u2028two\u0085three\x0b"
+    code, _said, _complaints = run.imports(line("a", {**TURN, "response": said}))
+    assert code == 0
+    assert run.turns()[0].message["content"] == said
+
+
+def test_importing_twice_adds_nothing(run: Run) -> None:
+    content = line("a", TURN, TURN) + "\n" + line("b")
+    run.imports(content)
+    before = run.turns()
+    assert run.imports(content) == (0, "0 turns imported, 3 were there already, 0 lines refused", [])
+    assert run.turns() == before
+
+
+def test_a_file_that_has_grown_adds_what_is_new(run: Run) -> None:
+    more = {"prompt": "And the dog?", "response": "Lazy.", "next_state": "ok"}
+    run.imports(line("a"))
+    assert run.imports(line("a", TURN, more))[1] == "1 turns imported, 1 were there already, 0 lines refused"
+    assert [message["content"] for message in run.turns()[1].messages] == [
+        TURN["prompt"],
+        TURN["response"],
+        more["prompt"],
+    ]
+
+
+def test_a_file_that_is_not_there_is_said_in_a_sentence(run: Run, tmp_path: Path) -> None:
+    assert main(["import", "--run-dir", str(run.folder), str(tmp_path / "nothing.jsonl")]) == 2
+    assert "There is no file" in run.capsys.readouterr().err
+
+
+def test_imported_turns_wait_to_be_scored(run: Run, renderer: ChatRenderer) -> None:
+    run.imports(line("a", TURN, {**TURN, "prompt": "Again?", "response": "<|im_end|> <think>é"}))
+    tokenizer = renderer.tokenizer
+    first, second = run.turns()
+    for turn in (first, second):
+        assert (turn.state, turn.kind, turn.kind_reason) == (State.CAPTURED, TurnKind.MAIN, "imported")
+        assert turn.session == ("imported", "a")
+        assert (turn.logprobs, turn.top, turn.continuation) == ([], [], Continuation.NEW)
+        assert turn.next_state == [{"role": "user", "content": "thanks"}]
+        assert turn.response_ids[-1] == tokenizer.backend.token_to_id("<|im_end|>")
+        assert turn.prompt_ids == renderer.prompt(renderer.text(turn.messages)).ids
+    assert tokenizer.backend.decode(first.response_ids[:-1]) == TURN["response"]
+    # Text is text: what looks like a control token is not one.
+    assert not set(second.response_ids[:-1]) & set(tokenizer.eos_ids)
+    assert tokenizer.backend.decode(second.response_ids[:-1]) == "<|im_end|> <think>é"
+    assert [m["role"] for m in second.messages] == ["user", "assistant", "user"]
+
+
+@pytest.mark.parametrize(
+    ("written", "reason"),
+    [
+        ({"type": "side"}, "imported as not trainable"),
+        ({"trainable": False}, "imported as not trainable"),
+        ({"next_state": None}, changes.NO_NEXT_STATE),
+    ],
+)
+def test_what_cannot_be_trained_on_is_imported_as_dropped(run: Run, written: dict, reason: str) -> None:
+    run.imports(line("a", {**TURN, **written}))
+    (turn,) = run.turns()
+    assert (turn.state, turn.reason) == (State.DROPPED, reason)
+
+
+def test_an_imported_session_is_over_and_another_import_of_its_name_goes_on(run: Run) -> None:
+    run.imports(line("a"))
+    with connect(run.folder / FILE, readonly=True) as db:
+        (summary,) = queries.sessions(db)
+    assert (summary.closed, summary.source, summary.turns) == (True, "import", 1)
+
+
+def test_an_imported_session_s_tokens_are_stored_once(run: Run) -> None:
+    chance = random.Random(1)
+
+    def long(session: str, turns: int) -> str:
+        return line(
+            session, *({**TURN, "prompt": chance.randbytes(200).hex(), "response": f"{i}"} for i in range(turns))
+        )
+
+    run.imports(long("a", 10) + "\n" + long("b", 20))
+    with connect(run.folder / FILE, readonly=True) as db:
+        query = "SELECT sum(length(added)) FROM turns t JOIN sessions s ON s.number = t.session WHERE id = ?"
+        short, twice = (db.execute(query, (name,)).fetchone()[0] for name in "ab")
+    assert twice < 2.2 * short
+
+
+# Out of it.
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> Iterator[Book]:
+    """A ledger as a server leaves it: tools, side turns, a retry, next states."""
+    book = Book(tmp_path / "recorded")
+    asked = [{"role": "system", "content": "be kind"}, {"role": "user", "content": "Where is the fox? 狐"}]
+    called = {"role": "assistant", "content": None, "tool_calls": [TOOL_CALL]}
+    results = [
+        {"role": "tool", "content": "in the wood", "tool_call_id": "a1"},
+        {"role": "user", "content": [{"type": "text", "text": "and?"}]},
+    ]
+    tools = {"role": "tools", "tools": [{"type": "function", "function": {"name": "look"}}]}
+    first = book.capture(a_turn("s", messages=[tools, *asked], message=called, top=[((1, -0.5), (2, -1.0))] * 2))
+    book.change(changes.set_next_state, first, results)
+    answer = {"role": "assistant", "content": "In the wood."}
+    last = a_turn("s", messages=[tools, *asked, called, *results], message=answer)
+    book.capture(last)
+    book.change(changes.add_feedback, "me", last.completion, 0, Feedback(1.0, "right"))
+    book.capture(a_side_turn("s"))
+    book.capture(a_turn("t", owner="you"))
+    yield book
+    book.close()
+
+
+def words(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    return {one["session_id"]: one["turns"] for one in lines}
+
+
+def test_trajectories_are_sessions_in_words(recorded: Book, run: Run) -> None:
+    told = words(Run(recorded.folder, run.model, run.capsys).exports())
+    assert set(told) == {"s", "t"}
+    assert told["s"][0] == {
+        "type": "main",
+        "prompt": "Where is the fox? 狐",
+        "response": '<tool_call>\n{"name": "look", "arguments": {"at": "the fox"}}\n</tool_call>',
+        "next_state": "in the wood\nand?",
+        "trainable": True,
+    }
+    assert told["s"][1]["prompt"] == "in the wood\nand?"
+    assert "next_state" not in told["s"][1]
+    assert (told["s"][2]["type"], told["s"][2]["trainable"]) == ("side", False)
+
+
+def test_words_survive_export_import_export(recorded: Book, run: Run) -> None:
+    first = Run(recorded.folder, run.model, run.capsys).exports()
+    code, said, _complaints = run.imports("\n".join(json.dumps(one) for one in first))
+    assert (code, said) == (0, "4 turns imported, 0 lines refused")
+    assert run.exports() == first
+
+
+def test_equal_session_names_of_two_owners_survive_export_and_import(tmp_path: Path, run: Run) -> None:
+    book = Book(tmp_path / "recorded")
+    for owner in ("me", "you"):
+        answer = {"role": "assistant", "content": "hi"}
+        book.capture(a_turn("s", owner, messages=[{"role": "user", "content": "hello"}], message=answer))
+    book.close()
+    first = Run(book.folder, run.model, run.capsys).exports()
+    assert len(first) == 2
+    assert run.imports("\n".join(json.dumps(one) for one in first))[1] == "2 turns imported, 0 lines refused"
+
+
+def test_jsonl_has_everything_a_turn_a_line(recorded: Book, run: Run) -> None:
+    lines = Run(recorded.folder, run.model, run.capsys).exports("jsonl")
+    assert len(lines) == 4
+    for number, told in zip(queries.turn_numbers(recorded.db), lines, strict=True):
+        turn = recorded.read(number)
+        assert told["number"] == number
+        assert told["session"] == list(turn.session)
+        assert (told["prompt_ids"], told["response_ids"]) == (turn.prompt_ids, turn.response_ids)
+        assert told["logprobs"] == turn.logprobs
+        assert told["messages"] == turn.messages
+        assert (told["kind"], told["state"]) == (turn.kind, turn.state)
+    assert lines[0]["top"] == [[[1, -0.5], [2, -1.0]]] * 2
+    assert lines[0]["next_state"][0]["content"] == "in the wood"
+    assert lines[1]["feedback"] == [[1.0, "right"]]
+
+
+def test_half_characters_are_exported_as_valid_json(tmp_path: Path, run: Run) -> None:
+    book = Book(tmp_path / "recorded")
+    book.capture(a_turn(messages=[{"role": "user", "content": "half \ud83d"}]))
+    book.close()
+    told = Run(book.folder, run.model, run.capsys).exports("jsonl")
+    assert told[0]["messages"][0]["content"] == "half \ud83d"
+
+
+def test_a_place_that_cannot_be_written_is_said_in_a_sentence(recorded: Book, run: Run, tmp_path: Path) -> None:
+    out = tmp_path / "no" / "such" / "folder.jsonl"
+    assert main(["export", "--run-dir", str(recorded.folder), str(out)]) == 2
+    assert str(out) in run.capsys.readouterr().err
+
+
+def test_without_a_ledger_there_is_nothing_to_export(run: Run, tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    out.write_text("precious")
+    assert main(["export", "--run-dir", str(run.folder), str(out)]) == 2
+    assert "no ledger" in run.capsys.readouterr().err
+    assert out.read_text() == "precious"
