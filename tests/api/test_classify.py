@@ -7,10 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness import Bench, running
 from openclaw_rl.api.classify import TRANSIENT, classify, is_transient, user_words
 from openclaw_rl.api.sessions import named_session, new_session
 from openclaw_rl.api.wire import ChatRequest
 from openclaw_rl.ledger import queries
+from openclaw_rl.ledger.ledger import Ledger
+from openclaw_rl.ledger.schema import FILE, connect
+from openclaw_rl.ledger.states import State
 from openclaw_rl.types import SessionKey, TurnKind
 from records import Book, a_turn
 
@@ -336,3 +340,30 @@ def test_owners_with_the_same_session_name_stay_apart(tmp_path: Path) -> None:
         ancestor = book.ledger.find_ancestor(owner, [(2, b"same")], name, set())
         assert ancestor == queries.Ancestor(number, key, 2)
     book.close()
+
+
+def test_a_heartbeat_in_between_does_not_keep_the_user_s_words_from_the_turn_they_answer(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    """The client keeps its heartbeats in the history; what the user says after one is still the next state."""
+    ledger = Ledger(tmp_path)
+    tools = [{"type": "function", "function": {"name": "look", "parameters": {}}}]
+    with running(Bench(tiny_model, ledger)) as bench:
+
+        def ask(messages: Messages, says: str) -> Messages:
+            bench.says = says
+            answer = bench.post({"messages": messages, "tools": tools}).json()["choices"][0]["message"]
+            return [*messages, said(answer["content"])]
+
+        told = ask(FIRST, "There are none.")
+        told = ask([*told, user(HEARTBEAT)], "HEARTBEAT_OK")
+        told = ask([*told, user(f"{STAMP}Then make one.")], "Made.")
+    ledger.close()
+    with connect(tmp_path / FILE, readonly=True) as db:
+        first, heartbeat, last = (queries.load_turn(db, number) for number in queries.turn_numbers(db))
+    assert [turn.kind for turn in (first, heartbeat, last)] == [TurnKind.MAIN, TurnKind.SIDE, TurnKind.MAIN]
+    assert len({first.session, heartbeat.session, last.session}) == 1
+    assert first.state is State.READY
+    assert first.next_state == [user("Then make one.")]
+    assert heartbeat.next_state is None
+    assert last.state is State.AWAITING

@@ -19,13 +19,17 @@ from openclaw_rl.engines.local.messages import AdapterLoaded, Add, Cancel, LoadA
 from openclaw_rl.engines.local.worker import Worker
 from openclaw_rl.types import FinishReason, Priority, SampledToken, SampleRequest, SamplingParams
 
+#: Where there is a GPU, its worker has to give what the CPU's gives.
+DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+on_every_device = pytest.mark.parametrize("device", DEVICES)
+
 Answers = dict[tuple[int, int], list[SampledToken]]
 
 
-def make_worker(model: Path, pages: int | None = None, max_sequences: int = 8) -> Worker:
-    decoder = load_decoder(model, torch.float32, torch.device("cpu"))
+def make_worker(model: Path, pages: int | None = None, max_sequences: int = 8, device: str = "cpu") -> Worker:
+    decoder = load_decoder(model, torch.float32, torch.device(device))
     gib = pages and (pages + 0.5) * bytes_per_page(decoder.shape, torch.float32) / (1 << 30)
-    options = WorkerOptions(model, "cpu", "float32", max_sequences, None, gib or 0.05, 4, 4)
+    options = WorkerOptions(model, device, "float32", max_sequences, None, gib or 0.05, 4, 4)
     worker = Worker(decoder, options)
     worker.scheduler.prefill_tokens = 48  # small, so that long prompts take several steps
     return worker
@@ -82,6 +86,7 @@ def test_greedy_tokens_and_logprobs_equal_those_of_transformers(tiny_model: Path
     assert ours[-1].finish is FinishReason.LENGTH
 
 
+@on_every_device
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     lengths=st.lists(st.integers(1, 150), min_size=2, max_size=10),
@@ -89,7 +94,7 @@ def test_greedy_tokens_and_logprobs_equal_those_of_transformers(tiny_model: Path
     seed=st.integers(0, 99),
 )
 def test_any_batch_gives_each_request_what_it_gets_alone(
-    tiny_model: Path, lengths: list[int], steps: list[int], seed: int
+    tiny_model: Path, device: str, lengths: list[int], steps: list[int], seed: int
 ) -> None:
     """Mixed lengths, joining and leaving at any step, greedy and sampled."""
     rng = random.Random(seed)
@@ -98,15 +103,16 @@ def test_any_batch_gives_each_request_what_it_gets_alone(
         for i, length in enumerate(lengths)
     ]
     arrivals = [(step, Add(i, job, 0)) for i, (step, job) in enumerate(zip(steps, jobs, strict=False))]
-    answers = run(make_worker(tiny_model), arrivals)
+    answers = run(make_worker(tiny_model, device=device), arrivals)
     for i, job in enumerate(jobs):
         assert_same(answers[i, 0], alone(tiny_model, job))
 
 
-def test_a_cache_too_small_for_all_changes_no_answer(tiny_model: Path) -> None:
+@on_every_device
+def test_a_cache_too_small_for_all_changes_no_answer(tiny_model: Path, device: str) -> None:
     rng = random.Random(3)
-    jobs = [request(rng.choices(range(300), k=60), max_tokens=40, temperature=0.7, seed=i) for i in range(6)]
-    worker = make_worker(tiny_model, pages=14)
+    jobs = [request(rng.choices(range(300), k=100), max_tokens=60, temperature=0.7, seed=i) for i in range(6)]
+    worker = make_worker(tiny_model, pages=34, device=device)
     answers = run(worker, [(i, Add(i, job, 0)) for i, job in enumerate(jobs)])
     for i, job in enumerate(jobs):
         assert_same(answers[i, 0], alone(tiny_model, job))
@@ -152,8 +158,9 @@ def test_gathered_pages_give_the_same_answer_as_consecutive_ones(tiny_model: Pat
     assert_same(answer, alone(tiny_model, job))
 
 
-def test_one_batch_mixes_versions_and_each_equals_peft(tiny_model: Path, adapters: list[Path]) -> None:
-    worker = make_worker(tiny_model)
+@on_every_device
+def test_one_batch_mixes_versions_and_each_equals_peft(tiny_model: Path, adapters: list[Path], device: str) -> None:
+    worker = make_worker(tiny_model, device=device)
     for version, folder in enumerate(adapters, start=1):
         loaded = worker.obey(LoadAdapter(version, version, folder))
         assert isinstance(loaded, AdapterLoaded)

@@ -90,10 +90,10 @@ class Work:
 class Scheduler:
     """Decides each step's work. Owns the waiting and the running sequences and their pages."""
 
-    def __init__(self, pool: PagePool, max_sequences: int, prefill_tokens: int) -> None:
+    def __init__(self, pool: PagePool, max_sequences: int, prefill_tokens: int, prefill_share: int = PAGE_SIZE) -> None:
         self.pool = pool
         self.max_sequences = max_sequences
-        self.prefill_tokens = prefill_tokens
+        self.prefill_tokens, self.prefill_share = prefill_tokens, prefill_share
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
 
@@ -129,7 +129,7 @@ class Scheduler:
         work = [Work(s, s.computed, 1) for s in generating if self._make_room(s, 1)]
         # Prompts share the budget, so that a short one behind a long one is read soon; what is left over goes to
         # the most urgent.
-        shares = fair_shares([s.remaining for s in reading], self.prefill_tokens)
+        shares = fair_shares([s.remaining for s in reading], self.prefill_tokens, self.prefill_share)
         for sequence, count in zip(reading, shares, strict=True):
             if count and self._make_room(sequence, count):
                 work.append(Work(sequence, sequence.computed, count))
@@ -220,12 +220,15 @@ class Scheduler:
         self.waiting = deque(sorted(self.waiting, key=lambda s: s.order))
 
 
-def fair_shares(wanted: list[int], budget: int) -> list[int]:
-    """How many tokens each gets, the most urgent first: equal shares, and what some do not need for the others."""
+def fair_shares(wanted: list[int], budget: int, least: int) -> list[int]:
+    """How many tokens each gets, the most urgent first: equal shares, and what some do not need for the others.
+
+    A share is no smaller than `least`, so some may have to wait.
+    """
     shares = [0] * len(wanted)
     for pass_over in range(2):
         for i, want in enumerate(wanted):
-            share = max(PAGE_SIZE, budget // (len(wanted) - i)) if pass_over == 0 else budget
+            share = max(least, budget // (len(wanted) - i)) if pass_over == 0 else budget
             more = min(want - shares[i], share, budget)
             shares[i] += more
             budget -= more

@@ -38,6 +38,8 @@ log = logging.getLogger(__name__)
 #: Prompt tokens read per step. On a CPU, about a quarter of a second, the longest that others wait for a token;
 #: on CUDA, enough to keep the device busy.
 PREFILL_TOKENS = {"cpu": 128, "cuda": 4096}
+#: The least of those that one prompt gets: on CUDA, many small pieces would be many small kernels.
+PREFILL_SHARE = {"cpu": 16, "cuda": 512}
 #: Share of the memory (on CUDA, of what is free once the weights are there) that the cache takes when no size
 #: is given; the rest is for activations and learning.
 CACHE_SHARE = {"cpu": 0.25, "cuda": 0.6}
@@ -58,7 +60,7 @@ class Worker:
         self.adapters = AdapterSlots(shape, options.adapter_slots, options.adapter_rank, dtype, device)
         self.runner = self._runner(decoder, pages, options)
         pool = PagePool(pages, consecutive=device.type == "cpu")
-        self.scheduler = Scheduler(pool, options.max_sequences, PREFILL_TOKENS[device.type])
+        self.scheduler = Scheduler(pool, options.max_sequences, PREFILL_TOKENS[device.type], PREFILL_SHARE[device.type])
         self.loaded = {0}
         self.arrivals = 0
 
