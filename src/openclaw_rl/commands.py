@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import http.client
 import json
 import sqlite3
 import sys
@@ -9,6 +10,8 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
+from typing import TextIO
 
 from rich.console import Console, Group
 from rich.panel import Panel
@@ -19,6 +22,7 @@ from rich.text import Text
 from openclaw_rl.config import Config
 from openclaw_rl.ledger import changes, queries
 from openclaw_rl.ledger.lock import read_server
+from openclaw_rl.ledger.packing import pack_json
 from openclaw_rl.ledger.schema import FILE, NewerLedger, connect, migrate
 from openclaw_rl.ledger.status import Status, read_status
 from openclaw_rl.options import ConfigError
@@ -50,6 +54,8 @@ def opened(config: Config, *, create: bool = False) -> Iterator[sqlite3.Connecti
         yield db
     except NewerLedger as error:
         raise ConfigError(str(error)) from None
+    except sqlite3.Error as error:
+        raise ConfigError(f"The ledger in {config.ledger_dir} cannot be used at the moment: {error}.") from None
     finally:
         db.close()
 
@@ -72,11 +78,20 @@ def status(config: Config, options: argparse.Namespace) -> int:
 def ask_suspended(server: str) -> str | None:
     """Why a running server does not record turns, if so."""
     try:
-        with urllib.request.urlopen(f"{server}/readyz", timeout=PROBE_SECONDS) as answer:
-            told = str(json.load(answer)["capture"])
-    except (urllib.error.URLError, TimeoutError, ValueError, KeyError):
+        told = str(json.loads(ask(f"{server}/readyz"))["capture"])
+    except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError):
         return None
     return told.removeprefix("suspended: ") if told.startswith("suspended: ") else None
+
+
+def ask(url: str) -> bytes:
+    """What is answered there, also with a status that says "not ready"; never by way of a proxy."""
+    try:
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(url, timeout=PROBE_SECONDS) as answer:
+            return bytes(answer.read())
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.read()
 
 
 def show_status(config: Config, found: Status) -> None:
@@ -111,16 +126,18 @@ def list_sessions(found: list[queries.SessionSummary]) -> None:
     for item in found:
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(item.last))
         numbers = (str(item.turns), str(item.main), str(item.ready))
-        table.add_row(item.key.id, item.key.owner, item.source, when, *numbers, "" if item.closed else "yes")
+        # Names are the clients': nothing in them is markup.
+        names = (Text(item.key.id), Text(item.key.owner), Text(item.source))
+        table.add_row(*names, when, *numbers, "" if item.closed else "yes")
     console().print(table)
 
 
 def show_session(db: sqlite3.Connection, summary: queries.SessionSummary) -> None:
     out = console()
-    out.print(f"[bold]{summary.key.id}[/bold] of {summary.key.owner}, recognised by {summary.source}")
+    out.print(Text.assemble((summary.key.id, "bold"), f" of {summary.key.owner}, recognised by {summary.source}"))
     for number in queries.turn_numbers(db, summary.key):
         turn = queries.load_turn(db, number)
-        out.print(Panel(turn_body(turn), title=turn_title(turn), title_align="left"))
+        out.print(Panel(turn_body(turn), title=Text(turn_title(turn)), title_align="left"))
 
 
 def turn_title(turn: queries.StoredTurn) -> str:
@@ -142,6 +159,16 @@ def turn_body(turn: queries.StoredTurn) -> Group:
     return Group(*lines, Text(sizes, style="dim"))
 
 
+@contextlib.contextmanager
+def writable(path: Path) -> Iterator[TextIO]:
+    """A file to write to. Raises ConfigError if it cannot be written."""
+    try:
+        with path.open("w", encoding="utf-8") as out:
+            yield out
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror}.") from None
+
+
 def export(config: Config, options: argparse.Namespace) -> int:
     from openclaw_rl.trajectories import export_trajectories, export_turns
 
@@ -149,14 +176,14 @@ def export(config: Config, options: argparse.Namespace) -> int:
     count = 0
     with (
         opened(config) as db,
-        options.file.open("w", encoding="utf-8", errors="surrogatepass") as out,
+        writable(options.file) as out,
         Progress(console=Console(stderr=True), transient=True) as progress,
     ):
         for line in progress.track(write(db), description="Exporting", total=None):
-            out.write(json.dumps(line, ensure_ascii=False) + "\n")
+            out.write(pack_json(line) + "\n")
             count += 1
     what = "sessions" if options.format == "trajectories" else "turns"
-    console().print(f"{count} {what} written to {options.file}")
+    console().print(Text(f"{count} {what} written to {options.file}"))
     return 0
 
 
@@ -184,12 +211,12 @@ def forget(config: Config, options: argparse.Namespace) -> int:
     with opened(config) as db:
         found = queries.sessions(db, id=options.session, owner=options.user)
         if not found:
+            wipe(db)  # perhaps what could not be done the last time
             raise ConfigError("There is nothing of that session or user in the ledger.")
         db.execute("BEGIN IMMEDIATE")
         steps = changes.forget(db, [summary.number for summary in found])
         db.execute("COMMIT")
-        # What was deleted is overwritten in the file; here it also leaves the log beside it.
-        db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        wiped = wipe(db)
     turns = sum(summary.turns for summary in found)
     out = console()
     out.print(f"Forgot {len(found)} sessions with {turns} turns.")
@@ -197,4 +224,19 @@ def forget(config: Config, options: argparse.Namespace) -> int:
     out.print(
         f"Training steps that had used them: {used}." + (" Their effect on the weights remains." if steps else "")
     )
-    return 0
+    if not wiped:
+        sys.stderr.write(
+            "Remains are still in the ledger's files, because another program reads an older state of them: "
+            "run the same command again later.\n"
+        )
+    return 0 if wiped else 1
+
+
+def wipe(db: sqlite3.Connection) -> bool:
+    """Take what was deleted out of the files; False if another program still holds on to it.
+
+    SQLite overwrites what it deletes, but not the copies that it leaves behind when it moves rows between pages.
+    """
+    db.execute("VACUUM")
+    busy, _log, _checkpointed = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+    return not busy

@@ -6,8 +6,9 @@ can be imported: a turn from elsewhere has no sampled tokens, so its text is tok
 `imported`, and the current policy has to score it before it may be trained on.
 """
 
-import json
+import codecs
 import sqlite3
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
@@ -17,6 +18,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field, ValidationError
 
 from openclaw_rl.ledger import changes, queries
+from openclaw_rl.ledger.packing import common_prefix, pack_json
 from openclaw_rl.ledger.states import State
 from openclaw_rl.rendering import history
 from openclaw_rl.rendering.chat import (
@@ -50,10 +52,14 @@ class Trajectory(BaseModel):
 
 def export_trajectories(db: sqlite3.Connection) -> Iterator[dict[str, Any]]:
     """Sessions in words."""
-    for summary in reversed(queries.sessions(db)):
+    summaries = queries.sessions(db)
+    owners = Counter(summary.key.id for summary in summaries)
+    for summary in reversed(summaries):
         turns = [queries.load_turn(db, number) for number in queries.turn_numbers(db, summary.key)]
         if turns:
-            yield {"session_id": summary.key.id, "turns": [in_words(turn) for turn in turns]}
+            # A name that several owners use is none in a file that has no owners.
+            name = summary.key.id if owners[summary.key.id] == 1 else f"{summary.key.owner}/{summary.key.id}"
+            yield {"session_id": name, "turns": [in_words(turn) for turn in turns]}
 
 
 def export_turns(db: sqlite3.Connection) -> Iterator[dict[str, Any]]:
@@ -95,8 +101,9 @@ class Imported:
 def import_file(db: sqlite3.Connection, path: Path, renderer: ChatRenderer) -> Imported:
     """Read a trajectories file into the ledger; good lines go in whatever the others are."""
     result = Imported()
-    with path.open(encoding="utf-8", errors="replace") as lines:
+    with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
+            line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
             if not line.strip():
                 continue
             try:
@@ -115,8 +122,9 @@ def import_session(db: sqlite3.Connection, session: Trajectory, renderer: ChatRe
     turns = list(imported_turns(session, renderer))
     db.execute("BEGIN IMMEDIATE")
     try:
+        before: tuple[int, Turn] | None = None
         for turn, written in zip(turns, session.turns, strict=True):
-            store_imported(db, turn, written, result)
+            before = store_imported(db, turn, written, before, result), turn
         changes.close_session(db, turns[0].session)
     except sqlite3.Error:
         db.execute("ROLLBACK")
@@ -124,19 +132,28 @@ def import_session(db: sqlite3.Connection, session: Trajectory, renderer: ChatRe
     db.execute("COMMIT")
 
 
-def store_imported(db: sqlite3.Connection, turn: Turn, written: TrajectoryTurn, result: Imported) -> None:
-    if db.execute("SELECT 1 FROM turns WHERE completion = ?", (turn.completion,)).fetchone():
+def store_imported(
+    db: sqlite3.Connection, turn: Turn, written: TrajectoryTurn, before: tuple[int, Turn] | None, result: Imported
+) -> int:
+    """Store a turn as what it adds to the one before it, unless it is there already; its number."""
+    row = db.execute("SELECT number FROM turns WHERE completion = ?", (turn.completion,)).fetchone()
+    if row is not None:
         result.known += 1
-        return
+        return int(row["number"])
+    base, keep = None, 0
+    if before is not None:
+        base, earlier = before
+        keep = common_prefix(turn.prompt_ids, [*earlier.prompt_ids, *earlier.response_ids])
     trained = turn.kind is TurnKind.MAIN
     missing = "" if written.next_state is not None else changes.NO_NEXT_STATE
     reason = missing if trained else turn.kind_reason
     state = State.DROPPED if reason else State.CAPTURED
-    number = changes.record_turn(db, turn, "import", None, 0, state, reason)
+    number = changes.record_turn(db, turn, "import", base, keep, state, reason)
     if written.next_state is not None:
         came = [{"role": "user", "content": written.next_state}]
-        db.execute("UPDATE turns SET next_state = ? WHERE number = ?", (json.dumps(came, ensure_ascii=False), number))
+        db.execute("UPDATE turns SET next_state = ? WHERE number = ?", (pack_json(came), number))
     result.turns += 1
+    return number
 
 
 def imported_turns(session: Trajectory, renderer: ChatRenderer) -> Iterator[Turn]:

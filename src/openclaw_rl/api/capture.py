@@ -17,6 +17,7 @@ from openclaw_rl.api.metrics import Metrics
 from openclaw_rl.api.sessions import named_session, new_session
 from openclaw_rl.api.wire import ChatRequest
 from openclaw_rl.ledger.ledger import Ledger
+from openclaw_rl.ledger.packing import common_prefix
 from openclaw_rl.ledger.queries import Ancestor
 from openclaw_rl.ledger.writer import LedgerError
 from openclaw_rl.rendering import history
@@ -126,7 +127,8 @@ class Capture:
             answered = [i for i, message in enumerate(messages, start=1) if message["role"] == "assistant"]
             covered = answered[-1] if answered else 0
         else:
-            number, covered = ancestor.number, ancestor.depth
+            # What a client does for itself in between, and keeps in its history, is nobody's next state.
+            number, covered = self.ledger.main_turn(ancestor.number), ancestor.depth
         if number is not None:
             after = zip(messages[covered:], transient[covered:], strict=True)
             came = [next_state_message(message) for message, passing in after if not passing]
@@ -212,18 +214,6 @@ def next_state_message(message: Message) -> Message:
     """A message as feedback: who said what."""
     text = content_text(message.get("content"))
     return {**message, "content": user_words(text) if message["role"] == "user" else text}
-
-
-def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many tokens two sequences have in common from the start."""
-    low, high = 0, min(len(one), len(other))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if one[low:middle] == other[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
 
 
 def truthy(text: str | None) -> bool:

@@ -124,7 +124,7 @@ class FeedbackRequest(Wire):
     """The body of POST /v1/feedback: a score from -1 to 1, or a thumb."""
 
     id: str
-    choice: int = 0
+    choice: Annotated[int, Field(ge=0, lt=MAX_CHOICES)] = 0
     score: Annotated[float, Field(ge=-1, le=1)] | None = None
     thumb: Literal["up", "down"] | None = None
     text: str = ""

@@ -4,11 +4,11 @@ import json
 import sqlite3
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from hashlib import blake2b
 from typing import Any
 
-from openclaw_rl.ledger.packing import pack_floats, pack_ids, pack_top
+from openclaw_rl.ledger.packing import pack_floats, pack_ids, pack_json, pack_top
 from openclaw_rl.ledger.states import TRANSITIONS, IllegalTransition, State
 from openclaw_rl.ledger.writer import LedgerError
 from openclaw_rl.types import Feedback, SessionKey, Turn, TurnKind
@@ -41,8 +41,8 @@ def store_messages(db: sqlite3.Connection, session: int, messages: Sequence[Mapp
     """Walk the session's tree of messages, adding what is new; the last message's number."""
     parent: int | None = None
     for message in messages:
-        body = json.dumps(message, ensure_ascii=False, separators=(",", ":"))
-        digest = blake2b(body.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+        body = pack_json(message)
+        digest = blake2b(body.encode(), digest_size=16).digest()
         row = db.execute(
             "SELECT number FROM messages WHERE session = ? AND coalesce(parent, 0) = ? AND digest = ?",
             (session, parent or 0, digest),
@@ -77,7 +77,7 @@ def record_turn(
         "continuation": turn.continuation,
         "parent": turn.parent,
         "request": store_messages(db, session, turn.messages),
-        "answer": json.dumps(turn.message, ensure_ascii=False),
+        "answer": pack_json(turn.message),
         "base": base,
         "keep": keep,
         "added": pack_ids(turn.prompt_ids[keep:]),
@@ -98,7 +98,12 @@ def record_turn(
 def capture(db: sqlite3.Connection, turns: Sequence[Turn], source: str, base: int | None, keep: int) -> list[int]:
     """Store the turns of one answered request. Earlier attempts at the same request are superseded."""
     first = turns[0]
-    supersede(db, first.session, first.request_key)
+    if first.kind is TurnKind.MAIN:
+        supersede(db, first.session, first.request_key)
+    if base is not None and db.execute("SELECT 1 FROM turns WHERE number = ?", (base,)).fetchone() is None:
+        # It was forgotten while the request was answered: this one stands on its own.
+        base, keep = None, 0
+        turns = [replace(turn, parent=None) for turn in turns]
     numbers = []
     for turn in turns:
         trained = turn.kind is TurnKind.MAIN
@@ -140,7 +145,7 @@ def set_next_state(db: sqlite3.Connection, turn: int, messages: Sequence[Mapping
         raise UnknownTurn(f"there is no turn {turn}")
     if row["next_state"] is not None or row["kind"] != TurnKind.MAIN:
         return
-    db.execute("UPDATE turns SET next_state = ? WHERE number = ?", (json.dumps(messages, ensure_ascii=False), turn))
+    db.execute("UPDATE turns SET next_state = ? WHERE number = ?", (pack_json(messages), turn))
     if row["state"] in (State.AWAITING, State.DROPPED):
         move(db, turn, State.READY)
 

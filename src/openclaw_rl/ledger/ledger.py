@@ -76,6 +76,9 @@ class Ledger:
     def last_waiting(self, session: SessionKey) -> int | None:
         return self._read(lambda db: queries.last_waiting(db, session))
 
+    def main_turn(self, turn: int) -> int | None:
+        return self._read(lambda db: queries.main_turn(db, turn))
+
     def sequence(self, turn: int) -> list[int]:
         """A turn's tokens: prompt and response."""
         tokens = self._sequences.get(turn)

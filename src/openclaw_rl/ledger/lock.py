@@ -1,10 +1,12 @@
 """One server a run directory."""
 
+import contextlib
 import fcntl
 import json
 import os
+import time
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 FILE = "server.json"
 
@@ -20,16 +22,23 @@ class RunDirLock:
         run_dir.mkdir(parents=True, exist_ok=True)
         self._path = run_dir / FILE
         self._file = self._path.open("a+")
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not self._lock():
             pid = read_server(run_dir).get("pid", "unknown")
             self._file.close()
             raise RunDirInUse(
                 f"{run_dir} is in use by the server with process id {pid}. Stop that one, or give this one "
                 "another --run-dir."
-            ) from None
+            )
         self.tell(url=None)
+
+    def _lock(self) -> bool:
+        """Tried for a moment: somebody may just be looking whether a server is there."""
+        for _ in range(10):
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return True
+            time.sleep(0.01)
+        return False
 
     def tell(self, url: str | None) -> None:
         """Write down where this server can be reached."""
@@ -45,17 +54,20 @@ class RunDirLock:
 def read_server(run_dir: Path) -> dict[str, Any]:
     """What the server of a run directory told; empty if none did or it is gone."""
     try:
-        told: dict[str, Any] = json.loads((run_dir / FILE).read_text())
+        with (run_dir / FILE).open() as file:
+            if not is_locked(file):
+                return {}
+            told = json.load(file)
     except (OSError, ValueError):
         return {}
-    return told if is_alive(told["pid"]) else {}
+    return told if isinstance(told, dict) else {}
 
 
-def is_alive(pid: int) -> bool:
+def is_locked(file: IO[str]) -> bool:
+    """Whether a server holds the file: surer than a process id, which another process may have by now."""
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
         return True
-    return True
+    fcntl.flock(file, fcntl.LOCK_UN)
+    return False

@@ -1,9 +1,19 @@
-"""Token ids and log-probs as bytes: four bytes each, little-endian, whatever machine wrote them."""
+"""Token ids and log-probs as bytes: four bytes each, little-endian, whatever machine wrote them. Messages as JSON."""
 
+import json
+import re
 import sys
 from array import array
 from collections.abc import Sequence
 from typing import Any
+
+_HALF = re.compile("[\ud800-\udfff]")
+
+
+def pack_json(value: Any) -> str:
+    """JSON in as few bytes as can be read; half a character, which no file can hold, is escaped."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return _HALF.sub(lambda half: f"\\u{ord(half[0]):04x}", text)
 
 
 def pack_ids(ids: Sequence[int]) -> bytes:
@@ -40,6 +50,18 @@ def unpack_top(data: bytes | None) -> list[tuple[tuple[int, float], ...]]:
     half = 4 + (len(data) - 4) // 2
     pairs = list(zip(unpack_ids(data[4:half]), unpack_floats(data[half:]), strict=True))
     return [tuple(pairs[start : start + k]) for start in range(0, len(pairs), k)]
+
+
+def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many tokens two sequences have in common from the start."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 def _pack(kind: str, values: Sequence[float]) -> bytes:

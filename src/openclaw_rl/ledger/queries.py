@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from openclaw_rl.ledger.changes import SUPERSEDED
 from openclaw_rl.ledger.packing import unpack_floats, unpack_ids, unpack_top
 from openclaw_rl.ledger.states import State
 from openclaw_rl.types import SessionKey, TurnKind
@@ -61,16 +62,19 @@ def find_ancestor(
     """The turn that covers most of a request: `ends` are (depth, end key), deepest first.
 
     Among equal conversations one that nobody has gone on from comes first, then the newest: two users who
-    said the same so far stay apart.
+    said the same so far stay apart. Side turns and superseded attempts come last: they have no next state either.
     """
     for depth, key in ends:
         rows = db.execute(
-            f"SELECT t.number, s.id, t.next_state IS NULL AS fresh FROM turns t {SESSION} "
-            "WHERE t.end_key = ? AND s.owner = ? AND coalesce(?, s.id) = s.id ORDER BY fresh DESC, t.number DESC",
-            (key, owner, session),
+            "SELECT t.number, s.id, t.kind = ? AND t.reason != ? AS likely, t.next_state IS NULL AS fresh "
+            f"FROM turns t {SESSION} WHERE t.end_key = ? AND s.owner = ? AND coalesce(?, s.id) = s.id "
+            "ORDER BY likely DESC, fresh DESC, t.number DESC",
+            (TurnKind.MAIN, SUPERSEDED, key, owner, session),
         ).fetchall()
         if rows:
-            best = next((row for row in rows if row["fresh"] and row["number"] not in claimed), rows[0])
+            best = next(
+                (row for row in rows if row["likely"] and row["fresh"] and row["number"] not in claimed), rows[0]
+            )
             return Ancestor(best["number"], SessionKey(owner, best["id"]), depth)
     return None
 
@@ -81,6 +85,19 @@ def last_waiting(db: sqlite3.Connection, session: SessionKey) -> int | None:
         f"SELECT t.number FROM turns t {SESSION} WHERE s.owner = ? AND s.id = ? AND t.state = ? "
         "ORDER BY t.number DESC LIMIT 1",
         (*session, State.AWAITING),
+    ).fetchone()
+    return None if row is None else int(row["number"])
+
+
+def main_turn(db: sqlite3.Connection, turn: int) -> int | None:
+    """A turn itself if it is a main turn, else the nearest one that it goes on from."""
+    row = db.execute(
+        "WITH RECURSIVE line (number, parent, kind, depth) AS ("
+        " SELECT number, parent, kind, 0 FROM turns WHERE number = ?"
+        " UNION ALL SELECT t.number, t.parent, t.kind, line.depth + 1 FROM turns t JOIN line ON t.number = line.parent"
+        " WHERE line.kind != ?)"
+        " SELECT number FROM line WHERE kind = ? ORDER BY depth LIMIT 1",
+        (turn, TurnKind.MAIN, TurnKind.MAIN),
     ).fetchone()
     return None if row is None else int(row["number"])
 

@@ -1,6 +1,7 @@
 """The ledger's tables, and how an older ledger becomes a newer one."""
 
 import sqlite3
+from collections.abc import Iterator
 from pathlib import Path
 
 #: Name of the ledger in its directory.
@@ -30,9 +31,10 @@ MIGRATIONS = (
         body TEXT NOT NULL
     );
     CREATE UNIQUE INDEX message_paths ON messages (session, coalesce(parent, 0), digest);
+    CREATE INDEX messages_by_parent ON messages (parent);
 
     CREATE TABLE turns (
-        number INTEGER PRIMARY KEY,
+        number INTEGER PRIMARY KEY AUTOINCREMENT,  -- never that of a turn that was forgotten
         session INTEGER NOT NULL REFERENCES sessions ON DELETE CASCADE,
         completion TEXT NOT NULL,
         choice INTEGER NOT NULL,
@@ -65,7 +67,10 @@ MIGRATIONS = (
     CREATE INDEX turns_by_request ON turns (request_key);
     CREATE INDEX turns_by_state ON turns (state);
     CREATE INDEX turns_by_session ON turns (session);
+    -- What refers to a row is looked for when the row is deleted: forgetting must not read the whole ledger.
     CREATE INDEX turns_by_base ON turns (base);
+    CREATE INDEX turns_by_parent ON turns (parent);
+    CREATE INDEX turns_by_message ON turns (request);
 
     CREATE TABLE feedback (
         turn INTEGER NOT NULL REFERENCES turns ON DELETE CASCADE,
@@ -116,5 +121,32 @@ def migrate(connection: sqlite3.Connection) -> None:
         raise NewerLedger(
             f"The ledger has schema version {version}; this program knows {len(MIGRATIONS)}. Update the program."
         )
-    for number in range(version, len(MIGRATIONS)):
-        connection.executescript(f"BEGIN; {MIGRATIONS[number]} PRAGMA user_version = {number + 1}; COMMIT;")
+    while version < len(MIGRATIONS):
+        version = _step(connection)
+
+
+def _step(connection: sqlite3.Connection) -> int:
+    """One version further, unless another program was faster; the version it is now."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        if version < len(MIGRATIONS):
+            for statement in _statements(MIGRATIONS[version]):
+                connection.execute(statement)
+            version += 1
+            connection.execute(f"PRAGMA user_version = {version}")
+        connection.execute("COMMIT")
+    except sqlite3.Error:
+        connection.execute("ROLLBACK")
+        raise
+    return int(version)
+
+
+def _statements(script: str) -> Iterator[str]:
+    """The statements of a script, which executescript would not run inside a transaction."""
+    statement = ""
+    for part in script.split(";"):
+        statement += part + ";"
+        if sqlite3.complete_statement(statement):
+            yield statement
+            statement = ""

@@ -43,6 +43,10 @@ class Status:
                 f"{plural(states[State.CAPTURED], 'imported turn waits', 'imported turns wait')} to be scored by "
                 "the policy."
             )
+        if under_way := states[State.JUDGED] + states[State.BATCHED]:
+            return f"{plural(under_way, 'judged turn waits', 'judged turns wait')} for a training step."
+        if states[State.APPLIED]:
+            return "Every turn that could be trained on has been."
         reasons = ", ".join(f"{count} × {reason}" for reason, count in list(self.counts.dropped.items())[:3])
         return f"No recorded turn can be trained on: {reasons}."
 

@@ -34,8 +34,8 @@ Change = Callable[[sqlite3.Connection], Any]
 LOCK_SECONDS = 2.0
 #: How often a suspended writer tries again.
 RETRY_SECONDS = 2.0
-#: What is wrong with a change rather than with the database.
-OWN_FAULT = (LedgerError, sqlite3.IntegrityError, sqlite3.ProgrammingError, ValueError, TypeError, KeyError)
+#: What SQLite says when something is wrong with a change rather than with the database.
+OWN_FAULT = (sqlite3.IntegrityError, sqlite3.ProgrammingError)
 #: So that one commit cannot become arbitrarily large.
 MAX_GROUP = 256
 
@@ -55,23 +55,33 @@ class Writer:
         connection.execute(f"PRAGMA busy_timeout = {int(LOCK_SECONDS * 1000)}")
         self._connection = connection
         self._queue: queue.SimpleQueue[Pending | None] = queue.SimpleQueue()
+        self._closed = False
+        self._closing = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="ledger", daemon=True)
-        self._thread.start()
         self.suspended: str | None = None
         """Why writing is suspended, or None."""
         self.lost = 0
         """Changes that could not be written."""
         self._retry_at = 0.0
+        self._thread.start()
 
     def submit(self, change: Callable[[sqlite3.Connection], T]) -> "Future[T]":
         """The change's result, once it is durable; CaptureSuspended or the change's own error otherwise."""
         done: Future[T] = Future()
-        self._queue.put(Pending(change, done))
+        # Whoever waits for it may stop waiting; what was submitted is written all the same.
+        done.set_running_or_notify_cancel()
+        with self._closing:
+            if self._closed:
+                done.set_exception(CaptureSuspended("the ledger is closed"))
+            else:
+                self._queue.put(Pending(change, done))
         return done
 
     def close(self) -> None:
         """Write what was submitted, then stop."""
-        self._queue.put(None)
+        with self._closing:
+            self._closed = True
+            self._queue.put(None)
         self._thread.join()
         self._connection.close()
 
@@ -108,7 +118,10 @@ class Writer:
         self._connection.execute("SAVEPOINT change")
         try:
             result = pending.change(self._connection)
-        except OWN_FAULT as problem:
+        except Exception as problem:
+            # Whatever is wrong with it: the others go on, and so does the thread.
+            if isinstance(problem, sqlite3.Error) and not isinstance(problem, OWN_FAULT):
+                raise
             self._connection.execute("ROLLBACK TO change")
             self._connection.execute("RELEASE change")
             return partial(pending.done.set_exception, problem)

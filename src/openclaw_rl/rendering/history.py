@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 from openclaw_rl.rendering.chat import ChatRenderer, Message, Prompt, content_text
 from openclaw_rl.types import Continuation
 
+#: A noncharacter, as the tokenizer's guard is one.
+MARK = "\ufdd1"
 _THOUGHTS = re.compile(r"\A\s*<think>.*?</think>", re.DOTALL)
 
 
@@ -61,9 +63,9 @@ def meaning(message: Mapping[str, Any]) -> list[Any]:
 
 
 def arguments(text: str) -> Any:
-    """A call's arguments as a value; 5.0 and 5 are the same, as they are to JavaScript."""
+    """A call's arguments as a value; numbers are the same that are so to JavaScript: 5.0 and 5, and very large ones."""
     try:
-        return json.loads(text, parse_float=_number)
+        return json.loads(text, parse_float=_number, parse_int=_number)
     except (ValueError, RecursionError):
         return text
 
@@ -122,19 +124,19 @@ def new_part(renderer: ChatRenderer, conversation: Conversation, covered: int, r
     """What the template writes after a response, up to the next answer; None if it would rewrite the response."""
     tokenizer = renderer.tokenizer
     messages, tools, options = conversation
-    ended = response[-1] in tokenizer.eos_ids
+    ended = bool(response) and response[-1] in tokenizer.eos_ids
     said = tokenizer.backend.decode(response[:-1] if ended else response, skip_special_tokens=False)
-    history = [*messages[: covered - 1], {"role": "assistant", "content": said}]
-    before = renderer.text(history, tools, options, answer=False)
-    whole = renderer.text([*history, *messages[covered:]], tools, options)
-    guarded = tokenizer.guard(said)
-    start = before.rfind(guarded) if said else -1
-    if start < 0 or not whole.startswith(before):
+    asked = messages[: covered - 1]
+    # A mark shows where the response ends: its own text may occur in what the template writes around it.
+    marked = renderer.text([*asked, {"role": "assistant", "content": said + MARK}], tools, options, answer=False)
+    upto, mark, after = marked.rpartition(MARK)
+    whole = renderer.text([*asked, {"role": "assistant", "content": said}, *messages[covered:]], tools, options)
+    if not mark or not upto.endswith(tokenizer.guard(said)) or not whole.startswith(upto + after):
         return None
-    after = before[start + len(guarded) :]
+    new = whole[len(upto) :]
     if ended:
         end = tokenizer.backend.id_to_token(response[-1]) or ""
-        if not after.startswith(end):
+        if not new.startswith(end):
             return None
-        after = after.removeprefix(end)
-    return after + whole[len(before) :]
+        new = new.removeprefix(end)
+    return new
