@@ -109,6 +109,7 @@ class Capture:
             ids=self.ledger.sequence(ancestor.number),
             response=self.ledger.response(ancestor.number),
             request=partial(self.ledger.request, ancestor.number),
+            earlier=partial(self.ledger.earlier_responses, ancestor.number),
         )
         prompt, continuation = history.go_on(self.renderer, incoming.conversation, incoming.plain, ancestor.depth, turn)
         return prompt, continuation, common_prefix(prompt.ids, turn.ids)

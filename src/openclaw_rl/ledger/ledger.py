@@ -90,6 +90,10 @@ class Ledger:
     def response(self, turn: int) -> list[int]:
         return self._read(lambda db: queries.response(db, turn))
 
+    def earlier_responses(self, turn: int) -> list[list[int]]:
+        """The responses of the turns that a turn went on from, the latest first."""
+        return self._read(lambda db: queries.earlier_responses(db, turn))
+
     def request(self, turn: int) -> list[dict[str, Any]]:
         """The messages that a turn was given."""
         return self._read(lambda db: queries.request(db, turn))

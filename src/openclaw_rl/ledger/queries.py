@@ -123,6 +123,19 @@ def response(db: sqlite3.Connection, turn: int) -> list[int]:
     return unpack_ids(db.execute("SELECT response FROM turns WHERE number = ?", (turn,)).fetchone()["response"])
 
 
+def earlier_responses(db: sqlite3.Connection, turn: int) -> list[list[int]]:
+    """The responses of the turns that a turn went on from, the latest first."""
+    rows = db.execute(
+        "WITH RECURSIVE line (number, parent, response, depth) AS ("
+        " SELECT number, parent, response, 0 FROM turns WHERE number = ?"
+        " UNION ALL SELECT t.number, t.parent, t.response, line.depth + 1"
+        " FROM turns t JOIN line ON t.number = line.parent)"
+        " SELECT response FROM line WHERE depth > 0 ORDER BY depth",
+        (turn,),
+    )
+    return [unpack_ids(row["response"]) for row in rows]
+
+
 def request(db: sqlite3.Connection, turn: int) -> list[dict[str, Any]]:
     """The messages that a turn was given, tools first."""
     last = db.execute("SELECT request FROM turns WHERE number = ?", (turn,)).fetchone()["request"]

@@ -92,6 +92,8 @@ class Recorded:
     response: list[int]
     request: Callable[[], Sequence[Message]]
     """The messages it was given (tools first, as role `tools`); fetched only when they matter."""
+    earlier: Callable[[], Sequence[list[int]]] = tuple
+    """The responses of the turns that it went on from, the latest first; likewise."""
 
 
 def go_on(
@@ -103,9 +105,8 @@ def go_on(
     """
     if plain.ids[: len(turn.ids)] == turn.ids:
         return plain, Continuation.EXTENDS
-    new = (
-        new_part(renderer, conversation, covered, turn.response) if same_request(conversation, covered, turn) else None
-    )
+    same = same_request(conversation, covered, turn)
+    new = new_part(renderer, conversation, covered, [turn.response, *turn.earlier()]) if same else None
     if new is None:
         return plain, Continuation.FORKED
     ids = turn.ids + renderer.tokenizer.encode_chat(new)
@@ -120,23 +121,39 @@ def same_request(conversation: Conversation, covered: int, turn: Recorded) -> bo
     return now == [meaning(message) for message in turn.request()]
 
 
-def new_part(renderer: ChatRenderer, conversation: Conversation, covered: int, response: list[int]) -> str | None:
-    """What the template writes after a response, up to the next answer; None if it would rewrite the response."""
+def new_part(
+    renderer: ChatRenderer, conversation: Conversation, covered: int, responses: Sequence[list[int]]
+) -> str | None:
+    """What the template writes after a response, up to the next answer; None if it would rewrite what was said.
+
+    `responses` are those that end with message `covered` and before, the latest first. The template is given them as
+    they were sampled, whatever the client made of them: only so does it show what it would do to them.
+    """
     tokenizer = renderer.tokenizer
     messages, tools, options = conversation
-    ended = bool(response) and response[-1] in tokenizer.eos_ids
-    said = tokenizer.backend.decode(response[:-1] if ended else response, skip_special_tokens=False)
-    asked = messages[: covered - 1]
+    asked = list(messages[: covered - 1])
+    answered = [i for i, message in enumerate(asked) if message["role"] == "assistant"]
+    for i, response in zip(reversed(answered), responses[1:], strict=False):
+        asked[i] = {"role": "assistant", "content": response_text(renderer, response)}
+    said = response_text(renderer, responses[0])
     # A mark shows where the response ends: its own text may occur in what the template writes around it.
     marked = renderer.text([*asked, {"role": "assistant", "content": said + MARK}], tools, options, answer=False)
     upto, mark, after = marked.rpartition(MARK)
     whole = renderer.text([*asked, {"role": "assistant", "content": said}, *messages[covered:]], tools, options)
     if not mark or not upto.endswith(tokenizer.guard(said)) or not whole.startswith(upto + after):
         return None
-    new = whole[len(upto) :]
-    if ended:
-        end = tokenizer.backend.id_to_token(response[-1]) or ""
-        if not new.startswith(end):
-            return None
-        new = new.removeprefix(end)
-    return new
+    return without_end(renderer, responses[0], whole[len(upto) :])
+
+
+def response_text(renderer: ChatRenderer, response: list[int]) -> str:
+    """What was sampled, as text, without the token that ended it."""
+    ended = bool(response) and response[-1] in renderer.tokenizer.eos_ids
+    return renderer.tokenizer.backend.decode(response[:-1] if ended else response, skip_special_tokens=False)
+
+
+def without_end(renderer: ChatRenderer, response: list[int], new: str) -> str | None:
+    """The new part without the token that ends the response, if that was sampled; None if it is not there."""
+    if not response or response[-1] not in renderer.tokenizer.eos_ids:
+        return new
+    end = renderer.tokenizer.backend.id_to_token(response[-1]) or ""
+    return new.removeprefix(end) if new.startswith(end) else None
