@@ -192,6 +192,7 @@ async def test_sequences_are_right_whether_they_are_at_hand_or_not(book: Book, m
         await book.ledger.capture([turn], "test", base, len(before))
         base = book.scalar("SELECT max(number) FROM turns")
         before = expected[base] = [*prompt, 10 * step + 1]
+        assert book.ledger.sequence(base) == before
     for _ in range(2):
         assert {number: book.ledger.sequence(number) for number in expected} == expected
 
@@ -267,6 +268,13 @@ def test_a_turn_that_is_not_there_cannot_be_moved_or_followed(book: Book) -> Non
         book.change(changes.move, 99, State.READY)
     with pytest.raises(changes.UnknownTurn):
         book.change(changes.set_next_state, 99, CAME)
+
+
+@pytest.mark.parametrize("look", ["sequence", "response", "request"])
+def test_looking_up_a_turn_that_was_forgotten_meanwhile_fails_as_the_ledger_fails(book: Book, look: str) -> None:
+    """So that the request it was for is served without it."""
+    with pytest.raises(changes.UnknownTurn):
+        getattr(book.ledger, look)(99)
 
 
 def test_main_turns_wait_and_side_turns_are_dropped_with_the_reason(book: Book) -> None:

@@ -494,6 +494,33 @@ def test_a_template_that_drops_old_thoughts_forks_when_the_user_speaks_again(for
         assert "hm" not in forgetful.tokenizer.backend.decode(ids)
 
 
+def test_a_template_that_drops_old_thoughts_forks_also_after_an_answer_that_was_cut_off(
+    forgetful: ChatRenderer,
+) -> None:
+    turn = record(forgetful, ASKED, ids_of(forgetful, "<think>\nhm\n</think>\n\nIn the", end=False))
+    now = then(said("In the"))
+    ids, how, _new = answer_to(forgetful, turn, now)
+    assert (how, ids) == (FORKED, plain(forgetful, now).ids)
+
+
+@pytest.mark.parametrize("text", ["\n\nIn the wood.", "In the wood.\n", " In the wood. "])
+@pytest.mark.parametrize("end", [True, False])
+def test_a_template_that_trims_answers_forks_where_there_was_something_to_trim(
+    tiny_model: Path, tmp_path: Path, text: str, end: bool
+) -> None:
+    folder = shutil.copytree(tiny_model, tmp_path / "model")
+    trims = DROPS_OLD_THOUGHTS.replace("{{ content }}", "{{ content | trim }}")
+    (folder / "chat_template.jinja").write_text(trims)
+    trimming = ChatRenderer(folder)
+    now = then(said(text))
+    turn = record(trimming, ASKED, ids_of(trimming, text, end=end))
+    ids, how, _new = answer_to(trimming, turn, now)
+    assert (how, ids) == (FORKED, plain(trimming, now).ids)
+    # The same answer without anything to trim goes on.
+    turn = record(trimming, ASKED, ids_of(trimming, text.strip(), end=end))
+    assert answer_to(trimming, turn, now)[1] is EXTENDS
+
+
 def test_a_template_that_drops_old_thoughts_keeps_an_answer_without_any(forgetful: ChatRenderer) -> None:
     turn = record(forgetful, ASKED, ids_of(forgetful, "In the wood."))
     assert answer_to(forgetful, turn, then(said("In the wood.")))[1:] == (EXTENDS, MORE)

@@ -169,6 +169,10 @@ class OpenTurn:
         except LedgerError as error:
             log.warning("A turn is not captured: %s", error)
             metrics.lost_turns.inc(len(turns))
+        except Exception:
+            # Whatever it is: the answer is the client's.
+            log.exception("A turn is not captured.")
+            metrics.lost_turns.inc(len(turns))
 
     def close(self) -> None:
         """The request is over, answered or not."""

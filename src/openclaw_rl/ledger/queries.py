@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from openclaw_rl.ledger.changes import SUPERSEDED
+from openclaw_rl.ledger.changes import SUPERSEDED, UnknownTurn
 from openclaw_rl.ledger.packing import unpack_floats, unpack_ids, unpack_top
 from openclaw_rl.ledger.states import State
 from openclaw_rl.types import SessionKey, TurnKind
@@ -103,7 +103,7 @@ def main_turn(db: sqlite3.Connection, turn: int) -> int | None:
 
 
 def sequence(db: sqlite3.Connection, turn: int) -> tuple[list[int], int]:
-    """A turn's tokens, prompt and response in one list, and the length of the prompt."""
+    """A turn's tokens, prompt and response in one list, and the length of the prompt. Raises UnknownTurn."""
     rows = db.execute(
         "WITH RECURSIVE line (number, base, keep, added, response, prompt_length, depth) AS ("
         " SELECT number, base, keep, added, response, prompt_length, 0 FROM turns WHERE number = ?"
@@ -112,6 +112,8 @@ def sequence(db: sqlite3.Connection, turn: int) -> tuple[list[int], int]:
         " SELECT keep, added, response, prompt_length FROM line ORDER BY depth DESC",
         (turn,),
     ).fetchall()
+    if not rows:
+        raise UnknownTurn(f"there is no turn {turn}")
     tokens = b""
     for row in rows:
         tokens = tokens[: 4 * row["keep"]] + row["added"] + row["response"]
@@ -119,8 +121,8 @@ def sequence(db: sqlite3.Connection, turn: int) -> tuple[list[int], int]:
 
 
 def response(db: sqlite3.Connection, turn: int) -> list[int]:
-    """The tokens of a turn's response."""
-    return unpack_ids(db.execute("SELECT response FROM turns WHERE number = ?", (turn,)).fetchone()["response"])
+    """The tokens of a turn's response. Raises UnknownTurn."""
+    return unpack_ids(_field(db, "response", turn))
 
 
 def earlier_responses(db: sqlite3.Connection, turn: int) -> list[list[int]]:
@@ -137,9 +139,15 @@ def earlier_responses(db: sqlite3.Connection, turn: int) -> list[list[int]]:
 
 
 def request(db: sqlite3.Connection, turn: int) -> list[dict[str, Any]]:
-    """The messages that a turn was given, tools first."""
-    last = db.execute("SELECT request FROM turns WHERE number = ?", (turn,)).fetchone()["request"]
-    return load_messages(db, last)
+    """The messages that a turn was given, tools first. Raises UnknownTurn."""
+    return load_messages(db, _field(db, "request", turn))
+
+
+def _field(db: sqlite3.Connection, name: str, turn: int) -> Any:
+    row = db.execute(f"SELECT {name} FROM turns WHERE number = ?", (turn,)).fetchone()
+    if row is None:
+        raise UnknownTurn(f"there is no turn {turn}")
+    return row[name]
 
 
 def load_turn(db: sqlite3.Connection, number: int) -> StoredTurn:

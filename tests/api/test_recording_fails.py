@@ -1,0 +1,28 @@
+"""An answer is given whether or not it can be recorded."""
+
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+
+from harness import Bench, running
+from openclaw_rl.api import completion
+from openclaw_rl.ledger.ledger import Ledger
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_turn_that_the_ledger_refuses_is_served_all_the_same(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    """Refused for whatever reason: here two completions that have the same id."""
+    monkeypatch.setattr(completion, "uuid4", lambda: UUID(int=7))
+    ledger = Ledger(tmp_path)
+    with running(Bench(tiny_model, ledger)) as bench:
+        for _ in range(2):
+            response = bench.post({"messages": [{"role": "user", "content": "hello"}], "stream": stream})
+            assert response.status_code == 200
+            assert "error" not in response.text
+            assert response.text.endswith("data: [DONE]\n\n") == stream
+        lost = [line for line in bench.service.metrics.text().decode().splitlines() if "lost" in line]
+    ledger.close()
+    assert any(line.endswith(" 1.0") for line in lost)
