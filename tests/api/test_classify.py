@@ -367,3 +367,9 @@ def test_a_heartbeat_in_between_does_not_keep_the_user_s_words_from_the_turn_the
     assert first.next_state == [user("Then make one.")]
     assert heartbeat.next_state is None
     assert last.state is State.AWAITING
+
+
+def test_words_that_openclaw_sends_again_are_the_users() -> None:
+    again = "[Queued user message from a previous active turn: please answer it] what about the fox?"
+    kind, _why = classify([{"role": "system", "content": "x openclaw:attempt:STABLE"}, user(again)], True)
+    assert kind == "main"

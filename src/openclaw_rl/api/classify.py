@@ -14,6 +14,8 @@ from openclaw_rl.types import TurnKind
 TRANSIENT = "<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>"
 #: In the system prompt of every agent request of OpenClaw.
 OPENCLAW = "openclaw:attempt:STABLE"
+#: What OpenClaw puts before a person's words when it sends them again after an error.
+QUEUED = "[Queued user message from a previous active turn"
 #: When a message was written, as OpenClaw puts it before what a person wrote: `[Sun 2026-11-15 00:47 UTC] `.
 TIMESTAMP = re.compile(r"\A\[(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) \d{4}-\d\d-\d\d \d\d:\d\d [^\]\n]{1,12}\] ")
 
@@ -59,6 +61,8 @@ def classify_words(asked: str, openclaw: bool) -> Verdict:
         return TurnKind.SIDE, "scheduled run"
     if "[Inter-session message]" in asked and "isUser=false" in asked:
         return TurnKind.SIDE, "message of another session"
+    if words.startswith(QUEUED):
+        return TurnKind.MAIN, "message sent again"
     if openclaw and words == asked:
         return TurnKind.SIDE, "heartbeat or system event"
     if words.startswith("[Subagent Context]"):
