@@ -164,6 +164,18 @@ def test_history_that_truly_differs_forks(bench: Recording) -> None:
     assert [m["content"] for m in first.next_state or []] == ["go on"]
 
 
+def test_what_a_stop_string_cut_off_is_no_history(bench: Recording) -> None:
+    """The client never saw the stop string, so the model is not told that it said it."""
+    answer = bench.say("one STOP", [user("count")], stop="STOP")
+    assert answer["content"] == "one "
+    bench.say("two", [user("count"), answer, user("go on")])
+    first, second = bench.turns()
+    assert bench.renderer.tokenizer.backend.decode(first.response_ids) == "one STOP"
+    assert second.continuation == "forked"
+    assert "STOP" not in bench.renderer.tokenizer.backend.decode(second.prompt_ids)
+    assert first.next_state == [user("go on")]
+
+
 @pytest.mark.parametrize(
     ("headers", "body"),
     [

@@ -105,12 +105,19 @@ def go_on(
     """
     if plain.ids[: len(turn.ids)] == turn.ids:
         return plain, Continuation.EXTENDS
-    same = same_request(conversation, covered, turn)
+    shown = shown_whole(renderer, conversation.messages[covered - 1], turn.response)
+    same = shown and same_request(conversation, covered, turn)
     new = new_part(renderer, conversation, covered, [turn.response, *turn.earlier()]) if same else None
     if new is None:
         return plain, Continuation.FORKED
     ids = turn.ids + renderer.tokenizer.encode_chat(new)
     return Prompt(ids, plain.opens_reasoning), Continuation.REALIGNED
+
+
+def shown_whole(renderer: ChatRenderer, message: Message, response: list[int]) -> bool:
+    """Whether a client that returns this message was shown all of the response: not if a stop string cut it short."""
+    text = renderer.tokenizer.backend.decode(response, skip_special_tokens=True)
+    return bool(message.get("tool_calls")) or text.rstrip().endswith(content_text(message.get("content")).strip())
 
 
 def same_request(conversation: Conversation, covered: int, turn: Recorded) -> bool:
