@@ -64,6 +64,7 @@ def build_parser() -> Parser:
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     serve = commands.add_parser(
         "serve",
+        usage="openclaw-rl serve [options]",
         help="serve a model through an OpenAI-compatible API",
         description="Serve a model through an OpenAI-compatible API.",
         epilog=EPILOG,
