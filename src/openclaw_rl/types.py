@@ -65,6 +65,28 @@ class SampledToken:
     """Set on the last token of a completion."""
 
 
+@dataclass(frozen=True, slots=True)
+class ScoreRequest:
+    """How likely are the last `last_n` of these tokens, each after all before it? At least one token is before them."""
+
+    ids: Sequence[int]
+    last_n: int
+    version: int = BASE_VERSION
+    top_k: int = 0
+    """Also return the k likeliest tokens at each position."""
+    targets: Sequence[Sequence[int]] = ()
+    """Also return the log-probs of these tokens, a list for each position; empty means none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """Raw log-probs, one entry for each scored position."""
+
+    logprobs: list[float]
+    top: list[tuple[tuple[int, float], ...]]
+    targets: list[list[float]]
+
+
 class TurnKind(StrEnum):
     """Whether a turn may be trained on."""
 
@@ -124,6 +146,19 @@ class Turn:
     top: Sequence[tuple[tuple[int, float], ...]] = ()
 
 
+class Source(StrEnum):
+    """Where a verdict came from."""
+
+    EXPLICIT = "explicit"
+    """Somebody said it of this very turn: a thumb, a score, a sentence."""
+    ENVIRONMENT = "environment"
+    """An environment's reward."""
+    FEEDBACK = "feedback"
+    """The next state, read by rules."""
+    LLM = "llm"
+    CUSTOM = "custom"
+
+
 @dataclass(frozen=True, slots=True)
 class Feedback:
     """What somebody explicitly said of a turn."""
@@ -131,3 +166,82 @@ class Feedback:
     score: float
     """From -1 to 1."""
     text: str = ""
+    source: Source = Source.EXPLICIT
+
+
+class Question(StrEnum):
+    """What is asked about a turn."""
+
+    SCORE = "score"
+    HINT = "hint"
+
+
+@dataclass(frozen=True, slots=True)
+class Vote:
+    """One answer to a question, as it was given."""
+
+    question: Question
+    value: float | None
+    """None if the answer could not be read: such a vote does not count."""
+    hint: str = ""
+    text: str = ""
+    seconds: float = 0.0
+    tokens: int = 0
+    """Read and written for it."""
+
+
+class SampleKind(StrEnum):
+    """Which signals a sample trains on."""
+
+    OPD_RL = "opd+rl"
+    OPD = "opd"
+    RL = "rl"
+
+
+@dataclass(frozen=True, slots=True)
+class Hint:
+    """What would have made a response better, and what the teacher thinks of the response once it knows."""
+
+    text: str
+    logprobs: Sequence[float] = ()
+    """Of the response's tokens under the hinted prompt; empty if the teacher was not asked, or could not say."""
+    problem: str = ""
+    """Why there are no log-probs, if the teacher was asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What is thought of a turn."""
+
+    score: float | None = None
+    """From -1 to 1; None: nobody could say, or nobody was asked."""
+    source: Source | None = None
+    """Who gave the score, or else the hints."""
+    hints: tuple[Hint, ...] = ()
+    """Those that were accepted, the most informative first."""
+    votes: tuple[Vote, ...] = ()
+    reason: str = ""
+    """Why there is no score or no hint, or what the next state was read as."""
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One sample inside a training sequence: its response is the tokens [start, stop), with a signal for each."""
+
+    turn: int
+    """Its number in the ledger."""
+    start: int
+    stop: int
+    old_logprobs: Sequence[float]
+    """Of the policy that sampled it: raw, as recorded."""
+    advantages: Sequence[float]
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingSequence:
+    """Tokens that go through the model once, with the samples in them: turns that extend each other share one."""
+
+    ids: Sequence[int]
+    spans: Sequence[Span]
+    """In order, none overlapping another; no span begins at 0."""

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from openclaw_rl.engines.base import EngineUnavailable, QueueFull
+from openclaw_rl.engines.base import EngineError, EngineUnavailable, QueueFull
 from openclaw_rl.engines.local.messages import WorkerOptions
 from openclaw_rl.engines.local.sampler import LocalSampler
-from openclaw_rl.types import SampledToken, SampleRequest, SamplingParams
+from openclaw_rl.types import SampledToken, SampleRequest, SamplingParams, ScoreRequest
 
 
 def options(model: Path, **changes: object) -> WorkerOptions:
@@ -230,3 +230,33 @@ async def test_a_worker_that_keeps_dying_is_said_and_comes_back(
     await until(lambda: sampler.stats().ready)
     assert len(await collect(sampler, request())) == 10
     await sampler.close()
+
+
+async def test_what_was_sampled_scores_as_it_was_sampled(shared: LocalSampler) -> None:
+    tokens = await collect(shared, request(30))
+    ids = [token.token_id for token in tokens]
+    scores = await shared.score(ScoreRequest([1, 2, 3, 4, 5, *ids], 30))
+    assert scores.logprobs == pytest.approx([token.logprob for token in tokens], abs=1e-4)
+
+
+async def test_what_does_not_fit_the_context_is_not_scored(shared: LocalSampler) -> None:
+    with pytest.raises(EngineError, match="context holds 512"):
+        await shared.score(ScoreRequest([1] * 513, 1))
+
+
+async def test_scoring_ends_when_the_worker_is_killed_and_works_again(sampler: LocalSampler) -> None:
+    waiting = [asyncio.create_task(sampler.score(ScoreRequest([1] * 500, 499))) for _ in range(40)]
+    await asyncio.sleep(0.05)
+    assert sampler.worker_pid is not None
+    os.kill(sampler.worker_pid, signal.SIGKILL)
+    results = await asyncio.gather(*waiting, return_exceptions=True)
+    assert any(isinstance(result, EngineUnavailable) for result in results)
+    assert len((await sampler.score(ScoreRequest([1, 2, 3], 2))).logprobs) == 2
+
+
+async def test_nobody_waits_for_a_score_that_was_given_up(shared: LocalSampler) -> None:
+    waiting = asyncio.create_task(shared.score(ScoreRequest([1] * 500, 499)))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    assert len((await shared.score(ScoreRequest([1, 2, 3], 2))).logprobs) == 2

@@ -15,9 +15,17 @@ from transformers import LlamaForCausalLM
 
 from openclaw_rl.engines.local.decoder import UnsupportedModel, load_decoder
 from openclaw_rl.engines.local.kv_cache import bytes_per_page
-from openclaw_rl.engines.local.messages import AdapterLoaded, Add, Cancel, LoadAdapter, RequestFailed, WorkerOptions
+from openclaw_rl.engines.local.messages import (
+    AdapterLoaded,
+    Add,
+    Cancel,
+    LoadAdapter,
+    RequestFailed,
+    Score,
+    WorkerOptions,
+)
 from openclaw_rl.engines.local.worker import Worker
-from openclaw_rl.types import FinishReason, Priority, SampledToken, SampleRequest, SamplingParams
+from openclaw_rl.types import FinishReason, Priority, SampledToken, SampleRequest, SamplingParams, ScoreRequest, Scores
 
 #: Where there is a GPU, its worker has to give what the CPU's gives.
 DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
@@ -335,3 +343,86 @@ def count_computed(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> list[int]
 
     monkeypatch.setattr(worker.runner, "run", counted)
     return computed
+
+
+def score_all(worker: Worker, commands: list[Score | Add]) -> dict[int, Scores]:
+    """What scoring requests give, whatever else runs beside them."""
+    for command in commands:
+        assert worker.obey(command) is None
+    scores: dict[int, Scores] = {}
+    while not worker.scheduler.idle:
+        scores.update(worker.step().scores)
+    return scores
+
+
+def reference(model: Path, tokens: list[int], last_n: int, adapter: Path | None = None) -> torch.Tensor:
+    """Log-probs [last_n, vocabulary] before each of the last tokens, by Transformers."""
+    theirs = LlamaForCausalLM.from_pretrained(model).eval()
+    if adapter is not None:
+        theirs = PeftModel.from_pretrained(theirs, adapter)
+    with torch.no_grad():
+        logits = theirs(torch.tensor([tokens])).logits[0]
+    return logits.log_softmax(-1)[len(tokens) - last_n - 1 : -1]
+
+
+@on_every_device
+@pytest.mark.parametrize(("length", "last_n"), [(2, 1), (40, 39), (100, 1), (100, 64), (17, 16), (33, 5)])
+def test_scores_are_those_of_transformers(tiny_model: Path, length: int, last_n: int, device: str) -> None:
+    tokens = random.Random(length).choices(range(300), k=length)
+    targets = [[tokens[i] % 7, 300] if i % 2 else [] for i in range(last_n)]
+    job = ScoreRequest(tokens, last_n, top_k=3, targets=targets)
+    scores = score_all(make_worker(tiny_model, device=device), [Score(1, job)])[1]
+    expected = reference(tiny_model, tokens, last_n)
+    picked = expected.gather(1, torch.tensor(tokens[-last_n:])[:, None])[:, 0]
+    assert scores.logprobs == pytest.approx(picked.tolist(), abs=1e-4)
+    values, ids_ = expected.topk(3)
+    assert [[id for id, _ in row] for row in scores.top] == ids_.tolist()
+    assert [v for row in scores.top for _, v in row] == pytest.approx(values.flatten().tolist(), abs=1e-4)
+    for row, wanted, given_ in zip(expected, targets, scores.targets, strict=True):
+        assert given_ == pytest.approx(row[wanted].tolist(), abs=1e-4)
+
+
+def test_scoring_uses_the_cached_prompt_and_the_version_that_is_asked_for(
+    tiny_model: Path, adapters: list[Path]
+) -> None:
+    worker = make_worker(tiny_model)
+    worker.obey(LoadAdapter(7, 2, adapters[0]))
+    tokens = random.Random(3).choices(range(300), k=120)
+    run(worker, [(0, Add(1, request(tokens[:100], max_tokens=2), 0))])
+    worker.obey(Score(2, ScoreRequest(tokens, 20)))
+    work = worker.scheduler.plan()
+    assert work[0].start >= 80, "the prompt was in the cache"
+    worker.obey(Score(3, ScoreRequest(tokens, 20, version=7), slot=2))
+    scores = score_all(worker, [])
+    for id, adapter in ((2, None), (3, adapters[0])):
+        expected = reference(tiny_model, tokens, 20, adapter).gather(1, torch.tensor(tokens[-20:])[:, None])[:, 0]
+        assert scores[id].logprobs == pytest.approx(expected.tolist(), abs=1e-4)
+
+
+@on_every_device
+def test_scores_do_not_depend_on_what_else_runs_nor_on_preemption(tiny_model: Path, device: str) -> None:
+    rng = random.Random(5)
+    tokens = rng.choices(range(300), k=150)
+    alone_ = score_all(make_worker(tiny_model, device=device), [Score(1, ScoreRequest(tokens, 90))])[1]
+    worker = make_worker(tiny_model, pages=22, device=device)
+    commands: list[Score | Add] = [Score(1, ScoreRequest(tokens, 90))]
+    for id in range(2, 8):
+        commands.append(Add(id, request(rng.choices(range(300), k=rng.randint(10, 60))), 0))
+    assert score_all(worker, commands)[1].logprobs == pytest.approx(alone_.logprobs, abs=1e-4)
+
+
+def test_an_answer_beside_scoring_is_what_it_is_alone(tiny_model: Path) -> None:
+    prompt = random.Random(6).choices(range(300), k=50)
+    worker = make_worker(tiny_model)
+    worker.obey(Score(9, ScoreRequest(random.Random(7).choices(range(300), k=140), 100)))
+    assert_same(run(worker, [(0, Add(1, request(prompt), 0))])[1, 0], alone(tiny_model, request(prompt)))
+
+
+def test_a_cancelled_scoring_frees_its_pages(tiny_model: Path) -> None:
+    worker = make_worker(tiny_model)
+    before = worker.scheduler.pool.available
+    worker.obey(Score(1, ScoreRequest(list(range(200)), 100)))
+    worker.step()
+    worker.obey(Cancel(1))
+    assert worker.scheduler.idle
+    assert worker.scheduler.pool.available == before

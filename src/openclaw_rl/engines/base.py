@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from openclaw_rl.types import SampledToken, SampleRequest
+from openclaw_rl.types import SampledToken, SampleRequest, ScoreRequest, Scores
 
 
 class EngineError(Exception):
@@ -85,6 +85,9 @@ class Sampler(Protocol):
 
     def sample(self, request: SampleRequest) -> SampleStream:
         """Queue a request. Raises QueueFull at once rather than let a client wait without end."""
+
+    async def score(self, request: ScoreRequest) -> Scores:
+        """Log-probs of given tokens, as background work. Raises EngineError when they cannot be had."""
 
     async def publish(self, version: int, adapter: Path) -> None:
         """Load a PEFT adapter folder as `version`; new requests then sample from the newest version."""

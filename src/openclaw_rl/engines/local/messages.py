@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from openclaw_rl.types import SampledToken, SampleRequest
+from openclaw_rl.types import SampledToken, SampleRequest, ScoreRequest, Scores
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +46,15 @@ class Add:
 
 
 @dataclass(frozen=True, slots=True)
+class Score:
+    """Score given tokens with the policy version in a slot."""
+
+    id: int
+    request: ScoreRequest
+    slot: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Cancel:
     """Stop a request, or one of its completions."""
 
@@ -80,10 +89,12 @@ class RequestFailed:
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """One step's tokens by request, and how many prompt tokens each new request found in the cache."""
+    """One step's tokens by request, how many prompt tokens each new request found in the cache, and finished scores."""
 
     tokens: dict[int, list[SampledToken]]
     cached: dict[int, int]
+    scores: dict[int, Scores]
+    """Of the scoring requests that are done."""
     active: int
 
 
@@ -94,5 +105,5 @@ class Failed:
     reason: str
 
 
-Command = Add | Cancel | LoadAdapter
+Command = Add | Score | Cancel | LoadAdapter
 Report = Ready | Tokens | AdapterLoaded | RequestFailed | Failed

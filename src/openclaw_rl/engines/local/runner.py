@@ -30,7 +30,7 @@ class Runner:
 
     @torch.inference_mode()
     def run(self, work: Sequence[Work]) -> Tensor:
-        """Float32 logits [rows that draw, vocabulary], in the order of `work`."""
+        """Run a step and score what is to be scored; float32 logits [rows that draw, vocabulary], in that order."""
         ids = [token for w in work for token in w.sequence.tokens[w.start : w.stop]]
         positions = [position for w in work for position in range(w.start, w.stop)]
         hidden = self.decoder.forward(
@@ -44,6 +44,8 @@ class Runner:
             end += item.count
             if item.draws:
                 ends.append(end - 1)
+            if item.sequence.scoring and item.scored:
+                item.sequence.scoring.read(self.decoder, item.stop - item.scored, hidden[end - item.scored : end])
         return self.decoder.logits(hidden[ends])
 
 
@@ -93,7 +95,7 @@ class CudaRunner(Runner):
 
     @torch.inference_mode()
     def run(self, work: Sequence[Work]) -> Tensor:
-        if any(item.count != 1 for item in work):
+        if not all(item.draws and item.count == 1 for item in work):
             return super().run(work)
         rows = next(size for size in self.sizes if size >= len(work))
         adapted = any(item.sequence.slot for item in work)

@@ -8,11 +8,11 @@ refused with the reason, and it is started again ever more patiently.
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
 from itertools import count
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from openclaw_rl.engines.base import EngineLimits, EngineStats, EngineUnavailable, QueueFull
+from openclaw_rl.engines.base import EngineError, EngineLimits, EngineStats, EngineUnavailable, QueueFull
 from openclaw_rl.engines.local.link import EXIT_SECONDS, Link
 from openclaw_rl.engines.local.messages import (
     AdapterLoaded,
@@ -24,11 +24,13 @@ from openclaw_rl.engines.local.messages import (
     Ready,
     Report,
     RequestFailed,
+    Score,
     Tokens,
     WorkerOptions,
 )
 from openclaw_rl.engines.local.policies import PolicySlots
-from openclaw_rl.types import SampledToken, SampleRequest
+from openclaw_rl.engines.local.stream import LocalStream
+from openclaw_rl.types import SampleRequest, ScoreRequest, Scores
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +46,13 @@ DIED_LOADING = "The model's worker process ended while it was loading the model;
 CLOSING = "The server is shutting down."
 
 
+class Scored(NamedTuple):
+    """A scoring request that somebody waits for."""
+
+    version: int
+    done: "asyncio.Future[Scores]"
+
+
 class LocalSampler:
     """Implements `Sampler` with one worker process."""
 
@@ -54,6 +63,7 @@ class LocalSampler:
         self._policies = PolicySlots(options.adapter_slots)
         self._ids = count(1)
         self._streams: dict[int, LocalStream] = {}
+        self._scoring: dict[int, Scored] = {}
         self._publishing = asyncio.Lock()
         self._loading: dict[int, asyncio.Future[None]] = {}
         self._released = asyncio.Event()
@@ -98,20 +108,42 @@ class LocalSampler:
         self._backlog.clear()
         self._fail_all(CLOSING)
 
-    def sample(self, request: SampleRequest) -> "LocalStream":
+    def sample(self, request: SampleRequest) -> LocalStream:
         if self._failure:
             raise EngineUnavailable(self._failure)
         outstanding = self._outstanding()
         if outstanding + request.n > self.options.max_sequences + self.max_queue:
             raise QueueFull(max(0, outstanding - self.options.max_sequences))
         version = self.newest_version if request.version is None else request.version
-        slot = self._policies.slot_of(version)
-        if slot is None:
-            raise EngineUnavailable(f"Policy version {version} is not loaded.")
+        slot = self._slot(version)
         stream = LocalStream(self, next(self._ids), version, request.n)
         self._streams[stream.id] = stream
         self._send(Add(stream.id, request, version, slot))
         return stream
+
+    async def score(self, request: ScoreRequest) -> Scores:
+        if self._failure:
+            raise EngineUnavailable(self._failure)
+        room = self.limits.max_context_tokens
+        if len(request.ids) > room:
+            raise EngineError(f"{len(request.ids)} tokens are to be scored, and the context holds {room}.")
+        slot, id = self._slot(request.version), next(self._ids)
+        done: asyncio.Future[Scores] = asyncio.get_running_loop().create_future()
+        self._scoring[id] = Scored(request.version, done)
+        self._send(Score(id, request, slot))
+        try:
+            return await done
+        finally:
+            del self._scoring[id]
+            self._released.set()
+            if done.cancelled():
+                self.cancel(id)
+
+    def _slot(self, version: int) -> int:
+        slot = self._policies.slot_of(version)
+        if slot is None:
+            raise EngineUnavailable(f"Policy version {version} is not loaded.")
+        return slot
 
     async def publish(self, version: int, adapter: Path) -> None:
         async with self._publishing:
@@ -134,6 +166,7 @@ class LocalSampler:
         """A slot that no request is served from; waits until there is one."""
         while True:
             in_use = {stream.version for stream in self._streams.values()}
+            in_use |= {scored.version for scored in self._scoring.values()}
             slot = self._policies.free_slot(in_use)
             if slot is not None:
                 return slot
@@ -149,7 +182,7 @@ class LocalSampler:
         else:
             self._link.send(command)
 
-    def forget(self, stream: "LocalStream") -> None:
+    def forget(self, stream: LocalStream) -> None:
         """A stream ended; stop what is still running of it."""
         if self._streams.pop(stream.id, None) is not None and stream.running:
             self.cancel(stream.id)
@@ -205,15 +238,19 @@ class LocalSampler:
         for version, (slot, folder) in self._policies.resident.items():
             link.send(LoadAdapter(version, slot, folder))
         # What was cancelled while there was no worker never needs to start.
-        waiting = [c for c in self._backlog if not isinstance(c, Add) or c.id in self._streams]
+        alive = {*self._streams, *self._scoring}
+        waiting = [c for c in self._backlog if not isinstance(c, Add | Score) or c.id in alive]
         self._backlog.clear()
         for command in waiting:
             link.send(command)
 
     def _receive(self, report: Report) -> None:
         match report:
-            case Tokens(tokens, cached, active):
+            case Tokens(tokens, cached, scores, active):
                 self._active = active
+                for id, scored in scores.items():
+                    if id in self._scoring and not self._scoring[id].done.done():
+                        self._scoring[id].done.set_result(scored)
                 for id, found in cached.items():
                     if id in self._streams:
                         self._streams[id].cached_tokens = found
@@ -223,6 +260,8 @@ class LocalSampler:
             case RequestFailed(id, reason):
                 if id in self._streams:
                     self._streams[id].fail(EngineUnavailable(reason))
+                if id in self._scoring and not self._scoring[id].done.done():
+                    self._scoring[id].done.set_exception(EngineUnavailable(reason))
             case AdapterLoaded(version, error):
                 self._adapter_loaded(version, error)
 
@@ -238,64 +277,11 @@ class LocalSampler:
     def _fail_all(self, reason: str) -> None:
         """Tell every request that the dead worker had; those it had not been sent go to the next one."""
         self._backlog = [command for command in self._backlog if not isinstance(command, LoadAdapter)]
-        unsent = {command.id for command in self._backlog if isinstance(command, Add)}
+        unsent = {command.id for command in self._backlog if isinstance(command, Add | Score)}
         for stream in [s for s in self._streams.values() if s.id not in unsent]:
             stream.fail(EngineUnavailable(reason))
-        for done in self._loading.values():
+        scoring = [scored.done for id, scored in self._scoring.items() if id not in unsent]
+        waiting: list[asyncio.Future[Any]] = [*self._loading.values(), *scoring]
+        for done in waiting:
             if not done.done():
                 done.set_exception(EngineUnavailable(reason))
-
-
-class LocalStream:
-    """Implements `SampleStream`. Ends after the last token of the last completion, or with an error."""
-
-    def __init__(self, sampler: LocalSampler, id: int, version: int, n: int) -> None:
-        self.id, self.version = id, version
-        self.cached_tokens = 0
-        self._sampler = sampler
-        self._open = set(range(n))
-        self._arrived: list[SampledToken] = []
-        self._error: EngineUnavailable | None = None
-        self._wake = asyncio.Event()
-
-    @property
-    def running(self) -> int:
-        """Completions that are not finished."""
-        return len(self._open)
-
-    def feed(self, tokens: list[SampledToken]) -> None:
-        for token in tokens:
-            if token.index in self._open:
-                self._arrived.append(token)
-                if token.finish is not None:
-                    self._open.discard(token.index)
-        self._wake.set()
-
-    def fail(self, error: EngineUnavailable) -> None:
-        self._error = error
-        self._wake.set()
-
-    def drop(self, index: int) -> None:
-        if index in self._open:
-            self._open.discard(index)
-            self._sampler.cancel(self.id, index)
-            self._wake.set()
-
-    def close(self) -> None:
-        self._sampler.forget(self)
-        self._open.clear()
-        self._wake.set()
-
-    async def __aiter__(self) -> AsyncIterator[list[SampledToken]]:
-        try:
-            while self._arrived or self._open:
-                if not self._arrived:
-                    if self._error is not None:
-                        raise self._error
-                    self._wake.clear()
-                    await self._wake.wait()
-                    continue
-                batch, self._arrived = self._arrived, []
-                yield batch
-        finally:
-            self.close()

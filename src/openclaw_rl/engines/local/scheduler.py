@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from openclaw_rl.engines.local.pages import PAGE_SIZE, Digest, PagePool, chain, next_digest
+from openclaw_rl.engines.local.scoring import Scoring
 from openclaw_rl.types import FinishReason, SamplingParams
 
 
@@ -26,6 +27,8 @@ class Sequence:
     slot: int
     order: tuple[int, int]
     """(priority, arrival): smaller goes first."""
+    scoring: Scoring | None = None
+    """Set where tokens are given and scored; such a sequence is done when all of them have been read."""
     rng: random.Random = field(init=False)
     prompt_length: int = field(init=False)
     computed: int = 0
@@ -46,13 +49,19 @@ class Sequence:
         return self.version.to_bytes(8, "big")
 
     def prompt_digests(self) -> list[Digest]:
-        """One for each full page of the tokens to be read; computed once, as a queue is looked through often.
+        """One for each full page of the tokens that the cache may stand in for; computed once, as a queue is looked
+        through often.
 
-        The last token is left out: it always goes through the model, since its logits are what is drawn from.
+        Tokens whose logits are needed are left out: they always go through the model.
         """
-        if len(self._prompt_digests) != (len(self.tokens) - 1) // PAGE_SIZE:
-            self._prompt_digests = list(chain(self.root, self.tokens[:-1]))
+        if len(self._prompt_digests) != self.first_logits // PAGE_SIZE:
+            self._prompt_digests = list(chain(self.root, self.tokens[: self.first_logits]))
         return self._prompt_digests
+
+    @property
+    def first_logits(self) -> int:
+        """The first position whose logits are needed: the last one's are drawn from."""
+        return self.scoring.first if self.scoring else len(self.tokens) - 1
 
     @property
     def remaining(self) -> int:
@@ -82,9 +91,19 @@ class Work:
         return self.start + self.count
 
     @property
-    def draws(self) -> bool:
-        """Whether the sequence's next token can be drawn after this step."""
+    def ends(self) -> bool:
+        """Whether all of the sequence's tokens have been read after this step."""
         return self.stop == len(self.sequence.tokens)
+
+    @property
+    def draws(self) -> bool:
+        """Whether the sequence's next token is drawn after this step."""
+        return self.ends and self.sequence.scoring is None
+
+    @property
+    def scored(self) -> int:
+        """How many of the tokens, at the end, have logits that are scored."""
+        return min(self.count, max(0, self.stop - self.sequence.first_logits)) if self.sequence.scoring else 0
 
 
 class Scheduler:

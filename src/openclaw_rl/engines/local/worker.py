@@ -24,6 +24,7 @@ from openclaw_rl.engines.local.messages import (
     LoadAdapter,
     Ready,
     RequestFailed,
+    Score,
     Tokens,
     WorkerOptions,
 )
@@ -31,7 +32,8 @@ from openclaw_rl.engines.local.pages import PAGE_SIZE, PagePool
 from openclaw_rl.engines.local.runner import CudaRunner, Runner
 from openclaw_rl.engines.local.sampling import draw
 from openclaw_rl.engines.local.scheduler import Scheduler, Sequence
-from openclaw_rl.types import SampledToken
+from openclaw_rl.engines.local.scoring import Scoring
+from openclaw_rl.types import Priority, SampledToken, SamplingParams, Scores
 
 log = logging.getLogger(__name__)
 
@@ -80,6 +82,8 @@ class Worker:
         match command:
             case Add():
                 return self._add(command)
+            case Score():
+                return self._score(command)
             case Cancel(id, index):
                 self.scheduler.cancel(id, index)
             case LoadAdapter():
@@ -104,12 +108,19 @@ class Worker:
                 tokens.setdefault(sequence.request, []).append(token)
                 if finish is not None:
                     self.scheduler.finish(sequence)
-        return Tokens(tokens, cached, len(self.scheduler.running))
+        scores = {item.sequence.request: self._scores(item.sequence) for item in work if item.ends and not item.draws}
+        return Tokens(tokens, cached, scores, len(self.scheduler.running))
+
+    def _scores(self, sequence: Sequence) -> Scores:
+        """A scoring sequence has been read: it leaves the batch."""
+        assert sequence.scoring is not None
+        self.scheduler.finish(sequence)
+        return sequence.scoring.scores()
 
     def _add(self, command: Add) -> RequestFailed | None:
         request = command.request
         if command.slot not in self.loaded:
-            return RequestFailed(command.id, f"Policy version {command.version} could not be loaded again.")
+            return not_loaded(command.id, command.version)
         self.arrivals += 1
         self.scheduler.add(
             Sequence(
@@ -125,6 +136,27 @@ class Worker:
         )
         return None
 
+    def _score(self, command: Score) -> RequestFailed | None:
+        request = command.request
+        if command.slot not in self.loaded:
+            return not_loaded(command.id, request.version)
+        self.arrivals += 1
+        self.scheduler.add(
+            [
+                Sequence(
+                    request=command.id,
+                    index=0,
+                    tokens=list(request.ids[:-1]),
+                    params=SamplingParams(max_tokens=0),
+                    version=request.version,
+                    slot=command.slot,
+                    order=(int(Priority.BACKGROUND), self.arrivals),
+                    scoring=Scoring(request),
+                )
+            ]
+        )
+        return None
+
     def _load(self, command: LoadAdapter) -> AdapterLoaded:
         try:
             self.adapters.load(command.slot, command.folder)
@@ -132,6 +164,10 @@ class Worker:
             return AdapterLoaded(command.version, str(error))
         self.loaded.add(command.slot)
         return AdapterLoaded(command.version)
+
+
+def not_loaded(id: int, version: int) -> RequestFailed:
+    return RequestFailed(id, f"Policy version {version} could not be loaded again.")
 
 
 def main(connection: Connection, options: WorkerOptions) -> None:

@@ -1,0 +1,70 @@
+"""The tokens of one request, as they come from the worker."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+from openclaw_rl.engines.base import EngineUnavailable
+from openclaw_rl.types import SampledToken
+
+
+class Owner(Protocol):
+    """Who can stop what a stream no longer wants."""
+
+    def cancel(self, id: int, index: int | None = None) -> None: ...
+    def forget(self, stream: "LocalStream") -> None: ...
+
+
+class LocalStream:
+    """Implements `SampleStream`. Ends after the last token of the last completion, or with an error."""
+
+    def __init__(self, owner: Owner, id: int, version: int, n: int) -> None:
+        self.id, self.version = id, version
+        self.cached_tokens = 0
+        self._owner = owner
+        self._open = set(range(n))
+        self._arrived: list[SampledToken] = []
+        self._error: EngineUnavailable | None = None
+        self._wake = asyncio.Event()
+
+    @property
+    def running(self) -> int:
+        """Completions that are not finished."""
+        return len(self._open)
+
+    def feed(self, tokens: list[SampledToken]) -> None:
+        for token in tokens:
+            if token.index in self._open:
+                self._arrived.append(token)
+                if token.finish is not None:
+                    self._open.discard(token.index)
+        self._wake.set()
+
+    def fail(self, error: EngineUnavailable) -> None:
+        self._error = error
+        self._wake.set()
+
+    def drop(self, index: int) -> None:
+        if index in self._open:
+            self._open.discard(index)
+            self._owner.cancel(self.id, index)
+            self._wake.set()
+
+    def close(self) -> None:
+        self._owner.forget(self)
+        self._open.clear()
+        self._wake.set()
+
+    async def __aiter__(self) -> AsyncIterator[list[SampledToken]]:
+        try:
+            while self._arrived or self._open:
+                if not self._arrived:
+                    if self._error is not None:
+                        raise self._error
+                    self._wake.clear()
+                    await self._wake.wait()
+                    continue
+                batch, self._arrived = self._arrived, []
+                yield batch
+        finally:
+            self.close()
