@@ -11,7 +11,7 @@ import pytest
 
 from openclaw_rl import commands
 from openclaw_rl.cli import main
-from openclaw_rl.ledger import changes, queries
+from openclaw_rl.ledger import changes, queries, updates
 from openclaw_rl.ledger.lock import RunDirLock
 from openclaw_rl.ledger.schema import FILE, connect
 from openclaw_rl.ledger.states import State
@@ -64,7 +64,7 @@ def test_status_for_programs(book: Book, program: Program) -> None:
     book.capture(a_side_turn())
     book.put(State.JUDGED)
     batched = book.put(State.BATCHED)
-    book.change(changes.record_update, 4, 2, [batched])
+    book.change(updates.apply, 4, 2, [batched])
     told = status(program)
     assert told["turns"] == {
         "captured": 0,
@@ -135,7 +135,7 @@ def dropped(book: Book) -> None:
     [
         (nothing, "No turn has been recorded yet. Start the server and talk to it."),
         (waiting, "2 turns wait for what comes next: the next message of the same session, or POST /v1/feedback."),
-        (ready, "1 turn is ready, "),
+        (ready, "1 turn waits to be judged, which the server does"),
         (imported, "1 imported turn waits to be scored by the policy."),
         (
             dropped,

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from openclaw_rl import __version__
 from openclaw_rl.config import Config, Loaded, load
-from openclaw_rl.options import ConfigError, add_flags
+from openclaw_rl.options import ConfigError, add_flags, option_of
 
 EPILOG = """\
 examples:
@@ -103,10 +103,27 @@ def add_ledger_commands(commands: Any) -> None:
     )
     imports = add("import", "read sessions from a trajectories file", "model_name", "cache_dir")
     imports.add_argument("file", type=Path, metavar="IN.jsonl")
+    judging = [name for name, field in Config.model_fields.items() if option_of(field).group == "Judge"]
+    rejudge = add(
+        "rejudge",
+        "judge stored turns again, with another judge or rubric, and compare; nothing is changed",
+        *judging,
+        *("model_name", "teacher_model_name", "cache_dir", "device", "seed"),
+    )
+    rejudge.add_argument("--last", type=positive, default=1000, metavar="N", help="only the last N (default: 1000)")
+    rejudge.add_argument("--turns", action="store_true", help="also list every turn with both scores")
     forget = add("forget", "delete a session's or a user's data for good, and say which updates had used it")
     whose = forget.add_mutually_exclusive_group(required=True)
     whose.add_argument("--session", metavar="ID", help="the session to forget")
     whose.add_argument("--user", metavar="KEY-NAME", help="the API key whose sessions to forget")
+
+
+def positive(text: str) -> int:
+    """A number of things, for argparse."""
+    number = int(text)
+    if number < 1:
+        raise ValueError
+    return number
 
 
 def run_ledger_command(options: argparse.Namespace) -> int:
@@ -119,6 +136,7 @@ def run_ledger_command(options: argparse.Namespace) -> int:
         "export": commands.export,
         "import": commands.import_,
         "forget": commands.forget,
+        "rejudge": commands.rejudge,
     }[options.command]
     return run(config, options)
 

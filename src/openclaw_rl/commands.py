@@ -1,6 +1,7 @@
 """Commands about what is recorded; they work beside a server or without one."""
 
 import argparse
+import asyncio
 import contextlib
 import http.client
 import json
@@ -11,7 +12,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from rich.console import Console, Group
 from rich.panel import Panel
@@ -27,6 +28,7 @@ from openclaw_rl.ledger.schema import FILE, NewerLedger, connect, migrate
 from openclaw_rl.ledger.status import Status, read_status
 from openclaw_rl.options import ConfigError
 from openclaw_rl.rendering.chat import content_text
+from openclaw_rl.types import Question, Verdict
 
 #: How long to wait for a server on this machine to say how it is.
 PROBE_SECONDS = 2.0
@@ -62,12 +64,13 @@ def opened(config: Config, *, create: bool = False) -> Iterator[sqlite3.Connecti
 
 def status(config: Config, options: argparse.Namespace) -> int:
     server = read_server(config.run_dir.expanduser()).get("url")
-    suspended = ask_suspended(server) if server else None
+    told = ask_ready(server) if server else {}
+    suspended, judge_down = (said(told, part) for part in ("capture", "judge"))
     if (config.ledger_dir / FILE).is_file():
         with opened(config) as db:
-            found = read_status(db, server, suspended)
+            found = read_status(db, server, suspended, judge_down)
     else:
-        found = read_status(None, server, suspended)
+        found = read_status(None, server, suspended, judge_down)
     if options.json:
         sys.stdout.write(json.dumps(found.as_json(), indent=2) + "\n")
     else:
@@ -75,13 +78,19 @@ def status(config: Config, options: argparse.Namespace) -> int:
     return 0
 
 
-def ask_suspended(server: str) -> str | None:
-    """Why a running server does not record turns, if so."""
+def ask_ready(server: str) -> dict[str, Any]:
+    """What a running server says about itself; nothing if it cannot be understood."""
     try:
-        told = str(json.loads(ask(f"{server}/readyz"))["capture"])
-    except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError):
-        return None
-    return told.removeprefix("suspended: ") if told.startswith("suspended: ") else None
+        told = json.loads(ask(f"{server}/readyz"))
+    except (OSError, http.client.HTTPException, ValueError):
+        return {}
+    return told if isinstance(told, dict) else {}
+
+
+def said(told: dict[str, Any], part: str) -> str | None:
+    """Why a part of the server does not work at the moment, if so."""
+    status = str(told.get(part, ""))
+    return status.removeprefix("suspended: ") if status.startswith("suspended: ") else None
 
 
 def ask(url: str) -> bytes:
@@ -105,7 +114,9 @@ def show_status(config: Config, found: Status) -> None:
     for reason, count in counts.dropped.items():
         out.print(f"  dropped {count} × {reason}", style="dim")
     out.print(f"step {counts.step}, policy version {counts.version}, server: {found.server or 'not running'}")
-    out.print(f"[bold]Why no update?[/bold] {found.why_no_update}")
+    out.print(Text.assemble(("Why no update? ", "bold"), found.why_no_update))
+    if found.trouble:
+        out.print(Text.assemble(("Judging: ", "bold yellow"), found.trouble))
 
 
 def sessions(config: Config, options: argparse.Namespace) -> int:
@@ -142,7 +153,9 @@ def show_session(db: sqlite3.Connection, summary: queries.SessionSummary) -> Non
 
 def turn_title(turn: queries.StoredTurn) -> str:
     reason = f" ({turn.reason})" if turn.reason else ""
-    return f"turn {turn.number} · {turn.kind} · {turn.state}{reason} · policy {turn.version} · {turn.continuation}"
+    sample = f" as {turn.sample}" if turn.sample else ""
+    state = f"{turn.state}{sample}{reason}"
+    return f"turn {turn.number} · {turn.kind} · {state} · policy {turn.version} · {turn.continuation}"
 
 
 def turn_body(turn: queries.StoredTurn) -> Group:
@@ -154,9 +167,53 @@ def turn_body(turn: queries.StoredTurn) -> Group:
         lines.append(Text(f"  calls {call['function']['name']} {call['function']['arguments']}", style="green"))
     for message in turn.next_state or []:
         lines.append(Text.assemble((f"next, {message['role']}: ", "magenta"), content_text(message.get("content"))))
-    lines += [Text(f"feedback: {score:+g} {text}", style="yellow") for score, text in turn.feedback]
+    lines += [Text(f"feedback: {given.score:+g} {given.text}", style="yellow") for given in turn.feedback]
+    if turn.verdict is not None:
+        lines += verdict_lines(turn.verdict)
     sizes = f"{len(turn.prompt_ids)} prompt tokens, {len(turn.response_ids)} response tokens, {turn.finish_reason}"
     return Group(*lines, Text(sizes, style="dim"))
+
+
+def verdict_lines(verdict: Verdict) -> list[Text]:
+    """What was thought of a turn: the score, the votes behind it, the hints."""
+    score = "no score" if verdict.score is None else f"score {verdict.score:+g}"
+    counted = [vote.value for vote in verdict.votes if vote.question is Question.SCORE]
+    votes = " ".join("?" if value is None else f"{value:+g}" for value in counted)
+    parts = (score, f"by {verdict.source}" if verdict.source else "", f"votes {votes}" if votes else "", verdict.reason)
+    lines = [Text(f"judge: {' · '.join(filter(None, parts))}", style="bold yellow")]
+    for hint in verdict.hints:
+        scored = " (scored by the teacher)" if hint.logprobs else ""
+        teacher = f" (no teacher: {hint.problem})" if hint.problem else scored
+        lines.append(Text(f"hint: {hint.text}{teacher}", style="yellow"))
+    return lines
+
+
+def rejudge(config: Config, options: argparse.Namespace) -> int:
+    from openclaw_rl.engines.base import EngineUnavailable
+    from openclaw_rl.models import ModelNotFound, fetch_model
+    from openclaw_rl.rejudge import confusion, summary
+    from openclaw_rl.rejudge import rejudge as judge_again
+
+    if config.judging == "none":
+        raise ConfigError("--judge none judges nothing: choose feedback, llm or custom.")
+    try:
+        local = config.asks_llm and config.judge_base_url is None
+        name = config.teacher_model_name or config.model_name
+        folder = fetch_model(name, config.cache_dir.expanduser()) if local else None
+        with opened(config) as db:
+            turns = queries.judged_turns(db)[-options.last :]
+            if not turns:
+                raise ConfigError("No turn has been judged yet, so there is nothing to compare with.")
+            pairs = asyncio.run(judge_again(config, folder, db, turns))
+    except (ModelNotFound, EngineUnavailable) as error:
+        raise ConfigError(str(error)) from None
+    out = console()
+    out.print(confusion(pairs))
+    out.print(summary(pairs))
+    for pair in pairs if options.turns else ():
+        scores = ("none" if score is None else f"{score:+g}" for score in (pair.stored, pair.again))
+        out.print(f"turn {pair.turn}: {' → '.join(scores)}")
+    return 0
 
 
 @contextlib.contextmanager

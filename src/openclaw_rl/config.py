@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from openclaw_rl.models import EMBEDDED
 from openclaw_rl.options import flag, option, option_of, problem, read
 
 LOOPBACK = "127.0.0.1"
@@ -109,6 +110,37 @@ class Config(BaseModel):
     )
     eval_mode: bool = option(False, "With opd: also score turns, for monitoring.", group="Method", env="EVAL_MODE")
 
+    judge: Literal["auto", "feedback", "llm", "custom", "none"] = option(
+        "auto",
+        "Who scores turns: rules that read what came next, a language model, your own code; auto is rules first, then "
+        "a capable model if there is one.",
+        group="Judge",
+        env="JUDGE",
+    )
+    judge_base_url: str | None = option(
+        None,
+        "OpenAI-compatible endpoint of a judge.",
+        group="Judge",
+        env="JUDGE_BASE_URL",
+        shown="the served model judges itself, without its adapter",
+    )
+    judge_model: str | None = option(None, "The judge's name at that endpoint.", group="Judge", env="JUDGE_MODEL")
+    judge_api_key: str = option(
+        "", "Key for that endpoint.", group="Judge", env="OPENCLAW_JUDGE_API_KEY", shown="no key", secret=True
+    )
+    judge_rubric: Path | None = option(
+        None, "File with your guidelines for the judge.", group="Judge", env="JUDGE_RUBRIC", flags=("--rubric",)
+    )
+    custom_rm_path: str | None = option(
+        None,
+        "Your own judge: path/file.py, path/file.py:name or package.module:name.",
+        group="Judge",
+        env="CUSTOM_RM_PATH",
+    )
+    num_judge_workers: int = option(4, "Turns judged at the same time.", group="Judge", env="NUM_JUDGE_WORKERS", ge=1)
+    judge_timeout: float = option(
+        120.0, "Seconds that a judge has for its answers.", group="Judge", env="JUDGE_TIMEOUT", gt=0
+    )
     prm_m: int = option(
         3,
         "Judge votes per question.",
@@ -259,6 +291,14 @@ class Config(BaseModel):
             raise ValueError("--api-key gives two keys the same name")
         if self.eval_mode and self.method != "opd":
             raise ValueError("--eval-mode belongs to --method opd; rl and combine always score")
+        if (self.judge_base_url is None) != (self.judge_model is None):
+            raise ValueError(
+                "--judge-base-url and --judge-model belong together: where the judge is, and its name there"
+            )
+        if self.judge == "custom" and self.custom_rm_path is None:
+            raise ValueError("--judge custom needs --custom-rm-path, the file with your judge")
+        if self.custom_rm_path is not None and self.judge not in ("auto", "custom"):
+            raise ValueError(f"--custom-rm-path is for --judge custom, not {self.judge}")
         if self.method == "combine" and self.w_opd == self.w_rl == 0:
             raise ValueError("--w-opd and --w-rl are both 0, so there would be nothing to learn from")
         return self
@@ -278,6 +318,22 @@ class Config(BaseModel):
         if self.backend != "auto":
             return self.backend
         return "tinker" if os.environ.get("TINKER_API_KEY") or self.tinker_base_url else "local"
+
+    @property
+    def embedded(self) -> bool:
+        """Whether the policy is the model that comes with the program."""
+        return self.model_name in (None, EMBEDDED) and self.engine == "local"
+
+    @property
+    def judging(self) -> Literal["auto", "feedback", "llm", "custom", "none"]:
+        """Who judges; whoever gives a judge of their own means it."""
+        return "custom" if self.custom_rm_path is not None else self.judge
+
+    @property
+    def asks_llm(self) -> bool:
+        """Whether a language model is among the judges; the embedded one is too small to be asked by itself."""
+        capable = bool(self.judge_base_url or self.teacher_model_name) or not self.embedded
+        return self.judging == "llm" or (self.judging == "auto" and capable)
 
     @property
     def model_label(self) -> str:
@@ -320,8 +376,10 @@ class Loaded:
         rows = []
         for name, field in Config.model_fields.items():
             value, origin = getattr(config, name), self.origins[name]
-            if option_of(field).secret:
+            if name == "api_key":
                 value = ", ".join(map(repr, config.api_keys)) or None
+            elif option_of(field).secret:
+                value = "***" if value else None
             elif name in derived and value != derived[name]:
                 value, origin = derived[name], f"{origin}, resolved"
             rows.append((flag(name), "none" if value is None else str(value), origin))

@@ -13,15 +13,16 @@ from types import FrameType
 import uvicorn
 from rich.console import Console
 from rich.logging import RichHandler
-from rich.markup import escape
-from rich.table import Table
 
 from openclaw_rl.api.app import create_app
 from openclaw_rl.api.completion import ChatService, SamplingDefaults
-from openclaw_rl.config import LOOPBACK, Config
+from openclaw_rl.banner import banner, local_url
+from openclaw_rl.config import Config
 from openclaw_rl.engines.base import EngineUnavailable, Sampler
-from openclaw_rl.engines.local.messages import Ready, WorkerOptions
+from openclaw_rl.engines.local.messages import WorkerOptions
 from openclaw_rl.engines.local.sampler import LocalSampler
+from openclaw_rl.judge.build import JudgingModel, build_loop, check_teacher, needs_other_model
+from openclaw_rl.judge.dispatch import Signals
 from openclaw_rl.ledger.ledger import Ledger
 from openclaw_rl.ledger.lock import RunDirInUse, RunDirLock
 from openclaw_rl.ledger.schema import NewerLedger
@@ -37,7 +38,7 @@ from openclaw_rl.models import (
 )
 from openclaw_rl.options import ConfigError
 from openclaw_rl.rendering.chat import ChatRenderer
-from openclaw_rl.rendering.tokenizer import BadModelFolder
+from openclaw_rl.rendering.tokenizer import BadModelFolder, ChatTokenizer
 
 log = logging.getLogger(__name__)
 
@@ -92,22 +93,25 @@ def serve(config: Config) -> int:
 
 
 async def run(config: Config, folder: Path, ledger: Ledger | None, listener: socket.socket) -> None:
-    """Start the engine, serve, and stop both in the right order."""
-    sampler = LocalSampler(worker_options(config, folder), config.max_queue)
-    try:
+    """Start the engines, serve, and stop everything in the right order."""
+    async with contextlib.AsyncExitStack() as stack:
+        sampler = LocalSampler(worker_options(config, folder), config.max_queue)
         # The worker loads the weights while this process loads the tokenizer.
-        starting = asyncio.create_task(sampler.start())
-        await asyncio.sleep(0)
-        renderer = await asyncio.to_thread(ChatRenderer, folder)
-        await starting
-        embedded = config.model_name in (None, EMBEDDED)
-        defaults = SamplingDefaults.of_model(folder, EMBEDDED_TEMPERATURE if embedded else 1.0)
+        policy = await start_model(stack, sampler, folder)
+        other = await other_model(stack, config, policy)
+        defaults = SamplingDefaults.of_model(folder, EMBEDDED_TEMPERATURE if config.embedded else 1.0)
         service = ChatService(
-            sampler, renderer, defaults, tool_parser=config.tool_parser, seed=config.seed, ledger=ledger
+            sampler, policy.renderer, defaults, tool_parser=config.tool_parser, seed=config.seed, ledger=ledger
         )
-        aliases = [config.model_name or EMBEDDED]
-        body_limit = int(config.max_request_mb * 1e6)
-        app = create_app(service, config.model_label, aliases=aliases, keys=config.api_keys, max_body_bytes=body_limit)
+        judging = build_loop(config, ledger, policy, other, service.metrics.registry) if ledger else None
+        app = create_app(
+            service,
+            config.model_label,
+            aliases=[config.model_name or EMBEDDED],
+            keys=config.api_keys,
+            max_body_bytes=int(config.max_request_mb * 1e6),
+            judge_down=lambda: judging.down if judging else "",
+        )
         server = Server(
             uvicorn.Config(
                 app,
@@ -121,12 +125,39 @@ async def run(config: Config, folder: Path, ledger: Ledger | None, listener: soc
         )
         assert sampler.ready is not None
         banner(config, sampler.ready, listener.getsockname()[1])
-        sweeping = asyncio.create_task(end_idle_sessions(ledger, config.session_timeout)) if ledger else None
+        if ledger is not None:
+            stack.push_async_callback(stop, asyncio.create_task(end_idle_sessions(ledger, config.session_timeout)))
+        if judging is not None:
+            stack.push_async_callback(stop, asyncio.create_task(judging.run()))
         await server.serve(sockets=[listener])
-        if sweeping is not None:
-            sweeping.cancel()
-    finally:
-        await sampler.close()
+
+
+async def start_model(stack: contextlib.AsyncExitStack, sampler: LocalSampler, folder: Path) -> JudgingModel:
+    """An engine that serves and the renderer of its model; both are there until the stack ends."""
+    stack.push_async_callback(sampler.close)
+    starting = asyncio.create_task(sampler.start())
+    await asyncio.sleep(0)
+    renderer = await asyncio.to_thread(ChatRenderer, folder)
+    await starting
+    return JudgingModel(sampler, renderer)
+
+
+async def other_model(stack: contextlib.AsyncExitStack, config: Config, policy: JudgingModel) -> JudgingModel | None:
+    """The model of --teacher-model-name, if it is another one and has something to do."""
+    if not needs_other_model(config):
+        return None
+    folder = fetch_model(config.teacher_model_name, config.cache_dir.expanduser())
+    if Signals.of(config).opd:
+        check_teacher(policy.renderer.tokenizer, ChatTokenizer(folder))
+    return await start_model(stack, LocalSampler(worker_options(config, folder), config.max_queue), folder)
+
+
+async def stop(task: "asyncio.Task[None]") -> None:
+    """End a task that runs beside serving; why it ended by itself, if it did, is logged."""
+    task.cancel()
+    (result,) = await asyncio.gather(task, return_exceptions=True)
+    if isinstance(result, Exception):
+        log.error("Work beside serving had ended: %r", result)
 
 
 async def end_idle_sessions(ledger: Ledger, timeout: float) -> None:
@@ -205,12 +236,6 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-def local_url(config: Config, port: int) -> str:
-    """Where the server is reached from this machine."""
-    host = LOOPBACK if config.host == "0.0.0.0" else config.host
-    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
-
-
 def event_loop() -> asyncio.AbstractEventLoop:
     """uvloop where it exists: half the overhead of a request."""
     try:
@@ -226,31 +251,3 @@ def start_logging(level: str) -> None:
     # Every request to the Hub would be a line of its own.
     for noisy in ("httpx", "httpcore", "filelock", "uvicorn"):
         logging.getLogger(noisy).setLevel(max(logging.WARNING, logging.getLogger().level))
-
-
-def banner(config: Config, engine: Ready, port: int) -> None:
-    """What a newcomer needs to know, and a line to try."""
-    url = local_url(config, port) + "/v1"
-    keys = config.api_keys
-    reach = (
-        f"listening on {config.host}, key needed ({', '.join(key.name for key in keys)})"
-        if keys
-        else ("no key, so only this machine can connect; --api-key opens it to the network")
-    )
-    gib = engine.weight_bytes / (1 << 30)
-    table = Table.grid(padding=(0, 2))
-    for label, value in (
-        ("URL", url),
-        ("model", f"{config.model_label}  ({config.model_name or EMBEDDED}, {gib:.2g} GiB of weights)"),
-        ("backend", f"local on {engine.device}, {engine.dtype}, context {engine.max_context} tokens"),
-        ("method", f"{config.method}  (this version captures turns; it does not learn from them yet)"),
-        ("turns", f"recorded in {config.ledger_dir}" if config.capture else "not recorded (--no-capture)"),
-        ("access", reach),
-    ):
-        table.add_row(f"[cyan]{label}[/cyan]", escape(value))
-    console = Console(stderr=True)
-    console.print("\n[bold]openclaw-rl[/bold] is ready", table, "\nTry it:", sep="\n")
-    key = ' -H "Authorization: Bearer YOUR_KEY"' if keys else ""
-    example = '{"messages": [{"role": "user", "content": "Hello! Who are you?"}], "stream": true}'
-    line = f"  curl -N {url}/chat/completions{key} -H 'Content-Type: application/json' -d '{example}'\n"
-    console.print(line, markup=False, highlight=False, soft_wrap=True)

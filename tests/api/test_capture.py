@@ -15,7 +15,7 @@ from openclaw_rl.ledger import queries
 from openclaw_rl.ledger.ledger import Ledger
 from openclaw_rl.ledger.schema import FILE, connect
 from openclaw_rl.ledger.states import State
-from openclaw_rl.types import SampleRequest
+from openclaw_rl.types import Feedback, SampleRequest
 
 TOOLS = [{"type": "function", "function": {"name": "look", "description": "", "parameters": {"type": "object"}}}]
 OPENCLAW = {"role": "system", "content": "You are an agent. <!-- openclaw:attempt:STABLE -->"}
@@ -278,7 +278,7 @@ def test_explicit_feedback(bench: Recording) -> None:
     assert feedback(bench, id=bench.last_id, thumb="down", text="too long").status_code == 200
     assert feedback(bench, id=bench.last_id, score=0.5).status_code == 200
     (turn,) = bench.turns()
-    assert turn.feedback == [(-1.0, "too long"), (0.5, "")]
+    assert turn.feedback == [Feedback(-1.0, "too long"), Feedback(0.5)]
     assert turn.state is State.READY
 
 

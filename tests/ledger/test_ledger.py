@@ -14,7 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from openclaw_rl.cli import main
-from openclaw_rl.ledger import changes, ledger, queries, schema
+from openclaw_rl.ledger import changes, ledger, queries, schema, updates
 from openclaw_rl.ledger.ledger import Ledger
 from openclaw_rl.ledger.packing import pack_ids
 from openclaw_rl.ledger.schema import FILE, MIGRATIONS, NewerLedger, connect, migrate
@@ -111,7 +111,7 @@ def test_half_characters_are_kept_in_next_states_and_feedback(book: Book) -> Non
     book.change(changes.add_feedback, "me", turn.completion, 0, Feedback(1.0, "good"))
     stored = book.read(number)
     assert stored.next_state == [{"role": "user", "content": "a \ud83d b"}]
-    assert stored.feedback == [(1.0, "good")]
+    assert stored.feedback == [Feedback(1.0, "good")]
 
 
 def test_log_probs_are_stored_with_the_sampler_s_precision(book: Book) -> None:
@@ -426,7 +426,7 @@ async def test_feedback_is_attached_and_makes_a_turn_ready(book: Book) -> None:
     await book.ledger.add_feedback("me", turn.completion, 0, Feedback(0.5, "nice"))
     await book.ledger.add_feedback("me", turn.completion, 0, Feedback(-1.0))
     stored = book.read(number)
-    assert (stored.state, stored.feedback) == (State.READY, [(0.5, "nice"), (-1.0, "")])
+    assert (stored.state, stored.feedback) == (State.READY, [Feedback(0.5, "nice"), Feedback(-1.0)])
 
 
 @pytest.mark.parametrize(
@@ -479,7 +479,7 @@ async def test_a_turn_that_is_trained_on_cannot_be_judged_any_more(book: Book, s
 async def test_feedback_brings_a_turn_back_to_be_judged(book: Book, before: State, after: State) -> None:
     turn = book.put(before, completion="c")
     await book.ledger.add_feedback("me", "c", 0, Feedback(1.0))
-    assert (book.state(turn), book.read(turn).feedback) == (after, [(1.0, "")])
+    assert (book.state(turn), book.read(turn).feedback) == (after, [Feedback(1.0)])
 
 
 # The end of a session.
@@ -543,7 +543,7 @@ def test_counts_of_states_reasons_and_steps(book: Book) -> None:
         book.capture(a_side_turn())
     book.put(State.READY)
     batched = book.put(State.BATCHED)
-    book.change(changes.record_update, 3, 5, [batched])
+    book.change(updates.apply, 3, 5, [batched])
     counts = queries.counts(book.db)
     assert counts.states == {**dict.fromkeys(State, 0), State.READY: 1, State.DROPPED: 2, State.APPLIED: 1}
     assert counts.dropped == {"session title": 2}
@@ -554,7 +554,7 @@ def test_an_update_with_a_turn_that_is_not_batched_is_not_recorded_at_all(book: 
     batched, judged = book.put(State.BATCHED), book.put(State.JUDGED)
     before = book.everything()
     with pytest.raises(IllegalTransition):
-        book.change(changes.record_update, 1, 1, [batched, judged])
+        book.change(updates.apply, 1, 1, [batched, judged])
     assert book.everything() == before
 
 
@@ -663,7 +663,7 @@ def test_a_user_is_forgotten_with_all_sessions(book: Book) -> None:
 
 def applied(book: Book, step: int, session: str) -> int:
     turn = book.put(State.BATCHED, session=session)
-    book.change(changes.record_update, step, step, [turn])
+    book.change(updates.apply, step, step, [turn])
     return turn
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -34,8 +34,12 @@ def create_app(
     aliases: Sequence[str] = (),
     keys: Sequence[ApiKey] = (),
     max_body_bytes: int = 32 << 20,
+    judge_down: Callable[[], str] = str,
 ) -> FastAPI:
-    """The server's application for one model, known to clients as `model` or one of `aliases`."""
+    """The server's application for one model, known to clients as `model` or one of `aliases`.
+
+    `judge_down` says why turns wait for their judge, or nothing.
+    """
     app = FastAPI(title="openclaw-rl", version=__version__, docs_url="/docs", redoc_url=None)
     errors.install(app)
     check = KeyCheck(keys)
@@ -124,7 +128,9 @@ def create_app(
         """Whether requests are served now."""
         stats = service.sampler.stats()
         body = {"ready": stats.ready, "policy_version": service.sampler.newest_version, "detail": stats.detail}
-        return JSONResponse({**body, "capture": service.capture_status()}, 200 if stats.ready else 503)
+        judge = f"suspended: {reason}" if (reason := judge_down()) else "on"
+        parts = {"capture": service.capture_status(), "judge": judge}
+        return JSONResponse({**body, **parts}, 200 if stats.ready else 503)
 
     @app.get("/metrics")
     async def metrics(request: Request) -> Response:

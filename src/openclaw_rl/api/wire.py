@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from openclaw_rl.api.errors import ApiError
-from openclaw_rl.types import Feedback
+from openclaw_rl.types import Feedback, Source
 
 #: More stop strings than this are refused by OpenAI too.
 MAX_STOPS = 4
@@ -128,10 +128,12 @@ class FeedbackRequest(Wire):
     score: Annotated[float, Field(ge=-1, le=1)] | None = None
     thumb: Literal["up", "down"] | None = None
     text: str = ""
+    source: Literal["explicit", "environment"] = "explicit"
+    """Who says so: a person, or an environment with its reward."""
 
     def feedback(self) -> Feedback:
         score = self.score if self.score is not None else 1.0 if self.thumb == "up" else -1.0
-        return Feedback(score, self.text)
+        return Feedback(score, self.text, Source(self.source))
 
 
 M = TypeVar("M", bound=Wire)

@@ -1,15 +1,15 @@
 """What an engine is, in protocols, and the errors that every engine raises.
 
 The rest of the code does not know which engine it has. A new engine is one file (or package) beside this one
-that implements `Sampler`.
+that implements `Sampler`, and `Learner` if it can train.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from openclaw_rl.types import SampledToken, SampleRequest, ScoreRequest, Scores
+from openclaw_rl.types import SampledToken, SampleRequest, ScoreRequest, Scores, TrainingSequence
 
 
 class EngineError(Exception):
@@ -67,6 +67,48 @@ class SampleStream(Protocol):
     def __aiter__(self) -> AsyncIterator[list[SampledToken]]: ...
     def drop(self, index: int) -> None: ...
     def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a training step did to the policy. Per response token, except for the loss and the norm."""
+
+    loss: float
+    clip_fraction: float
+    kl_old: float
+    """Divergence of the new policy from the one before the step."""
+    kl_base: float
+    """Divergence of the policy before the step from the base model, estimated on part of the batch."""
+    grad_norm: float
+    tokens: int
+    response_tokens: int
+    seconds: float
+
+
+class StepRefused(EngineError):
+    """The step would have harmed the policy, or could not be made; the policy is as it was before."""
+
+
+class Learner(Protocol):
+    """Computes gradients. One call at a time; all may raise EngineUnavailable, after which `load` or `reset` is due."""
+
+    async def start(self) -> None: ...
+    async def close(self) -> None: ...
+
+    async def reset(self) -> None:
+        """Begin anew, with a policy that is the base model."""
+
+    async def step(self, sequences: Sequence[TrainingSequence]) -> StepResult:
+        """One step on a batch, all of it or nothing. Raises StepRefused."""
+
+    async def write_adapter(self, folder: Path) -> None:
+        """Write the policy as a PEFT folder."""
+
+    async def save(self, folder: Path) -> None:
+        """Write all that is needed to go on from here, the policy's PEFT files among it."""
+
+    async def load(self, folder: Path) -> None:
+        """Go on from what `save` wrote. Raises StepRefused if it is not fit."""
 
 
 class Sampler(Protocol):

@@ -31,7 +31,7 @@ def open_session(db: sqlite3.Connection, key: SessionKey, source: str, now: floa
     """The session's number; a session that was closed goes on."""
     row = db.execute(
         "INSERT INTO sessions (owner, id, source, created, last) VALUES (?, ?, ?, ?, ?) "
-        "ON CONFLICT (owner, id) DO UPDATE SET last = excluded.last, closed = NULL RETURNING number",
+        "ON CONFLICT (owner, id) DO UPDATE SET last = excluded.last, closed = NULL, settled = 0 RETURNING number",
         (*key, source, now, now),
     ).fetchone()
     return int(row[0])
@@ -165,8 +165,8 @@ def add_feedback(db: sqlite3.Connection, owner: str, completion: str, choice: in
     if state in ALREADY_USED:
         raise CannotJudge("This turn has already been trained on.")
     db.execute(
-        "INSERT INTO feedback (turn, score, text, created) VALUES (?, ?, ?, ?)",
-        (row["number"], feedback.score, feedback.text, time.time()),
+        "INSERT INTO feedback (turn, score, text, source, created) VALUES (?, ?, ?, ?, ?)",
+        (row["number"], feedback.score, feedback.text, feedback.source, time.time()),
     )
     if state is not State.READY and state is not State.CAPTURED:
         move(db, row["number"], State.READY)
@@ -196,20 +196,12 @@ def _close(db: sqlite3.Connection, session: int) -> None:
     db.execute("UPDATE sessions SET closed = ? WHERE number = ?", (time.time(), session))
 
 
-def record_update(db: sqlite3.Connection, step: int, version: int, turns: Sequence[int]) -> None:
-    """A training step was applied: which turns it used, and the policy version it made."""
-    db.execute("INSERT INTO updates (step, version, created) VALUES (?, ?, ?)", (step, version, time.time()))
-    for turn in turns:
-        move(db, turn, State.APPLIED)
-        db.execute("INSERT INTO update_turns (step, turn) VALUES (?, ?)", (step, turn))
-
-
 def forget(db: sqlite3.Connection, sessions: Sequence[int]) -> list[int]:
     """Delete sessions with everything in them; the training steps that had used their turns."""
     marks = ", ".join("?" * len(sessions))
     steps = db.execute(
-        f"SELECT DISTINCT u.step FROM update_turns u JOIN turns t ON t.number = u.turn "
-        f"WHERE t.session IN ({marks}) ORDER BY u.step",
+        "SELECT DISTINCT s.step FROM update_turns u JOIN turns t ON t.number = u.turn "
+        f"JOIN updates s ON s.number = u.number WHERE s.outcome = 'applied' AND t.session IN ({marks}) ORDER BY s.step",
         tuple(sessions),
     ).fetchall()
     # Turns refer to messages and to each other within their session; all of it goes at once.

@@ -1,18 +1,19 @@
 """The ledger: one writer, any number of readers."""
 
 import asyncio
+import contextlib
 import sqlite3
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar
 
-from openclaw_rl.ledger import changes, queries
+from openclaw_rl.ledger import changes, queries, verdicts
 from openclaw_rl.ledger.schema import FILE, connect, migrate
 from openclaw_rl.ledger.writer import CaptureSuspended, Writer
-from openclaw_rl.types import Feedback, SessionKey, Turn
+from openclaw_rl.types import Feedback, SampleKind, SessionKey, Turn, Verdict
 
 T = TypeVar("T")
 
@@ -67,6 +68,42 @@ class Ledger:
     async def close_idle(self, seconds: float) -> int:
         """End the sessions that were not heard of for so long."""
         return await self._write(lambda db: changes.close_idle(db, time.time() - seconds))
+
+    async def record_verdict(
+        self, turn: int, verdict: Verdict, sample: SampleKind | None, reason: str, heard: int
+    ) -> bool:
+        return await self._write(lambda db: verdicts.record(db, turn, verdict, sample, reason, heard))
+
+    async def settle_sessions(self, at_least_one: bool) -> list[int]:
+        if not self._read(verdicts.any_unsettled):
+            return []
+        return await self._write(lambda db: verdicts.settle_sessions(db, at_least_one))
+
+    @contextlib.contextmanager
+    def watch(self) -> Iterator[asyncio.Event]:
+        """An event that is set whenever something has been written."""
+        changed, loop = asyncio.Event(), asyncio.get_running_loop()
+
+        def tell() -> None:
+            # The last changes may be written when nobody waits for news any more.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(changed.set)
+
+        self.writer.listeners.append(tell)
+        try:
+            yield changed
+        finally:
+            self.writer.listeners.remove(tell)
+
+    def ready_turns(self, besides: Collection[int], limit: int) -> list[int]:
+        return self._read(lambda db: queries.ready_turns(db, besides, limit))
+
+    def load_turn(self, turn: int) -> queries.StoredTurn:
+        """Everything about a turn. Raises UnknownTurn."""
+        return self._read(lambda db: queries.load_turn(db, turn))
+
+    def recent_verdicts(self, count: int) -> list[verdicts.Outcome]:
+        return self._read(lambda db: verdicts.recent(db, count))
 
     def find_ancestor(
         self, owner: str, ends: Sequence[tuple[int, bytes]], session: str | None, claimed: set[int]

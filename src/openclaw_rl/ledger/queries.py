@@ -3,14 +3,15 @@
 import json
 import sqlite3
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from openclaw_rl.ledger import verdicts
 from openclaw_rl.ledger.changes import SUPERSEDED, UnknownTurn
 from openclaw_rl.ledger.packing import unpack_floats, unpack_ids, unpack_top
 from openclaw_rl.ledger.states import State
-from openclaw_rl.types import SessionKey, TurnKind
+from openclaw_rl.types import Feedback, SampleKind, SessionKey, Source, TurnKind, Verdict
 
 SESSION = "JOIN sessions s ON s.number = t.session"
 
@@ -49,7 +50,10 @@ class StoredTurn:
     sampling: dict[str, Any]
     finish_reason: str
     next_state: list[dict[str, Any]] | None
-    feedback: list[tuple[float, str]]
+    feedback: list[Feedback]
+    verdict: Verdict | None
+    sample: SampleKind | None
+    """What it is trained on, once it is judged."""
 
 
 def find_ancestor(
@@ -154,7 +158,8 @@ def load_turn(db: sqlite3.Connection, number: int) -> StoredTurn:
     """Everything about a turn."""
     row = db.execute(f"SELECT t.*, s.owner, s.id FROM turns t {SESSION} WHERE t.number = ?", (number,)).fetchone()
     tokens, prompt_length = sequence(db, number)
-    said = db.execute("SELECT score, text FROM feedback WHERE turn = ? ORDER BY created", (number,)).fetchall()
+    said = db.execute("SELECT score, text, source FROM feedback WHERE turn = ? ORDER BY rowid", (number,)).fetchall()
+    verdict, sample = verdicts.load(db, number) or (None, None)
     return StoredTurn(
         number=number,
         session=SessionKey(row["owner"], row["id"]),
@@ -176,7 +181,9 @@ def load_turn(db: sqlite3.Connection, number: int) -> StoredTurn:
         sampling=json.loads(row["sampling"]),
         finish_reason=row["finish_reason"],
         next_state=json.loads(row["next_state"]) if row["next_state"] is not None else None,
-        feedback=[(item["score"], item["text"]) for item in said],
+        feedback=[Feedback(item["score"], item["text"], Source(item["source"])) for item in said],
+        verdict=verdict,
+        sample=sample,
     )
 
 
@@ -190,6 +197,20 @@ def load_messages(db: sqlite3.Connection, last: int) -> list[dict[str, Any]]:
         (last,),
     )
     return [json.loads(row["body"]) for row in rows]
+
+
+def ready_turns(db: sqlite3.Connection, besides: Collection[int], limit: int) -> list[int]:
+    """Turns that can be judged, the longest ready first, without those that somebody works on already."""
+    rows = db.execute(
+        "SELECT number FROM turns WHERE state = ? ORDER BY ready_at, number LIMIT ?",
+        (State.READY, limit + len(besides)),
+    )
+    return [row["number"] for row in rows if row["number"] not in besides][:limit]
+
+
+def judged_turns(db: sqlite3.Connection) -> list[int]:
+    """Turns that have a verdict, in the order they were recorded."""
+    return [row["turn"] for row in db.execute("SELECT turn FROM verdicts ORDER BY turn")]
 
 
 def turn_numbers(db: sqlite3.Connection, session: SessionKey | None = None) -> Iterator[int]:
@@ -259,5 +280,7 @@ def counts(db: sqlite3.Connection) -> Counts:
     dropped = db.execute(
         "SELECT reason, count(*) FROM turns WHERE state = ? GROUP BY reason ORDER BY 2 DESC", (State.DROPPED,)
     )
-    step, version = db.execute("SELECT coalesce(max(step), 0), coalesce(max(version), 0) FROM updates").fetchone()
+    step, version = db.execute(
+        "SELECT coalesce(max(step), 0), coalesce(max(version), 0) FROM updates WHERE outcome = 'applied'"
+    ).fetchone()
     return Counts({state: states[state] for state in State}, {row[0]: row[1] for row in dropped}, step, version)

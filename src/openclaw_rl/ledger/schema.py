@@ -91,6 +91,54 @@ MIGRATIONS = (
         PRIMARY KEY (step, turn)
     );
     """,
+    """
+    ALTER TABLE feedback ADD COLUMN source TEXT NOT NULL DEFAULT 'explicit';
+    -- Whether a session that has ended has been looked at as a whole, once its turns were judged.
+    ALTER TABLE sessions ADD COLUMN settled INTEGER NOT NULL DEFAULT 0;
+    CREATE INDEX unsettled_sessions ON sessions (number) WHERE closed IS NOT NULL AND NOT settled;
+    CREATE INDEX turns_by_session_state ON turns (session, state);
+
+    CREATE TABLE verdicts (
+        number INTEGER PRIMARY KEY,        -- in the order they were given
+        turn INTEGER NOT NULL UNIQUE REFERENCES turns ON DELETE CASCADE,
+        score REAL,                        -- NULL: nobody could say
+        source TEXT,
+        reason TEXT NOT NULL,
+        votes TEXT NOT NULL,
+        seconds REAL NOT NULL,
+        sample TEXT,                       -- what it is trained on; NULL: nothing
+        created REAL NOT NULL
+    );
+    CREATE TABLE hints (
+        turn INTEGER NOT NULL REFERENCES turns ON DELETE CASCADE,
+        place INTEGER NOT NULL,            -- 0 is the most informative
+        text TEXT NOT NULL,
+        logprobs BLOB NOT NULL,            -- of the response under the hinted prompt; empty if not scored
+        problem TEXT NOT NULL,             -- why not, if it was to be
+        PRIMARY KEY (turn, place)
+    );
+    """,
+    # No program before this version has written updates.
+    """
+    DROP TABLE update_turns;
+    DROP TABLE updates;
+    CREATE TABLE updates (
+        number INTEGER PRIMARY KEY,
+        step INTEGER NOT NULL,
+        version INTEGER,                   -- the policy it made, if it made one
+        outcome TEXT NOT NULL,
+        reason TEXT NOT NULL,
+        metrics TEXT NOT NULL,
+        created REAL NOT NULL
+    );
+    CREATE UNIQUE INDEX applied_steps ON updates (step) WHERE outcome = 'applied';
+    CREATE TABLE update_turns (
+        number INTEGER NOT NULL REFERENCES updates,
+        turn INTEGER NOT NULL,             -- stays when the turn itself is forgotten
+        PRIMARY KEY (number, turn)
+    );
+    CREATE INDEX updates_by_turn ON update_turns (turn);
+    """,
 )
 
 

@@ -27,7 +27,8 @@ TRANSITIONS: dict[State, frozenset[State]] = {
     State.READY: frozenset({State.JUDGED, State.DROPPED}),
     State.JUDGED: frozenset({State.BATCHED, State.READY, State.DROPPED}),
     State.BATCHED: frozenset({State.APPLIED, State.JUDGED, State.DROPPED}),
-    State.APPLIED: frozenset(),
+    # A step that was lost with the learner's memory is made again.
+    State.APPLIED: frozenset({State.JUDGED}),
     State.DROPPED: frozenset({State.READY}),
 }
 

@@ -62,6 +62,8 @@ class Writer:
         """Why writing is suspended, or None."""
         self.lost = 0
         """Changes that could not be written."""
+        self.listeners: list[Callable[[], None]] = []
+        """Called, on the writer's thread, when something has been written."""
         self._retry_at = 0.0
         self._thread.start()
 
@@ -112,6 +114,8 @@ class Writer:
             self.suspended = None
         for answer in answers:
             answer()
+        for listener in self.listeners:
+            listener()
 
     def _apply(self, pending: Pending) -> Callable[[], None]:
         """Make one change of the group; its own failure undoes it alone. What is returned tells the submitter."""

@@ -4,39 +4,42 @@ Nothing here blocks the loop: commands leave through a thread, reports come in w
 """
 
 import asyncio
+import importlib
 import multiprocessing
 import queue
 import threading
 from collections.abc import AsyncIterator
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
+from typing import Generic, TypeVar
 
-from openclaw_rl.engines.local.messages import Command, Report, WorkerOptions
+Command = TypeVar("Command")
+Report = TypeVar("Report")
 
 #: Time a worker gets to leave by itself once its pipe is closed.
 EXIT_SECONDS = 5.0
 
 
-def run_worker(connection: Connection, options: WorkerOptions) -> None:
-    """Entry of the worker process. The import is here so that the server never loads PyTorch."""
-    from openclaw_rl.engines.local.worker import main
-
-    main(connection, options)
+def run_worker(connection: Connection, module: str, options: object) -> None:
+    """Entry of a worker process. The import is here so that the server never loads PyTorch."""
+    importlib.import_module(module).main(connection, options)
 
 
-class Link:
+class Link(Generic[Command, Report]):
     """A running worker. Closing it, or the end of this process, ends the worker."""
 
-    def __init__(self, options: WorkerOptions) -> None:
+    def __init__(self, module: str, options: object) -> None:
+        """Run `main(connection, options)` of a module in a process of its own."""
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
+        name = f"openclaw-rl-{module.rpartition('.')[2]}"
         self.process: BaseProcess = context.Process(
-            target=run_worker, args=(theirs, options), name="openclaw-rl-sampler", daemon=True
+            target=run_worker, args=(theirs, module, options), name=name, daemon=True
         )
         self.process.start()
         theirs.close()
         self._outbox: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
-        self._sender = threading.Thread(target=self._send_all, name="sampler-commands", daemon=True)
+        self._sender = threading.Thread(target=self._send_all, name=f"{name}-commands", daemon=True)
         self._sender.start()
 
     def send(self, command: Command) -> None:

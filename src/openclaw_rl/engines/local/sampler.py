@@ -34,6 +34,7 @@ from openclaw_rl.types import SampleRequest, ScoreRequest, Scores
 
 log = logging.getLogger(__name__)
 
+WORKER = "openclaw_rl.engines.local.worker"
 #: A worker that lived this long did not die of how it was started.
 STABLE_SECONDS = 10.0
 #: After so many quick deaths in a row, requests are no longer kept waiting for the next worker.
@@ -67,7 +68,7 @@ class LocalSampler:
         self._publishing = asyncio.Lock()
         self._loading: dict[int, asyncio.Future[None]] = {}
         self._released = asyncio.Event()
-        self._link: Link | None = None
+        self._link: Link[Command, Report] | None = None
         self._backlog: list[Command] = []
         self._active = 0
         self._failure = ""
@@ -213,7 +214,7 @@ class LocalSampler:
     async def _run_worker(self, first: asyncio.Future[None]) -> tuple[str, float]:
         """One worker from start to end: why it ended, and how long it served."""
         try:
-            link = Link(self.options)
+            link: Link[Command, Report] = Link(WORKER, self.options)
         except OSError as error:
             return f"The model's worker process could not be started: {error}", 0.0
         reason, ready_at = DIED_LOADING, None
@@ -233,7 +234,7 @@ class LocalSampler:
             await link.close(EXIT_SECONDS if ready_at else 0.0)
         return reason, time.monotonic() - ready_at if ready_at else 0.0
 
-    def _connect(self, link: Link, ready: Ready) -> None:
+    def _connect(self, link: Link[Command, Report], ready: Ready) -> None:
         self.ready, self._link = ready, link
         for version, (slot, folder) in self._policies.resident.items():
             link.send(LoadAdapter(version, slot, folder))

@@ -177,7 +177,7 @@ def main(connection: Connection, options: WorkerOptions) -> None:
     # When the server is gone, there is nobody to tell and nothing to do.
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         try:
-            device, dtype = placement(options)
+            device, dtype = placement(options.device, options.dtype)
             decoder = load_decoder(options.model, dtype, device)
             worker = Worker(decoder, options)
         except Exception as error:
@@ -211,14 +211,13 @@ def serve(connection: Connection, worker: Worker) -> None:
         connection.send(worker.step())
 
 
-def placement(options: WorkerOptions) -> tuple[torch.device, torch.dtype]:
-    """Where the model runs and in which precision."""
-    name = options.device
+def placement(name: str, precision: str) -> tuple[torch.device, torch.dtype]:
+    """Where the model runs and in which precision, each of which may be auto."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and not torch.cuda.is_available():
         raise UnsupportedModel("--device cuda was asked for, but PyTorch sees no CUDA device")
-    dtype = options.dtype if options.dtype != "auto" else {"cpu": "float32", "cuda": "bfloat16"}[name]
+    dtype = precision if precision != "auto" else {"cpu": "float32", "cuda": "bfloat16"}[name]
     return torch.device(name), getattr(torch, dtype)
 
 

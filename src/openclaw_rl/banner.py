@@ -1,0 +1,45 @@
+"""What a server says when it is ready."""
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from openclaw_rl.config import LOOPBACK, Config
+from openclaw_rl.engines.local.messages import Ready
+from openclaw_rl.judge.build import describe
+from openclaw_rl.models import EMBEDDED
+
+
+def local_url(config: Config, port: int) -> str:
+    """Where the server is reached from this machine."""
+    host = LOOPBACK if config.host == "0.0.0.0" else config.host
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def banner(config: Config, engine: Ready, port: int) -> None:
+    """What a newcomer needs to know, and a line to try."""
+    url = local_url(config, port) + "/v1"
+    keys = config.api_keys
+    reach = (
+        f"listening on {config.host}, key needed ({', '.join(key.name for key in keys)})"
+        if keys
+        else ("no key, so only this machine can connect; --api-key opens it to the network")
+    )
+    gib = engine.weight_bytes / (1 << 30)
+    table = Table.grid(padding=(0, 2))
+    for label, value in (
+        ("URL", url),
+        ("model", f"{config.model_label}  ({config.model_name or EMBEDDED}, {gib:.2g} GiB of weights)"),
+        ("backend", f"local on {engine.device}, {engine.dtype}, context {engine.max_context} tokens"),
+        ("method", f"{config.method}  (this version judges turns; it does not learn from them yet)"),
+        ("judge", describe(config) if config.capture else "none: turns are not recorded"),
+        ("turns", f"recorded in {config.ledger_dir}" if config.capture else "not recorded (--no-capture)"),
+        ("access", reach),
+    ):
+        table.add_row(f"[cyan]{label}[/cyan]", escape(value))
+    console = Console(stderr=True)
+    console.print("\n[bold]openclaw-rl[/bold] is ready", table, "\nTry it:", sep="\n")
+    key = ' -H "Authorization: Bearer YOUR_KEY"' if keys else ""
+    example = '{"messages": [{"role": "user", "content": "Hello! Who are you?"}], "stream": true}'
+    line = f"  curl -N {url}/chat/completions{key} -H 'Content-Type: application/json' -d '{example}'\n"
+    console.print(line, markup=False, highlight=False, soft_wrap=True)

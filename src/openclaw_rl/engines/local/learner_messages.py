@@ -1,0 +1,96 @@
+"""What the learner and its worker process say to each other. Plain data, pickled over a pipe."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from openclaw_rl.engines.base import StepResult
+from openclaw_rl.losses.policy import PolicyLoss
+from openclaw_rl.types import TrainingSequence
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerOptions:
+    """All that a learner needs to know to load the model and train an adapter."""
+
+    model: Path
+    device: str
+    dtype: str
+    rank: int
+    alpha: float
+    dropout: float
+    modules: tuple[str, ...]
+    loss: PolicyLoss
+    epochs: int
+    learning_rate: float
+    betas: tuple[float, float]
+    weight_decay: float
+    max_grad_norm: float
+    max_kl: float
+    """A step that moves the policy further than this, a token, is refused."""
+    micro_batch_tokens: int
+    checkpointing: bool
+    offload: bool
+    """Whether the optimiser's state leaves the device between steps."""
+    seed: int
+    base_model: str
+    """How the base model is called in the adapters' files."""
+    custom_loss: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reset:
+    """Begin with a fresh adapter."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Train on a batch."""
+
+    sequences: list[TrainingSequence]
+
+
+@dataclass(frozen=True, slots=True)
+class WriteAdapter:
+    folder: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    folder: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    folder: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The learner has loaded the model."""
+
+    weight_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The last command was obeyed."""
+
+    result: StepResult | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The last command was not obeyed, and changed nothing; `reason` is a sentence without its full stop."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """The learner cannot start; `reason` is a sentence for the user."""
+
+    reason: str
+
+
+Command = Reset | Step | WriteAdapter | Save | Load
+Report = Started | Done | Refused | Broken

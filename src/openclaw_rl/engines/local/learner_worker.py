@@ -1,0 +1,86 @@
+"""The learner's process: commands in, one report for each out.
+
+It stands behind everybody else on the machine: serving must not feel a step. Like the sampler's worker it ends when
+its pipe closes, and leaves signals to the server.
+"""
+
+import contextlib
+import logging
+import os
+import signal
+from multiprocessing.connection import Connection
+
+import torch
+
+from openclaw_rl.engines.base import StepRefused
+from openclaw_rl.engines.local.decoder import load_decoder
+from openclaw_rl.engines.local.learner_messages import (
+    Broken,
+    Command,
+    Done,
+    LearnerOptions,
+    Load,
+    Refused,
+    Report,
+    Reset,
+    Save,
+    Started,
+    Step,
+    WriteAdapter,
+)
+from openclaw_rl.engines.local.student import Student
+from openclaw_rl.engines.local.worker import describe, placement, weight_bytes
+
+log = logging.getLogger(__name__)
+
+#: The lowest there is.
+NICENESS = 19
+
+
+def main(connection: Connection, options: LearnerOptions) -> None:
+    """The process: load, then obey until the pipe closes."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    step_back()
+    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
+        try:
+            device, dtype = placement(options.device, options.dtype)
+            decoder = load_decoder(options.model, dtype, device)
+            torch.manual_seed(options.seed)
+            student = Student(decoder, options)
+        except Exception as error:
+            log.debug("loading failed", exc_info=True)
+            connection.send(Broken(f"The learner could not load the model in {options.model}: {describe(error)}"))
+            return
+        connection.send(Started(weight_bytes(decoder)))
+        while True:
+            connection.send(obey(student, connection.recv()))
+
+
+def step_back() -> None:
+    """Run only when nobody else wants to."""
+    os.nice(NICENESS)
+    # Where it exists, this class gives way within microseconds; niceness alone would still get its share.
+    if hasattr(os, "SCHED_IDLE"):
+        with contextlib.suppress(OSError):
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+
+
+def obey(student: Student, command: Command) -> Report:
+    try:
+        match command:
+            case Step(sequences):
+                return Done(student.step(sequences))
+            case Reset():
+                student.reset()
+            case WriteAdapter(folder):
+                student.write_adapter(folder)
+            case Save(folder):
+                student.save(folder)
+            case Load(folder):
+                student.load(folder)
+    except StepRefused as error:
+        return Refused(str(error))
+    except OSError as error:
+        return Refused(f"{error.filename or 'the disk'}: {error.strerror or error}")
+    return Done()

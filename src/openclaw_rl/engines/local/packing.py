@@ -1,0 +1,125 @@
+"""Sequences of any lengths into micro-batches of bounded size, and a micro-batch as the tensors of one forward."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, chain
+
+import torch
+from torch import Tensor
+
+from openclaw_rl.losses.policy import token_weight
+from openclaw_rl.types import Span, TrainingSequence
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """Sequences one after another in a flat run of tokens.
+
+    A sequence ends before the last token of its last span, which is predicted and predicts nothing.
+    """
+
+    indices: tuple[int, ...]
+    """Which of the batch's sequences, in the order of the tensors."""
+    lengths: tuple[int, ...]
+    ids: Tensor
+    positions: Tensor
+    rows: Tensor
+    """Which tokens of the run predict the spans' tokens."""
+    targets: Tensor
+    """The spans' tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Signals:
+    """What a micro-batch's spans are to learn, token for token as its `targets`."""
+
+    old_logprobs: Tensor
+    advantages: Tensor
+    weights: Tensor
+    """What each token counts in the batch's loss."""
+
+
+def pack(lengths: Sequence[int], budget: int) -> list[list[int]]:
+    """Indices of sequences by micro-batch: first fit, longest first. One beyond the budget has a micro-batch alone."""
+    bins: list[list[int]] = []
+    room: list[int] = []
+    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        fit = next((b for b, left in enumerate(room) if lengths[index] <= left), len(bins))
+        if fit == len(bins):
+            bins.append([])
+            room.append(budget)
+        bins[fit].append(index)
+        room[fit] -= lengths[index]
+    return bins
+
+
+def micro_batches(sequences: Sequence[TrainingSequence], budget: int, device: torch.device) -> list[MicroBatch]:
+    """A batch as micro-batches of at most `budget` tokens. Sequences without spans are left out."""
+    for sequence in sequences:
+        check_spans(sequence)
+    asked = [i for i, sequence in enumerate(sequences) if sequence.spans]
+    groups = pack([read_length(sequences[i]) for i in asked], budget)
+    return [micro_batch(sequences, [asked[k] for k in group], device) for group in groups]
+
+
+def micro_batch(sequences: Sequence[TrainingSequence], indices: Sequence[int], device: torch.device) -> MicroBatch:
+    """The tensors of some of a batch's sequences."""
+    chosen = [sequences[i] for i in indices]
+    lengths = [read_length(sequence) for sequence in chosen]
+    starts = accumulate(lengths[:-1], initial=0)
+    spans = [(at, sequence, span) for at, sequence in zip(starts, chosen, strict=True) for span in sequence.spans]
+    return MicroBatch(
+        indices=tuple(indices),
+        lengths=tuple(lengths),
+        ids=flat((s.ids[:length] for s, length in zip(chosen, lengths, strict=True)), torch.long, device),
+        positions=flat(map(range, lengths), torch.long, device),
+        rows=flat((range(at + span.start - 1, at + span.stop - 1) for at, _, span in spans), torch.long, device),
+        targets=flat((s.ids[span.start : span.stop] for _, s, span in spans), torch.long, device),
+    )
+
+
+def signals(sequences: Sequence[TrainingSequence], batch: MicroBatch) -> Signals:
+    """What a micro-batch is to learn. Its tokens count what they do in the whole batch, so that gradients add up."""
+    samples = sum(len(sequence.spans) for sequence in sequences)
+    spans = [span for i in batch.indices for span in sequences[i].spans]
+    for span in spans:
+        check_signals(span)
+    weights = ([token_weight(span.stop - span.start, samples)] * (span.stop - span.start) for span in spans)
+    device = batch.ids.device
+    return Signals(
+        old_logprobs=flat((span.old_logprobs for span in spans), torch.float32, device),
+        advantages=flat((span.advantages for span in spans), torch.float32, device),
+        weights=flat(weights, torch.float32, device),
+    )
+
+
+def by_span(values: Sequence[float], spans: Sequence[Span]) -> list[list[float]]:
+    """Numbers given token after token, as one list for each span."""
+    stops = accumulate(span.stop - span.start for span in spans)
+    return [list(values[stop - (span.stop - span.start) : stop]) for span, stop in zip(spans, stops, strict=True)]
+
+
+def flat(parts: Iterable[Iterable[float]], dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.tensor(list(chain.from_iterable(parts)), dtype=dtype).to(device)
+
+
+def read_length(sequence: TrainingSequence) -> int:
+    """How many of its tokens the model has to read."""
+    return sequence.spans[-1].stop - 1
+
+
+def check_spans(sequence: TrainingSequence) -> None:
+    """Raise ValueError unless the spans are in order and inside the tokens, each with a token before it."""
+    end = 1
+    for span in sequence.spans:
+        if not end <= span.start < span.stop <= len(sequence.ids):
+            raise ValueError(
+                f"turn {span.turn}: a span from {span.start} to {span.stop} is empty, out of order or out of bounds"
+            )
+        end = span.stop
+
+
+def check_signals(span: Span) -> None:
+    """Raise ValueError unless every token has its signal: a shifted one would silently teach the wrong tokens."""
+    if not len(span.old_logprobs) == len(span.advantages) == span.stop - span.start:
+        raise ValueError(f"turn {span.turn}: every token of a span needs one old log-prob and one advantage")

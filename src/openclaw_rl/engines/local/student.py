@@ -1,0 +1,215 @@
+"""The policy in training: an adapter, its optimiser, and steps that are made whole or not at all."""
+
+import json
+import logging
+import math
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from openclaw_rl.engines.base import StepRefused, StepResult
+from openclaw_rl.engines.local.adapters import BadAdapter
+from openclaw_rl.engines.local.decoder import Decoder
+from openclaw_rl.engines.local.learner_messages import LearnerOptions
+from openclaw_rl.engines.local.lora import LoraWeights
+from openclaw_rl.engines.local.training import Metrics, SpanLogprobs, Trainer
+from openclaw_rl.losses.custom import LossFailed, load_loss
+from openclaw_rl.losses.policy import Loss
+from openclaw_rl.types import TrainingSequence
+
+log = logging.getLogger(__name__)
+
+OPTIMIZER, STATE = "optimizer.safetensors", "learner.json"
+#: The distance from the base model is looked at on so many tokens of a batch, unless the loss needs it anyway.
+BASE_SAMPLE_TOKENS = 2048
+#: How often a step that does not fit into memory is tried with micro-batches of half the size.
+SMALLER_TRIALS = 3
+#: What torch says on a CPU that has no memory left.
+CPU_OUT_OF_MEMORY = "allocate memory"
+
+
+class Student:
+    """Trains one adapter. After StepRefused, weights and optimiser are bit for bit what they were."""
+
+    def __init__(self, decoder: Decoder, options: LearnerOptions) -> None:
+        self.decoder, self.options = decoder, options
+        self.loss: Loss = load_loss(options.custom_loss, options.loss) if options.custom_loss else options.loss
+        self.reset()
+
+    def reset(self) -> None:
+        options = self.options
+        device = self.decoder.embed.device
+        self._take(
+            LoraWeights.create(
+                self.decoder.shape, options.rank, options.alpha, options.modules, options.dropout, options.seed, device
+            )
+        )
+
+    def step(self, sequences: Sequence[TrainingSequence]) -> StepResult:
+        """One step, in micro-batches as large as memory allows. Raises StepRefused."""
+        before = self._snapshot()
+        budget = self.options.micro_batch_tokens
+        for trial in range(SMALLER_TRIALS + 1):
+            try:
+                return self._step(sequences, budget)
+            except (StepRefused, LossFailed) as error:
+                self._restore(before)
+                raise StepRefused(str(error)) from error
+            except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+                self._restore(before)
+                if not out_of_memory(error):
+                    raise
+                if trial == SMALLER_TRIALS:
+                    raise StepRefused("the step does not fit into memory") from error
+                budget = max(1, budget // 2)
+                log.warning("The step does not fit into memory; trying micro-batches of %d tokens.", budget)
+            self._free_memory()
+        raise AssertionError("unreachable")
+
+    def write_adapter(self, folder: Path) -> None:
+        self.lora.save(folder, self.options.base_model)
+
+    def save(self, folder: Path) -> None:
+        """The adapter in PEFT's format, and beside it what the next step depends on."""
+        self.write_adapter(folder)
+        save_file({name: tensor.cpu() for name, tensor in self._moments().items()}, folder / OPTIMIZER)
+        state = {"steps": self.steps, "micro_batches": self.trainer.micro_batches_seen}
+        (folder / STATE).write_text(json.dumps(state) + "\n")
+
+    def load(self, folder: Path) -> None:
+        """Go on from what `save` wrote. Raises StepRefused, and keeps what there is, if it is not fit."""
+        try:
+            lora = LoraWeights.load(folder, self.decoder.shape, self.decoder.embed.device)
+            moments = load_file(folder / OPTIMIZER)
+            state = json.loads((folder / STATE).read_text())
+        except (BadAdapter, OSError, ValueError, KeyError) as error:
+            raise StepRefused(f"the checkpoint {folder} cannot be loaded: {error}") from error
+        if (lora.rank, sorted(lora.a)) != (self.options.rank, sorted(self.options.modules)):
+            raise StepRefused(
+                f"the checkpoint {folder} has rank {lora.rank} on {', '.join(sorted(lora.a))}: give the same "
+                "--lora-rank and --lora-target-modules, or begin anew with --resume-from-ckpt none"
+            )
+        self._take(lora)
+        self.steps, self.trainer.micro_batches_seen = state["steps"], state["micro_batches"]
+        self._set_moments(moments)
+
+    def _take(self, lora: LoraWeights) -> None:
+        options = self.options
+        self.lora, self.steps = lora, 0
+        self.trainer = Trainer(self.decoder, lora, self.loss, options.micro_batch_tokens, options.checkpointing)
+        self.optimizer = torch.optim.AdamW(
+            lora.parameters(), lr=options.learning_rate, betas=options.betas, weight_decay=options.weight_decay
+        )
+
+    def _step(self, sequences: Sequence[TrainingSequence], budget: int) -> StepResult:
+        started = time.monotonic()
+        self.trainer.micro_batch_tokens = budget
+        self._move_moments(self.decoder.embed.device)
+        first: Metrics | None = None
+        norms = []
+        kl_base = self._distance_from_base(sequences)
+        for _ in range(self.options.epochs):
+            metrics = self.trainer.forward_backward(sequences)
+            first = first or metrics
+            norms.append(self._update(metrics.loss))
+        assert first is not None
+        kl = distance(first.logprobs, self.trainer.score(sequences))
+        if not kl <= self.options.max_kl:
+            raise StepRefused(
+                f"the step would move the policy by {kl:.3g} a token, more than --max-kl {self.options.max_kl:g}"
+            )
+        self.steps += 1
+        if self.options.offload:
+            self._move_moments(torch.device("cpu"))
+        tokens = max(1, metrics.response_tokens)
+        return StepResult(
+            loss=first.loss,
+            clip_fraction=metrics.clipped / tokens,
+            kl_old=kl,
+            kl_base=first.kl_base / tokens if self.loss.kl_coef else kl_base,
+            grad_norm=max(norms),
+            tokens=metrics.tokens,
+            response_tokens=metrics.response_tokens,
+            seconds=time.monotonic() - started,
+        )
+
+    def _update(self, loss: float) -> float:
+        """Apply the gradient that has been gathered; its norm. Raises StepRefused if it is not finite."""
+        norm = float(torch.nn.utils.clip_grad_norm_(self.lora.parameters(), self.options.max_grad_norm))
+        if not math.isfinite(loss) or not math.isfinite(norm):
+            raise StepRefused(f"the {'gradient' if math.isfinite(loss) else 'loss'} is not finite")
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return norm
+
+    def _distance_from_base(self, sequences: Sequence[TrainingSequence]) -> float:
+        """How far the policy is from the base model, a token, on the first sequences."""
+        if self.loss.kl_coef or not self.steps:
+            return 0.0
+        part: list[TrainingSequence] = []
+        tokens = 0
+        for sequence in sequences:
+            if part and tokens + len(sequence.ids) > BASE_SAMPLE_TOKENS:
+                break
+            part.append(sequence)
+            tokens += len(sequence.ids)
+        return distance(self.trainer.score(part, base=True), self.trainer.score(part))
+
+    def _snapshot(self) -> tuple[list[Tensor], dict[str, Tensor], int]:
+        weights = [parameter.detach().clone() for parameter in self.lora.parameters()]
+        moments = {name: tensor.clone() for name, tensor in self._moments().items()}
+        return weights, moments, self.trainer.micro_batches_seen
+
+    @torch.no_grad()
+    def _restore(self, before: tuple[list[Tensor], dict[str, Tensor], int]) -> None:
+        weights, moments, self.trainer.micro_batches_seen = before
+        for parameter, weight in zip(self.lora.parameters(), weights, strict=True):
+            parameter.copy_(weight)
+            parameter.grad = None
+        self.optimizer.state.clear()
+        self._set_moments({name: tensor.clone() for name, tensor in moments.items()})
+
+    def _moments(self) -> dict[str, Tensor]:
+        """The optimiser's state by name; empty before the first step."""
+        state: dict[int, dict[str, Any]] = self.optimizer.state_dict()["state"]
+        return {f"{index}.{name}": value for index, own in state.items() for name, value in own.items()}
+
+    def _set_moments(self, moments: dict[str, Tensor]) -> None:
+        state: dict[int, dict[str, Tensor]] = {}
+        for key, value in moments.items():
+            index, _, name = key.partition(".")
+            state.setdefault(int(index), {})[name] = value
+        whole = self.optimizer.state_dict()
+        self.optimizer.load_state_dict({**whole, "state": state})
+
+    def _move_moments(self, device: torch.device) -> None:
+        for own in self.optimizer.state.values():
+            for name in ("exp_avg", "exp_avg_sq"):
+                own[name] = own[name].to(device)
+
+    def _free_memory(self) -> None:
+        if self.decoder.embed.is_cuda:
+            torch.cuda.empty_cache()
+
+
+def distance(one: SpanLogprobs, other: SpanLogprobs) -> float:
+    """The divergence of `other` from `one`, a token: never negative, from tokens that one of them may have sampled."""
+    pairs = [
+        (a, b)
+        for first, second in zip(one, other, strict=True)
+        for span, same in zip(first, second, strict=True)
+        for a, b in zip(span, same, strict=True)
+    ]
+    if not pairs:
+        return 0.0
+    ratios = [min(max(b - a, -20.0), 20.0) for a, b in pairs]
+    return sum(math.exp(ratio) - 1 - ratio for ratio in ratios) / len(ratios)
+
+
+def out_of_memory(error: BaseException) -> bool:
+    return not isinstance(error, RuntimeError) or "out of memory" in str(error) or CPU_OUT_OF_MEMORY in str(error)

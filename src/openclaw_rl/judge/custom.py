@@ -1,0 +1,78 @@
+"""The owner's own judge: a function `score(prompt, response, next_state)`, or an object with that method.
+
+An object may also have `hint(prompt, response, next_state)`, which gives a sentence, several, or None. Both may be
+async; those that are not run in a thread, so they hold nobody up.
+"""
+
+import asyncio
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from openclaw_rl.judge.case import Case
+from openclaw_rl.judge.errors import JudgeFailed
+from openclaw_rl.judge.judges import Opinion, Questions, checked_score
+from openclaw_rl.options import ConfigError
+from openclaw_rl.plugins import describe, load_plugin
+from openclaw_rl.types import Question, Source
+
+OPTION = "--custom-rm-path"
+#: What a file may call its judge.
+NAMES = ("get_reward_model", "score", "RewardModel", "Judge")
+
+
+class CustomJudge:
+    """Asks the owner's code. Whatever it raises is said with its file and line, and the turn is tried again."""
+
+    source = Source.CUSTOM
+
+    def __init__(self, path: str, settings: dict[str, Any]) -> None:
+        self.file = Path(path.partition(":")[0]).expanduser()
+        self._score, self._hint = methods(load_plugin(path, OPTION, NAMES), path, settings)
+
+    async def judge(self, case: Case, wanted: Questions) -> Opinion:
+        score, hints = None, None
+        if Question.SCORE in wanted:
+            given = await self._call(self._score, case)
+            score = None if given is None else checked_score(given, self.file.name)
+        if Question.HINT in wanted and self._hint is not None:
+            hints = self._hints(await self._call(self._hint, case))
+        return Opinion(score, hints)
+
+    async def _call(self, function: Callable[..., Any], case: Case) -> Any:
+        arguments = (case.request, case.response, case.outcome)
+        try:
+            if inspect.iscoroutinefunction(function):
+                return await function(*arguments)
+            result = await asyncio.to_thread(function, *arguments)
+            return await result if inspect.isawaitable(result) else result
+        except Exception as error:
+            raise JudgeFailed(f"the custom judge failed: {describe(error, self.file)}") from error
+
+    def _hints(self, given: Any) -> tuple[str, ...]:
+        hints = [given] if isinstance(given, str) else given or []
+        if not isinstance(hints, list | tuple) or not all(isinstance(hint, str) for hint in hints):
+            raise JudgeFailed(f"{self.file.name} gave {given!r} for a hint, which is no text")
+        return tuple(hint.strip() for hint in hints if hint.strip())
+
+
+def methods(found: Any, path: str, settings: dict[str, Any]) -> tuple[Callable[..., Any], Callable[..., Any] | None]:
+    """`score` and perhaps `hint` of a function, a class, an object, or a `get_reward_model(config)` that makes one."""
+    if getattr(found, "__name__", "") == "get_reward_model":
+        found = _made(found, path, settings)
+    elif inspect.isclass(found):
+        found = _made(found, path, *([settings] if inspect.signature(found).parameters else []))
+    if hasattr(found, "score"):
+        return found.score, getattr(found, "hint", None)
+    if callable(found):
+        return found, None
+    raise ConfigError(f"{OPTION} {path} is neither a function nor an object with a method score.")
+
+
+def _made(maker: Callable[..., Any], path: str, *arguments: Any) -> Any:
+    try:
+        return maker(*arguments)
+    except Exception as error:
+        file = Path(path.partition(":")[0]).expanduser()
+        raise ConfigError(f"{OPTION} {path} cannot be made: {describe(error, file)}.") from error

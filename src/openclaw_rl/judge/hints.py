@@ -1,0 +1,59 @@
+"""Makes a hint of what a user said: the user's own words, without greetings and thanks, short enough to be quoted."""
+
+import re
+
+from openclaw_rl.judge.lexicon import Lexicon, lexicon_for
+from openclaw_rl.judge.text import normalise
+
+LONGEST = 300
+_SEPARATORS = " \t\n,.!?;:…-–—。,!?;:、"
+_SPACE = re.compile(r"\s+")
+_SENTENCE_END = re.compile(r"[.!?。！？](?=\s|$)|[。！？]")
+_MOST_LEADS = 6
+
+
+def make_hint(words: str) -> str:
+    """Clean what a user said; never empty unless there are no words."""
+    text = _SPACE.sub(" ", words).strip()
+    return cut(strip_leads(text[: 4 * LONGEST]))
+
+
+def strip_leads(text: str) -> str:
+    """Take greetings, thanks and fillers off the beginning, as long as something is left."""
+    lexicon = lexicon_for(normalise(text))
+    for _ in range(_MOST_LEADS):
+        shorter = strip_lead(text, lexicon)
+        if shorter == text or len(shorter) < 2:
+            break
+        text = shorter
+    return text
+
+
+def strip_lead(text: str, lexicon: Lexicon) -> str:
+    """Take one greeting, thanks or filler off the beginning."""
+    words = text.lstrip(_SEPARATORS)
+    head = words[:60]
+    plain = normalise(head)
+    # Where normalising changes the length, places in the one are none in the other.
+    if len(plain) != len(head):
+        plain = align(head)
+    match = lexicon.find("lead", plain)
+    if not match or plain[: match.start()].strip(_SEPARATORS) or not match.group():
+        return words
+    return words[match.end() :].lstrip(_SEPARATORS)
+
+
+def align(text: str) -> str:
+    """Normalise character by character, each to one."""
+    return "".join(plain if len(plain := normalise(char)) == 1 else "~" for char in text)
+
+
+def cut(text: str) -> str:
+    """Cut a long text at the end of a sentence, or of a word."""
+    if len(text) <= LONGEST:
+        return text
+    head = text[:LONGEST]
+    ends = [match.end() for match in _SENTENCE_END.finditer(head)]
+    if ends and ends[-1] > LONGEST // 3:
+        return head[: ends[-1]]
+    return head.rsplit(" ", 1)[0].rstrip(",;: ") + " …"

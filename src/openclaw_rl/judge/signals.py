@@ -1,0 +1,89 @@
+"""What the sentences of a message signal, one by one, before anything is concluded from them.
+
+The signals of the phrase files, and what each says of the response:
+
+- rejection: it was wrong; outburst: the same in the form of a question
+- correction: what was wrong with it; change: what should be otherwise; statement: a bare fact, perhaps a better one
+- praise, thanks; idiom: praise in negative words ("not bad"); sarcasm: praise that is none
+- moving_on: the next step; next: a request, which is the next step if contentment came before
+- again: the request will be repeated
+- interrogative: a plain question, from which nothing follows
+- contrast: "but"; mask: looks like a signal and is none; noise: changes nothing; lead: nothing for a hint
+"""
+
+import re
+from dataclasses import dataclass, field
+
+from openclaw_rl.judge.lexicon import Lexicon
+from openclaw_rl.judge.phrasebook import CONTRAST
+
+_IDIOM = "+"
+#: Of a sentence; what has no end after that is no speech.
+_LONGEST = 240
+_COMMA = re.compile(r",(?=[^\s\d])|(?<=[^\d]),(?=\d)")
+_SPACES = re.compile(r"\s{2,}")
+_LEFT_OVER = re.compile(r"^[\s,.!?~]+(?=\w)|(?<=,)[\s,]+,")
+
+
+@dataclass(slots=True)
+class Sentence:
+    """One sentence and its signals: where in the sentence each was found first."""
+
+    asks: bool
+    found: dict[str, int] = field(default_factory=dict)
+    rest: str = ""
+    """The sentence without what rejects or praises."""
+
+    def has(self, *signals: str) -> bool:
+        """Whether any of the signals was found."""
+        return any(signal in self.found for signal in signals)
+
+
+def read_sentence(written: str, lexicon: Lexicon) -> Sentence:
+    """Find the signals of a normalised sentence."""
+    text = tidy(lexicon.blank("noise", _COMMA.sub(", ", written[:_LONGEST]), by=""))
+    sentence = Sentence(asks=written.rstrip().endswith("?"))
+    if lexicon.find("outburst", text):
+        sentence.found["rejection"] = 0
+        return sentence
+    if question := lexicon.find("interrogative", text):
+        # What comes before a question counts: "great, next: what is ...?"
+        sentence.asks = True
+        text = text[: question.start()]
+    text = tidy(lexicon.blank("mask", text))
+    if text.strip(" ~"):
+        find_signals(sentence, text, lexicon)
+    return sentence
+
+
+def find_signals(sentence: Sentence, text: str, lexicon: Lexicon) -> None:
+    """Find the signals of what is no plain question."""
+    found = sentence.found
+    text = tidy(lexicon.blank("contrast", lexicon.blank("idiom", text, by=_IDIOM), by=CONTRAST))
+    for signal in ("sarcasm", "rejection", "moving_on", "thanks"):
+        note(found, signal, text, lexicon)
+    sentence.rest = lexicon.blank("rejection", text) if "rejection" in found else text
+    # A question praises nothing, unless it comes after a comma.
+    if not sentence.asks or "," in text:
+        note(found, "praise", sentence.rest, lexicon)
+    # Praise is taken out, so that "exactly what I wanted" does not say what was wanted.
+    if "praise" in found and "rejection" not in found:
+        text = sentence.rest = lexicon.blank("praise", text, by=_IDIOM)
+    for signal in ("correction", "change", "next", "statement"):
+        note(found, signal, text, lexicon)
+    if _IDIOM in text:
+        found.setdefault("praise", text.index(_IDIOM))
+    # "I thought it was wrong, but you are right": what comes last counts.
+    if CONTRAST in text and _IDIOM not in text.rpartition(CONTRAST)[2]:
+        found["contrast"] = text.index(CONTRAST)
+
+
+def note(found: dict[str, int], signal: str, text: str, lexicon: Lexicon) -> None:
+    """Note where a signal is found, if it is."""
+    if match := lexicon.find(signal, text):
+        found[signal] = match.start()
+
+
+def tidy(text: str) -> str:
+    """Close the gaps that words leave when they are taken out."""
+    return _SPACES.sub(" ", _LEFT_OVER.sub("", text)).strip()

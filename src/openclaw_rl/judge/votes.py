@@ -1,0 +1,62 @@
+"""Reading a judge's answers, and what several of them say together."""
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+
+from openclaw_rl.types import Question, Vote
+
+_BOXED = re.compile(r"\\boxed\s*\{\s*([+-]?\d+)\s*\}")
+_HINT = re.compile(r"\[HINT_START\](.*?)\[HINT_END\]", re.DOTALL)
+_THOUGHTS = re.compile(r"\A.*</think>", re.DOTALL)
+#: Shorter hints say nothing.
+MIN_HINT = 10
+SCORES = (-1, 0, 1)
+HINT_ACCEPTED, NO_HINT = 1, -1
+
+
+def parse(question: Question, text: str, seconds: float = 0.0, tokens: int = 0) -> Vote:
+    """A vote from a judge's answer; one that cannot be read has no value."""
+    # Thoughts weigh several answers; only the one after them counts.
+    answer = _THOUGHTS.sub("", text)
+    boxes = _BOXED.findall(answer)
+    value: int | None = int(boxes[-1]) if boxes and len(boxes[-1]) <= 2 else None
+    hint = ""
+    if question is Question.HINT:
+        value, hint = _hint(answer, value)
+    elif value not in SCORES:
+        value = None
+    return Vote(question, value, hint, text, seconds, tokens)
+
+
+def _hint(answer: str, value: int | None) -> tuple[int | None, str]:
+    """A hint counts only with the box that accepts it, and the box only with a hint."""
+    if value == NO_HINT:
+        return NO_HINT, ""
+    written = _HINT.findall(answer)
+    hint = " ".join(written[-1].split()) if written else ""
+    return (HINT_ACCEPTED, hint) if value == HINT_ACCEPTED and len(hint) > MIN_HINT else (None, "")
+
+
+def tally(votes: Sequence[Vote], threshold: float = 0.0) -> float | None:
+    """The score that most valid votes give; 0 on a tie or below the threshold; None without a valid vote."""
+    values = [vote.value for vote in votes if vote.value is not None]
+    if not values:
+        return None
+    (winner, count), *others = Counter(values).most_common()
+    tied = bool(others) and others[0][1] == count
+    return 0.0 if tied or count < threshold * len(values) else winner
+
+
+def accepted_hints(votes: Sequence[Vote]) -> tuple[str, ...] | None:
+    """The hints that votes accepted, each once, the most informative (longest) first; None without a valid vote."""
+    if all(vote.value is None for vote in votes):
+        return None
+    hints = dict.fromkeys(vote.hint for vote in votes if vote.value == HINT_ACCEPTED)
+    return tuple(sorted(hints, key=len, reverse=True))
+
+
+def agreement(votes: Sequence[Vote]) -> float | None:
+    """The winner's share of the valid votes."""
+    values = [vote.value for vote in votes if vote.value is not None]
+    return Counter(values).most_common(1)[0][1] / len(values) if values else None

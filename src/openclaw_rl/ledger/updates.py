@@ -1,0 +1,175 @@
+"""Training steps: which turns a step takes, what became of it, and how the ledger agrees with a checkpoint again.
+
+A turn is in at most one step that counts. A step counts (`applied`), was lost with the learner's memory (`undone`: its
+turns can be trained on again), was taken back by the owner (`rolled_back`) or never happened (`quarantined`).
+"""
+
+import json
+import sqlite3
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from openclaw_rl.ledger.changes import move
+from openclaw_rl.ledger.states import State
+
+
+class Outcome(StrEnum):
+    """What became of a training step."""
+
+    APPLIED = "applied"
+    UNDONE = "undone"
+    ROLLED_BACK = "rolled_back"
+    QUARANTINED = "quarantined"
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A step that a checkpoint remembers."""
+
+    step: int
+    version: int
+    turns: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Quarantined:
+    """A batch that was set aside."""
+
+    step: int
+    turns: tuple[int, ...]
+    reason: str
+    created: float
+
+
+def waiting(db: sqlite3.Connection) -> int:
+    """How many turns can be trained on."""
+    (count,) = db.execute("SELECT count(*) FROM turns WHERE state = ?", (State.JUDGED,)).fetchone()
+    return int(count)
+
+
+def claim(db: sqlite3.Connection, count: int, newest: int, max_staleness: int) -> list[int]:
+    """Take the next turns for a step, the longest judged first. Those of too old a policy are dropped before."""
+    stale = db.execute(
+        "SELECT number FROM turns WHERE state = ? AND version < ?", (State.JUDGED, newest - max_staleness)
+    ).fetchall()
+    for row in stale:
+        move(db, row["number"], State.DROPPED, f"stale: answered more than {max_staleness} policy versions ago")
+    rows = db.execute(
+        "SELECT t.number FROM turns t JOIN verdicts v ON v.turn = t.number WHERE t.state = ? ORDER BY v.number LIMIT ?",
+        (State.JUDGED, count),
+    ).fetchall()
+    for row in rows:
+        move(db, row["number"], State.BATCHED)
+    return [row["number"] for row in rows]
+
+
+def release(db: sqlite3.Connection) -> None:
+    """Give back what was taken for a step that did not happen."""
+    for row in db.execute("SELECT number FROM turns WHERE state = ?", (State.BATCHED,)).fetchall():
+        move(db, row["number"], State.JUDGED)
+
+
+def apply(
+    db: sqlite3.Connection, step: int, version: int, turns: Sequence[int], metrics: Mapping[str, Any] | None = None
+) -> None:
+    """A step was made: its turns have been trained on, and it made this policy version."""
+    _record(db, step, version, Outcome.APPLIED, turns, metrics=metrics)
+    for turn in turns:
+        move(db, turn, State.APPLIED)
+
+
+def quarantine(db: sqlite3.Connection, step: int, turns: Sequence[int], reason: str) -> None:
+    """A step was refused: its turns are set aside with the reason."""
+    _record(db, step, None, Outcome.QUARANTINED, turns, reason)
+    for turn in turns:
+        move(db, turn, State.DROPPED, f"quarantined: {reason}")
+
+
+def reconcile(db: sqlite3.Connection, step: int, batches: Sequence[Batch]) -> list[int]:
+    """Make the ledger agree with a checkpoint made at `step`, which remembers its last batches; the steps undone.
+
+    What the checkpoint holds counts, whether or not the ledger had heard of it; what came after it is to be done again.
+    """
+    release(db)
+    undone = db.execute(
+        "SELECT number, step FROM updates WHERE outcome = ? AND step > ? ORDER BY step", (Outcome.APPLIED, step)
+    ).fetchall()
+    for row in undone:
+        for (turn,) in _turns_in(db, row["number"], State.APPLIED):
+            move(db, turn, State.JUDGED)
+        db.execute("UPDATE updates SET outcome = ? WHERE number = ?", (Outcome.UNDONE, row["number"]))
+    known = {row["step"] for row in db.execute("SELECT step FROM updates WHERE outcome = ?", (Outcome.APPLIED,))}
+    for batch in batches:
+        if batch.step <= step and batch.step not in known:
+            _apply_again(db, batch)
+    return [row["step"] for row in undone]
+
+
+def roll_back(db: sqlite3.Connection, step: int) -> None:
+    """The owner goes back to a step: what came after it no longer counts, and is not trained on again."""
+    db.execute(
+        "UPDATE updates SET outcome = ? WHERE outcome = ? AND step > ?", (Outcome.ROLLED_BACK, Outcome.APPLIED, step)
+    )
+
+
+def latest_version(db: sqlite3.Connection) -> int:
+    """The highest policy version that anything in the ledger speaks of: a number is never used for two policies."""
+    (version,) = db.execute(
+        "SELECT max(coalesce((SELECT max(version) FROM updates), 0), coalesce((SELECT max(version) FROM turns), 0))"
+    ).fetchone()
+    return int(version)
+
+
+def latest_step(db: sqlite3.Connection) -> int:
+    """The last step that counts."""
+    (step,) = db.execute("SELECT coalesce(max(step), 0) FROM updates WHERE outcome = ?", (Outcome.APPLIED,)).fetchone()
+    return int(step)
+
+
+def quarantined(db: sqlite3.Connection) -> list[Quarantined]:
+    """The batches that were set aside, the last first."""
+    rows = db.execute("SELECT * FROM updates WHERE outcome = ? ORDER BY number DESC", (Outcome.QUARANTINED,)).fetchall()
+    return [
+        Quarantined(row["step"], tuple(t for (t,) in _turns_in(db, row["number"])), row["reason"], row["created"])
+        for row in rows
+    ]
+
+
+def _record(
+    db: sqlite3.Connection,
+    step: int,
+    version: int | None,
+    outcome: Outcome,
+    turns: Sequence[int],
+    reason: str = "",
+    metrics: Mapping[str, Any] | None = None,
+) -> None:
+    row = db.execute(
+        "INSERT INTO updates (step, version, outcome, reason, metrics, created) VALUES (?, ?, ?, ?, ?, ?) "
+        "RETURNING number",
+        (step, version, outcome, reason, json.dumps(metrics or {}), time.time()),
+    ).fetchone()
+    db.executemany("INSERT INTO update_turns (number, turn) VALUES (?, ?)", [(row["number"], turn) for turn in turns])
+
+
+def _apply_again(db: sqlite3.Connection, batch: Batch) -> None:
+    """Record a step that only its checkpoint remembers; turns that were forgotten since stay forgotten."""
+    marks = ", ".join("?" * len(batch.turns))
+    states = db.execute(f"SELECT number, state FROM turns WHERE number IN ({marks})", batch.turns).fetchall()
+    for row in states:
+        if row["state"] == State.JUDGED:
+            move(db, row["number"], State.BATCHED)
+    turns = [row["number"] for row in states if row["state"] in (State.JUDGED, State.BATCHED)]
+    apply(db, batch.step, batch.version, turns)
+
+
+def _turns_in(db: sqlite3.Connection, number: int, state: State | None = None) -> list[tuple[int]]:
+    rows = db.execute(
+        "SELECT u.turn FROM update_turns u LEFT JOIN turns t ON t.number = u.turn "
+        "WHERE u.number = ? AND coalesce(?, t.state, '') = coalesce(t.state, '') ORDER BY u.turn",
+        (number, state),
+    )
+    return [(row["turn"],) for row in rows]

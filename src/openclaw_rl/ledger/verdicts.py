@@ -1,0 +1,146 @@
+"""What was thought of turns: how verdicts are stored, read, and completed at a session's end."""
+
+import json
+import sqlite3
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from statistics import fmean
+from typing import NamedTuple
+
+from openclaw_rl.ledger.changes import move
+from openclaw_rl.ledger.packing import pack_floats, pack_json, unpack_floats
+from openclaw_rl.ledger.states import State
+from openclaw_rl.types import Hint, Question, SampleKind, Source, Verdict, Vote
+
+#: Said of a turn that was chosen because its session had no better one.
+AT_LEAST_ONE = "the best turn of a session without a good one"
+
+
+def record(
+    db: sqlite3.Connection, turn: int, verdict: Verdict, sample: SampleKind | None, reason: str, heard: int
+) -> bool:
+    """Store a verdict: the turn is then judged, or dropped for a reason if there is nothing to train on.
+
+    `heard` is how many explicit words the judge had; if there are more by now, or the turn is no longer ready, nothing
+    is stored and False is returned.
+    """
+    row = db.execute(
+        "SELECT state, (SELECT count(*) FROM feedback WHERE turn = number) AS said FROM turns WHERE number = ?", (turn,)
+    ).fetchone()
+    if row is None or row["state"] != State.READY or row["said"] != heard:
+        return False
+    store(db, turn, verdict, sample)
+    move(db, turn, State.JUDGED if sample else State.DROPPED, "" if sample else reason)
+    return True
+
+
+def store(db: sqlite3.Connection, turn: int, verdict: Verdict, sample: SampleKind | None) -> None:
+    """Put a verdict in place of whatever was there."""
+    votes = pack_json([asdict(vote) for vote in verdict.votes])
+    values = (turn, verdict.score, verdict.source, verdict.reason, votes, verdict.seconds, sample, time.time())
+    db.execute("DELETE FROM verdicts WHERE turn = ?", (turn,))
+    db.execute("DELETE FROM hints WHERE turn = ?", (turn,))
+    db.execute(
+        "INSERT INTO verdicts (turn, score, source, reason, votes, seconds, sample, created) "
+        "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+        values,
+    )
+    for place, hint in enumerate(verdict.hints):
+        db.execute(
+            "INSERT INTO hints (turn, place, text, logprobs, problem) VALUES (?, ?, ?, ?, ?)",
+            (turn, place, hint.text, pack_floats(hint.logprobs), hint.problem),
+        )
+
+
+def load(db: sqlite3.Connection, turn: int) -> tuple[Verdict, SampleKind | None] | None:
+    """A turn's verdict and what it is trained on, if it has been judged."""
+    row = db.execute("SELECT * FROM verdicts WHERE turn = ?", (turn,)).fetchone()
+    if row is None:
+        return None
+    hints = db.execute("SELECT text, logprobs, problem FROM hints WHERE turn = ? ORDER BY place", (turn,))
+    verdict = Verdict(
+        score=row["score"],
+        source=Source(row["source"]) if row["source"] else None,
+        hints=tuple(Hint(hint["text"], unpack_floats(hint["logprobs"]), hint["problem"]) for hint in hints),
+        votes=tuple(Vote(**{**vote, "question": Question(vote["question"])}) for vote in json.loads(row["votes"])),
+        reason=row["reason"],
+        seconds=row["seconds"],
+    )
+    return verdict, SampleKind(row["sample"]) if row["sample"] else None
+
+
+class Outcome(NamedTuple):
+    """What came of judging a turn, in short."""
+
+    score: float | None
+    hints: int
+    reason: str
+
+
+def recent(db: sqlite3.Connection, count: int) -> list[Outcome]:
+    """The last verdicts, the newest first."""
+    rows = db.execute(
+        "SELECT score, (SELECT count(*) FROM hints h WHERE h.turn = v.turn) AS hints, reason "
+        "FROM verdicts v ORDER BY number DESC LIMIT ?",
+        (count,),
+    )
+    return [Outcome(row["score"], row["hints"], row["reason"]) for row in rows]
+
+
+#: Sessions that have ended, whose turns have all been judged, and which nobody has looked at since.
+ENDED = (
+    "SELECT number FROM sessions s WHERE closed IS NOT NULL AND NOT settled AND NOT EXISTS "
+    f"(SELECT 1 FROM turns t WHERE t.session = s.number AND t.state = '{State.READY}')"
+)
+
+
+def any_unsettled(db: sqlite3.Connection) -> bool:
+    return db.execute(f"{ENDED} LIMIT 1").fetchone() is not None
+
+
+def settle_sessions(db: sqlite3.Connection, at_least_one: bool) -> list[int]:
+    """Look at the sessions that have ended and been judged since; the turns that were chosen, if any are to be.
+
+    With `at_least_one`, a session without a good turn gets one: its best, which then counts as +1.
+    """
+    ended = db.execute(ENDED).fetchall()
+    chosen = [_choose(db, row["number"]) for row in ended] if at_least_one else []
+    db.executemany("UPDATE sessions SET settled = 1 WHERE number = ?", [(row["number"],) for row in ended])
+    return [turn for turn in chosen if turn is not None]
+
+
+def _choose(db: sqlite3.Connection, session: int) -> int | None:
+    """Make the best turn of a session a good one, unless there is one; among equals the last."""
+    rows = db.execute(
+        "SELECT t.number, t.state, t.next_state, v.score FROM turns t JOIN verdicts v ON v.turn = t.number "
+        "WHERE t.session = ? AND v.score IS NOT NULL ORDER BY t.number",
+        (session,),
+    ).fetchall()
+    if any(row["score"] > 0 for row in rows):
+        return None
+    open_ = [row for row in rows if row["next_state"] and row["state"] in (State.JUDGED, State.DROPPED)]
+    merits = [(_merit(db, row["number"]), int(row["number"]), State(row["state"])) for row in open_]
+    if not merits:
+        return None
+    _best, turn, state = max(merits)
+    found = load(db, turn)
+    assert found is not None
+    store(db, turn, replace(found[0], score=1.0, reason=AT_LEAST_ONE), SampleKind.RL)
+    if state is State.DROPPED:
+        move(db, turn, State.READY)
+        move(db, turn, State.JUDGED)
+    return turn
+
+
+def _merit(db: sqlite3.Connection, turn: int) -> float:
+    """The mean of the valid votes, or the score where there was no vote."""
+    found = load(db, turn)
+    assert found is not None
+    verdict = found[0]
+    votes = _valid(verdict.votes)
+    return fmean(votes) if votes else verdict.score or 0.0
+
+
+def _valid(votes: Sequence[Vote]) -> list[float]:
+    return [vote.value for vote in votes if vote.question is Question.SCORE and vote.value is not None]

@@ -1,0 +1,61 @@
+"""The owner's own loss: `compute_loss(logprobs, old_logprobs, advantages, config)` gives one number a token.
+
+All are float32 tensors [tokens] of a micro-batch's response tokens: of the policy in training (with a gradient), of the
+policy that sampled, and the advantages. What a token counts in the batch is decided outside, as for every loss.
+"""
+
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from openclaw_rl.losses.policy import PolicyLoss, TokenLosses, clamped, k3
+from openclaw_rl.plugins import describe, load_plugin
+
+OPTION = "--custom-loss-function-path"
+NAMES = ("compute_loss", "loss")
+
+
+class LossFailed(Exception):
+    """The owner's loss cannot be used; the message says why."""
+
+
+class CustomLoss:
+    """Takes the place of `PolicyLoss`, whose settings it is given as `config`."""
+
+    def __init__(self, function: Callable[..., Any], file: Path, settings: PolicyLoss) -> None:
+        self.function, self.file = function, file
+        self.kl_coef = settings.kl_coef
+        self.config = asdict(settings)
+
+    def per_token(
+        self, logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, base_logprobs: Tensor | None = None
+    ) -> TokenLosses:
+        try:
+            loss = self.function(logprobs, old_logprobs, advantages, self.config)
+        except Exception as error:
+            raise LossFailed(f"the custom loss failed: {describe(error, self.file)}") from error
+        self._check(loss, logprobs)
+        kl_base = torch.zeros_like(logprobs)
+        if base_logprobs is not None:
+            kl_base = k3(logprobs, base_logprobs)
+            loss = loss + self.kl_coef * kl_base
+        log_ratio = clamped(logprobs - old_logprobs).detach()
+        return TokenLosses(loss, torch.zeros_like(loss), log_ratio.exp() - 1 - log_ratio, kl_base.detach())
+
+    def _check(self, loss: Any, logprobs: Tensor) -> None:
+        if not isinstance(loss, Tensor) or loss.shape != logprobs.shape:
+            shape = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
+            raise LossFailed(f"{self.file.name} gave {shape}; one number a token is needed: {tuple(logprobs.shape)}")
+        if not loss.requires_grad:
+            raise LossFailed(f"{self.file.name} gave a loss that does not depend on the policy's log-probs")
+        if not bool(torch.isfinite(loss).all()):
+            raise LossFailed(f"{self.file.name} gave a loss that is not finite")
+
+
+def load_loss(path: str, settings: PolicyLoss) -> CustomLoss:
+    """The loss that a path names. Raises ConfigError."""
+    return CustomLoss(load_plugin(path, OPTION, NAMES), Path(path.partition(":")[0]).expanduser(), settings)

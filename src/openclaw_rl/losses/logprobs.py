@@ -1,0 +1,52 @@
+"""Log-probs of given tokens without the scores of all others: a vocabulary's width is held for a few rows at a time."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+#: What one chunk's scores may take, in float32. Enough rows that reading the head's weights is not the bottleneck.
+CHUNK_BYTES = 128 << 20
+
+
+def chunked_logprobs(hidden: Tensor, head: Tensor, targets: Tensor, chunk: int | None = None) -> Tensor:
+    """Log-probs [rows], in float32, of `targets` [rows] after `hidden` [rows, width] under `head` [vocabulary, width].
+
+    `chunk` is the number of rows whose scores exist at one time. The gradient goes to `hidden` alone: the head is
+    frozen.
+    """
+    rows = chunk or max(1, CHUNK_BYTES // (4 * len(head)))
+    logprobs: Tensor = _ChunkedLogprobs.apply(hidden, head, targets, rows)  # type: ignore[no-untyped-call]
+    return logprobs
+
+
+class _ChunkedLogprobs(torch.autograd.Function):
+    """The gradient of a log-prob is the target's row of the head less the mean row under the distribution.
+
+    That mean is as small as the hidden state, so it is computed while the probabilities are there, and nothing has
+    to be computed again in the backward pass.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, head: Tensor, targets: Tensor, chunk: int) -> Tensor:
+        logprobs = torch.empty(len(hidden), dtype=torch.float32, device=hidden.device)
+        means = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
+        for start in range(0, len(hidden), chunk):
+            rows = slice(start, start + chunk)
+            scores = F.linear(hidden[rows], head).float()
+            top = scores.amax(dim=-1, keepdim=True)
+            chosen = scores.gather(1, targets[rows, None]) - top
+            weights = scores.sub_(top).exp_()
+            total = weights.sum(dim=-1, keepdim=True)
+            logprobs[rows] = (chosen - total.log()).squeeze(1)
+            if means is not None:
+                means[rows] = weights.div_(total).to(head.dtype) @ head
+        ctx.save_for_backward(means, targets)
+        ctx.head = head
+        return logprobs
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        means, targets = ctx.saved_tensors
+        return grads[0].to(means.dtype)[:, None] * (ctx.head[targets] - means), None, None, None

@@ -1,0 +1,65 @@
+"""The owner's own code, named on the command line: found, imported once, and its errors said with file and line."""
+
+import importlib
+import importlib.util
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from openclaw_rl.options import ConfigError
+
+
+def load_plugin(given: str, option: str, names: Sequence[str]) -> Any:
+    """What `given` names: `package.module:name`, `package.module.name` or `path/file.py[:name]`.
+
+    Without a name, the first of `names` that the file has. Raises ConfigError with a sentence that names `option`.
+    """
+    place, _, name = given.partition(":")
+    if not place.endswith(".py") and not name:
+        place, _, name = place.rpartition(".")
+    if not place:
+        raise ConfigError(f"{option} {given} names neither a file nor package.module:name.")
+    module = _import_file(Path(place).expanduser(), option) if place.endswith(".py") else _import_module(place, option)
+    wanted = [name] if name else list(names)
+    for candidate in wanted:
+        if hasattr(module, candidate):
+            return getattr(module, candidate)
+    raise ConfigError(f"{option}: {place} has no {' or '.join(wanted)}.")
+
+
+def _import_file(path: Path, option: str) -> ModuleType:
+    if not path.is_file():
+        raise ConfigError(f"{option}: there is no file {path}.")
+    spec = importlib.util.spec_from_file_location(f"openclaw_rl_plugin_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    # Dataclasses and pickling look their module up by name.
+    sys.modules[spec.name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[spec.name]
+        raise ConfigError(f"{option}: {path} cannot be imported: {describe(error, path)}.") from error
+    return module
+
+
+def _import_module(name: str, option: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except Exception as error:
+        raise ConfigError(f"{option}: {name} cannot be imported: {describe(error)}.") from error
+
+
+def describe(error: BaseException, file: Path | None = None) -> str:
+    """An error of somebody else's code: where it was raised (in that file, if it passed through it), and what it is."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if file is not None and Path(frame.filename) == file]
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{Path(error.filename).name}:{error.lineno}: {type(error).__name__}: {error.msg}"
+    last = (own or list(frames))[-1:]
+    where = "".join(f"{Path(frame.filename).name}:{frame.lineno}: " for frame in last)
+    return f"{where}{type(error).__name__}: {error}"

@@ -1,0 +1,90 @@
+"""Judging stored turns again, with another judge or rubric, beside what was said of them: `openclaw-rl rejudge`.
+
+Nothing is changed in the ledger: the table shows what a judge is worth before anything is trained on its word.
+"""
+
+import asyncio
+import contextlib
+import sqlite3
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from openclaw_rl.config import Config
+from openclaw_rl.engines.local.sampler import LocalSampler
+from openclaw_rl.judge.build import build_panel
+from openclaw_rl.judge.case import Case
+from openclaw_rl.judge.errors import JudgeError
+from openclaw_rl.judge.judges import Panel
+from openclaw_rl.ledger import queries
+from openclaw_rl.server import start_model, worker_options
+from openclaw_rl.types import Question
+
+SIGNS = ("good", "neutral", "bad", "abstains")
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A turn, judged twice."""
+
+    turn: int
+    stored: float | None
+    again: float | None
+
+
+def sign(score: float | None) -> str:
+    return "abstains" if score is None else "good" if score > 0 else "bad" if score < 0 else "neutral"
+
+
+async def rejudge(config: Config, folder: Path | None, db: sqlite3.Connection, turns: Sequence[int]) -> list[Pair]:
+    """Score turns again; `folder` is the model that judges, if one on this machine does."""
+    async with contextlib.AsyncExitStack() as stack:
+        model = None
+        if folder is not None:
+            sampler = LocalSampler(worker_options(config, folder), config.max_queue)
+            model = await start_model(stack, sampler, folder)
+        panel = build_panel(config, model)
+        limit = asyncio.Semaphore(config.num_judge_workers)
+        with Progress(console=Console(stderr=True), transient=True) as progress:
+            task = progress.add_task("Judging", total=len(turns))
+
+            async def one(turn: int) -> Pair:
+                async with limit:
+                    pair = await judge_again(panel, queries.load_turn(db, turn))
+                progress.advance(task)
+                return pair
+
+            return list(await asyncio.gather(*(one(turn) for turn in turns)))
+
+
+async def judge_again(panel: Panel, turn: queries.StoredTurn) -> Pair:
+    stored = turn.verdict.score if turn.verdict else None
+    try:
+        verdict = await panel.verdict(Case.of(turn), frozenset([Question.SCORE]))
+    except (JudgeError, TimeoutError):
+        return Pair(turn.number, stored, None)
+    return Pair(turn.number, stored, verdict.score)
+
+
+def confusion(pairs: Sequence[Pair]) -> Table:
+    """How often which verdict became which."""
+    counts = Counter((sign(pair.stored), sign(pair.again)) for pair in pairs)
+    table = Table(
+        "stored", *(f"now {name}" for name in SIGNS), title="Stored verdicts and new ones", title_justify="left"
+    )
+    for before in SIGNS:
+        table.add_row(before, *(str(counts[before, after] or "") for after in SIGNS))
+    return table
+
+
+def summary(pairs: Sequence[Pair]) -> str:
+    """Agreement where both gave a score, in a sentence."""
+    both = [pair for pair in pairs if pair.stored is not None and pair.again is not None]
+    same = sum(sign(pair.stored) == sign(pair.again) for pair in both)
+    share = f" ({same / len(both):.0%})" if both else ""
+    return f"{len(pairs)} turns; both gave a score to {len(both)}, the same to {same}{share}."
