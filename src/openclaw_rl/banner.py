@@ -16,6 +16,15 @@ def local_url(config: Config, port: int) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
+def learning(config: Config) -> str:
+    """What is learned, and when."""
+    if not config.learns:
+        return "off" if config.max_steps else "off (--max-steps 0)"
+    what = {"rl": "scores", "opd": "hindsight hints", "combine": "scores and hindsight hints"}[config.method]
+    how = f"an adapter of rank {config.lora_rank}, a step every {config.batch_size} judged turns"
+    return f"{config.method}: from {what}; {how}, in {config.run_dir}"
+
+
 def banner(config: Config, engine: Ready, port: int) -> None:
     """What a newcomer needs to know, and a line to try."""
     url = local_url(config, port) + "/v1"
@@ -31,7 +40,7 @@ def banner(config: Config, engine: Ready, port: int) -> None:
         ("URL", url),
         ("model", f"{config.model_label}  ({config.model_name or EMBEDDED}, {gib:.2g} GiB of weights)"),
         ("backend", f"local on {engine.device}, {engine.dtype}, context {engine.max_context} tokens"),
-        ("method", f"{config.method}  (this version judges turns; it does not learn from them yet)"),
+        ("learning", learning(config)),
         ("judge", describe(config) if config.capture else "none: turns are not recorded"),
         ("turns", f"recorded in {config.ledger_dir}" if config.capture else "not recorded (--no-capture)"),
         ("access", reach),

@@ -112,6 +112,18 @@ def add_ledger_commands(commands: Any) -> None:
     )
     rejudge.add_argument("--last", type=positive, default=1000, metavar="N", help="only the last N (default: 1000)")
     rejudge.add_argument("--turns", action="store_true", help="also list every turn with both scores")
+    add("checkpoints", "list the checkpoints of a run", "keep_checkpoints")
+    rollback = add("rollback", "serve an earlier policy, and learn on from it", "keep_checkpoints", "api_key")
+    rollback.add_argument(
+        "version",
+        nargs="?",
+        type=int,
+        metavar="VERSION",
+        help="a policy version that has a checkpoint (default: the one before)",
+    )
+    merge = add("merge", "write a model with an adapter merged into its weights", "model_name", "cache_dir")
+    merge.add_argument("checkpoint", type=Path, metavar="CKPT", help="a checkpoint, or any PEFT folder of this model")
+    merge.add_argument("out", type=Path, metavar="OUT", help="a new folder")
     forget = add("forget", "delete a session's or a user's data for good, and say which updates had used it")
     whose = forget.add_mutually_exclusive_group(required=True)
     whose.add_argument("--session", metavar="ID", help="the session to forget")
@@ -137,6 +149,9 @@ def run_ledger_command(options: argparse.Namespace) -> int:
         "import": commands.import_,
         "forget": commands.forget,
         "rejudge": commands.rejudge,
+        "checkpoints": commands.checkpoints,
+        "rollback": commands.rollback,
+        "merge": commands.merge,
     }[options.command]
     return run(config, options)
 

@@ -34,6 +34,8 @@ from openclaw_rl.types import Question, Verdict
 PROBE_SECONDS = 2.0
 #: Another writer may hold the ledger for a moment.
 LOCK_SECONDS = 10
+#: Batches that were set aside, the last ones, in the table of `status`.
+SHOWN_BATCHES = 5
 
 
 def console() -> Console:
@@ -65,12 +67,11 @@ def opened(config: Config, *, create: bool = False) -> Iterator[sqlite3.Connecti
 def status(config: Config, options: argparse.Namespace) -> int:
     server = read_server(config.run_dir.expanduser()).get("url")
     told = ask_ready(server) if server else {}
-    suspended, judge_down = (said(told, part) for part in ("capture", "judge"))
     if (config.ledger_dir / FILE).is_file():
         with opened(config) as db:
-            found = read_status(db, server, suspended, judge_down)
+            found = read_status(db, server, told)
     else:
-        found = read_status(None, server, suspended, judge_down)
+        found = read_status(None, server, told)
     if options.json:
         sys.stdout.write(json.dumps(found.as_json(), indent=2) + "\n")
     else:
@@ -85,12 +86,6 @@ def ask_ready(server: str) -> dict[str, Any]:
     except (OSError, http.client.HTTPException, ValueError):
         return {}
     return told if isinstance(told, dict) else {}
-
-
-def said(told: dict[str, Any], part: str) -> str | None:
-    """Why a part of the server does not work at the moment, if so."""
-    status = str(told.get(part, ""))
-    return status.removeprefix("suspended: ") if status.startswith("suspended: ") else None
 
 
 def ask(url: str) -> bytes:
@@ -115,8 +110,51 @@ def show_status(config: Config, found: Status) -> None:
         out.print(f"  dropped {count} × {reason}", style="dim")
     out.print(f"step {counts.step}, policy version {counts.version}, server: {found.server or 'not running'}")
     out.print(Text.assemble(("Why no update? ", "bold"), found.why_no_update))
+    for batch in found.quarantined[:SHOWN_BATCHES]:
+        turns = ", ".join(map(str, batch.turns))
+        out.print(Text(f"  set aside at step {batch.step}: turns {turns}: {batch.reason}", style="yellow"))
     if found.trouble:
         out.print(Text.assemble(("Judging: ", "bold yellow"), found.trouble))
+
+
+def checkpoints(config: Config, options: argparse.Namespace) -> int:
+    from openclaw_rl.learn.build import run_checkpoints
+
+    found = run_checkpoints(config)
+    table = Table("step", "policy version", "made", "steps in it", "folder", title=f"Checkpoints in {found.folder}")
+    for item in found.all():
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(item.created))
+        table.add_row(str(item.step), str(item.version), when, str(len(item.batches)), Text(item.folder.name))
+    console().print(table)
+    return 0
+
+
+def rollback(config: Config, options: argparse.Namespace) -> int:
+    from openclaw_rl.rollback import roll_back_offline, roll_back_server
+
+    server = read_server(config.run_dir.expanduser()).get("url")
+    if server:
+        version = roll_back_server(server, config, options.version)
+        console().print(f"Policy {version} serves now, and learning goes on from it.")
+    else:
+        with opened(config) as db:
+            version = roll_back_offline(db, config, options.version)
+        console().print(f"The next start serves policy {version}, and learning goes on from it.")
+    return 0
+
+
+def merge(config: Config, options: argparse.Namespace) -> int:
+    from openclaw_rl.merge import merge_adapter
+    from openclaw_rl.models import ModelNotFound, fetch_model
+
+    try:
+        base = fetch_model(config.model_name, config.cache_dir.expanduser())
+    except ModelNotFound as error:
+        raise ConfigError(str(error)) from None
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        merge_adapter(base, options.checkpoint, options.out, lambda parts: progress.track(parts, description="Merging"))
+    console().print(Text(f"The merged model is in {options.out}"))
+    return 0
 
 
 def sessions(config: Config, options: argparse.Namespace) -> int:

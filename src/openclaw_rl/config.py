@@ -22,6 +22,8 @@ LOOPBACK_HOSTS = (LOOPBACK, "localhost", "::1")
 CLOUD_MODEL = "Qwen/Qwen3-4B-Instruct-2507"
 CLOUD_SERVED_NAME = "qwen3-4b"
 EMBEDDED_SERVED_NAME = "smollm2-135m"
+#: What an adapter can change in the models that the local engine runs.
+LINEAR_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,81 @@ class Config(BaseModel):
         ge=0,
     )
     save_interval: int = option(20, "Steps between checkpoints.", group="Training", env="SAVE_INTERVAL", ge=1)
-    resume_from_ckpt: str | None = option(None, "Checkpoint to resume from.", group="Training", env="RESUME_FROM_CKPT")
+    resume_from_ckpt: str = option(
+        "auto",
+        "Checkpoint to go on from: a folder, auto (the run's last one, if it has one), or none (begin anew).",
+        group="Training",
+        env="RESUME_FROM_CKPT",
+    )
+
+    lora_alpha: float | None = option(
+        None, "Scale of the adapter.", group="Model", env="LORA_ALPHA", shown="2 x rank", gt=0
+    )
+    lora_dropout: float = option(
+        0.0, "Share of the adapter's input that is dropped in training.", group="Model", env="LORA_DROPOUT", ge=0, lt=1
+    )
+    lora_target_modules: str = option(
+        "all-linear",
+        "Modules that are adapted, separated by commas: q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj.",
+        group="Model",
+        env="LORA_TARGET_MODULES",
+    )
+
+    eps_clip: float = option(0.2, "How far a token's ratio may fall.", group="Training", env="EPS_CLIP", gt=0, lt=1)
+    eps_clip_high: float = option(0.28, "How far it may rise.", group="Training", env="EPS_CLIP_HIGH", gt=0)
+    weight_decay: float = option(0.0, "Weight decay of AdamW.", group="Training", env="WEIGHT_DECAY", ge=0)
+    adam_beta1: float = option(0.9, "First moment's decay of AdamW.", group="Training", env="ADAM_BETA1", ge=0, lt=1)
+    adam_beta2: float = option(0.95, "Second moment's decay of AdamW.", group="Training", env="ADAM_BETA2", ge=0, lt=1)
+    max_grad_norm: float = option(1.0, "Longer gradients are cut.", group="Training", env="MAX_GRAD_NORM", gt=0)
+    max_kl: float = option(
+        0.5,
+        "A step that moves the policy further than this, a token, is taken back.",
+        group="Training",
+        env="MAX_KL",
+        gt=0,
+    )
+    max_staleness: int = option(
+        8, "Samples of a policy more versions ago are dropped.", group="Training", env="MAX_STALENESS", ge=0
+    )
+    batch_timeout: float | None = option(
+        None,
+        "Seconds after which a smaller batch is trained on.",
+        group="Training",
+        env="BATCH_TIMEOUT",
+        shown="off",
+        gt=0,
+    )
+    keep_checkpoints: int = option(3, "Checkpoints that are kept.", group="Training", env="KEEP_CHECKPOINTS", ge=1)
+    micro_batch_tokens: int = option(
+        4096, "Tokens that go through the learner at once.", group="Training", env="MICRO_BATCH_TOKENS", ge=1
+    )
+    gradient_checkpointing: bool = option(
+        False,
+        "Compute activations twice instead of keeping them: less memory, a third slower.",
+        group="Training",
+        env="GRADIENT_CHECKPOINTING",
+    )
+    offload_optimizer_state: bool = option(
+        False, "Keep the optimiser's state off the GPU between steps.", group="Training", env="OFFLOAD_OPTIMIZER_STATE"
+    )
+    gate: Path | None = option(
+        None,
+        "File of prompts with checks that a new policy has to pass before it serves.",
+        group="Training",
+        env="GATE",
+    )
+    gate_margin: Fraction = option(
+        0.0, "How much worse than the policy before it may do there.", group="Training", env="GATE_MARGIN"
+    )
+    custom_loss_function_path: str | None = option(
+        None, "Your own loss: path/file.py or package.module:name.", group="Training", env="CUSTOM_LOSS_FUNCTION_PATH"
+    )
+    tensorboard: bool = option(
+        False, "Write metrics for TensorBoard into the run directory.", group="Training", env="TENSORBOARD"
+    )
+    wandb_project: str | None = option(
+        None, "Send metrics to this project at Weights & Biases.", group="Training", env="WANDB_PROJECT"
+    )
 
     w_opd: float = option(
         1.0, "Weight of the distillation advantage.", group="Method", env="OPENCLAW_COMBINE_W_OPD", ge=0
@@ -299,6 +375,9 @@ class Config(BaseModel):
             raise ValueError("--judge custom needs --custom-rm-path, the file with your judge")
         if self.custom_rm_path is not None and self.judge not in ("auto", "custom"):
             raise ValueError(f"--custom-rm-path is for --judge custom, not {self.judge}")
+        given = self.lora_target_modules.replace(",", " ").split()
+        if given != ["all-linear"] and (not given or set(given) - set(LINEAR_MODULES)):
+            raise ValueError(f"--lora-target-modules takes all-linear, or some of {', '.join(LINEAR_MODULES)}")
         if self.method == "combine" and self.w_opd == self.w_rl == 0:
             raise ValueError("--w-opd and --w-rl are both 0, so there would be nothing to learn from")
         return self
@@ -350,6 +429,18 @@ class Config(BaseModel):
     @property
     def ledger_dir(self) -> Path:
         return (self.rl_buffer_dir or self.run_dir).expanduser()
+
+    @property
+    def adapted_modules(self) -> tuple[str, ...]:
+        """The modules that --lora-target-modules names."""
+        if self.lora_target_modules == "all-linear":
+            return LINEAR_MODULES
+        return tuple(name for name in LINEAR_MODULES if name in self.lora_target_modules.replace(",", " ").split())
+
+    @property
+    def learns(self) -> bool:
+        """Whether anything is trained at all."""
+        return self.capture and self.judging != "none" and self.max_steps > 0
 
     @property
     def step_size(self) -> float:

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import FrameType
 
 import uvicorn
+from prometheus_client import CollectorRegistry
 from rich.console import Console
 from rich.logging import RichHandler
 
@@ -19,14 +20,18 @@ from openclaw_rl.api.completion import ChatService, SamplingDefaults
 from openclaw_rl.banner import banner, local_url
 from openclaw_rl.config import Config
 from openclaw_rl.engines.base import EngineUnavailable, Sampler
+from openclaw_rl.engines.local.learner import LocalLearner
+from openclaw_rl.engines.local.learner_messages import LearnerOptions
 from openclaw_rl.engines.local.messages import WorkerOptions
 from openclaw_rl.engines.local.sampler import LocalSampler
 from openclaw_rl.judge.build import JudgingModel, build_loop, check_teacher, needs_other_model
 from openclaw_rl.judge.dispatch import Signals
+from openclaw_rl.learn.build import build_learning, where_to_begin
 from openclaw_rl.ledger.ledger import Ledger
 from openclaw_rl.ledger.lock import RunDirInUse, RunDirLock
 from openclaw_rl.ledger.schema import NewerLedger
 from openclaw_rl.ledger.writer import CaptureSuspended
+from openclaw_rl.loops import Loops
 from openclaw_rl.models import (
     EMBEDDED,
     EMBEDDED_TEMPERATURE,
@@ -39,6 +44,7 @@ from openclaw_rl.models import (
 from openclaw_rl.options import ConfigError
 from openclaw_rl.rendering.chat import ChatRenderer
 from openclaw_rl.rendering.tokenizer import BadModelFolder, ChatTokenizer
+from openclaw_rl.types import LossSettings
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +67,10 @@ def check(config: Config) -> None:
             checked(found)
     except ModelNotFound as error:
         raise ConfigError(str(error)) from None
+    if config.learns and not config.lora_rank:
+        raise ConfigError(
+            "--lora-rank 0 (training all weights) is not there on the local backend: give a rank, or --max-steps 0."
+        )
     if config.device == "cuda":
         import torch
 
@@ -103,14 +113,14 @@ async def run(config: Config, folder: Path, ledger: Ledger | None, listener: soc
         service = ChatService(
             sampler, policy.renderer, defaults, tool_parser=config.tool_parser, seed=config.seed, ledger=ledger
         )
-        judging = build_loop(config, ledger, policy, other, service.metrics.registry) if ledger else None
+        loops = await build_loops(stack, config, folder, ledger, policy, other, service.metrics.registry)
         app = create_app(
             service,
             config.model_label,
             aliases=[config.model_name or EMBEDDED],
             keys=config.api_keys,
             max_body_bytes=int(config.max_request_mb * 1e6),
-            judge_down=lambda: judging.down if judging else "",
+            operations=loops,
         )
         server = Server(
             uvicorn.Config(
@@ -125,11 +135,33 @@ async def run(config: Config, folder: Path, ledger: Ledger | None, listener: soc
         )
         assert sampler.ready is not None
         banner(config, sampler.ready, listener.getsockname()[1])
-        if ledger is not None:
-            stack.push_async_callback(stop, asyncio.create_task(end_idle_sessions(ledger, config.session_timeout)))
-        if judging is not None:
-            stack.push_async_callback(stop, asyncio.create_task(judging.run()))
+        if loops is not None and ledger is not None:
+            loops.start(end_idle_sessions(ledger, config.session_timeout))
+            stack.push_async_callback(loops.stop)
         await server.serve(sockets=[listener])
+
+
+async def build_loops(
+    stack: contextlib.AsyncExitStack,
+    config: Config,
+    folder: Path,
+    ledger: Ledger | None,
+    policy: JudgingModel,
+    other: JudgingModel | None,
+    registry: CollectorRegistry,
+) -> Loops | None:
+    """What goes on beside serving; the policy that was learned last serves from the start."""
+    if ledger is None:
+        return None
+    judging = build_loop(config, ledger, policy, other, registry)
+    if not config.learns:
+        return Loops(judging, None, config.shutdown_seconds)
+    learner = LocalLearner(learner_options(config, folder))
+    stack.push_async_callback(learner.close)
+    learning = build_learning(config, ledger, learner, policy.sampler, policy.renderer, registry)
+    beginning = await asyncio.to_thread(where_to_begin, config)
+    await learning.begin(beginning.checkpoint, own=beginning.own)
+    return Loops(judging, learning, config.shutdown_seconds)
 
 
 async def start_model(stack: contextlib.AsyncExitStack, sampler: LocalSampler, folder: Path) -> JudgingModel:
@@ -150,14 +182,6 @@ async def other_model(stack: contextlib.AsyncExitStack, config: Config, policy: 
     if Signals.of(config).opd:
         check_teacher(policy.renderer.tokenizer, ChatTokenizer(folder))
     return await start_model(stack, LocalSampler(worker_options(config, folder), config.max_queue), folder)
-
-
-async def stop(task: "asyncio.Task[None]") -> None:
-    """End a task that runs beside serving; why it ended by itself, if it did, is logged."""
-    task.cancel()
-    (result,) = await asyncio.gather(task, return_exceptions=True)
-    if isinstance(result, Exception):
-        log.error("Work beside serving had ended: %r", result)
 
 
 async def end_idle_sessions(ledger: Ledger, timeout: float) -> None:
@@ -216,6 +240,31 @@ def worker_options(config: Config, folder: Path) -> WorkerOptions:
         cache_gib=config.kv_cache_gib,
         adapter_slots=config.policy_slots,
         adapter_rank=max(1, config.lora_rank),
+    )
+
+
+def learner_options(config: Config, folder: Path) -> LearnerOptions:
+    return LearnerOptions(
+        model=folder,
+        device=config.device,
+        dtype=config.dtype,
+        rank=config.lora_rank,
+        alpha=config.lora_alpha or 2.0 * config.lora_rank,
+        dropout=config.lora_dropout,
+        modules=config.adapted_modules,
+        loss=LossSettings(config.loss_fn, config.eps_clip, config.eps_clip_high, config.kl_loss_coef),
+        epochs=config.train_epochs,
+        learning_rate=config.step_size,
+        betas=(config.adam_beta1, config.adam_beta2),
+        weight_decay=config.weight_decay,
+        max_grad_norm=config.max_grad_norm,
+        max_kl=config.max_kl,
+        micro_batch_tokens=config.micro_batch_tokens,
+        checkpointing=config.gradient_checkpointing,
+        offload=config.offload_optimizer_state,
+        seed=config.seed,
+        base_model=config.model_name or EMBEDDED,
+        custom_loss=config.custom_loss_function_path,
     )
 
 

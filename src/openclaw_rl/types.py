@@ -245,3 +245,14 @@ class TrainingSequence:
     ids: Sequence[int]
     spans: Sequence[Span]
     """In order, none overlapping another; no span begins at 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class LossSettings:
+    """Which policy loss, and its constants."""
+
+    kind: str = "ppo"
+    eps_clip: float = 0.2
+    eps_clip_high: float = 0.28
+    kl_coef: float = 0.0
+    """Weight of the divergence from the base model."""

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -16,7 +16,8 @@ from openclaw_rl.api.auth import KeyCheck
 from openclaw_rl.api.completion import ChatService, Completion
 from openclaw_rl.api.encode import Encoder
 from openclaw_rl.api.errors import ApiError
-from openclaw_rl.api.wire import ChatRequest, FeedbackRequest, parse_feedback, parse_request
+from openclaw_rl.api.operations import NoOperations, OperationFailed, Operations
+from openclaw_rl.api.wire import ChatRequest, FeedbackRequest, RollbackRequest, parse, parse_feedback, parse_request
 from openclaw_rl.config import ApiKey
 from openclaw_rl.ledger.changes import CannotJudge, UnknownTurn
 from openclaw_rl.ledger.ledger import Ledger
@@ -34,12 +35,10 @@ def create_app(
     aliases: Sequence[str] = (),
     keys: Sequence[ApiKey] = (),
     max_body_bytes: int = 32 << 20,
-    judge_down: Callable[[], str] = str,
+    operations: Operations | None = None,
 ) -> FastAPI:
-    """The server's application for one model, known to clients as `model` or one of `aliases`.
-
-    `judge_down` says why turns wait for their judge, or nothing.
-    """
+    """The server's application for one model, known to clients as `model` or one of `aliases`."""
+    loops = operations or NoOperations()
     app = FastAPI(title="openclaw-rl", version=__version__, docs_url="/docs", redoc_url=None)
     errors.install(app)
     check = KeyCheck(keys)
@@ -100,6 +99,16 @@ def create_app(
             raise ApiError(404, f"There is no session {name!r} of yours.", code="unknown_session")
         return {"id": name, "status": "closed"}
 
+    @app.post("/v1/policy/rollback", openapi_extra=body_schema(RollbackRequest))
+    async def roll_back(request: Request) -> dict[str, int]:
+        """Serve an earlier policy from now on, and learn on from it."""
+        check.owner(request)
+        wanted = parse(RollbackRequest, await read_body(request, max_body_bytes) or b"{}")
+        try:
+            return {"policy_version": await loops.roll_back(wanted.version)}
+        except OperationFailed as error:
+            raise ApiError(409, str(error), code="cannot_roll_back", param="version") from error
+
     def ledger() -> Ledger:
         if service.capture is None:
             raise ApiError(404, "This server does not capture turns (--no-capture).", code="capture_off")
@@ -128,8 +137,7 @@ def create_app(
         """Whether requests are served now."""
         stats = service.sampler.stats()
         body = {"ready": stats.ready, "policy_version": service.sampler.newest_version, "detail": stats.detail}
-        judge = f"suspended: {reason}" if (reason := judge_down()) else "on"
-        parts = {"capture": service.capture_status(), "judge": judge}
+        parts = {"capture": service.capture_status(), "judge": loops.judge(), "learner": loops.learner()}
         return JSONResponse({**body, **parts}, 200 if stats.ready else 503)
 
     @app.get("/metrics")

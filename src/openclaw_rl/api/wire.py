@@ -136,6 +136,12 @@ class FeedbackRequest(Wire):
         return Feedback(score, self.text, Source(self.source))
 
 
+class RollbackRequest(Wire):
+    """The body of POST /v1/policy/rollback: the policy version to go back to; without it, the checkpoint before."""
+
+    version: Annotated[int, Field(ge=0)] | None = None
+
+
 M = TypeVar("M", bound=Wire)
 
 

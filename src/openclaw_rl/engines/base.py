@@ -101,6 +101,9 @@ class Learner(Protocol):
     async def step(self, sequences: Sequence[TrainingSequence]) -> StepResult:
         """One step on a batch, all of it or nothing. Raises StepRefused."""
 
+    async def undo(self) -> None:
+        """Take the last step back."""
+
     async def write_adapter(self, folder: Path) -> None:
         """Write the policy as a PEFT folder."""
 
@@ -131,5 +134,11 @@ class Sampler(Protocol):
     async def score(self, request: ScoreRequest) -> Scores:
         """Log-probs of given tokens, as background work. Raises EngineError when they cannot be had."""
 
-    async def publish(self, version: int, adapter: Path) -> None:
-        """Load a PEFT adapter folder as `version`; new requests then sample from the newest version."""
+    async def publish(self, version: int, adapter: Path, *, candidate: bool = False) -> None:
+        """Load a PEFT adapter folder as `version`; new requests then sample from the newest version.
+
+        A candidate is sampled from only when it is asked for, until it is promoted or retracted.
+        """
+
+    def promote(self, version: int) -> None: ...
+    def retract(self, version: int) -> None: ...

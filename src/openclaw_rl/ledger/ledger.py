@@ -10,8 +10,9 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar
 
-from openclaw_rl.ledger import changes, queries, verdicts
+from openclaw_rl.ledger import changes, queries, updates, verdicts
 from openclaw_rl.ledger.schema import FILE, connect, migrate
+from openclaw_rl.ledger.states import State
 from openclaw_rl.ledger.writer import CaptureSuspended, Writer
 from openclaw_rl.types import Feedback, SampleKind, SessionKey, Turn, Verdict
 
@@ -78,6 +79,36 @@ class Ledger:
         if not self._read(verdicts.any_unsettled):
             return []
         return await self._write(lambda db: verdicts.settle_sessions(db, at_least_one))
+
+    async def claim(self, count: int, newest: int, max_staleness: int) -> list[int]:
+        return await self._write(lambda db: updates.claim(db, count, newest, max_staleness))
+
+    async def release_batches(self) -> None:
+        await self._write(updates.release)
+
+    async def apply_step(self, step: int, version: int, turns: Sequence[int], metrics: Mapping[str, Any]) -> None:
+        await self._write(lambda db: updates.apply(db, step, version, turns, metrics))
+
+    async def quarantine(self, step: int, turns: Sequence[int], reason: str) -> None:
+        await self._write(lambda db: updates.quarantine(db, step, turns, reason))
+
+    async def reconcile(self, step: int, batches: Sequence[updates.Batch]) -> list[int]:
+        return await self._write(lambda db: updates.reconcile(db, step, batches))
+
+    async def roll_back(self, step: int) -> None:
+        await self._write(lambda db: updates.roll_back(db, step))
+
+    async def drop(self, turn: int, reason: str) -> None:
+        await self._write(lambda db: changes.move(db, turn, State.DROPPED, reason))
+
+    def trainable(self) -> int:
+        return self._read(updates.waiting)
+
+    def latest_step(self) -> int:
+        return self._read(updates.latest_step)
+
+    def latest_version(self) -> int:
+        return self._read(updates.latest_version)
 
     @contextlib.contextmanager
     def watch(self) -> Iterator[asyncio.Event]:

@@ -50,6 +50,8 @@ class StoredTurn:
     sampling: dict[str, Any]
     finish_reason: str
     next_state: list[dict[str, Any]] | None
+    ready_at: float | None
+    """When what came next was known."""
     feedback: list[Feedback]
     verdict: Verdict | None
     sample: SampleKind | None
@@ -181,6 +183,7 @@ def load_turn(db: sqlite3.Connection, number: int) -> StoredTurn:
         sampling=json.loads(row["sampling"]),
         finish_reason=row["finish_reason"],
         next_state=json.loads(row["next_state"]) if row["next_state"] is not None else None,
+        ready_at=row["ready_at"],
         feedback=[Feedback(item["score"], item["text"], Source(item["source"])) for item in said],
         verdict=verdict,
         sample=sample,

@@ -2,14 +2,16 @@
 
 import sqlite3
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from openclaw_rl.ledger import verdicts
+from openclaw_rl.ledger import updates, verdicts
 from openclaw_rl.ledger.queries import Counts, counts
 from openclaw_rl.ledger.states import State
 
+#: How a part of the server says that it does not work, before the reason.
+SUSPENDED = "suspended: "
 #: So many verdicts are looked at together, and so large a share of abstentions is too large.
 COLLAPSE_WINDOW = 50
 MOST_ABSTAIN = 0.8
@@ -47,9 +49,11 @@ class Status:
     """Why turns are not recorded at the moment, if so."""
     judge_down: str | None = None
     """Why turns wait for their judge, if they do."""
+    learner: str = ""
+    """What the next training step waits for, as the running server says it."""
     trouble: str = ""
     """What is wrong with the last verdicts."""
-    quarantined: list[str] = field(default_factory=list)
+    quarantined: list[updates.Quarantined] = field(default_factory=list)
 
     @property
     def why_no_update(self) -> str:
@@ -60,11 +64,15 @@ class Status:
         if not self.counts.total:
             where = f" Talk to {self.server}/v1." if self.server else " Start the server and talk to it."
             return "No turn has been recorded yet." + where
+        if self.learner.startswith((SUSPENDED, "training ", "done: ")):
+            return f"The learner: {self.learner.removeprefix(SUSPENDED)}."
         if states[State.READY]:
             waiting = plural(states[State.READY], "turn waits", "turns wait")
             if self.judge_down:
                 return f"{waiting} for the judge, which cannot be asked: {self.judge_down}."
             return f"{waiting} to be judged" + ("." if self.server else ", which the server does while it runs.")
+        if states[State.JUDGED] and self.learner not in ("", "off"):
+            return f"There are {self.learner}."
         if states[State.AWAITING]:
             return (
                 f"{plural(states[State.AWAITING], 'turn waits', 'turns wait')} for what comes next: the next "
@@ -92,19 +100,30 @@ class Status:
             "suspended": self.suspended,
             "judge_down": self.judge_down,
             "judging_trouble": self.trouble,
-            "quarantined": self.quarantined,
+            "learner": self.learner,
+            "quarantined": [asdict(batch) for batch in self.quarantined],
             "server": self.server,
         }
 
 
-def read_status(
-    db: sqlite3.Connection | None, server: str | None, suspended: str | None, judge_down: str | None = None
-) -> Status:
-    """The status of a run from its ledger, which may not exist yet, and from what its server says."""
-    if db is None:
-        return Status(Counts(dict.fromkeys(State, 0), {}, 0, 0), server, suspended, judge_down)
-    trouble = judging_trouble(verdicts.recent(db, COLLAPSE_WINDOW))
-    return Status(counts(db), server, suspended, judge_down, trouble)
+def read_status(db: sqlite3.Connection | None, server: str | None, told: Mapping[str, str]) -> Status:
+    """The status of a run from its ledger, which may not exist yet, and from what its server tells (`/readyz`)."""
+    nothing = Counts(dict.fromkeys(State, 0), {}, 0, 0)
+    return Status(
+        counts(db) if db else nothing,
+        server,
+        suspended=why(told, "capture"),
+        judge_down=why(told, "judge"),
+        learner=told.get("learner", ""),
+        trouble=judging_trouble(verdicts.recent(db, COLLAPSE_WINDOW)) if db else "",
+        quarantined=updates.quarantined(db) if db else [],
+    )
+
+
+def why(told: Mapping[str, str], part: str) -> str | None:
+    """Why a part of the server does not work at the moment, if so."""
+    status = str(told.get(part, ""))
+    return status.removeprefix(SUSPENDED) if status.startswith(SUSPENDED) else None
 
 
 def plural(count: int, one: str, many: str) -> str:

@@ -21,6 +21,7 @@ from openclaw_rl.engines.local.learner_messages import (
     Save,
     Started,
     Step,
+    Undo,
     WriteAdapter,
 )
 from openclaw_rl.engines.local.link import Link
@@ -64,6 +65,9 @@ class LocalLearner:
         assert result is not None
         return result
 
+    async def undo(self) -> None:
+        await self._call(Undo())
+
     async def write_adapter(self, folder: Path) -> None:
         await self._call(WriteAdapter(folder))
 
@@ -77,7 +81,12 @@ class LocalLearner:
         async with self._calling:
             link = await self._ready()
             link.send(command)
-            report = await self._next()
+            try:
+                report = await self._next()
+            except asyncio.CancelledError:
+                # Its answer would be taken for the next command's.
+                await self.close()
+                raise
         match report:
             case Refused(reason):
                 raise StepRefused(reason)

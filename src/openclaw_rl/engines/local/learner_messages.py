@@ -4,8 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from openclaw_rl.engines.base import StepResult
-from openclaw_rl.losses.policy import PolicyLoss
-from openclaw_rl.types import TrainingSequence
+from openclaw_rl.types import LossSettings, TrainingSequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +18,7 @@ class LearnerOptions:
     alpha: float
     dropout: float
     modules: tuple[str, ...]
-    loss: PolicyLoss
+    loss: LossSettings
     epochs: int
     learning_rate: float
     betas: tuple[float, float]
@@ -47,6 +46,11 @@ class Step:
     """Train on a batch."""
 
     sequences: list[TrainingSequence]
+
+
+@dataclass(frozen=True, slots=True)
+class Undo:
+    """Take the last step back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,5 +96,5 @@ class Broken:
     reason: str
 
 
-Command = Reset | Step | WriteAdapter | Save | Load
+Command = Reset | Step | Undo | WriteAdapter | Save | Load
 Report = Started | Done | Refused | Broken

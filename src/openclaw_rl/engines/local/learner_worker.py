@@ -26,6 +26,7 @@ from openclaw_rl.engines.local.learner_messages import (
     Save,
     Started,
     Step,
+    Undo,
     WriteAdapter,
 )
 from openclaw_rl.engines.local.student import Student
@@ -73,6 +74,8 @@ def obey(student: Student, command: Command) -> Report:
                 return Done(student.step(sequences))
             case Reset():
                 student.reset()
+            case Undo():
+                student.undo()
             case WriteAdapter(folder):
                 student.write_adapter(folder)
             case Save(folder):

@@ -20,11 +20,13 @@ class PolicySlots:
         self.resident: dict[int, Resident] = {}
         self.latest = BASE_VERSION
         """The highest version there ever was: a number is never used for two policies."""
+        self.candidates: set[int] = set()
+        """Resident, but not to serve unless asked for."""
         self._slots = range(1, slots + 1)
 
     @property
     def newest(self) -> int:
-        return max(self.resident, default=BASE_VERSION)
+        return max((version for version in self.resident if version not in self.candidates), default=BASE_VERSION)
 
     def slot_of(self, version: int) -> int | None:
         """The slot of a version, None if it is not resident."""
@@ -50,9 +52,12 @@ class PolicySlots:
         """The slot was not overwritten after all."""
         self.resident.update(before)
 
-    def settle(self, version: int, slot: int, folder: Path) -> None:
+    def settle(self, version: int, slot: int, folder: Path, candidate: bool = False) -> None:
+        if candidate:
+            self.candidates.add(version)
         self.resident[version] = Resident(slot, folder)
         self.latest = max(self.latest, version)
 
     def drop(self, version: int) -> None:
         self.resident.pop(version, None)
+        self.candidates.discard(version)

@@ -146,7 +146,7 @@ class LocalSampler:
             raise EngineUnavailable(f"Policy version {version} is not loaded.")
         return slot
 
-    async def publish(self, version: int, adapter: Path) -> None:
+    async def publish(self, version: int, adapter: Path, *, candidate: bool = False) -> None:
         async with self._publishing:
             if version <= self._policies.latest:
                 raise EngineUnavailable(f"Policy version {version} is not newer than {self._policies.latest}.")
@@ -161,7 +161,13 @@ class LocalSampler:
                 raise
             finally:
                 self._loading.pop(version, None)
-            self._policies.settle(version, slot, adapter)
+            self._policies.settle(version, slot, adapter, candidate)
+
+    def promote(self, version: int) -> None:
+        self._policies.candidates.discard(version)
+
+    def retract(self, version: int) -> None:
+        self._policies.drop(version)
 
     async def _free_slot(self) -> int:
         """A slot that no request is served from; waits until there is one."""

@@ -5,8 +5,9 @@ import logging
 import math
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -19,7 +20,7 @@ from openclaw_rl.engines.local.learner_messages import LearnerOptions
 from openclaw_rl.engines.local.lora import LoraWeights
 from openclaw_rl.engines.local.training import Metrics, SpanLogprobs, Trainer
 from openclaw_rl.losses.custom import LossFailed, load_loss
-from openclaw_rl.losses.policy import Loss
+from openclaw_rl.losses.policy import Loss, PolicyLoss
 from openclaw_rl.types import TrainingSequence
 
 log = logging.getLogger(__name__)
@@ -33,12 +34,22 @@ SMALLER_TRIALS = 3
 CPU_OUT_OF_MEMORY = "allocate memory"
 
 
+class Snapshot(NamedTuple):
+    """What a step changes, as it was before."""
+
+    weights: list[Tensor]
+    moments: dict[str, Tensor]
+    micro_batches: int
+
+
 class Student:
     """Trains one adapter. After StepRefused, weights and optimiser are bit for bit what they were."""
 
     def __init__(self, decoder: Decoder, options: LearnerOptions) -> None:
         self.decoder, self.options = decoder, options
-        self.loss: Loss = load_loss(options.custom_loss, options.loss) if options.custom_loss else options.loss
+        settings = PolicyLoss(**asdict(options.loss))
+        self.loss: Loss = load_loss(options.custom_loss, settings) if options.custom_loss else settings
+        self._before: Snapshot | None = None
         self.reset()
 
     def reset(self) -> None:
@@ -50,15 +61,24 @@ class Student:
             )
         )
 
+    def undo(self) -> None:
+        """Take the last step back. Raises StepRefused if there is none to take back."""
+        if self._before is None:
+            raise StepRefused("there is no step to take back")
+        self._restore(self._before)
+        self.steps -= 1
+        self._before = None
+
     def step(self, sequences: Sequence[TrainingSequence]) -> StepResult:
         """One step, in micro-batches as large as memory allows. Raises StepRefused."""
-        before = self._snapshot()
+        before = self._before = self._snapshot()
         budget = self.options.micro_batch_tokens
         for trial in range(SMALLER_TRIALS + 1):
             try:
                 return self._step(sequences, budget)
             except (StepRefused, LossFailed) as error:
                 self._restore(before)
+                self._before = None
                 raise StepRefused(str(error)) from error
             except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
                 self._restore(before)
@@ -95,12 +115,13 @@ class Student:
                 "--lora-rank and --lora-target-modules, or begin anew with --resume-from-ckpt none"
             )
         self._take(lora)
-        self.steps, self.trainer.micro_batches_seen = state["steps"], state["micro_batches"]
+        self.steps = int(state["steps"])
+        self.trainer.micro_batches_seen = int(state["micro_batches"])
         self._set_moments(moments)
 
     def _take(self, lora: LoraWeights) -> None:
         options = self.options
-        self.lora, self.steps = lora, 0
+        self.lora, self.steps, self._before = lora, 0, None
         self.trainer = Trainer(self.decoder, lora, self.loss, options.micro_batch_tokens, options.checkpointing)
         self.optimizer = torch.optim.AdamW(
             lora.parameters(), lr=options.learning_rate, betas=options.betas, weight_decay=options.weight_decay
@@ -160,13 +181,13 @@ class Student:
             tokens += len(sequence.ids)
         return distance(self.trainer.score(part, base=True), self.trainer.score(part))
 
-    def _snapshot(self) -> tuple[list[Tensor], dict[str, Tensor], int]:
+    def _snapshot(self) -> Snapshot:
         weights = [parameter.detach().clone() for parameter in self.lora.parameters()]
         moments = {name: tensor.clone() for name, tensor in self._moments().items()}
-        return weights, moments, self.trainer.micro_batches_seen
+        return Snapshot(weights, moments, self.trainer.micro_batches_seen)
 
     @torch.no_grad()
-    def _restore(self, before: tuple[list[Tensor], dict[str, Tensor], int]) -> None:
+    def _restore(self, before: Snapshot) -> None:
         weights, moments, self.trainer.micro_batches_seen = before
         for parameter, weight in zip(self.lora.parameters(), weights, strict=True):
             parameter.copy_(weight)

@@ -4,7 +4,7 @@ import re
 from collections import Counter
 from enum import Enum, auto
 
-from openclaw_rl.judge.text import normalise, shorten
+from openclaw_rl.judge.reader.text import normalise, shorten
 
 _TOKEN = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|\d+|[^\W\d_\u3040-\u30ff\u3400-\u9fff]+")
 _MOST_TOKENS = 60
@@ -51,9 +51,9 @@ def grade(size: int, lost: int, added: int, alike: bool) -> Likeness:
     return Likeness.DIFFERENT
 
 
-def tokens(text: str) -> list[str]:
+def tokens(text: str, most: int = _MOST_TOKENS) -> list[str]:
     """Words, or characters where words are not separated."""
-    return _TOKEN.findall(normalise(shorten(text)))[:_MOST_TOKENS]
+    return _TOKEN.findall(normalise(shorten(text)))[:most]
 
 
 def content(words: list[str], small_words: frozenset[str]) -> list[str]:

@@ -2,11 +2,11 @@
 
 import re
 
-from openclaw_rl.judge.lexicon import Lexicon, lexicon_for
-from openclaw_rl.judge.text import normalise
+from openclaw_rl.judge.reader.lexicon import Lexicon, lexicon_for
+from openclaw_rl.judge.reader.text import normalise
 
 LONGEST = 300
-_SEPARATORS = " \t\n,.!?;:…-–—。,!?;:、"
+_SEPARATORS = " \t\n,.!?;:…-–—。、\uff0c\uff01\uff1f\uff1b\uff1a"
 _SPACE = re.compile(r"\s+")
 _SENTENCE_END = re.compile(r"[.!?。！？](?=\s|$)|[。！？]")
 _MOST_LEADS = 6

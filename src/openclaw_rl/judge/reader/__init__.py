@@ -6,9 +6,9 @@ Deterministic and cheap (well under a millisecond). Abstains (`ReplyKind.UNCLEAR
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from openclaw_rl.judge.reading import Reading, ReplyKind
-from openclaw_rl.judge.replies import read_user
-from openclaw_rl.judge.tool_results import read_tool_results
+from openclaw_rl.judge.reader.kinds import Reading, ReplyKind
+from openclaw_rl.judge.reader.tools import read_tool_results
+from openclaw_rl.judge.reader.users import read_user
 from openclaw_rl.rendering.chat import content_text
 
 __all__ = ["Reading", "ReplyKind", "read_reply"]

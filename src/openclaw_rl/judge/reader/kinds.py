@@ -16,7 +16,7 @@ class ReplyKind(StrEnum):
     REPETITION = "repetition"
     """Asks the same again, in the same or other words: -1, no hint."""
     CHANGE_REQUEST = "change_request"
-    """Wants the same thing otherwise (shorter, in another form, with an addition): -1, and the hint is what was said."""
+    """Wants the same otherwise (shorter, in another form, with an addition): -1, and the hint is what was said."""
     MOVING_ON = "moving_on"
     """Takes the next step, saying so: +1."""
     TOOL_SUCCESS = "tool_success"

@@ -8,14 +8,15 @@ The signals of the phrase files, and what each says of the response:
 - moving_on: the next step; next: a request, which is the next step if contentment came before
 - again: the request will be repeated
 - interrogative: a plain question, from which nothing follows
+- back: points to the response ("it", "shorter"); fresh: asks for a new thing; own: speaks of something of the user's
 - contrast: "but"; mask: looks like a signal and is none; noise: changes nothing; lead: nothing for a hint
 """
 
 import re
 from dataclasses import dataclass, field
 
-from openclaw_rl.judge.lexicon import Lexicon
-from openclaw_rl.judge.phrasebook import CONTRAST
+from openclaw_rl.judge.reader.lexicon import Lexicon
+from openclaw_rl.judge.reader.phrasebook import CONTRAST
 
 _IDIOM = "+"
 #: Of a sentence; what has no end after that is no speech.

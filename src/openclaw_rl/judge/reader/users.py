@@ -7,13 +7,14 @@ assistant's own question, or contradicts itself, is unclear.
 import re
 from collections.abc import Sequence
 
-from openclaw_rl.judge.hints import make_hint
-from openclaw_rl.judge.lexicon import lexicon_for
-from openclaw_rl.judge.phrasebook import all_small_words
-from openclaw_rl.judge.reading import Reading, ReplyKind
-from openclaw_rl.judge.signals import Sentence, read_sentence
-from openclaw_rl.judge.similarity import Likeness, compare
-from openclaw_rl.judge.text import normalise, own_words, sentences, shorten, without_quotations
+from openclaw_rl.judge.reader.hints import make_hint
+from openclaw_rl.judge.reader.kinds import Reading, ReplyKind
+from openclaw_rl.judge.reader.lexicon import lexicon_for
+from openclaw_rl.judge.reader.phrasebook import all_small_words
+from openclaw_rl.judge.reader.relevance import Topic, is_about
+from openclaw_rl.judge.reader.signals import Sentence, read_sentence
+from openclaw_rl.judge.reader.similarity import Likeness, compare, content
+from openclaw_rl.judge.reader.text import normalise, own_words, sentences, shorten, without_quotations
 
 _UNCLEAR = Reading(ReplyKind.UNCLEAR)
 _FIRST, _LAST = 4, 2
@@ -25,18 +26,22 @@ _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|\w+")
 
 def read_user(request: str, response: str, message: str) -> Reading:
     """Read a user's message that came after `response`."""
+    likeness = compare(request, message, all_small_words())
+    if likeness is Likeness.SAME:
+        return Reading(ReplyKind.REPETITION)
     words = own_words(shorten(message)).strip()
     if _ERROR_OUTPUT.search(words):
         return read_error_report(words)
     plain = normalise(without_quotations(words))
-    parts, lexicon = sentences(plain), lexicon_for(plain)
-    if not parts:
-        return read_sameness(request, message)
-    said = [read_sentence(part, lexicon) for part in first_and_last(parts)]
-    again = lexicon.find("again", parts[0]) is not None
-    if (repeated := read_repetition(request, words, again, said)) is not None:
-        return repeated
+    lexicon = lexicon_for(plain)
+    said = [read_sentence(part, lexicon) for part in first_and_last(sentences(plain))]
+    if repeats(likeness, said, lexicon.find("again", plain) is not None):
+        return Reading(ReplyKind.REPETITION)
+    if extends(likeness, said):
+        return Reading(ReplyKind.CHANGE_REQUEST, make_hint(words))
     kind = conclude(said, asked=asks(response), disputed=disputes(words, response))
+    if not is_about(kind, Topic(plain, lexicon, (request, response))):
+        return _UNCLEAR
     if kind in (ReplyKind.CORRECTION, ReplyKind.CHANGE_REQUEST):
         return Reading(kind, make_hint(words))
     return Reading(kind)
@@ -45,12 +50,6 @@ def read_user(request: str, response: str, message: str) -> Reading:
 def first_and_last(parts: list[str]) -> list[str]:
     """The sentences that are read: what is in the middle of a long message is its matter, not its mood."""
     return parts if len(parts) <= _FIRST + _LAST else parts[:_FIRST] + parts[-_LAST:]
-
-
-def read_sameness(request: str, message: str) -> Reading:
-    """Read a message without words of its own, such as code only: it can still be the request again."""
-    same = compare(request, message, all_small_words()) is Likeness.SAME
-    return Reading(ReplyKind.REPETITION) if same else _UNCLEAR
 
 
 def read_error_report(words: str) -> Reading:
@@ -62,22 +61,24 @@ def read_error_report(words: str) -> Reading:
     own = f"{before}\n{after}".strip()
     if "?" in own:
         return _UNCLEAR
-    return Reading(ReplyKind.CORRECTION, make_hint(own)) if len(_WORD.findall(own)) >= 4 else Reading(ReplyKind.REJECTION)
+    return (
+        Reading(ReplyKind.CORRECTION, make_hint(own)) if len(_WORD.findall(own)) >= 4 else Reading(ReplyKind.REJECTION)
+    )
 
 
-def read_repetition(request: str, words: str, again: bool, said: Sequence[Sentence]) -> Reading | None:
-    """Read a message as the request over again, or None where it is not."""
-    likeness = compare(request, words, all_small_words())
-    if likeness is Likeness.SAME:
-        return Reading(ReplyKind.REPETITION)
-    if likeness is Likeness.DIFFERENT or any(sentence.has("rejection", "correction", "moving_on") for sentence in said):
-        return None
-    if likeness is Likeness.VARIED:
-        return Reading(ReplyKind.REPETITION) if again else None
-    # The whole request with something added: what was missing, unless it is only asked about.
-    if any(sentence.asks or sentence.has("praise", "thanks") for sentence in said):
-        return None
-    return Reading(ReplyKind.CHANGE_REQUEST, make_hint(words))
+def repeats(likeness: Likeness, said: Sequence[Sentence], again: bool) -> bool:
+    """Whether a message that shares much with the request is the request in other words: only if it says so."""
+    return (
+        likeness is Likeness.VARIED
+        and again
+        and not any(one.has("rejection", "correction", "moving_on") for one in said)
+    )
+
+
+def extends(likeness: Likeness, said: Sequence[Sentence]) -> bool:
+    """Whether a message is the whole request with something added: what was missing, unless it is only asked about."""
+    verdicts = ("rejection", "correction", "moving_on", "praise", "thanks")
+    return likeness is Likeness.EXTENDED and not any(one.asks or one.has(*verdicts) for one in said)
 
 
 def conclude(said: Sequence[Sentence], asked: bool, disputed: bool) -> ReplyKind:
@@ -115,11 +116,18 @@ def conclude_negative(said: Sequence[Sentence]) -> ReplyKind | None:
     }
     if not places:
         return None
+    if "rejection" in places and "change" not in places and not has_content(said):
+        return ReplyKind.REJECTION
     if "correction" in places and ("change" not in places or places["correction"] <= places["change"]):
         return ReplyKind.CORRECTION
     if "change" in places:
         return ReplyKind.CORRECTION if "rejection" in places else ReplyKind.CHANGE_REQUEST
     return ReplyKind.CORRECTION if gives_detail(said) else ReplyKind.REJECTION
+
+
+def has_content(said: Sequence[Sentence]) -> bool:
+    """Whether anything is said beside the rejection itself."""
+    return any(content(_WORD.findall(sentence.rest), all_small_words()) for sentence in said)
 
 
 def gives_detail(said: Sequence[Sentence]) -> bool:

@@ -12,8 +12,8 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, NamedTuple
 
-from openclaw_rl.judge.reading import ReplyKind
-from openclaw_rl.judge.text import normalise, shorten
+from openclaw_rl.judge.reader.kinds import ReplyKind
+from openclaw_rl.judge.reader.text import normalise, shorten
 
 _HEAD, _TAIL = 2000, 1500
 _LONGEST_JSON = 20_000
@@ -48,7 +48,7 @@ def pattern(name: str) -> re.Pattern[str]:
 @cache
 def table() -> dict[str, Any]:
     """The file of patterns, read once."""
-    return tomllib.loads((files("openclaw_rl.judge") / "phrases" / "tools.toml").read_text("utf-8"))
+    return tomllib.loads((files("openclaw_rl.judge.reader") / "phrases" / "tools.toml").read_text("utf-8"))
 
 
 def read_tool_results(response: str, results: Sequence[str]) -> ReplyKind:

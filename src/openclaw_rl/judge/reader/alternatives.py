@@ -1,0 +1,105 @@
+"""Many alternatives of a regular expression, tried only where their first letter stands.
+
+Python tries the alternatives of a pattern one after the other at every place. With some hundred of them for every
+signal and language that is most of the reader's time; a table by first letter leaves a few.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+_ANY = ("",)
+_OPTIONAL = re.compile(r"\?|\*|\{0,?\d*\}")
+
+
+class Alternatives:
+    """Alternatives by the letter they begin with, compiled when they are first needed: most never are."""
+
+    def __init__(self, phrases: Sequence[str], spaced: bool) -> None:
+        """Phrases are of whole words where words have spaces between them; elsewhere no place is known to begin one."""
+        self._spaced = spaced
+        self._sources: dict[str, list[str]] = defaultdict(list)
+        self._compiled: dict[str, re.Pattern[str] | None] = {}
+        for phrase in phrases:
+            letters = first_letters(phrase) if spaced else None
+            for letter in _ANY if letters is None else letters:
+                self._sources[letter].append(phrase)
+
+    def match(self, text: str, place: int) -> re.Match[str] | None:
+        """Match at one place."""
+        known = self._pattern(text[place : place + 1])
+        if known and (match := known.match(text, place)):
+            return match
+        other = self._pattern("")
+        return other.match(text, place) if other else None
+
+    def search(self, text: str, words: Sequence[int]) -> re.Match[str] | None:
+        """The first match; `words` are the places where words begin."""
+        other = self._pattern("")
+        found = other.search(text) if other else None
+        sources = self._sources
+        for place in words:
+            # Asked for most places in vain: the shortest way out comes first.
+            if (letter := text[place]) not in sources:
+                continue
+            if found and found.start() <= place:
+                break
+            known = self._pattern(letter)
+            if known and (match := known.match(text, place)):
+                return match
+        return found
+
+    def _pattern(self, letter: str) -> re.Pattern[str] | None:
+        """What begins with a letter; with "", what may begin with anything."""
+        try:
+            return self._compiled[letter]
+        except KeyError:
+            phrases = self._sources.get(letter)
+            if not phrases:
+                # Not kept for every character there is.
+                return self._compiled.setdefault(letter, None) if letter.isascii() else None
+            return self._compiled.setdefault(letter, join(phrases, self._spaced))
+
+
+def join(phrases: Sequence[str], spaced: bool) -> re.Pattern[str]:
+    """One pattern for many phrases."""
+    joined = "|".join(phrases)
+    return re.compile(rf"(?:\b|(?!\w))(?:{joined})(?:\b|(?<!\w))" if spaced else joined)
+
+
+def split(phrase: str) -> Iterator[str]:
+    """The alternatives of a phrase that are not inside of brackets."""
+    depth, start = 0, 0
+    for place, char in enumerate(phrase):
+        depth += (char in "([") - (char in ")]")
+        if char == "|" and depth == 0:
+            yield phrase[start:place]
+            start = place + 1
+    yield phrase[start:]
+
+
+def first_letters(phrase: str) -> frozenset[str] | None:
+    """The letters that a match can begin with, or None if it can be anything."""
+    if phrase.startswith(("(?!", "(?=", "(?<")):
+        return first_letters(phrase[closing(phrase) + 1 :])
+    if phrase.startswith("(?:"):
+        end = closing(phrase)
+        firsts, rest = [first_letters(part) for part in split(phrase[3:end])], phrase[end + 1 :]
+    elif phrase[:1].isalnum():
+        firsts, rest = [frozenset(phrase[0])], phrase[1:]
+    else:
+        return None
+    if optional := _OPTIONAL.match(rest):
+        firsts.append(first_letters(rest[optional.end() :]))
+    known = [letters for letters in firsts if letters is not None]
+    return frozenset().union(*known) if len(known) == len(firsts) else None
+
+
+def closing(phrase: str) -> int:
+    """Where the bracket that a phrase begins with is closed."""
+    depth = 0
+    for place, char in enumerate(phrase):
+        depth += (char == "(") - (char == ")")
+        if depth == 0:
+            return place
+    raise ValueError(f"This phrase has a bracket that is not closed: {phrase}")

@@ -1,0 +1,86 @@
+"""Finds phrases in a text, in the languages that the text may be in."""
+
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import islice
+
+from openclaw_rl.judge.reader.alternatives import Alternatives
+from openclaw_rl.judge.reader.phrasebook import CONTRAST, Language, all_languages, all_scripts
+
+#: Below this many words, every language of a script is tried.
+_TELLING_WORDS = 8
+#: Nobody speaks in more; without a limit, a text of commas only would take long.
+_MOST_CLAUSES = 12
+_MOST_BLANKS = 20
+_WORD = re.compile(r"\w+")
+_FIRST_WORD = re.compile(r"\W{0,8}")
+_CLAUSE_START = re.compile(rf"[,:{CONTRAST}]\s")
+
+
+class Lexicon:
+    """The languages that a text may be in, asked together."""
+
+    def __init__(self, languages: Sequence[Language]) -> None:
+        self._languages = languages
+
+    def find(self, signal: str, text: str) -> re.Match[str] | None:
+        """The first place where one of a signal's phrases stands."""
+        return self._find(signal, text, clause_starts(text), word_starts(text))
+
+    def _find(self, signal: str, text: str, starts: Sequence[int], words: Sequence[int]) -> re.Match[str] | None:
+        found: re.Match[str] | None = None
+        for language in self._languages:
+            if phrases := language.signals.get(signal):
+                found = earlier(found, phrases.anywhere.search(text, words))
+                found = earlier(found, first_at(phrases.at_start, text, starts))
+        return found
+
+    def blank(self, signal: str, text: str, by: str = "~") -> str:
+        """The text with a mark in place of a signal's phrases."""
+        place, pieces = 0, []
+        starts, words = clause_starts(text), word_starts(text)
+        for _ in range(_MOST_BLANKS):
+            if not (match := self._find(signal, text, starts, words)):
+                break
+            pieces += [text[place : match.start()], f" {by} "]
+            place = max(match.end(), match.start() + 1)
+            text = "\0" * place + text[place:]
+            starts = [start for start in starts if start >= place]
+            words = [word for word in words if word >= place]
+        return "".join([*pieces, text[place:]])
+
+
+def lexicon_for(text: str) -> Lexicon:
+    """The languages to look at for a normalised text: by its script, and if it is long enough by its small words."""
+    words = _WORD.findall(text)
+    if len(words) < _TELLING_WORDS:
+        return Lexicon([script for script in all_scripts() if script.script.search(text)])
+    written = [language for language in all_languages() if language.script.search(text)]
+    hits = [sum(word in language.small_words for word in words) if language.spaced else 0 for language in written]
+    enough = 0.6 * max(hits, default=0)
+    return Lexicon([one for one, n in zip(written, hits, strict=True) if n >= enough or not one.spaced])
+
+
+@lru_cache(maxsize=16)
+def clause_starts(text: str) -> Sequence[int]:
+    """Where clauses begin: at the first word, and after commas, colons and contrasts."""
+    first = _FIRST_WORD.match(text)
+    later = islice(_CLAUSE_START.finditer(text), _MOST_CLAUSES)
+    return [first.end() if first else 0, *(match.end() for match in later)]
+
+
+@lru_cache(maxsize=16)
+def word_starts(text: str) -> Sequence[int]:
+    """Where words begin."""
+    return [match.start() for match in _WORD.finditer(text)]
+
+
+def first_at(phrases: Alternatives, text: str, starts: Sequence[int]) -> re.Match[str] | None:
+    """The first match at one of some places."""
+    return next((match for start in starts if (match := phrases.match(text, start))), None)
+
+
+def earlier(one: re.Match[str] | None, other: re.Match[str] | None) -> re.Match[str] | None:
+    """The match that begins first."""
+    return other if other and (not one or other.start() < one.start()) else one

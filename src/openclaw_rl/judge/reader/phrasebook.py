@@ -1,0 +1,116 @@
+"""Reads the phrase files, `phrases/*.toml`, once, and compiles them.
+
+A phrase is a regular expression over normalised text (see `text.normalise`; phrases are normalised too), one sentence
+at a time. A space matches a space, `^` and `$` are the ends of a clause (commas, colons and "but" end one), `{name}` is
+a word group of the file's `[words]`. In scripts with spaces a phrase matches whole words only. To add a language, add a
+file. What the signals mean is said in `signals.py`.
+"""
+
+import re
+import tomllib
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any, NamedTuple
+
+from openclaw_rl.judge.reader.alternatives import Alternatives, split
+from openclaw_rl.judge.reader.text import normalise
+
+#: Written between clauses in place of "but".
+CONTRAST = "§"
+_CLAUSE_START = rf"(?:^|(?<=[,:{CONTRAST}]\s))"
+_CLAUSE_END = rf"(?=\W{{0,8}}$|\s?[,:.!?;{CONTRAST}])"
+_GROUP = re.compile(r"\{([a-z]\w*)\}")
+_SCRIPTS = {
+    "latin": re.compile("[a-z]"),
+    "han": re.compile("[\u3040-\u30ff\u3400-\u9fff]"),
+    "hangul": re.compile("[\uac00-\ud7af]"),
+    "cyrillic": re.compile("[\u0400-\u04ff]"),
+    "emoji": re.compile("[\u2190-\u2bff\U0001f300-\U0001faff]"),
+}
+_SPACED = frozenset({"latin", "cyrillic"})
+
+
+class Phrases(NamedTuple):
+    """The phrases of one signal in one language, by where they may stand."""
+
+    at_start: Alternatives
+    """At the beginning of a clause."""
+    anywhere: Alternatives
+
+
+@dataclass(frozen=True, slots=True)
+class Language:
+    """One phrase file, or several."""
+
+    script: re.Pattern[str]
+    spaced: bool
+    """Whether words have spaces between them."""
+    signals: dict[str, Phrases]
+    small_words: frozenset[str]
+    """Words that change nothing about what a request asks for; by them a language is recognised, too."""
+
+
+@cache
+def all_languages() -> tuple[Language, ...]:
+    """Every phrase file as a language."""
+    return tuple(read_language([table]) for table in tables())
+
+
+@cache
+def all_scripts() -> tuple[Language, ...]:
+    """The phrase files of one script taken together, as if it were one language: for texts too short to tell."""
+    scripts = sorted({table["script"] for table in tables()})
+    return tuple(read_language([table for table in tables() if table["script"] == script]) for script in scripts)
+
+
+@cache
+def all_small_words() -> frozenset[str]:
+    """The small words of all languages together."""
+    return frozenset().union(*(language.small_words for language in all_languages()))
+
+
+@cache
+def tables() -> tuple[dict[str, Any], ...]:
+    """What is in the phrase files, in the order of their names."""
+    folder = files("openclaw_rl.judge.reader") / "phrases"
+    names = sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(".toml"))
+    read = (tomllib.loads((folder / name).read_text("utf-8")) for name in names)
+    return tuple(table for table in read if "signals" in table)
+
+
+def read_language(files: Sequence[dict[str, Any]]) -> Language:
+    """Compile files of one script."""
+    script = files[0]["script"]
+    phrases: dict[str, list[str]] = defaultdict(list)
+    for table in files:
+        for signal, listed in table["signals"].items():
+            expanded = (part for phrase in listed for part in split(expand(phrase, table.get("words", {}))))
+            # What leads can only begin.
+            phrases[signal] += [f"^{part}" if signal == "lead" else part for part in expanded]
+    small_words = " ".join(words for table in files for words in table.get("small_words", []))
+    signals = {signal: compile_phrases(listed, script in _SPACED) for signal, listed in phrases.items()}
+    return Language(_SCRIPTS[script], script in _SPACED, signals, frozenset(normalise(small_words).split()))
+
+
+def expand(phrase: str, words: dict[str, str]) -> str:
+    """A phrase with its word groups filled in (groups may hold groups), normalised as the text will be."""
+    for _depth in range(3):
+        phrase = _GROUP.sub(lambda match: f"(?:{words[match[1]]})", phrase)
+    # Escapes such as `\W` would not survive the change of case.
+    return "".join(part if part.startswith("\\") else normalise(part) for part in re.split(r"(\\.)", phrase))
+
+
+def compile_phrases(phrases: Sequence[str], spaced: bool) -> Phrases:
+    """Compile the phrases of one signal."""
+    ended = [re.sub(r"(?<!\\)\$", lambda _: _CLAUSE_END, phrase) for phrase in phrases]
+    at_start = [inner_starts(phrase[1:]) for phrase in ended if phrase.startswith("^")]
+    anywhere = [inner_starts(phrase) for phrase in ended if not phrase.startswith("^")]
+    return Phrases(Alternatives(at_start, spaced), Alternatives(anywhere, spaced))
+
+
+def inner_starts(phrase: str) -> str:
+    """A phrase in which `^` stands for the beginning of a clause also where it is one alternative of several."""
+    return re.sub(r"(?<![\\\[])\^", lambda _: _CLAUSE_START, phrase)

@@ -1,0 +1,65 @@
+"""Whether a message is about the response at all, or asks for something new in words that sound like a complaint."""
+
+import re
+from itertools import pairwise
+from typing import NamedTuple
+
+from openclaw_rl.judge.reader.kinds import ReplyKind
+from openclaw_rl.judge.reader.lexicon import Lexicon
+from openclaw_rl.judge.reader.phrasebook import all_small_words
+from openclaw_rl.judge.reader.similarity import content, tokens
+
+_MOST_WORDS = 200
+#: A request of few words ("in a table", "add types") leans on what was said before; one of many stands for itself.
+_FEW_LETTERS, _MANY_LETTERS = 32, 60
+_WIDE = re.compile("[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]")
+
+
+class Topic(NamedTuple):
+    """A message and what it may be about."""
+
+    message: str
+    """Normalised."""
+    lexicon: Lexicon
+    before: tuple[str, str]
+    """The request and the response."""
+
+
+def is_about(kind: ReplyKind, topic: Topic) -> bool:
+    """Whether a message that reads as this kind is about the response."""
+    if kind is ReplyKind.CHANGE_REQUEST:
+        return points_back(topic) or shares_words(topic)
+    if kind in (ReplyKind.CORRECTION, ReplyKind.REJECTION):
+        if topic.lexicon.find("own", topic.message):
+            return shares_words(topic)
+        return (
+            length(topic.message) <= _MANY_LETTERS
+            or bool(topic.lexicon.find("back", topic.message))
+            or shares_words(topic)
+        )
+    return True
+
+
+def points_back(topic: Topic) -> bool:
+    """Whether a request to change something means the response."""
+    if topic.lexicon.find("own", topic.message) or topic.lexicon.find("fresh", topic.message):
+        return False
+    return length(topic.message) <= _FEW_LETTERS or topic.lexicon.find("back", topic.message) is not None
+
+
+def length(text: str) -> int:
+    """Letters; a character of Chinese, Japanese or Korean counts as three."""
+    return len(text) + 2 * len(_WIDE.findall(text))
+
+
+def shares_words(topic: Topic) -> bool:
+    """Whether the message names something that the request or the response named."""
+    named = names(topic.message)
+    return any(named & names(text) for text in topic.before)
+
+
+def names(text: str) -> set[str]:
+    """The words of a text that name something; pairs of characters, where words are not separated."""
+    found = content(tokens(text, _MOST_WORDS), all_small_words())
+    pairs = {one + other for one, other in pairwise(found) if _WIDE.match(one) and _WIDE.match(other)}
+    return {word for word in found if len(word) >= 3 or word.isdigit()} | pairs

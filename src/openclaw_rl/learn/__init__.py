@@ -1,0 +1,1 @@
+"""Turns verdicts into gradient steps, and steps into a policy that serves."""

@@ -1,0 +1,36 @@
+"""Judged turns as training sequences: those that extend each other go through the model once, together."""
+
+from collections.abc import Sequence
+
+from openclaw_rl.learn.methods import Weights, advantages
+from openclaw_rl.ledger.queries import StoredTurn
+from openclaw_rl.types import Span, TrainingSequence
+
+
+def to_sequences(turns: Sequence[StoredTurn], weights: Weights) -> list[TrainingSequence]:
+    """A batch as few sequences: a turn whose very tokens begin another's is a span of that one. Raises NoSignal."""
+    spans = {turn.number: to_span(turn, weights) for turn in turns}
+    longest_first = sorted(turns, key=lambda turn: (-length(turn), turn.number))
+    groups: list[tuple[list[int], list[Span]]] = []
+    for turn in longest_first:
+        ids, span = [*turn.prompt_ids, *turn.response_ids], spans[turn.number]
+        host = next((own for whole, own in groups if whole[: len(ids)] == ids and free(own, span)), None)
+        if host is None:
+            groups.append((ids, [span]))
+        else:
+            host.append(span)
+    return [TrainingSequence(ids, sorted(own, key=lambda span: span.start)) for ids, own in groups]
+
+
+def to_span(turn: StoredTurn, weights: Weights) -> Span:
+    start = len(turn.prompt_ids)
+    return Span(turn.number, start, start + len(turn.response_ids), turn.logprobs, advantages(turn, weights))
+
+
+def free(taken: Sequence[Span], span: Span) -> bool:
+    """Whether no other sample has these tokens: of two equal answers to one prompt, each has a sequence of its own."""
+    return all(span.stop <= other.start or other.stop <= span.start for other in taken)
+
+
+def length(turn: StoredTurn) -> int:
+    return len(turn.prompt_ids) + len(turn.response_ids)

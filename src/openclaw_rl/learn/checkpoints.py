@@ -1,0 +1,142 @@
+"""Checkpoints on disk: written whole or not at all, verified before they are believed, pruned.
+
+A checkpoint is a PEFT folder with the learner's state beside it and a record of its own: step, policy version, the
+batches since the checkpoint before it, and digests of its files.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from openclaw_rl.ledger.updates import Batch
+
+log = logging.getLogger(__name__)
+
+RECORD = "checkpoint.json"
+#: Begins the names of folders that are not finished.
+UNFINISHED = ".unfinished-"
+
+
+class BadCheckpoint(Exception):
+    """The folder is not a checkpoint that can be used; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A point to go on from."""
+
+    folder: Path
+    step: int
+    version: int
+    created: float
+    batches: tuple[Batch, ...]
+    """The steps that no earlier checkpoint remembers."""
+
+
+class Checkpoints:
+    """The checkpoints of a run, the newest last. Newer means a higher policy version, whatever the step."""
+
+    def __init__(self, folder: Path, keep: int) -> None:
+        self.folder, self.keep = folder, keep
+
+    def all(self) -> list[Checkpoint]:
+        """Those that have a record; damaged ones are named in the log and left out."""
+        found = []
+        for path in self.folder.glob(f"*/{RECORD}"):
+            if path.parent.name.startswith(UNFINISHED):
+                continue
+            try:
+                found.append(read_record(path.parent))
+            except BadCheckpoint as error:
+                log.warning("%s It is left out.", error)
+        return sorted(found, key=lambda checkpoint: checkpoint.version)
+
+    def latest(self) -> Checkpoint | None:
+        """The newest whose files are what they were when they were written."""
+        for checkpoint in reversed(self.all()):
+            try:
+                verify(checkpoint.folder)
+                return checkpoint
+            except BadCheckpoint as error:
+                log.error("%s The one before it is used.", error)
+        return None
+
+    async def save(
+        self, step: int, version: int, batches: Sequence[Batch], write: Callable[[Path], Awaitable[None]]
+    ) -> Checkpoint:
+        """Let `write` fill a folder, and make it a checkpoint in one instant; then remove the oldest."""
+        name = f"step-{step:06d}-v{version}"
+        unfinished = self.folder / f"{UNFINISHED}{name}"
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir(parents=True)
+        await write(unfinished)
+        record = {
+            "step": step,
+            "version": version,
+            "created": time.time(),
+            "batches": [asdict(batch) for batch in batches],
+            "files": {path.name: digest(path) for path in sorted(unfinished.iterdir())},
+        }
+        (unfinished / RECORD).write_text(json.dumps(record, indent=1) + "\n")
+        replace_folder(unfinished, self.folder / name)
+        self.prune()
+        return read_record(self.folder / name)
+
+    def prune(self) -> None:
+        for checkpoint in self.all()[: -self.keep]:
+            shutil.rmtree(checkpoint.folder, ignore_errors=True)
+
+
+def read_record(folder: Path) -> Checkpoint:
+    """A checkpoint without a look at its files. Raises BadCheckpoint."""
+    try:
+        record: dict[str, Any] = json.loads((folder / RECORD).read_text())
+        batches = tuple(Batch(b["step"], b["version"], tuple(b["turns"])) for b in record["batches"])
+        return Checkpoint(folder, record["step"], record["version"], record["created"], batches)
+    except FileNotFoundError:
+        raise BadCheckpoint(f"{folder} is not a checkpoint: {RECORD} is missing.") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise BadCheckpoint(f"The checkpoint {folder} is damaged: {error!r}.") from error
+
+
+def verify(folder: Path) -> None:
+    """Compare a checkpoint's files with their digests. Raises BadCheckpoint."""
+    read_record(folder)
+    files: dict[str, str] = json.loads((folder / RECORD).read_text())["files"]
+    for name, expected in files.items():
+        try:
+            found = digest(folder / name)
+        except OSError as error:
+            raise BadCheckpoint(f"The checkpoint {folder} is damaged: {name}: {error.strerror}.") from error
+        if found != expected:
+            raise BadCheckpoint(f"The checkpoint {folder} is damaged: {name} is not what was written.")
+
+
+def digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def replace_folder(source: Path, target: Path) -> None:
+    """Give a folder its final name once its content is on the disk."""
+    for path in source.iterdir():
+        sync(path)
+    sync(source)
+    shutil.rmtree(target, ignore_errors=True)
+    source.rename(target)
+    sync(target.parent)
+
+
+def sync(path: Path) -> None:
+    number = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)

@@ -1,0 +1,97 @@
+"""An examination that a new policy has to pass before it serves: prompts with checks, from the owner's file.
+
+One JSON object a line: `prompt` (text, or a list of messages) and at least one of `contains`, `excludes` (text or list
+of texts, case ignored), `matches` (regular expression), `max_words`, `min_words`.
+"""
+
+import asyncio
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from openclaw_rl.engines.base import Sampler
+from openclaw_rl.options import ConfigError
+from openclaw_rl.rendering.chat import ChatRenderer, Message
+from openclaw_rl.types import Priority, SampleRequest, SamplingParams
+
+#: Longest answer in an examination.
+ANSWER_TOKENS = 256
+CHECKS = ("contains", "excludes", "matches", "max_words", "min_words")
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A prompt and what its answer must be like."""
+
+    messages: list[Message]
+    checks: dict[str, Any]
+
+    def passes(self, answer: str) -> bool:
+        """Whether an answer is like that; an empty one never is."""
+        words, low = len(answer.split()), answer.lower()
+        checks = self.checks
+        return bool(words) and all(
+            (
+                all(text.lower() in low for text in texts(checks.get("contains"))),
+                not any(text.lower() in low for text in texts(checks.get("excludes"))),
+                "matches" not in checks or re.search(checks["matches"], answer) is not None,
+                words <= checks.get("max_words", words),
+                words >= checks.get("min_words", words),
+            )
+        )
+
+
+class Gate:
+    """Lets a policy pass unless it does worse than the one before it by more than `margin`."""
+
+    def __init__(self, items: list[Item], margin: float, sampler: Sampler, renderer: ChatRenderer) -> None:
+        self.items, self.margin = items, margin
+        self.sampler, self.renderer = sampler, renderer
+
+    async def examine(self, version: int) -> float:
+        """The share of items that a policy version passes, answering without chance."""
+        answers = await asyncio.gather(*(self._answer(item, version) for item in self.items))
+        return sum(item.passes(answer) for item, answer in zip(self.items, answers, strict=True)) / len(self.items)
+
+    async def _answer(self, item: Item, version: int) -> str:
+        ids = self.renderer.prompt(self.renderer.text(item.messages)).ids
+        room = self.sampler.limits.max_context_tokens - len(ids)
+        params = SamplingParams(
+            max_tokens=min(ANSWER_TOKENS, room), temperature=0.0, stop_token_ids=self.renderer.tokenizer.eos_ids
+        )
+        request = SampleRequest(ids, params, version=version, priority=Priority.BACKGROUND)
+        written = [token.token_id async for tokens in self.sampler.sample(request) for token in tokens]
+        return str(self.renderer.tokenizer.backend.decode(written, skip_special_tokens=True))
+
+
+def texts(given: Any) -> list[str]:
+    return [given] if isinstance(given, str) else given or []
+
+
+def read_items(path: Path) -> list[Item]:
+    """The examination in a file. Raises ConfigError with the line that is wrong."""
+    try:
+        lines = path.expanduser().read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--gate {path} cannot be read: {error}.") from error
+    items = [read_item(line, f"{path}:{number}") for number, line in enumerate(lines, start=1) if line.strip()]
+    if not items:
+        raise ConfigError(f"--gate {path} has no prompt in it.")
+    return items
+
+
+def read_item(line: str, where: str) -> Item:
+    try:
+        given = json.loads(line)
+        prompt = given.pop("prompt")
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+        re.compile(given.get("matches", ""))
+    except (ValueError, AttributeError, KeyError, TypeError, re.error) as error:
+        raise ConfigError(f"--gate {where}: not a prompt with checks: {error!r}.") from error
+    unknown = given.keys() - set(CHECKS)
+    if unknown or not given:
+        instead = f", not {', '.join(sorted(unknown))}" if unknown else ""
+        raise ConfigError(f"--gate {where}: give some of {', '.join(CHECKS)}{instead}.")
+    return Item(messages, given)

@@ -1,0 +1,43 @@
+"""The policies that were served: a PEFT folder a version, in the run directory."""
+
+import shutil
+from pathlib import Path
+
+from openclaw_rl.engines.base import Learner
+from openclaw_rl.learn.checkpoints import UNFINISHED, replace_folder
+
+ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
+
+
+class Policies:
+    """Folders of policy versions; the last few are kept, as many as an engine may hold."""
+
+    def __init__(self, folder: Path, keep: int) -> None:
+        self.folder, self.keep = folder, keep
+
+    async def write(self, learner: Learner, version: int) -> Path:
+        """The learner's policy as a folder of its own."""
+        unfinished = self.folder / f"{UNFINISHED}v{version}"
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir(parents=True)
+        await learner.write_adapter(unfinished)
+        target = self.folder / f"v{version:06d}"
+        replace_folder(unfinished, target)
+        self._prune()
+        return target
+
+    def adopt(self, folder: Path, version: int) -> Path:
+        """A copy of another PEFT folder as a version."""
+        target = self.folder / f"v{version:06d}"
+        unfinished = self.folder / f"{UNFINISHED}v{version}"
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir(parents=True)
+        for name in ADAPTER_FILES:
+            shutil.copy(folder / name, unfinished / name)
+        replace_folder(unfinished, target)
+        self._prune()
+        return target
+
+    def _prune(self) -> None:
+        for folder in sorted(self.folder.glob("v*"))[: -self.keep]:
+            shutil.rmtree(folder, ignore_errors=True)

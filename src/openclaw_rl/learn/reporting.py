@@ -1,0 +1,136 @@
+"""What a step did: a line in the log, a line in `metrics.jsonl`, Prometheus, and others when they are asked for."""
+
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from prometheus_client import CollectorRegistry, Counter, Gauge
+
+from openclaw_rl.options import ConfigError
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """All that is said of a step."""
+
+    step: int
+    version: int
+    samples: int
+    opd_rl: int
+    opd: int
+    rl: int
+    reward: float
+    """Mean score of the samples that have one."""
+    loss: float
+    kl_old: float
+    kl_base: float
+    clip_fraction: float
+    grad_norm: float
+    staleness: float
+    """Mean number of policy versions since the samples were answered."""
+    tokens: int
+    response_tokens: int
+    step_seconds: float
+    latency_seconds: float
+    """From the last feedback in the batch to the new policy serving."""
+    time: float
+
+    def line(self) -> str:
+        return (
+            f"step {self.step}: {self.samples} samples ({self.opd_rl} opd+rl, {self.opd} opd, {self.rl} rl), "
+            f"reward {self.reward:+.2f}, KL {self.kl_old:.4f} to the policy before and {self.kl_base:.4f} to the base, "
+            f"clipped {self.clip_fraction:.1%}, gradient {self.grad_norm:.3g}, staleness {self.staleness:.1f}, "
+            f"{self.step_seconds:.1f} s; policy {self.version} serves {self.latency_seconds:.1f} s after the feedback"
+        )
+
+
+class Sink(Protocol):
+    """Where reports go."""
+
+    def write(self, report: StepReport) -> None: ...
+
+
+class JsonLines:
+    """One JSON object a step, in a file that can be read while it grows."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def write(self, report: StepReport) -> None:
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(asdict(report)) + "\n")
+
+
+class Prometheus:
+    """The last step's numbers, and totals."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        names = ("reward", "loss", "kl_old", "kl_base", "clip_fraction", "grad_norm", "staleness", "latency_seconds")
+        self._gauges = {
+            name: Gauge(f"openclaw_step_{name}", f"{name} of the last training step.", registry=registry)
+            for name in (*names, "step_seconds", "step", "version")
+        }
+        self._samples = Counter("openclaw_trained_samples", "Samples trained on, by kind.", ["kind"], registry=registry)
+        self._tokens = Counter("openclaw_trained_tokens", "Tokens that went through the learner.", registry=registry)
+
+    def write(self, report: StepReport) -> None:
+        for name, gauge in self._gauges.items():
+            gauge.set(getattr(report, name))
+        for kind in ("opd_rl", "opd", "rl"):
+            self._samples.labels(kind.replace("_", "+")).inc(getattr(report, kind))
+        self._tokens.inc(report.tokens)
+
+
+class TensorBoard:
+    """Scalars for TensorBoard, where it is installed."""
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise ConfigError("--tensorboard needs the package: pip install tensorboard.") from None
+        self._writer = SummaryWriter(str(folder))
+
+    def write(self, report: StepReport) -> None:
+        for name, value in numbers(report).items():
+            self._writer.add_scalar(name, value, report.step)
+        self._writer.flush()
+
+
+class WeightsAndBiases:
+    """A run at Weights & Biases, where it is installed."""
+
+    def __init__(self, project: str, folder: Path, settings: Mapping[str, Any]) -> None:
+        try:
+            import wandb
+        except ImportError:
+            raise ConfigError("--wandb-project needs the package: pip install wandb.") from None
+        self._run = wandb.init(project=project, dir=str(folder), config=dict(settings))
+
+    def write(self, report: StepReport) -> None:
+        self._run.log(numbers(report), step=report.step)
+
+
+def numbers(report: StepReport) -> dict[str, float]:
+    return {name: value for name, value in asdict(report).items() if name not in ("step", "time")}
+
+
+class Reporter:
+    """Says what a step did, everywhere; a sink that fails is said once and left out, and never stops learning."""
+
+    def __init__(self, sinks: list[Sink]) -> None:
+        self.sinks = sinks
+
+    def write(self, report: StepReport) -> None:
+        log.info(report.line())
+        for sink in list(self.sinks):
+            try:
+                sink.write(report)
+            except Exception as error:  # noqa: BLE001 - whatever a service or a disk does
+                log.warning("Metrics are no longer written to %s: %r", type(sink).__name__, error)
+                self.sinks.remove(sink)

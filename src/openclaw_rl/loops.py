@@ -1,0 +1,79 @@
+"""The loops beside serving, put together: what the API may ask of them, and how they start and stop."""
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import Any
+
+from openclaw_rl.api.operations import OperationFailed
+from openclaw_rl.engines.base import EngineError
+from openclaw_rl.judge.loop import JudgeLoop
+from openclaw_rl.learn.checkpoints import BadCheckpoint, Checkpoint, verify
+from openclaw_rl.learn.loop import LearnLoop
+
+log = logging.getLogger(__name__)
+
+
+class Loops:
+    """Implements `Operations` for a server that judges, and perhaps learns."""
+
+    def __init__(self, judging: JudgeLoop | None, learning: LearnLoop | None, patience: float) -> None:
+        self.judging, self.learning, self.patience = judging, learning, patience
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self, *others: Coroutine[Any, Any, None]) -> None:
+        """Run the loops, and others beside them, as tasks."""
+        own = [loop.run() for loop in (self.judging, self.learning) if loop is not None]
+        self._tasks = [asyncio.create_task(work) for work in (*own, *others)]
+        for task in self._tasks:
+            task.add_done_callback(report_end)
+
+    async def stop(self) -> None:
+        """Save what was learned, then end everything."""
+        if self.learning is not None:
+            try:
+                async with asyncio.timeout(self.patience):
+                    await self.learning.finish()
+            except (TimeoutError, EngineError, OSError) as error:
+                log.warning("What was learned since the last checkpoint will be learned again: %s", error or "no time")
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def judge(self) -> str:
+        if self.judging is None:
+            return "off"
+        return f"suspended: {self.judging.down}" if self.judging.down else "on"
+
+    def learner(self) -> str:
+        return self.learning.status() if self.learning else "off"
+
+    async def roll_back(self, version: int | None) -> int:
+        if self.learning is None:
+            raise OperationFailed("This server does not learn, so there is nothing to roll back.")
+        try:
+            checkpoint = choose(self.learning.checkpoints.all(), version, self.learning.version)
+            return await self.learning.roll_back(checkpoint)
+        except EngineError as error:
+            raise OperationFailed(f"The policy could not be loaded: {error}") from error
+
+
+def choose(checkpoints: list[Checkpoint], version: int | None, current: int) -> Checkpoint:
+    """The checkpoint to go back to: of a version, or else the last one before what serves. Raises OperationFailed."""
+    before = [checkpoint for checkpoint in checkpoints if checkpoint.version < current]
+    found = before[-1:] if version is None else [c for c in checkpoints if c.version == version]
+    if not found:
+        have = ", ".join(str(checkpoint.version) for checkpoint in checkpoints) or "none"
+        what = "an earlier policy" if version is None else f"policy version {version}"
+        raise OperationFailed(f"There is no checkpoint of {what}; there are checkpoints of: {have}.")
+    try:
+        verify(found[0].folder)
+    except BadCheckpoint as error:
+        raise OperationFailed(str(error)) from error
+    return found[0]
+
+
+def report_end(task: "asyncio.Task[None]") -> None:
+    """Nothing beside serving may end unheard."""
+    if not task.cancelled() and (error := task.exception()):
+        log.error("Work beside serving has ended: %r", error, exc_info=error)

@@ -1,0 +1,41 @@
+"""A base model and an adapter as one model folder, for programs that know nothing of adapters."""
+
+import shutil
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from openclaw_rl.engines.local.adapters import BadAdapter, read_adapter
+from openclaw_rl.engines.local.lora import module_path
+from openclaw_rl.options import ConfigError
+
+#: Of a base model's folder, what is not weights and belongs to the model.
+OTHER_FILES = ("*.json", "*.model", "*.jinja", "*.txt")
+
+
+def merge_adapter(base: Path, adapter: Path, out: Path, track: Callable[[list[Path]], Iterable[Path]] = iter) -> None:
+    """Write `base` with `adapter` added to its weights into a new folder. Raises ConfigError."""
+    if out.exists() and any(out.iterdir()):
+        raise ConfigError(f"{out} is not empty: give a new folder.")
+    try:
+        config, modules = read_adapter(adapter)
+    except BadAdapter as error:
+        raise ConfigError(f"{error}.") from None
+    scale = config["lora_alpha"] / (config["r"] ** 0.5 if config.get("use_rslora") else config["r"])
+    deltas = {f"{module_path(*module)}.weight": factors for module, factors in modules.items()}
+    out.mkdir(parents=True, exist_ok=True)
+    for pattern in OTHER_FILES:
+        for path in base.glob(pattern):
+            shutil.copy(path, out / path.name)
+    for shard in track(sorted(base.glob("*.safetensors"))):
+        with safe_open(shard, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        for name in tensors.keys() & deltas.keys():
+            factors = deltas.pop(name)
+            change = scale * factors["B"].float() @ factors["A"].float()
+            tensors[name] = (tensors[name].float() + change).to(tensors[name].dtype)
+        save_file(tensors, out / shard.name, metadata={"format": "pt"})
+    if deltas:
+        raise ConfigError(f"{adapter} adapts {next(iter(deltas))}, which {base} does not have.")

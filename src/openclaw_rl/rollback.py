@@ -1,0 +1,61 @@
+"""Going back to an earlier policy, with the server running or without it: `openclaw-rl rollback`."""
+
+import asyncio
+import json
+import shutil
+import sqlite3
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+from openclaw_rl.api.operations import OperationFailed
+from openclaw_rl.config import Config
+from openclaw_rl.learn.build import run_checkpoints
+from openclaw_rl.learn.checkpoints import RECORD
+from openclaw_rl.ledger import updates
+from openclaw_rl.loops import choose
+from openclaw_rl.options import ConfigError
+
+#: The server first ends the step it is in, then loads the policy.
+ANSWER_SECONDS = 600.0
+
+
+def roll_back_server(server: str, config: Config, version: int | None) -> int:
+    """Ask a running server. Raises ConfigError with what it says."""
+    headers = {"Content-Type": "application/json"}
+    if config.api_keys:
+        headers["Authorization"] = f"Bearer {config.api_keys[0].secret}"
+    body = json.dumps({} if version is None else {"version": version}).encode()
+    request = urllib.request.Request(f"{server}/v1/policy/rollback", body, headers)
+    try:
+        # Never by way of a proxy: the server is on this machine.
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with opener.open(request, timeout=ANSWER_SECONDS) as answer:
+            return int(json.load(answer)["policy_version"])
+    except urllib.error.HTTPError as error:
+        with error:
+            raise ConfigError(json.load(error)["error"]["message"]) from None
+    except OSError as error:
+        raise ConfigError(f"The server at {server} does not answer: {error}.") from None
+
+
+def roll_back_offline(db: sqlite3.Connection, config: Config, version: int | None) -> int:
+    """Make an earlier checkpoint the newest one, so that the next start goes on from it."""
+    checkpoints = run_checkpoints(config)
+    found = checkpoints.all()
+    try:
+        chosen = choose(found, version, found[-1].version if found else 0)
+    except OperationFailed as error:
+        raise ConfigError(str(error)) from None
+
+    async def copy(folder: Path) -> None:
+        for path in chosen.folder.iterdir():
+            if path.name != RECORD:
+                shutil.copy(path, folder / path.name)
+
+    new = max(updates.latest_version(db), found[-1].version) + 1
+    asyncio.run(checkpoints.save(chosen.step, new, (), copy))
+    db.execute("BEGIN IMMEDIATE")
+    updates.roll_back(db, chosen.step)
+    db.execute("COMMIT")
+    return new
