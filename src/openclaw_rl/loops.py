@@ -35,7 +35,7 @@ class Loops:
                 async with asyncio.timeout(self.patience):
                     await self.learning.finish()
             except (TimeoutError, EngineError, OSError) as error:
-                log.warning("What was learned since the last checkpoint will be learned again: %s", error or "no time")
+                log.warning("What was learned since the last checkpoint will be learned again: %s", str(error) or "there was no time to save it")
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -34,15 +34,15 @@ from openclaw_rl.engines.local.worker import describe, placement, weight_bytes
 
 log = logging.getLogger(__name__)
 
-#: The lowest there is.
-NICENESS = 19
+#: A tenth of a core that others want: serving hardly feels it, and on a busy machine learning still goes on.
+NICENESS = 10
 
 
 def main(connection: Connection, options: LearnerOptions) -> None:
     """The process: load, then obey until the pipe closes."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    step_back()
+    os.nice(NICENESS)
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         try:
             device, dtype = placement(options.device, options.dtype)
@@ -56,15 +56,6 @@ def main(connection: Connection, options: LearnerOptions) -> None:
         connection.send(Started(weight_bytes(decoder)))
         while True:
             connection.send(obey(student, connection.recv()))
-
-
-def step_back() -> None:
-    """Run only when nobody else wants to."""
-    os.nice(NICENESS)
-    # Where it exists, this class gives way within microseconds; niceness alone would still get its share.
-    if hasattr(os, "SCHED_IDLE"):
-        with contextlib.suppress(OSError):
-            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 
 
 def obey(student: Student, command: Command) -> Report:
