@@ -184,6 +184,12 @@ class Config(BaseModel):
         env="TRAIN_EPOCHS",
         ge=1,
     )
+    at_least_one: bool = option(
+        True,
+        "With rl: a session that ends without a good turn gets one, its best counts as +1.",
+        group="Method",
+        env="AT_LEAST_ONE",
+    )
     eval_mode: bool = option(False, "With opd: also score turns, for monitoring.", group="Method", env="EVAL_MODE")
 
     judge: Literal["auto", "feedback", "llm", "custom", "none"] = option(

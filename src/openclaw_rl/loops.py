@@ -35,7 +35,8 @@ class Loops:
                 async with asyncio.timeout(self.patience):
                     await self.learning.finish()
             except (TimeoutError, EngineError, OSError) as error:
-                log.warning("What was learned since the last checkpoint will be learned again: %s", str(error) or "there was no time to save it")
+                reason = str(error) or "there was no time to save it"
+                log.warning("What was learned since the last checkpoint will be learned again: %s", reason)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

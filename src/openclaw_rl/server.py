@@ -113,7 +113,7 @@ async def run(config: Config, folder: Path, ledger: Ledger | None, listener: soc
         service = ChatService(
             sampler, policy.renderer, defaults, tool_parser=config.tool_parser, seed=config.seed, ledger=ledger
         )
-        loops = await build_loops(stack, config, folder, ledger, policy, other, service.metrics.registry)
+        loops = await build_loops(stack, config, folder, ledger, sampler, policy, other, service.metrics.registry)
         app = create_app(
             service,
             config.model_label,
@@ -146,6 +146,7 @@ async def build_loops(
     config: Config,
     folder: Path,
     ledger: Ledger | None,
+    sampler: LocalSampler,
     policy: JudgingModel,
     other: JudgingModel | None,
     registry: CollectorRegistry,
@@ -156,7 +157,7 @@ async def build_loops(
     judging = build_loop(config, ledger, policy, other, registry)
     if not config.learns:
         return Loops(judging, None, config.shutdown_seconds)
-    learner = LocalLearner(learner_options(config, folder))
+    learner = LocalLearner(learner_options(config, folder), sampler.shared_weights)
     stack.push_async_callback(learner.close)
     learning = build_learning(config, ledger, learner, policy.sampler, policy.renderer, registry)
     beginning = await asyncio.to_thread(where_to_begin, config)

@@ -15,12 +15,18 @@ class Signals:
     opd: bool
     monitor: bool = False
     """Whether turns are scored although scores are not trained on."""
+    rescue: bool = True
+    """Whether, with scores alone, a session without a good turn gets one: its best."""
 
     @classmethod
     def of(cls, config: Config) -> "Signals":
         if config.method == "combine":
-            return cls(rl=config.w_rl > 0, opd=config.w_opd > 0)
-        return cls(rl=config.method == "rl", opd=config.method == "opd", monitor=config.eval_mode)
+            return cls(rl=config.w_rl > 0, opd=config.w_opd > 0, rescue=False)
+        return cls(config.method == "rl", config.method == "opd", config.eval_mode, config.at_least_one)
+
+    @property
+    def at_least_one(self) -> bool:
+        return self.rescue and self.rl and not self.opd
 
     @property
     def questions(self) -> Questions:

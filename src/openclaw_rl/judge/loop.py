@@ -180,9 +180,8 @@ class JudgeLoop:
             self._later(turn, FIRST_PAUSE)
 
     async def _settle(self) -> None:
-        """Look at sessions that have ended as a whole; with scores alone, each gets at least one good turn."""
-        alone = self.signals.rl and not self.signals.opd
-        for turn in await self.ledger.settle_sessions(at_least_one=alone):
+        """Look at sessions that have ended as a whole: with scores alone, each gets at least one good turn."""
+        for turn in await self.ledger.settle_sessions(self.signals.at_least_one):
             log.info("Turn %d counts as good: it is the best of a session without a good one.", turn)
 
     def _look_for_collapse(self) -> None:

@@ -6,7 +6,8 @@ with nothing in its memory: whoever calls must then say where to begin.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from openclaw_rl.engines.base import EngineUnavailable, StepRefused, StepResult
@@ -36,8 +37,9 @@ DIED = "The learner's process ended while it was working; if it ran out of memor
 class LocalLearner:
     """Implements `Learner` with one worker process."""
 
-    def __init__(self, options: LearnerOptions) -> None:
-        self.options = options
+    def __init__(self, options: LearnerOptions, weights: Callable[[], bytes | None] = lambda: None) -> None:
+        """`weights` gives the base weights as the sampler shares them at the moment, if it does."""
+        self.options, self._weights = options, weights
         self.weight_bytes = 0
         self._link: Link[Command, Report] | None = None
         self._reports: AsyncIterator[Report] | None = None
@@ -97,7 +99,7 @@ class LocalLearner:
     async def _ready(self) -> Link[Command, Report]:
         """The process, started if there is none."""
         if self._link is None:
-            self._link = Link(WORKER, self.options)
+            self._link = Link(WORKER, replace(self.options, shared=self._weights()))
             self._reports = aiter(self._link.reports())
             report = await self._next()
             if not isinstance(report, Started):

@@ -34,6 +34,8 @@ class LearnerOptions:
     base_model: str
     """How the base model is called in the adapters' files."""
     custom_loss: str | None = None
+    shared: bytes | None = None
+    """The base weights as the sampler shares them; without it they are loaded again."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection
 import torch
 
 from openclaw_rl.engines.base import StepRefused
-from openclaw_rl.engines.local.decoder import load_decoder
+from openclaw_rl.engines.local.decoder import Decoder, load_decoder
 from openclaw_rl.engines.local.learner_messages import (
     Broken,
     Command,
@@ -29,6 +29,7 @@ from openclaw_rl.engines.local.learner_messages import (
     Undo,
     WriteAdapter,
 )
+from openclaw_rl.engines.local.shared import take_up
 from openclaw_rl.engines.local.student import Student
 from openclaw_rl.engines.local.worker import describe, placement, weight_bytes
 
@@ -45,8 +46,7 @@ def main(connection: Connection, options: LearnerOptions) -> None:
     os.nice(NICENESS)
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         try:
-            device, dtype = placement(options.device, options.dtype)
-            decoder = load_decoder(options.model, dtype, device)
+            decoder = take_up(options.shared) if options.shared else load_alone(options)
             torch.manual_seed(options.seed)
             student = Student(decoder, options)
         except Exception as error:
@@ -56,6 +56,12 @@ def main(connection: Connection, options: LearnerOptions) -> None:
         connection.send(Started(weight_bytes(decoder)))
         while True:
             connection.send(obey(student, connection.recv()))
+
+
+def load_alone(options: LearnerOptions) -> Decoder:
+    """A copy of the weights for this process."""
+    device, dtype = placement(options.device, options.dtype)
+    return load_decoder(options.model, dtype, device)
 
 
 def obey(student: Student, command: Command) -> Report:

@@ -33,6 +33,8 @@ class Ready:
     max_context: int
     cache_tokens: int
     weight_bytes: int
+    shared: bytes | None = None
+    """What another process needs to use the very same weights; only workers understand it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,6 +89,10 @@ class LocalSampler:
     def worker_pid(self) -> int | None:
         return self._link.process.pid if self._link else None
 
+    def shared_weights(self) -> bytes | None:
+        """What a learner needs to use the worker's weights, while there is a worker."""
+        return self.ready.shared if self.ready and self._link else None
+
     def stats(self) -> EngineStats:
         outstanding = self._outstanding()
         detail = self._failure or ("" if self._link else "The worker is starting.")

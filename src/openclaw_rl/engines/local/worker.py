@@ -33,6 +33,7 @@ from openclaw_rl.engines.local.runner import CudaRunner, Runner
 from openclaw_rl.engines.local.sampling import draw
 from openclaw_rl.engines.local.scheduler import Scheduler, Sequence
 from openclaw_rl.engines.local.scoring import Scoring
+from openclaw_rl.engines.local.shared import share
 from openclaw_rl.types import Priority, SampledToken, SamplingParams, Scores
 
 log = logging.getLogger(__name__)
@@ -178,7 +179,7 @@ def main(connection: Connection, options: WorkerOptions) -> None:
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         try:
             device, dtype = placement(options.device, options.dtype)
-            decoder = load_decoder(options.model, dtype, device)
+            decoder, shared = share(load_decoder(options.model, dtype, device))
             worker = Worker(decoder, options)
         except Exception as error:
             log.debug("loading failed", exc_info=True)
@@ -191,6 +192,7 @@ def main(connection: Connection, options: WorkerOptions) -> None:
                 max_context=worker.max_context,
                 cache_tokens=worker.scheduler.pool.pages * PAGE_SIZE,
                 weight_bytes=weight_bytes(decoder),
+                shared=shared,
             )
         )
         serve(connection, worker)

@@ -8,8 +8,8 @@ from itertools import islice
 from openclaw_rl.judge.reader.alternatives import Alternatives
 from openclaw_rl.judge.reader.phrasebook import CONTRAST, Language, all_languages, all_scripts
 
-#: Below this many words, every language of a script is tried.
-_TELLING_WORDS = 8
+#: With fewer small words of any language, every language of a script is tried.
+_TELLING_WORDS = 3
 #: Nobody speaks in more; without a limit, a text of commas only would take long.
 _MOST_CLAUSES = 12
 _MOST_BLANKS = 20
@@ -54,12 +54,12 @@ class Lexicon:
 def lexicon_for(text: str) -> Lexicon:
     """The languages to look at for a normalised text: by its script, and if it is long enough by its small words."""
     words = _WORD.findall(text)
-    if len(words) < _TELLING_WORDS:
-        return Lexicon([script for script in all_scripts() if script.script.search(text)])
     written = [language for language in all_languages() if language.script.search(text)]
     hits = [sum(word in language.small_words for word in words) if language.spaced else 0 for language in written]
-    enough = 0.6 * max(hits, default=0)
-    return Lexicon([one for one, n in zip(written, hits, strict=True) if n >= enough or not one.spaced])
+    most = max(hits, default=0)
+    if most < _TELLING_WORDS:
+        return Lexicon([script for script in all_scripts() if script.script.search(text)])
+    return Lexicon([one for one, n in zip(written, hits, strict=True) if n >= 0.6 * most or not one.spaced])
 
 
 @lru_cache(maxsize=16)

@@ -30,7 +30,7 @@ def is_about(kind: ReplyKind, topic: Topic) -> bool:
     if kind is ReplyKind.CHANGE_REQUEST:
         return points_back(topic) or shares_words(topic)
     if kind in (ReplyKind.CORRECTION, ReplyKind.REJECTION):
-        if topic.lexicon.find("own", topic.message):
+        if topic.lexicon.find("own", topic.message) or topic.lexicon.find("fresh", topic.message):
             return shares_words(topic)
         return (
             length(topic.message) <= _MANY_LETTERS

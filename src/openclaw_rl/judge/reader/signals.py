@@ -4,12 +4,17 @@ The signals of the phrase files, and what each says of the response:
 
 - rejection: it was wrong; outburst: the same in the form of a question
 - correction: what was wrong with it; change: what should be otherwise; statement: a bare fact, perhaps a better one
-- praise, thanks; idiom: praise in negative words ("not bad"); sarcasm: praise that is none
+- reminder: what had been asked for, so that what else is said is no new wish
+- praise, thanks; idiom: praise in negative words ("not bad"); sarcasm: praise that is none; negation: takes praise back
 - moving_on: the next step; next: a request, which is the next step if contentment came before
 - again: the request will be repeated
+- defer: will be thought about or tried, so nothing is known yet
 - interrogative: a plain question, from which nothing follows
 - back: points to the response ("it", "shorter"); fresh: asks for a new thing; own: speaks of something of the user's
+- opposite: stands between what is right and what is not ("not", "instead of")
 - contrast: "but"; mask: looks like a signal and is none; noise: changes nothing; lead: nothing for a hint
+
+"doubt" is no signal of the files: praise with a negation in the same clause.
 """
 
 import re
@@ -24,6 +29,7 @@ _LONGEST = 240
 _COMMA = re.compile(r",(?=[^\s\d])|(?<=[^\d]),(?=\d)")
 _SPACES = re.compile(r"\s{2,}")
 _LEFT_OVER = re.compile(r"^[\s,.!?~]+(?=\w)|(?<=,)[\s,]+,")
+_CLAUSE_MARK = re.compile(rf"[,:;{CONTRAST}]")
 
 
 @dataclass(slots=True)
@@ -61,16 +67,16 @@ def find_signals(sentence: Sentence, text: str, lexicon: Lexicon) -> None:
     """Find the signals of what is no plain question."""
     found = sentence.found
     text = tidy(lexicon.blank("contrast", lexicon.blank("idiom", text, by=_IDIOM), by=CONTRAST))
-    for signal in ("sarcasm", "rejection", "moving_on", "thanks"):
+    for signal in ("sarcasm", "rejection", "moving_on", "thanks", "defer"):
         note(found, signal, text, lexicon)
     sentence.rest = lexicon.blank("rejection", text) if "rejection" in found else text
     # A question praises nothing, unless it comes after a comma.
     if not sentence.asks or "," in text:
-        note(found, "praise", sentence.rest, lexicon)
+        note_praise(found, sentence.rest, lexicon)
     # Praise is taken out, so that "exactly what I wanted" does not say what was wanted.
     if "praise" in found and "rejection" not in found:
         text = sentence.rest = lexicon.blank("praise", text, by=_IDIOM)
-    for signal in ("correction", "change", "next", "statement"):
+    for signal in ("correction", "reminder", "change", "next", "statement"):
         note(found, signal, text, lexicon)
     if _IDIOM in text:
         found.setdefault("praise", text.index(_IDIOM))
@@ -83,6 +89,16 @@ def note(found: dict[str, int], signal: str, text: str, lexicon: Lexicon) -> Non
     """Note where a signal is found, if it is."""
     if match := lexicon.find(signal, text):
         found[signal] = match.start()
+
+
+def note_praise(found: dict[str, int], text: str, lexicon: Lexicon) -> None:
+    """Note praise, or doubt if its clause has a negation beside it ("I don't think that's right")."""
+    if not (match := lexicon.find("praise", text)):
+        return
+    before = _CLAUSE_MARK.split(text[: match.start()])[-1]
+    after = _CLAUSE_MARK.split(text[match.end() :], maxsplit=1)[0]
+    negated = lexicon.find("negation", before) or lexicon.find("negation", after)
+    found["doubt" if negated else "praise"] = match.start()
 
 
 def tidy(text: str) -> str:

@@ -7,6 +7,7 @@ from enum import Enum, auto
 from openclaw_rl.judge.reader.text import normalise, shorten
 
 _TOKEN = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|\d+|[^\W\d_\u3040-\u30ff\u3400-\u9fff]+")
+_CHARACTER = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]")
 _MOST_TOKENS = 60
 #: Shorter requests ("yes", "continue") are said twice without a complaint.
 _LEAST_LETTERS = 8
@@ -59,6 +60,17 @@ def tokens(text: str, most: int = _MOST_TOKENS) -> list[str]:
 def content(words: list[str], small_words: frozenset[str]) -> list[str]:
     """The words that say what is wanted, each once."""
     return [word for word in dict.fromkeys(words) if word not in small_words]
+
+
+def weight(words: list[str]) -> float:
+    """How many words these are; characters of Chinese or Japanese are half of one."""
+    return sum(0.5 if _CHARACTER.match(word) else 1.0 for word in words if len(word) > 1 or _CHARACTER.match(word))
+
+
+def begins_alike(one: str, other: str, small_words: frozenset[str]) -> bool:
+    """Whether the first word that says something in one text is among the first two of the other."""
+    first, others = content(tokens(one), small_words)[:2], content(tokens(other), small_words)[:1]
+    return bool(others) and any(others[0] == word or is_form_of(others[0], word) for word in first)
 
 
 def is_weighty(words: list[str]) -> bool:

@@ -20,7 +20,8 @@ _LONGEST_JSON = 20_000
 _FAILED_WORDS = frozenset({"error", "failed", "failure", "fail", "exception", "invalid", "not_found", "rejected"})
 _FLAGS = {"success": False, "ok": False, "succeeded": False, "isError": True, "is_error": True, "failed": True}
 _EXIT_KEYS = ("exit_code", "exitCode", "returncode", "return_code", "exit_status", "exitStatus")
-_TEXT_KEYS = ("stderr", "output", "stdout", "content", "result", "text", "message")
+_TEXT_KEYS = ("stderr", "output", "stdout", "content", "result", "text", "message", "detail", "details", "msg", "reason", "description")
+_SHORT = 400
 #: Ended from outside: by a time limit or by a signal.
 _ENDED_FROM_OUTSIDE = frozenset({124, 130, 137, 143, -9, -15})
 
@@ -34,6 +35,8 @@ class Call(NamedTuple):
     """They carry code or text of their own; what a compiler or test says is about that."""
     tells: bool
     """They run something that says with exit code 1 what it found."""
+    made: str = ""
+    """The response that made them."""
 
 
 @cache
@@ -56,7 +59,7 @@ def read_tool_results(response: str, results: Sequence[str]) -> ReplyKind:
     made = shorten(response, _HEAD, _TAIL)
     writes = pattern("writing").search(made) is not None
     shows = not writes and pattern("showing").search(made) is not None
-    call = Call(shows, writes, not writes and pattern("telling").search(made) is not None)
+    call = Call(shows, writes, not writes and pattern("telling").search(made) is not None, normalise(made))
     return worst(read_tool_result(result, call) for result in results)
 
 
@@ -92,6 +95,8 @@ def read_object(data: dict[str, Any], call: Call) -> ReplyKind:
         return ReplyKind.TOOL_SUCCESS if status < 400 else fault(f"{status} {told}")
     if has_failed(data):
         return fault(told or str(data)[:500])
+    if any(pattern("waiting").fullmatch(str(data.get(key, ""))) for key in ("status", "state", "result")):
+        return ReplyKind.UNCLEAR
     if data and all(value in ([], {}, None, 0, "") for value in data.values()):
         return ReplyKind.UNCLEAR
     return worst(read_text(data[key], call) for key in _TEXT_KEYS if isinstance(data.get(key), str) and data[key])
@@ -142,8 +147,17 @@ def read_lines(sample: str, call: Call) -> ReplyKind:
         return fault(sample) if call.writes else ReplyKind.UNCLEAR
     if pattern("line").search(sample):
         return fault(sample)
-    unsure = len(sample) < 200 and (pattern("transient").search(sample) or pattern("nothing").match(sample or "-"))
-    return ReplyKind.UNCLEAR if unsure else ReplyKind.TOOL_SUCCESS
+    return ReplyKind.UNCLEAR if is_unsure(sample, call) else ReplyKind.TOOL_SUCCESS
+
+
+def is_unsure(sample: str, call: Call) -> bool:
+    """Whether a short result may tell of a failure: nothing came of it, or it has words that the call did not have."""
+    if len(sample) >= _SHORT:
+        return False
+    if pattern("nothing").match(sample or "-") or pattern("transient").search(sample):
+        return True
+    plain = pattern("reassuring").sub("", normalise(sample))
+    return any(match.group() not in call.made for match in pattern("suspicious").finditer(plain))
 
 
 def fault(told: str) -> ReplyKind:

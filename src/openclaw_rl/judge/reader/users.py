@@ -1,26 +1,29 @@
-"""Concludes from what a user says after a response how the response was taken.
+"""Reads what a user says after a response.
 
-Negative signals outweigh thanks, for people are polite before they complain. What is a plain question, an answer to the
-assistant's own question, or contradicts itself, is unclear.
+What is a plain question, an answer to the assistant's own question, or contradicts itself, is unclear.
 """
 
 import re
 from collections.abc import Sequence
 
+from openclaw_rl.judge.reader.conclusions import Evidence, conclude
 from openclaw_rl.judge.reader.hints import make_hint
 from openclaw_rl.judge.reader.kinds import Reading, ReplyKind
 from openclaw_rl.judge.reader.lexicon import lexicon_for
+from openclaw_rl.judge.reader.opposites import Turn, opposes
 from openclaw_rl.judge.reader.phrasebook import all_small_words
 from openclaw_rl.judge.reader.relevance import Topic, is_about
 from openclaw_rl.judge.reader.signals import Sentence, read_sentence
-from openclaw_rl.judge.reader.similarity import Likeness, compare, content
+from openclaw_rl.judge.reader.similarity import Likeness, begins_alike, compare
 from openclaw_rl.judge.reader.text import normalise, own_words, sentences, shorten, without_quotations
 
 _UNCLEAR = Reading(ReplyKind.UNCLEAR)
 _FIRST, _LAST = 4, 2
 _NUMBER = re.compile(r"\d+(?:[.,:]\d+)*")
-_ERROR_OUTPUT = re.compile(r"^(?:traceback \(most recent call last\):|[\w.]*(?:error|exception): )", re.I | re.M)
-_END_OF_ERROR = re.compile(r"^[\w.]*(?:error|exception)\b[^\n]*$", re.I | re.M)
+_ERROR_OUTPUT = re.compile(
+    r"^(?:traceback \(most recent call last\):|(?:fatal )?[\w.]{0,80}(?:error|exception)(?:\[\w+\])?: |panic: )", re.I | re.M
+)
+_END_OF_ERROR = re.compile(r"^(?:fatal )?[\w.]{0,80}(?:error|exception|panic)\b[^\n]*$", re.I | re.M)
 _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|\w+")
 
 
@@ -37,9 +40,10 @@ def read_user(request: str, response: str, message: str) -> Reading:
     said = [read_sentence(part, lexicon) for part in first_and_last(sentences(plain))]
     if repeats(likeness, said, lexicon.find("again", plain) is not None):
         return Reading(ReplyKind.REPETITION)
-    if extends(likeness, said):
+    if likeness is Likeness.EXTENDED and extends(request, message, said):
         return Reading(ReplyKind.CHANGE_REQUEST, make_hint(words))
-    kind = conclude(said, asked=asks(response), disputed=disputes(words, response))
+    opposed = opposes(plain, Turn(request, response), lexicon)
+    kind = conclude(Evidence(said, asks(response), disputes(words, response), opposed))
     if not is_about(kind, Topic(plain, lexicon, (request, response))):
         return _UNCLEAR
     if kind in (ReplyKind.CORRECTION, ReplyKind.CHANGE_REQUEST):
@@ -69,90 +73,18 @@ def read_error_report(words: str) -> Reading:
 def repeats(likeness: Likeness, said: Sequence[Sentence], again: bool) -> bool:
     """Whether a message that shares much with the request is the request in other words: only if it says so."""
     return (
-        likeness is Likeness.VARIED
+        likeness in (Likeness.VARIED, Likeness.EXTENDED)
         and again
-        and not any(one.has("rejection", "correction", "moving_on") for one in said)
+        and not any(one.has("rejection", "moving_on", "praise") for one in said)
     )
 
 
-def extends(likeness: Likeness, said: Sequence[Sentence]) -> bool:
+def extends(request: str, message: str, said: Sequence[Sentence]) -> bool:
     """Whether a message is the whole request with something added: what was missing, unless it is only asked about."""
     verdicts = ("rejection", "correction", "moving_on", "praise", "thanks")
-    return likeness is Likeness.EXTENDED and not any(one.asks or one.has(*verdicts) for one in said)
-
-
-def conclude(said: Sequence[Sentence], asked: bool, disputed: bool) -> ReplyKind:
-    """What kind of reply the sentences make together."""
-    negative = conclude_negative(said)
-    content = [n for n, sentence in enumerate(said) if sentence.has("praise", "thanks")]
-    moves = [(n, s.found["moving_on"]) for n, s in enumerate(said) if s.has("moving_on")]
-    if negative is ReplyKind.CHANGE_REQUEST and moves:
-        changes = min((n, s.found["change"]) for n, s in enumerate(said) if s.has("change"))
-        negative = None if content and is_before(min(moves), changes) else ReplyKind.UNCLEAR
-    if negative is not None:
-        return ReplyKind.UNCLEAR if asked else weigh(negative, said)
-    if any(sentence.has("sarcasm") for sentence in said):
-        return ReplyKind.UNCLEAR
-    if moves and not (asked and not content):
-        return ReplyKind.MOVING_ON
-    if content:
-        return conclude_content(said)
-    if disputed and not asked and len(said) == 1 and said[0].has("statement") and not said[0].asks:
-        return ReplyKind.CORRECTION
-    return ReplyKind.UNCLEAR
-
-
-def is_before(move: tuple[int, int], change: tuple[int, int]) -> bool:
-    """Whether the next step is announced before what looks like a change, and not in the same breath ("now add")."""
-    return move[0] < change[0] or (move[0] == change[0] and move[1] <= change[1])
-
-
-def conclude_negative(said: Sequence[Sentence]) -> ReplyKind | None:
-    """The kind that the negative signals make, or None without any."""
-    places = {
-        signal: min((n, s.found[signal]) for n, s in enumerate(said) if s.has(signal))
-        for signal in ("rejection", "correction", "change")
-        if any(sentence.has(signal) for sentence in said)
-    }
-    if not places:
-        return None
-    if "rejection" in places and "change" not in places and not has_content(said):
-        return ReplyKind.REJECTION
-    if "correction" in places and ("change" not in places or places["correction"] <= places["change"]):
-        return ReplyKind.CORRECTION
-    if "change" in places:
-        return ReplyKind.CORRECTION if "rejection" in places else ReplyKind.CHANGE_REQUEST
-    return ReplyKind.CORRECTION if gives_detail(said) else ReplyKind.REJECTION
-
-
-def has_content(said: Sequence[Sentence]) -> bool:
-    """Whether anything is said beside the rejection itself."""
-    return any(content(_WORD.findall(sentence.rest), all_small_words()) for sentence in said)
-
-
-def gives_detail(said: Sequence[Sentence]) -> bool:
-    """Whether a rejection comes with something definite: some words of which one is a number or a quotation."""
-    rest = " ".join(sentence.rest for sentence in said if not sentence.asks)
-    return len(_WORD.findall(rest)) >= 4 and ('"' in rest or _NUMBER.search(rest) is not None)
-
-
-def weigh(negative: ReplyKind, said: Sequence[Sentence]) -> ReplyKind:
-    """A negative reading, unless praise without a "but" speaks against it."""
-    praised = any(sentence.has("praise") for sentence in said)
-    turned = any(sentence.has("contrast", "sarcasm") for sentence in said)
-    if praised and not turned and negative is not ReplyKind.CHANGE_REQUEST:
-        return ReplyKind.UNCLEAR
-    return negative
-
-
-def conclude_content(said: Sequence[Sentence]) -> ReplyKind:
-    """What follows from praise or thanks with nothing negative: an acknowledgement, or the next step after it."""
-    others = [sentence for sentence in said if not sentence.has("praise", "thanks")]
-    if any(sentence.has("next") for sentence in others):
-        return ReplyKind.MOVING_ON
-    if any(sentence.asks for sentence in said) or any(sentence.has("contrast") for sentence in said):
-        return ReplyKind.UNCLEAR
-    return ReplyKind.ACKNOWLEDGEMENT
+    if any(one.asks or one.has(*verdicts) for one in said):
+        return False
+    return begins_alike(request, message, all_small_words())
 
 
 def asks(response: str) -> bool:

@@ -1,0 +1,145 @@
+"""Concludes from the signals of a message's sentences what kind of reply they make together.
+
+In this order: what is negative, for people are polite before they complain; the next step; contentment. Among the
+negative, a claim about what was wrong makes a correction, a verdict alone a rejection, a wish alone a change request;
+where a wish comes before a claim it is unclear which one is meant. Anything is unclear that has one weak sign for it
+and as much beside it that is not understood.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from openclaw_rl.judge.reader.kinds import ReplyKind
+from openclaw_rl.judge.reader.phrasebook import all_small_words
+from openclaw_rl.judge.reader.signals import Sentence
+from openclaw_rl.judge.reader.similarity import content, weight
+
+_NUMBER = re.compile(r"\d+(?:[.,:]\d+)*")
+_WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|\w+")
+#: Words beside a verdict that say nothing the reader knows: with more of them, the verdict may be about those.
+_MOST_BESIDE_REJECTION = 5
+_MOST_BESIDE_PRAISE = 6
+_MOST_BESIDE_THANKS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What is known of a message."""
+
+    said: Sequence[Sentence]
+    asked: bool = False
+    """The response ended with a question, so that the message may be an answer."""
+    disputed: bool = False
+    """The message names numbers where the response named others."""
+    opposed: bool = False
+    """The message says "X, not Y" where the response said Y."""
+
+    def has(self, *signals: str) -> bool:
+        """Whether any sentence has any of the signals."""
+        return any(sentence.has(*signals) for sentence in self.said)
+
+    def first(self, signal: str) -> tuple[int, int] | None:
+        """Where a signal is found first: which sentence, and where in it."""
+        return min(((n, s.found[signal]) for n, s in enumerate(self.said) if s.has(signal)), default=None)
+
+
+def conclude(evidence: Evidence) -> ReplyKind:
+    """What kind of reply the evidence makes."""
+    negative = conclude_negative(evidence)
+    content = evidence.has("praise", "thanks")
+    move = evidence.first("moving_on")
+    if negative in (ReplyKind.CHANGE_REQUEST, ReplyKind.CORRECTION) and move and not evidence.has("rejection"):
+        signal = "change" if negative is ReplyKind.CHANGE_REQUEST else "correction"
+        negative = None if content and is_before(move, evidence.first(signal)) else ReplyKind.UNCLEAR
+    if negative is not None:
+        return ReplyKind.UNCLEAR if evidence.asked else weigh(negative, evidence)
+    if evidence.has("sarcasm", "doubt"):
+        return ReplyKind.UNCLEAR
+    if move and not (evidence.asked and not content):
+        return ReplyKind.MOVING_ON
+    if content:
+        return conclude_content(evidence)
+    return ReplyKind.CORRECTION if is_better_fact(evidence) else ReplyKind.UNCLEAR
+
+
+def is_before(move: tuple[int, int], change: tuple[int, int] | None) -> bool:
+    """Whether the next step is announced before what looks like a change, and not in the same breath ("now add")."""
+    return change is not None and (move[0] < change[0] or (move[0] == change[0] and move[1] <= change[1]))
+
+
+def conclude_negative(evidence: Evidence) -> ReplyKind | None:
+    """The kind that the negative signals make, or None without any."""
+    rejection, change = evidence.first("rejection"), evidence.first("change")
+    # What is only asked ("is that not ...?") corrects nothing where it is said in other words, too.
+    correction = claims(evidence)
+    if rejection and not change and not beside(evidence.said):
+        return ReplyKind.REJECTION
+    if correction:
+        first = not change or bool(rejection) or correction <= change or evidence.has("reminder")
+        return ReplyKind.CORRECTION if first else ReplyKind.UNCLEAR
+    if change:
+        return conclude_change(evidence, bool(rejection))
+    if not rejection:
+        return ReplyKind.CORRECTION if evidence.opposed else None
+    if evidence.opposed or gives_detail(evidence.said):
+        return ReplyKind.CORRECTION
+    return ReplyKind.REJECTION if beside(evidence.said) <= _MOST_BESIDE_REJECTION else ReplyKind.UNCLEAR
+
+
+def claims(evidence: Evidence) -> tuple[int, int] | None:
+    """Where the message first claims that something was wrong; a claim in a question counts if it is all there is."""
+    stated = [(n, s.found["correction"]) for n, s in enumerate(evidence.said) if s.has("correction") and not s.asks]
+    asked = evidence.first("correction") if len(evidence.said) == 1 and not evidence.has("rejection") else None
+    return min(stated, default=asked)
+
+
+def conclude_change(evidence: Evidence, rejected: bool) -> ReplyKind:
+    """What a wish is, with what else was said."""
+    if evidence.opposed or rejected or evidence.has("reminder"):
+        return ReplyKind.CORRECTION
+    # "One zero too many. 300,000.": a fact set right, or a wish for another one.
+    disputed = evidence.disputed and evidence.has("statement")
+    return ReplyKind.UNCLEAR if disputed or evidence.has("defer") else ReplyKind.CHANGE_REQUEST
+
+
+def beside(said: Sequence[Sentence]) -> float:
+    """How many words are said beside the verdict itself."""
+    return sum(weight(content(_WORD.findall(sentence.rest), all_small_words())) for sentence in said)
+
+
+def gives_detail(said: Sequence[Sentence]) -> bool:
+    """Whether a rejection comes with something definite: some words of which one is a number or a quotation."""
+    rest = " ".join(sentence.rest for sentence in said if not sentence.asks)
+    return len(_WORD.findall(rest)) >= 4 and ('"' in rest or _NUMBER.search(rest) is not None)
+
+
+def weigh(negative: ReplyKind, evidence: Evidence) -> ReplyKind:
+    """A negative reading, unless praise without a "but" speaks against it."""
+    turned = evidence.has("contrast", "sarcasm")
+    if evidence.has("praise") and not turned and negative is not ReplyKind.CHANGE_REQUEST:
+        return ReplyKind.UNCLEAR
+    return negative
+
+
+def conclude_content(evidence: Evidence) -> ReplyKind:
+    """What follows from praise or thanks with nothing negative: an acknowledgement, or the next step after it."""
+    others = [sentence for sentence in evidence.said if not sentence.has("praise", "thanks")]
+    if any(sentence.has("next") for sentence in others):
+        return ReplyKind.MOVING_ON
+    if evidence.has("contrast") or any(sentence.asks for sentence in evidence.said):
+        return ReplyKind.UNCLEAR
+    praised = evidence.has("praise")
+    most = _MOST_BESIDE_PRAISE if praised else _MOST_BESIDE_THANKS
+    # A request, or much else, behind the thanks is what the message is about.
+    if evidence.has("next", "defer") or beside(evidence.said) > most or (evidence.asked and not praised):
+        return ReplyKind.UNCLEAR
+    return ReplyKind.ACKNOWLEDGEMENT
+
+
+def is_better_fact(evidence: Evidence) -> bool:
+    """Whether the message is nothing but a statement with another number in it than the response's."""
+    said = evidence.said
+    if not evidence.disputed or evidence.asked or len(said) != 1:
+        return False
+    return said[0].has("statement") and not said[0].asks

@@ -1,0 +1,47 @@
+"""Finds what a message sets against what the response said: "tabs, not spaces", "nicht Montag, sondern Dienstag"."""
+
+import re
+from typing import NamedTuple
+
+from openclaw_rl.judge.reader.lexicon import Lexicon
+from openclaw_rl.judge.reader.relevance import names
+
+_END = re.compile(r"[,.;:!?\n]")
+_BEFORE = re.compile(r"[.;:\n]")
+_REACH = 60
+_MOST = 3
+#: A request with one of these asks for a fact, so that what is set against the response is a better one.
+_QUESTION_MARKS = ("?", "\uff1f")
+
+
+class Turn(NamedTuple):
+    """What came before a message."""
+
+    request: str
+    response: str
+
+
+def opposes(message: str, turn: Turn, lexicon: Lexicon) -> bool:
+    """Whether a normalised message says "X, not Y" where Y is the response's and X the request's, or a better fact."""
+    place = 0
+    for _ in range(_MOST):
+        if not (match := lexicon.find("opposite", message[place:])):
+            return False
+        if is_opposition(message, place + match.start(), place + match.end(), turn):
+            return True
+        place += max(match.end(), match.start() + 1)
+    return False
+
+
+def is_opposition(message: str, start: int, end: int, turn: Turn) -> bool:
+    """Whether what stands around a "not" is the right and the wrong."""
+    after = message[end : end + _REACH].lstrip()
+    denied = _END.split(after, maxsplit=1)[0]
+    wrong = names(denied) & names(turn.response)
+    if not wrong:
+        return False
+    before = _BEFORE.split(message[max(0, start - _REACH) : start].rstrip(" ,!"))[-1]
+    right = (names(before) | names(after[len(denied) :])) - wrong
+    if right & names(turn.request):
+        return True
+    return turn.request.rstrip().endswith(_QUESTION_MARKS) and bool(right - names(turn.response))
