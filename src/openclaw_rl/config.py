@@ -166,6 +166,18 @@ class Config(BaseModel):
     custom_loss_function_path: str | None = option(
         None, "Your own loss: path/file.py or package.module:name.", group="Training", env="CUSTOM_LOSS_FUNCTION_PATH"
     )
+    custom_generate_function_path: str | None = option(
+        None,
+        "Your own way to answer requests: path/file.py or package.module:name.",
+        group="Server",
+        env="CUSTOM_GENERATE_FUNCTION_PATH",
+    )
+    rollout_function_path: str | None = option(
+        None,
+        "Your own rollouts, which run beside the server and talk to it: path/file.py or package.module:name.",
+        group="Training",
+        env="ROLLOUT_FUNCTION_PATH",
+    )
     tensorboard: bool = option(
         False, "Write metrics for TensorBoard into the run directory.", group="Training", env="TENSORBOARD"
     )

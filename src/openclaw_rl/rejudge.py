@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from openclaw_rl.assembly import start_model, worker_options
 from openclaw_rl.config import Config
 from openclaw_rl.engines.local.sampler import LocalSampler
 from openclaw_rl.judge.build import build_panel
@@ -22,7 +23,6 @@ from openclaw_rl.judge.case import Case
 from openclaw_rl.judge.errors import JudgeError
 from openclaw_rl.judge.judges import Panel
 from openclaw_rl.ledger import queries
-from openclaw_rl.server import start_model, worker_options
 from openclaw_rl.types import Question
 
 SIGNS = ("good", "neutral", "bad", "abstains")

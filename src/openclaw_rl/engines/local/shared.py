@@ -1,7 +1,8 @@
 """One copy of the base weights for several processes: the sampler shares what it loaded, the learner takes it up.
 
 On Linux CPUs the weights are moved into anonymous shared memory, which is gone with the last process that has it,
-however that ends. On CUDA they stay where they are and are opened through the driver. Elsewhere every process has its own.
+however that ends. On CUDA they stay where they are and are opened through the driver. Elsewhere every process has
+its own.
 """
 
 import dataclasses

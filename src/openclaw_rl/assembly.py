@@ -1,0 +1,118 @@
+"""From options to running parts: engines, loops, and the owner's own code."""
+
+import asyncio
+import contextlib
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+
+from openclaw_rl.config import Config
+from openclaw_rl.engines.base import Sampler
+from openclaw_rl.engines.custom import CustomSampler
+from openclaw_rl.engines.local.learner import LocalLearner
+from openclaw_rl.engines.local.learner_messages import LearnerOptions
+from openclaw_rl.engines.local.messages import WorkerOptions
+from openclaw_rl.engines.local.sampler import LocalSampler
+from openclaw_rl.judge.build import JudgingModel, build_loop, check_teacher, needs_other_model
+from openclaw_rl.judge.dispatch import Signals
+from openclaw_rl.learn.build import build_learning, where_to_begin
+from openclaw_rl.ledger.ledger import Ledger
+from openclaw_rl.loops import Loops
+from openclaw_rl.models import EMBEDDED, fetch_model
+from openclaw_rl.rendering.chat import ChatRenderer
+from openclaw_rl.rendering.tokenizer import ChatTokenizer
+from openclaw_rl.rollouts import Rollout
+from openclaw_rl.types import LossSettings
+
+
+async def start_model(stack: contextlib.AsyncExitStack, sampler: LocalSampler, folder: Path) -> JudgingModel:
+    """An engine that serves and the renderer of its model; both are there until the stack ends."""
+    stack.push_async_callback(sampler.close)
+    starting = asyncio.create_task(sampler.start())
+    await asyncio.sleep(0)
+    renderer = await asyncio.to_thread(ChatRenderer, folder)
+    await starting
+    return JudgingModel(sampler, renderer)
+
+
+async def other_model(stack: contextlib.AsyncExitStack, config: Config, policy: JudgingModel) -> JudgingModel | None:
+    """The model of --teacher-model-name, if it is another one and has something to do."""
+    if not needs_other_model(config):
+        return None
+    folder = fetch_model(config.teacher_model_name, config.cache_dir.expanduser())
+    if Signals.of(config).opd:
+        check_teacher(policy.renderer.tokenizer, ChatTokenizer(folder))
+    return await start_model(stack, LocalSampler(worker_options(config, folder), config.max_queue), folder)
+
+
+def answering_sampler(config: Config, sampler: Sampler) -> Sampler:
+    """Who answers requests: the engine, or the owner's own code with it."""
+    path = config.custom_generate_function_path
+    return CustomSampler(sampler, path) if path else sampler
+
+
+def build_rollout(config: Config) -> Rollout | None:
+    path = config.rollout_function_path
+    return Rollout(path, config.model_dump(exclude={"api_key", "judge_api_key"})) if path else None
+
+
+async def build_loops(
+    stack: contextlib.AsyncExitStack,
+    config: Config,
+    folder: Path,
+    ledger: Ledger | None,
+    sampler: LocalSampler,
+    policy: JudgingModel,
+    other: JudgingModel | None,
+    registry: CollectorRegistry,
+) -> Loops:
+    """What goes on beside serving; the policy that was learned last serves from the start."""
+    if ledger is None:
+        return Loops(None, None, config.shutdown_seconds)
+    judging = build_loop(config, ledger, policy, other, registry)
+    if not config.learns:
+        return Loops(judging, None, config.shutdown_seconds)
+    learner = LocalLearner(learner_options(config, folder), sampler.shared_weights)
+    stack.push_async_callback(learner.close)
+    learning = build_learning(config, ledger, learner, policy.sampler, policy.renderer, registry)
+    beginning = await asyncio.to_thread(where_to_begin, config)
+    await learning.begin(beginning.checkpoint, own=beginning.own)
+    return Loops(judging, learning, config.shutdown_seconds)
+
+
+def worker_options(config: Config, folder: Path) -> WorkerOptions:
+    return WorkerOptions(
+        model=folder,
+        device=config.device,
+        dtype=config.dtype,
+        max_sequences=config.max_sequences,
+        max_context=config.max_context_tokens,
+        cache_gib=config.kv_cache_gib,
+        adapter_slots=config.policy_slots,
+        adapter_rank=max(1, config.lora_rank),
+    )
+
+
+def learner_options(config: Config, folder: Path) -> LearnerOptions:
+    return LearnerOptions(
+        model=folder,
+        device=config.device,
+        dtype=config.dtype,
+        rank=config.lora_rank,
+        alpha=config.lora_alpha or 2.0 * config.lora_rank,
+        dropout=config.lora_dropout,
+        modules=config.adapted_modules,
+        loss=LossSettings(config.loss_fn, config.eps_clip, config.eps_clip_high, config.kl_loss_coef),
+        epochs=config.train_epochs,
+        learning_rate=config.step_size,
+        betas=(config.adam_beta1, config.adam_beta2),
+        weight_decay=config.weight_decay,
+        max_grad_norm=config.max_grad_norm,
+        max_kl=config.max_kl,
+        micro_batch_tokens=config.micro_batch_tokens,
+        checkpointing=config.gradient_checkpointing,
+        offload=config.offload_optimizer_state,
+        seed=config.seed,
+        base_model=config.model_name or EMBEDDED,
+        custom_loss=config.custom_loss_function_path,
+    )

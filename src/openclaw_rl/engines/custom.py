@@ -1,0 +1,102 @@
+"""The owner's own way to answer: `async generate(request, sampler)` gives the tokens of a request's completions.
+
+It may ask the sampler as often as it likes. What it returns is what clients get and what is trained on, so it has to be
+tokens that the sampler drew, with their log-probs: of each completion all of them, the last one marked as such.
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from openclaw_rl.engines.base import EngineLimits, EngineStats, EngineUnavailable, Sampler, SampleStream
+from openclaw_rl.plugins import describe, load_plugin
+from openclaw_rl.types import Priority, SampledToken, SampleRequest, ScoreRequest, Scores
+
+OPTION = "--custom-generate-function-path"
+NAMES = ("generate",)
+Generate = Callable[[SampleRequest, Sampler], Awaitable[list[SampledToken]]]
+
+
+class CustomSampler:
+    """A sampler whose users are answered by the owner's function; everything else is the engine's."""
+
+    def __init__(self, inner: Sampler, path: str) -> None:
+        self.inner = inner
+        self.file = Path(path.partition(":")[0]).expanduser()
+        self.function: Generate = load_plugin(path, OPTION, NAMES)
+
+    @property
+    def limits(self) -> EngineLimits:
+        return self.inner.limits
+
+    @property
+    def newest_version(self) -> int:
+        return self.inner.newest_version
+
+    def stats(self) -> EngineStats:
+        return self.inner.stats()
+
+    async def start(self) -> None:
+        await self.inner.start()
+
+    async def close(self) -> None:
+        await self.inner.close()
+
+    def sample(self, request: SampleRequest) -> SampleStream:
+        if request.priority is not Priority.USER:
+            return self.inner.sample(request)
+        return CustomStream(self, request)
+
+    async def score(self, request: ScoreRequest) -> Scores:
+        return await self.inner.score(request)
+
+    async def publish(self, version: int, adapter: Path, *, candidate: bool = False) -> None:
+        await self.inner.publish(version, adapter, candidate=candidate)
+
+    def promote(self, version: int) -> None:
+        self.inner.promote(version)
+
+    def retract(self, version: int) -> None:
+        self.inner.retract(version)
+
+
+class CustomStream:
+    """All tokens at once, when the owner's function has them."""
+
+    cached_tokens = 0
+
+    def __init__(self, sampler: CustomSampler, request: SampleRequest) -> None:
+        # The function may take long, and the answer must be of one policy.
+        self.version = sampler.newest_version if request.version is None else request.version
+        self._sampler, self._n = sampler, request.n
+        self._request = SampleRequest(request.prompt_ids, request.params, request.n, self.version, request.priority)
+        self._dropped: set[int] = set()
+
+    def drop(self, index: int) -> None:
+        self._dropped.add(index)
+
+    def close(self) -> None:
+        self._dropped.update(range(self._n))
+
+    async def __aiter__(self) -> AsyncIterator[list[SampledToken]]:
+        try:
+            tokens = await self._sampler.function(self._request, self._sampler.inner)
+            problem = what_is_wrong(tokens, self._n)
+        except EngineUnavailable:
+            raise
+        except Exception as error:
+            raise EngineUnavailable(f"The custom generation failed: {describe(error, self._sampler.file)}.") from error
+        if problem:
+            raise EngineUnavailable(f"The custom generation in {self._sampler.file.name} {problem}.")
+        yield [token for token in tokens if token.index not in self._dropped]
+
+
+def what_is_wrong(tokens: Any, n: int) -> str:
+    """Why these are not n whole completions; empty if they are."""
+    if not isinstance(tokens, list) or not all(isinstance(token, SampledToken) for token in tokens):
+        return "did not return a list of SampledToken"
+    for index in range(n):
+        own = [token for token in tokens if token.index == index]
+        if not own or own[-1].finish is None or any(token.finish for token in own[:-1]):
+            return f"did not return a whole completion {index}: its last token, and only that, has a finish"
+    return "" if all(token.index < n for token in tokens) else f"returned more than {n} completions"
