@@ -10,6 +10,7 @@ from openclaw_rl.engines.base import EngineError
 from openclaw_rl.judge.loop import JudgeLoop
 from openclaw_rl.learn.checkpoints import BadCheckpoint, Checkpoint, verify
 from openclaw_rl.learn.loop import LearnLoop
+from openclaw_rl.ledger.writer import LedgerError
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +48,10 @@ class Loops:
         return f"suspended: {self.judging.down}" if self.judging.down else "on"
 
     def learner(self) -> str:
-        return self.learning.status() if self.learning else "off"
+        try:
+            return self.learning.status() if self.learning else "off"
+        except LedgerError as error:
+            return f"suspended: {error}"
 
     async def roll_back(self, version: int | None) -> int:
         if self.learning is None:

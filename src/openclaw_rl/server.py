@@ -28,6 +28,7 @@ from openclaw_rl.banner import banner, local_url
 from openclaw_rl.config import Config
 from openclaw_rl.engines.base import EngineUnavailable, Sampler
 from openclaw_rl.engines.local.sampler import LocalSampler
+from openclaw_rl.learn.imported import score_imported
 from openclaw_rl.ledger.ledger import Ledger
 from openclaw_rl.ledger.lock import RunDirInUse, RunDirLock
 from openclaw_rl.ledger.schema import NewerLedger
@@ -42,10 +43,13 @@ from openclaw_rl.models import (
     find_model,
 )
 from openclaw_rl.options import ConfigError
+from openclaw_rl.progress import show_learning
 from openclaw_rl.rendering.tokenizer import BadModelFolder
 
 log = logging.getLogger(__name__)
 
+#: Where the log goes, with a line below it on a terminal.
+console = Console(stderr=True)
 #: After requests were told that the server stops, clients that do not read on get this long.
 GRACE_SECONDS = 2
 #: Sessions end at most this long after their time-out.
@@ -137,6 +141,10 @@ async def run(config: Config, folder: Path, ledger: Ledger | None, listener: soc
         port = listener.getsockname()[1]
         banner(config, sampler.ready, port)
         others = [end_idle_sessions(ledger, config.session_timeout)] if ledger else []
+        if loops.learning is not None and ledger is not None:
+            others.append(score_imported(ledger, sampler))
+            if console.is_terminal:
+                others.append(show_learning(loops.learning, console))
         if rollout is not None:
             others.append(rollout.run(local_url(config, port) + "/v1"))
         loops.start(*others)
@@ -217,7 +225,7 @@ def event_loop() -> asyncio.AbstractEventLoop:
 
 
 def start_logging(level: str) -> None:
-    handler = RichHandler(console=Console(stderr=True), show_path=False, omit_repeated_times=False)
+    handler = RichHandler(console=console, show_path=False, omit_repeated_times=False)
     logging.basicConfig(level=level.upper(), format="%(message)s", datefmt="%H:%M:%S", handlers=[handler])
     # Every request to the Hub would be a line of its own.
     for noisy in ("httpx", "httpcore", "filelock", "uvicorn"):

@@ -48,6 +48,15 @@ class LearnSettings:
     save_interval: int
 
 
+@dataclass(frozen=True, slots=True)
+class NextStep:
+    """What is gathered or done for the next step."""
+
+    what: str
+    done: int
+    needed: int
+
+
 class LearnLoop:
     """The way of turns from judged to applied."""
 
@@ -110,6 +119,13 @@ class LearnLoop:
                 log.error("Learning pauses for %.0f s: %s", pause, error)
             await asyncio.sleep(pause)
             pause = min(LONGEST_PAUSE, 2 * pause)
+
+    def progress(self) -> "NextStep":
+        """How far the next step is."""
+        needed = self.settings.batch_size
+        if self._training:
+            return NextStep(f"training step {self.step + 1}", needed, needed)
+        return NextStep(f"samples for step {self.step + 1}", min(needed, self.ledger.trainable()), needed)
 
     def status(self) -> str:
         """What the next step waits for, in words."""

@@ -150,6 +150,12 @@ def set_next_state(db: sqlite3.Connection, turn: int, messages: Sequence[Mapping
         move(db, turn, State.READY)
 
 
+def set_logprobs(db: sqlite3.Connection, turn: int, version: int, logprobs: Sequence[float]) -> None:
+    """A turn from elsewhere counts as that policy version's own from now on; what came next is known already."""
+    move(db, turn, State.READY)
+    db.execute("UPDATE turns SET version = ?, logprobs = ? WHERE number = ?", (version, pack_floats(logprobs), turn))
+
+
 def add_feedback(db: sqlite3.Connection, owner: str, completion: str, choice: int, feedback: Feedback) -> None:
     """Attach what somebody said; the turn can be judged (again) with it. Raises UnknownTurn and CannotJudge."""
     row = db.execute(

@@ -101,6 +101,12 @@ class Ledger:
     async def drop(self, turn: int, reason: str) -> None:
         await self._write(lambda db: changes.move(db, turn, State.DROPPED, reason))
 
+    async def set_logprobs(self, turn: int, version: int, logprobs: Sequence[float]) -> None:
+        await self._write(lambda db: changes.set_logprobs(db, turn, version, logprobs))
+
+    def first_unscored(self) -> int | None:
+        return self._read(queries.first_unscored)
+
     def trainable(self) -> int:
         return self._read(updates.waiting)
 

@@ -211,6 +211,12 @@ def ready_turns(db: sqlite3.Connection, besides: Collection[int], limit: int) ->
     return [row["number"] for row in rows if row["number"] not in besides][:limit]
 
 
+def first_unscored(db: sqlite3.Connection) -> int | None:
+    """A turn from elsewhere that the policy has not scored yet."""
+    row = db.execute("SELECT min(number) AS number FROM turns WHERE state = ?", (State.CAPTURED,)).fetchone()
+    return None if row["number"] is None else int(row["number"])
+
+
 def judged_turns(db: sqlite3.Connection) -> list[int]:
     """Turns that have a verdict, in the order they were recorded."""
     return [row["turn"] for row in db.execute("SELECT turn FROM verdicts ORDER BY turn")]

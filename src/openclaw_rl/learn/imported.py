@@ -1,0 +1,49 @@
+"""Turns from a file were sampled by nobody: the policy of the moment says how likely it finds them, then they count.
+
+Their log-probs are the policy's own at that moment, so a first step on them begins at a ratio of one.
+"""
+
+import asyncio
+import contextlib
+import logging
+
+from openclaw_rl.engines.base import EngineError, EngineUnavailable, Sampler
+from openclaw_rl.ledger.changes import UnknownTurn
+from openclaw_rl.ledger.ledger import Ledger
+from openclaw_rl.ledger.writer import LedgerError
+from openclaw_rl.types import ScoreRequest
+
+log = logging.getLogger(__name__)
+
+#: An import is another program's work, of which this one hears only by looking.
+LOOK_SECONDS = 5.0
+
+
+async def score_imported(ledger: Ledger, sampler: Sampler) -> None:
+    """Score turns that wait for it, until cancelled."""
+    while True:
+        try:
+            turn = ledger.first_unscored()
+            if turn is not None:
+                await score_turn(ledger, sampler, turn)
+                continue
+        except EngineUnavailable as error:
+            log.debug("Imported turns wait for the engine: %s", error)
+        except LedgerError as error:
+            log.debug("Imported turns wait for the ledger: %s", error)
+        await asyncio.sleep(LOOK_SECONDS)
+
+
+async def score_turn(ledger: Ledger, sampler: Sampler, number: int) -> None:
+    version = sampler.newest_version
+    with contextlib.suppress(UnknownTurn):
+        turn = ledger.load_turn(number)
+        request = ScoreRequest([*turn.prompt_ids, *turn.response_ids], len(turn.response_ids), version=version)
+        try:
+            scores = await sampler.score(request)
+        except EngineUnavailable:
+            raise
+        except EngineError as error:
+            await ledger.drop(number, f"cannot be scored by the policy: {error}")
+        else:
+            await ledger.set_logprobs(number, version, scores.logprobs)

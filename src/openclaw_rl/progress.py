@@ -1,0 +1,28 @@
+"""A line at the bottom of the terminal: how far the next training step is."""
+
+import asyncio
+import contextlib
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from openclaw_rl.learn.loop import LearnLoop
+from openclaw_rl.ledger.writer import LedgerError
+
+REFRESH_SECONDS = 0.5
+
+
+async def show_learning(learning: LearnLoop, console: Console) -> None:
+    """Keep the line up to date until cancelled; the log scrolls above it."""
+    columns = (TextColumn("{task.description}"), BarColumn(24), TextColumn("{task.completed}/{task.total}"))
+    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress:
+        line = progress.add_task("", total=learning.settings.batch_size)
+        shown = ""
+        while True:
+            with contextlib.suppress(LedgerError):
+                state = learning.progress()
+                if state.what != shown:
+                    progress.reset(line)
+                    shown = state.what
+                progress.update(line, description=state.what, completed=state.done, total=state.needed)
+            await asyncio.sleep(REFRESH_SECONDS)
