@@ -1,5 +1,7 @@
 """Decoders with random weights at real shapes, for measurements where no checkpoint can be had."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -18,6 +20,8 @@ QWEN3_4B = Shape(
     rotary_layers=(True,) * 36,
     head_norm=True,
 )
+
+QWEN3_0_6B = replace(QWEN3_4B, hidden=1024, intermediate=3072, layers=28, heads=16, rotary_layers=(True,) * 28)
 
 
 def random_decoder(shape: Shape, dtype: torch.dtype, device: torch.device) -> Decoder:

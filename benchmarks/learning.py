@@ -1,0 +1,328 @@
+"""How fast the learner's gradients are, beside a plain PEFT loop: full logits, one forward a sample.
+
+    python benchmarks/learning.py                 the embedded model on the CPU, float32
+    python benchmarks/learning.py --device cuda   random weights at the shapes of Qwen3-0.6B and Qwen3-4B, bf16
+
+Both sides have LoRA of rank 16 on all linear layers and step AdamW. Times are the best of three after a warm-up, on the
+CPU by turns. Memory is the peak of a step above what is held before it, each side in a process of its own. Run it on
+an otherwise idle machine.
+"""
+
+import argparse
+import dataclasses
+import gc
+import json
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from common import machine, table, verdict
+from shapes import QWEN3_0_6B, QWEN3_4B, random_decoder
+
+from openclaw_rl.engines.local.decoder import PROJECTIONS, Decoder, Shape, load_decoder
+from openclaw_rl.engines.local.lora import LoraWeights
+from openclaw_rl.engines.local.training import MICRO_BATCH_TOKENS, Trainer
+from openclaw_rl.losses.policy import PolicyLoss
+from openclaw_rl.types import Span, TrainingSequence
+
+RANK, ALPHA = 16, 32
+LOSS = PolicyLoss()
+SAMPLES, PROMPT, RESPONSE = 8, 512, 64
+#: A turn of a session adds this many tokens, the last of which are its response.
+TURN = 400
+SESSION_TURNS = 16
+#: All layers cost the same, and the whole embedded model would take minutes for what a few layers show.
+SESSION_LAYERS = 2
+CPU_MICRO_BATCH = 1024
+MODEL = Path("~/.cache/openclaw-rl/SmolLM2-135M-Instruct").expanduser()
+PEFT, OURS, CHECKPOINTED = "plain PEFT", "ours", "ours, checkpointing"
+SHAPES = {"Qwen3-0.6B": QWEN3_0_6B, "Qwen3-4B": QWEN3_4B}
+GIB = 1 << 30
+
+Step = Callable[[], object]
+
+
+def sequence(length: int, vocabulary: int, stops: Iterable[int], response: int = RESPONSE) -> TrainingSequence:
+    """Random tokens with a response before each of `stops`."""
+    spans = [Span(0, stop - response, stop, [-10.0] * response, [1.0] * response) for stop in stops]
+    return TrainingSequence([random.randrange(100, vocabulary) for _ in range(length)], spans)
+
+
+def samples(vocabulary: int) -> list[TrainingSequence]:
+    return [sequence(PROMPT + RESPONSE, vocabulary, [PROMPT + RESPONSE]) for _ in range(SAMPLES)]
+
+
+def session(turns: int, vocabulary: int) -> TrainingSequence:
+    return sequence(turns * TURN, vocabulary, range(TURN, turns * TURN + 1, TURN))
+
+
+def apart(whole: TrainingSequence) -> list[TrainingSequence]:
+    """Every turn of a session as a sample of its own."""
+    return [TrainingSequence(whole.ids[: span.stop], [span]) for span in whole.spans]
+
+
+def our_step(
+    decoder: Decoder, batch: list[TrainingSequence], micro_batch_tokens: int, checkpointing: bool = False
+) -> Step:
+    lora = LoraWeights.create(decoder.shape, RANK, ALPHA, device=decoder.embed.device)
+    trainer = Trainer(decoder, lora, LOSS, micro_batch_tokens, checkpointing)
+    optimiser = torch.optim.AdamW(lora.parameters())
+
+    def step() -> None:
+        trainer.forward_backward(batch)
+        optimiser.step()
+        optimiser.zero_grad()
+
+    return step
+
+
+def peft_step(model: Any, batch: list[TrainingSequence]) -> Step:
+    from peft import LoraConfig, get_peft_model
+
+    policy = get_peft_model(model, LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules="all-linear"))
+    optimiser = torch.optim.AdamW([p for p in policy.parameters() if p.requires_grad])
+
+    def step() -> None:
+        for one in batch:
+            (span,) = one.spans
+            ids = torch.tensor([one.ids], device=policy.device)
+            logprobs = policy(ids).logits[0, :-1].float().log_softmax(-1).gather(1, ids[0, 1:, None]).squeeze(1)
+            columns = (torch.tensor(c, device=policy.device) for c in (span.old_logprobs, span.advantages))
+            loss = LOSS.per_token(logprobs[span.start - 1 : span.stop - 1], *columns).loss.mean() / len(batch)
+            loss.backward()
+        optimiser.step()
+        optimiser.zero_grad()
+
+    return step
+
+
+def transformers_model(device: str, shape: Shape | None) -> Any:
+    from transformers import AutoModelForCausalLM, Qwen3Config
+
+    if shape is None:
+        return AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
+    config = Qwen3Config(
+        vocab_size=shape.vocab,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.intermediate,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        tie_word_embeddings=True,
+    )
+    with torch.device(device):
+        return AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+
+
+def our_decoder(device: str, shape: Shape | None) -> Decoder:
+    if shape is None:
+        return load_decoder(MODEL, torch.float32, torch.device(device))
+    return random_decoder(shape, torch.bfloat16, torch.device(device))
+
+
+def make_step(side: str, device: str, shape: Shape | None) -> Step:
+    """The step of 8 samples, of one side."""
+    random.seed(0)
+    if side == PEFT:
+        model = transformers_model(device, shape)
+        return peft_step(model, samples(model.config.vocab_size))
+    decoder = our_decoder(device, shape)
+    micro_batch_tokens = CPU_MICRO_BATCH if device == "cpu" else MICRO_BATCH_TOKENS
+    return our_step(decoder, samples(decoder.shape.vocab), micro_batch_tokens, checkpointing=side == CHECKPOINTED)
+
+
+def timed(step: Step) -> float:
+    wait()
+    start = time.perf_counter()
+    step()
+    wait()
+    return time.perf_counter() - start
+
+
+def wait() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def best(*steps: Step) -> list[float]:
+    """Seconds of each step: warmed up, by turns, the best of three."""
+    for step in steps:
+        step()
+    times = [[timed(step) for step in steps] for _ in range(3)]
+    return [min(column) for column in zip(*times, strict=True)]
+
+
+def resident(field: str) -> int:
+    """This process's memory as Linux counts it: VmRSS now, or VmHWM at its peak."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
+
+
+def peak(step: Step, device: str) -> int:
+    """Bytes that a first step takes beyond what was there before it."""
+    gc.collect()
+    if device == "cpu":
+        before = resident("VmRSS")
+        Path("/proc/self/clear_refs").write_text("5")
+        step()
+        return resident("VmHWM") - before
+    wait()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    step()
+    wait()
+    return torch.cuda.max_memory_allocated() - before
+
+
+def in_own_process(side: str, device: str, name: str) -> dict[str, float]:
+    """What `measure` finds, in a fresh process."""
+    command = [sys.executable, __file__, "--device", device, "--measure", side, name]
+    result = subprocess.run(command, check=True, capture_output=True, text=True)
+    found: dict[str, float] = json.loads(result.stdout.splitlines()[-1])
+    return found
+
+
+def measure(side: str, device: str, name: str) -> None:
+    step = make_step(side, device, SHAPES.get(name))
+    memory = peak(step, device)
+    # On CUDA two models side by side would tell of neither; the machine has no slow spells there.
+    seconds = best(step)[0] if device == "cuda" else 0.0
+    print(json.dumps({"memory": memory, "seconds": seconds}))
+
+
+def show_step(title: str, found: dict[str, tuple[float, float]], bounds: tuple[float, float]) -> None:
+    """Each side's (seconds, bytes), beside those of PEFT."""
+    base_seconds, base_memory = found[PEFT]
+    rows: list[tuple[object, ...]] = []
+    for side, (seconds, memory) in found.items():
+        faster, share = base_seconds / seconds, memory / base_memory
+        speed = (f"{seconds:.3g}", f"{faster:.2f}", "" if side == PEFT else verdict(faster, bounds[0]))
+        size = (f"{memory / GIB:.2f}", f"{share:.2f}", "" if side == PEFT else verdict(share, bounds[1], False))
+        rows.append((side, *speed, *size))
+    head = ("8 × (512 + 64) tokens", "seconds", "times faster", "target", "GiB above weights", "ratio", "target")
+    table(title, head, rows)
+
+
+def show_sessions(title: str, decoder: Decoder, micro_batch_tokens: int) -> None:
+    """A session as one sequence, beside its turns apart and beside sessions of other lengths."""
+    vocabulary = decoder.shape.vocab
+    whole = session(SESSION_TURNS, vocabulary)
+    separate = our_step(decoder, apart(whole), micro_batch_tokens)
+    together = our_step(decoder, [whole], micro_batch_tokens)
+    seconds = best(separate, together)
+    ratio = seconds[0] / seconds[1]
+    rows: list[tuple[object, ...]] = []
+    for turns in (1, 2, 4, 8, 16, 32):
+        (own,) = best(our_step(decoder, [session(turns, vocabulary)], micro_batch_tokens))
+        rows.append((turns, turns * TURN, f"{own:.3f}", f"{1e3 * own / turns:.1f}", ""))
+    table(title, ("turns", "tokens", "seconds", "ms a turn", ""), rows)
+    print(f"  {SESSION_TURNS} turns apart {seconds[0]:.3g} s, as one sequence {seconds[1]:.3g} s: ", end="")
+    print(f"{ratio:.1f} × faster, {verdict(ratio, 5)}")
+
+
+def first_layers(decoder: Decoder, count: int) -> Decoder:
+    shape = dataclasses.replace(decoder.shape, layers=count, rotary_layers=decoder.shape.rotary_layers[:count])
+    return dataclasses.replace(decoder, shape=shape, layers=decoder.layers[:count])
+
+
+def on_cpu() -> None:
+    sides = (PEFT, OURS)
+    memory = [in_own_process(side, "cpu", "embedded")["memory"] for side in sides]
+    seconds = best(*(make_step(side, "cpu", None) for side in sides))
+    found = dict(zip(sides, zip(seconds, memory, strict=True), strict=True))
+    show_step(f"One step, embedded model, fp32 ({machine()})", found, (1.3, 0.6))
+    decoder = first_layers(our_decoder("cpu", None), SESSION_LAYERS)
+    show_sessions(f"Sessions, {SESSION_LAYERS} layers of the embedded model", decoder, CPU_MICRO_BATCH)
+
+
+# --- CUDA ------------------------------------------------------------------------------------------------
+
+STEP_SEQUENCES, STEP_LENGTH, STEP_RESPONSE = 16, 1024, 128
+
+
+def matmul_rate() -> float:
+    """FLOP/s of a large matrix product on this device."""
+    left, right = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    product: Step = lambda: [left @ right for _ in range(10)]  # noqa: E731
+    return 10 * 2 * 8192**3 / best(product)[0]
+
+
+def step_flops(shape: Shape) -> float:
+    """What the step's gradients need at least: the base weights forward and backward once, for the rows that count."""
+    tokens, rows = STEP_SEQUENCES * STEP_LENGTH, STEP_SEQUENCES * STEP_RESPONSE
+    weights = shape.layers * sum(a * b for a, b in map(shape.projection_sizes, PROJECTIONS))
+    attention = shape.layers * 2 * STEP_LENGTH * shape.q_size
+    # Attention's backward has five products for the forward's two.
+    return tokens * (4 * weights + 3.5 * attention) + rows * 4 * shape.vocab * shape.hidden
+
+
+def throughput(name: str, decoder: Decoder) -> None:
+    """Tokens a second of a 16k-token step, and all the memory it takes."""
+    random.seed(0)
+    shape = decoder.shape
+    batch = [sequence(STEP_LENGTH, shape.vocab, [STEP_LENGTH], STEP_RESPONSE) for _ in range(STEP_SEQUENCES)]
+    rows: list[tuple[object, ...]] = []
+    rate = matmul_rate()
+    gc.collect()
+    torch.cuda.empty_cache()
+    bounds = {"Qwen3-4B": (12500, 23), "Qwen3-0.6B": (40000, 8)}[name]
+    for micro_batch_tokens in (4096, 6144, 8192):
+        torch.cuda.reset_peak_memory_stats()
+        first = timed(step := our_step(decoder, batch, micro_batch_tokens))
+        (seconds,) = best(step)
+        memory = torch.cuda.max_memory_reserved() / GIB
+        speed = STEP_SEQUENCES * STEP_LENGTH / seconds
+        use = step_flops(shape) / seconds / rate
+        row = (
+            f"{speed:.0f}",
+            verdict(speed, bounds[0]),
+            f"{memory:.1f}",
+            verdict(memory, bounds[1], False),
+            f"{use:.0%}",
+        )
+        rows.append((micro_batch_tokens, *row, f"{first:.1f}"))
+        del step
+        gc.collect()
+        torch.cuda.empty_cache()
+    head = (
+        "micro-batch",
+        "tok/s",
+        "target",
+        "GiB, weights included",
+        "target",
+        "of a large matmul's rate",
+        "first step s",
+    )
+    table(f"16 × 1,024 tokens, {STEP_RESPONSE} of each a response, random {name} shape, bf16", head, rows)
+    print(f"  a large matmul runs at {rate / 1e12:.0f} TFLOP/s")
+
+
+def on_cuda() -> None:
+    found = {side: in_own_process(side, "cuda", "Qwen3-4B") for side in (PEFT, OURS, CHECKPOINTED)}
+    columns = {side: (own["seconds"], own["memory"]) for side, own in found.items()}
+    show_step("One step, random Qwen3-4B shape, bf16", columns, (2, 0.5))
+    for name in SHAPES:
+        decoder = our_decoder("cuda", SHAPES[name])
+        throughput(name, decoder)
+        # Shapes are compiled into the kernels.
+        torch.compiler.reset()
+    show_sessions("Sessions, random Qwen3-4B shape", decoder, MICRO_BATCH_TOKENS)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--measure", nargs=2, metavar=("SIDE", "SHAPE"), help="one side's step, as JSON")
+    args = parser.parse_args()
+    if args.measure:
+        measure(args.measure[0], args.device, args.measure[1])
+    elif args.device == "cpu":
+        on_cpu()
+    else:
+        on_cuda()

@@ -1,0 +1,333 @@
+"""Gradients are those of the same loss in Transformers and PEFT, however the work is cut up."""
+
+import dataclasses
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import PeftModel
+from test_decoder import FAMILIES, causal
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from openclaw_rl.engines.local.decoder import Decoder, load_decoder
+from openclaw_rl.engines.local.lora import LoraWeights
+from openclaw_rl.engines.local.training import Metrics, Trainer
+from openclaw_rl.losses.policy import PolicyLoss
+from openclaw_rl.types import Span, TrainingSequence
+
+CPU = torch.device("cpu")
+VOCABULARY = 200
+
+
+@pytest.fixture(scope="module")
+def decoder(tiny_model: Path) -> Decoder:
+    return load_decoder(tiny_model, torch.float32, CPU)
+
+
+def lively(decoder: Decoder, **options: Any) -> LoraWeights:
+    lora = LoraWeights.create(decoder.shape, rank=4, alpha=8, seed=1, **options)
+    generator = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for b in lora.b.values():
+            b.normal_(0, 0.1, generator=generator)
+    return lora
+
+
+def sequence(draw: random.Random, length: int, *bounds: tuple[int, int]) -> TrainingSequence:
+    """Random tokens; old log-probs near those of a random model, so that some ratios are clipped and some are not."""
+    spans = [
+        Span(
+            number,
+            start,
+            stop,
+            [draw.uniform(-7, -4) for _ in range(start, stop)],
+            [draw.uniform(-2, 2) for _ in range(start, stop)],
+        )
+        for number, (start, stop) in enumerate(bounds)
+    ]
+    return TrainingSequence([draw.randrange(VOCABULARY) for _ in range(length)], spans)
+
+
+def ragged(seed: int = 0) -> list[TrainingSequence]:
+    draw = random.Random(seed)
+    return [
+        sequence(draw, 30, (20, 30)),
+        sequence(draw, 50, (5, 9), (12, 30), (45, 50)),
+        sequence(draw, 9, (1, 2)),
+        sequence(draw, 24, (10, 20)),
+        sequence(draw, 17, (16, 17)),
+    ]
+
+
+def gradients(
+    decoder: Decoder,
+    sequences: Sequence[TrainingSequence],
+    lora: LoraWeights | None = None,
+    loss: PolicyLoss | None = None,
+    **options: Any,
+) -> tuple[list[Tensor], Metrics]:
+    lora = lora or lively(decoder)
+    metrics = Trainer(decoder, lora, loss or PolicyLoss(), **options).forward_backward(sequences)
+    return [
+        parameter.grad if parameter.grad is not None else torch.zeros_like(parameter) for parameter in lora.parameters()
+    ], metrics
+
+
+def assert_equal(found: list[Tensor], expected: list[Tensor], tolerance: float = 1e-5) -> None:
+    """Each tensor's difference is small beside the tensor."""
+    for one, other in zip(found, expected, strict=True):
+        assert other.norm() > 0
+        assert (one.double() - other.double()).norm() < tolerance * other.double().norm()
+
+
+def in_peft(
+    model: Path, adapter: Path, sequences: list[TrainingSequence], loss: PolicyLoss
+) -> tuple[float, dict[str, Tensor]]:
+    """The loss and its gradients by parameter, from full logits of one span at a time, in float64."""
+    base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float64)
+    policy = PeftModel.from_pretrained(base, adapter, is_trainable=True, autocast_adapter_dtype=False).double().eval()
+    spans = [(s.ids[: span.stop], span) for s in sequences for span in s.spans]
+    total = torch.zeros((), dtype=torch.float64)
+
+    def chosen(ids: Sequence[int], span: Span) -> Tensor:
+        scores = policy(torch.tensor([ids])).logits[0].log_softmax(-1)
+        return torch.stack([scores[i - 1, ids[i]] for i in range(span.start, span.stop)])
+
+    for ids, span in spans:
+        new = chosen(ids, span)
+        with torch.no_grad(), policy.disable_adapter():
+            reference = chosen(ids, span)
+        old, advantages = (torch.tensor(column, dtype=torch.float64) for column in (span.old_logprobs, span.advantages))
+        total = total + loss.per_token(new, old, advantages, reference).loss.mean() / len(spans)
+    total.backward()
+    return total.item(), {name: p.grad for name, p in policy.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("loss", [PolicyLoss("ppo", kl_coef=0.1), PolicyLoss("cispo")], ids=lambda loss: loss.kind)
+def test_loss_and_gradients_are_those_of_peft_with_full_logits(family: str, loss: PolicyLoss, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    theirs = AutoModelForCausalLM.from_config(FAMILIES[family])
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    theirs.save_pretrained(tmp_path / "model")
+    decoder = load_decoder(tmp_path / "model", torch.float32, CPU)
+    lora = lively(decoder)
+    lora.save(tmp_path / "adapter", "model")
+    expected_loss, expected = in_peft(tmp_path / "model", tmp_path / "adapter", ragged(), loss)
+    _, metrics = gradients(decoder, ragged(), lora, loss, micro_batch_tokens=60)
+    assert metrics.loss == pytest.approx(expected_loss, abs=1e-5)
+    for side, stacked in (("A", lora.a), ("B", lora.b)):
+        for name, tensor in stacked.items():
+            assert tensor.grad is not None
+            for layer, found in enumerate(tensor.grad):
+                key = next(k for k in expected if f"layers.{layer}." in k and f"{name}.lora_{side}" in k)
+                assert_equal([found], [expected[key]], 1e-4)
+
+
+@pytest.mark.parametrize("modules", [("q_proj", "v_proj"), ("gate_proj",), ("k_proj", "up_proj", "o_proj")])
+def test_modules_without_factors_pass_gradients_on(decoder: Decoder, modules: tuple[str, ...]) -> None:
+    part = lively(decoder, modules=modules)
+    whole = lively(decoder)
+    with torch.no_grad():
+        for name in whole.a:
+            if name in modules:
+                whole.a[name].copy_(part.a[name])
+                whole.b[name].copy_(part.b[name])
+            else:
+                whole.b[name].zero_()
+    gradients(decoder, ragged(), part)
+    gradients(decoder, ragged(), whole)
+    for name in part.a:
+        assert_equal([part.a[name].grad, part.b[name].grad], [whole.a[name].grad, whole.b[name].grad])
+
+
+def test_packed_sequences_are_the_sum_of_separate_ones(decoder: Decoder) -> None:
+    batch = ragged()
+    packed, metrics = gradients(decoder, batch)
+    total = [torch.zeros_like(tensor) for tensor in packed]
+    for one in batch:
+        alone, own = gradients(decoder, [one])
+        for tensor, part in zip(total, alone, strict=True):
+            tensor += part * own.samples / metrics.samples
+    assert_equal(packed, total)
+
+
+@pytest.mark.parametrize("micro_batch_tokens", [1, 30, 64, 90])
+def test_the_size_of_micro_batches_changes_nothing(decoder: Decoder, micro_batch_tokens: int) -> None:
+    expected, whole = gradients(decoder, ragged())
+    found, cut = gradients(decoder, ragged(), micro_batch_tokens=micro_batch_tokens)
+    assert_equal(found, expected)
+    assert cut.loss == pytest.approx(whole.loss, rel=1e-5)
+    assert (cut.tokens, cut.response_tokens, cut.clipped) == (whole.tokens, whole.response_tokens, whole.clipped)
+
+
+def test_the_order_of_the_sequences_changes_nothing(decoder: Decoder) -> None:
+    expected, forwards = gradients(decoder, ragged())
+    found, backwards = gradients(decoder, ragged()[::-1])
+    assert_equal(found, expected)
+    for one, other in zip(forwards.logprobs, backwards.logprobs[::-1], strict=True):
+        assert one == [pytest.approx(span, abs=1e-5) for span in other]
+
+
+def test_checkpointing_changes_nothing(decoder: Decoder) -> None:
+    expected, _ = gradients(decoder, ragged(), lively(decoder, dropout=0.2))
+    found, _ = gradients(decoder, ragged(), lively(decoder, dropout=0.2), checkpointing=True)
+    assert all(one.equal(other) for one, other in zip(found, expected, strict=True))
+
+
+def test_the_same_input_gives_the_same_bits(decoder: Decoder) -> None:
+    (one, first), (other, second) = gradients(decoder, ragged()), gradients(decoder, ragged())
+    assert all(a.equal(b) for a, b in zip(one, other, strict=True))
+    assert first == second
+
+
+def test_a_session_is_the_same_as_its_turns_apart(decoder: Decoder) -> None:
+    session = sequence(random.Random(3), 80, (10, 18), (30, 33), (50, 70))
+    turns = [TrainingSequence(session.ids[: span.stop], [span]) for span in session.spans]
+    expected, apart = gradients(decoder, turns)
+    found, together = gradients(decoder, [session])
+    assert_equal(found, expected)
+    assert together.loss == pytest.approx(apart.loss, rel=1e-5)
+    assert together.logprobs[0] == [pytest.approx(turn[0], abs=1e-5) for turn in apart.logprobs]
+    assert (together.tokens, apart.tokens) == (69, 17 + 32 + 69)
+
+
+def test_gradients_accumulate_until_they_are_cleared(decoder: Decoder) -> None:
+    lora = lively(decoder)
+    once = [grad.clone() for grad in gradients(decoder, ragged(), lora)[0]]
+    twice, _ = gradients(decoder, ragged(), lora)
+    assert_equal(twice, [2 * grad for grad in once])
+
+
+def changed(session: TrainingSequence, at: int) -> TrainingSequence:
+    ids = list(session.ids)
+    ids[at] = (ids[at] + 1) % VOCABULARY
+    return dataclasses.replace(session, ids=ids)
+
+
+def test_what_follows_the_last_span_changes_nothing(decoder: Decoder) -> None:
+    session = sequence(random.Random(4), 40, (10, 20))
+    expected, metrics = gradients(decoder, [session])
+    for other in (changed(session, 20), dataclasses.replace(session, ids=session.ids[:20])):
+        found, same = gradients(decoder, [other])
+        assert all(a.equal(b) for a, b in zip(found, expected, strict=True))
+        assert same == metrics
+
+
+def test_a_prompt_token_is_read_but_not_learnt(decoder: Decoder) -> None:
+    """Tokens between spans are context: they change the later span, never the earlier, and are no targets."""
+    session = sequence(random.Random(5), 40, (10, 15), (30, 35))
+    silent = [dataclasses.replace(span, advantages=[0.0] * 5) for span in session.spans]
+    _, before = gradients(decoder, [session])
+    _, after = gradients(decoder, [changed(session, 20)])
+    assert after.logprobs[0][0] == before.logprobs[0][0]
+    assert after.logprobs[0][1] != before.logprobs[0][1]
+    nothing, _ = gradients(decoder, [dataclasses.replace(session, spans=silent)])
+    assert all((grad == 0).all() for grad in nothing)
+    first_only = dataclasses.replace(session, spans=[session.spans[0], silent[1]])
+    expected, _ = gradients(decoder, [first_only])
+    found, _ = gradients(decoder, [changed(first_only, 20)])
+    assert_equal(found, expected, 1e-6)
+
+
+def test_scores_are_those_of_the_decoder_that_samples(decoder: Decoder) -> None:
+    batch = ragged()
+    trainer = Trainer(decoder, lively(decoder), PolicyLoss(), micro_batch_tokens=50)
+    policy, base = trainer.score(batch), trainer.score(batch, base=True)
+    _, metrics = gradients(decoder, batch)
+    for number, one in enumerate(batch):
+        ids = torch.tensor(one.ids)
+        with torch.no_grad():
+            logits = decoder.logits(decoder.forward(ids, torch.arange(len(ids)), causal)).log_softmax(-1)
+        for span, found in zip(one.spans, base[number], strict=True):
+            expected = [logits[i - 1, ids[i]].item() for i in range(span.start, span.stop)]
+            assert found == pytest.approx(expected, abs=1e-4)
+        for own, trained in zip(policy[number], metrics.logprobs[number], strict=True):
+            assert own == pytest.approx(trained, abs=1e-5)
+    assert policy != base
+
+
+def test_scoring_asks_for_no_signals_and_leaves_no_gradients(decoder: Decoder) -> None:
+    lora = lively(decoder)
+    bare = TrainingSequence(list(range(20)), [Span(0, 5, 9, [], [])])
+    (spans, nothing) = Trainer(decoder, lora, PolicyLoss()).score([bare, TrainingSequence([1, 2], [])])
+    assert [len(span) for span in spans] == [4]
+    assert nothing == []
+    assert all(parameter.grad is None for parameter in lora.parameters())
+
+
+def test_metrics_are_sums_over_the_response_tokens(decoder: Decoder) -> None:
+    batch, loss = ragged(), PolicyLoss(kl_coef=0.2)
+    trainer = Trainer(decoder, lively(decoder), loss, micro_batch_tokens=40)
+    base = trainer.score(batch, base=True)
+    metrics = trainer.forward_backward(batch)
+    clipped = kl_old = kl_base = mean = 0.0
+    for one, news, bases in zip(batch, metrics.logprobs, base, strict=True):
+        for span, new, reference in zip(one.spans, news, bases, strict=True):
+            columns = (torch.tensor(c) for c in (new, span.old_logprobs, span.advantages, reference))
+            tokens = loss.per_token(*columns)
+            clipped, kl_old = clipped + tokens.clipped.sum().item(), kl_old + tokens.kl_old.sum().item()
+            kl_base, mean = kl_base + tokens.kl_base.sum().item(), mean + tokens.loss.mean().item() / metrics.samples
+    assert metrics.clipped == clipped > 0
+    assert metrics.kl_old == pytest.approx(kl_old, rel=1e-4)
+    assert metrics.kl_base == pytest.approx(kl_base, rel=1e-4)
+    assert metrics.loss == pytest.approx(mean, rel=1e-4)
+    assert (metrics.samples, metrics.response_tokens, metrics.tokens) == (7, 49, 29 + 49 + 1 + 19 + 16)
+
+
+def test_nothing_to_learn_is_nothing_learnt(decoder: Decoder) -> None:
+    lora = lively(decoder)
+    metrics = Trainer(decoder, lora, PolicyLoss()).forward_backward([TrainingSequence([1, 2, 3], [])])
+    assert metrics == Metrics(0, 0, 0, 0, 0, 0, 0, [[]])
+    assert all(parameter.grad is None for parameter in lora.parameters())
+
+
+def slope(value: Callable[[float], float], step: float) -> float:
+    return (value(step) - value(-step)) / (2 * step)
+
+
+@pytest.mark.parametrize("side", ["a", "b"])
+def test_with_dropout_the_gradient_is_still_the_slope_of_the_loss(decoder: Decoder, side: str) -> None:
+    """By one side's factors at a time: the other's slope would drown it."""
+    lora = lively(decoder, dropout=0.5)
+    loss = PolicyLoss("importance_sampling")
+    _, dropped = gradients(decoder, ragged(), lora, loss)
+    assert dropped.loss != gradients(decoder, ragged(), lively(decoder), loss)[1].loss
+    factors: list[Tensor] = list(getattr(lora, side).values())
+    generator = torch.Generator().manual_seed(9)
+    directions = [torch.randn(factor.shape, generator=generator) for factor in factors]
+    start, found = [f.detach().clone() for f in factors], [f.grad.clone() for f in factors if f.grad is not None]
+
+    def moved(step: float) -> float:
+        with torch.no_grad():
+            for factor, at, direction in zip(factors, start, directions, strict=True):
+                factor.copy_(at + step * direction)
+        return Trainer(decoder, lora, loss).forward_backward(ragged()).loss
+
+    expected = sum((grad * direction).sum().item() for grad, direction in zip(found, directions, strict=True))
+    assert slope(moved, 1e-3) == pytest.approx(expected, rel=2e-2)
+
+
+def test_a_few_steps_teach_what_the_advantages_say(decoder: Decoder) -> None:
+    lora = LoraWeights.create(decoder.shape, rank=4, alpha=8)
+    draw = random.Random(0)
+    ids = [draw.randrange(VOCABULARY) for _ in range(40)]
+    wanted, unwanted = [1.0] * 10, [-1.0] * 10
+    bare = TrainingSequence(ids, [Span(0, 10, 20, [], []), Span(1, 30, 40, [], [])])
+    trainer = Trainer(decoder, lora, PolicyLoss(eps_clip=10, eps_clip_high=10))
+    ((good, bad),) = trainer.score([bare])
+    batch = [TrainingSequence(ids, [Span(0, 10, 20, good, wanted), Span(1, 30, 40, bad, unwanted)])]
+    optimiser = torch.optim.AdamW(lora.parameters(), lr=1e-2)
+    for _ in range(5):
+        optimiser.zero_grad()
+        trainer.forward_backward(batch)
+        optimiser.step()
+    ((better, worse),) = trainer.score([bare])
+    assert sum(better) > sum(good) + 1
+    assert sum(worse) < sum(bad) - 1
