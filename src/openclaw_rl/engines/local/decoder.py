@@ -1,8 +1,8 @@
 """One decoder for the Llama family of models, as a plain function of its weights.
 
 `Decoder.forward` takes a flat run of tokens and leaves two questions to its caller: what attention means
-(paged cache when sampling, packed sequences when training) and what an adapter adds to a projection. So the
-sampler and the learner run the same forward, and a batch may hold any mix of sequences and adapters.
+(over a paged cache, when sampling) and what an adapter adds to a projection, so a batch may hold any mix of sequences
+and adapters. The learner computes the same with other fusions (`blocks`), from the same weights.
 """
 
 import dataclasses

@@ -1,17 +1,19 @@
 """Reads a next state without a model: what people say when they are content, correct, reject, repeat or move on.
 
 Deterministic and cheap (well under a millisecond). Abstains (`ReplyKind.UNCLEAR`) rather than guess.
+The phrases are compiled where they are first needed, which takes time: `warm_up` does it before.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from openclaw_rl.judge.reader.kinds import Reading, ReplyKind
+from openclaw_rl.judge.reader.phrasebook import all_languages, all_scripts
 from openclaw_rl.judge.reader.tools import read_tool_results
 from openclaw_rl.judge.reader.users import read_user
 from openclaw_rl.rendering.chat import content_text
 
-__all__ = ["Reading", "ReplyKind", "read_reply"]
+__all__ = ["Reading", "ReplyKind", "read_reply", "warm_up"]
 
 _TOOL_ROLES = frozenset({"tool", "function"})
 
@@ -31,3 +33,12 @@ def read_reply(request: str, response: str, next_state: Sequence[Mapping[str, An
 def texts(messages: Sequence[Mapping[str, Any]], roles: frozenset[str]) -> list[str]:
     """What was said in some roles."""
     return [content_text(message.get("content")) for message in messages if message.get("role") in roles]
+
+
+def warm_up() -> None:
+    """Compile all phrases: seconds of work in small steps, so that a thread can do it while a server starts."""
+    read_reply("", "run()", [{"role": "tool", "content": "Error: none"}])
+    for language in (*all_scripts(), *all_languages()):
+        for phrases in language.signals.values():
+            phrases.at_start.compile()
+            phrases.anywhere.compile()

@@ -5,7 +5,6 @@ signal and language that is most of the reader's time; a table by first letter l
 """
 
 import re
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 _ANY = ("",)
@@ -18,25 +17,24 @@ class Alternatives:
     def __init__(self, phrases: Sequence[str], spaced: bool) -> None:
         """Phrases are of whole words where words have spaces between them; elsewhere no place is known to begin one."""
         self._spaced = spaced
-        self._sources: dict[str, list[str]] = defaultdict(list)
-        self._compiled: dict[str, re.Pattern[str] | None] = {}
+        self._sources: dict[str, list[str]] = {}
+        self._compiled: dict[str, re.Pattern[str]] = {}
         for phrase in phrases:
             letters = first_letters(phrase) if spaced else None
             for letter in _ANY if letters is None else letters:
-                self._sources[letter].append(phrase)
+                self._sources.setdefault(letter, []).append(phrase)
+        self._any = "" in self._sources
 
     def match(self, text: str, place: int) -> re.Match[str] | None:
         """Match at one place."""
-        known = self._pattern(text[place : place + 1])
-        if known and (match := known.match(text, place)):
+        letter = text[place : place + 1]
+        if letter and letter in self._sources and (match := self._pattern(letter).match(text, place)):
             return match
-        other = self._pattern("")
-        return other.match(text, place) if other else None
+        return self._pattern("").match(text, place) if self._any else None
 
     def search(self, text: str, words: Sequence[int]) -> re.Match[str] | None:
         """The first match; `words` are the places where words begin."""
-        other = self._pattern("")
-        found = other.search(text) if other else None
+        found = self._pattern("").search(text) if self._any else None
         sources = self._sources
         for place in words:
             # Asked for most places in vain: the shortest way out comes first.
@@ -44,21 +42,21 @@ class Alternatives:
                 continue
             if found and found.start() <= place:
                 break
-            known = self._pattern(letter)
-            if known and (match := known.match(text, place)):
+            if match := self._pattern(letter).match(text, place):
                 return match
         return found
 
-    def _pattern(self, letter: str) -> re.Pattern[str] | None:
-        """What begins with a letter; with "", what may begin with anything."""
+    def compile(self) -> None:
+        """Compile everything now."""
+        for letter in self._sources:
+            self._pattern(letter)
+
+    def _pattern(self, letter: str) -> re.Pattern[str]:
+        """What begins with a letter that some phrase begins with; with "", what may begin with anything."""
         try:
             return self._compiled[letter]
         except KeyError:
-            phrases = self._sources.get(letter)
-            if not phrases:
-                # Not kept for every character there is.
-                return self._compiled.setdefault(letter, None) if letter.isascii() else None
-            return self._compiled.setdefault(letter, join(phrases, self._spaced))
+            return self._compiled.setdefault(letter, join(self._sources[letter], self._spaced))
 
 
 def join(phrases: Sequence[str], spaced: bool) -> re.Pattern[str]:

@@ -18,9 +18,9 @@ from openclaw_rl.judge.reader.similarity import content, weight
 _NUMBER = re.compile(r"\d+(?:[.,:]\d+)*")
 _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|\w+")
 #: Words beside a verdict that say nothing the reader knows: with more of them, the verdict may be about those.
-_MOST_BESIDE_REJECTION = 5
-_MOST_BESIDE_PRAISE = 6
-_MOST_BESIDE_THANKS = 3
+_MOST_BESIDE_REJECTION = 4
+#: By how often the message praises or thanks.
+_MOST_BESIDE_PRAISE = (0, 2, 5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ def conclude(evidence: Evidence) -> ReplyKind:
         return ReplyKind.UNCLEAR if evidence.asked else weigh(negative, evidence)
     if evidence.has("sarcasm", "doubt"):
         return ReplyKind.UNCLEAR
-    if move and not (evidence.asked and not content):
+    if move and (content or not (evidence.asked or evidence.said[move[0]].asks)):
         return ReplyKind.MOVING_ON
     if content:
         return conclude_content(evidence)
@@ -99,8 +99,12 @@ def conclude_change(evidence: Evidence, rejected: bool) -> ReplyKind:
     if evidence.opposed or rejected or evidence.has("reminder"):
         return ReplyKind.CORRECTION
     # "One zero too many. 300,000.": a fact set right, or a wish for another one.
-    disputed = evidence.disputed and evidence.has("statement")
-    return ReplyKind.UNCLEAR if disputed or evidence.has("defer") else ReplyKind.CHANGE_REQUEST
+    disputed = evidence.disputed and any(s.has("statement") and not s.has("change") for s in evidence.said)
+    # "Much more human. Thanks!": who wants a change says thanks before.
+    content = max((n for n, s in enumerate(evidence.said) if s.has("praise", "thanks")), default=-1)
+    change = evidence.first("change")
+    content_after = change is not None and content > change[0]
+    return ReplyKind.UNCLEAR if disputed or content_after or evidence.has("defer") else ReplyKind.CHANGE_REQUEST
 
 
 def beside(said: Sequence[Sentence]) -> float:
@@ -129,12 +133,13 @@ def conclude_content(evidence: Evidence) -> ReplyKind:
         return ReplyKind.MOVING_ON
     if evidence.has("contrast") or any(sentence.asks for sentence in evidence.said):
         return ReplyKind.UNCLEAR
-    praised = evidence.has("praise")
-    most = _MOST_BESIDE_PRAISE if praised else _MOST_BESIDE_THANKS
+    times = sum(sentence.has("praise") + sentence.has("thanks") for sentence in evidence.said)
+    most = _MOST_BESIDE_PRAISE[min(times, len(_MOST_BESIDE_PRAISE) - 1)]
     # A request, or much else, behind the thanks is what the message is about.
-    if evidence.has("next", "defer") or beside(evidence.said) > most or (evidence.asked and not praised):
+    if evidence.has("next", "defer") or beside(evidence.said) > most:
         return ReplyKind.UNCLEAR
-    return ReplyKind.ACKNOWLEDGEMENT
+    answers = evidence.asked and not evidence.has("praise")
+    return ReplyKind.UNCLEAR if answers else ReplyKind.ACKNOWLEDGEMENT
 
 
 def is_better_fact(evidence: Evidence) -> bool:

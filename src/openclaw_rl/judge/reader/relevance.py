@@ -60,6 +60,10 @@ def shares_words(topic: Topic) -> bool:
 
 def names(text: str) -> set[str]:
     """The words of a text that name something; pairs of characters, where words are not separated."""
-    found = content(tokens(text, _MOST_WORDS), all_small_words())
-    pairs = {one + other for one, other in pairwise(found) if _WIDE.match(one) and _WIDE.match(other)}
-    return {word for word in found if len(word) >= 3 or word.isdigit()} | pairs
+    words, small = tokens(text, _MOST_WORDS), all_small_words()
+    pairs = {
+        one + other
+        for one, other in pairwise(words)
+        if _WIDE.match(one) and _WIDE.match(other) and not (one in small and other in small)
+    }
+    return {word for word in content(words, small) if len(word) >= 3 or word.isdigit()} | pairs

@@ -8,6 +8,7 @@ The signals of the phrase files, and what each says of the response:
 - praise, thanks; idiom: praise in negative words ("not bad"); sarcasm: praise that is none; negation: takes praise back
 - moving_on: the next step; next: a request, which is the next step if contentment came before
 - again: the request will be repeated
+- tale: tells of oneself or others, which asks for nothing
 - defer: will be thought about or tried, so nothing is known yet
 - interrogative: a plain question, from which nothing follows
 - back: points to the response ("it", "shorter"); fresh: asks for a new thing; own: speaks of something of the user's
@@ -78,11 +79,23 @@ def find_signals(sentence: Sentence, text: str, lexicon: Lexicon) -> None:
         text = sentence.rest = lexicon.blank("praise", text, by=_IDIOM)
     for signal in ("correction", "reminder", "change", "next", "statement"):
         note(found, signal, text, lexicon)
+    drop_tales(found, text, lexicon)
     if _IDIOM in text:
         found.setdefault("praise", text.index(_IDIOM))
     # "I thought it was wrong, but you are right": what comes last counts.
     if CONTRAST in text and _IDIOM not in text.rpartition(CONTRAST)[2]:
         found["contrast"] = text.index(CONTRAST)
+
+
+def drop_tales(found: dict[str, int], text: str, lexicon: Lexicon) -> None:
+    """Drop what is said of oneself: "my flat is too small" is no wish, "we have one, it's great" no praise."""
+    signals = {"change", "correction", "praise"} & found.keys()
+    if not signals or CONTRAST in text or "reminder" in found or not lexicon.find("tale", text):
+        return
+    for signal in signals:
+        del found[signal]
+    if "praise" in signals:
+        found["doubt"] = 0
 
 
 def note(found: dict[str, int], signal: str, text: str, lexicon: Lexicon) -> None:

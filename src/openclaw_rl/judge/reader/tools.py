@@ -20,7 +20,20 @@ _LONGEST_JSON = 20_000
 _FAILED_WORDS = frozenset({"error", "failed", "failure", "fail", "exception", "invalid", "not_found", "rejected"})
 _FLAGS = {"success": False, "ok": False, "succeeded": False, "isError": True, "is_error": True, "failed": True}
 _EXIT_KEYS = ("exit_code", "exitCode", "returncode", "return_code", "exit_status", "exitStatus")
-_TEXT_KEYS = ("stderr", "output", "stdout", "content", "result", "text", "message", "detail", "details", "msg", "reason", "description")
+_TEXT_KEYS = (
+    "stderr",
+    "output",
+    "stdout",
+    "content",
+    "result",
+    "text",
+    "message",
+    "detail",
+    "details",
+    "msg",
+    "reason",
+    "description",
+)
 _SHORT = 400
 #: Ended from outside: by a time limit or by a signal.
 _ENDED_FROM_OUTSIDE = frozenset({124, 130, 137, 143, -9, -15})

@@ -12,16 +12,19 @@ from openclaw_rl.judge.reader.kinds import Reading, ReplyKind
 from openclaw_rl.judge.reader.lexicon import lexicon_for
 from openclaw_rl.judge.reader.opposites import Turn, opposes
 from openclaw_rl.judge.reader.phrasebook import all_small_words
-from openclaw_rl.judge.reader.relevance import Topic, is_about
+from openclaw_rl.judge.reader.relevance import Topic, is_about, names
 from openclaw_rl.judge.reader.signals import Sentence, read_sentence
 from openclaw_rl.judge.reader.similarity import Likeness, begins_alike, compare
 from openclaw_rl.judge.reader.text import normalise, own_words, sentences, shorten, without_quotations
 
 _UNCLEAR = Reading(ReplyKind.UNCLEAR)
 _FIRST, _LAST = 4, 2
+#: Words that a request in other words has of the first one.
+_LEAST_SHARED = 2
 _NUMBER = re.compile(r"\d+(?:[.,:]\d+)*")
 _ERROR_OUTPUT = re.compile(
-    r"^(?:traceback \(most recent call last\):|(?:fatal )?[\w.]{0,80}(?:error|exception)(?:\[\w+\])?: |panic: )", re.I | re.M
+    r"^(?:traceback \(most recent call last\):|(?:fatal )?[\w.]{0,80}(?:error|exception)(?:\[\w+\])?: |panic: )",
+    re.I | re.M,
 )
 _END_OF_ERROR = re.compile(r"^(?:fatal )?[\w.]{0,80}(?:error|exception|panic)\b[^\n]*$", re.I | re.M)
 _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|\w+")
@@ -38,7 +41,8 @@ def read_user(request: str, response: str, message: str) -> Reading:
     plain = normalise(without_quotations(words))
     lexicon = lexicon_for(plain)
     said = [read_sentence(part, lexicon) for part in first_and_last(sentences(plain))]
-    if repeats(likeness, said, lexicon.find("again", plain) is not None):
+    again = lexicon.find("again", plain) is not None and len(names(request) & names(plain)) >= _LEAST_SHARED
+    if repeats(likeness, said, again):
         return Reading(ReplyKind.REPETITION)
     if likeness is Likeness.EXTENDED and extends(request, message, said):
         return Reading(ReplyKind.CHANGE_REQUEST, make_hint(words))
