@@ -1,15 +1,33 @@
-"""A sampler without a model: says what it is told to, as fast or as slowly as a test needs."""
+"""Engines without a model: they do what they are told to, as fast or as slowly as a test needs."""
 
 import asyncio
+import inspect
+import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
+from typing import Any
 
-from openclaw_rl.engines.base import EngineLimits, EngineStats, EngineUnavailable, QueueFull
-from openclaw_rl.types import BASE_VERSION, FinishReason, SampledToken, SampleRequest
+from openclaw_rl.engines.base import EngineLimits, EngineStats, EngineUnavailable, QueueFull, StepResult
+from openclaw_rl.types import (
+    BASE_VERSION,
+    FinishReason,
+    SampledToken,
+    SampleRequest,
+    ScoreRequest,
+    Scores,
+    TrainingSequence,
+)
+
+
+def even_scores(request: ScoreRequest) -> list[float]:
+    return [-0.5] * request.last_n
 
 
 class ScriptedSampler:
-    """Implements `Sampler`. `script(request, index)` gives the ids of each completion, end token included."""
+    """Implements `Sampler`. `script(request, index)` gives the ids of each completion, end token included.
+
+    `scores(request)` gives log-probs; what it raises is raised.
+    """
 
     def __init__(
         self,
@@ -17,11 +35,13 @@ class ScriptedSampler:
         *,
         seconds_per_token: float = 0.0,
         max_context: int = 4096,
+        scores: Callable[[ScoreRequest], list[float]] = even_scores,
     ) -> None:
-        self.script, self.seconds_per_token = script, seconds_per_token
+        self.script, self.seconds_per_token, self.scores = script, seconds_per_token, scores
         self.limits = EngineLimits(max_context, max_sequences=64, max_choices=64)
         self.newest_version = BASE_VERSION
         self.requests: list[SampleRequest] = []
+        self.scored: list[ScoreRequest] = []
         self.full = False
         self.dies_after: int | None = None
         self.sent = 0
@@ -31,8 +51,14 @@ class ScriptedSampler:
 
     async def close(self) -> None: ...
 
-    async def publish(self, version: int, adapter: Path) -> None:
+    async def publish(self, version: int, adapter: Path, *, candidate: bool = False) -> None:
+        if not candidate:
+            self.newest_version = version
+
+    def promote(self, version: int) -> None:
         self.newest_version = version
+
+    def retract(self, version: int) -> None: ...
 
     def stats(self) -> EngineStats:
         return EngineStats(True, self.open, 0, 0)
@@ -42,6 +68,10 @@ class ScriptedSampler:
             raise QueueFull(7, retry_after=3)
         self.requests.append(request)
         return ScriptedStream(self, request)
+
+    async def score(self, request: ScoreRequest) -> Scores:
+        self.scored.append(request)
+        return Scores(self.scores(request), [], [])
 
 
 class ScriptedStream:
@@ -83,3 +113,71 @@ class ScriptedStream:
             self._ids[index] = ids[: position + 1]
         top = tuple((id, -1.0 - id) for id in range(params.top_logprobs))
         return SampledToken(index, ids[position], -0.5, top, finish)
+
+
+class ScriptedLearner:
+    """Implements `Learner`. Its policy is the list of the batches that it was trained on, each a list of turns.
+
+    `hooks` by the name of a call: what one raises is raised. EngineUnavailable takes the policy with it, as the death
+    of a process does: whatever is asked next is asked of a fresh one.
+    """
+
+    def __init__(self) -> None:
+        self.policy: list[list[int]] = []
+        self.before: list[list[int]] | None = None
+        self.hooks: dict[str, Callable[..., Any]] = {}
+        self.calls: list[str] = []
+        self.result = StepResult(0.5, 0.125, 0.01, 0.02, 1.5, tokens=100, response_tokens=10, seconds=0.25)
+
+    async def _call(self, name: str, *arguments: Any) -> None:
+        self.calls.append(name)
+        try:
+            answer = self.hooks[name](*arguments) if name in self.hooks else None
+            if inspect.isawaitable(answer):
+                await answer
+        except EngineUnavailable:
+            self.policy, self.before = [], None
+            raise
+
+    async def start(self) -> None:
+        await self._call("start")
+
+    async def close(self) -> None: ...
+
+    async def reset(self) -> None:
+        await self._call("reset")
+        self.policy, self.before = [], None
+
+    async def step(self, sequences: Sequence[TrainingSequence]) -> StepResult:
+        await self._call("step", sequences)
+        batch = sorted(span.turn for sequence in sequences for span in sequence.spans)
+        self.policy, self.before = [*self.policy, batch], self.policy
+        return self.result
+
+    async def undo(self) -> None:
+        await self._call("undo")
+        assert self.before is not None
+        self.policy, self.before = self.before, None
+
+    async def write_adapter(self, folder: Path) -> None:
+        await self._call("write_adapter", folder)
+        self._write(folder)
+
+    async def save(self, folder: Path) -> None:
+        await self._call("save", folder)
+        self._write(folder)
+        (folder / "learner.json").write_text("{}")
+
+    async def load(self, folder: Path) -> None:
+        await self._call("load", folder)
+        self.policy, self.before = read_policy(folder), None
+
+    def _write(self, folder: Path) -> None:
+        (folder / "adapter_config.json").write_text("{}")
+        (folder / "adapter_model.safetensors").write_text(json.dumps(self.policy))
+
+
+def read_policy(folder: Path) -> list[list[int]]:
+    """The batches that a scripted policy in a folder was trained on."""
+    policy: list[list[int]] = json.loads((folder / "adapter_model.safetensors").read_text())
+    return policy

@@ -153,7 +153,7 @@ def test_why_there_was_no_update_is_a_whole_sentence_wherever_turns_are(book: Bo
     turn = book.put(State.READY if state is State.DROPPED else state)
     if state is State.DROPPED:
         book.change(changes.move, turn, State.DROPPED, "because")
-    sentence = read_status(book.db, None, None).why_no_update
+    sentence = read_status(book.db, None, {}).why_no_update
     assert sentence.endswith(".")
     assert not sentence.endswith((": .", ":.", " ."))
     # A turn on its way is not one that cannot be trained on.

@@ -202,6 +202,14 @@ class TestMistakes:
             ({"eval_mode": True, "method": "rl"}, ["--eval-mode", "--method opd"]),
             ({"eval_mode": True}, ["--eval-mode", "--method opd"]),
             ({"w_opd": 0, "w_rl": 0}, ["--w-opd", "--w-rl"]),
+            ({"judge_base_url": "http://judge/v1"}, ["--judge-base-url", "--judge-model"]),
+            ({"judge_model": "judge-1"}, ["--judge-base-url", "--judge-model"]),
+            ({"judge_base_url": "judge:8000/v1", "judge_model": "judge-1"}, ["--judge-base-url", "http://"]),
+            ({"judge_api_key": "ключ"}, ["--judge-api-key", "ASCII"]),
+            ({"judge_api_key": "S3CRET\nX: y"}, ["--judge-api-key", "ASCII"]),
+            ({"judge": "custom"}, ["--judge custom", "--custom-rm-path"]),
+            ({"judge": "llm", "custom_rm_path": "a.py"}, ["--custom-rm-path", "--judge custom"]),
+            ({"judge": "none", "custom_rm_path": "a.py"}, ["--custom-rm-path", "--judge custom"]),
             ({"api_key": "alice=one,alice=two"}, ["--api-key"]),
             ({"api_key": "key-2=one,two"}, ["--api-key"]),
         ],
@@ -214,6 +222,17 @@ class TestMistakes:
         assert configured(eval_mode=True, method="opd").eval_mode
         assert configured(w_opd=0).w_rl == 1
         assert configured(w_opd=0, w_rl=0, method="rl").w_rl == 0
+        assert configured(custom_rm_path="a.py").judging == configured(custom_rm_path="a.py", judge="custom").judging
+        assert configured(judge_api_key="key\n", judge_base_url="https://judge", judge_model="judge-1").asks_llm
+
+    def test_the_embedded_model_does_not_judge_by_itself(self) -> None:
+        assert not configured().asks_llm
+        assert configured(judge="llm").asks_llm
+        assert configured(model_name="owner/model").asks_llm
+        assert configured(teacher_model_name="owner/model").asks_llm
+        assert not configured(model_name="owner/model", judge="feedback").asks_llm
+        assert not configured(model_name="owner/model", judge="none").asks_llm
+        assert not configured(model_name="owner/model", custom_rm_path="a.py").asks_llm
 
 
 # No text of ours contains S3, so that to find a secret means that it got out.

@@ -389,6 +389,10 @@ class Config(BaseModel):
             raise ValueError(
                 "--judge-base-url and --judge-model belong together: where the judge is, and its name there"
             )
+        if self.judge_base_url is not None and not self.judge_base_url.startswith(("http://", "https://")):
+            raise ValueError("--judge-base-url must begin with http:// or https://")
+        if not self.judge_api_key.isascii() or not self.judge_api_key.strip().isprintable():
+            raise ValueError("--judge-api-key must be plain ASCII, since it travels in an HTTP header")
         if self.judge == "custom" and self.custom_rm_path is None:
             raise ValueError("--judge custom needs --custom-rm-path, the file with your judge")
         if self.custom_rm_path is not None and self.judge not in ("auto", "custom"):

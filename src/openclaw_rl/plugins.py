@@ -5,6 +5,7 @@ import importlib.util
 import sys
 import traceback
 from collections.abc import Sequence
+from hashlib import blake2b
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -33,7 +34,10 @@ def load_plugin(given: str, option: str, names: Sequence[str]) -> Any:
 def _import_file(path: Path, option: str) -> ModuleType:
     if not path.is_file():
         raise ConfigError(f"{option}: there is no file {path}.")
-    spec = importlib.util.spec_from_file_location(f"openclaw_rl_plugin_{path.stem}", path)
+    name = f"openclaw_rl_plugin_{path.stem}_{blake2b(str(path.resolve()).encode(), digest_size=4).hexdigest()}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -57,7 +61,7 @@ def _import_module(name: str, option: str) -> ModuleType:
 def describe(error: BaseException, file: Path | None = None) -> str:
     """An error of somebody else's code: where it was raised (in that file, if it passed through it), and what it is."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if file is not None and Path(frame.filename) == file]
+    own = [frame for frame in frames if file is not None and Path(frame.filename).resolve() == file.resolve()]
     if isinstance(error, SyntaxError) and error.filename:
         return f"{Path(error.filename).name}:{error.lineno}: {type(error).__name__}: {error.msg}"
     last = (own or list(frames))[-1:]

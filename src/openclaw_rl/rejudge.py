@@ -8,7 +8,7 @@ import contextlib
 import sqlite3
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -18,13 +18,17 @@ from rich.table import Table
 from openclaw_rl.assembly import start_model, worker_options
 from openclaw_rl.config import Config
 from openclaw_rl.engines.local.sampler import LocalSampler
+from openclaw_rl.judge.breaker import FIRST_PAUSE
 from openclaw_rl.judge.build import build_panel
 from openclaw_rl.judge.case import Case
-from openclaw_rl.judge.errors import JudgeError
+from openclaw_rl.judge.errors import JudgeDown, JudgeError
 from openclaw_rl.judge.judges import Panel
 from openclaw_rl.ledger import queries
+from openclaw_rl.options import ConfigError
 from openclaw_rl.types import Question
 
+#: Seconds that a judge may be away before the command gives up.
+PATIENCE = 20.0
 SIGNS = ("good", "neutral", "bad", "abstains")
 
 
@@ -48,7 +52,8 @@ async def rejudge(config: Config, folder: Path | None, db: sqlite3.Connection, t
         if folder is not None:
             sampler = LocalSampler(worker_options(config, folder), config.max_queue)
             model = await start_model(stack, sampler, folder)
-        panel = build_panel(config, model)
+        # What people said of a turn is what a judge is measured by, not what it is told.
+        panel = build_panel(config, model, explicit=False)
         limit = asyncio.Semaphore(config.num_judge_workers)
         with Progress(console=Console(stderr=True), transient=True) as progress:
             task = progress.add_task("Judging", total=len(turns))
@@ -63,12 +68,21 @@ async def rejudge(config: Config, folder: Path | None, db: sqlite3.Connection, t
 
 
 async def judge_again(panel: Panel, turn: queries.StoredTurn) -> Pair:
+    """Raises ConfigError if the judge stays away: a table of turns that it never saw would say nothing."""
     stored = turn.verdict.score if turn.verdict else None
-    try:
-        verdict = await panel.verdict(Case.of(turn), frozenset([Question.SCORE]))
-    except (JudgeError, TimeoutError):
-        return Pair(turn.number, stored, None)
-    return Pair(turn.number, stored, verdict.score)
+    patience = PATIENCE
+    while True:
+        try:
+            verdict = await panel.verdict(replace(Case.of(turn), feedback=()), frozenset([Question.SCORE]))
+            return Pair(turn.number, stored, verdict.score)
+        except JudgeDown as error:
+            if patience <= 0:
+                raise ConfigError(f"The judge cannot be asked: {error}.") from None
+            pause = max(FIRST_PAUSE, error.retry_after)
+            patience -= pause
+            await asyncio.sleep(pause)
+        except (JudgeError, TimeoutError):
+            return Pair(turn.number, stored, None)
 
 
 def confusion(pairs: Sequence[Pair]) -> Table:

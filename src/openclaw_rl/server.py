@@ -28,6 +28,7 @@ from openclaw_rl.banner import banner, local_url
 from openclaw_rl.config import Config
 from openclaw_rl.engines.base import EngineUnavailable, Sampler
 from openclaw_rl.engines.local.sampler import LocalSampler
+from openclaw_rl.judge.build import check_judges
 from openclaw_rl.learn.imported import score_imported
 from openclaw_rl.ledger.ledger import Ledger
 from openclaw_rl.ledger.lock import RunDirInUse, RunDirLock
@@ -73,6 +74,7 @@ def check(config: Config) -> None:
         raise ConfigError(
             "--lora-rank 0 (training all weights) is not there on the local backend: give a rank, or --max-steps 0."
         )
+    check_judges(config)
     if config.device == "cuda":
         import torch
 

@@ -1,6 +1,7 @@
 """Where a judging language model is: on the engine that serves, or behind any OpenAI-compatible endpoint."""
 
 import asyncio
+import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -88,7 +89,9 @@ class EndpointAsker:
 
     def __init__(self, base_url: str, model: str, key: str = "") -> None:
         self.model = model
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        # A key from a file often ends with its line.
+        headers = {"Authorization": f"Bearer {key.strip()}"} if key.strip() else {}
+        headers["Content-Type"] = "application/json"
         # How long to wait is the caller's decision.
         self._client = httpx.AsyncClient(headers=headers, timeout=None)
         self._url = f"{base_url.rstrip('/')}/chat/completions"
@@ -113,9 +116,14 @@ class EndpointAsker:
             "seed": seed,
         }
         try:
-            response = await self._client.post(self._url, json=body)
+            # All of it in ASCII: half a character, which a turn may have, is then no obstacle.
+            response = await self._client.post(self._url, content=json.dumps(body))
+        except httpx.LocalProtocolError:
+            # What it says would show the key.
+            raise JudgeDown("the key for the judge cannot be sent in a header: check OPENCLAW_JUDGE_API_KEY") from None
         except httpx.HTTPError as error:
-            raise JudgeDown(f"{self._url} cannot be reached: {type(error).__name__} {error}".rstrip()) from error
+            reason = f"{self._url} cannot be reached: {type(error).__name__} {error}".rstrip()
+            raise JudgeDown(reason, suspect=not isinstance(error, httpx.ConnectError)) from error
         return read_answers(self._checked(response), time.monotonic() - started)
 
     def _checked(self, response: httpx.Response) -> Any:
@@ -123,7 +131,8 @@ class EndpointAsker:
         status = response.status_code
         if status in AWAY or status >= 500:
             advice = f": {MENDING[status]}" if status in MENDING else ""
-            raise JudgeDown(f"{self._url} answers {status}{advice}", retry_after(response.headers))
+            reason = f"{self._url} answers {status}{advice}"
+            raise JudgeDown(reason, retry_after(response.headers), suspect=status >= 500)
         if status != 200:
             raise JudgeFailed(f"the judge answers {status}: {response.text[:200]}")
         try:
@@ -140,8 +149,9 @@ def read_answers(body: Any, seconds: float) -> list[Answer]:
         if not texts or not all(isinstance(text, str) for text in texts):
             raise TypeError
         usage = body.get("usage") or {}
-        tokens = (int(usage.get("prompt_tokens") or 0) + int(usage.get("completion_tokens") or 0)) // len(texts)
-    except (TypeError, KeyError, ValueError, AttributeError) as error:
+        used = [int(usage.get(name) or 0) for name in ("prompt_tokens", "completion_tokens")]
+        tokens = max(0, sum(used)) // len(texts)
+    except (TypeError, KeyError, ValueError, AttributeError, OverflowError) as error:
         raise JudgeFailed("the judge's answer is not a chat completion") from error
     return [Answer(text, seconds, tokens) for text in texts]
 

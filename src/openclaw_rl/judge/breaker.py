@@ -42,10 +42,10 @@ class Breaker:
         try:
             result = await ask()
         except JudgeDown as error:
-            self._failed(str(error), error.retry_after)
+            self._failed(str(error), error.retry_after, trial)
             raise
         except TimeoutError:
-            self._failed("the judge does not answer in time")
+            self._failed("the judge does not answer in time", 0.0, trial)
             raise
         except JudgeFailed:
             self._answered()  # it is there; it only could not deal with this
@@ -60,9 +60,12 @@ class Breaker:
         self._failures, self._pause, self.reason = 0, FIRST_PAUSE, ""
         self.answered += 1
 
-    def _failed(self, reason: str, retry_after: float = 0.0) -> None:
+    def _failed(self, reason: str, retry_after: float, trial: bool) -> None:
         self._failures += 1
-        if self._failures >= FAILURES or retry_after:
+        if self.reason and not trial:
+            # It was under way when the judge went away, and says nothing new, or only when to come back.
+            self._until = max(self._until, self._clock() + retry_after)
+        elif self._failures >= FAILURES or retry_after:
             self.reason = reason
             self._until = self._clock() + max(self._pause, retry_after)
             self._pause = min(LONGEST_PAUSE, 2 * self._pause)

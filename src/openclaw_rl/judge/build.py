@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry
 from openclaw_rl.config import Config
 from openclaw_rl.engines.base import Sampler
 from openclaw_rl.judge.askers import Asker, AskParams, EndpointAsker, EngineAsker
-from openclaw_rl.judge.custom import CustomJudge
+from openclaw_rl.judge.custom import NAMES, OPTION, CustomJudge
 from openclaw_rl.judge.dispatch import Signals
 from openclaw_rl.judge.judges import Explicit, FeedbackReader, Judge, LlmJudge, Panel
 from openclaw_rl.judge.loop import JudgeLoop
@@ -16,6 +16,7 @@ from openclaw_rl.judge.metrics import JudgeMetrics
 from openclaw_rl.judge.teacher import Teacher
 from openclaw_rl.ledger.ledger import Ledger
 from openclaw_rl.options import ConfigError
+from openclaw_rl.plugins import load_plugin
 from openclaw_rl.rendering.chat import ChatRenderer
 from openclaw_rl.rendering.tokenizer import ChatTokenizer
 
@@ -48,13 +49,21 @@ def needs_other_model(config: Config) -> bool:
     return given and config.judging != "none" and (asked or Signals.of(config).opd)
 
 
-def build_panel(config: Config, model: JudgingModel | None) -> Panel:
+def check_judges(config: Config) -> None:
+    """What can be wrong with the owner's files, said before a model is loaded. Raises ConfigError."""
+    read_rubric(config.judge_rubric)
+    if config.judging == "custom":
+        load_plugin(config.custom_rm_path or "", OPTION, NAMES)
+
+
+def build_panel(config: Config, model: JudgingModel | None, *, explicit: bool = True) -> Panel:
     """The judges in the order they are asked; `model` is asked where no endpoint is given. Raises ConfigError."""
-    judges: list[Judge] = [Explicit()]
+    judges: list[Judge] = [Explicit()] if explicit else []
     if config.judging in ("auto", "feedback"):
         judges.append(FeedbackReader())
     if config.judging == "custom":
-        judges.append(CustomJudge(config.custom_rm_path or "", config.model_dump(exclude={"api_key", "judge_api_key"})))
+        settings = config.model_dump(exclude={"api_key", "judge_api_key"})
+        judges.append(CustomJudge(config.custom_rm_path or "", settings, config.judge_timeout))
     if config.asks_llm:
         judges.append(llm_judge(config, model))
     return Panel(judges)

@@ -6,6 +6,7 @@ async; those that are not run in a thread, so they hold nobody up.
 
 import asyncio
 import inspect
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,9 +28,12 @@ class CustomJudge:
 
     source = Source.CUSTOM
 
-    def __init__(self, path: str, settings: dict[str, Any]) -> None:
-        self.file = Path(path.partition(":")[0]).expanduser()
-        self._score, self._hint = methods(load_plugin(path, OPTION, NAMES), path, settings)
+    def __init__(self, path: str, settings: dict[str, Any], timeout: float) -> None:
+        self.timeout = timeout
+        found = load_plugin(path, OPTION, NAMES)
+        self._score, self._hint = methods(found, path, settings)
+        module = sys.modules.get(getattr(self._score, "__module__", None) or "")
+        self.file = Path(getattr(module, "__file__", None) or path.partition(":")[0]).expanduser()
 
     async def judge(self, case: Case, wanted: Questions) -> Opinion:
         score, hints = None, None
@@ -42,12 +46,16 @@ class CustomJudge:
 
     async def _call(self, function: Callable[..., Any], case: Case) -> Any:
         arguments = (case.request, case.response, case.outcome)
+        limit = asyncio.timeout(self.timeout)
         try:
-            if inspect.iscoroutinefunction(function):
-                return await function(*arguments)
-            result = await asyncio.to_thread(function, *arguments)
-            return await result if inspect.isawaitable(result) else result
+            async with limit:
+                if inspect.iscoroutinefunction(function):
+                    return await function(*arguments)
+                result = await asyncio.to_thread(function, *arguments)
+                return await result if inspect.isawaitable(result) else result
         except Exception as error:
+            if limit.expired():
+                raise JudgeFailed(f"the custom judge takes longer than --judge-timeout {self.timeout:g}") from error
             raise JudgeFailed(f"the custom judge failed: {describe(error, self.file)}") from error
 
     def _hints(self, given: Any) -> tuple[str, ...]:

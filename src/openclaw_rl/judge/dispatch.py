@@ -48,6 +48,6 @@ def why_nothing(signals: Signals, verdict: Verdict) -> str:
     problems = [hint.problem for hint in verdict.hints if hint.problem] if signals.opd else []
     if problems:
         return f"no teacher for the hint: {problems[0]}"
-    if signals.rl and verdict.score is None:
+    if verdict.score is None if signals.rl else verdict.source is None:
         return f"the judge abstained: {verdict.reason or 'no reason given'}"
     return "the judge is neutral" if signals.rl else "no hint in what came next"

@@ -6,11 +6,14 @@ class JudgeError(Exception):
 
 
 class JudgeDown(JudgeError):
-    """The judge cannot be asked at the moment. It is no fault of the turn, which waits."""
+    """The judge cannot be asked at the moment. It is no fault of the turn, which waits.
 
-    def __init__(self, reason: str, retry_after: float = 0.0) -> None:
+    `suspect`: the judge fell while it worked on this turn; if it goes on answering others, it is the turn after all.
+    """
+
+    def __init__(self, reason: str, retry_after: float = 0.0, *, suspect: bool = False) -> None:
         super().__init__(reason)
-        self.retry_after = retry_after
+        self.retry_after, self.suspect = retry_after, suspect
 
 
 class JudgeFailed(JudgeError):

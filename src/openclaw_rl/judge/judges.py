@@ -2,9 +2,9 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 from openclaw_rl.judge import prompts
 from openclaw_rl.judge.askers import Asker, AskParams
@@ -16,6 +16,7 @@ from openclaw_rl.judge.votes import MIN_HINT, accepted_hints, parse, tally
 from openclaw_rl.types import Hint, Question, Source, Verdict, Vote
 
 Questions = frozenset[Question]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +111,8 @@ class LlmJudge:
 
     async def judge(self, case: Case, wanted: Questions) -> Opinion:
         order = [question for question in Question if question in wanted]
-        answers = await asyncio.gather(*(self._ask(case, question) for question in order))
+        # One call of the breaker: a trial of a judge that was down is a turn with all its questions.
+        answers = await self.breaker.call(lambda: together([self._ask(case, question) for question in order]))
         votes = dict(zip(order, answers, strict=True))
         score = tally(votes[Question.SCORE], self.threshold) if Question.SCORE in votes else None
         hints = accepted_hints(votes[Question.HINT]) if Question.HINT in votes else None
@@ -119,13 +121,20 @@ class LlmJudge:
 
     async def _ask(self, case: Case, question: Question) -> list[Vote]:
         chat = prompts.messages(case, question, self.rubric)
+        async with asyncio.timeout(self.timeout):
+            answers = await self.asker.ask(chat, self.params, self.seed + case.turn)
+        return [parse(question, answer.text, answer.seconds, answer.tokens) for answer in answers]
 
-        async def ask() -> list[Vote]:
-            async with asyncio.timeout(self.timeout):
-                answers = await self.asker.ask(chat, self.params, self.seed + case.turn)
-            return [parse(question, answer.text, answer.seconds, answer.tokens) for answer in answers]
 
-        return await self.breaker.call(ask)
+async def together(asked: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """What all of them give; when one fails, the others end too."""
+    tasks = [asyncio.create_task(one) for one in asked]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class Panel:

@@ -60,12 +60,13 @@ class JudgeLoop:
         self._llm = next((judge for judge in panel.judges if isinstance(judge, LlmJudge)), None)
         self._running: dict[int, asyncio.Task[None]] = {}
         self._troubles: dict[int, Trouble] = {}
-        self._warned = ""
+        self._warned = self._told = ""
+        self._looked = 0.0
 
     @property
     def down(self) -> str:
         """Why turns wait for their judge, if they do."""
-        return self._llm.breaker.reason if self._llm else ""
+        return (self._llm.breaker.reason if self._llm else "") or (self.teacher.down if self.teacher else "")
 
     async def run(self) -> None:
         """Judge until cancelled."""
@@ -79,7 +80,9 @@ class JudgeLoop:
                     except LedgerError as error:
                         log.warning("Judging waits for the ledger: %s", error)
                     with contextlib.suppress(TimeoutError):
-                        await asyncio.wait_for(changed.wait(), self._pause())
+                        # Not wait_for, which in Python 3.11 may swallow a cancellation.
+                        async with asyncio.timeout(self._pause()):
+                            await changed.wait()
         finally:
             await self._stop()
 
@@ -91,7 +94,7 @@ class JudgeLoop:
 
     def _start_ready(self, changed: asyncio.Event) -> None:
         """Take up as many ready turns as there are free workers."""
-        now = time.monotonic()
+        now = self._looked = time.monotonic()
         waiting = {turn for turn, trouble in self._troubles.items() if trouble.not_before > now}
         free = self.workers - len(self._running)
         for turn in self.ledger.ready_turns({*self._running, *waiting}, free) if free > 0 else ():
@@ -99,9 +102,9 @@ class JudgeLoop:
 
     def _pause(self) -> float:
         """How long nothing needs to be looked at, unless something happens."""
-        now = time.monotonic()
-        soonest = min((trouble.not_before - now for trouble in self._troubles.values()), default=IDLE_SECONDS)
-        return min(IDLE_SECONDS, max(0.01, soonest))
+        # Those whose time had come when turns were last looked for are being tried, or wait for a worker, or are gone.
+        later = [trouble.not_before for trouble in self._troubles.values() if trouble.not_before > self._looked]
+        return min([IDLE_SECONDS, *(max(0.0, moment - time.monotonic()) for moment in later)])
 
     async def _judge(self, turn: int, done: asyncio.Event) -> None:
         try:
@@ -146,7 +149,7 @@ class JudgeLoop:
 
     def _saved(self, verdict: Verdict) -> int:
         """Answers of a language model that were not needed."""
-        if self._llm is None:
+        if self._llm is None or verdict.source is None:
             return 0
         asked = {vote.question for vote in verdict.votes}
         return self._llm.params.votes * len(self.signals.questions - asked)
@@ -156,8 +159,9 @@ class JudgeLoop:
         trouble = self._troubles.setdefault(turn, Trouble(answered=-1))
         answered = self._llm.breaker.answered if self._llm else 0
         away = isinstance(error, JudgeDown | TimeoutError)
-        # While the judge answers nobody, it says nothing against this turn.
-        if not away or answered > trouble.answered:
+        suspect = getattr(error, "suspect", True)
+        # While the judge answers nobody, or does not even look at this turn, it says nothing against it.
+        if not away or (suspect and answered > trouble.answered):
             trouble.failures += 1
         trouble.answered = answered
         reason = str(error) or "the judge does not answer in time"
@@ -166,7 +170,14 @@ class JudgeLoop:
             return
         pause = max(FIRST_PAUSE * 4 ** (max(1, trouble.failures) - 1), getattr(error, "retry_after", 0.0))
         self._later(turn, pause)
-        log.info("Turn %d is judged again in %.0f s: %s", turn, pause, reason)
+        log.debug("Turn %d is judged again in %.0f s: %s", turn, pause, reason)
+        self._tell_if_down()
+
+    def _tell_if_down(self) -> None:
+        """Say once that turns wait for their judge, not for each of them."""
+        if self.down and self.down != self._told:
+            log.warning("Turns wait for their judge: %s", self.down)
+        self._told = self.down
 
     def _later(self, turn: int, pause: float) -> None:
         self._troubles.setdefault(turn, Trouble()).not_before = time.monotonic() + pause

@@ -28,6 +28,8 @@ class Teacher:
 
     def __init__(self, sampler: Sampler, renderer: ChatRenderer) -> None:
         self.sampler, self.renderer = sampler, renderer
+        self.down = ""
+        """Why it could not be asked the last time, if so."""
 
     async def teach(self, turn: StoredTurn, hint: str) -> Hint:
         """The hint with the teacher's log-probs, or with the reason why there are none. Raises JudgeDown."""
@@ -35,9 +37,11 @@ class Teacher:
             prompt = hinted_prompt(self.renderer, turn, hint)
             scores = await self.sampler.score(ScoreRequest([*prompt, *turn.response_ids], len(turn.response_ids)))
         except EngineUnavailable as error:
-            raise JudgeDown(str(error)) from error
+            self.down = str(error)
+            raise JudgeDown(self.down) from error
         except (NoHintedPrompt, EngineError) as error:
             return Hint(hint, problem=str(error))
+        self.down = ""
         if len(scores.logprobs) != len(turn.response_ids) or not all(map(math.isfinite, scores.logprobs)):
             return Hint(hint, problem="the teacher's log-probs are not one finite number a token")
         return Hint(hint, scores.logprobs)
@@ -76,9 +80,10 @@ def graft(recorded: Sequence[int], plain: Sequence[int], hinted: Sequence[int]) 
     before = common_prefix(plain, hinted)
     after = min(common_suffix(plain, hinted), len(plain) - before, len(hinted) - before)
     new = hinted[before : len(hinted) - after]
-    if common_prefix(plain, recorded) >= len(plain) - after:
+    # Some token beside the change has to be the same, or nothing says where it belongs.
+    if common_prefix(plain, recorded) >= max(1, len(plain) - after):
         return [*recorded[:before], *new, *recorded[len(plain) - after :]]
-    if common_suffix(plain, recorded) >= len(plain) - before:
+    if common_suffix(plain, recorded) >= min(len(plain), len(plain) - before + 1):
         shift = len(recorded) - len(plain)
         return [*recorded[: before + shift], *new, *recorded[len(plain) - after + shift :]]
     raise NoHintedPrompt("the recorded prompt is not what the conversation renders to now")

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 
 from openclaw_rl.types import Question, Vote
 
-_BOXED = re.compile(r"\\boxed\s*\{\s*([+-]?\d+)\s*\}")
+#: Any box; only one with a number in it can be read.
+_BOXED = re.compile(r"\\boxed\s*\{(?:\s*([+-]?\d+)\s*\})?")
 _HINT = re.compile(r"\[HINT_START\](.*?)\[HINT_END\]", re.DOTALL)
-_THOUGHTS = re.compile(r"\A.*</think>", re.DOTALL)
+#: Also those that were cut off before an answer came.
+_THOUGHTS = re.compile(r"\A.*</think>|\A\s*<think>.*\Z", re.DOTALL)
 #: Shorter hints say nothing.
 MIN_HINT = 10
 SCORES = (-1, 0, 1)
@@ -20,7 +22,7 @@ def parse(question: Question, text: str, seconds: float = 0.0, tokens: int = 0) 
     # Thoughts weigh several answers; only the one after them counts.
     answer = _THOUGHTS.sub("", text)
     boxes = _BOXED.findall(answer)
-    value: int | None = int(boxes[-1]) if boxes and len(boxes[-1]) <= 2 else None
+    value: int | None = int(boxes[-1]) if boxes and 1 <= len(boxes[-1]) <= 2 else None
     hint = ""
     if question is Question.HINT:
         value, hint = _hint(answer, value)
@@ -45,7 +47,7 @@ def tally(votes: Sequence[Vote], threshold: float = 0.0) -> float | None:
         return None
     (winner, count), *others = Counter(values).most_common()
     tied = bool(others) and others[0][1] == count
-    return 0.0 if tied or count < threshold * len(values) else winner
+    return 0.0 if tied or count / len(values) < threshold else winner
 
 
 def accepted_hints(votes: Sequence[Vote]) -> tuple[str, ...] | None:

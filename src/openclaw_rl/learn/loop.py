@@ -201,7 +201,9 @@ class LearnLoop:
                         await self._train(count)
                     continue
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(changed.wait(), IDLE_SECONDS)
+                    # Not wait_for, which in Python 3.11 may swallow a cancellation.
+                    async with asyncio.timeout(IDLE_SECONDS):
+                        await changed.wait()
 
     def _due(self) -> int:
         """How many samples to train on now; 0: wait."""

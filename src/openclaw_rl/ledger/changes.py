@@ -159,7 +159,7 @@ def set_logprobs(db: sqlite3.Connection, turn: int, version: int, logprobs: Sequ
 def add_feedback(db: sqlite3.Connection, owner: str, completion: str, choice: int, feedback: Feedback) -> None:
     """Attach what somebody said; the turn can be judged (again) with it. Raises UnknownTurn and CannotJudge."""
     row = db.execute(
-        "SELECT t.number, t.state, t.kind, t.kind_reason, t.reason FROM turns t "
+        "SELECT t.number, t.session, t.state, t.kind, t.kind_reason, t.reason FROM turns t "
         "JOIN sessions s ON s.number = t.session WHERE t.completion = ? AND t.choice = ? AND s.owner = ?",
         (completion, choice, owner),
     ).fetchone()
@@ -174,6 +174,8 @@ def add_feedback(db: sqlite3.Connection, owner: str, completion: str, choice: in
         "INSERT INTO feedback (turn, score, text, source, created) VALUES (?, ?, ?, ?, ?)",
         (row["number"], feedback.score, feedback.text, feedback.source, time.time()),
     )
+    # Its session, if it has ended, is to be looked at once more.
+    db.execute("UPDATE sessions SET settled = 0 WHERE number = ?", (row["session"],))
     if state is not State.READY and state is not State.CAPTURED:
         move(db, row["number"], State.READY)
 

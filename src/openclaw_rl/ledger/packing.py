@@ -16,6 +16,11 @@ def pack_json(value: Any) -> str:
     return _HALF.sub(lambda half: f"\\u{ord(half[0]):04x}", text)
 
 
+def whole_text(text: str) -> str:
+    """A text that a file can hold: half a character becomes a mark."""
+    return _HALF.sub("\ufffd", text)
+
+
 def pack_ids(ids: Sequence[int]) -> bytes:
     return _pack("i", ids)
 

@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import NamedTuple
 
 from openclaw_rl.ledger.changes import move
-from openclaw_rl.ledger.packing import pack_floats, pack_json, unpack_floats
+from openclaw_rl.ledger.packing import pack_floats, pack_json, unpack_floats, whole_text
 from openclaw_rl.ledger.states import State
 from openclaw_rl.types import Hint, Question, SampleKind, Source, Verdict, Vote
 
@@ -31,14 +31,15 @@ def record(
     if row is None or row["state"] != State.READY or row["said"] != heard:
         return False
     store(db, turn, verdict, sample)
-    move(db, turn, State.JUDGED if sample else State.DROPPED, "" if sample else reason)
+    move(db, turn, State.JUDGED if sample else State.DROPPED, "" if sample else whole_text(reason))
     return True
 
 
 def store(db: sqlite3.Connection, turn: int, verdict: Verdict, sample: SampleKind | None) -> None:
     """Put a verdict in place of whatever was there."""
     votes = pack_json([asdict(vote) for vote in verdict.votes])
-    values = (turn, verdict.score, verdict.source, verdict.reason, votes, verdict.seconds, sample, time.time())
+    reason = whole_text(verdict.reason)
+    values = (turn, verdict.score, verdict.source, reason, votes, verdict.seconds, sample, time.time())
     db.execute("DELETE FROM verdicts WHERE turn = ?", (turn,))
     db.execute("DELETE FROM hints WHERE turn = ?", (turn,))
     db.execute(
@@ -49,7 +50,7 @@ def store(db: sqlite3.Connection, turn: int, verdict: Verdict, sample: SampleKin
     for place, hint in enumerate(verdict.hints):
         db.execute(
             "INSERT INTO hints (turn, place, text, logprobs, problem) VALUES (?, ?, ?, ?, ?)",
-            (turn, place, hint.text, pack_floats(hint.logprobs), hint.problem),
+            (turn, place, whole_text(hint.text), pack_floats(hint.logprobs), whole_text(hint.problem)),
         )
 
 
@@ -111,15 +112,19 @@ def settle_sessions(db: sqlite3.Connection, at_least_one: bool) -> list[int]:
 
 
 def _choose(db: sqlite3.Connection, session: int) -> int | None:
-    """Make the best turn of a session a good one, unless there is one; among equals the last."""
+    """Make the best turn of a session a good one, unless there is one; among equals the last.
+
+    What somebody explicitly said of a turn stands.
+    """
     rows = db.execute(
-        "SELECT t.number, t.state, t.next_state, v.score FROM turns t JOIN verdicts v ON v.turn = t.number "
+        "SELECT t.number, t.state, t.next_state, v.score, v.source FROM turns t JOIN verdicts v ON v.turn = t.number "
         "WHERE t.session = ? AND v.score IS NOT NULL ORDER BY t.number",
         (session,),
     ).fetchall()
     if any(row["score"] > 0 for row in rows):
         return None
-    open_ = [row for row in rows if row["next_state"] and row["state"] in (State.JUDGED, State.DROPPED)]
+    free = [row for row in rows if row["source"] not in (Source.EXPLICIT, Source.ENVIRONMENT)]
+    open_ = [row for row in free if row["next_state"] and row["state"] in (State.JUDGED, State.DROPPED)]
     merits = [(_merit(db, row["number"]), int(row["number"]), State(row["state"])) for row in open_]
     if not merits:
         return None

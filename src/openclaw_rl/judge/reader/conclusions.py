@@ -1,9 +1,9 @@
 """Concludes from the signals of a message's sentences what kind of reply they make together.
 
-In this order: what is negative, for people are polite before they complain; the next step; contentment. Among the
-negative, a claim about what was wrong makes a correction, a verdict alone a rejection, a wish alone a change request;
-where a wish comes before a claim it is unclear which one is meant. Anything is unclear that has one weak sign for it
-and as much beside it that is not understood.
+In this order: what is negative, for people are polite before they complain; the next step after contentment;
+contentment alone. Among the negative, a claim about what was wrong makes a correction, a verdict alone a rejection, a
+wish alone a change request; where a wish comes before a claim it is unclear which one is meant. Anything is unclear
+that has one weak sign for it and as much beside it that is not understood.
 """
 
 import re
@@ -56,7 +56,7 @@ def conclude(evidence: Evidence) -> ReplyKind:
         return ReplyKind.UNCLEAR if evidence.asked else weigh(negative, evidence)
     if evidence.has("sarcasm", "doubt"):
         return ReplyKind.UNCLEAR
-    if move and (content or not (evidence.asked or evidence.said[move[0]].asks)):
+    if content and move:
         return ReplyKind.MOVING_ON
     if content:
         return conclude_content(evidence)

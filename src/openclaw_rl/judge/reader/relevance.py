@@ -23,12 +23,14 @@ class Topic(NamedTuple):
     lexicon: Lexicon
     before: tuple[str, str]
     """The request and the response."""
+    turns: bool = False
+    """It praises the response, or says "but", before it asks for something."""
 
 
 def is_about(kind: ReplyKind, topic: Topic) -> bool:
     """Whether a message that reads as this kind is about the response."""
     if kind is ReplyKind.CHANGE_REQUEST:
-        return points_back(topic) or shares_words(topic)
+        return topic.turns or points_back(topic) or shares_words(topic)
     if kind in (ReplyKind.CORRECTION, ReplyKind.REJECTION):
         if topic.lexicon.find("own", topic.message) or topic.lexicon.find("fresh", topic.message):
             return shares_words(topic)

@@ -48,7 +48,8 @@ def read_user(request: str, response: str, message: str) -> Reading:
         return Reading(ReplyKind.CHANGE_REQUEST, make_hint(words))
     opposed = opposes(plain, Turn(request, response), lexicon)
     kind = conclude(Evidence(said, asks(response), disputes(words, response), opposed))
-    if not is_about(kind, Topic(plain, lexicon, (request, response))):
+    turns = any(one.has("praise", "contrast") for one in said)
+    if not is_about(kind, Topic(plain, lexicon, (request, response), turns)):
         return _UNCLEAR
     if kind in (ReplyKind.CORRECTION, ReplyKind.CHANGE_REQUEST):
         return Reading(kind, make_hint(words))

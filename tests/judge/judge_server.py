@@ -1,0 +1,103 @@
+"""A judge behind an OpenAI-compatible endpoint on a real socket, which answers as a test tells it to."""
+
+import json
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from openclaw_rl.judge.prompts import QUESTIONS
+from openclaw_rl.types import Question
+
+Body = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What goes back over the wire."""
+
+    status: int = 200
+    body: bytes = b""
+    headers: dict[str, str] = field(default_factory=dict)
+
+
+def completion(*texts: str | None, **more: Any) -> Reply:
+    """A chat completion with these choices."""
+    choices = [{"index": i, "message": {"role": "assistant", "content": text}} for i, text in enumerate(texts)]
+    return Reply(body=json.dumps({"id": "x", "object": "chat.completion", "choices": choices, **more}).encode())
+
+
+def question_of(body: Body) -> Question:
+    """Which of the two questions a request puts."""
+    said = body["messages"][-1]["content"]
+    return next(question for question, words in QUESTIONS.items() if said.endswith(words))
+
+
+def opinion(score: str = "1", hint: str = "") -> Callable[[Body], Reply]:
+    """A judge with one opinion, whatever it is shown, as often as it is asked for it."""
+
+    def answer(body: Body) -> Reply:
+        if question_of(body) is Question.SCORE:
+            text = f"Let me see. \\boxed{{{score}}}"
+        else:
+            text = f"[HINT_START] {hint} [HINT_END] \\boxed{{1}}" if hint else "\\boxed{-1}"
+        return completion(*[text] * body["n"], usage={"prompt_tokens": 50, "completion_tokens": 4 * body["n"]})
+
+    return answer
+
+
+class JudgeServer:
+    """The endpoint: `answer` decides on each request, in a thread of its own, so it may also wait."""
+
+    def __init__(self, answer: Callable[[Body], Reply]) -> None:
+        self.answer = answer
+        self.requests: list[Body] = []
+        self.keys: list[str | None] = []
+        self.paths: list[str] = []
+        self._port = 0
+        self._server: ThreadingHTTPServer | None = None
+        self.start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._port}/v1"
+
+    def start(self) -> None:
+        """Listen (again) on the same port."""
+        judge = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                judge.requests.append(body)
+                judge.keys.append(self.headers["Authorization"])
+                judge.paths.append(self.path)
+                reply = judge.answer(body)
+                self.send_response(reply.status)
+                for name, value in {"Content-Length": str(len(reply.body)), **reply.headers}.items():
+                    self.send_header(name, value)
+                self.end_headers()
+                self.wfile.write(reply.body)
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        class Server(ThreadingHTTPServer):
+            daemon_threads = True
+            block_on_close = False
+            request_queue_size = 64
+
+            def handle_error(self, *_: Any) -> None:
+                """Clients may leave."""
+
+        self._server = Server(("127.0.0.1", self._port), Handler)
+        self._port = self._server.server_port
+        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
+
+    def stop(self) -> None:
+        """From now on connections are refused."""
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
+            self._server = None

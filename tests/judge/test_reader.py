@@ -1,0 +1,255 @@
+"""The feedback reader: what it makes of labelled cases, of hints, and of anything at all."""
+
+import string
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from openclaw_rl.judge.reader import Reading, ReplyKind, read_reply, warm_up
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from measure import POSITIVE, measure
+
+TUNING = Path(__file__).with_name("next_states_tuning.jsonl")
+#: Nobody who works on the reader looks at these.
+HELD_OUT = Path(__file__).with_name("next_states_held_out.jsonl")
+NEGATIVE = set(ReplyKind) - POSITIVE - {ReplyKind.UNCLEAR}
+
+
+def user(text: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text}]
+
+
+def tool(text: str) -> list[dict[str, str]]:
+    return [{"role": "tool", "content": text}]
+
+
+def read(text: str, request: str = "Write a poem about the sea.", response: str = "The sea is wide.") -> Reading:
+    return read_reply(request, response, user(text))
+
+
+def sign(kind: ReplyKind) -> int:
+    return (kind in POSITIVE) - (kind in NEGATIVE)
+
+
+@pytest.mark.parametrize("path", [TUNING, HELD_OUT], ids=lambda path: path.stem)
+def test_reads_labelled_cases(path: Path) -> None:
+    tally = measure(path)
+    assert tally.precision() >= 0.95
+    assert tally.coverage() >= 0.6
+
+
+def test_no_wrong_sign_on_what_it_was_tuned_on() -> None:
+    assert measure(TUNING).wrong_sign == 0
+
+
+@pytest.mark.parametrize(
+    ("said", "hint"),
+    [
+        ("thanks, but could you make it shorter?", "make it shorter?"),
+        ("Thank you so much! \n Please   add an example.", "add an example."),
+        ("No, I meant the other file.", "I meant the other file."),
+        ("Danke, aber bitte etwas kürzer.", "etwas kürzer."),
+        ("Merci, mais en plus simple s'il te plaît", "en plus simple s'il te plaît"),
+        ("谢谢，但是能不能短一点？", "短一点？"),
+    ],
+)
+def test_hint_is_what_the_user_said_without_the_politeness(said: str, hint: str) -> None:
+    assert read(said).hint == hint
+
+
+def test_long_hint_ends_with_a_sentence() -> None:
+    hint = read("Make it shorter. " + "It has many words. " * 60).hint
+    assert len(hint) <= 300
+    assert hint.endswith("words.")
+
+
+@pytest.mark.parametrize("said", ["perfect, thanks!", "wrong", "doesn't work", "👍", "hm", "谢谢"])
+def test_no_hint_where_nothing_was_asked_for(said: str) -> None:
+    assert read(said).hint == ""
+
+
+@pytest.mark.parametrize(
+    "said", ["not bad at all!", "no, that's perfect", "You're right, my mistake.", "nicht schlecht"]
+)
+def test_praise_in_negative_words(said: str) -> None:
+    assert read(said).kind is ReplyKind.ACKNOWLEDGEMENT
+
+
+@pytest.mark.parametrize(
+    "said", ["thanks for nothing", "not great", "that's not right", "das ist nicht gut", "ça ne marche pas", "不好"]
+)
+def test_complaint_in_positive_words(said: str) -> None:
+    assert read(said).kind in NEGATIVE
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "I don't think that's right",
+        "Das glaube ich nicht",
+        "je ne pense pas que ce soit juste",
+        "no creo que sea correcto",
+    ],
+)
+def test_praise_under_a_negation_is_none(said: str) -> None:
+    assert read(said).kind not in POSITIVE
+
+
+@pytest.mark.parametrize(
+    ("said", "response"),
+    [
+        ("Tuesday, not Monday", "Booked for Monday."),
+        ("Dienstag, nicht Montag", "Gebucht für Montag."),
+        ("mardi, pas lundi", "Réservé pour lundi."),
+        ("martes, no lunes", "Reservado para el lunes."),
+    ],
+)
+def test_what_is_set_against_the_response_is_a_correction(said: str, response: str) -> None:
+    request = "Tuesday Dienstag mardi martes: book a table"
+    assert read(said, request=request, response=response).kind is ReplyKind.CORRECTION
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "thanks, I'll try it tonight",
+        "My flat is too small anyway",
+        "we have that one already, it's great",
+        "das probier ich morgen aus",
+        "nächste Woche fahren wir ans Meer",
+        "je vais y réfléchir ce soir",
+        "la semaine prochaine je pars en vacances",
+        "luego te digo",
+        "我再想想",
+    ],
+)
+def test_is_unsure_of_what_only_sounds_like_a_verdict(said: str) -> None:
+    assert read(said).kind is ReplyKind.UNCLEAR
+
+
+def test_answer_to_a_question_is_no_verdict() -> None:
+    assert read("no, keep it", response="Shall I delete the old file?").kind is ReplyKind.UNCLEAR
+
+
+def test_repetition_with_what_was_missing_is_a_change_request() -> None:
+    reading = read("Write a poem about the sea with four stanzas.")
+    assert reading.kind is ReplyKind.CHANGE_REQUEST
+    assert "four stanzas" in reading.hint
+
+
+def test_next_question_of_the_same_form_is_no_repetition() -> None:
+    said = read("What is the capital of Spain?", request="What is the capital of France?")
+    assert said.kind is ReplyKind.UNCLEAR
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "Explain quantum computing in simple terms",
+        "My code has a bug: the function should return 5 but it returns 4",
+        "Haz una lista de diez frutas tropicales",
+        "用 Python 写一个快速排序",
+    ],
+)
+def test_new_request_is_no_complaint(said: str) -> None:
+    assert read(said).kind is ReplyKind.UNCLEAR
+
+
+def test_request_that_names_what_the_response_named_is_about_it() -> None:
+    said = "Replace the gulls by a flock of noisy albatrosses over the harbour"
+    assert read(said, response="The sea is wide, the gulls are loud.").kind is ReplyKind.CHANGE_REQUEST
+    assert read(said, response="The sea is wide.").kind is ReplyKind.UNCLEAR
+
+
+def test_words_of_the_user_decide_over_tools() -> None:
+    state = [*tool("Error: file not found"), *user("that's perfect, thanks")]
+    assert read_reply("delete it", 'bash(command="rm x")', state).kind is ReplyKind.ACKNOWLEDGEMENT
+
+
+@pytest.mark.parametrize(
+    ("result", "kind"),
+    [
+        ('{"returncode": 2, "stderr": "bad flag"}', ReplyKind.TOOL_ERROR),
+        ('{"success": false, "message": "no such column: nme"}', ReplyKind.TOOL_ERROR),
+        ("exited with code 0", ReplyKind.TOOL_SUCCESS),
+        ("", ReplyKind.TOOL_SUCCESS),
+        ('{"error": null, "rows": 3}', ReplyKind.TOOL_SUCCESS),
+        ("requests.exceptions.ReadTimeout: read timed out", ReplyKind.UNCLEAR),
+        ('{"status_code": 429, "message": "slow down"}', ReplyKind.UNCLEAR),
+        ('{"status": "pending"}', ReplyKind.UNCLEAR),
+        ("Terminated", ReplyKind.UNCLEAR),
+        ("Unknown job: a", ReplyKind.TOOL_ERROR),
+        ("FileNotFoundError: a", ReplyKind.TOOL_ERROR),
+        ("12 passed, 0 failed, no errors", ReplyKind.TOOL_SUCCESS),
+    ],
+)
+def test_tool_results(result: str, kind: ReplyKind) -> None:
+    assert read_reply("do it", 'run(job="a")', tool(result)).kind is kind
+
+
+CONTENT = st.one_of(
+    st.none(), st.text(), st.lists(st.fixed_dictionaries({"type": st.just("text"), "text": st.text()}), max_size=3)
+)
+ROLES = st.one_of(st.sampled_from(["user", "tool", "assistant", "system", "developer"]), st.text(max_size=5))
+STATES = st.lists(st.fixed_dictionaries({"role": ROLES, "content": CONTENT}), max_size=4)
+
+
+@given(st.text(), st.text(), STATES)
+def test_reads_anything_and_always_the_same(request: str, response: str, state: list[dict[str, object]]) -> None:
+    reading = read_reply(request, response, state)
+    assert reading == read_reply(request, response, state)
+    assert len(reading.hint) <= 310
+    if reading.kind not in (ReplyKind.CORRECTION, ReplyKind.CHANGE_REQUEST):
+        assert reading.hint == ""
+
+
+def test_reads_messages_without_role_or_content() -> None:
+    assert read_reply("", "", []).kind is ReplyKind.UNCLEAR
+    assert read_reply("", "", [{}]).kind is ReplyKind.UNCLEAR
+    assert read_reply("", "", [{"role": "user", "content": None}]).kind is ReplyKind.UNCLEAR
+
+
+def test_warm_up_leaves_nothing_to_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    warm_up()
+    monkeypatch.setattr("openclaw_rl.judge.reader.alternatives.join", pytest.fail)
+    for said in ("that's wrong, I said blue", "das ist falsch", "c'est faux", "está mal", "不对", "違います", "👎"):
+        assert read(said).kind in NEGATIVE
+
+
+SENTENCES = st.lists(st.text(string.ascii_lowercase, min_size=3, max_size=9), min_size=3, max_size=20).map(" ".join)
+
+
+@given(SENTENCES, st.sampled_from([str, str.upper, str.title]), st.sampled_from(["", "!", "??", " please", "  \n"]))
+def test_repeated_request_is_never_praise(request: str, shout: type[str], end: str) -> None:
+    kind = read_reply(request, "I see.", user(shout(request) + end)).kind
+    assert sign(kind) <= 0
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "thanks, that's perfect",
+        "that's wrong",
+        "you forgot the second file",
+        "could you make it shorter",
+        "great, now write the tests",
+        "das ist falsch",
+        "danke, hat geklappt",
+        "no funciona",
+        "gracias, ya funciona",
+        "ça marche pas",
+        "parfait, merci",
+        "不对",
+        "谢谢,明白了",
+    ],
+)
+def test_sign_is_the_same_however_it_is_typed(said: str) -> None:
+    expected = sign(read(said).kind)
+    assert expected != 0
+    variants = [said.upper(), said.capitalize(), f"  {said}  \n", f"{said}!", f"{said}.", f"{said}!!!", f"{said} …"]
+    assert {variant: sign(read(variant).kind) for variant in variants} == dict.fromkeys(variants, expected)
