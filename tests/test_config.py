@@ -27,7 +27,7 @@ SEED_OPTIONS = [
     ("--loss-fn", "LOSS_FN", "ppo"),
     ("--kl-loss-coef", "KL_LOSS_COEF", 0.0),
     ("--save-interval", "SAVE_INTERVAL", 20),
-    ("--resume-from-ckpt", "RESUME_FROM_CKPT", None),
+    ("--resume-from-ckpt", "RESUME_FROM_CKPT", "auto"),
     ("--w-opd", "OPENCLAW_COMBINE_W_OPD", 1.0),
     ("--w-rl", "OPENCLAW_COMBINE_W_RL", 1.0),
     ("--train-epochs", "TRAIN_EPOCHS", 1),
@@ -128,7 +128,7 @@ class TestOptions:
     def test_each_has_a_flag(self) -> None:
         parser = argparse.ArgumentParser()
         add_flags(parser, Config)
-        flags = set(re.findall(r"--[a-z-]+", parser.format_help()))
+        flags = set(re.findall(r"--[a-z0-9-]+", parser.format_help()))
         assert {f"--{name.replace('_', '-')}" for name in FIELDS} <= flags
         assert {flag for flag, _, _ in SEED_OPTIONS} | {"--majority-vote-n", "--no-eval-mode"} <= flags
 
