@@ -108,7 +108,7 @@ def show_status(config: Config, found: Status) -> None:
     out.print(table)
     for reason, count in counts.dropped.items():
         out.print(f"  dropped {count} × {reason}", style="dim")
-    out.print(f"step {counts.step}, policy version {counts.version}, server: {found.server or 'not running'}")
+    out.print(f"step {counts.step}, policy version {found.version}, server: {found.server or 'not running'}")
     out.print(Text.assemble(("Why no update? ", "bold"), found.why_no_update))
     for batch in found.quarantined[:SHOWN_BATCHES]:
         turns = ", ".join(map(str, batch.turns))

@@ -59,7 +59,7 @@ class Loops:
         try:
             checkpoint = choose(self.learning.checkpoints.all(), version, self.learning.version)
             return await self.learning.roll_back(checkpoint)
-        except EngineError as error:
+        except (EngineError, LedgerError, OSError) as error:
             raise OperationFailed(f"The policy could not be loaded: {error}") from error
 
 

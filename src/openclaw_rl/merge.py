@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 from safetensors import safe_open
 from safetensors.torch import save_file
@@ -17,7 +18,7 @@ OTHER_FILES = ("*.json", "*.model", "*.jinja", "*.txt")
 
 def merge_adapter(base: Path, adapter: Path, out: Path, track: Callable[[list[Path]], Iterable[Path]] = iter) -> None:
     """Write `base` with `adapter` added to its weights into a new folder. Raises ConfigError."""
-    if out.exists() and any(out.iterdir()):
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise ConfigError(f"{out} is not empty: give a new folder.")
     try:
         config, modules = read_adapter(adapter)
@@ -25,6 +26,7 @@ def merge_adapter(base: Path, adapter: Path, out: Path, track: Callable[[list[Pa
         raise ConfigError(f"{error}.") from None
     scale = config["lora_alpha"] / (config["r"] ** 0.5 if config.get("use_rslora") else config["r"])
     deltas = {f"{module_path(*module)}.weight": factors for module, factors in modules.items()}
+    check_fit(base, adapter, deltas)
     out.mkdir(parents=True, exist_ok=True)
     for pattern in OTHER_FILES:
         for path in base.glob(pattern):
@@ -37,5 +39,16 @@ def merge_adapter(base: Path, adapter: Path, out: Path, track: Callable[[list[Pa
             change = scale * factors["B"].float() @ factors["A"].float()
             tensors[name] = (tensors[name].float() + change).to(tensors[name].dtype)
         save_file(tensors, out / shard.name, metadata={"format": "pt"})
-    if deltas:
-        raise ConfigError(f"{adapter} adapts {next(iter(deltas))}, which {base} does not have.")
+
+
+def check_fit(base: Path, adapter: Path, deltas: dict[str, Any]) -> None:
+    """Raise ConfigError, before anything is written, if the adapter is not one of this model."""
+    shapes: dict[str, list[int]] = {}
+    for shard in base.glob("*.safetensors"):
+        with safe_open(shard, framework="pt") as file:
+            shapes |= {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
+    for name, factors in deltas.items():
+        if name not in shapes:
+            raise ConfigError(f"{adapter} adapts {name}, which {base} does not have.")
+        if shapes[name] != [factors["B"].shape[0], factors["A"].shape[1]]:
+            raise ConfigError(f"{adapter} does not fit {base}: {name} has another size there.")

@@ -4,6 +4,8 @@ A checkpoint is a PEFT folder with the learner's state beside it and a record of
 batches since the checkpoint before it, and digests of its files.
 """
 
+import asyncio
+import contextlib
 import hashlib
 import json
 import logging
@@ -82,27 +84,41 @@ class Checkpoints:
             "version": version,
             "created": time.time(),
             "batches": [asdict(batch) for batch in batches],
-            "files": {path.name: digest(path) for path in sorted(unfinished.iterdir())},
         }
+        # Files of gigabytes are read and brought to the disk: requests go on meanwhile.
+        return await asyncio.to_thread(self._finish, unfinished, self.folder / name, record)
+
+    def _finish(self, unfinished: Path, target: Path, record: dict[str, Any]) -> Checkpoint:
+        record["files"] = {path.name: digest(path) for path in sorted(unfinished.iterdir())}
         (unfinished / RECORD).write_text(json.dumps(record, indent=1) + "\n")
-        replace_folder(unfinished, self.folder / name)
+        replace_folder(unfinished, target)
         self.prune()
-        return read_record(self.folder / name)
+        return read_record(target)
 
     def prune(self) -> None:
+        """Remove all but the newest, and what was never finished."""
         for checkpoint in self.all()[: -self.keep]:
-            shutil.rmtree(checkpoint.folder, ignore_errors=True)
+            # What is half removed is no checkpoint, and is recognised when the removal was cut short.
+            with contextlib.suppress(OSError):
+                checkpoint.folder.rename(self.folder / f"{UNFINISHED}{checkpoint.folder.name}")
+        for folder in self.folder.glob(f"{UNFINISHED}*"):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def read_record(folder: Path) -> Checkpoint:
     """A checkpoint without a look at its files. Raises BadCheckpoint."""
     try:
         record: dict[str, Any] = json.loads((folder / RECORD).read_text())
-        batches = tuple(Batch(b["step"], b["version"], tuple(b["turns"])) for b in record["batches"])
-        return Checkpoint(folder, record["step"], record["version"], record["created"], batches)
+        batches = tuple(
+            Batch(int(b["step"]), int(b["version"]), tuple(map(int, b["turns"]))) for b in record["batches"]
+        )
+        step, version, created = (float(record[name]) for name in ("step", "version", "created"))
+        if not isinstance(record["files"], dict):
+            raise ValueError("it does not say what its files are")
+        return Checkpoint(folder, int(step), int(version), created, batches)
     except FileNotFoundError:
         raise BadCheckpoint(f"{folder} is not a checkpoint: {RECORD} is missing.") from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
         raise BadCheckpoint(f"The checkpoint {folder} is damaged: {error!r}.") from error
 
 
@@ -113,8 +129,8 @@ def verify(folder: Path) -> None:
     for name, expected in files.items():
         try:
             found = digest(folder / name)
-        except OSError as error:
-            raise BadCheckpoint(f"The checkpoint {folder} is damaged: {name}: {error.strerror}.") from error
+        except (OSError, ValueError) as error:
+            raise BadCheckpoint(f"The checkpoint {folder} is damaged: {name}: {error}.") from error
         if found != expected:
             raise BadCheckpoint(f"The checkpoint {folder} is damaged: {name} is not what was written.")
 

@@ -82,12 +82,25 @@ def read_items(path: Path) -> list[Item]:
     return items
 
 
+def check_types(given: dict[str, Any]) -> None:
+    """Raise ValueError if a check is not what it can be: after a step it would be too late."""
+    for name in ("contains", "excludes"):
+        if name in given and not (given[name] and all(isinstance(text, str) for text in texts(given[name]))):
+            raise ValueError(f"{name} is a text or a list of texts")
+    for name in ("max_words", "min_words"):
+        if name in given and (not isinstance(given[name], int) or isinstance(given[name], bool)):
+            raise ValueError(f"{name} is a number")
+
+
 def read_item(line: str, where: str) -> Item:
     try:
         given = json.loads(line)
         prompt = given.pop("prompt")
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+        if not messages or not all(isinstance(message, dict) and "role" in message for message in messages):
+            raise ValueError("a prompt is a text or a list of messages")
         re.compile(given.get("matches", ""))
+        check_types(given)
     except (ValueError, AttributeError, KeyError, TypeError, re.error) as error:
         raise ConfigError(f"--gate {where}: not a prompt with checks: {error!r}.") from error
     unknown = given.keys() - set(CHECKS)

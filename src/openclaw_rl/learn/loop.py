@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean
 
-from openclaw_rl.engines.base import EngineUnavailable, Learner, Sampler, StepRefused, StepResult
+from openclaw_rl.engines.base import EngineError, EngineUnavailable, Learner, Sampler, StepRefused, StepResult
 from openclaw_rl.learn.batches import to_sequences
 from openclaw_rl.learn.checkpoints import Checkpoint, Checkpoints
 from openclaw_rl.learn.gate import Gate
@@ -46,6 +46,10 @@ class LearnSettings:
     batch_timeout: float | None
     """Train a smaller batch when the oldest sample has waited so long."""
     save_interval: int
+
+
+class NotPromoted(Exception):
+    """The new policy did not pass; the step has been taken back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +93,8 @@ class LearnLoop:
         self._busy = asyncio.Lock()
         self._training = False
         self._stopping = False
+        self._astray = False
+        """Whether the learner may hold something else than this loop believes, so that it has to be prepared again."""
         self._short_since: float | None = None
 
     async def begin(self, checkpoint: Checkpoint | None, *, own: bool = True) -> None:
@@ -99,6 +105,8 @@ class LearnLoop:
         self._last = checkpoint if own else None
         self._foreign = None if own else checkpoint
         self._origin = 0 if own else self.ledger.latest_step()
+        # A policy that was gone back to has a number that the ledger may not know.
+        self._latest = self._newest_saved()
         await self._agree()
         if self._last is not None:
             self.version = self._last.version
@@ -111,11 +119,14 @@ class LearnLoop:
         pause = FIRST_PAUSE
         while True:
             try:
-                await self._prepare()
+                async with self._busy:
+                    await self._prepare()
                 self.trouble, pause = "", FIRST_PAUSE
                 await self._learn()
-            except (EngineUnavailable, StepRefused, LedgerError, OSError) as error:
+            except (EngineError, LedgerError, OSError) as error:
                 self.trouble = str(error)
+                # What the learner holds now is nothing to make a checkpoint of.
+                self._unsaved = []
                 log.error("Learning pauses for %.0f s: %s", pause, error)
             await asyncio.sleep(pause)
             pause = min(LONGEST_PAUSE, 2 * pause)
@@ -152,13 +163,16 @@ class LearnLoop:
         self._generation += 1
         version = await self._serve_checkpoint(checkpoint)
         async with self._busy:
+            self._astray, self._unsaved = True, []
             await self.learner.load(checkpoint.folder)
-            await self.ledger.roll_back(checkpoint.step)
             if self.sampler.newest_version != version:
                 version = await self._serve_checkpoint(checkpoint)
             self.step, self.version = checkpoint.step, version
-            self._unsaved, self._exam = [], None
+            self._exam = None
+            # From here on a start goes on from the earlier policy, whether or not the ledger has heard of it.
             await self._save()
+            await self.ledger.roll_back(checkpoint.step)
+            self._astray = False
         log.info("Policy %d serves now: that of step %d again.", version, checkpoint.step)
         return version
 
@@ -169,16 +183,19 @@ class LearnLoop:
 
     async def _prepare(self) -> None:
         """Bring the learner to the last checkpoint, and the ledger with it: what came after it is done again."""
+        self._astray = False
         await self.learner.start()
         await self._agree()
-        if self._last is not None:
-            await self.learner.load(self._last.folder)
-            return
-        if self._foreign is not None:
-            await self.learner.load(self._foreign.folder)
+        begun = self._last or self._foreign
+        if begun is not None:
+            await self.learner.load(begun.folder)
         else:
             await self.learner.reset()
-        if self._foreign is not None or self.checkpoints.all():
+        if self._last is not None:
+            anew = self._last.version < self._newest_saved()
+        else:
+            anew = self._foreign is not None or self._origin > 0 or bool(self.checkpoints.all())
+        if anew:
             # The next start goes on from here, not from what there was before this beginning.
             self.version = self._new_version()
             await self.sampler.publish(self.version, await self.policies.write(self.learner, self.version))
@@ -186,24 +203,32 @@ class LearnLoop:
 
     async def _agree(self) -> None:
         step, batches = (self._last.step, self._last.batches) if self._last else (self._origin, ())
-        undone = await self.ledger.reconcile(step, batches)
+        undone = await self.ledger.reconcile(step, batches, self._last.version if self._last else None)
         if undone:
             log.info("Steps %s are not in the checkpoint; their turns are trained on again.", undone)
         self.step, self._unsaved = step, []
 
     async def _learn(self) -> None:
         with self.ledger.watch() as changed:
-            while True:
+            while not self._astray:
                 changed.clear()
                 count = self._due()
                 if count:
                     async with self._busy:
-                        await self._train(count)
+                        if not self._astray:
+                            await self._train(count)
                     continue
+                # Not wait_for, which may swallow a cancellation in Python 3.11.
                 with contextlib.suppress(TimeoutError):
-                    # Not wait_for, which in Python 3.11 may swallow a cancellation.
-                    async with asyncio.timeout(IDLE_SECONDS):
+                    async with asyncio.timeout(self._patience()):
                         await changed.wait()
+
+    def _patience(self) -> float:
+        """How long to wait for news: at most until a smaller batch is due."""
+        timeout = self.settings.batch_timeout
+        if timeout is None or self._short_since is None:
+            return IDLE_SECONDS
+        return min(IDLE_SECONDS, max(0.0, self._short_since + timeout - time.monotonic()) + 0.001)
 
     def _due(self) -> int:
         """How many samples to train on now; 0: wait."""
@@ -228,20 +253,36 @@ class LearnLoop:
             return
         self._training, generation = True, self._generation
         try:
-            result = await self.learner.step(await asyncio.to_thread(to_sequences, turns, self.weights))
+            result = await self._step(turns)
+            if result is None:
+                return
             if generation != self._generation:
                 await self.ledger.release_batches()
                 return
             version = await self._serve()
-        except StepRefused as error:
+        except NotPromoted as error:
             await self._quarantine(turns, str(error))
             return
-        except EngineUnavailable:
-            await self._count_death(turns)
-            raise
+        except EngineError:
+            if generation == self._generation:
+                raise
+            # The owner has gone back meanwhile: what could not be served is not wanted any more.
+            await self.ledger.release_batches()
+            return
         finally:
             self._training = False
         await self._applied(turns, version, result)
+
+    async def _step(self, turns: Sequence[StoredTurn]) -> StepResult | None:
+        """Let the learner make the step; None if it refuses it. Only what happens here is the batch's own fault."""
+        try:
+            return await self.learner.step(await asyncio.to_thread(to_sequences, turns, self.weights))
+        except StepRefused as error:
+            await self._quarantine(turns, str(error))
+            return None
+        except EngineUnavailable:
+            await self._count_death(turns)
+            raise
 
     async def _with_signal(self, numbers: Sequence[int]) -> list[StoredTurn]:
         """The turns that the method can learn from; the others are dropped with the reason."""
@@ -258,7 +299,7 @@ class LearnLoop:
         return fit
 
     async def _serve(self) -> int:
-        """Put the learner's policy in place of the one that serves, if it passes. Raises StepRefused if not."""
+        """Put the learner's policy in place of the one that serves, if it passes. Raises NotPromoted if not."""
         version = self._new_version()
         folder = await self.policies.write(self.learner, version)
         if self.gate is None:
@@ -271,7 +312,7 @@ class LearnLoop:
         if passed < self._exam - self.gate.margin:
             self.sampler.retract(version)
             await self.learner.undo()
-            raise StepRefused(f"the gate: {passed:.2f} of the prompts passed, {self._exam:.2f} before the step")
+            raise NotPromoted(f"the gate: {passed:.2f} of the prompts passed, {self._exam:.2f} before the step")
         self.sampler.promote(version)
         self._exam = passed
         return version
@@ -281,16 +322,21 @@ class LearnLoop:
         self._latest = max(self._latest, self.version, self.ledger.latest_version()) + 1
         return self._latest
 
+    def _newest_saved(self) -> int:
+        return max((checkpoint.version for checkpoint in self.checkpoints.all()), default=BASE_VERSION)
+
     async def _applied(self, turns: Sequence[StoredTurn], version: int, result: StepResult) -> None:
         report = make_report(self.step + 1, version, self.version, turns, result)
         numbers = tuple(turn.number for turn in turns)
         await self.ledger.apply_step(self.step + 1, version, numbers, asdict(report))
         self.step, self.version = self.step + 1, version
         self._unsaved.append(Batch(self.step, version, numbers))
-        self._deaths.clear()
         self.reporter.write(report)
-        if self.step % self.settings.save_interval == 0:
-            await self._save()
+        if self.step % self.settings.save_interval == 0 or len(self._unsaved) >= self.settings.save_interval:
+            try:
+                await self._save()
+            except (StepRefused, OSError) as error:
+                log.error("No checkpoint could be made at step %d, the next step tries again: %s", self.step, error)
 
     async def _save(self) -> None:
         self._last = await self.checkpoints.save(self.step, self.version, self._unsaved, self.learner.save)

@@ -5,6 +5,7 @@ sampling. `combine` is the weighted sum of both, each absent where its signal is
 distillation term, one without a score has no reward term.
 """
 
+import math
 from dataclasses import dataclass
 
 from openclaw_rl.config import Config
@@ -45,6 +46,9 @@ def advantages(turn: StoredTurn, weights: Weights) -> list[float]:
         total = [value + weights.rl * score for value in total]
     if not any(total):
         raise NoSignal("nothing in it weighs anything with this method")
+    if not all(map(math.isfinite, (*total, *turn.logprobs))):
+        # One such number would take the whole batch down with it.
+        raise NoSignal("a log-prob in it is not finite")
     return total
 
 

@@ -1,5 +1,6 @@
 """The policies that were served: a PEFT folder a version, in the run directory."""
 
+import asyncio
 import shutil
 from pathlib import Path
 
@@ -21,23 +22,20 @@ class Policies:
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir(parents=True)
         await learner.write_adapter(unfinished)
-        target = self.folder / f"v{version:06d}"
-        replace_folder(unfinished, target)
-        self._prune()
-        return target
+        return await asyncio.to_thread(self._finish, unfinished, version)
 
     def adopt(self, folder: Path, version: int) -> Path:
         """A copy of another PEFT folder as a version."""
-        target = self.folder / f"v{version:06d}"
         unfinished = self.folder / f"{UNFINISHED}v{version}"
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir(parents=True)
         for name in ADAPTER_FILES:
             shutil.copy(folder / name, unfinished / name)
-        replace_folder(unfinished, target)
-        self._prune()
-        return target
+        return self._finish(unfinished, version)
 
-    def _prune(self) -> None:
+    def _finish(self, unfinished: Path, version: int) -> Path:
+        target = self.folder / f"v{version:06d}"
+        replace_folder(unfinished, target)
         for folder in sorted(self.folder.glob("v*"))[: -self.keep]:
             shutil.rmtree(folder, ignore_errors=True)
+        return target

@@ -16,6 +16,8 @@ from openclaw_rl.types import Feedback, SessionKey, Turn, TurnKind
 #: Reasons that are met in more than one place.
 SUPERSEDED = "superseded: the client asked again"
 NO_NEXT_STATE = "the session ended without a next state"
+#: Begins the reason of a turn whose training step was refused.
+QUARANTINED = "quarantined: "
 ALREADY_USED = (State.BATCHED, State.APPLIED)
 
 

@@ -92,8 +92,8 @@ class Ledger:
     async def quarantine(self, step: int, turns: Sequence[int], reason: str) -> None:
         await self._write(lambda db: updates.quarantine(db, step, turns, reason))
 
-    async def reconcile(self, step: int, batches: Sequence[updates.Batch]) -> list[int]:
-        return await self._write(lambda db: updates.reconcile(db, step, batches))
+    async def reconcile(self, step: int, batches: Sequence[updates.Batch], version: int | None = None) -> list[int]:
+        return await self._write(lambda db: updates.reconcile(db, step, batches, version))
 
     async def roll_back(self, step: int) -> None:
         await self._write(lambda db: updates.roll_back(db, step))

@@ -54,6 +54,12 @@ class Status:
     trouble: str = ""
     """What is wrong with the last verdicts."""
     quarantined: list[updates.Quarantined] = field(default_factory=list)
+    serving: int | None = None
+    """The policy version that the running server serves: after going back it is not the last step's."""
+
+    @property
+    def version(self) -> int:
+        return self.counts.version if self.serving is None else self.serving
 
     @property
     def why_no_update(self) -> str:
@@ -95,7 +101,7 @@ class Status:
             "turns": {str(state): count for state, count in self.counts.states.items()},
             "dropped": self.counts.dropped,
             "step": self.counts.step,
-            "policy_version": self.counts.version,
+            "policy_version": self.version,
             "why_no_update": self.why_no_update,
             "suspended": self.suspended,
             "judge_down": self.judge_down,
@@ -106,7 +112,7 @@ class Status:
         }
 
 
-def read_status(db: sqlite3.Connection | None, server: str | None, told: Mapping[str, str]) -> Status:
+def read_status(db: sqlite3.Connection | None, server: str | None, told: Mapping[str, Any]) -> Status:
     """The status of a run from its ledger, which may not exist yet, and from what its server tells (`/readyz`)."""
     nothing = Counts(dict.fromkeys(State, 0), {}, 0, 0)
     return Status(
@@ -117,6 +123,7 @@ def read_status(db: sqlite3.Connection | None, server: str | None, told: Mapping
         learner=told.get("learner", ""),
         trouble=judging_trouble(verdicts.recent(db, COLLAPSE_WINDOW)) if db else "",
         quarantined=updates.quarantined(db) if db else [],
+        serving=told.get("policy_version"),
     )
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from openclaw_rl.ledger.changes import move
+from openclaw_rl.ledger.changes import QUARANTINED, move
 from openclaw_rl.ledger.states import State
 
 
@@ -44,6 +44,13 @@ class Quarantined:
     created: float
 
 
+#: The step that a policy version was made by, or goes on from.
+STEP_OF = (
+    "coalesce((SELECT u.step FROM updates u WHERE u.version <= {} AND u.outcome IN ('applied', 'undone') "
+    "ORDER BY u.version DESC LIMIT 1), 0)"
+)
+
+
 def waiting(db: sqlite3.Connection) -> int:
     """How many turns can be trained on."""
     (count,) = db.execute("SELECT count(*) FROM turns WHERE state = ?", (State.JUDGED,)).fetchone()
@@ -51,9 +58,14 @@ def waiting(db: sqlite3.Connection) -> int:
 
 
 def claim(db: sqlite3.Connection, count: int, newest: int, max_staleness: int) -> list[int]:
-    """Take the next turns for a step, the longest judged first. Those of too old a policy are dropped before."""
+    """Take the next turns for a step, the longest judged first. Those of too old a policy are dropped before.
+
+    A policy's age is counted in steps: those that were lost and made again have new version numbers, and the turns that
+    were fresh then are as fresh now.
+    """
     stale = db.execute(
-        "SELECT number FROM turns WHERE state = ? AND version < ?", (State.JUDGED, newest - max_staleness)
+        f"SELECT number FROM turns WHERE state = ? AND {STEP_OF.format('turns.version')} < {STEP_OF.format('?')} - ?",
+        (State.JUDGED, newest, max_staleness),
     ).fetchall()
     for row in stale:
         move(db, row["number"], State.DROPPED, f"stale: answered more than {max_staleness} policy versions ago")
@@ -85,17 +97,21 @@ def quarantine(db: sqlite3.Connection, step: int, turns: Sequence[int], reason: 
     """A step was refused: its turns are set aside with the reason."""
     _record(db, step, None, Outcome.QUARANTINED, turns, reason)
     for turn in turns:
-        move(db, turn, State.DROPPED, f"quarantined: {reason}")
+        move(db, turn, State.DROPPED, f"{QUARANTINED}{reason}")
 
 
-def reconcile(db: sqlite3.Connection, step: int, batches: Sequence[Batch]) -> list[int]:
+def reconcile(db: sqlite3.Connection, step: int, batches: Sequence[Batch], version: int | None = None) -> list[int]:
     """Make the ledger agree with a checkpoint made at `step`, which remembers its last batches; the steps undone.
 
     What the checkpoint holds counts, whether or not the ledger had heard of it; what came after it is to be done again.
+    With the checkpoint's `version`, what came before it and is not in it was left behind by the owner.
     """
     release(db)
+    if version is not None:
+        roll_back(db, step, version)
     undone = db.execute(
-        "SELECT number, step FROM updates WHERE outcome = ? AND step > ? ORDER BY step", (Outcome.APPLIED, step)
+        "SELECT number, step FROM updates WHERE outcome = ? AND (step > ? OR version > ?) ORDER BY step",
+        (Outcome.APPLIED, step, version),
     ).fetchall()
     for row in undone:
         for (turn,) in _turns_in(db, row["number"], State.APPLIED):
@@ -108,10 +124,11 @@ def reconcile(db: sqlite3.Connection, step: int, batches: Sequence[Batch]) -> li
     return [row["step"] for row in undone]
 
 
-def roll_back(db: sqlite3.Connection, step: int) -> None:
+def roll_back(db: sqlite3.Connection, step: int, before: int | None = None) -> None:
     """The owner goes back to a step: what came after it no longer counts, and is not trained on again."""
     db.execute(
-        "UPDATE updates SET outcome = ? WHERE outcome = ? AND step > ?", (Outcome.ROLLED_BACK, Outcome.APPLIED, step)
+        "UPDATE updates SET outcome = ? WHERE outcome = ? AND step > ? AND version < coalesce(?, version + 1)",
+        (Outcome.ROLLED_BACK, Outcome.APPLIED, step, before),
     )
 
 
@@ -159,10 +176,13 @@ def _apply_again(db: sqlite3.Connection, batch: Batch) -> None:
     """Record a step that only its checkpoint remembers; turns that were forgotten since stay forgotten."""
     marks = ", ".join("?" * len(batch.turns))
     states = db.execute(f"SELECT number, state FROM turns WHERE number IN ({marks})", batch.turns).fetchall()
-    for row in states:
-        if row["state"] == State.JUDGED:
+    taken = [row for row in states if row["state"] in (State.READY, State.JUDGED, State.BATCHED)]
+    for row in taken:
+        if row["state"] == State.READY:
+            move(db, row["number"], State.JUDGED)
+        if row["state"] != State.BATCHED:
             move(db, row["number"], State.BATCHED)
-    turns = [row["number"] for row in states if row["state"] in (State.JUDGED, State.BATCHED)]
+    turns = [row["number"] for row in taken]
     apply(db, batch.step, batch.version, turns)
 
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from statistics import fmean
 from typing import NamedTuple
 
-from openclaw_rl.ledger.changes import move
+from openclaw_rl.ledger.changes import QUARANTINED, move
 from openclaw_rl.ledger.packing import pack_floats, pack_json, unpack_floats, whole_text
 from openclaw_rl.ledger.states import State
 from openclaw_rl.types import Hint, Question, SampleKind, Source, Verdict, Vote
@@ -118,8 +118,8 @@ def _choose(db: sqlite3.Connection, session: int) -> int | None:
     """
     rows = db.execute(
         "SELECT t.number, t.state, t.next_state, v.score, v.source FROM turns t JOIN verdicts v ON v.turn = t.number "
-        "WHERE t.session = ? AND v.score IS NOT NULL ORDER BY t.number",
-        (session,),
+        "WHERE t.session = ? AND v.score IS NOT NULL AND t.reason NOT LIKE ? ORDER BY t.number",
+        (session, f"{QUARANTINED}%"),
     ).fetchall()
     if any(row["score"] > 0 for row in rows):
         return None

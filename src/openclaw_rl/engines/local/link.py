@@ -41,6 +41,7 @@ class Link(Generic[Command, Report]):
         self._outbox: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
         self._sender = threading.Thread(target=self._send_all, name=f"{name}-commands", daemon=True)
         self._sender.start()
+        self._arrived: asyncio.Queue[Report | None] = asyncio.Queue()
 
     def send(self, command: Command) -> None:
         self._outbox.put(command)
@@ -48,26 +49,30 @@ class Link(Generic[Command, Report]):
     async def reports(self) -> AsyncIterator[Report]:
         """What the worker says, until it is gone."""
         loop, pipe = asyncio.get_running_loop(), self.connection.fileno()
-        arrived: asyncio.Queue[Report | None] = asyncio.Queue()
 
         def readable() -> None:
             try:
-                arrived.put_nowait(self.connection.recv())
+                self._arrived.put_nowait(self.connection.recv())
             except (EOFError, OSError):
                 loop.remove_reader(pipe)
-                arrived.put_nowait(None)
+                self._arrived.put_nowait(None)
 
         loop.add_reader(pipe, readable)
         try:
-            while (report := await arrived.get()) is not None:
+            while (report := await self._arrived.get()) is not None:
                 yield report
         finally:
-            loop.remove_reader(pipe)
+            # Once it is closed, the number may be that of the next worker's pipe.
+            if not self.connection.closed:
+                loop.remove_reader(pipe)
 
     async def close(self, patience: float = EXIT_SECONDS) -> None:
         """Close the pipe, which tells the worker to leave, and see it gone."""
         self._outbox.put(None)
-        self.connection.close()
+        if not self.connection.closed:
+            asyncio.get_running_loop().remove_reader(self.connection.fileno())
+            self.connection.close()
+        self._arrived.put_nowait(None)
         await asyncio.to_thread(self.process.join, patience)
         if self.process.exitcode is None:
             self.process.kill()

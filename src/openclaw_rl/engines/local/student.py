@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -83,8 +84,13 @@ class Student:
             except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
                 self._restore(before)
                 if not out_of_memory(error):
+                    self._before = None
+                    if self.options.custom_loss:
+                        # Its gradient is the owner's code too.
+                        raise StepRefused(f"the custom loss failed: {error}") from error
                     raise
                 if trial == SMALLER_TRIALS:
+                    self._before = None
                     raise StepRefused("the step does not fit into memory") from error
                 budget = max(1, budget // 2)
                 log.warning("The step does not fit into memory; trying micro-batches of %d tokens.", budget)
@@ -107,7 +113,8 @@ class Student:
             lora = LoraWeights.load(folder, self.decoder.shape, self.decoder.embed.device)
             moments = load_file(folder / OPTIMIZER)
             state = json.loads((folder / STATE).read_text())
-        except (BadAdapter, OSError, ValueError, KeyError) as error:
+            steps, micro_batches = int(state["steps"]), int(state["micro_batches"])
+        except (BadAdapter, SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
             raise StepRefused(f"the checkpoint {folder} cannot be loaded: {error}") from error
         if (lora.rank, sorted(lora.a)) != (self.options.rank, sorted(self.options.modules)):
             raise StepRefused(
@@ -115,8 +122,7 @@ class Student:
                 "--lora-rank and --lora-target-modules, or begin anew with --resume-from-ckpt none"
             )
         self._take(lora)
-        self.steps = int(state["steps"])
-        self.trainer.micro_batches_seen = int(state["micro_batches"])
+        self.steps, self.trainer.micro_batches_seen = steps, micro_batches
         self._set_moments(moments)
 
     def _take(self, lora: LoraWeights) -> None:
@@ -134,12 +140,14 @@ class Student:
         first: Metrics | None = None
         norms = []
         kl_base = self._distance_from_base(sequences)
+        # What dropout does to a pass is not a move of the policy.
+        before = self.trainer.score(sequences) if self.lora.dropout else None
         for _ in range(self.options.epochs):
             metrics = self.trainer.forward_backward(sequences)
             first = first or metrics
             norms.append(self._update(metrics.loss))
         assert first is not None
-        kl = distance(first.logprobs, self.trainer.score(sequences))
+        kl = distance(before or first.logprobs, self.trainer.score(sequences))
         if not kl <= self.options.max_kl:
             raise StepRefused(
                 f"the step would move the policy by {kl:.3g} a token, more than --max-kl {self.options.max_kl:g}"

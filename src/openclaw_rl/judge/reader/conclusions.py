@@ -21,6 +21,8 @@ _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|\w+")
 _MOST_BESIDE_REJECTION = 4
 #: By how often the message praises or thanks.
 _MOST_BESIDE_PRAISE = (0, 2, 5)
+#: The same of praise in so many words that has nothing in it that sounds like trouble.
+_MOST_BESIDE_UNTROUBLED = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,8 @@ class Evidence:
     """The message names numbers where the response named others."""
     opposed: bool = False
     """The message says "X, not Y" where the response said Y."""
+    reminded: bool = False
+    """The message only names what the request named and the response did not, or a number in place of another."""
 
     def has(self, *signals: str) -> bool:
         """Whether any sentence has any of the signals."""
@@ -51,16 +55,21 @@ def conclude(evidence: Evidence) -> ReplyKind:
     move = evidence.first("moving_on")
     if negative in (ReplyKind.CHANGE_REQUEST, ReplyKind.CORRECTION) and move and not evidence.has("rejection"):
         signal = "change" if negative is ReplyKind.CHANGE_REQUEST else "correction"
-        negative = None if content and is_before(move, evidence.first(signal)) else ReplyKind.UNCLEAR
+        if is_before(move, evidence.first(signal)):
+            negative = None if content else ReplyKind.UNCLEAR
+        elif content:
+            negative = ReplyKind.UNCLEAR
     if negative is not None:
         return ReplyKind.UNCLEAR if evidence.asked else weigh(negative, evidence)
     if evidence.has("sarcasm", "doubt"):
         return ReplyKind.UNCLEAR
-    if content and move:
+    # Who says that the next step comes is done with this one; but it may be an answer.
+    if move and (content or not (evidence.asked or evidence.has("trouble"))):
         return ReplyKind.MOVING_ON
     if content:
         return conclude_content(evidence)
-    return ReplyKind.CORRECTION if is_better_fact(evidence) else ReplyKind.UNCLEAR
+    corrects = (evidence.reminded and not evidence.has("next", "defer", "tale")) or is_better_fact(evidence)
+    return ReplyKind.CORRECTION if corrects and not evidence.asked else ReplyKind.UNCLEAR
 
 
 def is_before(move: tuple[int, int], change: tuple[int, int] | None) -> bool:
@@ -136,6 +145,8 @@ def conclude_content(evidence: Evidence) -> ReplyKind:
     times = sum(sentence.has("praise") + sentence.has("thanks") for sentence in evidence.said)
     most = _MOST_BESIDE_PRAISE[min(times, len(_MOST_BESIDE_PRAISE) - 1)]
     # A request, or much else, behind the thanks is what the message is about.
+    if times > 1 and evidence.has("praise") and not evidence.has("trouble"):
+        most = max(most, _MOST_BESIDE_UNTROUBLED)
     if evidence.has("next", "defer") or beside(evidence.said) > most:
         return ReplyKind.UNCLEAR
     answers = evidence.asked and not evidence.has("praise")
@@ -145,6 +156,6 @@ def conclude_content(evidence: Evidence) -> ReplyKind:
 def is_better_fact(evidence: Evidence) -> bool:
     """Whether the message is nothing but a statement with another number in it than the response's."""
     said = evidence.said
-    if not evidence.disputed or evidence.asked or len(said) != 1:
+    if not evidence.disputed or len(said) != 1 or said[0].asks or evidence.has("next", "defer", "moving_on", "tale"):
         return False
-    return said[0].has("statement") and not said[0].asks
+    return said[0].has("statement")

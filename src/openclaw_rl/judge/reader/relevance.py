@@ -12,6 +12,16 @@ from openclaw_rl.judge.reader.similarity import content, tokens
 _MOST_WORDS = 200
 #: A request of few words ("in a table", "add types") leans on what was said before; one of many stands for itself.
 _FEW_LETTERS, _MANY_LETTERS = 32, 60
+#: What a new request has in common with the turn before by chance is less.
+_LEAST_SHARED = 2
+#: "Fix this one: ...": what it is about comes with it.
+_MATERIAL = re.compile(
+    r"\b(?:this(?: one)?|these|following|folgende\w*|diese\w*|suivant\w*|cette|ce|siguiente\w*|est[ea])\b"
+    r"[^.!?\n]{0,40}: ?\""
+    r"|(?:\b(?:translate|proofread|correct|rewrite|rephrase|ubersetze?|korrigiere|traduis|corrige|traduce)\b|翻译|把|将)"
+    r"[^.!?,\n]{0,20}(?:\"\"|: ?\S)"
+)
+_NEGATIVE = frozenset({ReplyKind.CORRECTION, ReplyKind.REJECTION, ReplyKind.CHANGE_REQUEST})
 _WIDE = re.compile("[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]")
 
 
@@ -29,11 +39,13 @@ class Topic(NamedTuple):
 
 def is_about(kind: ReplyKind, topic: Topic) -> bool:
     """Whether a message that reads as this kind is about the response."""
+    if _MATERIAL.search(topic.message) and not topic.turns:
+        return kind not in _NEGATIVE
     if kind is ReplyKind.CHANGE_REQUEST:
         return topic.turns or points_back(topic) or shares_words(topic)
     if kind in (ReplyKind.CORRECTION, ReplyKind.REJECTION):
         if topic.lexicon.find("own", topic.message) or topic.lexicon.find("fresh", topic.message):
-            return shares_words(topic)
+            return shares_words(topic, _LEAST_SHARED)
         return (
             length(topic.message) <= _MANY_LETTERS
             or bool(topic.lexicon.find("back", topic.message))
@@ -54,10 +66,10 @@ def length(text: str) -> int:
     return len(text) + 2 * len(_WIDE.findall(text))
 
 
-def shares_words(topic: Topic) -> bool:
+def shares_words(topic: Topic, least: int = 1) -> bool:
     """Whether the message names something that the request or the response named."""
     named = names(topic.message)
-    return any(named & names(text) for text in topic.before)
+    return any(len(named & names(text)) >= least for text in topic.before)
 
 
 def names(text: str) -> set[str]:

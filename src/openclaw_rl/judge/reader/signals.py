@@ -6,6 +6,7 @@ The signals of the phrase files, and what each says of the response:
 - correction: what was wrong with it; change: what should be otherwise; statement: a bare fact, perhaps a better one
 - reminder: what had been asked for, so that what else is said is no new wish
 - praise, thanks; idiom: praise in negative words ("not bad"); sarcasm: praise that is none; negation: takes praise back
+- trouble: words beside praise that may turn it into mockery
 - moving_on: the next step; next: a request, which is the next step if contentment came before
 - again: the request will be repeated
 - tale: tells of oneself or others, which asks for nothing
@@ -77,7 +78,11 @@ def find_signals(sentence: Sentence, text: str, lexicon: Lexicon) -> None:
     # Praise is taken out, so that "exactly what I wanted" does not say what was wanted.
     if "praise" in found and "rejection" not in found:
         text = sentence.rest = lexicon.blank("praise", text, by=_IDIOM)
-    for signal in ("correction", "reminder", "change", "next", "statement"):
+    for signal in ("trouble", "negation") if found.keys() & {"praise", "moving_on"} else ():
+        note(found, signal, sentence.rest, lexicon)
+    if "negation" in found:
+        found["trouble"] = found.pop("negation")
+    for signal in ("correction", "reminder", "change", "next", "statement", "tale"):
         note(found, signal, text, lexicon)
     drop_tales(found, text, lexicon)
     if _IDIOM in text:
@@ -90,7 +95,7 @@ def find_signals(sentence: Sentence, text: str, lexicon: Lexicon) -> None:
 def drop_tales(found: dict[str, int], text: str, lexicon: Lexicon) -> None:
     """Drop what is said of oneself: "my flat is too small" is no wish, "we have one, it's great" no praise."""
     signals = {"change", "correction", "praise"} & found.keys()
-    if not signals or CONTRAST in text or "reminder" in found or not lexicon.find("tale", text):
+    if not signals or CONTRAST in text or "reminder" in found or "tale" not in found:
         return
     for signal in signals:
         del found[signal]

@@ -11,6 +11,7 @@ _CHARACTER = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]")
 _MOST_TOKENS = 60
 #: Shorter requests ("yes", "continue") are said twice without a complaint.
 _LEAST_LETTERS = 8
+_FEW_ADDED, _ENOUGH_KEPT = 2, 4
 
 
 class Likeness(Enum):
@@ -19,6 +20,8 @@ class Likeness(Enum):
     DIFFERENT = auto()
     SAME = auto()
     """The same again, verbatim or with other small words."""
+    NEARLY = auto()
+    """All of it again, and a word or two more."""
     EXTENDED = auto()
     """All of it again, and something more."""
     VARIED = auto()
@@ -44,7 +47,7 @@ def grade(size: int, lost: int, added: int, alike: bool) -> Likeness:
     if lost == 0 and added == 0:
         return Likeness.SAME
     if lost == 0:
-        return Likeness.EXTENDED
+        return Likeness.NEARLY if added <= _FEW_ADDED and size >= _ENOUGH_KEPT else Likeness.EXTENDED
     if added == 0 and lost <= 0.34 * size:
         return Likeness.SAME
     if lost <= 0.5 * size or alike:

@@ -21,12 +21,20 @@ _UNCLEAR = Reading(ReplyKind.UNCLEAR)
 _FIRST, _LAST = 4, 2
 #: Words that a request in other words has of the first one.
 _LEAST_SHARED = 2
+#: Words of a message that only says what the response should have heeded.
+_MOST_REMINDED = 3
+_LONGEST_REMINDER = 80
 _NUMBER = re.compile(r"\d+(?:[.,:]\d+)*")
 _ERROR_OUTPUT = re.compile(
-    r"^(?:traceback \(most recent call last\):|(?:fatal )?[\w.]{0,80}(?:error|exception)(?:\[\w+\])?: |panic: )",
+    r"^(?:traceback \(most recent call last\):|(?:fatal |uncaught |unhandled |run-?time |php |[\w.]{1,40}: )?"
+    r"[\w.]{0,80}(?:error|exception)(?:\[\w+\]| '?\d+'?(?: \(\w+\))?)?: ?(?=\S|$)|panic: |fatal: )",
     re.I | re.M,
 )
-_END_OF_ERROR = re.compile(r"^(?:fatal )?[\w.]{0,80}(?:error|exception|panic)\b[^\n]*$", re.I | re.M)
+_END_OF_ERROR = re.compile(
+    r"^(?:fatal |uncaught |unhandled |run-?time |php |[\w.]{1,40}: )?"
+    r"[\w.]{0,80}(?:error|exception|panic|fatal)\b[^\n]*$",
+    re.I | re.M,
+)
 _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|\w+")
 
 
@@ -44,10 +52,12 @@ def read_user(request: str, response: str, message: str) -> Reading:
     again = lexicon.find("again", plain) is not None and len(names(request) & names(plain)) >= _LEAST_SHARED
     if repeats(likeness, said, again):
         return Reading(ReplyKind.REPETITION)
-    if likeness is Likeness.EXTENDED and extends(request, message, said):
+    if likeness in (Likeness.EXTENDED, Likeness.NEARLY) and extends(request, message, said):
         return Reading(ReplyKind.CHANGE_REQUEST, make_hint(words))
     opposed = opposes(plain, Turn(request, response), lexicon)
-    kind = conclude(Evidence(said, asks(response), disputes(words, response), opposed))
+    turn = Turn(request, response)
+    reminded = (reminds(plain, turn) or renumbers(words, turn)) and not any(one.asks for one in said)
+    kind = conclude(Evidence(said, asks(response), disputes(words, response), opposed, reminded))
     turns = any(one.has("praise", "contrast") for one in said)
     if not is_about(kind, Topic(plain, lexicon, (request, response), turns)):
         return _UNCLEAR
@@ -76,12 +86,14 @@ def read_error_report(words: str) -> Reading:
 
 
 def repeats(likeness: Likeness, said: Sequence[Sentence], again: bool) -> bool:
-    """Whether a message that shares much with the request is the request in other words: only if it says so."""
-    return (
-        likeness in (Likeness.VARIED, Likeness.EXTENDED)
-        and again
-        and not any(one.has("rejection", "moving_on", "praise") for one in said)
-    )
+    """Whether a message that shares much with the request is the request in other words.
+
+    Only if it says so, or asks for all of it once more.
+    """
+    if likeness in (Likeness.DIFFERENT, Likeness.SAME) or any(one.has("rejection", "moving_on") for one in said):
+        return False
+    asked = likeness is Likeness.NEARLY and bool(said) and said[-1].asks
+    return asked or (again and not any(one.has("praise") for one in said))
 
 
 def extends(request: str, message: str, said: Sequence[Sentence]) -> bool:
@@ -95,6 +107,19 @@ def extends(request: str, message: str, said: Sequence[Sentence]) -> bool:
 def asks(response: str) -> bool:
     """Whether the response ends with a question, so that what follows may be an answer to it."""
     return response.rstrip().rstrip("\"'”»*_) ").endswith(("?", "？"))
+
+
+def reminds(message: str, turn: Turn) -> bool:
+    """Whether a message of few words names what the request named and the response did not, and nothing else."""
+    named = names(message)
+    return 0 < len(named) <= _MOST_REMINDED and named <= names(turn.request) and not named & names(turn.response)
+
+
+def renumbers(words: str, turn: Turn) -> bool:
+    """Whether a short message names a number of the response, and beside it one that nobody has named before."""
+    named, theirs = set(_NUMBER.findall(words)), set(_NUMBER.findall(shorten(turn.response)))
+    asked = set(_NUMBER.findall(shorten(turn.request)))
+    return len(words) <= _LONGEST_REMINDER and bool(named & theirs - asked) and bool(named - theirs - asked)
 
 
 def disputes(words: str, response: str) -> bool:

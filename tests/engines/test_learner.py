@@ -1,0 +1,245 @@
+"""The learner and its real process: what it is told, what it leaves on the disk, and what is left when it dies."""
+
+import asyncio
+import os
+import shutil
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+import torch
+from peft import PeftModel
+from test_student import batch, options
+from transformers import AutoModelForCausalLM
+
+from openclaw_rl.engines.base import EngineUnavailable, StepRefused
+from openclaw_rl.engines.local.decoder import load_decoder
+from openclaw_rl.engines.local.learner import LocalLearner
+from openclaw_rl.engines.local.messages import WorkerOptions
+from openclaw_rl.engines.local.sampler import LocalSampler
+from openclaw_rl.engines.local.student import Student
+from openclaw_rl.types import TrainingSequence
+
+# Starting a process takes seconds, so the tests share one and leave it usable.
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest.fixture(scope="module")
+def student(tiny_model: Path) -> Student:
+    """The same in this process, to compare with."""
+    return Student(load_decoder(tiny_model, torch.float32, torch.device("cpu")), options())
+
+
+@pytest.fixture(scope="module")
+def sequences(student: Student) -> list[TrainingSequence]:
+    return batch(student, count=6)
+
+
+@pytest.fixture(scope="module")
+def large(student: Student) -> list[TrainingSequence]:
+    """A batch that takes seconds."""
+    return batch(student, count=2000)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def running(tiny_model: Path) -> AsyncIterator[LocalLearner]:
+    learner = LocalLearner(options(model=tiny_model))
+    await learner.start()
+    yield learner
+    await learner.close()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def learner(running: LocalLearner) -> LocalLearner:
+    await running.reset()
+    return running
+
+
+def weights(folder: Path) -> bytes:
+    return (folder / "adapter_model.safetensors").read_bytes()
+
+
+async def written(learner: LocalLearner, folder: Path) -> bytes:
+    folder.mkdir()
+    await learner.write_adapter(folder)
+    return weights(folder)
+
+
+async def under_way(learner: LocalLearner, sequences: list[TrainingSequence]) -> "asyncio.Task[Any]":
+    """A step that the process has begun."""
+    assert learner.worker_pid is not None
+    stat = Path(f"/proc/{learner.worker_pid}/stat")
+
+    def used() -> int:
+        fields = stat.read_text().rpartition(")")[2].split()
+        return int(fields[11]) + int(fields[12])
+
+    before = used()
+    task = asyncio.create_task(learner.step(sequences))
+    async with asyncio.timeout(60):
+        while used() < before + 20:
+            await asyncio.sleep(0.01)
+    assert not task.done()
+    return task
+
+
+async def test_a_step_in_the_process_is_the_step_that_it_would_be_here(
+    learner: LocalLearner, student: Student, sequences: list[TrainingSequence], tmp_path: Path
+) -> None:
+    fresh = await written(learner, tmp_path / "fresh")
+    result = await learner.step(sequences)
+    student.reset()
+    expected = student.step(sequences)
+    assert result.loss == pytest.approx(expected.loss, abs=1e-5)
+    assert result.kl_old == pytest.approx(expected.kl_old, rel=1e-2)
+    assert (result.tokens, result.response_tokens) == (expected.tokens, expected.response_tokens)
+    assert await written(learner, tmp_path / "stepped") != fresh
+    await learner.undo()
+    assert await written(learner, tmp_path / "undone") == fresh
+    assert learner.weight_bytes > 0
+
+
+async def test_what_it_writes_is_loaded_by_peft(
+    learner: LocalLearner, tiny_model: Path, sequences: list[TrainingSequence], tmp_path: Path
+) -> None:
+    for _ in range(3):
+        await learner.step(sequences)
+    await written(learner, tmp_path / "adapter")
+    base = AutoModelForCausalLM.from_pretrained(tiny_model)
+    ids = torch.tensor([list(range(20))])
+    plain = base(ids).logits
+    adapted = PeftModel.from_pretrained(base, tmp_path / "adapter")(ids).logits
+    assert (adapted - plain).abs().max() > 1e-3
+
+
+async def test_it_goes_on_exactly_from_what_it_saved(
+    learner: LocalLearner, sequences: list[TrainingSequence], tmp_path: Path
+) -> None:
+    await learner.step(sequences)
+    (tmp_path / "saved").mkdir()
+    await learner.save(tmp_path / "saved")
+    await learner.step(sequences)
+    whole = await written(learner, tmp_path / "whole")
+    await learner.reset()
+    await learner.load(tmp_path / "saved")
+    await learner.step(sequences)
+    assert await written(learner, tmp_path / "resumed") == whole
+
+
+async def test_what_is_refused_is_a_sentence_and_the_process_stays(
+    learner: LocalLearner, sequences: list[TrainingSequence], tmp_path: Path
+) -> None:
+    pid = learner.worker_pid
+    with pytest.raises(StepRefused, match="no step"):
+        await learner.undo()
+    with pytest.raises(StepRefused, match="nowhere"):
+        await learner.load(tmp_path / "nowhere")
+    # What is in the way of writing: a folder that is a file.
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StepRefused):
+        await learner.write_adapter(tmp_path / "file" / "adapter")
+    for name in ("adapter_config.json", "adapter_model.safetensors", "optimizer.safetensors", "learner.json"):
+        (tmp_path / name).write_text("{}")
+    with pytest.raises(StepRefused):
+        await learner.load(tmp_path)
+    assert learner.worker_pid == pid
+    await learner.step(sequences)
+
+
+async def test_it_stands_behind_the_sampler(learner: LocalLearner, tiny_model: Path) -> None:
+    sampler = LocalSampler(WorkerOptions(tiny_model, "cpu", "float32", 4, None, 0.05, 2, 4), max_queue=4)
+    await sampler.start()
+    try:
+        assert learner.worker_pid is not None
+        assert sampler.worker_pid is not None
+        ours, theirs = (os.getpriority(os.PRIO_PROCESS, pid) for pid in (learner.worker_pid, sampler.worker_pid))
+        assert ours > theirs
+    finally:
+        await sampler.close()
+
+
+async def test_killed_during_a_step_it_is_started_again_by_the_next_call(
+    learner: LocalLearner, sequences: list[TrainingSequence], large: list[TrainingSequence], tmp_path: Path
+) -> None:
+    await learner.step(sequences)
+    (tmp_path / "saved").mkdir()
+    await learner.save(tmp_path / "saved")
+    before = weights(tmp_path / "saved")
+    task = await under_way(learner, large)
+    pid = learner.worker_pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(EngineUnavailable, match="ended while it was working"):
+        await task
+    await learner.load(tmp_path / "saved")
+    assert learner.worker_pid != pid
+    assert await written(learner, tmp_path / "again") == before
+    await learner.step(sequences)
+
+
+async def test_killed_while_it_has_nothing_to_do_the_next_call_says_so(
+    learner: LocalLearner, sequences: list[TrainingSequence], tmp_path: Path
+) -> None:
+    """It must not be asked of a fresh process as if nothing had happened: that has nothing in its memory."""
+    await learner.step(sequences)
+    pid = learner.worker_pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(EngineUnavailable):
+        await learner.save(tmp_path)
+    assert not (tmp_path / "adapter_model.safetensors").exists()
+    await learner.reset()
+
+
+async def test_a_call_that_is_given_up_does_not_answer_the_next_one(
+    learner: LocalLearner, sequences: list[TrainingSequence], large: list[TrainingSequence], tmp_path: Path
+) -> None:
+    task = await under_way(learner, large)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await learner.reset()
+    result = await learner.step(sequences)
+    assert result.response_tokens == sum(len(s.spans[0].advantages) for s in sequences)
+    with pytest.raises(StepRefused):
+        await learner.load(tmp_path)
+
+
+async def test_calls_at_the_same_time_are_answered_each_with_its_own(
+    learner: LocalLearner, sequences: list[TrainingSequence], tmp_path: Path
+) -> None:
+    (tmp_path / "adapter").mkdir()
+    answers = await asyncio.gather(
+        learner.step(sequences[:2]),
+        learner.write_adapter(tmp_path / "adapter"),
+        learner.step(sequences[2:]),
+        learner.load(tmp_path / "nowhere"),
+        return_exceptions=True,
+    )
+    first, nothing, second, refused = answers
+    assert nothing is None
+    assert isinstance(refused, StepRefused)
+    assert (
+        [answer.response_tokens for answer in (first, second)]
+        == [  # type: ignore[union-attr]
+            sum(len(s.spans[0].advantages) for s in part) for part in (sequences[:2], sequences[2:])
+        ]
+    )
+
+
+async def test_a_model_that_cannot_be_loaded_is_a_sentence_and_can_be_mended(
+    tiny_model: Path, sequences: list[TrainingSequence], tmp_path: Path
+) -> None:
+    learner = LocalLearner(options(model=tmp_path / "model"))
+    try:
+        with pytest.raises(EngineUnavailable, match="could not load the model"):
+            await learner.start()
+        shutil.copytree(tiny_model, tmp_path / "model")
+        async with asyncio.timeout(60):
+            await learner.start()
+            await learner.step(sequences)
+    finally:
+        await learner.close()

@@ -1,0 +1,182 @@
+"""Advantages: what each method makes of each kind of sample, and what it refuses to make anything of."""
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from openclaw_rl.config import Config
+from openclaw_rl.judge.dispatch import Signals, dispatch
+from openclaw_rl.learn.methods import NoSignal, Weights, advantages
+from openclaw_rl.ledger import changes, verdicts
+from openclaw_rl.ledger.queries import StoredTurn
+from openclaw_rl.ledger.states import State
+from openclaw_rl.types import Hint, SampleKind, Source, Verdict
+from records import Book
+
+OLD = [-0.5, -0.25, -2.0]
+TEACHER = [-0.25, -1.25, -0.5]
+GAP = [0.25, -1.0, 1.5]
+TAUGHT = Hint("Say it in one sentence.", TEACHER)
+RL, OPD, BOTH = Weights(0, 1), Weights(1, 0), Weights(1, 1)
+
+
+@pytest.fixture(scope="module")
+def book(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Book]:
+    book = Book(tmp_path_factory.mktemp("run"))
+    yield book
+    book.close()
+
+
+def judged(book: Book, verdict: Verdict, sample: SampleKind, **given: object) -> StoredTurn:
+    """A turn as the learner reads it from the ledger."""
+    values = {"response_ids": [4, 5, 6], "logprobs": OLD, **given}
+    number = book.put(State.READY, **values)
+    assert book.change(verdicts.record, number, verdict, sample, "", 0)
+    return book.read(number)
+
+
+def of(method: str, **given: object) -> Weights:
+    return Weights.of(Config(method=method, **given))
+
+
+@pytest.mark.parametrize("score", [1.0, -1.0, 0.5])
+def test_rl_gives_every_token_the_score(book: Book, score: float) -> None:
+    turn = judged(book, Verdict(score, Source.LLM), SampleKind.RL)
+    assert advantages(turn, of("rl")) == [score] * 3
+
+
+def test_opd_is_the_teachers_logprob_less_the_one_recorded_while_sampling(book: Book) -> None:
+    turn = judged(book, Verdict(hints=(TAUGHT,)), SampleKind.OPD)
+    assert advantages(turn, of("opd")) == pytest.approx(GAP)
+
+
+def test_a_hints_bookkeeping_score_is_not_added_to_its_advantage(book: Book) -> None:
+    """Mistake 1: with opd the score of a turn is for monitoring, whatever it is."""
+    for score in (1.0, -1.0):
+        turn = judged(book, Verdict(score, Source.LLM, hints=(TAUGHT,)), SampleKind.OPD)
+        assert advantages(turn, of("opd")) == pytest.approx(GAP)
+        assert advantages(turn, of("combine")) == pytest.approx(GAP)
+
+
+def test_combine_adds_both_terms_with_their_weights(book: Book) -> None:
+    turn = judged(book, Verdict(-1.0, Source.LLM, hints=(TAUGHT,)), SampleKind.OPD_RL)
+    assert advantages(turn, of("combine", w_opd=2.0, w_rl=0.5)) == pytest.approx([2 * gap - 0.5 for gap in GAP])
+    assert advantages(turn, of("rl")) == [-1.0] * 3
+    assert advantages(turn, of("opd")) == pytest.approx(GAP)
+
+
+def test_combine_without_a_hint_has_the_reward_term_alone(book: Book) -> None:
+    """Mistake 10: a sample that is trained on its score gets nothing from a hint, even if there is one."""
+    for hints in ((), (TAUGHT,), (Hint("A hint that was never scored."),)):
+        turn = judged(book, Verdict(1.0, Source.LLM, hints=hints), SampleKind.RL)
+        assert advantages(turn, of("combine", w_rl=0.5)) == [0.5] * 3
+
+
+def test_combine_without_a_score_has_the_distillation_term_alone(book: Book) -> None:
+    turn = judged(book, Verdict(None, hints=(TAUGHT,)), SampleKind.OPD)
+    assert advantages(turn, of("combine", w_opd=0.5)) == pytest.approx([gap / 2 for gap in GAP])
+
+
+@pytest.mark.parametrize(
+    "hints",
+    [
+        (),
+        (Hint("Never scored."),),
+        (Hint("The teacher could not.", (), "the teacher timed out"),),
+        (Hint("Too short.", TEACHER[:2]),),
+        (Hint("Too long.", [*TEACHER, -0.1]),),
+    ],
+)
+@pytest.mark.parametrize("kind", [SampleKind.OPD, SampleKind.OPD_RL])
+def test_without_the_teachers_word_on_every_token_there_is_no_signal(
+    book: Book, hints: tuple[Hint, ...], kind: SampleKind
+) -> None:
+    """Mistake 2: nothing is padded; zeros would reinforce every token."""
+    turn = judged(book, Verdict(1.0, Source.LLM, hints=hints), kind)
+    with pytest.raises(NoSignal, match="teacher"):
+        advantages(turn, BOTH)
+
+
+def test_the_first_hint_that_the_teacher_scored_is_the_one_that_teaches(book: Book) -> None:
+    hints = (Hint("Not scored.", (), "timed out"), TAUGHT, Hint("Another.", [-9.0, -9.0, -9.0]))
+    turn = judged(book, Verdict(hints=hints), SampleKind.OPD)
+    assert advantages(turn, OPD) == pytest.approx(GAP)
+
+
+@pytest.mark.parametrize("logprobs", [[], OLD[:2]])
+def test_a_turn_whose_own_logprobs_are_missing_is_not_trained_on(book: Book, logprobs: list[float]) -> None:
+    """Imported turns have none until the policy has scored them."""
+    turn = judged(book, Verdict(1.0, Source.LLM, hints=(TAUGHT,)), SampleKind.OPD_RL, logprobs=logprobs)
+    for weights in (RL, OPD, BOTH):
+        with pytest.raises(NoSignal, match="log-probs"):
+            advantages(turn, weights)
+
+
+def test_a_signal_that_the_method_does_not_use_is_none(book: Book) -> None:
+    scored = judged(book, Verdict(1.0, Source.LLM), SampleKind.RL)
+    taught = judged(book, Verdict(hints=(TAUGHT,)), SampleKind.OPD)
+    for turn, weights in ((scored, OPD), (taught, RL)):
+        with pytest.raises(NoSignal):
+            advantages(turn, weights)
+
+
+def test_a_score_of_nothing_and_a_teacher_who_agrees_teach_nothing(book: Book) -> None:
+    neutral = judged(book, Verdict(0.0, Source.LLM), SampleKind.RL)
+    missing = judged(book, Verdict(None), SampleKind.RL)
+    agreed = judged(book, Verdict(hints=(Hint("As it was.", OLD),)), SampleKind.OPD)
+    for turn in (neutral, missing, agreed):
+        with pytest.raises(NoSignal):
+            advantages(turn, BOTH)
+
+
+def test_the_turn_chosen_for_a_session_without_a_good_one_has_a_gradient(tmp_path: Path) -> None:
+    """Mistake 6: at-least-one is a reward of +1, not a mask."""
+    book = Book(tmp_path)
+    number = book.put(State.READY, response_ids=[4, 5, 6], logprobs=OLD)
+    book.change(changes.set_next_state, number, [{"role": "user", "content": "hm"}])
+    book.change(verdicts.record, number, Verdict(0.0, Source.LLM), None, "the judge is neutral", 0)
+    book.change(changes.close_session, book.read(number).session)
+    assert book.change(verdicts.settle_sessions, True) == [number]
+    assert book.state(number) is State.JUDGED
+    assert advantages(book.read(number), of("rl")) == [1.0] * 3
+    book.close()
+
+
+numbers = st.floats(width=32)
+logprob_lists = st.lists(numbers, min_size=3, max_size=3) | st.lists(numbers, max_size=4)
+hints = st.builds(Hint, st.just("Be brief."), logprob_lists)
+any_verdict = st.builds(
+    Verdict, st.none() | st.sampled_from([-1.0, 0.0, 1.0]), st.just(Source.LLM), st.lists(hints, max_size=2).map(tuple)
+)
+
+
+@given(any_verdict, st.sampled_from(SampleKind), st.sampled_from(["rl", "opd", "combine"]), logprob_lists)
+@settings(max_examples=100, deadline=None)
+def test_whatever_was_recorded_gives_a_finite_number_for_each_token_or_no_signal(
+    book: Book, verdict: Verdict, kind: SampleKind, method: str, logprobs: list[float]
+) -> None:
+    """One number that is not finite would take the whole batch down with it."""
+    turn = judged(book, verdict, kind, logprobs=logprobs)
+    try:
+        found = advantages(turn, of(method))
+    except NoSignal:
+        return
+    assert len(found) == 3
+    assert all(map(math.isfinite, found))
+    assert any(found)
+
+
+@pytest.mark.parametrize("method", ["rl", "opd", "combine"])
+@given(verdict=any_verdict.filter(lambda v: all(len(hint.logprobs) in (0, 3) for hint in v.hints)))
+@settings(max_examples=60, deadline=None)
+def test_what_the_judge_hands_on_as_a_sample_can_be_trained_on(book: Book, method: str, verdict: Verdict) -> None:
+    """A sample that counts towards the batch and then has no gradient would be mistake 9."""
+    kind, _reason = dispatch(Signals.of(Config(method=method)), verdict)
+    told = [*([verdict.score] if verdict.score else []), *(v for hint in verdict.hints for v in hint.logprobs)]
+    if kind is None or not all(abs(value) < 1e3 and value not in OLD for value in told):
+        return
+    assert any(advantages(judged(book, verdict, kind), of(method)))

@@ -1,0 +1,214 @@
+"""The whole program learning from its users: real processes, HTTP, kill -9."""
+
+import contextlib
+import json
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+from safetensors.torch import load_file
+
+from openclaw_rl.learn.checkpoints import Checkpoints
+from openclaw_rl.ledger.schema import FILE, connect
+from test_server import SERVE, Program, serving
+
+LEARN = ("--method", "rl", "--judge", "feedback", "--batch-size", "2", "--save-interval", "2", "--lora-rank", "4")
+FAST = ("--learning-rate", "1e-3", "--max-kl", "100", "--kv-cache-gib", "0.1", "--max-staleness", "1000")
+ASK = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 6}
+SECONDS = 90
+ROUNDS = 2
+
+
+@contextlib.contextmanager
+def learning(model: Path, run_dir: Path, *flags: str) -> Iterator[Program]:
+    with serving(SERVE, model, "--run-dir", str(run_dir), *LEARN, *FAST, *flags) as program:
+        yield program
+
+
+def ask(program: Program, **given: Any) -> dict[str, Any]:
+    answer = httpx.post(f"{program.url}/v1/chat/completions", json={**ASK, **given}, timeout=60)
+    assert answer.status_code == 200, answer.text
+    told: dict[str, Any] = answer.json()
+    return told
+
+
+def praise(program: Program, id: str, score: int = 1) -> None:
+    answer = httpx.post(f"{program.url}/v1/feedback", json={"id": id, "score": score}, timeout=60)
+    assert answer.status_code == 200, answer.text
+
+
+def teach(program: Program, count: int = 2) -> None:
+    """So many answers, and what somebody thinks of them."""
+    for number in range(count):
+        praise(program, ask(program)["id"], 1 if number % 2 else -1)
+
+
+def version(program: Program) -> int:
+    return int(httpx.get(f"{program.url}/readyz").json()["policy_version"])
+
+
+def version_of(answer: dict[str, Any]) -> int:
+    return int(answer["system_fingerprint"].removeprefix("policy-"))
+
+
+def until(condition: Callable[[], bool], program: Program) -> None:
+    end = time.monotonic() + SECONDS
+    while not condition():
+        assert program.process.poll() is None, program.log
+        assert time.monotonic() < end, program.log
+        time.sleep(0.02)
+
+
+def command(run_dir: Path, *arguments: str) -> str:
+    line = [sys.executable, "-m", "openclaw_rl", *arguments, "--run-dir", str(run_dir)]
+    return subprocess.run(line, capture_output=True, text=True, check=True).stdout
+
+
+def status(run_dir: Path) -> dict[str, Any]:
+    told: dict[str, Any] = json.loads(command(run_dir, "status", "--json"))
+    return told
+
+
+def rows(run_dir: Path, query: str) -> list[tuple[Any, ...]]:
+    with contextlib.closing(connect(run_dir / FILE, readonly=True)) as db:
+        return [tuple(row) for row in db.execute(query)]
+
+
+def applied(run_dir: Path) -> list[int]:
+    query = "SELECT turn FROM update_turns JOIN updates USING (number) WHERE outcome = 'applied'"
+    return sorted(turn for (turn,) in rows(run_dir, query))
+
+
+def states(run_dir: Path) -> Counter[str]:
+    return Counter(state for (state,) in rows(run_dir, "SELECT state FROM turns"))
+
+
+def test_it_learns_while_it_serves_saves_when_it_is_stopped_and_goes_back_when_it_is_told_to(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    with learning(tiny_model, tmp_path) as program:
+        stop, versions = threading.Event(), set()
+
+        def talk(seed: int) -> int:
+            """Ask all the time; no request may fail, whatever goes on beside it."""
+            asked = 0
+            while not stop.is_set():
+                versions.add(version_of(ask(program, seed=seed + asked)))
+                asked += 1
+            return asked
+
+        with ThreadPoolExecutor(3) as pool:
+            talking = [pool.submit(talk, 1000 * number) for number in range(2)]
+            try:
+                # One that began before a swap ends on the policy it began with.
+                with httpx.stream(
+                    "POST", f"{program.url}/v1/chat/completions", json={**ASK, "max_tokens": 400, "stream": True}
+                ) as answer:
+                    events = (json.loads(line[6:]) for line in answer.iter_lines() if line.startswith("data: {"))
+                    first = next(events)
+                    teach(program)
+                    prints = {event["system_fingerprint"] for event in events}
+                assert prints == {first["system_fingerprint"]} == {"policy-0"}
+                for expected in (1, 2, 3):
+                    until(lambda expected=expected: version(program) >= expected, program)
+                    if expected < 3:
+                        teach(program)
+            finally:
+                stop.set()
+            assert all(future.result() > 0 for future in talking)
+        assert version_of(ask(program)) == 3
+        assert {0, 3} <= versions | {3}
+        told = status(tmp_path)
+        assert (told["step"], told["policy_version"], told["turns"]["applied"]) == (3, 3, 6)
+        assert "judged turns that a step needs" in told["learner"]
+        assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 3
+        assert program.metric("openclaw_step_version") == 3
+        assert "step-000002-v2" in command(tmp_path, "checkpoints")
+        # A policy that was saved serves again at once, under a number of its own; learning goes on from it.
+        assert "Policy 4 serves now" in command(tmp_path, "rollback")
+        assert version_of(ask(program)) == 4
+        assert status(tmp_path)["policy_version"] == 4
+        teach(program)
+        until(lambda: version(program) == 5, program)
+        program.process.terminate()
+        assert program.process.wait(60) == 0
+        assert "Traceback" not in program.log
+    # Step 3 was left behind; the step after going back was saved at the end.
+    checkpoints = Checkpoints(tmp_path / "checkpoints", 3)
+    latest = checkpoints.latest()
+    assert latest is not None
+    assert (latest.step, latest.version) == (3, 5)
+    assert [outcome for (outcome,) in rows(tmp_path, "SELECT outcome FROM updates ORDER BY number")] == [
+        "applied",
+        "applied",
+        "rolled_back",
+        "applied",
+    ]
+    # Without a server the next start serves what was gone back to.
+    assert "serves policy 6" in command(tmp_path, "rollback", "2")
+    with learning(tiny_model, tmp_path) as program:
+        assert version_of(ask(program)) == 6
+        last = checkpoints.latest()
+        assert last is not None
+        old, new = (load_file(c.folder / "adapter_model.safetensors") for c in (checkpoints.all()[0], last))
+        assert (last.step, last.version) == (2, 6)
+        assert all(old[name].equal(new[name]) for name in old)
+    refused = subprocess.run(
+        [sys.executable, "-m", "openclaw_rl", "rollback", "77", "--run-dir", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert refused.returncode == 2
+    assert "no checkpoint of policy version 77" in " ".join(refused.stderr.split())
+
+
+def test_killed_at_random_instants_every_turn_is_trained_on_exactly_once(tiny_model: Path, tmp_path: Path) -> None:
+    draw = random.Random(5)
+    for _round in range(ROUNDS):
+        with learning(tiny_model, tmp_path) as program:
+            served = version(program)
+            latest = Checkpoints(tmp_path / "checkpoints", 3).latest()
+            assert served >= (latest.version if latest else 0)
+            # The last two are trained on while it is killed, or after the next start.
+            teach(program, 4)
+            until(lambda before=served: version(program) > before, program)
+            time.sleep(draw.uniform(0, 0.3))
+            program.process.kill()
+            program.process.wait()
+    with learning(tiny_model, tmp_path) as program:
+        judged = 4 * ROUNDS
+        until(lambda: states(tmp_path)["applied"] == judged, program)
+        until(lambda: "judged turns that a step needs" in status(tmp_path)["learner"], program)
+        program.process.terminate()
+        assert program.process.wait(60) == 0
+    turns = applied(tmp_path)
+    assert len(turns) == len(set(turns)) == judged
+    assert turns == sorted(n for (n,) in rows(tmp_path, "SELECT number FROM turns WHERE state = 'applied'"))
+    latest = Checkpoints(tmp_path / "checkpoints", 3).latest()
+    assert latest is not None
+    told = status(tmp_path)
+    assert (latest.step, latest.version) == (told["step"], told["policy_version"])
+    assert latest.step == judged // 2
+    learner = json.loads((latest.folder / "learner.json").read_text())
+    assert learner["steps"] == judged // 2
+    known = [version for (version,) in rows(tmp_path, "SELECT version FROM updates")]
+    assert len(set(known)) == len(known)
+
+
+def test_a_checkpoint_that_cannot_be_used_is_said_in_a_sentence_at_the_start(tiny_model: Path, tmp_path: Path) -> None:
+    line = [*SERVE, "--model-name", str(tiny_model), "--run-dir", str(tmp_path), "--proxy-port", "0", *LEARN]
+    done = subprocess.run(
+        [*line, "--resume-from-ckpt", "/nowhere"], capture_output=True, text=True, check=False, timeout=SECONDS
+    )
+    assert done.returncode == 2
+    assert "--resume-from-ckpt" in done.stderr
+    assert "Traceback" not in done.stderr
