@@ -431,6 +431,11 @@ class Config(BaseModel):
         return "custom" if self.custom_rm_path is not None else self.judge
 
     @property
+    def reads_feedback(self) -> bool:
+        """Whether rules are among the judges."""
+        return self.capture and self.judging in ("auto", "feedback")
+
+    @property
     def asks_llm(self) -> bool:
         """Whether a language model is among the judges; the embedded one is too small to be asked by itself."""
         capable = bool(self.judge_base_url or self.teacher_model_name) or not self.embedded

@@ -29,6 +29,7 @@ from openclaw_rl.config import Config
 from openclaw_rl.engines.base import EngineUnavailable, Sampler
 from openclaw_rl.engines.local.sampler import LocalSampler
 from openclaw_rl.judge.build import check_judges
+from openclaw_rl.judge.reader import warm_up
 from openclaw_rl.learn.imported import score_imported
 from openclaw_rl.ledger.ledger import Ledger
 from openclaw_rl.ledger.lock import RunDirInUse, RunDirLock
@@ -109,6 +110,8 @@ def serve(config: Config) -> int:
 async def run(config: Config, folder: Path, ledger: Ledger | None, listener: socket.socket) -> None:
     """Start the engines, serve, and stop everything in the right order."""
     async with contextlib.AsyncExitStack() as stack:
+        # Patterns in ten languages are compiled while the model is loaded, not while somebody waits for an answer.
+        warming = asyncio.create_task(asyncio.to_thread(warm_up)) if config.reads_feedback else None
         sampler = LocalSampler(worker_options(config, folder), config.max_queue)
         # The worker loads the weights while this process loads the tokenizer.
         policy = await start_model(stack, sampler, folder)
@@ -140,6 +143,8 @@ async def run(config: Config, folder: Path, ledger: Ledger | None, listener: soc
             config.shutdown_seconds,
         )
         assert sampler.ready is not None
+        if warming is not None:
+            await warming
         port = listener.getsockname()[1]
         banner(config, sampler.ready, port)
         others = [end_idle_sessions(ledger, config.session_timeout)] if ledger else []

@@ -12,7 +12,7 @@ from openclaw_rl.judge.reader import Reading, ReplyKind, read_reply, warm_up
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from measure import POSITIVE, measure
+from measure import POSITIVE, measure, read_cases, sign
 
 TUNING = Path(__file__).with_name("next_states_tuning.jsonl")
 #: Nobody who works on the reader looks at these.
@@ -32,19 +32,18 @@ def read(text: str, request: str = "Write a poem about the sea.", response: str 
     return read_reply(request, response, user(text))
 
 
-def sign(kind: ReplyKind) -> int:
-    return (kind in POSITIVE) - (kind in NEGATIVE)
-
-
-@pytest.mark.parametrize("path", [TUNING, HELD_OUT], ids=lambda path: path.stem)
-def test_reads_labelled_cases(path: Path) -> None:
-    tally = measure(path)
+def test_reads_what_it_was_tuned_on() -> None:
+    tally = measure(read_cases(TUNING))
+    assert tally.score_precision() >= 0.97
     assert tally.precision() >= 0.95
     assert tally.coverage() >= 0.6
+    assert tally.wrong_sign == 0
 
 
-def test_no_wrong_sign_on_what_it_was_tuned_on() -> None:
-    assert measure(TUNING).wrong_sign == 0
+def test_reads_what_it_was_not_tuned_on() -> None:
+    tally = measure(read_cases(HELD_OUT))
+    assert tally.score_precision() >= 0.95
+    assert tally.coverage() >= 0.5
 
 
 @pytest.mark.parametrize(
@@ -115,6 +114,25 @@ def test_what_is_set_against_the_response_is_a_correction(said: str, response: s
 
 
 @pytest.mark.parametrize(
+    ("said", "request_", "response"),
+    [
+        ("june", "I'm away from 3 to 14 June, write it", "I am away from 3 to 14 July."),
+        ("15 is access. Erasure's 17.", "Which article is it?", "Article 15."),
+        ("1648 war er zu Ende, angefangen hat er 1618", "Wann begann er?", "Er begann 1648."),
+    ],
+)
+def test_what_the_response_should_have_heeded_is_a_correction(said: str, request_: str, response: str) -> None:
+    assert read(said, request_, response).kind is ReplyKind.CORRECTION
+
+
+@pytest.mark.parametrize(
+    "said", ["moving on to the sessions table", "kommen wir zum zweiten Teil", "passons à la suite"]
+)
+def test_next_step_is_taken_without_praise_too(said: str) -> None:
+    assert read(said).kind is ReplyKind.MOVING_ON
+
+
+@pytest.mark.parametrize(
     "said",
     [
         "thanks, I'll try it tonight",
@@ -177,7 +195,11 @@ def test_words_of_the_user_decide_over_tools() -> None:
         ('{"returncode": 2, "stderr": "bad flag"}', ReplyKind.TOOL_ERROR),
         ('{"success": false, "message": "no such column: nme"}', ReplyKind.TOOL_ERROR),
         ("exited with code 0", ReplyKind.TOOL_SUCCESS),
-        ("", ReplyKind.TOOL_SUCCESS),
+        ("Error: no input\nexited with code 0", ReplyKind.UNCLEAR),
+        ("exited with code 1", ReplyKind.UNCLEAR),
+        ("", ReplyKind.UNCLEAR),
+        ("some words", ReplyKind.UNCLEAR),
+        ("The job was created.", ReplyKind.TOOL_SUCCESS),
         ('{"error": null, "rows": 3}', ReplyKind.TOOL_SUCCESS),
         ("requests.exceptions.ReadTimeout: read timed out", ReplyKind.UNCLEAR),
         ('{"status_code": 429, "message": "slow down"}', ReplyKind.UNCLEAR),
@@ -186,10 +208,42 @@ def test_words_of_the_user_decide_over_tools() -> None:
         ("Unknown job: a", ReplyKind.TOOL_ERROR),
         ("FileNotFoundError: a", ReplyKind.TOOL_ERROR),
         ("12 passed, 0 failed, no errors", ReplyKind.TOOL_SUCCESS),
+        ('{"query": "x", "results": [], "took_ms": 3}', ReplyKind.UNCLEAR),
+        ('{"updated": 3, "skipped": 2}', ReplyKind.UNCLEAR),
+        ('{"data": {"error": "unknown field"}}', ReplyKind.TOOL_ERROR),
+        ('{"status": 400, "title": "Bad Request"}', ReplyKind.TOOL_ERROR),
+        ('[{"id": 1}]', ReplyKind.TOOL_SUCCESS),
+        ("[]", ReplyKind.UNCLEAR),
+        ("job: expected a number, got 'a'", ReplyKind.TOOL_ERROR),
+        ("usage: run [-h] JOB", ReplyKind.TOOL_ERROR),
+        ("job.rb:3:in `run': undefined method", ReplyKind.TOOL_ERROR),
+        ("panic: oops\n\ngoroutine 1 [running]:", ReplyKind.TOOL_ERROR),
+        ("starting\n    at Job.run (/app/job.js:3:9)", ReplyKind.TOOL_ERROR),
+        ("ORA-00942: table or view does not exist", ReplyKind.TOOL_ERROR),
     ],
 )
 def test_tool_results(result: str, kind: ReplyKind) -> None:
     assert read_reply("do it", 'run(job="a")', tool(result)).kind is kind
+
+
+@pytest.mark.parametrize(
+    ("call", "result", "kind"),
+    [
+        ('bash(command="mkdir a")', "", ReplyKind.TOOL_SUCCESS),
+        ('bash(command="mkdir a")', "(no output)", ReplyKind.TOOL_SUCCESS),
+        ('bash(command="pandoc a.md")', "", ReplyKind.UNCLEAR),
+        ('bash(command="du -sh .")', "1.3G\t.", ReplyKind.TOOL_SUCCESS),
+        ('bash(command="pandoc a.md")', "well", ReplyKind.UNCLEAR),
+        ('read_file(path="a")', "def f():\n    raise ValueError", ReplyKind.TOOL_SUCCESS),
+        ('read_file(path="a")', "This cannot be shown.", ReplyKind.UNCLEAR),
+        ('find_flights(to="Oslo")', "No flights found for this day.", ReplyKind.UNCLEAR),
+        ("bash(command=\"awk '{' a\")", "awk: cmd. line:1: {\nawk: cmd. line:1: ^ fin", ReplyKind.TOOL_ERROR),
+        ('bash(command="mv a b")', "mv: 'b' ist voll mit Dingen", ReplyKind.TOOL_ERROR),
+        ('bash(command="nginx -t")', "nginx: the syntax is ok", ReplyKind.TOOL_SUCCESS),
+    ],
+)
+def test_evidence_of_success_fits_the_call(call: str, result: str, kind: ReplyKind) -> None:
+    assert read_reply("do it", call, tool(result)).kind is kind
 
 
 CONTENT = st.one_of(

@@ -1,9 +1,9 @@
 """Concludes from the signals of a message's sentences what kind of reply they make together.
 
-In this order: what is negative, for people are polite before they complain; the next step after contentment;
-contentment alone. Among the negative, a claim about what was wrong makes a correction, a verdict alone a rejection, a
-wish alone a change request; where a wish comes before a claim it is unclear which one is meant. Anything is unclear
-that has one weak sign for it and as much beside it that is not understood.
+In this order: what is negative, for people are polite before they complain; the next step, if it is called so or comes
+after contentment; contentment alone. Among the negative, a claim about what was wrong makes a correction, a verdict
+alone a rejection, a wish alone a change request; where a wish comes before a claim it is unclear which one is meant.
+Anything is unclear that has one weak sign for it and as much beside it that is not understood.
 """
 
 import re

@@ -1,6 +1,7 @@
 """Whether a message is about the response at all, or asks for something new in words that sound like a complaint."""
 
 import re
+from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -8,6 +9,7 @@ from openclaw_rl.judge.reader.kinds import ReplyKind
 from openclaw_rl.judge.reader.lexicon import Lexicon
 from openclaw_rl.judge.reader.phrasebook import all_small_words
 from openclaw_rl.judge.reader.similarity import content, tokens
+from openclaw_rl.judge.reader.text import shorten
 
 _MOST_WORDS = 200
 #: A request of few words ("in a table", "add types") leans on what was said before; one of many stands for itself.
@@ -72,12 +74,18 @@ def shares_words(topic: Topic, least: int = 1) -> bool:
     return any(len(named & names(text)) >= least for text in topic.before)
 
 
-def names(text: str) -> set[str]:
+def names(text: str) -> frozenset[str]:
     """The words of a text that name something; pairs of characters, where words are not separated."""
+    return names_of(shorten(text))
+
+
+@lru_cache(maxsize=16)
+def names_of(text: str) -> frozenset[str]:
+    """The same of a text that is short: it is asked for again and again while one message is read."""
     words, small = tokens(text, _MOST_WORDS), all_small_words()
     pairs = {
         one + other
         for one, other in pairwise(words)
         if _WIDE.match(one) and _WIDE.match(other) and not (one in small and other in small)
     }
-    return {word for word in content(words, small) if len(word) >= 3 or word.isdigit()} | pairs
+    return frozenset(word for word in content(words, small) if len(word) >= 3 or word.isdigit()) | pairs

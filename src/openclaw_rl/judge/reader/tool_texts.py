@@ -68,6 +68,8 @@ def tells_of_error(plain: str, call: Call) -> bool:
 
 def is_complaint(plain: str, call: Call) -> bool:
     """Whether a line begins with the name of the program that was run: so programs complain, in any language."""
+    if call.tells:
+        return False
     lines = [match for match in _PROGRAM.finditer(plain) if call.runs(match[1])]
     return bool(lines) and not any(found("harmless", match[0]) or found("done", match[0]) for match in lines)
 

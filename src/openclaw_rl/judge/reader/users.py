@@ -19,6 +19,7 @@ from openclaw_rl.judge.reader.text import normalise, own_words, sentences, short
 
 _UNCLEAR = Reading(ReplyKind.UNCLEAR)
 _FIRST, _LAST = 4, 2
+_VERDICTS = ("rejection", "correction", "moving_on", "praise", "thanks")
 #: Words that a request in other words has of the first one.
 _LEAST_SHARED = 2
 #: Words of a message that only says what the response should have heeded.
@@ -54,9 +55,11 @@ def read_user(request: str, response: str, message: str) -> Reading:
         return Reading(ReplyKind.REPETITION)
     if likeness in (Likeness.EXTENDED, Likeness.NEARLY) and extends(request, message, said):
         return Reading(ReplyKind.CHANGE_REQUEST, make_hint(words))
-    opposed = opposes(plain, Turn(request, response), lexicon)
     turn = Turn(request, response)
-    reminded = (reminds(plain, turn) or renumbers(words, turn)) and not any(one.asks for one in said)
+    opposed = opposes(plain, turn, lexicon)
+    reminded = not any(one.asks or one.has(*_VERDICTS) for one in said) and (
+        reminds(plain, turn) or renumbers(words, turn)
+    )
     kind = conclude(Evidence(said, asks(response), disputes(words, response), opposed, reminded))
     turns = any(one.has("praise", "contrast") for one in said)
     if not is_about(kind, Topic(plain, lexicon, (request, response), turns)):
@@ -98,8 +101,7 @@ def repeats(likeness: Likeness, said: Sequence[Sentence], again: bool) -> bool:
 
 def extends(request: str, message: str, said: Sequence[Sentence]) -> bool:
     """Whether a message is the whole request with something added: what was missing, unless it is only asked about."""
-    verdicts = ("rejection", "correction", "moving_on", "praise", "thanks")
-    if any(one.asks or one.has(*verdicts) for one in said):
+    if any(one.asks or one.has(*_VERDICTS) for one in said):
         return False
     return begins_alike(request, message, all_small_words())
 
