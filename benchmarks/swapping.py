@@ -36,6 +36,8 @@ THINK_SECONDS = 0.5
 #: Requests that begin so close to a change of policy are counted as met by it.
 SWAP_SECONDS = 1.0
 BATCH = 4
+#: The first requests fill caches, while the learner is being loaded: they are the baseline of nothing.
+WARM_UP_SECONDS = 20
 
 
 @dataclass
@@ -165,6 +167,8 @@ def main() -> None:
         threads += [threading.Thread(target=load.client, args=(number,)) for number in range(options.clients)]
         for thread in threads:
             thread.start()
+        time.sleep(WARM_UP_SECONDS)
+        load.samples.clear()
         time.sleep(30 * options.minutes)
         load.feedback = True
         time.sleep(30 * options.minutes)

@@ -35,8 +35,9 @@ from openclaw_rl.engines.local.worker import describe, placement, weight_bytes
 
 log = logging.getLogger(__name__)
 
-#: A tenth of a core that others want: serving hardly feels it, and on a busy machine learning still goes on.
-NICENESS = 10
+#: Serving loses a fifth of its speed to a learner of this niceness on two busy cores, and learning still goes on;
+#: twice as much and a step takes minutes where it takes seconds on idle cores.
+NICENESS = 5
 
 
 def main(connection: Connection, options: LearnerOptions) -> None:
