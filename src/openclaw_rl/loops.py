@@ -57,7 +57,7 @@ class Loops:
         if self.learning is None:
             raise OperationFailed("This server does not learn, so there is nothing to roll back.")
         try:
-            checkpoint = choose(self.learning.checkpoints.all(), version, self.learning.version)
+            checkpoint = choose(self.learning.line.checkpoints.all(), version, self.learning.version)
             return await self.learning.roll_back(checkpoint)
         except (EngineError, LedgerError, OSError) as error:
             raise OperationFailed(f"The policy could not be loaded: {error}") from error

@@ -168,7 +168,7 @@ class Run:
 
     @property
     def checkpoints(self) -> list[Checkpoint]:
-        return self.loop.checkpoints.all()
+        return self.loop.line.checkpoints.all()
 
     async def until(self, condition: Callable[[], bool]) -> None:
         async with asyncio.timeout(SECONDS):
@@ -206,7 +206,7 @@ class Run:
         assert self.loop.version == self.sampler.newest_version
         turns = [turn for batch in applied for turn in batch]
         assert len(set(turns)) == len(turns), "a turn was trained on twice"
-        latest = self.loop.checkpoints.latest()
+        latest = self.loop.line.checkpoints.latest()
         assert latest is None or read_policy(latest.folder) == applied[: latest.step]
 
 

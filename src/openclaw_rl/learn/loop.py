@@ -1,7 +1,7 @@
 """Trains as judged turns come in, and puts each better policy in place of the one that serves.
 
 Exactly once: turns are claimed, a step is made, its policy serves, and the ledger records it. What a crash leaves in
-between is settled at the next start from the checkpoint's own record (`begin`). A step that would harm the policy is
+between is settled at the next start from the checkpoint's own record (`lineage`). A step that would harm the policy is
 taken back and its batch set aside. Nothing here is waited for by a request.
 """
 
@@ -11,21 +11,19 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from statistics import fmean
 
 from openclaw_rl.engines.base import EngineError, EngineUnavailable, Learner, Sampler, StepRefused, StepResult
 from openclaw_rl.learn.batches import to_sequences
 from openclaw_rl.learn.checkpoints import Checkpoint, Checkpoints
 from openclaw_rl.learn.gate import Gate
+from openclaw_rl.learn.lineage import Lineage
 from openclaw_rl.learn.methods import NoSignal, Weights, advantages
 from openclaw_rl.learn.policies import Policies
-from openclaw_rl.learn.reporting import Reporter, StepReport
+from openclaw_rl.learn.reporting import Reporter, make_report
 from openclaw_rl.ledger.changes import UnknownTurn
 from openclaw_rl.ledger.ledger import Ledger
 from openclaw_rl.ledger.queries import StoredTurn
-from openclaw_rl.ledger.updates import Batch
 from openclaw_rl.ledger.writer import LedgerError
-from openclaw_rl.types import BASE_VERSION, SampleKind
 
 log = logging.getLogger(__name__)
 
@@ -78,15 +76,10 @@ class LearnLoop:
     ) -> None:
         self.ledger, self.learner, self.sampler = ledger, learner, sampler
         self.weights, self.settings, self.gate = weights, settings, gate
-        self.checkpoints, self.policies, self.reporter = checkpoints, policies, reporter
-        self.step, self.version = 0, BASE_VERSION
+        self.line = Lineage(ledger, learner, sampler, checkpoints, policies)
+        self.reporter = reporter
         self.trouble = ""
         """Why no step can be made at the moment, if so."""
-        self._unsaved: list[Batch] = []
-        self._last: Checkpoint | None = None
-        self._foreign: Checkpoint | None = None
-        self._origin = 0
-        self._latest = BASE_VERSION
         self._generation = 0
         self._deaths: dict[tuple[int, ...], int] = {}
         self._exam: float | None = None
@@ -97,22 +90,17 @@ class LearnLoop:
         """Whether the learner may hold something else than this loop believes, so that it has to be prepared again."""
         self._short_since: float | None = None
 
-    async def begin(self, checkpoint: Checkpoint | None, *, own: bool = True) -> None:
-        """Agree with a checkpoint, or with nothing, before anything is served: ledger, sampler and counters.
+    @property
+    def step(self) -> int:
+        return self.line.step
 
-        A checkpoint that is not this run's `own` gives its weights alone; what this run trained before stays trained.
-        """
-        self._last = checkpoint if own else None
-        self._foreign = None if own else checkpoint
-        self._origin = 0 if own else self.ledger.latest_step()
-        # A policy that was gone back to has a number that the ledger may not know.
-        self._latest = self._newest_saved()
-        await self._agree()
-        if self._last is not None:
-            self.version = self._last.version
-            await self.sampler.publish(self.version, self._last.folder)
-        elif self._foreign is not None:
-            self.version = await self._serve_checkpoint(self._foreign)
+    @property
+    def version(self) -> int:
+        return self.line.version
+
+    async def begin(self, checkpoint: Checkpoint | None, *, own: bool = True) -> None:
+        """Agree with a checkpoint, or with nothing, before anything is served."""
+        await self.line.begin(checkpoint, own=own)
 
     async def run(self) -> None:
         """Learn until cancelled."""
@@ -120,13 +108,14 @@ class LearnLoop:
         while True:
             try:
                 async with self._busy:
-                    await self._prepare()
+                    self._astray = False
+                    await self.line.prepare()
                 self.trouble, pause = "", FIRST_PAUSE
                 await self._learn()
             except (EngineError, LedgerError, OSError) as error:
                 self.trouble = str(error)
                 # What the learner holds now is nothing to make a checkpoint of.
-                self._unsaved = []
+                self.line.unsaved.clear()
                 log.error("Learning pauses for %.0f s: %s", pause, error)
             await asyncio.sleep(pause)
             pause = min(LONGEST_PAUSE, 2 * pause)
@@ -154,59 +143,20 @@ class LearnLoop:
         """Let a step that is under way end, and make a checkpoint of where learning is."""
         self._stopping = True
         async with self._busy:
-            if self._unsaved:
-                await self._save()
+            if self.line.unsaved:
+                await self.line.save()
 
     async def roll_back(self, checkpoint: Checkpoint) -> int:
         """Serve an earlier policy at once, and learn on from it; the number under which it serves now."""
         # A step that is under way is of the policy that is left behind.
         self._generation += 1
-        version = await self._serve_checkpoint(checkpoint)
+        version = await self.line.serve_again(checkpoint)
         async with self._busy:
-            self._astray, self._unsaved = True, []
-            await self.learner.load(checkpoint.folder)
-            if self.sampler.newest_version != version:
-                version = await self._serve_checkpoint(checkpoint)
-            self.step, self.version = checkpoint.step, version
-            self._exam = None
-            # From here on a start goes on from the earlier policy, whether or not the ledger has heard of it.
-            await self._save()
-            await self.ledger.roll_back(checkpoint.step)
+            self._astray, self._exam = True, None
+            version = await self.line.go_back(checkpoint, version)
             self._astray = False
         log.info("Policy %d serves now: that of step %d again.", version, checkpoint.step)
         return version
-
-    async def _serve_checkpoint(self, checkpoint: Checkpoint) -> int:
-        version = self._new_version()
-        await self.sampler.publish(version, await asyncio.to_thread(self.policies.adopt, checkpoint.folder, version))
-        return version
-
-    async def _prepare(self) -> None:
-        """Bring the learner to the last checkpoint, and the ledger with it: what came after it is done again."""
-        self._astray = False
-        await self.learner.start()
-        await self._agree()
-        begun = self._last or self._foreign
-        if begun is not None:
-            await self.learner.load(begun.folder)
-        else:
-            await self.learner.reset()
-        if self._last is not None:
-            anew = self._last.version < self._newest_saved()
-        else:
-            anew = self._foreign is not None or self._origin > 0 or bool(self.checkpoints.all())
-        if anew:
-            # The next start goes on from here, not from what there was before this beginning.
-            self.version = self._new_version()
-            await self.sampler.publish(self.version, await self.policies.write(self.learner, self.version))
-            await self._save()
-
-    async def _agree(self) -> None:
-        step, batches = (self._last.step, self._last.batches) if self._last else (self._origin, ())
-        undone = await self.ledger.reconcile(step, batches, self._last.version if self._last else None)
-        if undone:
-            log.info("Steps %s are not in the checkpoint; their turns are trained on again.", undone)
-        self.step, self._unsaved = step, []
 
     async def _learn(self) -> None:
         with self.ledger.watch() as changed:
@@ -300,8 +250,7 @@ class LearnLoop:
 
     async def _serve(self) -> int:
         """Put the learner's policy in place of the one that serves, if it passes. Raises NotPromoted if not."""
-        version = self._new_version()
-        folder = await self.policies.write(self.learner, version)
+        version, folder = await self.line.write_policy()
         if self.gate is None:
             await self.sampler.publish(version, folder)
             return version
@@ -317,30 +266,16 @@ class LearnLoop:
         self._exam = passed
         return version
 
-    def _new_version(self) -> int:
-        """A number that no policy has had."""
-        self._latest = max(self._latest, self.version, self.ledger.latest_version()) + 1
-        return self._latest
-
-    def _newest_saved(self) -> int:
-        return max((checkpoint.version for checkpoint in self.checkpoints.all()), default=BASE_VERSION)
-
     async def _applied(self, turns: Sequence[StoredTurn], version: int, result: StepResult) -> None:
         report = make_report(self.step + 1, version, self.version, turns, result)
-        numbers = tuple(turn.number for turn in turns)
-        await self.ledger.apply_step(self.step + 1, version, numbers, asdict(report))
-        self.step, self.version = self.step + 1, version
-        self._unsaved.append(Batch(self.step, version, numbers))
+        await self.line.advance(version, [turn.number for turn in turns], asdict(report))
         self.reporter.write(report)
-        if self.step % self.settings.save_interval == 0 or len(self._unsaved) >= self.settings.save_interval:
+        interval = self.settings.save_interval
+        if self.step % interval == 0 or len(self.line.unsaved) >= interval:
             try:
-                await self._save()
+                await self.line.save()
             except (StepRefused, OSError) as error:
                 log.error("No checkpoint could be made at step %d, the next step tries again: %s", self.step, error)
-
-    async def _save(self) -> None:
-        self._last = await self.checkpoints.save(self.step, self.version, self._unsaved, self.learner.save)
-        self._unsaved = []
 
     async def _quarantine(self, turns: Sequence[StoredTurn], reason: str) -> None:
         log.error("Step %d was refused, and its %d turns are set aside: %s.", self.step + 1, len(turns), reason)
@@ -352,29 +287,3 @@ class LearnLoop:
         self._deaths[key] = self._deaths.get(key, 0) + 1
         if self._deaths[key] >= DEADLY_TRIALS:
             await self._quarantine(turns, f"the learner's process died of it {DEADLY_TRIALS} times")
-
-
-def make_report(step: int, version: int, before: int, turns: Sequence[StoredTurn], result: StepResult) -> StepReport:
-    kinds = [turn.sample for turn in turns]
-    scores = [turn.verdict.score for turn in turns if turn.verdict and turn.verdict.score is not None]
-    now = time.time()
-    return StepReport(
-        step=step,
-        version=version,
-        samples=len(turns),
-        opd_rl=kinds.count(SampleKind.OPD_RL),
-        opd=kinds.count(SampleKind.OPD),
-        rl=kinds.count(SampleKind.RL),
-        reward=fmean(scores) if scores else 0.0,
-        loss=result.loss,
-        kl_old=result.kl_old,
-        kl_base=result.kl_base,
-        clip_fraction=result.clip_fraction,
-        grad_norm=result.grad_norm,
-        staleness=fmean(before - turn.version for turn in turns),
-        tokens=result.tokens,
-        response_tokens=result.response_tokens,
-        step_seconds=result.seconds,
-        latency_seconds=now - max(turn.ready_at or turn.created for turn in turns),
-        time=now,
-    )

@@ -2,14 +2,19 @@
 
 import json
 import logging
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
+from openclaw_rl.engines.base import StepResult
+from openclaw_rl.ledger.queries import StoredTurn
 from openclaw_rl.options import ConfigError
+from openclaw_rl.types import SampleKind
 
 log = logging.getLogger(__name__)
 
@@ -134,3 +139,30 @@ class Reporter:
             except Exception as error:  # noqa: BLE001 - whatever a service or a disk does
                 log.warning("Metrics are no longer written to %s: %r", type(sink).__name__, error)
                 self.sinks.remove(sink)
+
+
+def make_report(step: int, version: int, before: int, turns: Sequence[StoredTurn], result: StepResult) -> StepReport:
+    """What is to be said of a step that made `version` of policy `before`, which serves as of now."""
+    kinds = [turn.sample for turn in turns]
+    scores = [turn.verdict.score for turn in turns if turn.verdict and turn.verdict.score is not None]
+    now = time.time()
+    return StepReport(
+        step=step,
+        version=version,
+        samples=len(turns),
+        opd_rl=kinds.count(SampleKind.OPD_RL),
+        opd=kinds.count(SampleKind.OPD),
+        rl=kinds.count(SampleKind.RL),
+        reward=fmean(scores) if scores else 0.0,
+        loss=result.loss,
+        kl_old=result.kl_old,
+        kl_base=result.kl_base,
+        clip_fraction=result.clip_fraction,
+        grad_norm=result.grad_norm,
+        staleness=fmean(before - turn.version for turn in turns),
+        tokens=result.tokens,
+        response_tokens=result.response_tokens,
+        step_seconds=result.seconds,
+        latency_seconds=now - max(turn.ready_at or turn.created for turn in turns),
+        time=now,
+    )

@@ -1,0 +1,124 @@
+"""Where learning is: one step and one policy version, in the learner, the sampler, the checkpoints and the ledger.
+
+Whatever happens in between, these four agree again after `begin` or `prepare`: what the last checkpoint holds counts,
+and what came after it is done again.
+"""
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from openclaw_rl.engines.base import Learner, Sampler
+from openclaw_rl.learn.checkpoints import Checkpoint, Checkpoints
+from openclaw_rl.learn.policies import Policies
+from openclaw_rl.ledger.ledger import Ledger
+from openclaw_rl.ledger.updates import Batch
+from openclaw_rl.types import BASE_VERSION
+
+log = logging.getLogger(__name__)
+
+
+class Lineage:
+    """The line of policies that is being learned. One call at a time."""
+
+    def __init__(
+        self, ledger: Ledger, learner: Learner, sampler: Sampler, checkpoints: Checkpoints, policies: Policies
+    ) -> None:
+        self.ledger, self.learner, self.sampler = ledger, learner, sampler
+        self.checkpoints, self.policies = checkpoints, policies
+        self.step, self.version = 0, BASE_VERSION
+        self.unsaved: list[Batch] = []
+        """The steps that no checkpoint holds yet."""
+        self._last: Checkpoint | None = None
+        self._foreign: Checkpoint | None = None
+        self._origin = 0
+        self._latest = BASE_VERSION
+
+    async def begin(self, checkpoint: Checkpoint | None, *, own: bool = True) -> None:
+        """Agree with a checkpoint, or with nothing, before anything is served.
+
+        A checkpoint that is not this run's `own` gives its weights alone; what this run trained before stays trained.
+        """
+        self._last = checkpoint if own else None
+        self._foreign = None if own else checkpoint
+        self._origin = 0 if own else self.ledger.latest_step()
+        # A policy that was gone back to has a number that the ledger may not know.
+        self._latest = self._newest_saved()
+        await self._agree()
+        if self._last is not None:
+            self.version = self._last.version
+            await self.sampler.publish(self.version, self._last.folder)
+        elif self._foreign is not None:
+            self.version = await self.serve_again(self._foreign)
+
+    async def prepare(self) -> None:
+        """Bring the learner to the last checkpoint, and the ledger with it."""
+        await self.learner.start()
+        await self._agree()
+        begun = self._last or self._foreign
+        if begun is not None:
+            await self.learner.load(begun.folder)
+        else:
+            await self.learner.reset()
+        if self._begins_anew():
+            # The next start goes on from here, not from what there was before this beginning.
+            self.version, folder = await self.write_policy()
+            await self.sampler.publish(self.version, folder)
+            await self.save()
+
+    async def write_policy(self) -> tuple[int, Path]:
+        """What the learner has, as a new policy version with a folder of its own."""
+        version = self._new_version()
+        return version, await self.policies.write(self.learner, version)
+
+    async def advance(self, version: int, turns: Sequence[int], metrics: Mapping[str, Any]) -> None:
+        """A step on these turns made the policy that serves now."""
+        await self.ledger.apply_step(self.step + 1, version, turns, metrics)
+        self.step, self.version = self.step + 1, version
+        self.unsaved.append(Batch(self.step, version, tuple(turns)))
+
+    async def save(self) -> None:
+        """Make a checkpoint of where learning is."""
+        self._last = await self.checkpoints.save(self.step, self.version, self.unsaved, self.learner.save)
+        self.unsaved = []
+
+    async def serve_again(self, checkpoint: Checkpoint) -> int:
+        """Serve a checkpoint's policy under a new number, which is returned."""
+        version = self._new_version()
+        await self.sampler.publish(version, await asyncio.to_thread(self.policies.adopt, checkpoint.folder, version))
+        return version
+
+    async def go_back(self, checkpoint: Checkpoint, version: int) -> int:
+        """Learn on from a checkpoint that serves as `version`; the version that it serves as in the end."""
+        self.unsaved = []
+        await self.learner.load(checkpoint.folder)
+        if self.sampler.newest_version != version:
+            version = await self.serve_again(checkpoint)
+        self.step, self.version = checkpoint.step, version
+        # From here on a start goes on from the earlier policy, whether or not the ledger has heard of it.
+        await self.save()
+        await self.ledger.roll_back(checkpoint.step)
+        return version
+
+    async def _agree(self) -> None:
+        step, batches = (self._last.step, self._last.batches) if self._last else (self._origin, ())
+        undone = await self.ledger.reconcile(step, batches, self._last.version if self._last else None)
+        if undone:
+            log.info("Steps %s are not in the checkpoint; their turns are trained on again.", undone)
+        self.step, self.unsaved = step, []
+
+    def _begins_anew(self) -> bool:
+        """Whether there are steps or checkpoints that this line does not come from."""
+        if self._last is not None:
+            return self._last.version < self._newest_saved()
+        return self._foreign is not None or self._origin > 0 or bool(self.checkpoints.all())
+
+    def _new_version(self) -> int:
+        """A number that no policy has had."""
+        self._latest = max(self._latest, self.version, self.ledger.latest_version()) + 1
+        return self._latest
+
+    def _newest_saved(self) -> int:
+        return max((checkpoint.version for checkpoint in self.checkpoints.all()), default=BASE_VERSION)
