@@ -213,7 +213,7 @@ async def test_votes_that_contradict_each_other_drop_the_turn_with_the_reason(bo
     (turn,) = ready(book)
     async with endpoint(server) as judge, judging(book, judge) as at_work:
         await all_judged(book)
-        assert at_work.metric("openclaw_vote_agreement_count") == 1
+        await until(lambda: at_work.metric("openclaw_vote_agreement_count") == 1)
     stored = book.read(turn)
     assert (stored.state, stored.reason) == (State.DROPPED, "the judge is neutral")
     assert stored.verdict is not None
@@ -233,8 +233,8 @@ async def test_both_questions_and_the_teacher(book: Book, server: JudgeServer, t
         judging(book, judge, method="combine", teacher=Teacher(sampler, renderer)) as at_work,
     ):
         await all_judged(book)
-        assert at_work.metric("openclaw_judge_tokens_total") > 100
-        assert at_work.metric("openclaw_verdicts_total") == 1
+        await until(lambda: at_work.metric("openclaw_judge_tokens_total") > 100)
+        await until(lambda: at_work.metric("openclaw_verdicts_total") == 1)
     stored = book.read(turn)
     assert stored.sample is SampleKind.OPD_RL
     assert stored.verdict is not None
@@ -289,8 +289,8 @@ async def test_turns_wait_for_a_judge_that_is_down_and_nothing_is_lost(
         server.start()
         await all_judged(book)
         assert at_work.down == ""
-        assert at_work.metric("openclaw_verdicts_total") == 6
-        assert at_work.metric("openclaw_judge_failures_total") > 0
+        await until(lambda: at_work.metric("openclaw_verdicts_total") == 6)
+        await until(lambda: at_work.metric("openclaw_judge_failures_total") > 0)
     assert {score(book, turn) for turn in turns} == {1.0}
     assert len(server.requests) == 6 * questions, "each was asked about once"
 
@@ -416,7 +416,7 @@ async def test_a_turn_that_the_judge_cannot_deal_with_abstains_after_some_trials
     async with endpoint(server) as judge, judging(book, judge) as at_work:
         await all_judged(book)
         await until(lambda: at_work.metric("openclaw_abstentions_total") == 1)
-        assert at_work.metric("openclaw_judge_failures_total") == TRIALS
+        await until(lambda: at_work.metric("openclaw_judge_failures_total") == TRIALS)
         assert at_work.down == ""
     asked = [body for body in server.requests if words in body["messages"][-1]["content"]]
     assert len(asked) == TRIALS
@@ -502,7 +502,7 @@ async def test_what_cheaper_judges_made_needless_is_counted(book: Book, server: 
     rules = Scripted(lambda case: Opinion(1.0) if case.turn == one else Opinion(reason="unclear"))
     async with endpoint(server, votes=5) as judge, judging(book, rules, judge) as at_work:
         await all_judged(book)
-        assert at_work.metric("openclaw_judge_calls_saved_total") == 5
+        await until(lambda: at_work.metric("openclaw_judge_calls_saved_total") == 5)
     assert len(server.requests) == 1
 
 
@@ -619,7 +619,7 @@ async def test_a_turn_that_is_forgotten_while_it_is_judged_leaves_nothing(book: 
         await until(lambda: judge.now == 0)
         (other,) = ready(book)
         await until(lambda: book.state(other) is State.JUDGED)
-        assert at_work.metric("openclaw_verdicts_total") == 1
+        await until(lambda: at_work.metric("openclaw_verdicts_total") == 1)
     assert judge.asked == [turn, other]
     assert book.scalar("SELECT count(*) FROM verdicts") == 1
 

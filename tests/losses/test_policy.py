@@ -26,7 +26,7 @@ def tensors(rows: list[tuple[float, ...]]) -> tuple[Tensor, ...]:
 def reference(loss: PolicyLoss, new: float, old: float, advantage: float, base: float) -> tuple[float, float]:
     """(loss, derivative by the new log-prob) of one token, written out case by case."""
     gap = min(max(new - old, -20.0), 20.0)
-    ratio, moves = math.exp(gap), abs(new - old) < 20
+    ratio, moves = math.exp(gap), abs(new - old) <= 20
     if loss.kind == "importance_sampling":
         value, slope = -advantage * ratio, -advantage * ratio * moves
     elif loss.kind == "cispo":
@@ -39,7 +39,7 @@ def reference(loss: PolicyLoss, new: float, old: float, advantage: float, base: 
         slope = 0.0 if held else -advantage * ratio * moves
     back = min(max(base - new, -20.0), 20.0)
     value += loss.kl_coef * (math.exp(back) - 1 - back)
-    slope += loss.kl_coef * (1 - math.exp(back)) * (abs(base - new) < 20)
+    slope += loss.kl_coef * (1 - math.exp(back)) * (abs(base - new) <= 20)
     return value, slope
 
 
