@@ -20,6 +20,7 @@ from openclaw_rl.learn.lineage import Lineage
 from openclaw_rl.learn.methods import NoSignal, Weights, advantages
 from openclaw_rl.learn.policies import Policies
 from openclaw_rl.learn.reporting import Reporter, make_report
+from openclaw_rl.learn.warming import warm
 from openclaw_rl.ledger.changes import UnknownTurn
 from openclaw_rl.ledger.ledger import Ledger
 from openclaw_rl.ledger.queries import StoredTurn
@@ -251,20 +252,23 @@ class LearnLoop:
     async def _serve(self) -> int:
         """Put the learner's policy in place of the one that serves, if it passes. Raises NotPromoted if not."""
         version, folder = await self.line.write_policy()
-        if self.gate is None:
-            await self.sampler.publish(version, folder)
-            return version
-        if self._exam is None:
-            self._exam = await self.gate.examine(self.version)
         await self.sampler.publish(version, folder, candidate=True)
-        passed = await self.gate.examine(version)
-        if passed < self._exam - self.gate.margin:
+        if self.gate is not None:
+            await self._examine(self.gate, version)
+        await warm(self.ledger, self.sampler, version)
+        self.sampler.promote(version)
+        return version
+
+    async def _examine(self, gate: Gate, version: int) -> None:
+        """Let a candidate take the examination; if it does worse than the policy before, the step is taken back."""
+        if self._exam is None:
+            self._exam = await gate.examine(self.version)
+        passed = await gate.examine(version)
+        if passed < self._exam - gate.margin:
             self.sampler.retract(version)
             await self.learner.undo()
             raise NotPromoted(f"the gate: {passed:.2f} of the prompts passed, {self._exam:.2f} before the step")
-        self.sampler.promote(version)
         self._exam = passed
-        return version
 
     async def _applied(self, turns: Sequence[StoredTurn], version: int, result: StepResult) -> None:
         report = make_report(self.step + 1, version, self.version, turns, result)

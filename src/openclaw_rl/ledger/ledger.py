@@ -107,6 +107,9 @@ class Ledger:
     def first_unscored(self) -> int | None:
         return self._read(queries.first_unscored)
 
+    def open_conversations(self, limit: int) -> list[int]:
+        return self._read(lambda db: queries.open_conversations(db, limit))
+
     def trainable(self) -> int:
         return self._read(updates.waiting)
 

@@ -217,6 +217,17 @@ def first_unscored(db: sqlite3.Connection) -> int | None:
     return None if row["number"] is None else int(row["number"])
 
 
+def open_conversations(db: sqlite3.Connection, limit: int) -> list[int]:
+    """The last main turns of the sessions that were last heard of and have not ended, the newest first."""
+    heard = "SELECT number FROM sessions WHERE closed IS NULL ORDER BY last DESC LIMIT ?"
+    rows = db.execute(
+        f"SELECT max(t.number) AS number FROM ({heard}) s JOIN turns t ON t.session = s.number WHERE t.kind = ? "
+        "GROUP BY s.number ORDER BY 1 DESC",
+        (limit, TurnKind.MAIN),
+    )
+    return [row["number"] for row in rows]
+
+
 def judged_turns(db: sqlite3.Connection) -> list[int]:
     """Turns that have a verdict, in the order they were recorded."""
     return [row["turn"] for row in db.execute("SELECT turn FROM verdicts ORDER BY turn")]
