@@ -38,9 +38,8 @@ lint: $(VENV)/.installed-dev ## check style and types
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 
-bench: $(VENV)/.installed-dev ## measure serving and sampling beside their baselines
-	@$(BIN)/python benchmarks/serving.py
-	@$(BIN)/python benchmarks/sampling.py
+bench: $(VENV)/.installed-dev ## measure every part beside its baseline (half an hour)
+	@for part in serving sampling ledger judge learning swapping; do $(BIN)/python benchmarks/$$part.py || exit 1; done
 
 docs: $(VENV)/.installed ## write the README's table of options anew
 	@$(BIN)/python docs/generate.py
