@@ -1,0 +1,97 @@
+"""The examples of own code do what they say."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from fakes import ScriptedSampler
+from harness import Bench, running
+from openclaw_rl.engines.base import EngineUnavailable
+from openclaw_rl.engines.custom import CustomSampler
+from openclaw_rl.judge.case import Case
+from openclaw_rl.judge.custom import CustomJudge
+from openclaw_rl.learn.gate import read_items
+from openclaw_rl.ledger.ledger import Ledger
+from openclaw_rl.losses.custom import load_loss
+from openclaw_rl.losses.policy import PolicyLoss
+from openclaw_rl.rollouts import Rollout
+from openclaw_rl.types import Priority, Question, SampledToken, SampleRequest, SamplingParams, Source
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+REQUEST = SampleRequest([1, 2, 3], SamplingParams(max_tokens=8))
+
+
+async def test_the_judge_likes_short_answers_and_says_so() -> None:
+    judge = CustomJudge(str(EXAMPLES / "custom_judge.py"), {}, timeout=5)
+    both = frozenset(Question)
+    short = await judge.judge(Case(1, "question", "an answer", (), ()), both)
+    long = await judge.judge(Case(1, "question", "word " * 50, (), ()), both)
+    assert (short.score, short.hints) == (1.0, ())
+    assert (long.score, long.hints) == (-1.0, ("Answer in at most 40 words.",))
+
+
+def test_the_loss_reinforces_what_was_good() -> None:
+    loss = load_loss(str(EXAMPLES / "custom_loss.py"), PolicyLoss())
+    logprobs = torch.tensor([-1.0, -1.0], requires_grad=True)
+    loss.per_token(logprobs, torch.tensor([-1.0, -1.0]), torch.tensor([1.0, -1.0])).loss.sum().backward()
+    assert logprobs.grad is not None
+    assert logprobs.grad.tolist() == pytest.approx([-1.0, 1.0])
+
+
+async def collect(sampler: CustomSampler, request: SampleRequest) -> list[SampledToken]:
+    return [token async for tokens in sampler.sample(request) for token in tokens]
+
+
+async def test_the_generation_draws_four_answers_and_gives_one() -> None:
+    inner = ScriptedSampler(lambda request, index: [10 + index, 2])
+    sampler = CustomSampler(inner, str(EXAMPLES / "custom_generate.py"))
+    tokens = await collect(sampler, REQUEST)
+    assert [request.n for request in inner.requests] == [4]
+    assert [token.index for token in tokens] == [0, 0]
+    assert tokens[-1].finish is not None
+    await collect(sampler, SampleRequest([1], SamplingParams(max_tokens=4), priority=Priority.BACKGROUND))
+    assert inner.requests[-1].n == 1, "background work is the engine's own"
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("async def generate(request, sampler):\n    return 1 / 0\n", "own.py:2: ZeroDivisionError"),
+        ("async def generate(request, sampler):\n    return 'text'\n", "did not return a list of SampledToken"),
+        ("async def generate(request, sampler):\n    return []\n", "did not return a whole completion 0"),
+    ],
+)
+async def test_a_generation_that_fails_is_an_error_with_its_place(tmp_path: Path, code: str, said: str) -> None:
+    (tmp_path / "own.py").write_text(code)
+    sampler = CustomSampler(ScriptedSampler(lambda request, index: [2]), str(tmp_path / "own.py"))
+    with pytest.raises(EngineUnavailable, match=said):
+        await collect(sampler, REQUEST)
+
+
+@pytest.fixture
+def bench(tiny_model: Path, tmp_path: Path) -> Iterator[Bench]:
+    ledger = Ledger(tmp_path)
+    with running(Bench(tiny_model, ledger=ledger)) as bench:
+        yield bench
+    ledger.close()
+
+
+def test_the_rollout_asks_and_rewards_through_the_api(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    rollout = Rollout(str(EXAMPLES / "custom_rollout.py"), {"seed": 0})
+    monkeypatch.setitem(rollout.function.__globals__, "TASKS", 3)
+    asyncio.run(rollout.run(f"{bench.url}/v1"))
+    assert bench.service.capture is not None
+    ledger = bench.service.capture.ledger
+    turns = [ledger.load_turn(number) for number in ledger.ready_turns((), 9)]
+    assert [[(said.score, said.source) for said in turn.feedback] for turn in turns] == [
+        [(-1.0, Source.ENVIRONMENT)] for _ in range(3)
+    ]
+
+
+def test_the_gate_can_be_read() -> None:
+    items = read_items(EXAMPLES / "gate.jsonl")
+    assert items[0].passes("It is Paris.")
+    assert not items[0].passes("It is Rome.")
