@@ -1,6 +1,7 @@
 """What tests share: a tiny model that is real in everything but size, and its adapters."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 # Kernels are tested in Triton's interpreter where there is no GPU. It has to be asked for before Triton is first
@@ -16,6 +17,8 @@ import pytest
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from records import Book
 
 CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 
@@ -93,6 +96,14 @@ def save_adapter(model: Path, folder: Path, seed: int, rank: int = 4) -> Path:
     config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", init_lora_weights=False)
     get_peft_model(base, config).save_pretrained(folder)
     return folder
+
+
+@pytest.fixture
+def book(tmp_path: Path) -> Iterator[Book]:
+    """A ledger, open in a server, as it were."""
+    book = Book(tmp_path / "run")
+    yield book
+    book.close()
 
 
 @pytest.fixture(scope="session")

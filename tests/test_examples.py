@@ -1,6 +1,7 @@
 """The examples of own code do what they say."""
 
 import asyncio
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import torch
 
 from fakes import ScriptedSampler
 from harness import Bench, running
+from openclaw_rl.cli import main
 from openclaw_rl.engines.base import EngineUnavailable
 from openclaw_rl.engines.custom import CustomSampler
 from openclaw_rl.judge.case import Case
@@ -95,3 +97,29 @@ def test_the_gate_can_be_read() -> None:
     items = read_items(EXAMPLES / "gate.jsonl")
     assert items[0].passes("It is Paris.")
     assert not items[0].passes("It is Rome.")
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--custom-loss-function-path", "nowhere.py"), "--custom-loss-function-path: nowhere.py cannot be read"),
+        (("--custom-loss-function-path", "{}:other"), "has no other"),
+        (("--custom-generate-function-path", "{}"), "--custom-generate-function-path: .* has no generate"),
+        (("--rollout-function-path", "{}:compute_loss"), "is not an async function"),
+        (("--gate", "nowhere.jsonl"), "--gate nowhere.jsonl cannot be read"),
+        (("--resume-from-ckpt", "nowhere"), "--resume-from-ckpt: .*nowhere is not a checkpoint"),
+    ],
+)
+def test_own_files_that_cannot_be_used_are_said_before_anything_starts(
+    tiny_model: Path, capsys: pytest.CaptureFixture[str], flags: tuple[str, str], said: str
+) -> None:
+    given = [flag.format(EXAMPLES / "custom_loss.py") for flag in flags]
+    assert main(["serve", "--model-name", str(tiny_model), "--dry-run", *given]) == 2
+    assert re.search(said, capsys.readouterr().err)
+
+
+def test_the_examples_are_accepted(tiny_model: Path) -> None:
+    flags = {"custom-loss-function-path": "custom_loss.py", "custom-generate-function-path": "custom_generate.py"}
+    flags |= {"rollout-function-path": "custom_rollout.py", "custom-rm-path": "custom_judge.py", "gate": "gate.jsonl"}
+    given = [part for name, file in flags.items() for part in (f"--{name}", str(EXAMPLES / file))]
+    assert main(["serve", "--model-name", str(tiny_model), "--dry-run", *given]) == 0

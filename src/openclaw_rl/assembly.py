@@ -7,6 +7,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 
 from openclaw_rl.config import Config
+from openclaw_rl.engines import custom
 from openclaw_rl.engines.base import Sampler
 from openclaw_rl.engines.custom import CustomSampler
 from openclaw_rl.engines.local.learner import LocalLearner
@@ -19,6 +20,7 @@ from openclaw_rl.learn.build import build_learning, where_to_begin
 from openclaw_rl.ledger.ledger import Ledger
 from openclaw_rl.loops import Loops
 from openclaw_rl.models import EMBEDDED, fetch_model
+from openclaw_rl.plugins import load_plugin
 from openclaw_rl.rendering.chat import ChatRenderer
 from openclaw_rl.rendering.tokenizer import ChatTokenizer
 from openclaw_rl.rollouts import Rollout
@@ -49,6 +51,13 @@ def answering_sampler(config: Config, sampler: Sampler) -> Sampler:
     """Who answers requests: the engine, or the owner's own code with it."""
     path = config.custom_generate_function_path
     return CustomSampler(sampler, path) if path else sampler
+
+
+def check_own_code(config: Config) -> None:
+    """The owner's ways to answer and to ask are imported before a model is loaded. Raises ConfigError."""
+    if config.custom_generate_function_path:
+        load_plugin(config.custom_generate_function_path, custom.OPTION, custom.NAMES)
+    build_rollout(config)
 
 
 def build_rollout(config: Config) -> Rollout | None:

@@ -1,5 +1,6 @@
 """The owner's own code, named on the command line: found, imported once, and its errors said with file and line."""
 
+import ast
 import importlib
 import importlib.util
 import sys
@@ -11,6 +12,10 @@ from types import ModuleType
 from typing import Any
 
 from openclaw_rl.options import ConfigError
+
+
+#: The option of a custom loss and what a file may call it: here, because the server checks it without PyTorch.
+LOSS_OPTION, LOSS_NAMES = "--custom-loss-function-path", ("compute_loss", "loss")
 
 
 def load_plugin(given: str, option: str, names: Sequence[str]) -> Any:
@@ -29,6 +34,21 @@ def load_plugin(given: str, option: str, names: Sequence[str]) -> Any:
         if hasattr(module, candidate):
             return getattr(module, candidate)
     raise ConfigError(f"{option}: {place} has no {' or '.join(wanted)}.")
+
+
+def check_plugin(given: str, option: str, names: Sequence[str]) -> None:
+    """The same for code that another process will import: it is looked at, not run. Raises ConfigError."""
+    place, _, name = given.partition(":")
+    if not place.endswith(".py"):
+        return
+    path = Path(place).expanduser()
+    try:
+        tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
+    except (OSError, UnicodeDecodeError, SyntaxError) as error:
+        raise ConfigError(f"{option}: {path} cannot be read: {error}.") from error
+    wanted = {name} if name else set(names)
+    if not wanted & {getattr(node, "name", "") for node in tree.body}:
+        raise ConfigError(f"{option}: {place} has no {' or '.join(sorted(wanted))}.")
 
 
 def _import_file(path: Path, option: str) -> ModuleType:

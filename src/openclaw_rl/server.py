@@ -20,6 +20,7 @@ from openclaw_rl.assembly import (
     answering_sampler,
     build_loops,
     build_rollout,
+    check_own_code,
     other_model,
     start_model,
     worker_options,
@@ -30,6 +31,7 @@ from openclaw_rl.engines.base import EngineUnavailable, Sampler
 from openclaw_rl.engines.local.sampler import LocalSampler
 from openclaw_rl.judge.build import check_judges
 from openclaw_rl.judge.reader import warm_up
+from openclaw_rl.learn.build import check_learning
 from openclaw_rl.learn.imported import score_imported
 from openclaw_rl.ledger.ledger import Ledger
 from openclaw_rl.ledger.lock import RunDirInUse, RunDirLock
@@ -76,6 +78,9 @@ def check(config: Config) -> None:
             "--lora-rank 0 (training all weights) is not there on the local backend: give a rank, or --max-steps 0."
         )
     check_judges(config)
+    if config.learns:
+        check_learning(config)
+    check_own_code(config)
     if config.device == "cuda":
         import torch
 

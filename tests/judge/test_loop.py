@@ -37,13 +37,6 @@ HINT = "Give the distance in kilometres."
 
 
 @pytest.fixture
-def book(tmp_path: Path) -> Iterator[Book]:
-    book = Book(tmp_path / "run")
-    yield book
-    book.close()
-
-
-@pytest.fixture
 def server() -> Iterator[JudgeServer]:
     server = JudgeServer(opinion())
     yield server

@@ -1,7 +1,7 @@
 """The teacher scores the very tokens that were sampled, after the very prompt with nothing but the hint put in."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -40,13 +40,6 @@ async def sampler(tiny_model: Path) -> AsyncIterator[LocalSampler]:
 @pytest.fixture(scope="module")
 def renderer(tiny_model: Path) -> ChatRenderer:
     return ChatRenderer(tiny_model)
-
-
-@pytest.fixture
-def book(tmp_path: Path) -> Iterator[Book]:
-    book = Book(tmp_path)
-    yield book
-    book.close()
 
 
 class Turns:

@@ -19,13 +19,6 @@ from records import Book, a_turn
 CAME = [{"role": "user", "content": "thank you"}]
 
 
-@pytest.fixture
-def book(tmp_path: Path) -> Iterator[Book]:
-    book = Book(tmp_path / "run")
-    yield book
-    book.close()
-
-
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Book]:
     book = Book(tmp_path_factory.mktemp("run"))

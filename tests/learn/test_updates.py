@@ -1,8 +1,6 @@
 """Training steps in the ledger: what is claimed, what counts, and how the ledger agrees with a checkpoint again."""
 
 import random
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,13 +16,6 @@ from openclaw_rl.types import Feedback, SampleKind, Source, Verdict
 from records import Book
 
 PATIENT = 1000
-
-
-@pytest.fixture
-def book(tmp_path: Path) -> Iterator[Book]:
-    book = Book(tmp_path / "run")
-    yield book
-    book.close()
 
 
 def judged(book: Book, count: int = 1, **given: Any) -> list[int]:

@@ -1,22 +1,10 @@
 """A new policy reads the conversations that are under way before it serves."""
 
-from collections.abc import Iterator
-from pathlib import Path
-
-import pytest
-
 from fakes import ScriptedSampler
 from openclaw_rl.learn.warming import CONVERSATIONS, TOKENS, warm
 from openclaw_rl.ledger import changes
 from openclaw_rl.types import Priority, SampleRequest, SessionKey
 from records import Book, a_side_turn, a_turn
-
-
-@pytest.fixture
-def book(tmp_path: Path) -> Iterator[Book]:
-    book = Book(tmp_path)
-    yield book
-    book.close()
 
 
 async def warmed(book: Book, *, full: bool = False) -> list[SampleRequest]:

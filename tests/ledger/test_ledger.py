@@ -26,13 +26,6 @@ CAME = [{"role": "user", "content": "thank you"}]
 LATER = [{"role": "user", "content": "something else"}]
 
 
-@pytest.fixture
-def book(tmp_path: Path) -> Iterator[Book]:
-    book = Book(tmp_path / "run")
-    yield book
-    book.close()
-
-
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Book]:
     """For properties: one ledger that fills up."""

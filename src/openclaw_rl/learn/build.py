@@ -15,6 +15,7 @@ from openclaw_rl.learn.policies import Policies
 from openclaw_rl.learn.reporting import JsonLines, Prometheus, Reporter, Sink, TensorBoard, WeightsAndBiases
 from openclaw_rl.ledger.ledger import Ledger
 from openclaw_rl.options import ConfigError
+from openclaw_rl.plugins import LOSS_NAMES, LOSS_OPTION, check_plugin
 from openclaw_rl.rendering.chat import ChatRenderer
 
 #: Beside those that an engine holds: one that is just being written.
@@ -64,6 +65,16 @@ def sinks(config: Config, run_dir: Path, registry: CollectorRegistry) -> list[Si
         settings = config.model_dump(mode="json", exclude={"api_key", "judge_api_key"})
         found.append(WeightsAndBiases(config.wandb_project, run_dir, settings))
     return found
+
+
+def check_learning(config: Config) -> None:
+    """What can be wrong with the owner's files, said before a model is loaded. Raises ConfigError."""
+    if config.gate:
+        read_items(config.gate)
+    if config.custom_loss_function_path:
+        check_plugin(config.custom_loss_function_path, LOSS_OPTION, LOSS_NAMES)
+    if config.resume_from_ckpt not in ("auto", "none"):
+        where_to_begin(config)
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,7 +90,10 @@ class Status:
                 "the policy."
             )
         if under_way := states[State.JUDGED] + states[State.BATCHED]:
-            return f"{plural(under_way, 'judged turn waits', 'judged turns wait')} for a training step."
+            waiting = plural(under_way, "judged turn waits", "judged turns wait")
+            return f"{waiting} for a training step" + (
+                "." if self.server else ", which the server makes while it runs."
+            )
         if states[State.APPLIED]:
             return "Every turn that could be trained on has been."
         reasons = ", ".join(f"{count} × {reason}" for reason, count in list(self.counts.dropped.items())[:3])

@@ -13,10 +13,7 @@ import torch
 from torch import Tensor
 
 from openclaw_rl.losses.policy import PolicyLoss, TokenLosses, clamped, k3
-from openclaw_rl.plugins import describe, load_plugin
-
-OPTION = "--custom-loss-function-path"
-NAMES = ("compute_loss", "loss")
+from openclaw_rl.plugins import LOSS_NAMES, LOSS_OPTION, describe, load_plugin
 
 
 class LossFailed(Exception):
@@ -58,4 +55,4 @@ class CustomLoss:
 
 def load_loss(path: str, settings: PolicyLoss) -> CustomLoss:
     """The loss that a path names. Raises ConfigError."""
-    return CustomLoss(load_plugin(path, OPTION, NAMES), Path(path.partition(":")[0]).expanduser(), settings)
+    return CustomLoss(load_plugin(path, LOSS_OPTION, LOSS_NAMES), Path(path.partition(":")[0]).expanduser(), settings)
