@@ -13,7 +13,6 @@ from typing import Any
 
 from openclaw_rl.options import ConfigError
 
-
 #: The option of a custom loss and what a file may call it: here, because the server checks it without PyTorch.
 LOSS_OPTION, LOSS_NAMES = "--custom-loss-function-path", ("compute_loss", "loss")
 
