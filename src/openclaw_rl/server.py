@@ -73,10 +73,6 @@ def check(config: Config) -> None:
             checked(found)
     except ModelNotFound as error:
         raise ConfigError(str(error)) from None
-    if config.learns and not config.lora_rank:
-        raise ConfigError(
-            "--lora-rank 0 (training all weights) is not there on the local backend: give a rank, or --max-steps 0."
-        )
     check_judges(config)
     if config.learns:
         check_learning(config)

@@ -64,7 +64,7 @@ def weights(folder: Path) -> bytes:
 
 async def written(learner: LocalLearner, folder: Path) -> bytes:
     folder.mkdir()
-    await learner.write_adapter(folder)
+    await learner.write_policy(folder)
     return weights(folder)
 
 
@@ -140,8 +140,8 @@ async def test_what_is_refused_is_a_sentence_and_the_process_stays(
     # What is in the way of writing: a folder that is a file.
     (tmp_path / "file").write_text("")
     with pytest.raises(StepRefused):
-        await learner.write_adapter(tmp_path / "file" / "adapter")
-    for name in ("adapter_config.json", "adapter_model.safetensors", "optimizer.safetensors", "learner.json"):
+        await learner.write_policy(tmp_path / "file" / "adapter")
+    for name in ("adapter_config.json", "adapter_model.safetensors", "learner.optimizer", "learner.json"):
         (tmp_path / name).write_text("{}")
     with pytest.raises(StepRefused):
         await learner.load(tmp_path)
@@ -214,7 +214,7 @@ async def test_calls_at_the_same_time_are_answered_each_with_its_own(
     (tmp_path / "adapter").mkdir()
     answers = await asyncio.gather(
         learner.step(sequences[:2]),
-        learner.write_adapter(tmp_path / "adapter"),
+        learner.write_policy(tmp_path / "adapter"),
         learner.step(sequences[2:]),
         learner.load(tmp_path / "nowhere"),
         return_exceptions=True,

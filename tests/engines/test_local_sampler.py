@@ -23,8 +23,8 @@ def options(model: Path, **changes: object) -> WorkerOptions:
         "max_sequences": 4,
         "max_context": None,
         "cache_gib": 0.05,
-        "adapter_slots": 2,
-        "adapter_rank": 4,
+        "policy_slots": 2,
+        "lora_rank": 4,
     }
     return WorkerOptions(model=model, **{**settings, **changes})
 

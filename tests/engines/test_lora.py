@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from test_decoder import causal
 from transformers import LlamaForCausalLM
 
-from openclaw_rl.engines.local.adapters import AdapterSlots, BadAdapter
+from openclaw_rl.engines.local.adapters import AdapterSlots, BadPolicy
 from openclaw_rl.engines.local.decoder import Decoder, load_decoder
 from openclaw_rl.engines.local.lora import ALL_MODULES, Dropout, LoraWeights
 from openclaw_rl.engines.local.training import Trainer
@@ -113,9 +113,9 @@ def test_adapters_that_do_not_fit_are_refused(decoder: Decoder, adapters: list[P
     import dataclasses
 
     for change in ({"hidden": 32}, {"layers": 3}, {"layers": 1}):
-        with pytest.raises(BadAdapter, match="layer"):
+        with pytest.raises(BadPolicy, match="layer"):
             LoraWeights.load(adapters[0], dataclasses.replace(decoder.shape, **change))
-    with pytest.raises(BadAdapter, match="lm_head"):
+    with pytest.raises(BadPolicy, match="lm_head"):
         LoraWeights.create(decoder.shape, 4, 8, modules=["q_proj", "lm_head"])
 
 

@@ -155,8 +155,8 @@ def test_a_long_answer_does_not_dominate_a_short_one(decoder: Decoder) -> None:
 
     def norm(*sequences: TrainingSequence) -> float:
         student.trainer.forward_backward(fresh(student, sequences))
-        total = torch.stack([p.grad.norm() for p in student.lora.parameters() if p.grad is not None]).norm().item()
-        for parameter in student.lora.parameters():
+        total = torch.stack([p.grad.norm() for p in student.weights.parameters() if p.grad is not None]).norm().item()
+        for parameter in student.weights.parameters():
             parameter.grad = None
         return total
 
@@ -175,7 +175,7 @@ def test_epochs_are_steps_of_the_optimiser_and_later_ones_clip(decoder: Decoder)
     one, other = once.step(sequences), twice.step(sequences)
     assert one.clip_fraction == 0
     assert other.clip_fraction > 0
-    assert not all(map(torch.equal, once.lora.parameters(), twice.lora.parameters()))
+    assert not all(map(torch.equal, once.weights.parameters(), twice.weights.parameters()))
     steps = {name: value for name, value in twice._moments().items() if name.endswith("step")}
     assert set(map(float, steps.values())) == {4.0}
 
@@ -241,7 +241,7 @@ def test_a_step_that_is_taken_back_never_was(decoder: Decoder, tmp_path: Path, s
 def test_what_dropout_does_to_a_pass_is_not_taken_for_a_move_of_the_policy(decoder: Decoder) -> None:
     student = trained(decoder, 3, dropout=0.0, learning_rate=2e-2, max_kl=100)
     student.options = dataclasses.replace(student.options, learning_rate=0.0)
-    noisy = dataclasses.replace(student.lora, dropout=0.5)
+    noisy = dataclasses.replace(student.weights, dropout=0.5)
     student._take(noisy)
     assert student.step(batch(student, 9)).kl_old < 1e-9
 
@@ -265,7 +265,7 @@ class Cramped(Trainer):
 
 
 def cramped(student: Student, room: int) -> list[int]:
-    trainer = Cramped(student.decoder, student.lora, student.loss, student.options.micro_batch_tokens)
+    trainer = Cramped(student.decoder, student.weights, student.loss, student.options.micro_batch_tokens)
     trainer.room, trainer.tried = room, []
     trainer.micro_batches_seen = student.trainer.micro_batches_seen
     student.trainer = trainer
@@ -279,7 +279,7 @@ def test_a_step_that_does_not_fit_is_made_in_smaller_micro_batches(decoder: Deco
     result, expected = student.step(sequences), free.step(sequences)
     assert tried == [64, 32, 16]
     assert result.loss == pytest.approx(expected.loss, abs=1e-6)
-    for one, other in zip(student.lora.parameters(), free.lora.parameters(), strict=True):
+    for one, other in zip(student.weights.parameters(), free.weights.parameters(), strict=True):
         assert torch.allclose(one, other, atol=1e-5)
     # The next step tries again with what was asked for: perhaps there is room by then.
     student.step(batch(student, 5))
@@ -339,7 +339,7 @@ def test_beginning_anew_is_as_if_there_had_been_nothing(decoder: Decoder, tmp_pa
     assert state(student, tmp_path / "one") == state(Student(decoder, options()), tmp_path / "other")
 
 
-@pytest.mark.parametrize("harm", ["adapter_model.safetensors", "optimizer.safetensors", "learner.json", "rank", "keys"])
+@pytest.mark.parametrize("harm", ["adapter_model.safetensors", "learner.optimizer", "learner.json", "rank", "keys"])
 def test_a_checkpoint_that_is_not_fit_is_refused_and_what_there_is_stays(
     decoder: Decoder, tmp_path: Path, harm: str
 ) -> None:
@@ -382,7 +382,7 @@ def test_a_custom_loss_that_is_the_policy_gradient_makes_the_same_step(decoder: 
     built_in = Student(decoder, options(loss=LossSettings("importance_sampling")))
     sequences = batch(own)
     assert own.step(sequences).loss == built_in.step(sequences).loss
-    for one, other in zip(own.lora.parameters(), built_in.lora.parameters(), strict=True):
+    for one, other in zip(own.weights.parameters(), built_in.weights.parameters(), strict=True):
         assert torch.equal(one, other)
 
 
@@ -439,7 +439,7 @@ def test_the_adapter_is_a_peft_folder_of_what_was_learned(decoder: Decoder, tiny
     from transformers import AutoModelForCausalLM
 
     student = trained(decoder, 3, learning_rate=1e-2, max_kl=100)
-    student.write_adapter(tmp_path)
+    student.write_policy(tmp_path)
     assert json.loads((tmp_path / "adapter_config.json").read_text())["base_model_name_or_path"] == "tiny"
     sequences = batch(student, 8)
     model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tiny_model), tmp_path).eval()

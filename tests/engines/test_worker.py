@@ -16,10 +16,10 @@ from transformers import LlamaForCausalLM
 from openclaw_rl.engines.local.decoder import UnsupportedModel, load_decoder
 from openclaw_rl.engines.local.kv_cache import bytes_per_page
 from openclaw_rl.engines.local.messages import (
-    AdapterLoaded,
     Add,
     Cancel,
-    LoadAdapter,
+    LoadPolicy,
+    PolicyLoaded,
     RequestFailed,
     Score,
     WorkerOptions,
@@ -170,8 +170,8 @@ def test_gathered_pages_give_the_same_answer_as_consecutive_ones(tiny_model: Pat
 def test_one_batch_mixes_versions_and_each_equals_peft(tiny_model: Path, adapters: list[Path], device: str) -> None:
     worker = make_worker(tiny_model, device=device)
     for version, folder in enumerate(adapters, start=1):
-        loaded = worker.obey(LoadAdapter(version, version, folder))
-        assert isinstance(loaded, AdapterLoaded)
+        loaded = worker.obey(LoadPolicy(version, version, folder))
+        assert isinstance(loaded, PolicyLoaded)
         assert loaded.error is None
     prompt = random.Random(5).choices(range(300), k=50)
     arrivals = [(version % 2, Add(version, request(prompt), version, version)) for version in (0, 2, 1, 3)]
@@ -187,33 +187,33 @@ def test_one_batch_mixes_versions_and_each_equals_peft(tiny_model: Path, adapter
 def test_the_adapters_of_a_cuda_graph_compute_the_same(tiny_model: Path, adapters: list[Path]) -> None:
     worker = make_worker(tiny_model)
     for version, folder in enumerate(adapters, start=1):
-        worker.obey(LoadAdapter(version, version, folder))
+        worker.obey(LoadPolicy(version, version, folder))
     x, y = torch.randn(4, 64), torch.randn(4, 128)
     mask = torch.tensor([[0.0, 0, 0, 0], [0, 0, 1, 0], [1, 0, 0, 0], [0, 1, 0, 0]])
     spans = [(0, 1, 0), (1, 2, 3), (2, 3, 1), (3, 4, 2)]
-    by_span = worker.adapters.adapt(spans)
+    by_span = worker.policies.adapt(spans)
     assert by_span is not None
     expected = by_span(1, "qkv", x, y.clone())
-    torch.testing.assert_close(worker.adapters.adapt_masked(mask)(1, "qkv", x, y.clone()), expected)
+    torch.testing.assert_close(worker.policies.adapt_masked(mask)(1, "qkv", x, y.clone()), expected)
     assert not torch.equal(expected[1:], y[1:])
 
 
 def test_an_adapter_replaces_another_in_its_slot(tiny_model: Path, adapters: list[Path]) -> None:
     worker = make_worker(tiny_model)
     prompt = random.Random(6).choices(range(300), k=40)
-    worker.obey(LoadAdapter(1, 1, adapters[0]))
+    worker.obey(LoadPolicy(1, 1, adapters[0]))
     one = run(worker, [(0, Add(1, request(prompt), 1, 1))])[1, 0]
     for version in (2, 3, 4):
-        worker.obey(LoadAdapter(version, version, adapters[1]))
-    worker.obey(LoadAdapter(5, 1, adapters[0]))
+        worker.obey(LoadPolicy(version, version, adapters[1]))
+    worker.obey(LoadPolicy(5, 1, adapters[0]))
     again = run(worker, [(0, Add(2, request(prompt), 5, 1)), (0, Add(3, request(prompt), 4, 4))])
     assert_same(again[2, 0], one)
     assert ids(again[3, 0]) != ids(one)
 
 
 def test_an_adapter_that_does_not_fit_is_refused_in_words(tiny_model: Path, tmp_path: Path) -> None:
-    loaded = make_worker(tiny_model).obey(LoadAdapter(1, 1, tmp_path))
-    assert isinstance(loaded, AdapterLoaded)
+    loaded = make_worker(tiny_model).obey(LoadPolicy(1, 1, tmp_path))
+    assert isinstance(loaded, PolicyLoaded)
     assert "adapter_config.json" in (loaded.error or "")
 
 
@@ -235,8 +235,8 @@ def test_adapters_that_would_be_computed_wrongly_are_refused(
     config = {**json.loads((folder / "adapter_config.json").read_text()), **change}
     config = {key: value for key, value in config.items() if value is not None}
     (folder / "adapter_config.json").write_text(json.dumps(config))
-    loaded = make_worker(tiny_model).obey(LoadAdapter(1, 1, folder))
-    assert isinstance(loaded, AdapterLoaded)
+    loaded = make_worker(tiny_model).obey(LoadPolicy(1, 1, folder))
+    assert isinstance(loaded, PolicyLoaded)
     assert reason in (loaded.error or "")
 
 
@@ -246,8 +246,8 @@ def test_damaged_adapters_are_refused(tiny_model: Path, adapters: list[Path], tm
         folder = Path(shutil.copytree(adapters[0], tmp_path / name))
         content = (folder / name).read_bytes()
         (folder / name).write_bytes(content[: len(content) // 2])
-        loaded = worker.obey(LoadAdapter(1, 1, folder))
-        assert isinstance(loaded, AdapterLoaded)
+        loaded = worker.obey(LoadPolicy(1, 1, folder))
+        assert isinstance(loaded, PolicyLoaded)
         assert "damaged" in (loaded.error or "")
 
 
@@ -386,7 +386,7 @@ def test_scoring_uses_the_cached_prompt_and_the_version_that_is_asked_for(
     tiny_model: Path, adapters: list[Path]
 ) -> None:
     worker = make_worker(tiny_model)
-    worker.obey(LoadAdapter(7, 2, adapters[0]))
+    worker.obey(LoadPolicy(7, 2, adapters[0]))
     tokens = random.Random(3).choices(range(300), k=120)
     run(worker, [(0, Add(1, request(tokens[:100], max_tokens=2), 0))])
     worker.obey(Score(2, ScoreRequest(tokens, 20)))

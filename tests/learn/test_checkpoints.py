@@ -24,7 +24,7 @@ from openclaw_rl.ledger.updates import Batch
 from openclaw_rl.options import ConfigError
 
 BATCHES = (Batch(3, 3, (5, 6)), Batch(4, 5, (7, 9)))
-FILES = {"adapter_config.json": b"{}", "adapter_model.safetensors": b"weights", "optimizer.safetensors": b"moments"}
+FILES = {"adapter_config.json": b"{}", "adapter_model.safetensors": b"weights", "learner.optimizer": b"moments"}
 
 
 async def write(folder: Path) -> None:
@@ -323,7 +323,7 @@ def test_a_folder_that_cannot_be_used_is_said_before_anything_starts(
     elif harm == "not one":
         given = tmp_path
     else:
-        (given / "optimizer.safetensors").write_bytes(b"")
+        (given / "learner.optimizer").write_bytes(b"")
     with pytest.raises(ConfigError, match="--resume-from-ckpt") as said:
         where_to_begin(config(folder, resume_from_ckpt=str(given)))
     assert str(given) in str(said.value)
@@ -331,5 +331,5 @@ def test_a_folder_that_cannot_be_used_is_said_before_anything_starts(
 
 def test_a_record_is_read_without_its_files(checkpoints: Checkpoints) -> None:
     made = save(checkpoints, 1, 1)
-    (made.folder / "optimizer.safetensors").unlink()
+    (made.folder / "learner.optimizer").unlink()
     assert read_record(made.folder) == made

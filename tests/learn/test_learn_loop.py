@@ -453,7 +453,7 @@ async def test_a_policy_that_cannot_be_written_is_not_the_batchs_fault(run: Run,
         if left:
             raise left.pop()
 
-    run.learner.hooks["write_adapter"] = fail
+    run.learner.hooks["write_policy"] = fail
     turns = [run.judged(), run.judged()]
     await run.trained(*flat(turns))
     assert run.learner.policy == turns
@@ -567,7 +567,7 @@ async def test_finishing_after_the_learner_has_died_does_not_save_an_empty_polic
 # resuming
 
 
-@pytest.mark.parametrize("call", ["step", "write_adapter", "publish", "apply", "save", "saved"])
+@pytest.mark.parametrize("call", ["step", "write_policy", "publish", "apply", "save", "saved"])
 @pytest.mark.parametrize("steps", [0, 1, 2, 3])
 async def test_killed_at_any_point_of_a_step_every_turn_is_trained_on_once(
     run: Run, call: str, steps: int, monkeypatch: pytest.MonkeyPatch
@@ -782,7 +782,7 @@ async def test_going_back_serves_the_earlier_policy_at_once_and_learns_on_from_i
     assert run.learner.policy[:3] == [*turns[:2], more]
 
 
-@pytest.mark.parametrize("call", ["step", "write_adapter", "publish"])
+@pytest.mark.parametrize("call", ["step", "write_policy", "publish"])
 async def test_going_back_while_a_step_is_under_way_leaves_that_step_behind(run: Run, call: str) -> None:
     await run.start()
     turns = [run.judged() for _ in range(4)]
@@ -915,7 +915,7 @@ async def test_whatever_breaks_whenever_every_turn_is_trained_on_once(tmp_path: 
 
         for _ in range(8):
             await run.start()
-            for name in ("write_adapter", "save", "load", "start"):
+            for name in ("write_policy", "save", "load", "start"):
                 run.learner.hooks[name] = trouble
             run.sampler.hook = trouble
             for _ in range(draw.randint(1, 4)):

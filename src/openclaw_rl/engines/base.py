@@ -104,11 +104,11 @@ class Learner(Protocol):
     async def undo(self) -> None:
         """Take the last step back."""
 
-    async def write_adapter(self, folder: Path) -> None:
-        """Write the policy as a PEFT folder."""
+    async def write_policy(self, folder: Path) -> None:
+        """Write the policy as a PEFT folder, or as a model folder where all weights are trained."""
 
     async def save(self, folder: Path) -> None:
-        """Write all that is needed to go on from here, the policy's PEFT files among it."""
+        """Write all that is needed to go on from here: the policy's files, and others that are called `learner.…`."""
 
     async def load(self, folder: Path) -> None:
         """Go on from what `save` wrote. Raises StepRefused if it is not fit."""
@@ -134,8 +134,8 @@ class Sampler(Protocol):
     async def score(self, request: ScoreRequest) -> Scores:
         """Log-probs of given tokens, as background work. Raises EngineError when they cannot be had."""
 
-    async def publish(self, version: int, adapter: Path, *, candidate: bool = False) -> None:
-        """Load a PEFT adapter folder as `version`; new requests then sample from the newest version.
+    async def publish(self, version: int, folder: Path, *, candidate: bool = False) -> None:
+        """Load what a learner wrote as `version`; new requests then sample from the newest version.
 
         A candidate is sampled from only when it is asked for, until it is promoted or retracted.
         """

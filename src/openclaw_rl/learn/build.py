@@ -47,7 +47,7 @@ def build_learning(
         Weights.of(config),
         settings,
         run_checkpoints(config),
-        Policies(run_dir / "policies", config.policy_slots + SPARE_POLICIES),
+        Policies(run_dir / "policies", config.policies_held + SPARE_POLICIES),
         Reporter(sinks(config, run_dir, registry)),
         gate,
     )

@@ -1,6 +1,6 @@
 """Checkpoints on disk: written whole or not at all, verified before they are believed, pruned.
 
-A checkpoint is a PEFT folder with the learner's state beside it and a record of its own: step, policy version, the
+A checkpoint is a policy's folder with the learner's state beside it and a record of its own: step, policy version, the
 batches since the checkpoint before it, and digests of its files.
 """
 

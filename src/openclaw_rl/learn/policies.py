@@ -1,13 +1,15 @@
-"""The policies that were served: a PEFT folder a version, in the run directory."""
+"""The policies that were served: a folder a version, in the run directory."""
 
 import asyncio
+import re
 import shutil
 from pathlib import Path
 
 from openclaw_rl.engines.base import Learner
-from openclaw_rl.learn.checkpoints import UNFINISHED, replace_folder
+from openclaw_rl.learn.checkpoints import RECORD, UNFINISHED, replace_folder
 
-ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
+#: What a checkpoint holds beside the policy's own files.
+NOT_THE_POLICY = re.compile(rf"{re.escape(RECORD)}|learner\..*")
 
 
 class Policies:
@@ -21,16 +23,17 @@ class Policies:
         unfinished = self.folder / f"{UNFINISHED}v{version}"
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir(parents=True)
-        await learner.write_adapter(unfinished)
+        await learner.write_policy(unfinished)
         return await asyncio.to_thread(self._finish, unfinished, version)
 
     def adopt(self, folder: Path, version: int) -> Path:
-        """A copy of another PEFT folder as a version."""
+        """A copy of a checkpoint's policy as a version."""
         unfinished = self.folder / f"{UNFINISHED}v{version}"
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir(parents=True)
-        for name in ADAPTER_FILES:
-            shutil.copy(folder / name, unfinished / name)
+        for path in folder.iterdir():
+            if not NOT_THE_POLICY.fullmatch(path.name):
+                shutil.copy(path, unfinished)
         return self._finish(unfinished, version)
 
     def _finish(self, unfinished: Path, version: int) -> Path:

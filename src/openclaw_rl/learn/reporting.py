@@ -92,18 +92,22 @@ class Prometheus:
 
 
 class TensorBoard:
-    """Scalars for TensorBoard, where it is installed."""
+    """Scalars for TensorBoard, where it is installed: with its own writer, since PyTorch's would load PyTorch."""
 
     def __init__(self, folder: Path) -> None:
         try:
-            from torch.utils.tensorboard import SummaryWriter
+            from tensorboard.compat.proto import event_pb2, summary_pb2
+            from tensorboard.summary.writer.event_file_writer import EventFileWriter
         except ImportError:
             raise ConfigError("--tensorboard needs the package: pip install tensorboard.") from None
-        self._writer = SummaryWriter(str(folder))
+        folder.mkdir(parents=True, exist_ok=True)
+        self._writer = EventFileWriter(str(folder))
+        self._event, self._summary = event_pb2.Event, summary_pb2.Summary
 
     def write(self, report: StepReport) -> None:
-        for name, value in numbers(report).items():
-            self._writer.add_scalar(name, value, report.step)
+        values = [self._summary.Value(tag=name, simple_value=value) for name, value in numbers(report).items()]
+        event = self._event(step=report.step, wall_time=report.time, summary=self._summary(value=values))
+        self._writer.add_event(event)
         self._writer.flush()
 
 
@@ -115,10 +119,15 @@ class WeightsAndBiases:
             import wandb
         except ImportError:
             raise ConfigError("--wandb-project needs the package: pip install wandb.") from None
-        self._run = wandb.init(project=project, dir=str(folder), config=dict(settings))
+        try:
+            self._run = wandb.init(project=project, dir=str(folder), config=dict(settings))
+        except wandb.Error as error:
+            raise ConfigError(
+                f"--wandb-project {project}: {error} WANDB_MODE=offline keeps the metrics here."
+            ) from None
 
     def write(self, report: StepReport) -> None:
-        self._run.log(numbers(report), step=report.step)
+        self._run.log(numbers(report), step=report.step, commit=True)
 
 
 def numbers(report: StepReport) -> dict[str, float]:

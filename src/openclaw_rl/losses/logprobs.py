@@ -5,6 +5,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 #: What one chunk's scores may take, in float32. Enough rows that reading the head's weights is not the bottleneck.
 CHUNK_BYTES = 128 << 20
@@ -13,16 +14,25 @@ CHUNK_BYTES = 128 << 20
 def chunked_logprobs(hidden: Tensor, head: Tensor, targets: Tensor, chunk: int | None = None) -> Tensor:
     """Log-probs [rows], in float32, of `targets` [rows] after `hidden` [rows, width] under `head` [vocabulary, width].
 
-    `chunk` is the number of rows whose scores exist at one time. The gradient goes to `hidden` alone: the head is
-    frozen.
+    `chunk` is the number of rows whose scores exist at one time.
     """
     rows = chunk or max(1, CHUNK_BYTES // (4 * len(head)))
+    if head.requires_grad and torch.is_grad_enabled():
+        # The head's own gradient needs the probabilities a second time.
+        parts = [slice(start, start + rows) for start in range(0, len(hidden), rows)]
+        again: Any = {"use_reentrant": False, "preserve_rng_state": False}
+        return torch.cat([checkpoint(whole_logprobs, hidden[own], head, targets[own], **again) for own in parts])
     logprobs: Tensor = _ChunkedLogprobs.apply(hidden, head, targets, rows)  # type: ignore[no-untyped-call]
     return logprobs
 
 
+def whole_logprobs(hidden: Tensor, head: Tensor, targets: Tensor) -> Tensor:
+    scores = F.linear(hidden, head).float()
+    return scores.gather(1, targets[:, None]).squeeze(1) - scores.logsumexp(dim=-1)
+
+
 class _ChunkedLogprobs(torch.autograd.Function):
-    """The gradient of a log-prob is the target's row of the head less the mean row under the distribution.
+    """For a frozen head: the gradient of a log-prob is the target's row of it less the mean row under the distribution.
 
     That mean is as small as the hidden state, so it is computed while the probabilities are there, and nothing has
     to be computed again in the backward pass.

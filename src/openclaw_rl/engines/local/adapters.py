@@ -6,7 +6,7 @@ block-diagonal pair, so an adapter costs two small products a projection however
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from openclaw_rl.engines.local.decoder import PROJECTIONS, Adapt, Projection, Shape
+from openclaw_rl.engines.local.decoder import PROJECTIONS, Adapt, Decoder, Projection, Shape
 
 #: The modules that each fused projection is made of, in order, by their names in a PEFT folder.
 MODULES: dict[Projection, tuple[str, ...]] = {
@@ -26,11 +26,12 @@ MODULES: dict[Projection, tuple[str, ...]] = {
     "down": ("down_proj",),
 }
 
+ADAPTER_CONFIG = "adapter_config.json"
 _KEY = re.compile(r"layers\.(\d+)\.(?:self_attn|mlp)\.(\w+)\.lora_([AB])\.(?:\w+\.)?weight$")
 
 
-class BadAdapter(ValueError):
-    """The folder does not hold an adapter that fits this model; the message says why."""
+class BadPolicy(ValueError):
+    """The folder does not hold a policy that fits this model; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,22 +50,27 @@ class AdapterSlots:
         self.dtype, self.device = dtype, device
         self._factors: list[dict[Projection, Factors]] = []
 
-    def load(self, slot: int, folder: Path) -> None:
-        """Put a PEFT adapter folder into a slot. Nothing changes if the folder is not fit."""
+    def load(self, slot: int, folder: Path) -> Iterator[None]:
+        """Put a PEFT adapter folder into a slot, at once. Nothing changes if the folder is not fit."""
         config, modules = read_adapter(folder)
         scale = config["lora_alpha"] / (config["r"] ** 0.5 if config.get("use_rslora") else config["r"])
         if config["r"] > self.rank:
-            raise BadAdapter(f"{folder} has rank {config['r']}, more than --lora-rank {self.rank}")
+            raise BadPolicy(f"{folder} has rank {config['r']}, more than --lora-rank {self.rank}")
         blocks = [self._blocks(modules, layer, scale) for layer in range(self.shape.layers)]
         if modules:
             layer, name = next(iter(modules))
-            raise BadAdapter(f"{folder} adapts {name} of layer {layer}, which this model does not have")
+            raise BadPolicy(f"{folder} adapts {name} of layer {layer}, which this model does not have")
         if not self._factors:
             self._factors = [{p: self._room(p) for p in PROJECTIONS} for _ in range(self.shape.layers)]
         for room, block in zip(self._factors, blocks, strict=True):
             for projection, (down, up) in block.items():
                 room[projection].down[slot - 1].copy_(down)
                 room[projection].up[slot - 1].copy_(up)
+        return iter(())
+
+    def model(self, slot: int) -> Decoder | None:
+        """The weights that a slot computes with: all on the base model's."""
+        return None
 
     def adapt(self, spans: Sequence[tuple[int, int, int]]) -> Adapt | None:
         """How a batch adapts whose tokens [start, stop) use a slot, for each (start, stop, slot) of `spans`."""
@@ -118,7 +124,7 @@ class AdapterSlots:
                 if factors is not None:
                     a, b = factors["A"].float(), factors["B"].float()
                     if (a.shape[1], b.shape[0], len(a)) != (n_in, width, b.shape[1]) or len(a) > self.rank:
-                        raise BadAdapter(f"{name} of layer {layer} has the wrong size for this model")
+                        raise BadPolicy(f"{name} of layer {layer} has the wrong size for this model")
                     down[i * self.rank : i * self.rank + len(a)] = a
                     up[i * self.rank : i * self.rank + len(a), offset : offset + width] = scale * b.t()
                 offset += width
@@ -135,21 +141,26 @@ class AdapterSlots:
 
 
 def read_adapter(folder: Path) -> tuple[dict[str, Any], dict[tuple[int, str], dict[str, Tensor]]]:
-    """A PEFT folder's config, and its factors by (layer, module). Raises BadAdapter."""
+    """A PEFT folder's config, and its factors by (layer, module). Raises BadPolicy."""
+    if (folder / "config.json").exists() and not (folder / ADAPTER_CONFIG).exists():
+        raise BadPolicy(
+            f"{folder} holds a whole model and not an adapter: give --lora-rank 0 to go on with it, or begin anew with "
+            "--resume-from-ckpt none"
+        )
     try:
-        config = json.loads((folder / "adapter_config.json").read_text())
+        config = json.loads((folder / ADAPTER_CONFIG).read_text())
         tensors = load_file(folder / "adapter_model.safetensors")
     except FileNotFoundError as error:
-        raise BadAdapter(f"{folder} is not a PEFT adapter folder: {error.filename} is missing") from error
+        raise BadPolicy(f"{folder} is not a PEFT adapter folder: {error.filename} is missing") from error
     except (OSError, ValueError, SafetensorError) as error:
-        raise BadAdapter(f"{folder} is damaged: {error}") from error
+        raise BadPolicy(f"{folder} is damaged: {error}") from error
     for setting in ("use_dora", "rank_pattern", "alpha_pattern"):
         if config.get(setting):
-            raise BadAdapter(f"{folder} uses {setting}, which the local engine does not compute")
+            raise BadPolicy(f"{folder} uses {setting}, which the local engine does not compute")
     if config.get("bias", "none") != "none":
-        raise BadAdapter(f"{folder} has trained biases, which the local engine does not compute")
+        raise BadPolicy(f"{folder} has trained biases, which the local engine does not compute")
     if not {"r", "lora_alpha"} <= config.keys():
-        raise BadAdapter(f"{folder} is damaged: its config names no rank or alpha")
+        raise BadPolicy(f"{folder} is damaged: its config names no rank or alpha")
     return config, by_module(folder, tensors)
 
 
@@ -159,10 +170,10 @@ def by_module(folder: Path, tensors: dict[str, Tensor]) -> dict[tuple[int, str],
     for key, tensor in tensors.items():
         match = _KEY.search(key)
         if match is None:
-            raise BadAdapter(f"{folder} holds {key}, which is not a LoRA factor of a linear layer")
+            raise BadPolicy(f"{folder} holds {key}, which is not a LoRA factor of a linear layer")
         layer, name, side = match.groups()
         modules.setdefault((int(layer), name), {})[side] = tensor
     for (layer, name), factors in modules.items():
         if factors.keys() != {"A", "B"} or any(factor.dim() != 2 for factor in factors.values()):
-            raise BadAdapter(f"{folder} is damaged: {name} of layer {layer} lacks a factor")
+            raise BadPolicy(f"{folder} is damaged: {name} of layer {layer} lacks a factor")
     return modules

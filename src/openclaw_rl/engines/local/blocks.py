@@ -1,8 +1,8 @@
 """A decoder's block for training: what `Decoder.forward` computes, differentiable, keeping little for the backward.
 
 A projection keeps what its input was made from (the residual stream, the gate), which is there anyway, and makes the
-input again when gradients are asked for. Gradients go to the adapters and to the block's input; the base weights
-are frozen.
+input again when gradients are asked for. Gradients go to the adapters and to the block's input, as base weights are
+frozen; where they are not, since all of a model is trained, autograd keeps what it likes.
 """
 
 from collections.abc import Callable, Mapping
@@ -95,8 +95,15 @@ def block(
     return residual + project(Gated(), gate_up, layer.down, adapters.get("down"))
 
 
+def no_adapters(shape: Shape) -> list[dict[Projection, LowRank]]:
+    """The base model: nothing added in any layer."""
+    return [{} for _ in range(shape.layers)]
+
+
 def project(source: Source, kept: Tensor, linear: Linear, adapter: LowRank | None) -> Tensor:
     """A projection of the input that `source` makes, with its adapter where it has one."""
+    if linear.weight.requires_grad:
+        return linear(source.forward(kept))
     factors = () if adapter is None else (adapter.down, *adapter.ups)
     y: Tensor = _Project.apply(kept, source, linear, adapter, *factors)  # type: ignore[no-untyped-call]
     return y
@@ -106,10 +113,12 @@ def split_heads(shape: Shape, layer: Layer, qkv: Tensor, angles: Angles | None) 
     """Queries, keys and values, the first two normed where the family does so, and turned to their positions."""
     counts = (shape.heads, shape.kv_heads, shape.kv_heads)
     heads = qkv.view(-1, sum(counts), shape.head_dim)
-    if angles is None:
+    norms = None if layer.q_norm is None or layer.k_norm is None else (layer.q_norm, layer.k_norm)
+    if angles is not None and layer.qkv.weight.requires_grad:
+        q, k, v = gradients.turn_heads(heads, counts, *angles, norms, shape.eps).split_with_sizes(counts, dim=1)
+    elif angles is None:
         q, k, v = heads.split_with_sizes(counts, dim=1)
     else:
-        norms = None if layer.q_norm is None or layer.k_norm is None else (layer.q_norm, layer.k_norm)
         q, k, v = _Turn.apply(heads, counts, angles, norms, shape.eps)  # type: ignore[no-untyped-call]
     return q, k, v
 

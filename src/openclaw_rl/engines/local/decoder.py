@@ -194,6 +194,34 @@ def load_decoder(folder: Path, dtype: torch.dtype, device: torch.device) -> Deco
     return Decoder(shape, embed, layers, read("model.norm.weight"), Linear(head), frequencies, scale)
 
 
+def take_apart(decoder: Decoder) -> dict[str, Tensor]:
+    """The weights by their names in a model folder, without copies: what `load_decoder` put together."""
+    shape = decoder.shape
+    tensors = {"model.embed_tokens.weight": decoder.embed, "model.norm.weight": decoder.norm}
+    if decoder.head.weight is not decoder.embed:
+        tensors["lm_head.weight"] = decoder.head.weight
+    for i, layer in enumerate(decoder.layers):
+        prefix = f"model.layers.{i}."
+        own: dict[str, Tensor | None] = {
+            "input_layernorm": layer.input_norm,
+            "post_attention_layernorm": layer.post_norm,
+        }
+        own |= {"self_attn.q_norm": layer.q_norm, "self_attn.k_norm": layer.k_norm}
+        tensors |= {f"{prefix}{name}.weight": tensor for name, tensor in own.items() if tensor is not None}
+        heads = (shape.q_size, shape.kv_size, shape.kv_size)
+        for linear, names, sizes in (
+            (layer.qkv, ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), heads),
+            (layer.o, ("self_attn.o_proj",), (shape.hidden,)),
+            (layer.gate_up, ("mlp.gate_proj", "mlp.up_proj"), (shape.intermediate, shape.intermediate)),
+            (layer.down, ("mlp.down_proj",), (shape.hidden,)),
+        ):
+            for kind, tensor in (("weight", linear.weight), ("bias", linear.bias)):
+                if tensor is not None:
+                    parts = tensor.split_with_sizes(sizes)
+                    tensors |= {f"{prefix}{name}.{kind}": part for name, part in zip(names, parts, strict=True)}
+    return tensors
+
+
 def load_layer(read: "TensorFiles", prefix: str) -> Layer:
     """One block, its projections fused as `forward` wants them."""
     attention, mlp = prefix + "self_attn.", prefix + "mlp."
@@ -228,6 +256,10 @@ class TensorFiles:
         if tensor.dtype not in (torch.float32, torch.float16, torch.bfloat16):
             raise UnsupportedModel(f"{name} is stored as {tensor.dtype}; quantised weights cannot be run")
         return tensor.to(self.device, self.dtype)
+
+    def shape(self, name: str) -> list[int] | None:
+        """A tensor's size, without reading it; None if there is none."""
+        return list(self.files[name].get_slice(name).get_shape()) if name in self.files else None
 
     def optional(self, name: str) -> Tensor | None:
         return self(name) if name in self.files else None

@@ -23,7 +23,7 @@ from openclaw_rl.engines.local.learner_messages import (
     Started,
     Step,
     Undo,
-    WriteAdapter,
+    WritePolicy,
 )
 from openclaw_rl.engines.local.link import Link
 from openclaw_rl.types import TrainingSequence
@@ -70,8 +70,8 @@ class LocalLearner:
     async def undo(self) -> None:
         await self._call(Undo())
 
-    async def write_adapter(self, folder: Path) -> None:
-        await self._call(WriteAdapter(folder))
+    async def write_policy(self, folder: Path) -> None:
+        await self._call(WritePolicy(folder))
 
     async def save(self, folder: Path) -> None:
         await self._call(Save(folder))

@@ -9,12 +9,13 @@ from openclaw_rl.types import LossSettings, TrainingSequence
 
 @dataclass(frozen=True, slots=True)
 class LearnerOptions:
-    """All that a learner needs to know to load the model and train an adapter."""
+    """All that a learner needs to know to load the model and train a policy."""
 
     model: Path
     device: str
     dtype: str
     rank: int
+    """Of the adapter; 0 trains all weights."""
     alpha: float
     dropout: float
     modules: tuple[str, ...]
@@ -40,7 +41,7 @@ class LearnerOptions:
 
 @dataclass(frozen=True, slots=True)
 class Reset:
-    """Begin with a fresh adapter."""
+    """Begin with the base model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,7 @@ class Undo:
 
 
 @dataclass(frozen=True, slots=True)
-class WriteAdapter:
+class WritePolicy:
     folder: Path
 
 
@@ -98,5 +99,5 @@ class Broken:
     reason: str
 
 
-Command = Reset | Step | Undo | WriteAdapter | Save | Load
+Command = Reset | Step | Undo | WritePolicy | Save | Load
 Report = Started | Done | Refused | Broken

@@ -27,7 +27,7 @@ from openclaw_rl.engines.local.learner_messages import (
     Started,
     Step,
     Undo,
-    WriteAdapter,
+    WritePolicy,
 )
 from openclaw_rl.engines.local.shared import take_up
 from openclaw_rl.engines.local.student import Student
@@ -74,8 +74,8 @@ def obey(student: Student, command: Command) -> Report:
                 student.reset()
             case Undo():
                 student.undo()
-            case WriteAdapter(folder):
-                student.write_adapter(folder)
+            case WritePolicy(folder):
+                student.write_policy(folder)
             case Save(folder):
                 student.save(folder)
             case Load(folder):

@@ -13,9 +13,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from openclaw_rl.engines.local.adapters import MODULES, BadAdapter, read_adapter
+from openclaw_rl.engines.local.adapters import MODULES, BadPolicy, read_adapter
 from openclaw_rl.engines.local.blocks import LowRank
-from openclaw_rl.engines.local.decoder import Projection, Shape
+from openclaw_rl.engines.local.decoder import Decoder, Projection, Shape
+from openclaw_rl.engines.local.training import Policy
 
 ALL_MODULES = tuple(name for names in MODULES.values() for name in names)
 
@@ -71,7 +72,7 @@ class LoraWeights:
 
     @classmethod
     def load(cls, folder: Path, shape: Shape, device: torch.device | None = None) -> "LoraWeights":
-        """Read a PEFT folder; raises BadAdapter if it does not fit the model or leaves some layers out."""
+        """Read a PEFT folder; raises BadPolicy if it does not fit the model or leaves some layers out."""
         config, found = read_adapter(folder)
         rank = config["r"]
         alpha = config["lora_alpha"] * (rank**0.5 if config.get("use_rslora") else 1)
@@ -81,7 +82,7 @@ class LoraWeights:
             n_in, n_out = module_sizes(shape)[name]
             for layer, pair in enumerate(factors):
                 if pair is None or (pair["A"].shape, pair["B"].shape) != ((rank, n_in), (n_out, rank)):
-                    raise BadAdapter(
+                    raise BadPolicy(
                         f"{folder}: {name} of layer {layer} is missing or has the wrong size for this model"
                     )
             a[name], b[name] = (
@@ -89,7 +90,7 @@ class LoraWeights:
                 for side in ("A", "B")
             )
         if len(found) != len(a) * shape.layers:
-            raise BadAdapter(f"{folder} adapts layers that this model does not have")
+            raise BadPolicy(f"{folder} adapts layers that this model does not have")
         return cls(shape, rank, alpha, config.get("lora_dropout", 0.0), a, b)
 
     def save(self, folder: Path, base_model: str) -> None:
@@ -122,6 +123,9 @@ class LoraWeights:
         """The masters, in an order that follows from the modules alone."""
         return [*self.a.values(), *self.b.values()]
 
+    def policy(self, base: Decoder, dropout_seed: int | None = None) -> Policy:
+        return Policy(base, self.adapters(base.embed.dtype, dropout_seed))
+
     def adapters(self, dtype: torch.dtype, dropout_seed: int | None = None) -> list[dict[Projection, LowRank]]:
         """Each layer's factors for one forward and backward; without a seed nothing is dropped."""
         layers: list[dict[Projection, LowRank]] = [{} for _ in range(self.shape.layers)]
@@ -145,7 +149,7 @@ class LoraWeights:
 def fused_order(modules: Sequence[str] | set[str]) -> list[str]:
     """The named modules in the order in which the decoder fuses them."""
     if unknown := sorted(set(modules) - set(ALL_MODULES)):
-        raise BadAdapter(f"{', '.join(unknown)} cannot be adapted; these can: {', '.join(ALL_MODULES)}")
+        raise BadPolicy(f"{', '.join(unknown)} cannot be adapted; these can: {', '.join(ALL_MODULES)}")
     return [name for name in ALL_MODULES if name in modules]
 
 

@@ -20,8 +20,9 @@ class WorkerOptions:
     """None: as long as the model allows and the cache holds."""
     cache_gib: float | None
     """Memory for keys and values; None: a share of what the machine has free."""
-    adapter_slots: int
-    adapter_rank: int
+    policy_slots: int
+    lora_rank: int
+    """The highest rank of an adapter; 0 where a policy is all weights of a model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,7 @@ class Cancel:
 
 
 @dataclass(frozen=True, slots=True)
-class LoadAdapter:
+class LoadPolicy:
     """Put a policy version into a slot, in place of whatever is there."""
 
     version: int
@@ -74,8 +75,8 @@ class LoadAdapter:
 
 
 @dataclass(frozen=True, slots=True)
-class AdapterLoaded:
-    """The answer to LoadAdapter; `error` is a sentence when it failed."""
+class PolicyLoaded:
+    """The answer to LoadPolicy; `error` is a sentence when it failed."""
 
     version: int
     error: str | None = None
@@ -107,5 +108,5 @@ class Failed:
     reason: str
 
 
-Command = Add | Score | Cancel | LoadAdapter
-Report = Ready | Tokens | AdapterLoaded | RequestFailed | Failed
+Command = Add | Score | Cancel | LoadPolicy
+Report = Ready | Tokens | PolicyLoaded | RequestFailed | Failed

@@ -10,9 +10,10 @@ from torch import Tensor
 from openclaw_rl.engines.local.blocks import PackedAttend
 
 
-def packed_attention(lengths: Sequence[int], device: torch.device) -> PackedAttend:
+def packed_attention(lengths: Sequence[int], device: torch.device, dtype: torch.dtype) -> PackedAttend:
     """Attention in which each token sees its own sequence up to itself. [tokens, heads, dim] → [tokens, heads * dim]"""
-    return flash_attention(lengths, device) if device.type == "cuda" else attention_by_sequence(lengths)
+    fast = device.type == "cuda" and dtype in (torch.float16, torch.bfloat16)
+    return flash_attention(lengths, device) if fast else attention_by_sequence(lengths)
 
 
 def attention_by_sequence(lengths: Sequence[int]) -> PackedAttend:

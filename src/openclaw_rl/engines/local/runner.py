@@ -4,15 +4,15 @@ On CUDA, a step in which every sequence generates one token is replayed from a c
 sequence, launching the kernels one by one takes longer than the kernels do.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from openclaw_rl.engines.local.adapters import AdapterSlots
 from openclaw_rl.engines.local.decoder import Adapt, Decoder
 from openclaw_rl.engines.local.kv_cache import CpuKVCache, CudaKVCache, token_slots
 from openclaw_rl.engines.local.scheduler import Work, pages_for
@@ -21,23 +21,51 @@ from openclaw_rl.engines.local.scheduler import Work, pages_for
 GRAPH_ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 
 
-class Runner:
-    """The model, its adapters and its cache, on the CPU or as they are for prompts on CUDA."""
+class PolicyWeights(Protocol):
+    """Where the policies are: each a slot beside the base model, which is slot 0."""
 
-    def __init__(self, decoder: Decoder, cache: CpuKVCache | CudaKVCache, adapters: AdapterSlots) -> None:
-        self.decoder, self.cache, self.adapters = decoder, cache, adapters
+    slots: int
+
+    def load(self, slot: int, folder: Path) -> Iterator[None]:
+        """Put a policy into a slot; the model may run between two pieces of it. Raises BadPolicy."""
+
+    def model(self, slot: int) -> Decoder | None:
+        """A slot's own weights; None if it computes with the base model's."""
+
+    def adapt(self, spans: Sequence[tuple[int, int, int]]) -> Adapt | None: ...
+    def adapt_masked(self, mask: Tensor) -> Adapt: ...
+
+
+class Runner:
+    """The model, its policies and its cache, on the CPU or as they are for prompts on CUDA."""
+
+    def __init__(self, decoder: Decoder, cache: CpuKVCache | CudaKVCache, policies: PolicyWeights) -> None:
+        self.decoder, self.cache, self.policies = decoder, cache, policies
         self.device = decoder.embed.device
 
     @torch.inference_mode()
     def run(self, work: Sequence[Work]) -> Tensor:
         """Run a step and score what is to be scored; float32 logits [rows that draw, vocabulary], in that order."""
+        parts: dict[int, list[int]] = {}
+        for i, item in enumerate(work):
+            slot = item.sequence.slot
+            parts.setdefault(slot if self.policies.model(slot) else 0, []).append(i)
+        logits = [self._run(slot, [work[i] for i in indices]) for slot, indices in parts.items()]
+        if len(logits) == 1:
+            return logits[0]
+        drawing = [i for indices in parts.values() for i in indices if work[i].draws]
+        return torch.cat(logits)[sorted(range(len(drawing)), key=drawing.__getitem__)]
+
+    def _run(self, slot: int, work: Sequence[Work]) -> Tensor:
+        """Run what computes with the same weights: those of a slot, the base model's for 0."""
+        decoder = self.policies.model(slot) or self.decoder
         ids = [token for w in work for token in w.sequence.tokens[w.start : w.stop]]
         positions = [position for w in work for position in range(w.start, w.stop)]
-        hidden = self.decoder.forward(
+        hidden = decoder.forward(
             torch.tensor(ids, device=self.device),
             torch.tensor(positions, device=self.device),
             self.cache.attend(work),
-            self.adapters.adapt(adapter_spans(work)),
+            self.policies.adapt(adapter_spans(work)),
         )
         ends, end = [], 0
         for item in work:
@@ -45,8 +73,8 @@ class Runner:
             if item.draws:
                 ends.append(end - 1)
             if item.sequence.scoring and item.scored:
-                item.sequence.scoring.read(self.decoder, item.stop - item.scored, hidden[end - item.scored : end])
-        return self.decoder.logits(hidden[ends])
+                item.sequence.scoring.read(decoder, item.stop - item.scored, hidden[end - item.scored : end])
+        return decoder.logits(hidden[ends])
 
 
 def adapter_spans(work: Sequence[Work]) -> list[tuple[int, int, int]]:
@@ -57,6 +85,15 @@ def adapter_spans(work: Sequence[Work]) -> list[tuple[int, int, int]]:
         spans.append((start, stop, slot))
         start = stop
     return spans
+
+
+class GraphKey(NamedTuple):
+    """What a captured step is good for."""
+
+    rows: int
+    slot: int
+    """Whose weights it reads."""
+    adapted: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +113,11 @@ class CudaRunner(Runner):
         self,
         decoder: Decoder,
         cache: CudaKVCache,
-        adapters: AdapterSlots,
+        policies: PolicyWeights,
         max_sequences: int,
         max_context: int,
     ) -> None:
-        super().__init__(decoder, cache, adapters)
+        super().__init__(decoder, cache, policies)
         self.sizes = [size for size in GRAPH_ROWS if size < max_sequences] + [max_sequences]
         long: Any = {"dtype": torch.long, "device": self.device}
         # One row of inputs a sequence, in the memory that every graph reads; padding rows write and read nothing.
@@ -89,31 +126,32 @@ class CudaRunner(Runner):
         self.slots = torch.full((max_sequences,), -1, **long)
         self.lengths = torch.zeros(max_sequences, dtype=torch.int32, device=self.device)
         self.table = torch.zeros(max_sequences, pages_for(max_context), dtype=torch.int32, device=self.device)
-        self.mask = torch.zeros(max_sequences, adapters.slots, dtype=decoder.embed.dtype, device=self.device)
-        self.graphs: dict[tuple[int, bool], DecodeGraph] = {}
+        self.mask = torch.zeros(max_sequences, policies.slots, dtype=decoder.embed.dtype, device=self.device)
+        self.graphs: dict[GraphKey, DecodeGraph] = {}
         self.memory = torch.cuda.graph_pool_handle()
 
-    @torch.inference_mode()
-    def run(self, work: Sequence[Work]) -> Tensor:
+    def _run(self, slot: int, work: Sequence[Work]) -> Tensor:
         if not all(item.draws and item.count == 1 for item in work):
-            return super().run(work)
+            return super()._run(slot, work)
         rows = next(size for size in self.sizes if size >= len(work))
-        adapted = any(item.sequence.slot for item in work)
-        self._write(work, rows, adapted)
-        graph = self.graphs.get((rows, adapted))
+        key = GraphKey(rows, slot, adapted=not slot and any(item.sequence.slot for item in work))
+        self._write(work, key)
+        graph = self.graphs.get(key)
         if graph is None:
-            graph = self.graphs[rows, adapted] = self._capture(rows, adapted)
+            graph = self.graphs[key] = self._capture(key)
         graph.graph.replay()
         return graph.logits[: len(work)]
 
     def warm_up(self) -> None:
         """Capture the graphs of the base model, so that no request waits for it."""
         for rows in reversed(self.sizes):
-            self._write([], rows, adapted=False)
-            self.graphs[rows, False] = self._capture(rows, adapted=False)
+            key = GraphKey(rows, slot=0, adapted=False)
+            self._write([], key)
+            self.graphs[key] = self._capture(key)
 
-    def _write(self, work: Sequence[Work], rows: int, adapted: bool) -> None:
+    def _write(self, work: Sequence[Work], key: GraphKey) -> None:
         """Put the step's inputs where the graph reads them."""
+        rows = key.rows
         padding = rows - len(work)
         positions = [w.start for w in work] + [0] * padding
         ids = [w.sequence.tokens[w.start] for w in work] + [0] * padding
@@ -126,18 +164,19 @@ class CudaRunner(Runner):
             width = max(len(w.sequence.pages) for w in work)
             table = torch.tensor([w.sequence.pages + [0] * (width - len(w.sequence.pages)) for w in work])
             self.table[: len(work), :width].copy_(table.pin_memory(), non_blocking=True)
-        if adapted:
+        if key.adapted:
             chosen = torch.tensor([w.sequence.slot for w in work] + [0] * padding, device=self.device)
-            one_hot = chosen[:, None] == torch.arange(1, self.adapters.slots + 1, device=self.device)
+            one_hot = chosen[:, None] == torch.arange(1, self.policies.slots + 1, device=self.device)
             self.mask[:rows].copy_(one_hot)
 
-    def _capture(self, rows: int, adapted: bool) -> DecodeGraph:
-        adapt: Adapt | None = self.adapters.adapt_masked(self.mask[:rows]) if adapted else None
+    def _capture(self, key: GraphKey) -> DecodeGraph:
+        rows, decoder = key.rows, self.policies.model(key.slot) or self.decoder
+        adapt: Adapt | None = self.policies.adapt_masked(self.mask[:rows]) if key.adapted else None
         attend = self.cache.decode(self.slots[:rows], self.table[:rows], self.lengths[:rows])
 
         def forward() -> Tensor:
-            hidden = self.decoder.forward(self.ids[:rows], self.positions[:rows], attend, adapt)
-            return self.decoder.logits(hidden)
+            hidden = decoder.forward(self.ids[:rows], self.positions[:rows], attend, adapt)
+            return decoder.logits(hidden)
 
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())

@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 from openclaw_rl.engines.base import EngineError, EngineLimits, EngineStats, EngineUnavailable, QueueFull
 from openclaw_rl.engines.local.link import EXIT_SECONDS, Link
 from openclaw_rl.engines.local.messages import (
-    AdapterLoaded,
     Add,
     Cancel,
     Command,
     Failed,
-    LoadAdapter,
+    LoadPolicy,
+    PolicyLoaded,
     Ready,
     Report,
     RequestFailed,
@@ -61,7 +61,7 @@ class LocalSampler:
         self.options, self.max_queue = options, max_queue
         self.ready: Ready | None = None
         self.restarts = 0
-        self._policies = PolicySlots(options.adapter_slots)
+        self._policies = PolicySlots(options.policy_slots)
         self._ids = count(1)
         self._streams: dict[int, LocalStream] = {}
         self._scoring: dict[int, Scored] = {}
@@ -150,14 +150,14 @@ class LocalSampler:
             raise EngineUnavailable(f"Policy version {version} is not loaded.")
         return slot
 
-    async def publish(self, version: int, adapter: Path, *, candidate: bool = False) -> None:
+    async def publish(self, version: int, folder: Path, *, candidate: bool = False) -> None:
         async with self._publishing:
             if version <= self._policies.latest:
                 raise EngineUnavailable(f"Policy version {version} is not newer than {self._policies.latest}.")
             slot = await self._free_slot()
             before = self._policies.vacate(slot)
             done = self._loading[version] = asyncio.get_running_loop().create_future()
-            self._send(LoadAdapter(version, slot, adapter))
+            self._send(LoadPolicy(version, slot, folder))
             try:
                 await done
             except EngineUnavailable:
@@ -165,7 +165,7 @@ class LocalSampler:
                 raise
             finally:
                 self._loading.pop(version, None)
-            self._policies.settle(version, slot, adapter, candidate)
+            self._policies.settle(version, slot, folder, candidate)
 
     def promote(self, version: int) -> None:
         self._policies.candidates.discard(version)
@@ -247,7 +247,7 @@ class LocalSampler:
     def _connect(self, link: Link[Command, Report], ready: Ready) -> None:
         self.ready, self._link = ready, link
         for version, (slot, folder) in self._policies.resident.items():
-            link.send(LoadAdapter(version, slot, folder))
+            link.send(LoadPolicy(version, slot, folder))
         # What was cancelled while there was no worker never needs to start.
         alive = {*self._streams, *self._scoring}
         waiting = [c for c in self._backlog if not isinstance(c, Add | Score) or c.id in alive]
@@ -273,10 +273,10 @@ class LocalSampler:
                     self._streams[id].fail(EngineUnavailable(reason))
                 if id in self._scoring and not self._scoring[id].done.done():
                     self._scoring[id].done.set_exception(EngineUnavailable(reason))
-            case AdapterLoaded(version, error):
-                self._adapter_loaded(version, error)
+            case PolicyLoaded(version, error):
+                self._policy_loaded(version, error)
 
-    def _adapter_loaded(self, version: int, error: str | None) -> None:
+    def _policy_loaded(self, version: int, error: str | None) -> None:
         done = self._loading.get(version)
         if done is not None and not done.done():
             done.set_exception(EngineUnavailable(error)) if error else done.set_result(None)
@@ -287,7 +287,7 @@ class LocalSampler:
 
     def _fail_all(self, reason: str) -> None:
         """Tell every request that the dead worker had; those it had not been sent go to the next one."""
-        self._backlog = [command for command in self._backlog if not isinstance(command, LoadAdapter)]
+        self._backlog = [command for command in self._backlog if not isinstance(command, LoadPolicy)]
         unsent = {command.id for command in self._backlog if isinstance(command, Add | Score)}
         for stream in [s for s in self._streams.values() if s.id not in unsent]:
             stream.fail(EngineUnavailable(reason))

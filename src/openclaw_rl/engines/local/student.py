@@ -1,4 +1,4 @@
-"""The policy in training: an adapter, its optimiser, and steps that are made whole or not at all."""
+"""The policy in training: its weights, their optimiser, and steps that are made whole or not at all."""
 
 import json
 import logging
@@ -15,18 +15,20 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from openclaw_rl.engines.base import StepRefused, StepResult
-from openclaw_rl.engines.local.adapters import BadAdapter
+from openclaw_rl.engines.local.adapters import BadPolicy
 from openclaw_rl.engines.local.decoder import Decoder
 from openclaw_rl.engines.local.learner_messages import LearnerOptions
 from openclaw_rl.engines.local.lora import LoraWeights
-from openclaw_rl.engines.local.training import Metrics, SpanLogprobs, Trainer
+from openclaw_rl.engines.local.training import Metrics, SpanLogprobs, TrainedWeights, Trainer
+from openclaw_rl.engines.local.whole import WholeWeights
 from openclaw_rl.losses.custom import LossFailed, load_loss
 from openclaw_rl.losses.policy import Loss, PolicyLoss
 from openclaw_rl.types import TrainingSequence
 
 log = logging.getLogger(__name__)
 
-OPTIMIZER, STATE = "optimizer.safetensors", "learner.json"
+#: The optimiser's is a safetensors file that does not look like one: some programs load all those of a model folder.
+OPTIMIZER, STATE = "learner.optimizer", "learner.json"
 #: The distance from the base model is looked at on so many tokens of a batch, unless the loss needs it anyway.
 BASE_SAMPLE_TOKENS = 2048
 #: How often a step that does not fit into memory is tried with micro-batches of half the size.
@@ -44,7 +46,7 @@ class Snapshot(NamedTuple):
 
 
 class Student:
-    """Trains one adapter. After StepRefused, weights and optimiser are bit for bit what they were."""
+    """Trains one policy. After StepRefused, weights and optimiser are bit for bit what they were."""
 
     def __init__(self, decoder: Decoder, options: LearnerOptions) -> None:
         self.decoder, self.options = decoder, options
@@ -54,13 +56,12 @@ class Student:
         self.reset()
 
     def reset(self) -> None:
-        options = self.options
-        device = self.decoder.embed.device
-        self._take(
-            LoraWeights.create(
-                self.decoder.shape, options.rank, options.alpha, options.modules, options.dropout, options.seed, device
-            )
-        )
+        options, base = self.options, self.decoder
+        if not options.rank:
+            self._take(WholeWeights.create(base, options.model))
+            return
+        settings = (options.rank, options.alpha, options.modules, options.dropout, options.seed)
+        self._take(LoraWeights.create(base.shape, *settings, base.embed.device))
 
     def undo(self) -> None:
         """Take the last step back. Raises StepRefused if there is none to take back."""
@@ -97,12 +98,12 @@ class Student:
             self._free_memory()
         raise AssertionError("unreachable")
 
-    def write_adapter(self, folder: Path) -> None:
-        self.lora.save(folder, self.options.base_model)
+    def write_policy(self, folder: Path) -> None:
+        self.weights.save(folder, self.options.base_model)
 
     def save(self, folder: Path) -> None:
-        """The adapter in PEFT's format, and beside it what the next step depends on."""
-        self.write_adapter(folder)
+        """The policy for other programs, and beside it what the next step depends on."""
+        self.write_policy(folder)
         save_file({name: tensor.cpu() for name, tensor in self._moments().items()}, folder / OPTIMIZER)
         state = {"steps": self.steps, "micro_batches": self.trainer.micro_batches_seen}
         (folder / STATE).write_text(json.dumps(state) + "\n")
@@ -110,27 +111,35 @@ class Student:
     def load(self, folder: Path) -> None:
         """Go on from what `save` wrote. Raises StepRefused, and keeps what there is, if it is not fit."""
         try:
-            lora = LoraWeights.load(folder, self.decoder.shape, self.decoder.embed.device)
+            weights = self._load_weights(folder)
             moments = load_file(folder / OPTIMIZER)
             state = json.loads((folder / STATE).read_text())
             steps, micro_batches = int(state["steps"]), int(state["micro_batches"])
-        except (BadAdapter, SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
+        except (BadPolicy, SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
             raise StepRefused(f"the checkpoint {folder} cannot be loaded: {error}") from error
-        if (lora.rank, sorted(lora.a)) != (self.options.rank, sorted(self.options.modules)):
-            raise StepRefused(
-                f"the checkpoint {folder} has rank {lora.rank} on {', '.join(sorted(lora.a))}: give the same "
-                "--lora-rank and --lora-target-modules, or begin anew with --resume-from-ckpt none"
-            )
-        self._take(lora)
+        self._take(weights)
         self.steps, self.trainer.micro_batches_seen = steps, micro_batches
         self._set_moments(moments)
 
-    def _take(self, lora: LoraWeights) -> None:
+    def _load_weights(self, folder: Path) -> TrainedWeights:
+        """What a checkpoint trained. Raises BadPolicy."""
         options = self.options
-        self.lora, self.steps, self._before = lora, 0, None
-        self.trainer = Trainer(self.decoder, lora, self.loss, options.micro_batch_tokens, options.checkpointing)
+        if not options.rank:
+            return WholeWeights.load(folder, self.decoder, options.model)
+        lora = LoraWeights.load(folder, self.decoder.shape, self.decoder.embed.device)
+        if (lora.rank, sorted(lora.a)) != (options.rank, sorted(options.modules)):
+            raise BadPolicy(
+                f"it has rank {lora.rank} on {', '.join(sorted(lora.a))}: give the same "
+                "--lora-rank and --lora-target-modules, or begin anew with --resume-from-ckpt none"
+            )
+        return lora
+
+    def _take(self, weights: TrainedWeights) -> None:
+        options = self.options
+        self.weights, self.steps, self._before = weights, 0, None
+        self.trainer = Trainer(self.decoder, weights, self.loss, options.micro_batch_tokens, options.checkpointing)
         self.optimizer = torch.optim.AdamW(
-            lora.parameters(), lr=options.learning_rate, betas=options.betas, weight_decay=options.weight_decay
+            weights.parameters(), lr=options.learning_rate, betas=options.betas, weight_decay=options.weight_decay
         )
 
     def _step(self, sequences: Sequence[TrainingSequence], budget: int) -> StepResult:
@@ -141,7 +150,7 @@ class Student:
         norms = []
         kl_base = self._distance_from_base(sequences)
         # What dropout does to a pass is not a move of the policy.
-        before = self.trainer.score(sequences) if self.lora.dropout else None
+        before = self.trainer.score(sequences) if self.weights.dropout else None
         for _ in range(self.options.epochs):
             metrics = self.trainer.forward_backward(sequences)
             first = first or metrics
@@ -169,7 +178,7 @@ class Student:
 
     def _update(self, loss: float) -> float:
         """Apply the gradient that has been gathered; its norm. Raises StepRefused if it is not finite."""
-        norm = float(torch.nn.utils.clip_grad_norm_(self.lora.parameters(), self.options.max_grad_norm))
+        norm = float(torch.nn.utils.clip_grad_norm_(self.weights.parameters(), self.options.max_grad_norm))
         if not math.isfinite(loss) or not math.isfinite(norm):
             raise StepRefused(f"the {'gradient' if math.isfinite(loss) else 'loss'} is not finite")
         self.optimizer.step()
@@ -190,14 +199,16 @@ class Student:
         return distance(self.trainer.score(part, base=True), self.trainer.score(part))
 
     def _snapshot(self) -> Snapshot:
-        weights = [parameter.detach().clone() for parameter in self.lora.parameters()]
-        moments = {name: tensor.clone() for name, tensor in self._moments().items()}
+        # An adapter is small; a whole model's copy would fill the device.
+        aside: Any = {"copy": True} if self.options.rank else {"copy": True, "device": "cpu"}
+        weights = [parameter.detach().to(dtype=torch.float32, **aside) for parameter in self.weights.parameters()]
+        moments = {name: tensor.to(dtype=tensor.dtype, **aside) for name, tensor in self._moments().items()}
         return Snapshot(weights, moments, self.trainer.micro_batches_seen)
 
     @torch.no_grad()
     def _restore(self, before: Snapshot) -> None:
         weights, moments, self.trainer.micro_batches_seen = before
-        for parameter, weight in zip(self.lora.parameters(), weights, strict=True):
+        for parameter, weight in zip(self.weights.parameters(), weights, strict=True):
             parameter.copy_(weight)
             parameter.grad = None
         self.optimizer.state.clear()

@@ -1,12 +1,13 @@
-"""From training sequences to gradients: packed micro-batches through the frozen decoder and its adapter.
+"""From training sequences to gradients: packed micro-batches through the decoder.
 
 A sequence is read once however many samples it holds. Scores over the vocabulary are computed for the spans' tokens
 alone, a few rows at a time, and only one micro-batch's activations exist at any time.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -14,9 +15,8 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from openclaw_rl.engines.local import ops
-from openclaw_rl.engines.local.blocks import LowRank, block
+from openclaw_rl.engines.local.blocks import LowRank, block, no_adapters
 from openclaw_rl.engines.local.decoder import Decoder, Projection
-from openclaw_rl.engines.local.lora import LoraWeights
 from openclaw_rl.engines.local.packed_attention import packed_attention
 from openclaw_rl.engines.local.packing import MicroBatch, by_span, micro_batches, signals
 from openclaw_rl.losses.logprobs import chunked_logprobs
@@ -47,19 +47,42 @@ class Metrics:
     """Of the policy as it was in this pass."""
 
 
+class Policy(NamedTuple):
+    """What a forward computes with."""
+
+    decoder: Decoder
+    adapters: list[dict[Projection, LowRank]]
+    """For each layer."""
+
+
+class TrainedWeights(Protocol):
+    """What a step changes: the factors of an adapter, or all weights of the model."""
+
+    @property
+    def dropout(self) -> float: ...
+    def parameters(self) -> list[Tensor]: ...
+    def policy(self, base: Decoder, dropout_seed: int | None = None) -> Policy:
+        """For one forward and backward, on the base weights; without a seed nothing is dropped."""
+        ...
+
+    def save(self, folder: Path, base_model: str) -> None:
+        """Write the policy as a folder that other programs load."""
+        ...
+
+
 class Trainer:
-    """Gradients of a policy loss for an adapter's weights. Stepping the optimiser is the caller's."""
+    """Gradients of a policy loss for the weights that are trained. Stepping the optimiser is the caller's."""
 
     def __init__(
         self,
         decoder: Decoder,
-        lora: LoraWeights,
+        weights: TrainedWeights,
         loss: Loss,
         micro_batch_tokens: int = MICRO_BATCH_TOKENS,
         checkpointing: bool = False,
     ) -> None:
         """With `checkpointing` a layer keeps its input alone and is computed again: slower, for very long sequences."""
-        self.decoder, self.lora, self.loss = decoder, lora, loss
+        self.decoder, self.weights, self.loss = decoder, weights, loss
         self.micro_batch_tokens, self.checkpointing = micro_batch_tokens, checkpointing
         self.micro_batches_seen = 0
 
@@ -87,8 +110,8 @@ class Trainer:
     def score(self, sequences: Sequence[TrainingSequence], base: bool = False) -> SpanLogprobs:
         """Log-probs of the spans' tokens under the policy, or under the base model. Their signals are not looked at."""
         batches = micro_batches(sequences, self.micro_batch_tokens, self._device)
-        adapters = self._no_adapters if base else self.lora.adapters(self._dtype)
-        return in_order(sequences, batches, [self._logprobs(batch, adapters) for batch in batches])
+        policy = self._base if base else self.weights.policy(self.decoder)
+        return in_order(sequences, batches, [self._logprobs(batch, policy) for batch in batches])
 
     def _accumulate(self, sequences: Sequence[TrainingSequence], batch: MicroBatch) -> tuple[Tensor, Tensor]:
         """Forward and backward of one micro-batch: its part of the metrics' sums, and its log-probs."""
@@ -96,8 +119,8 @@ class Trainer:
         base = None
         if self.loss.kl_coef:
             with torch.no_grad():
-                base = self._logprobs(batch, self._no_adapters)
-        logprobs = self._logprobs(batch, self.lora.adapters(self._dtype, self.micro_batches_seen))
+                base = self._logprobs(batch, self._base)
+        logprobs = self._logprobs(batch, self.weights.policy(self.decoder, self.micro_batches_seen))
         self.micro_batches_seen += 1
         tokens = self.loss.per_token(logprobs, learn.old_logprobs, learn.advantages, base)
         loss = (learn.weights * tokens.loss).sum()
@@ -105,11 +128,12 @@ class Trainer:
         sums = torch.stack([loss.detach(), tokens.clipped.sum(), tokens.kl_old.sum(), tokens.kl_base.sum()])
         return sums, logprobs.detach()
 
-    def _logprobs(self, batch: MicroBatch, adapters: Sequence[Mapping[Projection, LowRank]]) -> Tensor:
+    def _logprobs(self, batch: MicroBatch, policy: Policy) -> Tensor:
         """Log-probs of a micro-batch's targets."""
-        decoder, shape = self.decoder, self.decoder.shape
+        decoder, adapters = policy
+        shape = decoder.shape
         angles = decoder.angles(batch.positions)
-        attend = packed_attention(batch.lengths, self._device)
+        attend = packed_attention(batch.lengths, self._device, decoder.embed.dtype)
         residual = F.embedding(batch.ids, decoder.embed)
         for i, (layer, own) in enumerate(zip(decoder.layers, adapters, strict=True)):
             turn = angles if shape.rotary_layers[i] else None
@@ -130,12 +154,8 @@ class Trainer:
         return self.decoder.embed.device
 
     @property
-    def _dtype(self) -> torch.dtype:
-        return self.decoder.embed.dtype
-
-    @property
-    def _no_adapters(self) -> list[dict[Projection, LowRank]]:
-        return [{} for _ in self.decoder.layers]
+    def _base(self) -> Policy:
+        return Policy(self.decoder, no_adapters(self.decoder.shape))
 
 
 def in_order(

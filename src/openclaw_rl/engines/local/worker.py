@@ -8,20 +8,22 @@ import contextlib
 import logging
 import os
 import signal
+from collections import deque
+from collections.abc import Iterator
 from multiprocessing.connection import Connection
 
 import torch
 
-from openclaw_rl.engines.local.adapters import AdapterSlots, BadAdapter
+from openclaw_rl.engines.local.adapters import AdapterSlots, BadPolicy
 from openclaw_rl.engines.local.decoder import Decoder, Shape, UnsupportedModel, load_decoder
 from openclaw_rl.engines.local.kv_cache import CpuKVCache, CudaKVCache, bytes_per_page
 from openclaw_rl.engines.local.messages import (
-    AdapterLoaded,
     Add,
     Cancel,
     Command,
     Failed,
-    LoadAdapter,
+    LoadPolicy,
+    PolicyLoaded,
     Ready,
     RequestFailed,
     Score,
@@ -29,11 +31,12 @@ from openclaw_rl.engines.local.messages import (
     WorkerOptions,
 )
 from openclaw_rl.engines.local.pages import PAGE_SIZE, PagePool
-from openclaw_rl.engines.local.runner import CudaRunner, Runner
+from openclaw_rl.engines.local.runner import CudaRunner, PolicyWeights, Runner
 from openclaw_rl.engines.local.sampling import draw
 from openclaw_rl.engines.local.scheduler import Scheduler, Sequence
 from openclaw_rl.engines.local.scoring import Scoring
 from openclaw_rl.engines.local.shared import share
+from openclaw_rl.engines.local.whole import ModelSlots
 from openclaw_rl.types import Priority, SampledToken, SamplingParams, Scores
 
 log = logging.getLogger(__name__)
@@ -60,26 +63,27 @@ class Worker:
         shape = decoder.shape
         pages = cache_bytes(options, device) // bytes_per_page(shape, dtype)
         self.max_context = context_limit(options, shape, pages * PAGE_SIZE)
-        self.adapters = AdapterSlots(shape, options.adapter_slots, options.adapter_rank, dtype, device)
+        self.policies = slots_for(decoder, options)
         self.runner = self._runner(decoder, pages, options)
         pool = PagePool(pages, consecutive=device.type == "cpu")
         self.scheduler = Scheduler(pool, options.max_sequences, PREFILL_TOKENS[device.type], PREFILL_SHARE[device.type])
         self.loaded = {0}
+        self.loading: deque[tuple[LoadPolicy, Iterator[None]]] = deque()
         self.arrivals = 0
 
     def _runner(self, decoder: Decoder, pages: int, options: WorkerOptions) -> Runner:
         device = decoder.embed.device
         if device.type == "cpu":
-            return Runner(decoder, CpuKVCache(decoder.shape, pages, decoder.embed.dtype), self.adapters)
+            return Runner(decoder, CpuKVCache(decoder.shape, pages, decoder.embed.dtype), self.policies)
         from openclaw_rl.engines.local import kernels
 
         decoder.ops = kernels
         cache = CudaKVCache(decoder.shape, pages, decoder.embed.dtype, device)
-        runner = CudaRunner(decoder, cache, self.adapters, options.max_sequences, self.max_context)
+        runner = CudaRunner(decoder, cache, self.policies, options.max_sequences, self.max_context)
         runner.warm_up()
         return runner
 
-    def obey(self, command: Command) -> AdapterLoaded | RequestFailed | None:
+    def obey(self, command: Command) -> PolicyLoaded | RequestFailed | None:
         match command:
             case Add():
                 return self._add(command)
@@ -87,7 +91,7 @@ class Worker:
                 return self._score(command)
             case Cancel(id, index):
                 self.scheduler.cancel(id, index)
-            case LoadAdapter():
+            case LoadPolicy():
                 return self._load(command)
         return None
 
@@ -158,13 +162,35 @@ class Worker:
         )
         return None
 
-    def _load(self, command: LoadAdapter) -> AdapterLoaded:
+    def _load(self, command: LoadPolicy) -> PolicyLoaded | None:
         try:
-            self.adapters.load(command.slot, command.folder)
-        except BadAdapter as error:
-            return AdapterLoaded(command.version, str(error))
+            pieces = self.policies.load(command.slot, command.folder)
+        except BadPolicy as error:
+            return PolicyLoaded(command.version, str(error))
+        self.loaded.discard(command.slot)
+        self.loading.append((command, pieces))
+        return self.load_on()
+
+    def load_on(self) -> PolicyLoaded | None:
+        """Read the next piece of the policy that is being loaded; tells when it is there."""
+        command, pieces = self.loading[0]
+        try:
+            for _ in pieces:
+                return None
+        except BadPolicy as error:
+            self.loading.popleft()
+            return PolicyLoaded(command.version, str(error))
+        self.loading.popleft()
         self.loaded.add(command.slot)
-        return AdapterLoaded(command.version)
+        return PolicyLoaded(command.version)
+
+
+def slots_for(decoder: Decoder, options: WorkerOptions) -> PolicyWeights:
+    """Room for the policies that will be served beside the base model."""
+    if not options.lora_rank:
+        return ModelSlots(decoder, options.policy_slots)
+    weights = decoder.embed
+    return AdapterSlots(decoder.shape, options.policy_slots, options.lora_rank, weights.dtype, weights.device)
 
 
 def not_loaded(id: int, version: int) -> RequestFailed:
@@ -204,13 +230,16 @@ def describe(error: Exception) -> str:
 
 
 def serve(connection: Connection, worker: Worker) -> None:
-    """Obey what has come, then take a step; sleep on the pipe while there is nothing to do."""
+    """Obey what has come, load a piece of a policy, take a step; sleep on the pipe while there is nothing to do."""
     while True:
-        while worker.scheduler.idle or connection.poll():
+        while (worker.scheduler.idle and not worker.loading) or connection.poll():
             answer = worker.obey(connection.recv())
             if answer is not None:
                 connection.send(answer)
-        connection.send(worker.step())
+        if worker.loading and (loaded := worker.load_on()):
+            connection.send(loaded)
+        if not worker.scheduler.idle:
+            connection.send(worker.step())
 
 
 def placement(name: str, precision: str) -> tuple[torch.device, torch.dtype]:

@@ -1,0 +1,87 @@
+"""The numbers of a step arrive where they were asked to be sent, as those programs read them."""
+
+import builtins
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from openclaw_rl.learn.reporting import Reporter, StepReport, TensorBoard, WeightsAndBiases
+from openclaw_rl.options import ConfigError
+
+
+def report(step: int) -> StepReport:
+    return StepReport(
+        step=step,
+        version=step,
+        samples=4,
+        opd_rl=1,
+        opd=1,
+        rl=2,
+        reward=0.5,
+        loss=-0.25 * step,
+        kl_old=0.01,
+        kl_base=0.02,
+        clip_fraction=0.125,
+        grad_norm=1.5,
+        staleness=0.5,
+        tokens=100,
+        response_tokens=40,
+        step_seconds=2.0,
+        latency_seconds=3.0,
+        time=1_800_000_000.0 + step,
+    )
+
+
+def test_tensorboard_reads_what_was_written_for_it(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    reporter = Reporter([TensorBoard(tmp_path / "tensorboard")])
+    for step in (1, 2, 3):
+        reporter.write(report(step))
+    read = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert [(event.step, event.value) for event in read.Scalars("loss")] == [(1, -0.25), (2, -0.5), (3, -0.75)]
+    assert {"reward", "kl_old", "kl_base", "grad_norm", "clip_fraction", "latency_seconds"} <= set(
+        read.Tags()["scalars"]
+    )
+    assert read.Scalars("loss")[0].wall_time == 1_800_000_001.0
+
+
+def test_writing_for_tensorboard_does_not_load_torch(tmp_path: Path) -> None:
+    """The server's process stays small."""
+    code = (
+        "import sys; from pathlib import Path; from openclaw_rl.learn.reporting import TensorBoard; "
+        f"TensorBoard(Path({str(tmp_path)!r})); sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_weights_and_biases_gets_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wandb = pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    sink = WeightsAndBiases("learning", tmp_path, {"method": "combine"})
+    for step in (1, 2):
+        Reporter([sink]).write(report(step))
+    assert wandb.run.summary["loss"] == -0.5
+    wandb.finish()
+    (written,) = tmp_path.rglob("*.wandb")
+    assert b"grad_norm" in written.read_bytes()
+
+
+@pytest.mark.parametrize(("package", "option"), [("tensorboard", "--tensorboard"), ("wandb", "--wandb-project")])
+def test_a_package_that_is_not_there_is_named(
+    package: str, option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = builtins.__import__
+
+    def missing(name: str, *args: Any, **kwargs: Any) -> Any:
+        if name.partition(".")[0] == package:
+            raise ImportError(name)
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", missing)
+    with pytest.raises(ConfigError, match=f"{option} needs the package: pip install {package}"):
+        TensorBoard(tmp_path) if package == "tensorboard" else WeightsAndBiases("x", tmp_path, {})
