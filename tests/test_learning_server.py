@@ -167,6 +167,9 @@ def test_it_learns_while_it_serves_saves_when_it_is_stopped_and_goes_back_when_i
         old, new = (load_file(c.folder / weights) for c in (checkpoints.all()[0], last))
         assert (last.step, last.version) == (2, 6)
         assert all(old[name].equal(new[name]) for name in old)
+    # What was learned serves also where nothing more is to be learned, or recorded.
+    with learning(tiny_model, tmp_path, "--lora-rank", rank, "--max-steps", "0", "--no-capture") as program:
+        assert version_of(ask(program)) == 6
     refused = subprocess.run(
         [sys.executable, "-m", "openclaw_rl", "rollback", "77", "--run-dir", str(tmp_path)],
         capture_output=True,

@@ -16,7 +16,7 @@ from openclaw_rl.engines.local.messages import WorkerOptions
 from openclaw_rl.engines.local.sampler import LocalSampler
 from openclaw_rl.judge.build import JudgingModel, build_loop, check_teacher, needs_other_model
 from openclaw_rl.judge.dispatch import Signals
-from openclaw_rl.learn.build import build_learning, where_to_begin
+from openclaw_rl.learn.build import build_learning, serve_learned, where_to_begin
 from openclaw_rl.ledger.ledger import Ledger
 from openclaw_rl.loops import Loops
 from openclaw_rl.models import EMBEDDED, fetch_model
@@ -76,11 +76,11 @@ async def build_loops(
     registry: CollectorRegistry,
 ) -> Loops:
     """What goes on beside serving; the policy that was learned last serves from the start."""
-    if ledger is None:
-        return Loops(None, None, config.shutdown_seconds)
-    judging = build_loop(config, ledger, policy, other, registry)
-    if not config.learns:
+    if ledger is None or not config.learns:
+        await serve_learned(config, policy.sampler)
+        judging = build_loop(config, ledger, policy, other, registry) if ledger else None
         return Loops(judging, None, config.shutdown_seconds)
+    judging = build_loop(config, ledger, policy, other, registry)
     learner = LocalLearner(learner_options(config, folder), sampler.shared_weights)
     stack.push_async_callback(learner.close)
     learning = build_learning(config, ledger, learner, policy.sampler, policy.renderer, registry)

@@ -31,7 +31,7 @@ from openclaw_rl.engines.base import EngineUnavailable, Sampler
 from openclaw_rl.engines.local.sampler import LocalSampler
 from openclaw_rl.judge.build import check_judges
 from openclaw_rl.judge.reader import warm_up
-from openclaw_rl.learn.build import check_learning
+from openclaw_rl.learn.build import check_learning, where_to_begin
 from openclaw_rl.learn.imported import score_imported
 from openclaw_rl.ledger.ledger import Ledger
 from openclaw_rl.ledger.lock import RunDirInUse, RunDirLock
@@ -76,6 +76,8 @@ def check(config: Config) -> None:
     check_judges(config)
     if config.learns:
         check_learning(config)
+    if config.resume_from_ckpt not in ("auto", "none"):
+        where_to_begin(config)
     check_own_code(config)
     if config.device == "cuda":
         import torch

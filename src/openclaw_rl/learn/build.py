@@ -1,5 +1,6 @@
 """Learning, from the options; what can be wrong with them is said before anything starts."""
 
+import asyncio
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,8 +74,6 @@ def check_learning(config: Config) -> None:
         read_items(config.gate)
     if config.custom_loss_function_path:
         check_plugin(config.custom_loss_function_path, LOSS_OPTION, LOSS_NAMES)
-    if config.resume_from_ckpt not in ("auto", "none"):
-        where_to_begin(config)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +83,13 @@ class Beginning:
     checkpoint: Checkpoint | None
     own: bool
     """Whether it goes on with what this run's ledger tells of; if not, it begins anew, from a checkpoint or nothing."""
+
+
+async def serve_learned(config: Config, sampler: Sampler) -> None:
+    """With learning off, what was learned before serves all the same."""
+    checkpoint = (await asyncio.to_thread(where_to_begin, config)).checkpoint
+    if checkpoint is not None:
+        await sampler.publish(checkpoint.version, checkpoint.folder)
 
 
 def where_to_begin(config: Config) -> Beginning:

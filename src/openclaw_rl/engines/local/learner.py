@@ -31,6 +31,9 @@ from openclaw_rl.types import TrainingSequence
 log = logging.getLogger(__name__)
 
 WORKER = "openclaw_rl.engines.local.learner_worker"
+#: None: serving needs the core at once. On 2 cores with 4 answers being written, a step of 1,000 tokens takes 19 s
+#: instead of 74, and the answers are written as fast.
+SPINS = 0
 DIED = "The learner's process ended while it was working; if it ran out of memory, lower --micro-batch-tokens."
 
 
@@ -99,7 +102,7 @@ class LocalLearner:
     async def _ready(self) -> Link[Command, Report]:
         """The process, started if there is none."""
         if self._link is None:
-            self._link = Link(WORKER, replace(self.options, shared=self._weights()))
+            self._link = Link(WORKER, replace(self.options, shared=self._weights()), SPINS)
             self._reports = aiter(self._link.reports())
             report = await self._next()
             if not isinstance(report, Started):

@@ -4,11 +4,13 @@ Nothing here blocks the loop: commands leave through a thread, reports come in w
 """
 
 import asyncio
+import contextlib
 import importlib
 import multiprocessing
+import os
 import queue
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Generic, TypeVar
@@ -18,6 +20,9 @@ Report = TypeVar("Report")
 
 #: Time a worker gets to leave by itself once its pipe is closed.
 EXIT_SECONDS = 5.0
+#: How PyTorch's threads on a CPU wait for each other. They wait spinning, by default for a long time: as good as any way
+#: where a process has the cores for itself, but two processes then take each other's time for nothing.
+WAIT_SETTINGS = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 
 
 def run_worker(connection: Connection, module: str, options: object) -> None:
@@ -25,18 +30,35 @@ def run_worker(connection: Connection, module: str, options: object) -> None:
     importlib.import_module(module).main(connection, options)
 
 
+@contextlib.contextmanager
+def waiting(spins: int) -> Iterator[None]:
+    """Processes that are started here get this patience, unless the owner has chosen how threads wait."""
+    if any(name in os.environ for name in WAIT_SETTINGS):
+        yield
+        return
+    os.environ[WAIT_SETTINGS[0]] = str(spins)
+    try:
+        yield
+    finally:
+        del os.environ[WAIT_SETTINGS[0]]
+
+
 class Link(Generic[Command, Report]):
     """A running worker. Closing it, or the end of this process, ends the worker."""
 
-    def __init__(self, module: str, options: object) -> None:
-        """Run `main(connection, options)` of a module in a process of its own."""
+    def __init__(self, module: str, options: object, spins: int) -> None:
+        """Run `main(connection, options)` of a module in a process of its own.
+
+        Its threads turn `spins` times, waiting for each other, before they leave their core to somebody else.
+        """
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
         name = f"openclaw-rl-{module.rpartition('.')[2]}"
         self.process: BaseProcess = context.Process(
             target=run_worker, args=(theirs, module, options), name=name, daemon=True
         )
-        self.process.start()
+        with waiting(spins):
+            self.process.start()
         theirs.close()
         self._outbox: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
         self._sender = threading.Thread(target=self._send_all, name=f"{name}-commands", daemon=True)

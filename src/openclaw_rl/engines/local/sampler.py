@@ -35,6 +35,8 @@ from openclaw_rl.types import SampleRequest, ScoreRequest, Scores
 log = logging.getLogger(__name__)
 
 WORKER = "openclaw_rl.engines.local.worker"
+#: A few microseconds, about as long as the other threads need for their part of a small product.
+SPINS = 2000
 #: A worker that lived this long did not die of how it was started.
 STABLE_SECONDS = 10.0
 #: After so many quick deaths in a row, requests are no longer kept waiting for the next worker.
@@ -224,7 +226,7 @@ class LocalSampler:
     async def _run_worker(self, first: asyncio.Future[None]) -> tuple[str, float]:
         """One worker from start to end: why it ended, and how long it served."""
         try:
-            link: Link[Command, Report] = Link(WORKER, self.options)
+            link: Link[Command, Report] = Link(WORKER, self.options, SPINS)
         except OSError as error:
             return f"The model's worker process could not be started: {error}", 0.0
         reason, ready_at = DIED_LOADING, None

@@ -1,0 +1,1 @@
+"""Evaluations: what a model can do, and how well it does what its users want."""

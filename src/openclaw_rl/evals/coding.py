@@ -1,0 +1,183 @@
+"""Small Python problems: the model writes a function, and the function is called in the sandbox.
+
+The program that runs there never learns what it should return: it gets the arguments and hands back the values, which
+are compared here. So there is nothing to fake; whoever returns the right values has solved the problem.
+"""
+
+import functools
+import json
+import math
+import reprlib
+import secrets
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+from openclaw_rl.evals.chat import Chat, ChatFailed, ChatUnreachable
+from openclaw_rl.evals.code_blocks import defines, extract_code
+from openclaw_rl.evals.sandbox import Ended, Outcome, run_python
+from openclaw_rl.evals.scores import CaseScore, OnCase, TaskScores, score_all
+
+TASK = "coding"
+#: Enough for every function here with an explanation around it.
+MAX_TOKENS = 512
+#: For all calls of one function together.
+SECONDS = 10.0
+MEMORY_MIB = 512
+#: Floats that are computed in another order differ by less.
+TOLERANCE = 1e-9
+MAX_FLOAT = sys.float_info.max
+#: Runs in the sandbox. What the answer prints goes nowhere; the results stand behind a mark that it cannot know.
+HARNESS = """
+import io, json, sys
+mark, code, function, calls = json.loads({packed!r})
+out, sys.stdout = sys.stdout, io.StringIO()
+results, answer, trouble = [], {{"__name__": "answer"}}, None
+try:
+    exec(compile(code, "<answer>", "exec"), answer)
+except BaseException as error:  # perhaps in an example below the function, which may be good all the same
+    trouble = error
+for arguments in calls:
+    try:
+        if function not in answer and trouble:
+            raise trouble
+        results.append(["value", json.loads(json.dumps(answer[function](*arguments), allow_nan=False))])
+    except BaseException as error:
+        results.append(["error", type(error).__name__ + ": " + str(error)[:200]])
+out.write(mark + json.dumps(results) + "\\n")
+out.flush()
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A function to be written, and what it must return for which arguments."""
+
+    name: str
+    difficulty: str
+    signature: str
+    task: str
+    cases: tuple[tuple[list[Any], Any], ...]
+
+    @property
+    def prompt(self) -> str:
+        """What the user asks for."""
+        return (
+            f"Write a Python function that has this signature:\n\n```python\n{self.signature}\n```\n\n"
+            f"It should {self.task}\n\nAnswer with the complete function in one Python code block."
+        )
+
+
+@functools.cache
+def problems() -> tuple[Problem, ...]:
+    """All problems, from the easiest to the hardest."""
+    lines = resources.files("openclaw_rl.evals").joinpath("data/coding.jsonl").read_text("utf-8").splitlines()
+    return tuple(_problem(json.loads(line)) for line in lines)
+
+
+def _problem(line: dict[str, Any]) -> Problem:
+    cases = tuple((arguments, expected) for arguments, expected in line.pop("cases"))
+    return Problem(cases=cases, **line)
+
+
+async def run(
+    chat: Chat,
+    *,
+    problems: Sequence[Problem] | None = None,
+    seed: int = 0,
+    temperature: float = 0.0,
+    max_tokens: int = MAX_TOKENS,
+    on_case: OnCase | None = None,
+    at_once: int = 4,
+) -> TaskScores:
+    """Put all problems to a model and run what it answers. Nothing of it is recorded. Raises ChatUnreachable."""
+
+    async def one(problem: Problem) -> CaseScore:
+        asked = [{"role": "user", "content": problem.prompt}]
+        try:
+            reply = await chat.ask(asked, max_tokens=max_tokens, temperature=temperature, seed=seed, keep=False)
+        except ChatUnreachable:
+            raise
+        except ChatFailed as error:
+            return CaseScore(problem.name, False, {}, "", str(error))
+        return await score(problem, reply.text)
+
+    return await score_all(TASK, _all_unless(problems), one, at_once=at_once, on_case=on_case)
+
+
+def _all_unless(given: Sequence[Problem] | None) -> Sequence[Problem]:
+    return problems() if given is None else given
+
+
+async def score(problem: Problem, answer: str) -> CaseScore:
+    """Run an answer. Parts: `code`, whether it is Python that defines the function; `tests`, the share that pass."""
+    code = extract_code(answer)
+    if not defines(code, problem.name):
+        parts = {"code": 0.0, "tests": 0.0}
+        return CaseScore(problem.name, False, parts, answer, f"The answer has no Python function {problem.name}.")
+    mark = secrets.token_hex(16)
+    calls = [arguments for arguments, _ in problem.cases]
+    source = HARNESS.format(packed=json.dumps([mark, code, problem.name, calls]))
+    outcome = await run_python(source, seconds=SECONDS, memory_mib=MEMORY_MIB)
+    faults = _faults(problem, outcome, mark)
+    passed = sum(not fault for fault in faults)
+    parts = {"code": 1.0, "tests": passed / len(faults)}
+    return CaseScore(problem.name, passed == len(faults), parts, answer, next(filter(None, faults), ""))
+
+
+def _faults(problem: Problem, outcome: Outcome, mark: str) -> list[str]:
+    """What is wrong with each call; empty texts for the ones that are right."""
+    results = _results(outcome, mark, len(problem.cases))
+    if results is None:
+        return [_why_nothing(outcome)] * len(problem.cases)
+    return [
+        _fault(problem.name, arguments, expected, result)
+        for (arguments, expected), result in zip(problem.cases, results, strict=True)
+    ]
+
+
+def _results(outcome: Outcome, mark: str, count: int) -> list[Any] | None:
+    """What the harness wrote behind its mark; None if that is not there, or not what it would write."""
+    _, _, written = outcome.stdout.partition(mark)
+    try:
+        results = json.loads(written)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(results, list) or len(results) != count:
+        return None
+    return results if all(isinstance(result, list) and len(result) == 2 for result in results) else None
+
+
+def _why_nothing(outcome: Outcome) -> str:
+    if outcome.ended is Ended.TOO_SLOW:
+        return f"The program did not end within {SECONDS:g} seconds."
+    return f"The program broke off with status {outcome.exit_code}: {outcome.stderr.strip()[-200:]}".rstrip(": ")
+
+
+def _fault(name: str, arguments: list[Any], expected: Any, result: list[Any]) -> str:
+    kind, value = result
+    if kind == "value" and same(value, expected):
+        return ""
+    call = f"{name}({', '.join(map(repr, arguments))})"
+    # What comes from a program may be too large or too deep to be written out.
+    if kind == "value":
+        return f"{call} returns {reprlib.repr(value)} instead of {expected!r}."
+    return f"{call} raises {value if isinstance(value, str) else 'something'}."
+
+
+def same(value: Any, expected: Any) -> bool:
+    """Whether two JSON values are equal: True is not 1, but 2.0 is 2, and floats may differ by a rounding."""
+    if isinstance(expected, list):
+        return isinstance(value, list) and len(value) == len(expected) and all(map(same, value, expected))
+    if isinstance(expected, dict):
+        keyed = isinstance(value, dict) and value.keys() == expected.keys()
+        return keyed and all(same(value[key], expected[key]) for key in expected)
+    if isinstance(expected, bool) or isinstance(value, bool) or not isinstance(expected, (int, float)):
+        return type(value) is type(expected) and bool(value == expected)
+    if not isinstance(value, (int, float)):
+        return False
+    # Whole numbers are exact, and may be too large to be floats.
+    exact = (isinstance(value, int) and isinstance(expected, int)) or max(abs(value), abs(expected)) > MAX_FLOAT
+    return value == expected if exact else math.isclose(value, expected, rel_tol=TOLERANCE, abs_tol=TOLERANCE)

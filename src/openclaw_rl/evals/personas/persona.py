@@ -1,0 +1,190 @@
+"""A simulated person: a name, a preference as rules, and the words of somebody who got it or did not.
+
+`load` reads a built-in persona by its name, or a file of the same form. Raises ConfigError, one sentence with the file
+and the key that is wrong.
+"""
+
+import random
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from openclaw_rl.evals.personas.rules import Check, Count, count_words, estimate_tokens, make_check
+from openclaw_rl.options import ConfigError
+
+BUILT_IN = ("student", "teaching-assistant", "teacher", "brief")
+#: What people say whatever they prefer; a persona's file may say it otherwise.
+_EVERYBODY = "everybody"
+_KEYS = {"name", "description", "languages", "repeats_question", "pleased", "asks_again", "no_answer", "next_question"}
+_QUESTION = "{question}"
+
+
+@dataclass(frozen=True, slots=True)
+class Phrases:
+    """Ways to say one thing, by language."""
+
+    by_language: Mapping[str, tuple[str, ...]]
+
+    def choose(self, languages: Sequence[str], dice: random.Random) -> str:
+        """One of them, in one of the languages."""
+        return dice.choice(self.by_language[dice.choice(list(languages))])
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One thing that a persona wants, and what it says when it did not get it."""
+
+    name: str
+    displeased: Phrases
+    check: Check = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Persona:
+    """A simulated person."""
+
+    name: str
+    description: str
+    """Who it is and what it likes, in the second person: what a model that plays it is told."""
+    rules: tuple[Rule, ...]
+    pleased: Phrases
+    asks_again: Phrases
+    """The wish and `{question}` in one message."""
+    no_answer: Phrases
+    """What is said to an answer that is none: empty, endless, or about something else."""
+    next_question: Phrases
+    """How the next `{question}` is asked in a message that began with something else."""
+    repeats_question: bool
+    """Whether the same question is asked again after a failure."""
+    languages: tuple[str, ...] = ("en",)
+
+    def failed(self, answer: str, count: Count = estimate_tokens) -> tuple[Rule, ...]:
+        """The rules that an answer breaks; one without words breaks all of them."""
+        if not count_words(answer):
+            return self.rules
+        return tuple(rule for rule in self.rules if not rule.check(answer, count))
+
+    def speaking(self, languages: Sequence[str]) -> "Persona":
+        """The same person with other languages. Raises ConfigError if it has no words in one of them."""
+        return _checked(replace(self, languages=tuple(languages)), self.name)
+
+
+def load(name: str, languages: Sequence[str] = ()) -> Persona:
+    """A built-in persona, or one from a TOML file, with the languages given or else those that it has itself."""
+    if name in BUILT_IN:
+        where, table = f"{name}.toml", _built_in(name)
+    else:
+        where, table = name, _read(Path(name))
+    persona = _checked(_persona(table, where), where)
+    return _checked(replace(persona, languages=tuple(languages)), where) if languages else persona
+
+
+@cache
+def _built_in(name: str) -> dict[str, Any]:
+    return tomllib.loads((files("openclaw_rl.evals.personas") / f"{name}.toml").read_text("utf-8"))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.expanduser().read_text("utf-8"))
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"The persona {path} is neither a file nor one of {', '.join(BUILT_IN)}; give the path of a TOML file."
+        ) from error
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"The persona {path} cannot be read: {str(error).rstrip('.')}.") from error
+
+
+def _persona(table: dict[str, Any], where: str) -> Persona:
+    """A persona from what is in a file, its languages not yet checked."""
+    if unknown := table.keys() - _KEYS - {"rules"}:
+        raise ConfigError(
+            f"{where}: {sorted(unknown)[0]} is no key of a persona; take one of {', '.join(sorted(_KEYS))}."
+        )
+    everybody = _built_in(_EVERYBODY)
+    rules = table.get("rules")
+    if not isinstance(rules, list) or not rules:
+        raise ConfigError(f"{where}: rules is missing; write at least one [[rules]].")
+    repeats = table.get("repeats_question", False)
+    if not isinstance(repeats, bool):
+        raise ConfigError(f"{where}: repeats_question is true or false.")
+    return Persona(
+        name=_text(table, "name", where),
+        description=_text(table, "description", where),
+        rules=tuple(_rule(rule, f"{where}: rules[{place}]") for place, rule in enumerate(rules)),
+        pleased=_phrases(table, "pleased", where),
+        asks_again=_asking(table, "asks_again", where),
+        no_answer=_phrases(table if "no_answer" in table else everybody, "no_answer", where),
+        next_question=_asking(table if "next_question" in table else everybody, "next_question", where),
+        repeats_question=repeats,
+        languages=_texts(table.get("languages", ["en"]), f"{where}: languages"),
+    )
+
+
+def _rule(table: Any, where: str) -> Rule:
+    if not isinstance(table, dict):
+        raise ConfigError(f"{where} is no table; write [[rules]] above it.")
+    if unknown := table.keys() - {"name", "check", "parameters", "displeased"}:
+        raise ConfigError(f"{where}.{sorted(unknown)[0]} is no key of a rule; parameters go into parameters.")
+    parameters = table.get("parameters", {})
+    if not isinstance(parameters, dict):
+        raise ConfigError(f"{where}.parameters is no table.")
+    name = _text(table, "check", where)
+    try:
+        check = make_check(name, parameters)
+    except ValueError as error:
+        raise ConfigError(f'{where}.check = "{name}" {error}.') from error
+    return Rule(_text(table, "name", where), _phrases(table, "displeased", where), check)
+
+
+def _phrases(table: dict[str, Any], key: str, where: str) -> Phrases:
+    """The phrases under a key, by language."""
+    given = table.get(key)
+    if not isinstance(given, dict) or not given:
+        raise ConfigError(f'{where}: {key} is missing; write a table with phrases by language, as en = ["…"].')
+    return Phrases({language: _texts(listed, f"{where}: {key}.{language}") for language, listed in given.items()})
+
+
+def _asking(table: dict[str, Any], key: str, where: str) -> Phrases:
+    """Phrases that each have the question in them."""
+    phrases = _phrases(table, key, where)
+    for language, listed in phrases.by_language.items():
+        for phrase in listed:
+            if phrase.count(_QUESTION) != 1:
+                raise ConfigError(f'{where}: {key}.{language}: "{phrase}" needs {_QUESTION} once.')
+    return phrases
+
+
+def _text(table: dict[str, Any], key: str, where: str) -> str:
+    value = table.get(key)
+    if not isinstance(value, str) or not value.strip():
+        raise ConfigError(f"{where}: {key} is missing; it is a text.")
+    return value.strip()
+
+
+def _texts(value: Any, where: str) -> tuple[str, ...]:
+    if not isinstance(value, list) or not value or not all(isinstance(text, str) and text.strip() for text in value):
+        raise ConfigError(f"{where} is no list of texts.")
+    return tuple(text.strip() for text in value)
+
+
+def _checked(persona: Persona, where: str) -> Persona:
+    """The persona, if it has words for everything in each of its languages."""
+    said = {
+        "pleased": persona.pleased,
+        "asks_again": persona.asks_again,
+        "no_answer": persona.no_answer,
+        "next_question": persona.next_question,
+    }
+    said |= {f"rules[{place}].displeased": rule.displeased for place, rule in enumerate(persona.rules)}
+    if not persona.languages:
+        raise ConfigError(f"{where}: languages is empty; name at least one.")
+    for key, phrases in said.items():
+        for language in persona.languages:
+            if language not in phrases.by_language:
+                raise ConfigError(f"{where}: {key} has no phrases in {language}; add {key}.{language} to the file.")
+    return persona

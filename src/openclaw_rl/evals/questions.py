@@ -1,0 +1,55 @@
+"""Everyday questions with a reference answer each, for simulated people to ask.
+
+Which ones are held out is fixed in the file: what is learned in training must show on questions never asked there.
+"""
+
+import json
+import random
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Literal
+
+Split = Literal["train", "held-out"]
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A question and what a good answer says."""
+
+    text: str
+    topic: str
+    reference: str
+    """An answer of one or two sentences: what an answer is about, not how it is written."""
+    split: Split
+    personas: tuple[str, ...]
+    """The built-in personas that would ask it."""
+
+
+def questions(persona: str | None = None, split: Split | None = None, seed: int = 0) -> list[Question]:
+    """The questions that suit a persona, of one split or both, in an order that the seed decides.
+
+    A persona that no question names, such as one from a user's file, may ask them all.
+    """
+    known = persona is not None and any(persona in question.personas for question in all_questions())
+    chosen = [
+        question
+        for question in all_questions()
+        if (split is None or question.split == split) and (not known or persona in question.personas)
+    ]
+    random.Random(seed).shuffle(chosen)
+    return chosen
+
+
+@cache
+def all_questions() -> tuple[Question, ...]:
+    """Every question, in the order of the file."""
+    lines = (files("openclaw_rl.evals") / "data" / "questions.jsonl").read_text("utf-8").splitlines()
+    return tuple(_question(json.loads(line)) for line in lines)
+
+
+def _question(given: dict[str, object]) -> Question:
+    personas = given["personas"]
+    split: Split = "held-out" if given["split"] == "held-out" else "train"
+    assert isinstance(personas, list)
+    return Question(str(given["text"]), str(given["topic"]), str(given["reference"]), split, tuple(map(str, personas)))

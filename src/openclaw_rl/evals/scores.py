@@ -1,0 +1,68 @@
+"""What an evaluation finds out, in one shape for all, and how its cases are run."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+Case = TypeVar("Case")
+
+
+@dataclass(frozen=True, slots=True)
+class CaseScore:
+    """How one case went."""
+
+    case: str
+    passed: bool
+    parts: Mapping[str, float]
+    """From 0 to 1 each; empty when there was no reply to look at."""
+    answer: str
+    detail: str
+    """Why it did not pass, in a sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskScores:
+    """How all cases of a task went, in the task's order."""
+
+    task: str
+    cases: tuple[CaseScore, ...]
+
+    @property
+    def pass_rate(self) -> float:
+        return sum(case.passed for case in self.cases) / len(self.cases) if self.cases else 0.0
+
+    def part_means(self) -> dict[str, float]:
+        """The mean of each part; a case without a part counts as 0 in it."""
+        names = dict.fromkeys(name for case in self.cases for name in case.parts)
+        return {name: sum(case.parts.get(name, 0.0) for case in self.cases) / len(self.cases) for name in names}
+
+
+OnCase = Callable[[CaseScore], None]
+
+
+async def score_all(
+    task: str,
+    cases: Sequence[Case],
+    score: Callable[[Case], Awaitable[CaseScore]],
+    *,
+    at_once: int,
+    on_case: OnCase | None = None,
+) -> TaskScores:
+    """Score all cases, `at_once` at a time; `on_case` hears of each when it is done. The first error ends them all."""
+    places = asyncio.Semaphore(at_once)
+
+    async def one(case: Case) -> CaseScore:
+        async with places:
+            scored = await score(case)
+        if on_case is not None:
+            on_case(scored)
+        return scored
+
+    tasks = [asyncio.create_task(one(case)) for case in cases]
+    try:
+        return TaskScores(task, tuple(await asyncio.gather(*tasks)))
+    finally:
+        for unfinished in tasks:
+            unfinished.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

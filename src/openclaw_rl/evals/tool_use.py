@@ -1,0 +1,182 @@
+"""Function calling: does a model call the right tool with the right arguments, and none where none fits?
+
+Every case is graded in parts. `format`: what it wrote can be read as calls, the arguments being JSON that fits the
+tool's schema. `name`: the right tools, and no others. `arguments`: values that the case accepts, case and white space
+aside; optional ones may be left out. A case passes when all parts are right. Where no call is right, a model has to
+answer in words.
+"""
+
+import functools
+import itertools
+import json
+import unicodedata
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import resources
+from typing import Any
+
+from openclaw_rl.evals import schema
+from openclaw_rl.evals.chat import Chat, ChatFailed, ChatUnreachable, Reply, Tool, ToolCall
+from openclaw_rl.evals.scores import CaseScore, OnCase, TaskScores, score_all
+
+TASK = "tool use"
+#: Two calls with all their arguments, and a few words before them; a model that reasons first needs more.
+MAX_TOKENS = 256
+#: Marks by which models write calls. Left in a text, they are a call that nobody could read.
+CALL_MARKS = ("<tool_call>", "<|python_tag|>", "<function=", "[TOOL_CALLS]")
+#: No tool takes so many lists and objects in each other: a model that opens more of them is in a loop.
+MAX_BRACKETS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """A call that should be made. Each argument has a list of values of which any is right."""
+
+    name: str
+    arguments: Mapping[str, Sequence[Any]]
+    optional: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    """Arguments that may be left out, but not be wrong."""
+
+    def accepts(self, given: Mapping[str, Any]) -> bool:
+        """Whether these arguments are right."""
+        if not self.arguments.keys() <= given.keys() <= self.arguments.keys() | self.optional.keys():
+            return False
+        accepted = {**self.arguments, **self.optional}
+        return all(plain(value) in map(plain, accepted[name]) for name, value in given.items())
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCase:
+    """What a user wants, the tools at hand, and the calls that would be right; none if none is."""
+
+    name: str
+    prompt: str
+    tools: tuple[Tool, ...]
+    calls: tuple[Expected, ...]
+
+
+@functools.cache
+def cases() -> tuple[ToolCase, ...]:
+    """All cases that come with this package. Their names begin with what they try."""
+    functions = {function["name"]: function for function in read_lines("tools.jsonl")}
+    return tuple(
+        ToolCase(
+            line["name"],
+            line["prompt"],
+            tuple({"type": "function", "function": functions[name]} for name in line["tools"]),
+            tuple(Expected(**call) for call in line["calls"]),
+        )
+        for line in read_lines("tool_use.jsonl")
+    )
+
+
+def read_lines(name: str) -> list[dict[str, Any]]:
+    data = resources.files("openclaw_rl.evals").joinpath(f"data/{name}").read_text("utf-8")
+    return [json.loads(line) for line in data.splitlines()]
+
+
+async def run(
+    chat: Chat,
+    *,
+    cases: Sequence[ToolCase] | None = None,
+    seed: int = 0,
+    temperature: float = 0.0,
+    max_tokens: int = MAX_TOKENS,
+    on_case: OnCase | None = None,
+    at_once: int = 4,
+) -> TaskScores:
+    """Put all cases to a model and grade its calls. Nothing of it is recorded. Raises ChatUnreachable."""
+
+    async def one(case: ToolCase) -> CaseScore:
+        asked = [{"role": "user", "content": case.prompt}]
+        how: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed, "keep": False}
+        try:
+            return grade(case, await chat.ask(asked, tools=case.tools, **how))
+        except ChatUnreachable:
+            raise
+        except ChatFailed as error:
+            return CaseScore(case.name, False, {}, "", str(error))
+
+    return await score_all(TASK, _all_unless(cases), one, at_once=at_once, on_case=on_case)
+
+
+def _all_unless(given: Sequence[ToolCase] | None) -> Sequence[ToolCase]:
+    return cases() if given is None else given
+
+
+def grade(case: ToolCase, reply: Reply) -> CaseScore:
+    """Grade a reply in its parts; the detail names the first thing that is wrong."""
+    faults = {"format": _format_fault(case, reply), "name": _name_fault(case, reply)}
+    # Arguments mean something only of the right tools.
+    faults["arguments"] = faults["name"] or _arguments_fault(case, reply.tool_calls)
+    parts = {part: float(not fault) for part, fault in faults.items()}
+    written = [f"{call.name}({call.arguments})" for call in reply.tool_calls]
+    answer = "\n".join(filter(None, [reply.text, *written]))
+    return CaseScore(case.name, all(parts.values()), parts, answer, next(filter(None, faults.values()), ""))
+
+
+def _format_fault(case: ToolCase, reply: Reply) -> str:
+    mark = next((mark for mark in CALL_MARKS if mark in reply.text), None)
+    if mark is not None:
+        return f"There is a {mark} that could not be read as a call."
+    if not reply.tool_calls:
+        return "There is no call." if case.calls else _silence(reply)
+    schemas = {tool["function"]["name"]: tool["function"].get("parameters", {}) for tool in case.tools}
+    for call in reply.tool_calls:
+        arguments = read_arguments(call)
+        if arguments is None:
+            return f"The arguments of {call.name} are no JSON object."
+        if fault := next(schema.problems(arguments, schemas.get(call.name, {})), ""):
+            return f"{call.name}: {fault}"
+    return ""
+
+
+def _name_fault(case: ToolCase, reply: Reply) -> str:
+    called, wanted = (Counter(call.name for call in calls) for calls in (reply.tool_calls, case.calls))
+    if called == wanted:
+        return "" if called else _silence(reply)
+    said, right = (", ".join(counted.elements()) or "nothing" for counted in (called, wanted))
+    return f"It calls {said} instead of {right}."
+
+
+def _silence(reply: Reply) -> str:
+    """A model that says nothing at all has not understood that no call is wanted."""
+    return "" if reply.text.strip() else "There is no call and no answer."
+
+
+def _arguments_fault(case: ToolCase, calls: Sequence[ToolCall]) -> str:
+    """Calls may come in any order."""
+    given = [read_arguments(call) for call in calls]
+    for order in itertools.permutations(case.calls):
+        pairs = list(zip(order, calls, given, strict=True))
+        if all(one.name == call.name and got is not None and one.accepts(got) for one, call, got in pairs):
+            return ""
+    wrong = [call for call, got in zip(calls, given, strict=True) if not _fits_one(case, call.name, got)]
+    return f"Not as wanted: {', '.join(f'{call.name}({call.arguments})' for call in wrong or calls)}."[:500]
+
+
+def _fits_one(case: ToolCase, name: str, given: Mapping[str, Any] | None) -> bool:
+    return given is not None and any(one.name == name and one.accepts(given) for one in case.calls)
+
+
+def read_arguments(call: ToolCall) -> dict[str, Any] | None:
+    """A call's arguments; None if they are not a JSON object."""
+    if call.arguments.count("[") + call.arguments.count("{") > MAX_BRACKETS:
+        return None
+    try:
+        arguments = json.loads(call.arguments)
+    except (ValueError, RecursionError):
+        return None
+    return arguments if isinstance(arguments, dict) else None
+
+
+def plain(value: Any) -> Any:
+    """A value without what does not matter: the case and white space of a text. A number is no text and no truth."""
+    if isinstance(value, str):
+        return "".join(unicodedata.normalize("NFKC", value).casefold().split())
+    if isinstance(value, list):
+        return [plain(item) for item in value]
+    if isinstance(value, dict):
+        return {key: plain(member) for key, member in value.items()}
+    return ("truth", value) if isinstance(value, bool) else value

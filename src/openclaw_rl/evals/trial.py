@@ -1,0 +1,201 @@
+"""One method with one persona and one seed: real conversations with a real server, examined as its policy changes."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Protocol
+
+from openclaw_rl.evals.chat import Chat, HttpChat
+from openclaw_rl.evals.conversation import Conversation, hold
+from openclaw_rl.evals.examination import Answered, examine
+from openclaw_rl.evals.personas.persona import Persona
+from openclaw_rl.evals.questions import Question, questions
+from openclaw_rl.evals.served import Served, served
+from openclaw_rl.evals.users import ModelUser, ScriptedUser, User
+
+#: People who talk at the same time.
+PEOPLE = 4
+#: Answers that somebody wants in a session.
+TURNS = 2
+#: Questions of an examination on the way, and of the first and last.
+SHORT_EXAM, LONG_EXAM = 16, 40
+#: How often to look for a new policy.
+LOOK_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to try, and for how long."""
+
+    method: str
+    persona: Persona
+    seed: int
+    run_dir: Path
+    sessions: int
+    """At most."""
+    minutes: float
+    """At most, from the first conversation on."""
+    flags: tuple[str, ...] = ()
+    """Further options for the server."""
+    max_tokens: int = 160
+    """Longest answer."""
+    exam_every: int = 4
+    """Policy versions between two examinations."""
+    user_url: str = ""
+    """A model that plays the person, at an OpenAI-compatible address."""
+    user_model: str = ""
+    user_key: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Exam:
+    """What a policy could do."""
+
+    version: int
+    seconds: float
+    """Since the first conversation."""
+    sessions: int
+    """Held by then."""
+    answers: tuple[Answered, ...]
+
+    @property
+    def adherence(self) -> float:
+        return sum(answer.passed for answer in self.answers) / len(self.answers)
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A session that was held."""
+
+    number: int
+    seconds: float
+    conversation: Conversation
+
+
+@dataclass(slots=True)
+class Outcome:
+    """All that happened in a trial."""
+
+    plan: Plan
+    exams: list[Exam] = field(default_factory=list)
+    sessions: list[Held] = field(default_factory=list)
+    """In the order in which they began."""
+
+    @property
+    def first_replies(self) -> list[bool]:
+        return [held.conversation.first_passed for held in self.sessions]
+
+
+class Watch(Protocol):
+    """Somebody who looks on."""
+
+    def starting(self, plan: Plan) -> None: ...
+    def talking(self, outcome: Outcome, seconds: float, state: str) -> None: ...
+    def examining(self, outcome: Outcome, done: int, total: int) -> None: ...
+    def examined(self, outcome: Outcome, exam: Exam) -> None: ...
+
+
+async def run(plan: Plan, watch: Watch) -> Outcome:
+    """Hold the trial. Raises ServerFailed, ChatFailed."""
+    watch.starting(plan)
+    flags = ("--method", plan.method, "--seed", str(plan.seed), *plan.flags)
+    async with served(plan.run_dir, *flags) as server, HttpChat(server.url) as chat:
+        return await Trial(plan, server, chat, watch).run()
+
+
+class Trial:
+    """A trial under way."""
+
+    def __init__(self, plan: Plan, server: Served, chat: Chat, watch: Watch) -> None:
+        self.plan, self.server, self.chat, self.watch = plan, server, chat, watch
+        self.outcome = Outcome(plan)
+        self._numbers = count()
+        self._began = 0.0
+        #: Nobody begins a session while an examination goes on: it would take half of the machine from it.
+        self._open = asyncio.Event()
+
+    async def run(self) -> Outcome:
+        held_out = questions(self.plan.persona.name, "held-out", self.plan.seed)
+        await self._examine(0, held_out[:LONG_EXAM])
+        self._began = time.monotonic()
+        self._open.set()
+        looking = asyncio.create_task(self._look(held_out[:SHORT_EXAM]))
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(PEOPLE):
+                    group.create_task(self._talk())
+        finally:
+            looking.cancel()
+            await asyncio.gather(looking, return_exceptions=True)
+        version = int((await self.server.state())["policy_version"])
+        await self._examine(version, held_out[:LONG_EXAM])
+        self.outcome.sessions.sort(key=lambda held: held.number)
+        return self.outcome
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._began if self._began else 0.0
+
+    async def _talk(self) -> None:
+        """One person, session after session."""
+        plan = self.plan
+        while True:
+            await self._open.wait()
+            number = next(self._numbers)
+            if number >= plan.sessions or self.seconds >= 60 * plan.minutes:
+                return
+            seed = 1_000_000 * plan.seed + 100 * number
+            conversation = await hold(
+                self.chat,
+                self._user(seed),
+                self._questions(number),
+                session=f"{plan.method}-{plan.seed}-{number}",
+                turns=TURNS,
+                max_tokens=plan.max_tokens,
+                seed=seed,
+            )
+            self.outcome.sessions.append(Held(number, self.seconds, conversation))
+
+    def _user(self, seed: int) -> User:
+        plan = self.plan
+        if plan.user_url:
+            return ModelUser(plan.persona, HttpChat(plan.user_url, model=plan.user_model, key=plan.user_key), seed)
+        return ScriptedUser(plan.persona, seed)
+
+    def _questions(self, number: int) -> list[Question]:
+        """Those of a session; the list begins again when it has ended."""
+        found = questions(self.plan.persona.name, "train", self.plan.seed)
+        start = number * TURNS
+        return [found[i % len(found)] for i in range(start, start + TURNS)]
+
+    async def _look(self, held_out: Sequence[Question]) -> None:
+        """Examine every few policies, for as long as it is not cancelled."""
+        examined = 0
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            state = await self.server.state()
+            self.watch.talking(self.outcome, self.seconds, str(state.get("learner", "")))
+            version = int(state["policy_version"])
+            if version >= examined + self.plan.exam_every:
+                examined = version
+                self._open.clear()
+                await self._examine(version, held_out)
+                self._open.set()
+
+    async def _examine(self, version: int, held_out: Sequence[Question]) -> None:
+        done = count(1)
+        seconds, sessions = self.seconds, len(self.outcome.sessions)
+        answers = await examine(
+            self.chat,
+            self.plan.persona,
+            held_out,
+            max_tokens=self.plan.max_tokens,
+            seed=self.plan.seed,
+            on_answer=lambda _: self.watch.examining(self.outcome, next(done), len(held_out)),
+        )
+        exam = Exam(version, seconds, sessions, answers)
+        self.outcome.exams.append(exam)
+        self.watch.examined(self.outcome, exam)

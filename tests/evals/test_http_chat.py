@@ -1,0 +1,218 @@
+"""Talking to a model over real HTTP: what is sent, what comes back, and every way in which it can fail."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from harness import Bench, running
+from openclaw_rl.evals import chat as chat_module
+from openclaw_rl.evals import tool_use
+from openclaw_rl.evals.chat import Chat, ChatFailed, ChatUnreachable, HttpChat, Reply, ToolCall, pause, read_reply
+from openclaw_rl.ledger import queries
+from openclaw_rl.ledger.ledger import Ledger
+from openclaw_rl.ledger.schema import FILE, connect
+
+HELLO = [{"role": "user", "content": "hello \ud83d"}]
+TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
+
+
+def completion(content: Any = "hi", **message: Any) -> dict[str, Any]:
+    choice = {"index": 0, "message": {"role": "assistant", "content": content, **message}, "finish_reason": "stop"}
+    return {"id": "chatcmpl-7", "object": "chat.completion", "choices": [choice]}
+
+
+class Endpoint:
+    """A server that answers what a test tells it to, and keeps what it was sent."""
+
+    def __init__(self) -> None:
+        self.app = Starlette(routes=[Route("/v1/chat/completions", self.answer, methods=["POST"])])
+        self.url = ""
+        self.answers: list[Callable[[], Response]] = []
+        self.bodies: list[dict[str, Any]] = []
+        self.headers: list[dict[str, str]] = []
+
+    async def answer(self, request: Request) -> Response:
+        self.bodies.append(json.loads(await request.body()))
+        self.headers.append(dict(request.headers))
+        return self.answers.pop(0)() if self.answers else JSONResponse(completion())
+
+
+@pytest.fixture
+def endpoint() -> Iterator[Endpoint]:
+    with running(Endpoint()) as endpoint:  # type: ignore[arg-type]
+        yield endpoint  # type: ignore[misc]
+
+
+@pytest.fixture
+async def chat(endpoint: Endpoint) -> AsyncIterator[HttpChat]:
+    async with HttpChat(endpoint.url, model="tiny", key="sesame\n") as chat:
+        yield chat
+
+
+async def test_only_what_is_wished_is_sent(endpoint: Endpoint, chat: HttpChat):
+    reply = await chat.ask(HELLO)
+    assert reply == Reply("hi", (), "stop", "chatcmpl-7")
+    assert endpoint.bodies == [{"model": "tiny", "messages": HELLO, "max_tokens": 512}]
+    assert endpoint.headers[0]["authorization"] == "Bearer sesame"
+
+
+async def test_every_wish_is_sent(endpoint: Endpoint, chat: HttpChat):
+    talk: Chat = chat
+    await talk.ask(HELLO, tools=TOOLS, max_tokens=9, temperature=0.0, seed=0, session="Zoë 1", keep=False)
+    wishes = {"tools": TOOLS, "max_tokens": 9, "temperature": 0.0, "seed": 0, "session_id": "Zoë 1", "store": False}
+    assert endpoint.bodies == [{"model": "tiny", "messages": HELLO, **wishes}]
+
+
+@pytest.mark.parametrize("ending", ["", "/", "/v1", "/v1/"])
+async def test_the_address_may_have_its_ending_or_not(endpoint: Endpoint, ending: str):
+    async with HttpChat(endpoint.url + ending) as chat:
+        assert (await chat.ask(HELLO)).text == "hi"
+    assert "authorization" not in endpoint.headers[0]
+    assert "model" not in endpoint.bodies[0]
+
+
+async def test_tool_calls_are_read_as_they_were_written(endpoint: Endpoint, chat: HttpChat):
+    calls = [{"id": "1", "type": "function", "function": {"name": "look", "arguments": '{"a":  1'}}]
+    endpoint.answers = [lambda: JSONResponse(completion(None, tool_calls=calls))]
+    reply = await chat.ask(HELLO, tools=TOOLS)
+    assert reply.tool_calls == (ToolCall("look", '{"a":  1'),)
+    assert reply.text == ""
+
+
+@pytest.mark.parametrize("status", [429, 503])
+async def test_a_busy_server_is_waited_for(endpoint: Endpoint, chat: HttpChat, status: int):
+    busy = lambda: JSONResponse({"error": {"message": "full"}}, status, {"Retry-After": "0.2"})  # noqa: E731
+    endpoint.answers = [busy, busy]
+    started = time.monotonic()
+    assert (await chat.ask(HELLO)).text == "hi"
+    assert time.monotonic() - started >= 0.4
+    assert len(endpoint.bodies) == 3
+
+
+async def test_a_server_that_stays_busy_is_a_failure(
+    endpoint: Endpoint, chat: HttpChat, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(chat_module, "FIRST_PAUSE", 0.001)
+    endpoint.answers = [lambda: JSONResponse({"error": {"message": "The queue is full."}}, 429)] * 9
+    with pytest.raises(ChatFailed, match=r"answers 429: The queue is full\."):
+        await chat.ask(HELLO)
+    assert len(endpoint.bodies) == chat_module.ATTEMPTS
+
+
+@pytest.mark.parametrize(
+    ("answer", "complaint"),
+    [
+        (lambda: JSONResponse({"error": {"message": "Too long."}}, 400), r"answers 400: Too long\."),
+        (lambda: JSONResponse({"error": "odd"}, 500), "answers 500"),
+        (lambda: Response("<html>", 404), "answers 404: <html>"),
+        (lambda: Response("", 302, {"Location": "/"}), "answers 302"),
+        (lambda: Response("<html>"), "no JSON"),
+        (lambda: JSONResponse([]), "not a chat completion"),
+        (lambda: JSONResponse({"choices": []}), "not a chat completion"),
+        (lambda: JSONResponse(completion(7)), "not a chat completion"),
+        (lambda: JSONResponse(completion(tool_calls=[{"function": {"name": "f"}}])), "not a chat completion"),
+        (lambda: JSONResponse(completion(tool_calls=[{"function": {"name": "f", "arguments": {}}}])), "not a chat"),
+    ],
+)
+async def test_other_answers_are_failures_at_once(
+    endpoint: Endpoint, chat: HttpChat, answer: Callable[[], Response], complaint: str
+):
+    endpoint.answers = [answer]
+    with pytest.raises(ChatFailed, match=complaint) as failure:
+        await chat.ask(HELLO)
+    assert not isinstance(failure.value, ChatUnreachable)
+    assert len(endpoint.bodies) == 1
+
+
+async def test_a_server_that_is_too_slow_is_a_failure(endpoint: Endpoint):
+    async def slow(_: Request) -> Response:
+        await asyncio.sleep(0.4)
+        return JSONResponse(completion())
+
+    endpoint.app.router.routes = [Route("/v1/chat/completions", slow, methods=["POST"])]
+    async with HttpChat(endpoint.url, timeout=0.1) as chat:
+        with pytest.raises(ChatFailed, match="took too long"):
+            await chat.ask(HELLO)
+
+
+async def test_a_connection_that_breaks_off_is_a_failure():
+    async def hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+
+    async with await asyncio.start_server(hang_up, "127.0.0.1", 0) as server:
+        host, port = server.sockets[0].getsockname()
+        async with HttpChat(f"http://{host}:{port}") as chat:
+            with pytest.raises(ChatFailed, match="broke off"):
+                await chat.ask(HELLO)
+
+
+@pytest.mark.parametrize("address", ["http://127.0.0.1:9", "127.0.0.1:9", "http://[", "http://nowhere.invalid"])
+async def test_nobody_there_is_said_as_such(address: str):
+    async with HttpChat(address) as chat:
+        with pytest.raises(ChatUnreachable, match="start the server or check the address"):
+            await chat.ask(HELLO)
+
+
+async def test_a_key_that_is_none_is_not_shown():
+    async with HttpChat("http://127.0.0.1:9", key="ses\name") as chat:
+        with pytest.raises(ChatFailed) as failure:
+            await chat.ask(HELLO)
+    assert "ses" not in str(failure.value)
+
+
+async def test_a_run_against_nobody_ends_at_once():
+    async with HttpChat("http://127.0.0.1:9") as chat:
+        with pytest.raises(ChatUnreachable):
+            await tool_use.run(chat)
+
+
+@pytest.mark.parametrize(
+    ("headers", "attempt", "least", "most"),
+    [
+        ({"retry-after": "3"}, 0, 3, 3.75),
+        ({"retry-after": "9999"}, 0, 30, 37.5),
+        ({"retry-after": "-1"}, 0, 0, 0),
+        ({"retry-after": "Wed, 21 Oct 2026 07:28:00 GMT"}, 1, 1, 1.25),
+        ({"retry-after": "nan"}, 0, 0.5, 0.625),
+        ({}, 2, 2, 2.5),
+    ],
+)
+def test_pauses(headers: dict[str, str], attempt: int, least: float, most: float):
+    assert least <= pause(headers, attempt) <= most
+
+
+@pytest.mark.parametrize("body", [None, 1, "x", {}, {"choices": [None]}, {"choices": [{"message": None}]}])
+def test_nonsense_is_no_reply(body: Any):
+    with pytest.raises(ChatFailed):
+        read_reply(body)
+
+
+async def test_the_real_server_records_what_is_kept_and_nothing_else(tiny_model: Path, tmp_path: Path):
+    ledger = Ledger(tmp_path)
+    with running(Bench(tiny_model, ledger)) as bench:
+        async with HttpChat(bench.url) as chat:
+            await chat.ask([{"role": "user", "content": "between us"}], session="mine", keep=False)
+            kept = await chat.ask([{"role": "user", "content": "for all"}], session="mine", max_tokens=3)
+    db = connect(tmp_path / FILE, readonly=True)
+    turns = [queries.load_turn(db, number) for number in queries.turn_numbers(db)]
+    assert [(turn.session.id, turn.completion) for turn in turns] == [("mine", kept.turn_id)]
+    db.close()
+    ledger.close()
+
+
+async def test_the_real_server_s_tool_calls_are_graded(tiny_model: Path):
+    case = next(case for case in tool_use.cases() if case.name == "single/volume")
+    with running(Bench(tiny_model)) as bench:
+        bench.says = '<tool_call>\n{"name": "set_volume", "arguments": {"level": 35}}\n</tool_call>'
+        async with HttpChat(bench.url) as chat:
+            scores = await tool_use.run(chat, cases=[case])
+    assert scores.cases[0].passed, scores.cases[0].detail
