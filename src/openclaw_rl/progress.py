@@ -20,9 +20,10 @@ async def show_learning(learning: LearnLoop, console: Console) -> None:
         shown = ""
         while True:
             with contextlib.suppress(LedgerError):
-                state = learning.progress()
-                if state.what != shown:
-                    progress.reset(line)
-                    shown = state.what
-                progress.update(line, description=state.what, completed=state.done, total=state.needed)
+                if state := learning.progress():
+                    what = f"{'training' if state.training else 'samples for'} step {state.step}"
+                    if what != shown:
+                        progress.reset(line)
+                        shown = what
+                    progress.update(line, description=what, completed=state.samples, total=state.needed)
             await asyncio.sleep(REFRESH_SECONDS)

@@ -190,6 +190,18 @@ class Vote:
     """Read and written for it."""
 
 
+@dataclass(frozen=True, slots=True)
+class NextStep:
+    """How far the next training step is."""
+
+    step: int
+    samples: int
+    """Judged turns that wait for it."""
+    needed: int
+    training: bool = False
+    """Whether it is being made."""
+
+
 class SampleKind(StrEnum):
     """Which signals a sample trains on."""
 

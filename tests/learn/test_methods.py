@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from openclaw_rl.config import Config
 from openclaw_rl.judge.dispatch import Signals, dispatch
-from openclaw_rl.learn.methods import NoSignal, Weights, advantages
+from openclaw_rl.learn.methods import Baseline, NoSignal, Weights, advantages, batch_baseline
 from openclaw_rl.ledger import changes, verdicts
 from openclaw_rl.ledger.queries import StoredTurn
 from openclaw_rl.ledger.states import State
@@ -180,3 +180,28 @@ def test_what_the_judge_hands_on_as_a_sample_can_be_trained_on(book: Book, metho
     if kind is None or not all(abs(value) < 1e3 and value not in OLD for value in told):
         return
     assert any(advantages(judged(book, verdict, kind), of(method)))
+
+
+@pytest.mark.parametrize(("limit", "expected"), [(0.0, GAP), (1.0, [0.25, -1.0, 1.0]), (0.2, [0.2, -0.2, 0.2])])
+def test_a_limit_holds_for_each_token_of_the_distillation_alone(
+    book: Book, limit: float, expected: list[float]
+) -> None:
+    turn = judged(book, Verdict(1.0, Source.LLM, hints=(TAUGHT,)), SampleKind.OPD_RL)
+    assert advantages(turn, of("opd", opd_clip=limit)) == pytest.approx(expected)
+    assert advantages(turn, of("combine", opd_clip=limit)) == pytest.approx([gap + 1 for gap in expected])
+
+
+def test_measured_from_the_batch_only_differences_count(book: Book) -> None:
+    good = judged(book, Verdict(1.0, Source.LLM), SampleKind.RL)
+    bad = judged(book, Verdict(-1.0, Source.LLM, hints=(TAUGHT,)), SampleKind.OPD_RL)
+    worse = judged(book, Verdict(-1.0, Source.LLM), SampleKind.RL)
+    turns, weights = [good, bad, worse], of("combine", baseline="batch", w_rl=0.5)
+    found = [advantages(turn, weights, batch_baseline(turns, weights)) for turn in turns]
+    mean_gap = sum(GAP) / 3
+    assert found[0] == pytest.approx([0.5 * (1 + 1 / 3)] * 3)
+    assert found[1] == pytest.approx([gap - mean_gap + 0.5 * (-1 + 1 / 3) for gap in GAP])
+    assert found[2] == pytest.approx([0.5 * (-1 + 1 / 3)] * 3)
+    assert batch_baseline(turns, of("combine")) == Baseline()
+    # Where all are alike there is nothing to tell them apart by.
+    alike = [worse, worse]
+    assert advantages(worse, weights, batch_baseline(alike, weights)) == [0.0] * 3

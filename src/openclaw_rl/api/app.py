@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -137,7 +138,13 @@ def create_app(
         """Whether requests are served now."""
         stats = service.sampler.stats()
         body = {"ready": stats.ready, "policy_version": service.sampler.newest_version, "detail": stats.detail}
-        parts = {"capture": service.capture_status(), "judge": loops.judge(), "learner": loops.learner()}
+        upcoming = loops.next_step()
+        parts = {
+            "capture": service.capture_status(),
+            "judge": loops.judge(),
+            "learner": loops.learner(),
+            "next_step": asdict(upcoming) if upcoming else None,
+        }
         return JSONResponse({**body, **parts}, 200 if stats.ready else 503)
 
     @app.get("/metrics")

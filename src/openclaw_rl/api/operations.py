@@ -2,6 +2,8 @@
 
 from typing import Protocol
 
+from openclaw_rl.types import NextStep
+
 
 class Operations(Protocol):
     """Judging and learning, as the server has put them together."""
@@ -11,6 +13,9 @@ class Operations(Protocol):
 
     def learner(self) -> str:
         """What the next training step waits for, in words."""
+
+    def next_step(self) -> NextStep | None:
+        """The same in numbers; None if there will be none."""
 
     async def roll_back(self, version: int | None) -> int:
         """Serve an earlier policy from now on; its new version. Raises OperationFailed."""
@@ -28,6 +33,9 @@ class NoOperations:
 
     def learner(self) -> str:
         return "off"
+
+    def next_step(self) -> NextStep | None:
+        return None
 
     async def roll_back(self, version: int | None) -> int:
         raise OperationFailed("This server does not learn, so there is nothing to roll back.")

@@ -23,7 +23,7 @@ TURNS = 2
 #: Questions of an examination on the way, and of the first and last.
 SHORT_EXAM, LONG_EXAM = 16, 40
 #: How often to look for a new policy.
-LOOK_SECONDS = 1.0
+LOOK_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,8 @@ class Trial:
         self.outcome = Outcome(plan)
         self._numbers = count()
         self._began = 0.0
-        #: Nobody begins a session while an examination goes on: it would take half of the machine from it.
+        #: Nobody begins a session while an examination or a training step goes on: that would take half of a small
+        #: machine from it, and give answers of a policy that is about to be replaced.
         self._open = asyncio.Event()
 
     async def run(self) -> Outcome:
@@ -183,6 +184,10 @@ class Trial:
                 examined = version
                 self._open.clear()
                 await self._examine(version, held_out)
+            upcoming = state["next_step"]
+            if upcoming and upcoming["samples"] >= upcoming["needed"]:
+                self._open.clear()
+            else:
                 self._open.set()
 
     async def _examine(self, version: int, held_out: Sequence[Question]) -> None:

@@ -2,14 +2,15 @@
 
 from collections.abc import Sequence
 
-from openclaw_rl.learn.methods import Weights, advantages
+from openclaw_rl.learn.methods import Baseline, Weights, advantages, batch_baseline
 from openclaw_rl.ledger.queries import StoredTurn
 from openclaw_rl.types import Span, TrainingSequence
 
 
 def to_sequences(turns: Sequence[StoredTurn], weights: Weights) -> list[TrainingSequence]:
     """A batch as few sequences: a turn whose very tokens begin another's is a span of that one. Raises NoSignal."""
-    spans = {turn.number: to_span(turn, weights) for turn in turns}
+    baseline = batch_baseline(turns, weights)
+    spans = {turn.number: to_span(turn, weights, baseline) for turn in turns}
     longest_first = sorted(turns, key=lambda turn: (-length(turn), turn.number))
     groups: list[tuple[list[int], list[Span]]] = []
     for turn in longest_first:
@@ -22,9 +23,10 @@ def to_sequences(turns: Sequence[StoredTurn], weights: Weights) -> list[Training
     return [TrainingSequence(ids, sorted(own, key=lambda span: span.start)) for ids, own in groups]
 
 
-def to_span(turn: StoredTurn, weights: Weights) -> Span:
+def to_span(turn: StoredTurn, weights: Weights, baseline: Baseline) -> Span:
     start = len(turn.prompt_ids)
-    return Span(turn.number, start, start + len(turn.response_ids), turn.logprobs, advantages(turn, weights))
+    own = advantages(turn, weights, baseline)
+    return Span(turn.number, start, start + len(turn.response_ids), turn.logprobs, own)
 
 
 def free(taken: Sequence[Span], span: Span) -> bool:

@@ -25,6 +25,7 @@ from openclaw_rl.ledger.changes import UnknownTurn
 from openclaw_rl.ledger.ledger import Ledger
 from openclaw_rl.ledger.queries import StoredTurn
 from openclaw_rl.ledger.writer import LedgerError
+from openclaw_rl.types import NextStep
 
 log = logging.getLogger(__name__)
 
@@ -49,15 +50,6 @@ class LearnSettings:
 
 class NotPromoted(Exception):
     """The new policy did not pass; the step has been taken back."""
-
-
-@dataclass(frozen=True, slots=True)
-class NextStep:
-    """What is gathered or done for the next step."""
-
-    what: str
-    done: int
-    needed: int
 
 
 class LearnLoop:
@@ -121,12 +113,14 @@ class LearnLoop:
             await asyncio.sleep(pause)
             pause = min(LONGEST_PAUSE, 2 * pause)
 
-    def progress(self) -> "NextStep":
-        """How far the next step is."""
+    def progress(self) -> NextStep | None:
+        """How far the next step is, if there will be one."""
         needed = self.settings.batch_size
         if self._training:
-            return NextStep(f"training step {self.step + 1}", needed, needed)
-        return NextStep(f"samples for step {self.step + 1}", min(needed, self.ledger.trainable()), needed)
+            return NextStep(self.step + 1, needed, needed, training=True)
+        if self.step >= self.settings.max_steps:
+            return None
+        return NextStep(self.step + 1, min(needed, self.ledger.trainable()), needed)
 
     def status(self) -> str:
         """What the next step waits for, in words."""

@@ -20,7 +20,7 @@ Report = TypeVar("Report")
 
 #: Time a worker gets to leave by itself once its pipe is closed.
 EXIT_SECONDS = 5.0
-#: How PyTorch's threads on a CPU wait for each other. They wait spinning, by default for a long time: as good as any way
+#: How PyTorch's threads on a CPU wait for each other. They wait spinning, by default for long: as good as any way
 #: where a process has the cores for itself, but two processes then take each other's time for nothing.
 WAIT_SETTINGS = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 

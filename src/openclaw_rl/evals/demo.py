@@ -1,0 +1,166 @@
+"""`openclaw-rl demo`: simulated people teach the embedded model what they like, while you look on."""
+
+import argparse
+import asyncio
+import json
+import os
+import shlex
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from openclaw_rl.config import Config
+from openclaw_rl.evals.chat import ChatFailed
+from openclaw_rl.evals.flags import METHODS, USER_KEY
+from openclaw_rl.evals.page import write_page
+from openclaw_rl.evals.perplexity import look_at_perplexity
+from openclaw_rl.evals.personas.persona import BUILT_IN, load
+from openclaw_rl.evals.pictures import save_curve
+from openclaw_rl.evals.screen import Screen
+from openclaw_rl.evals.served import ServerFailed
+from openclaw_rl.evals.statistics import Interval
+from openclaw_rl.evals.summary import Summary, summarise
+from openclaw_rl.evals.trial import Outcome, Plan, run
+from openclaw_rl.models import EMBEDDED, fetch_model
+from openclaw_rl.options import ConfigError
+from openclaw_rl.pages import charts
+
+#: What the server is told in a demo, where it should learn within minutes from few people: bolder steps than its
+#: defaults, held near the base model. What is given after `--` comes later and counts.
+SETTINGS = (
+    *("--judge", "feedback", "--batch-size", "8", "--learning-rate", "5e-4", "--lora-rank", "16"),
+    *("--kl-loss-coef", "0.02", "--kv-cache-gib", "1", "--save-interval", "8"),
+)
+
+
+def demo(config: Config, options: argparse.Namespace) -> int:
+    charts.need_matplotlib("The demo's picture")
+    console = Console()
+    plans = make_plans(config, options)
+    folder = fetch_model(config.model_name, config.cache_dir.expanduser())
+    outcomes: list[Outcome] = []
+    try:
+        asyncio.run(hold_all(plans, outcomes, console))
+    except KeyboardInterrupt:
+        console.print("Stopped.")
+    if outcomes:
+        with console.status("Asking the base model how probable the answers are …"):
+            asyncio.run(look_at_perplexity(outcomes, folder, config.device))
+        write_results(outcomes, options.out, command_line(options), config.model_name or EMBEDDED)
+        console.print(table(summarise(outcomes)))
+        console.print(f"Picture: {options.out / 'curve.png'}   Page: {options.out / 'index.html'}")
+    return 0
+
+
+def make_plans(config: Config, options: argparse.Namespace) -> list[Plan]:
+    """All trials. Raises ConfigError."""
+    if options.minutes <= 0 or options.sessions < 1 or options.seeds < 1:
+        raise ConfigError("--minutes, --sessions and --seeds are numbers above 0.")
+    methods = METHODS if options.method == "all" else (options.method,)
+    personas = [load(name) for name in (BUILT_IN if options.persona == "all" else (options.persona,))]
+    model = ("--model-name", config.model_name) if config.model_name else ()
+    common = ("--device", config.device, "--cache-dir", str(config.cache_dir))
+    plans = []
+    for persona in personas:
+        for method in methods:
+            for seed in range(config.seed, config.seed + options.seeds):
+                run_dir = options.out / f"{method}-{persona.name}-{seed}"
+                if run_dir.exists():
+                    raise ConfigError(f"{run_dir} is there already: remove it, or give another --out.")
+                plans.append(
+                    Plan(
+                        method,
+                        persona,
+                        seed,
+                        run_dir,
+                        options.sessions,
+                        options.minutes,
+                        (*SETTINGS, *model, *common, *options.server),
+                        user_url=options.user_base_url,
+                        user_model=options.user_model,
+                        user_key=os.environ.get(USER_KEY, ""),
+                    )
+                )
+    return plans
+
+
+async def hold_all(plans: Sequence[Plan], outcomes: list[Outcome], console: Console) -> None:
+    """One trial after the other; what is done is in `outcomes`, whatever comes after it."""
+    with Screen(console, len(plans)) as screen:
+        for plan in plans:
+            try:
+                outcomes.append(await run(plan, screen))
+            except* (ServerFailed, ChatFailed) as errors:
+                raise ConfigError(str(first(errors))) from None
+
+
+def first(errors: BaseException) -> BaseException:
+    """The error that a group of them began with."""
+    while isinstance(errors, BaseExceptionGroup):
+        errors = errors.exceptions[0]
+    return errors
+
+
+def write_results(outcomes: Sequence[Outcome], out: Path, command: str, model: str) -> None:
+    """The picture, the page, and everything as numbers."""
+    save_curve(outcomes, out / "curve.png")
+    write_page(outcomes, out / "index.html", command, model)
+    results = {"command": command, "model": model, "trials": [plain(outcome) for outcome in outcomes]}
+    (out / "results.json").write_text(json.dumps(results, indent=1) + "\n")
+
+
+def plain(outcome: Outcome) -> dict[str, Any]:
+    """A trial as plain data."""
+    plan = outcome.plan
+    return {
+        "method": plan.method,
+        "persona": plan.persona.name,
+        "seed": plan.seed,
+        "settings": list(plan.flags),
+        "first_replies": outcome.first_replies,
+        "exams": [
+            {
+                "version": exam.version,
+                "seconds": round(exam.seconds, 1),
+                "sessions": exam.sessions,
+                "adherence": exam.adherence,
+                "answers": [{**asdict(answer), "passed": answer.passed} for answer in exam.answers],
+            }
+            for exam in outcome.exams
+        ],
+    }
+
+
+def command_line(options: argparse.Namespace) -> str:
+    """What to type to do this again."""
+    given = ["openclaw-rl", "demo", "--method", options.method, "--persona", options.persona]
+    given += ["--minutes", f"{options.minutes:g}", "--sessions", str(options.sessions), "--seeds", str(options.seeds)]
+    if options.user_base_url:
+        given += ["--user-base-url", options.user_base_url, "--user-model", options.user_model]
+    return shlex.join([*given, *(["--", *options.server] if options.server else [])])
+
+
+def table(summaries: Sequence[Summary]) -> Table:
+    """The end of a demo in numbers."""
+    found = Table(title="Unseen questions answered as wanted", title_justify="left")
+    for heading in ("persona", "method", "before", "after", "sensible answers", "sessions until 3 in a row", "minutes"):
+        found.add_column(heading)
+    for line in summaries:
+        found.add_row(
+            line.persona,
+            line.method,
+            share(line.before),
+            share(line.after),
+            share(line.quality_after),
+            str(line.until) if line.until else "",
+            f"{line.minutes:.1f}",
+        )
+    return found
+
+
+def share(interval: Interval | None) -> str:
+    return f"{interval.mean:.2f} ({interval.low:.2f} – {interval.high:.2f})" if interval else "–"

@@ -1,0 +1,171 @@
+"""`openclaw-rl eval`: what a model can do, measured through its API, and beside another model."""
+
+import argparse
+import asyncio
+import json
+import tempfile
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from openclaw_rl.config import Config
+from openclaw_rl.evals import coding, tool_use
+from openclaw_rl.evals.bfcl import bfcl_cases
+from openclaw_rl.evals.chat import Chat, ChatFailed, HttpChat
+from openclaw_rl.evals.examination import examine
+from openclaw_rl.evals.flags import BASE, TASKS
+from openclaw_rl.evals.personas.persona import BUILT_IN, load
+from openclaw_rl.evals.questions import questions
+from openclaw_rl.evals.scores import CaseScore, OnCase, TaskScores
+from openclaw_rl.evals.served import ServerFailed, served
+from openclaw_rl.evals.statistics import Difference, compare_passes, proportion
+from openclaw_rl.options import ConfigError
+
+#: Longest answer of a conversation: a detailed one has to fit.
+ANSWER_TOKENS = 200
+
+Task = Callable[[Chat, int, OnCase], Awaitable[TaskScores]]
+
+
+async def conversation(chat: Chat, seed: int, on_case: OnCase) -> TaskScores:
+    """Every persona's held-out questions: rules and guard."""
+    cases: list[CaseScore] = []
+    for persona in map(load, BUILT_IN):
+        held_out = questions(persona.name, "held-out", seed)
+        for found in await examine(chat, persona, held_out, max_tokens=ANSWER_TOKENS, seed=seed):
+            parts = {"rules": float(found.keeps_rules), "sensible": float(not found.faults)}
+            name = f"{persona.name}: {found.question.text}"
+            cases.append(CaseScore(name, found.passed, parts, found.answer, ", ".join(found.faults)))
+            on_case(cases[-1])
+    return TaskScores("conversation", tuple(cases))
+
+
+async def code(chat: Chat, seed: int, on_case: OnCase) -> TaskScores:
+    return await coding.run(chat, seed=seed, on_case=on_case)
+
+
+async def tools(chat: Chat, seed: int, on_case: OnCase) -> TaskScores:
+    return await tool_use.run(chat, seed=seed, on_case=on_case)
+
+
+async def bfcl(chat: Chat, seed: int, on_case: OnCase) -> TaskScores:
+    return await tool_use.run(chat, cases=bfcl_cases(), seed=seed, on_case=on_case)
+
+
+#: In the order of `TASKS`.
+RUNS: dict[str, Task] = dict(zip(TASKS, (conversation, code, tools, bfcl), strict=True))
+
+
+def evaluate(config: Config, options: argparse.Namespace) -> int:
+    names = chosen_tasks(options.eval_tasks)
+    models = [options.model_path, *([options.compare] if options.compare else [])]
+    flags = [serving(config, model) for model in models]
+    console = Console()
+    try:
+        results = [asyncio.run(measure(own, names, config.seed, console)) for own in flags]
+    except (ServerFailed, ChatFailed) as error:
+        raise ConfigError(str(error)) from None
+    console.print(table(models, results))
+    if options.json:
+        options.json.write_text(json.dumps(plain(models, results), indent=1) + "\n")
+        console.print(f"Every case and answer: {options.json}")
+    return 0
+
+
+def chosen_tasks(given: str) -> list[str]:
+    names = [name for name in given.replace(",", " ").split() if name]
+    if unknown := [name for name in names if name not in RUNS]:
+        raise ConfigError(f"There is no task {unknown[0]}: --eval-tasks takes some of {', '.join(TASKS)}.")
+    if not names:
+        raise ConfigError(f"--eval-tasks names no task: give some of {', '.join(TASKS)}.")
+    if "bfcl" in names:
+        bfcl_cases()
+    return names
+
+
+def serving(config: Config, model: str) -> tuple[str, ...]:
+    """A server's options for a checkpoint, a model folder, or the base model. Raises ConfigError."""
+    own = ["--no-capture", "--max-steps", "0", "--device", config.device, "--cache-dir", str(config.cache_dir)]
+    own += ["--seed", str(config.seed)]
+    folder = Path(model).expanduser()
+    if model != BASE and not (folder / "checkpoint.json").exists():
+        if not (folder / "config.json").exists():
+            raise ConfigError(f"{model} is neither a checkpoint nor a model folder, nor is it called {BASE}.")
+        return (*own, "--resume-from-ckpt", "none", "--model-name", str(folder))
+    if config.model_name:
+        own += ["--model-name", config.model_name]
+    if model == BASE:
+        return (*own, "--resume-from-ckpt", "none")
+    return (*own, "--resume-from-ckpt", str(folder), "--lora-rank", str(rank_of(folder)))
+
+
+def rank_of(checkpoint: Path) -> int:
+    """Of its adapter; 0 for a whole model."""
+    path = checkpoint / "adapter_config.json"
+    try:
+        return int(json.loads(path.read_text())["r"]) if path.exists() else 0
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path} is damaged: {error!r}.") from None
+
+
+async def measure(flags: Sequence[str], names: Sequence[str], seed: int, console: Console) -> list[TaskScores]:
+    """All tasks with one model. Raises ServerFailed, ChatFailed."""
+    with tempfile.TemporaryDirectory() as folder, Progress(console=console, transient=True) as progress:
+        starting = progress.add_task("starting a server", total=None)
+        async with served(Path(folder), *flags) as server, HttpChat(server.url) as chat:
+            progress.remove_task(starting)
+            results = []
+            for name in names:
+                line = progress.add_task(name, total=None)
+
+                def count(_: CaseScore, line: Any = line) -> None:
+                    progress.advance(line)
+
+                results.append(await RUNS[name](chat, seed, count))
+                progress.remove_task(line)
+            return results
+
+
+def table(models: Sequence[str], results: Sequence[Sequence[TaskScores]]) -> Table:
+    """A row a task and part; with two models, their difference and whether it may be chance."""
+    found = Table(title="Share of cases passed (95% interval)", title_justify="left")
+    for heading in ("task", "cases", *models, *(("difference", "p") if len(models) == 2 else ())):
+        found.add_column(heading)
+    for scores in zip(*results, strict=True):
+        cells = [scores[0].task, str(len(scores[0].cases)), *map(share, scores)]
+        if len(scores) == 2:
+            change = difference(*scores)
+            cells += [f"{change.mean:+.2f} ({change.low:+.2f} – {change.high:+.2f})", f"{change.p:.3f}"]
+        found.add_row(*cells)
+        means = [own.part_means() for own in scores]
+        for part in means[0]:
+            found.add_row(f"  {part}", "", *(f"{own.get(part, 0.0):.2f}" for own in means), style="dim")
+    return found
+
+
+def share(scores: TaskScores) -> str:
+    if not scores.cases:
+        return "–"
+    interval = proportion([case.passed for case in scores.cases])
+    return f"{interval.mean:.2f} ({interval.low:.2f} – {interval.high:.2f})"
+
+
+def difference(model: TaskScores, other: TaskScores) -> Difference:
+    """How much more the model passes than what it is compared with."""
+    return compare_passes([case.passed for case in other.cases], [case.passed for case in model.cases])
+
+
+def plain(models: Sequence[str], results: Sequence[Sequence[TaskScores]]) -> dict[str, Any]:
+    """Everything as plain data."""
+    tasks = {}
+    for scores in zip(*results, strict=True):
+        own = {
+            model: asdict(found) | {"pass_rate": found.pass_rate} for model, found in zip(models, scores, strict=True)
+        }
+        tasks[scores[0].task] = own | ({"difference": asdict(difference(*scores))} if len(scores) == 2 else {})
+    return {"models": list(models), "tasks": tasks}

@@ -1,0 +1,105 @@
+"""The page that a demo leaves behind: what was learned, in numbers and in answers to questions that were never asked.
+
+Which answers and conversations are shown follows from the trials alone: some that changed, one that got worse if there
+is one, and the first, a middle and the last conversation.
+"""
+
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+from openclaw_rl.evals.conversation import Conversation
+from openclaw_rl.evals.examination import Answered
+from openclaw_rl.evals.pictures import curve_svg
+from openclaw_rl.evals.statistics import RUN
+from openclaw_rl.evals.summary import Summary, exams, grouped, summarise
+from openclaw_rl.evals.trial import Outcome
+from openclaw_rl.pages.render import render, write
+
+TEMPLATE = "evals/demo.html.j2"
+#: Answers that are shown of each method with each persona: better ones, worse ones, unchanged ones.
+BETTER, WORSE, SAME = 3, 1, 1
+#: What computes, beside this package.
+LIBRARIES = ("torch", "transformers")
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two answers to one question."""
+
+    question: str
+    before: Answered
+    after: Answered
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What there is to read of a method with a persona: that of its lowest seed."""
+
+    method: str
+    persona: str
+    wishes: tuple[str, ...]
+    seed: int
+    pairs: list[Pair]
+    conversations: list[tuple[int, Conversation]]
+    """Each with its number, from 1 on."""
+
+
+def write_page(outcomes: Sequence[Outcome], path: Path, command: str, model: str) -> None:
+    """Write the page. Raises ConfigError without Matplotlib, or if the file cannot be written."""
+    write(path, page(outcomes, command, model))
+
+
+def page(outcomes: Sequence[Outcome], command: str, model: str) -> str:
+    """The page's text."""
+    summaries = summarise(outcomes)
+    return render(
+        TEMPLATE,
+        picture=curve_svg(outcomes),
+        summaries=summaries,
+        told=headline(summaries),
+        clear=is_clear(headline(summaries)),
+        shown=[show(group[0]) for group in grouped(outcomes).values()],
+        row=RUN,
+        command=command,
+        model=model,
+        versions={"Python": platform.python_version(), **{name: version(name) for name in LIBRARIES}},
+    )
+
+
+def headline(summaries: Sequence[Summary]) -> Summary | None:
+    """The line that the top of the page tells of: the first that has come to its end, not the best."""
+    return next((found for found in summaries if found.before and found.after), None)
+
+
+def is_clear(found: Summary | None) -> bool:
+    """Whether it is better now beyond what chance may do: the intervals do not meet."""
+    return bool(found and found.before and found.after and found.after.low > found.before.high)
+
+
+def show(outcome: Outcome) -> Shown:
+    plan = outcome.plan
+    wishes = tuple(rule.name for rule in plan.persona.rules)
+    return Shown(plan.method, plan.persona.name, wishes, plan.seed, choose_pairs(outcome), choose_talks(outcome))
+
+
+def choose_pairs(outcome: Outcome) -> list[Pair]:
+    """Answers before and after, in the order in which the questions were asked."""
+    held = exams(outcome)
+    if len(held) < 2:
+        return []
+    after = {answer.question.text: answer for answer in held[-1].answers}
+    pairs = [Pair(a.question.text, a, after[a.question.text]) for a in held[0].answers if a.question.text in after]
+    better = [pair for pair in pairs if pair.after.passed and not pair.before.passed]
+    worse = [pair for pair in pairs if pair.before.passed and not pair.after.passed]
+    same = [pair for pair in pairs if pair.before.passed == pair.after.passed]
+    return [*better[:BETTER], *worse[:WORSE], *same[:SAME]]
+
+
+def choose_talks(outcome: Outcome) -> list[tuple[int, Conversation]]:
+    """The first conversation, one from the middle, and the last."""
+    sessions = [held for held in outcome.sessions if held.conversation.exchanges]
+    places = sorted({0, len(sessions) // 2, len(sessions) - 1} if sessions else ())
+    return [(sessions[place].number + 1, sessions[place].conversation) for place in places]

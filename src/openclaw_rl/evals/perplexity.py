@@ -1,0 +1,55 @@
+"""How probable the base model finds answers: the last part of the guard, looked at when a trial is over."""
+
+import asyncio
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from openclaw_rl.engines.base import EngineError
+from openclaw_rl.engines.local.messages import WorkerOptions
+from openclaw_rl.engines.local.sampler import LocalSampler
+from openclaw_rl.evals.examination import Answered, judge
+from openclaw_rl.evals.trial import Exam, Outcome
+from openclaw_rl.rendering.chat import ChatRenderer
+from openclaw_rl.types import ScoreRequest
+
+#: Answers scored at the same time, and what their keys and values may take.
+AT_ONCE, CACHE_GIB = 8, 1.0
+
+
+async def look_at_perplexity(outcomes: Sequence[Outcome], model: Path, device: str) -> None:
+    """Judge every examination's answers again, now with their perplexity under the base weights."""
+    options = WorkerOptions(model, device, "auto", AT_ONCE, None, CACHE_GIB, 2, 0)
+    sampler = LocalSampler(options, max_queue=0)
+    try:
+        await sampler.start()
+        renderer = await asyncio.to_thread(ChatRenderer, model)
+        places = asyncio.Semaphore(AT_ONCE)
+
+        async def one(outcome: Outcome, answer: Answered) -> Answered:
+            async with places:
+                found = await perplexity(sampler, renderer, answer)
+            return judge(outcome.plan.persona, answer.question, answer.answer, found)
+
+        for outcome in outcomes:
+            exams: list[Exam] = []
+            for exam in outcome.exams:
+                answers = await asyncio.gather(*(one(outcome, answer) for answer in exam.answers))
+                exams.append(replace(exam, answers=tuple(answers)))
+            outcome.exams[:] = exams
+    finally:
+        await sampler.close()
+
+
+async def perplexity(sampler: LocalSampler, renderer: ChatRenderer, answer: Answered) -> float | None:
+    """Of an answer to its question; None for an empty one, or one that cannot be scored."""
+    prompt = renderer.prompt(renderer.text([{"role": "user", "content": answer.question.text}])).ids
+    ids = renderer.tokenizer.encode_text(answer.answer)
+    if not ids:
+        return None
+    try:
+        scores = await sampler.score(ScoreRequest([*prompt, *ids], len(ids)))
+    except EngineError:
+        return None
+    return math.exp(-sum(scores.logprobs) / len(ids))

@@ -1,0 +1,92 @@
+"""What trials came to: a line for each method with each persona, over all seeds."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from openclaw_rl.evals.examination import Answered
+from openclaw_rl.evals.flags import METHODS
+from openclaw_rl.evals.statistics import Interval, Until, mean_until, proportion, sessions_until_adherence
+from openclaw_rl.evals.trial import Exam, Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """How a method did with a persona. Shares are of the answers of all seeds together."""
+
+    method: str
+    persona: str
+    seeds: tuple[int, ...]
+    before: Interval | None
+    """Adherence of the base model; None if nobody examined it."""
+    after: Interval | None
+    quality_before: Interval | None
+    """Answers that are answers, whatever they keep to."""
+    quality_after: Interval | None
+    until: Until | None
+    """Sessions until adherence; None if there was no session."""
+    sessions: int
+    minutes: float
+    """Of a seed, in the mean."""
+
+
+def grouped(outcomes: Iterable[Outcome]) -> dict[tuple[str, str], list[Outcome]]:
+    """Trials by persona and method, in the order of the personas' first trials; each group by seed."""
+    found: dict[tuple[str, str], list[Outcome]] = {}
+    for outcome in outcomes:
+        found.setdefault((outcome.plan.persona.name, outcome.plan.method), []).append(outcome)
+    personas = list(dict.fromkeys(persona for persona, _ in found))
+    methods = in_order(method for _, method in found)
+    keys = [(persona, method) for persona in personas for method in methods if (persona, method) in found]
+    return {key: sorted(found[key], key=lambda outcome: outcome.plan.seed) for key in keys}
+
+
+def in_order(methods: Iterable[str]) -> list[str]:
+    """Each method once, the known ones first."""
+    names = list(dict.fromkeys(methods))
+    return [name for name in METHODS if name in names] + [name for name in names if name not in METHODS]
+
+
+def exams(outcome: Outcome) -> list[Exam]:
+    """Those in which something was answered, in order."""
+    return sorted((exam for exam in outcome.exams if exam.answers), key=lambda exam: (exam.seconds, exam.version))
+
+
+def summarise(outcomes: Iterable[Outcome]) -> list[Summary]:
+    return [_summary(persona, method, group) for (persona, method), group in grouped(outcomes).items()]
+
+
+def _summary(persona: str, method: str, group: Sequence[Outcome]) -> Summary:
+    first = [answer for outcome in group for exam in exams(outcome)[:1] for answer in exam.answers]
+    # One examination is the beginning only.
+    last = [answer for outcome in group for exam in exams(outcome)[1:][-1:] for answer in exam.answers]
+    return Summary(
+        method,
+        persona,
+        tuple(outcome.plan.seed for outcome in group),
+        _adherence(first),
+        _adherence(last),
+        _quality(first),
+        _quality(last),
+        _until(group),
+        sum(len(outcome.sessions) for outcome in group),
+        fmean(max((exam.seconds for exam in outcome.exams), default=0.0) for outcome in group) / 60,
+    )
+
+
+def _adherence(answers: Sequence[Answered]) -> Interval | None:
+    return proportion([answer.passed for answer in answers]) if answers else None
+
+
+def _quality(answers: Sequence[Answered]) -> Interval | None:
+    return proportion([not answer.faults for answer in answers]) if answers else None
+
+
+def _until(group: Sequence[Outcome]) -> Until | None:
+    """Trials that were cut short count as far as they went: more is not known of them."""
+    held = [outcome for outcome in group if outcome.sessions]
+    if not held:
+        return None
+    results = [sessions_until_adherence(outcome.first_replies) for outcome in held]
+    never = [len(outcome.sessions) for outcome, result in zip(held, results, strict=True) if result is None]
+    return mean_until(results, min(never) if never else max(outcome.plan.sessions for outcome in held))

@@ -1,0 +1,1 @@
+"""Pages to look at: one file each, with all that they need inside, in one look."""

@@ -1,0 +1,123 @@
+"""The learning curve shows what was measured."""
+
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from openclaw_rl.evals.pictures import curve, curve_svg, describe, save_curve
+from openclaw_rl.evals.statistics import proportion
+from openclaw_rl.evals.trial import Exam, Outcome
+from openclaw_rl.options import ConfigError
+from trials import a_trial, an_answer, an_exam, learning
+
+
+def seconds(exam: Exam) -> float:
+    return exam.seconds
+
+
+def test_one_seed_has_its_own_values_with_the_interval_of_its_answers() -> None:
+    marks = [[True, False, False, False], [True, True, False], [True, True, True, True]]
+    found = curve([a_trial(*(an_exam(m, 10.0 * n) for n, m in enumerate(marks)))], seconds)
+    assert found is not None
+    expected = [proportion(m) for m in marks]
+    assert found.x == [0.0, 10.0, 20.0]
+    assert found.adherence == pytest.approx([e.mean for e in expected])
+    assert found.low == pytest.approx([e.low for e in expected])
+    assert found.high == pytest.approx([e.high for e in expected])
+
+
+def test_several_seeds_are_their_mean_from_the_worst_to_the_best() -> None:
+    slow = a_trial(an_exam([False, False]), an_exam([True, True], 20.0), seed=0)
+    fast = a_trial(an_exam([False, False]), an_exam([True, True], 10.0), seed=1)
+    found = curve([slow, fast], seconds)
+    assert found is not None
+    assert (found.x, found.seeds) == ([0.0, 10.0, 20.0], 2)
+    assert found.adherence == [0.0, 0.75, 1.0]
+    assert found.low == [0.0, 0.5, 1.0]
+    assert found.high == [0.0, 1.0, 1.0]
+
+
+def test_the_guard_has_a_line_of_its_own() -> None:
+    answers = (an_answer(0, False), an_answer(1, True, keeps_rules=True, faults=("it is garbled",)))
+    found = curve([a_trial(Exam(0, 0.0, 0, answers))], seconds)
+    assert found is not None
+    assert (found.adherence, found.quality) == ([0.0], [0.5])
+
+
+def test_of_two_examinations_at_one_moment_the_later_policy_counts() -> None:
+    found = curve([a_trial(an_exam([True], 5.0, 3, 8), an_exam([False], 5.0, 3, 4))], seconds)
+    assert found is not None
+    assert (found.x, found.adherence) == ([5.0], [1.0])
+
+
+def test_without_examinations_there_is_no_line() -> None:
+    assert curve([a_trial(), a_trial(Exam(0, 0.0, 0, ()), seed=1)], seconds) is None
+
+
+marks = st.lists(st.booleans(), min_size=1, max_size=5)
+exams = st.lists(st.tuples(marks, st.floats(0, 1e4)), min_size=1, max_size=5)
+
+
+@settings(max_examples=60)
+@given(st.lists(exams, min_size=1, max_size=4))
+def test_a_mean_lies_in_its_band_whatever_was_measured(seeds: list[list[tuple[list[bool], float]]]) -> None:
+    trials = [a_trial(*(an_exam(m, at, version=n) for n, (m, at) in enumerate(s)), seed=k) for k, s in enumerate(seeds)]
+    found = curve(trials, seconds)
+    assert found is not None
+    assert found.x == sorted({at for s in seeds for _, at in s})
+    for low, mean, high in zip(found.low, found.adherence, found.high, strict=True):
+        assert 0 <= low <= mean + 1e-9
+        assert mean <= high + 1e-9
+        assert high <= 1
+
+
+def texts(outcomes: list[Outcome]) -> list[str]:
+    root = ElementTree.fromstring(curve_svg(outcomes))
+    return [text for element in root.iter() if (text := element.text) and element.tag.endswith("text")]
+
+
+def test_every_method_and_persona_is_named() -> None:
+    trials = [learning(m, p, s) for m in ("combine", "rl") for p in ("brief", "student") for s in (0, 1)]
+    shown = texts(trials)
+    assert {"combine", "rl", "worst to best of 2 seeds", "pass the quality guard", "minutes", "sessions"} <= set(shown)
+    assert {"brief: over minutes", "brief: over sessions", "student: over minutes"} <= set(shown)
+    assert {"0 %", "100 %"} <= set(shown)
+
+
+def test_one_persona_is_not_named_and_one_seed_has_intervals() -> None:
+    shown = texts([learning()])
+    assert "over minutes" in shown
+    assert "95 % interval" in shown
+    assert "no examination yet" not in shown
+
+
+def test_nothing_is_said_to_be_nothing() -> None:
+    assert "no examination yet" in texts([])
+    assert "no examination yet" in texts([a_trial()])
+
+
+def test_the_picture_in_words_has_the_numbers() -> None:
+    assert "combine with brief from 25% to 75%" in describe([learning()])
+
+
+def test_the_file_is_a_picture(tmp_path: Path) -> None:
+    save_curve([learning(), learning("rl")], tmp_path / "curve.png")
+    with Image.open(tmp_path / "curve.png") as image:
+        image.load()
+        assert image.format == "PNG"
+        assert image.size[0] >= 1200
+        assert image.size[1] >= 500
+        colours = {tuple(pixel[:3]) for _, pixel in image.convert("RGBA").getcolors(1_000_000) or ()}
+        assert {(0x00, 0x72, 0xB2), (0xD5, 0x5E, 0x00)} <= colours, "both lines are drawn"
+
+
+def test_without_matplotlib_there_is_a_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ConfigError, match=r"openclaw-rl\[pictures\]"):
+        save_curve([learning()], tmp_path / "curve.png")
+    assert not (tmp_path / "curve.png").exists()

@@ -1,0 +1,67 @@
+"""Trials as if they had been held."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from openclaw_rl.evals.conversation import Conversation, Exchange
+from openclaw_rl.evals.examination import Answered
+from openclaw_rl.evals.personas.persona import load
+from openclaw_rl.evals.questions import Question
+from openclaw_rl.evals.trial import Exam, Held, Outcome, Plan
+
+
+def a_question(number: int, text: str = "") -> Question:
+    return Question(text or f"Question {number}?", "things", f"Reference {number}.", "held-out", ())
+
+
+def an_answer(number: int, passed: bool = True, text: str = "", **given: Any) -> Answered:
+    return Answered(
+        a_question(number, given.get("question", "")),
+        text or f"{'Good' if passed else 'Bad'} answer {number}.",
+        given.get("keeps_rules", passed),
+        given.get("faults", ()),
+    )
+
+
+def an_exam(marks: Sequence[bool], seconds: float = 0.0, sessions: int = 0, version: int = 0) -> Exam:
+    """An examination with a mark for each question."""
+    return Exam(version, seconds, sessions, tuple(an_answer(n, passed) for n, passed in enumerate(marks)))
+
+
+def an_exchange(number: int, passed: bool = True, **given: str) -> Exchange:
+    return Exchange(
+        a_question(number),
+        given.get("message", f"Message {number}"),
+        given.get("answer", f"Reply {number}"),
+        passed,
+        () if passed else ("one short sentence",),
+        given.get("reaction", f"Reaction {number}"),
+    )
+
+
+def a_session(number: int, *passed: bool) -> Held:
+    exchanges = tuple(an_exchange(10 * number + n, mark) for n, mark in enumerate(passed or (True,)))
+    return Held(number, 10.0 * number, Conversation(f"s{number}", exchanges))
+
+
+def a_trial(
+    *exams: Exam,
+    method: str = "combine",
+    persona: str = "brief",
+    seed: int = 0,
+    sessions: Sequence[bool] = (),
+    planned: int = 60,
+) -> Outcome:
+    """A trial with these examinations; `sessions` says of each whether its first reply passed."""
+    plan = Plan(method, load(persona), seed, Path("runs/trial"), planned, 10.0)
+    return Outcome(plan, list(exams), [a_session(number, passed) for number, passed in enumerate(sessions)])
+
+
+def learning(method: str = "combine", persona: str = "brief", seed: int = 0) -> Outcome:
+    """A trial that goes well: from a quarter to most."""
+    exams = [
+        an_exam([n % 4 < most for n in range(16)], 60.0 * step + seed, 5 * step, 4 * step)
+        for step, most in enumerate((1, 2, 2, 3))
+    ]
+    return a_trial(*exams, method=method, persona=persona, seed=seed, sessions=[False, True, False, True, True, True])
