@@ -28,6 +28,7 @@ from openclaw_rl.ledger.schema import FILE, NewerLedger, connect, migrate
 from openclaw_rl.ledger.status import Status, read_status
 from openclaw_rl.options import ConfigError
 from openclaw_rl.rendering.chat import content_text
+from openclaw_rl.terminal import console
 from openclaw_rl.types import Question, Verdict
 
 #: How long to wait for a server on this machine to say how it is.
@@ -36,11 +37,6 @@ PROBE_SECONDS = 2.0
 LOCK_SECONDS = 10
 #: Batches that were set aside, the last ones, in the table of `status`.
 SHOWN_BATCHES = 5
-
-
-def console() -> Console:
-    """Piped into a file, lines keep their width instead of being cut to a terminal's."""
-    return Console() if sys.stdout.isatty() else Console(width=160)
 
 
 @contextlib.contextmanager

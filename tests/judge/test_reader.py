@@ -61,6 +61,80 @@ def test_hint_is_what_the_user_said_without_the_politeness(said: str, hint: str)
     assert read(said).hint == hint
 
 
+@pytest.mark.parametrize(
+    ("said", "hint"),
+    [
+        ("No bold, please.", "No bold, please."),
+        ("Good answer, but no bullet points please.", "no bullet points please."),
+        ("Could you write it as plain text instead of a table?", "write it as plain text instead of a table?"),
+        ("Don't be so vague.", "Don't be so vague."),
+        ("can you give an example?", "give an example?"),
+        ("Bitte keine nummerierten Listen.", "keine nummerierten Listen."),
+        ("Sans gras, s'il te plaît.", "Sans gras, s'il te plaît."),
+        ("No uses emojis, por favor.", "No uses emojis, por favor."),
+        ("请不要用表格。", "不要用表格。"),
+    ],
+)
+def test_wish_about_form_is_a_change_request(said: str, hint: str) -> None:
+    reading = read(said)
+    assert reading.kind is ReplyKind.CHANGE_REQUEST
+    assert reading.hint == hint
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "Write a letter without adjectives, please.",
+        "Write a letter to my landlord, no emojis please.",
+        "Why is the sky blue? One sentence, please.",
+        "Can you give an example of a mammal?",
+        "How do I remove bold text in Word?",
+        "My list is too long.",
+        "Schreib meinem Vermieter einen Brief, bitte ohne Emojis.",
+        "Peux-tu donner un exemple de mammifère ?",
+        "¿Cómo quito las negritas en Word?",
+        "怎么在Word里去掉粗体？",
+    ],
+)
+def test_form_of_something_new_is_no_wish(said: str) -> None:
+    assert read(said, "How do vaccines work?", "They show the body a part of a germ.").kind is ReplyKind.UNCLEAR
+
+
+@pytest.mark.parametrize("said", ["Great, no lists, exactly what I wanted.", "The tone is warm and kind, thanks!"])
+def test_praised_form_is_no_wish(said: str) -> None:
+    assert sign(read(said).kind) >= 0
+
+
+@pytest.mark.parametrize(
+    "new",
+    [
+        "Next question: What is gravity?",
+        "Now something else: Explain inflation.",
+        "What is gravity?",
+        "Give me five tips for growing tomatoes.",
+        "Write a poem about the sea.",
+    ],
+)
+def test_hint_ends_where_something_new_begins(new: str) -> None:
+    reading = read(f"Thanks, but no bold please. {new}")
+    assert reading.kind is ReplyKind.CHANGE_REQUEST
+    assert reading.hint == "no bold please."
+    assert read(f"Ohne Fettdruck bitte. {new}").hint == "Ohne Fettdruck bitte."
+
+
+def test_request_again_with_a_wish_gives_the_wish_as_hint() -> None:
+    reading = read("Once more, but in one sentence: write a poem about the sea!")
+    assert reading.kind is ReplyKind.CHANGE_REQUEST
+    assert reading.hint == "Once more, but in one sentence"
+
+
+@pytest.mark.parametrize("praise", ["That was easy to read, thanks!", "Perfekt, danke!", "¡Perfecto, gracias!"])
+def test_new_question_after_praise_is_moving_on(praise: str) -> None:
+    assert read(f"{praise} Why do we pay taxes?").kind is ReplyKind.MOVING_ON
+    assert read("Why do we pay taxes?").kind is ReplyKind.UNCLEAR
+    assert read(f"{praise} But why do we pay taxes?").kind is ReplyKind.UNCLEAR
+
+
 def test_long_hint_ends_with_a_sentence() -> None:
     hint = read("Make it shorter. " + "It has many words. " * 60).hint
     assert len(hint) <= 300

@@ -13,6 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from openclaw_rl import terminal
 from openclaw_rl.config import Config
 from openclaw_rl.evals.chat import ChatFailed
 from openclaw_rl.evals.flags import METHODS, USER_KEY
@@ -39,7 +40,7 @@ SETTINGS = (
 
 def demo(config: Config, options: argparse.Namespace) -> int:
     charts.need_matplotlib("The demo's picture")
-    console = Console()
+    console = terminal.console()
     plans = make_plans(config, options)
     folder = fetch_model(config.model_name, config.cache_dir.expanduser())
     outcomes: list[Outcome] = []
@@ -52,7 +53,7 @@ def demo(config: Config, options: argparse.Namespace) -> int:
             asyncio.run(look_at_perplexity(outcomes, folder, config.device))
         write_results(outcomes, options.out, command_line(options), config.model_name or EMBEDDED)
         console.print(table(summarise(outcomes)))
-        console.print(f"Picture: {options.out / 'curve.png'}   Page: {options.out / 'index.html'}")
+        console.print(f"Picture: {options.out / 'curve.png'}   Page: {options.out / 'index.html'}", soft_wrap=True)
     return 0
 
 

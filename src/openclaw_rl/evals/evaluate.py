@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from openclaw_rl import terminal
 from openclaw_rl.config import Config
 from openclaw_rl.evals import coding, tool_use
 from openclaw_rl.evals.bfcl import bfcl_cases
@@ -61,11 +62,19 @@ async def bfcl(chat: Chat, seed: int, on_case: OnCase) -> TaskScores:
 RUNS: dict[str, Task] = dict(zip(TASKS, (conversation, code, tools, bfcl), strict=True))
 
 
+SIZES: dict[str, Callable[[], int]] = {
+    "conversation": lambda: sum(len(questions(persona, "held-out")) for persona in BUILT_IN),
+    "coding": lambda: len(coding.problems()),
+    "tool-use": lambda: len(tool_use.cases()),
+    "bfcl": lambda: len(bfcl_cases()),
+}
+
+
 def evaluate(config: Config, options: argparse.Namespace) -> int:
     names = chosen_tasks(options.eval_tasks)
     models = [options.model_path, *([options.compare] if options.compare else [])]
     flags = [serving(config, model) for model in models]
-    console = Console()
+    console = terminal.console()
     try:
         results = [asyncio.run(measure(own, names, config.seed, console)) for own in flags]
     except (ServerFailed, ChatFailed) as error:
@@ -121,7 +130,7 @@ async def measure(flags: Sequence[str], names: Sequence[str], seed: int, console
             progress.remove_task(starting)
             results = []
             for name in names:
-                line = progress.add_task(name, total=None)
+                line = progress.add_task(name, total=SIZES[name]())
 
                 def count(_: CaseScore, line: Any = line) -> None:
                     progress.advance(line)

@@ -20,7 +20,7 @@ from openclaw_rl.evals.users import ModelUser, ScriptedUser, User
 PEOPLE = 4
 #: Answers that somebody wants in a session.
 TURNS = 2
-#: Questions of an examination on the way, and of the first and last.
+#: Answers in an examination on the way, and in the first and last; a question may be asked again, with other dice.
 SHORT_EXAM, LONG_EXAM = 16, 40
 #: How often to look for a new policy.
 LOOK_SECONDS = 0.5
@@ -120,10 +120,10 @@ class Trial:
 
     async def run(self) -> Outcome:
         held_out = questions(self.plan.persona.name, "held-out", self.plan.seed)
-        await self._examine(0, held_out[:LONG_EXAM])
+        await self._examine(0, around(held_out, 0, LONG_EXAM))
         self._began = time.monotonic()
         self._open.set()
-        looking = asyncio.create_task(self._look(held_out[:SHORT_EXAM]))
+        looking = asyncio.create_task(self._look(around(held_out, 0, SHORT_EXAM)))
         try:
             async with asyncio.TaskGroup() as group:
                 for _ in range(PEOPLE):
@@ -132,7 +132,7 @@ class Trial:
             looking.cancel()
             await asyncio.gather(looking, return_exceptions=True)
         version = int((await self.server.state())["policy_version"])
-        await self._examine(version, held_out[:LONG_EXAM])
+        await self._examine(version, around(held_out, 0, LONG_EXAM))
         self.outcome.sessions.sort(key=lambda held: held.number)
         return self.outcome
 
@@ -167,10 +167,7 @@ class Trial:
         return ScriptedUser(plan.persona, seed)
 
     def _questions(self, number: int) -> list[Question]:
-        """Those of a session; the list begins again when it has ended."""
-        found = questions(self.plan.persona.name, "train", self.plan.seed)
-        start = number * TURNS
-        return [found[i % len(found)] for i in range(start, start + TURNS)]
+        return around(questions(self.plan.persona.name, "train", self.plan.seed), number * TURNS, TURNS)
 
     async def _look(self, held_out: Sequence[Question]) -> None:
         """Examine every few policies, for as long as it is not cancelled."""
@@ -204,3 +201,8 @@ class Trial:
         exam = Exam(version, seconds, sessions, answers)
         self.outcome.exams.append(exam)
         self.watch.examined(self.outcome, exam)
+
+
+def around(found: Sequence[Question], start: int, count: int) -> list[Question]:
+    """So many questions from a place on; the list begins again where it ends."""
+    return [found[i % len(found)] for i in range(start, start + count)]

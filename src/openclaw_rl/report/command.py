@@ -21,11 +21,12 @@ NAME = "report.html"
 
 def report(config: Config, options: argparse.Namespace) -> int:
     """`openclaw-rl report`; returns the exit status. Raises ConfigError."""
-    from openclaw_rl.commands import ask_ready, console
+    from openclaw_rl.commands import ask_ready
     from openclaw_rl.ledger.lock import read_server
     from openclaw_rl.pages.charts import need_matplotlib
     from openclaw_rl.pages.render import write
     from openclaw_rl.report.run import read_run
+    from openclaw_rl.terminal import console
 
     need_matplotlib("openclaw-rl report")
     folder = config.run_dir.expanduser()

@@ -7,21 +7,28 @@ signal and language that is most of the reader's time; a table by first letter l
 import re
 from collections.abc import Iterator, Sequence
 
-_ANY = ("",)
+_ANY = frozenset({""})
+#: With more first letters, a phrase costs more to compile for each than it saves where it is tried.
+_MANY_LETTERS = 6
 _OPTIONAL = re.compile(r"\?|\*|\{0,?\d*\}")
 
 
 class Alternatives:
     """Alternatives by the letter they begin with, compiled when they are first needed: most never are."""
 
-    def __init__(self, phrases: Sequence[str], spaced: bool) -> None:
-        """Phrases are of whole words where words have spaces between them; elsewhere no place is known to begin one."""
+    def __init__(self, phrases: Sequence[str], spaced: bool, few_places: bool = False) -> None:
+        """Phrases are of whole words where words have spaces between them; elsewhere no place is known to begin one.
+
+        Where they are tried at few places only, what can begin with many letters is compiled once, not for each.
+        """
         self._spaced = spaced
         self._sources: dict[str, list[str]] = {}
         self._compiled: dict[str, re.Pattern[str]] = {}
         for phrase in phrases:
             letters = first_letters(phrase) if spaced else None
-            for letter in _ANY if letters is None else letters:
+            if letters is None or (few_places and len(letters) > _MANY_LETTERS):
+                letters = _ANY
+            for letter in letters:
                 self._sources.setdefault(letter, []).append(phrase)
         self._any = "" in self._sources
 

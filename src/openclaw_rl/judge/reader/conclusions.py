@@ -86,7 +86,8 @@ def conclude_negative(evidence: Evidence) -> ReplyKind | None:
         return ReplyKind.REJECTION
     if correction:
         first = not change or bool(rejection) or correction <= change or evidence.has("reminder")
-        return ReplyKind.CORRECTION if first else ReplyKind.UNCLEAR
+        otherwise = ReplyKind.CHANGE_REQUEST if evidence.has("wish") else ReplyKind.UNCLEAR
+        return ReplyKind.CORRECTION if first else otherwise
     if change:
         return conclude_change(evidence, bool(rejection))
     if not rejection:

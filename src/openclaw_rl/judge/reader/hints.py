@@ -10,6 +10,7 @@ _SEPARATORS = " \t\n,.!?;:…-–—。、\uff0c\uff01\uff1f\uff1b\uff1a"
 _SPACE = re.compile(r"\s+")
 _SENTENCE_END = re.compile(r"[.!?。！？](?=\s|$)|[。！？]")
 _MOST_LEADS = 6
+_LONGEST_PRAISE = 60
 
 
 def make_hint(words: str) -> str:
@@ -21,6 +22,7 @@ def make_hint(words: str) -> str:
 def strip_leads(text: str) -> str:
     """Take greetings, thanks and fillers off the beginning, as long as something is left."""
     lexicon = lexicon_for(normalise(text))
+    text = strip_praise(text, lexicon)
     for _ in range(_MOST_LEADS):
         shorter = strip_lead(text, lexicon)
         if shorter == text or len(shorter) < 2:
@@ -29,22 +31,29 @@ def strip_leads(text: str) -> str:
     return text
 
 
+def strip_praise(text: str, lexicon: Lexicon) -> str:
+    """Take off what praises or thanks before a "but"."""
+    plain = aligned(text[:_LONGEST_PRAISE])
+    contrast = lexicon.find("contrast", plain)
+    if not contrast or not any(lexicon.find(signal, plain[: contrast.start()]) for signal in ("praise", "thanks")):
+        return text
+    return text[contrast.end() :].lstrip(_SEPARATORS) or text
+
+
 def strip_lead(text: str, lexicon: Lexicon) -> str:
     """Take one greeting, thanks or filler off the beginning."""
     words = text.lstrip(_SEPARATORS)
-    head = words[:60]
-    plain = normalise(head)
-    # Where normalising changes the length, places in the one are none in the other.
-    if len(plain) != len(head):
-        plain = align(head)
+    plain = aligned(words[:60])
     match = lexicon.find("lead", plain)
     if not match or plain[: match.start()].strip(_SEPARATORS) or not match.group():
         return words
     return words[match.end() :].lstrip(_SEPARATORS)
 
 
-def align(text: str) -> str:
-    """Normalise character by character, each to one."""
+def aligned(text: str) -> str:
+    """Normalise, so that places stay: where the length would change, character by character, each to one."""
+    if len(plain := normalise(text)) == len(text):
+        return plain
     return "".join(plain if len(plain := normalise(char)) == 1 else "~" for char in text)
 
 

@@ -51,15 +51,24 @@ class Lexicon:
         return "".join([*pieces, text[place:]])
 
 
-def lexicon_for(text: str) -> Lexicon:
-    """The languages to look at for a normalised text: by its script, and if it is long enough by its small words."""
-    words = _WORD.findall(text)
+def lexicon_for(text: str, opening: str = "") -> Lexicon:
+    """The languages to look at for a normalised text: by its script, and if it is long enough by its small words.
+
+    `opening` is how the text begins, where that may be in another language than the rest.
+    """
     written = [language for language in all_languages() if language.script.search(text)]
-    hits = [sum(word in language.small_words for word in words) if language.spaced else 0 for language in written]
-    most = max(hits, default=0)
+    hits, first = small_words_of(text, written), small_words_of(opening, written)
+    most, most_first = max(hits, default=0), max([1, *first])
     if most < _TELLING_WORDS:
         return Lexicon([script for script in all_scripts() if script.script.search(text)])
-    return Lexicon([one for one, n in zip(written, hits, strict=True) if n >= 0.6 * most or not one.spaced])
+    counted = zip(written, hits, first, strict=True)
+    return Lexicon([one for one, n, m in counted if n >= 0.6 * most or m >= most_first or not one.spaced])
+
+
+def small_words_of(text: str, languages: Sequence[Language]) -> list[int]:
+    """How many words of a text are small words of each language; 0 where words have no spaces between them."""
+    words = _WORD.findall(text)
+    return [sum(word in one.small_words for word in words) if one.spaced else 0 for one in languages]
 
 
 @lru_cache(maxsize=16)

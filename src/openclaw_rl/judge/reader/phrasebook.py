@@ -108,7 +108,7 @@ def compile_phrases(phrases: Sequence[str], spaced: bool) -> Phrases:
     ended = [re.sub(r"(?<!\\)\$", lambda _: _CLAUSE_END, phrase) for phrase in phrases]
     at_start = [inner_starts(phrase[1:]) for phrase in ended if phrase.startswith("^")]
     anywhere = [inner_starts(phrase) for phrase in ended if not phrase.startswith("^")]
-    return Phrases(Alternatives(at_start, spaced), Alternatives(anywhere, spaced))
+    return Phrases(Alternatives(at_start, spaced, few_places=True), Alternatives(anywhere, spaced))
 
 
 def inner_starts(phrase: str) -> str:

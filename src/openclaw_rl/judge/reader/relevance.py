@@ -37,10 +37,14 @@ class Topic(NamedTuple):
     """The request and the response."""
     turns: bool = False
     """It praises the response, or says "but", before it asks for something."""
+    wishes: bool = False
+    """It wants another form, which only a response has."""
 
 
 def is_about(kind: ReplyKind, topic: Topic) -> bool:
     """Whether a message that reads as this kind is about the response."""
+    if topic.wishes:
+        return True
     if _MATERIAL.search(topic.message) and not topic.turns:
         return kind not in _NEGATIVE
     if kind is ReplyKind.CHANGE_REQUEST:
@@ -54,6 +58,14 @@ def is_about(kind: ReplyKind, topic: Topic) -> bool:
             or shares_words(topic)
         )
     return True
+
+
+def is_new(topic: Topic) -> bool:
+    """Whether a question stands for itself and has nothing in common with the turn before."""
+    named = names(topic.message)
+    if len(named) < _LEAST_SHARED or topic.lexicon.find("back", topic.message):
+        return False
+    return not shares_words(topic)
 
 
 def points_back(topic: Topic) -> bool:

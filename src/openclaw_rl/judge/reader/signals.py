@@ -4,6 +4,8 @@ The signals of the phrase files, and what each says of the response:
 
 - rejection: it was wrong; outburst: the same in the form of a question
 - correction: what was wrong with it; change: what should be otherwise; statement: a bare fact, perhaps a better one
+- wish: what should be otherwise about the form of the response (length, layout, tone, detail); a whole clause of it
+- ask: how a wish is put ("could you"), which changes nothing about it
 - reminder: what had been asked for, so that what else is said is no new wish
 - praise, thanks; idiom: praise in negative words ("not bad"); sarcasm: praise that is none; negation: takes praise back
 - trouble: words beside praise that may turn it into mockery
@@ -16,7 +18,8 @@ The signals of the phrase files, and what each says of the response:
 - opposite: stands between what is right and what is not ("not", "instead of")
 - contrast: "but"; mask: looks like a signal and is none; noise: changes nothing; lead: nothing for a hint
 
-"doubt" is no signal of the files: praise with a negation in the same clause.
+No signals of the files: "doubt" is praise with a negation in the same clause, "question" what is interrogative, and
+"announcement" the next step with the question or the request itself behind it.
 """
 
 import re
@@ -38,6 +41,10 @@ _CLAUSE_MARK = re.compile(rf"[,:;{CONTRAST}]")
 class Sentence:
     """One sentence and its signals: where in the sentence each was found first."""
 
+    plain: str
+    """As it is read; `start` and `end` say where it stands in the message."""
+    start: int
+    end: int
     asks: bool
     found: dict[str, int] = field(default_factory=dict)
     rest: str = ""
@@ -48,16 +55,17 @@ class Sentence:
         return any(signal in self.found for signal in signals)
 
 
-def read_sentence(written: str, lexicon: Lexicon) -> Sentence:
-    """Find the signals of a normalised sentence."""
-    text = tidy(lexicon.blank("noise", _COMMA.sub(", ", written[:_LONGEST]), by=""))
-    sentence = Sentence(asks=written.rstrip().endswith("?"))
+def read_sentence(plain: str, lexicon: Lexicon, span: tuple[int, int] = (0, 0)) -> Sentence:
+    """Find the signals of a normalised sentence that stands at `span` of the message."""
+    text = tidy(lexicon.blank("noise", _COMMA.sub(", ", plain[:_LONGEST]), by=""))
+    sentence = Sentence(plain, *span, asks=plain.rstrip().endswith("?"))
     if lexicon.find("outburst", text):
         sentence.found["rejection"] = 0
         return sentence
     if question := lexicon.find("interrogative", text):
         # What comes before a question counts: "great, next: what is ...?"
         sentence.asks = True
+        sentence.found["question"] = question.start()
         text = text[: question.start()]
     text = tidy(lexicon.blank("mask", text))
     if text.strip(" ~"):
@@ -71,6 +79,8 @@ def find_signals(sentence: Sentence, text: str, lexicon: Lexicon) -> None:
     text = tidy(lexicon.blank("contrast", lexicon.blank("idiom", text, by=_IDIOM), by=CONTRAST))
     for signal in ("sarcasm", "rejection", "moving_on", "thanks", "defer"):
         note(found, signal, text, lexicon)
+    if "moving_on" in found and (sentence.asks or ":" in text):
+        found["announcement"] = found["moving_on"]
     sentence.rest = lexicon.blank("rejection", text) if "rejection" in found else text
     # A question praises nothing, unless it comes after a comma.
     if not sentence.asks or "," in text:
@@ -85,6 +95,7 @@ def find_signals(sentence: Sentence, text: str, lexicon: Lexicon) -> None:
     for signal in ("correction", "reminder", "change", "next", "statement", "tale"):
         note(found, signal, text, lexicon)
     drop_tales(found, text, lexicon)
+    note_wish(found, tidy(lexicon.blank("ask", text, by="")), lexicon)
     if _IDIOM in text:
         found.setdefault("praise", text.index(_IDIOM))
     # "I thought it was wrong, but you are right": what comes last counts.
@@ -97,6 +108,9 @@ def drop_tales(found: dict[str, int], text: str, lexicon: Lexicon) -> None:
     signals = {"change", "correction", "praise"} & found.keys()
     if not signals or CONTRAST in text or "reminder" in found or "tale" not in found:
         return
+    # "Wonderful, my class will love it": what is praised first is the response.
+    if found.get("praise", _LONGEST) < found["tale"]:
+        signals.discard("praise")
     for signal in signals:
         del found[signal]
     if "praise" in signals:
@@ -117,6 +131,17 @@ def note_praise(found: dict[str, int], text: str, lexicon: Lexicon) -> None:
     after = _CLAUSE_MARK.split(text[match.end() :], maxsplit=1)[0]
     negated = lexicon.find("negation", before) or lexicon.find("negation", after)
     found["doubt" if negated else "praise"] = match.start()
+
+
+def note_wish(found: dict[str, int], text: str, lexicon: Lexicon) -> None:
+    """Note a wish, unless praise comes after it ("no lists, great") or a request before it, whose condition it is."""
+    if not (match := lexicon.find("wish", text)) or _IDIOM in text[match.end() :]:
+        return
+    before = text[: match.start()].rstrip()
+    requested = before and (lexicon.find("next", before) or lexicon.find("fresh", before))
+    # "Great example": what is praised is not wished for.
+    if not requested and not before.endswith(_IDIOM):
+        found["wish"] = match.start()
 
 
 def tidy(text: str) -> str:

@@ -12,8 +12,12 @@ _QUOTATION = re.compile(r"\"[^\"\n]{1,200}\"|`[^`\n]{1,200}`|[“„«「『][^�
 _ACCENT = re.compile("[\u0300-\u036f]")
 _INVISIBLE = re.compile("[\u00ad\u200b-\u200f\u2060\ufe00-\ufe0f\ufeff\U0001f3fb-\U0001f3ff]")
 _STRETCHED = re.compile(r"([^\W\d_])\1{2,}")
-_SENTENCE_END = re.compile(r"(?<=[.!?;])[.!?;]*\s+|\n+|\s+[-–—]+\s+")
-_SPACE = re.compile(r"\s+")
+#: The last one: "shorter pls Another question: why ...", where the mark was left out.
+_SENTENCE_END = re.compile(
+    r"(?<=[.!?;…])[.!?;…]*\s+|(?<=[。！？；])\s*|\n+|\s+[-–—]+\s+"
+    r"|(?<=[a-zß-ÿ]) (?=[A-ZÀ-Þ]\w{1,15} (?:\w{1,15} ){0,2}\w{1,15} ?: )"
+)
+_NO_SENTENCE = " .!?;…。！？；\t"
 _WIDTHS = str.maketrans(
     {"。": ". ", "！": "! ", "？": "? ", "；": "; ", "，": ", ", "、": ", ", "：": ": ", "¿": " ", "¡": " "}
     | dict.fromkeys("‘’ʼ´`＇", "'")
@@ -45,7 +49,14 @@ def normalise(text: str) -> str:
     return _STRETCHED.sub(r"\1", unicodedata.normalize("NFC", text)).replace("’", "'")
 
 
-def sentences(text: str) -> list[str]:
-    """The sentences of a text, each with its final mark."""
-    pieces = (_SPACE.sub(" ", piece).strip() for piece in _SENTENCE_END.split(text))
-    return [piece for piece in pieces if piece.strip(" .!?;")]
+def sentences(text: str) -> list[tuple[int, int]]:
+    """Where the sentences of a text begin and end, each with its final mark. Quotations are parts of sentences."""
+    text = _QUOTATION.sub(lambda match: "_" * len(match[0]), text)
+    ends = [match.span() for match in _SENTENCE_END.finditer(text)]
+    spans = zip([0, *(end for _, end in ends)], [*(start for start, _ in ends), len(text)], strict=True)
+    return [(start, end) for start, end in spans if text[start:end].strip(_NO_SENTENCE)]
+
+
+def read_plainly(text: str) -> str:
+    """A message, or a part of it, as the phrases are looked for in it: normalised, without quotations."""
+    return normalise(without_quotations(text))

@@ -5,23 +5,28 @@ What is a plain question, an answer to the assistant's own question, or contradi
 
 import re
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from openclaw_rl.judge.reader.conclusions import Evidence, conclude
 from openclaw_rl.judge.reader.hints import make_hint
 from openclaw_rl.judge.reader.kinds import Reading, ReplyKind
-from openclaw_rl.judge.reader.lexicon import lexicon_for
+from openclaw_rl.judge.reader.lexicon import Lexicon, lexicon_for
 from openclaw_rl.judge.reader.opposites import Turn, opposes
+from openclaw_rl.judge.reader.parts import reacting, settle_wishes, without_request
 from openclaw_rl.judge.reader.phrasebook import all_small_words
-from openclaw_rl.judge.reader.relevance import Topic, is_about, names
+from openclaw_rl.judge.reader.relevance import Topic, is_about, is_new, names
 from openclaw_rl.judge.reader.signals import Sentence, read_sentence
 from openclaw_rl.judge.reader.similarity import Likeness, begins_alike, compare
-from openclaw_rl.judge.reader.text import normalise, own_words, sentences, shorten, without_quotations
+from openclaw_rl.judge.reader.text import own_words, read_plainly, sentences, shorten
 
 _UNCLEAR = Reading(ReplyKind.UNCLEAR)
 _FIRST, _LAST = 4, 2
 _VERDICTS = ("rejection", "correction", "moving_on", "praise", "thanks")
 #: Words that a request in other words has of the first one.
 _LEAST_SHARED = 2
+#: Words beside the request that can be a wish: "I asked: ..." is none.
+_LEAST_BESIDE = 3
+_TELLING = ("change", "wish", "correction", "rejection", "contrast", "reminder", "statement")
 #: Words of a message that only says what the response should have heeded.
 _MOST_REMINDED = 3
 _LONGEST_REMINDER = 80
@@ -39,6 +44,21 @@ _END_OF_ERROR = re.compile(
 _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|\w+")
 
 
+class Text(NamedTuple):
+    """A message, or the part of one, that is read."""
+
+    words: str
+    plain: str
+    """Normalised, without quotations."""
+    lexicon: Lexicon
+    said: Sequence[Sentence]
+    """Its sentences; those of a part stand in the words of the whole message."""
+
+    def has(self, *signals: str) -> bool:
+        """Whether any sentence has any of the signals."""
+        return any(sentence.has(*signals) for sentence in self.said)
+
+
 def read_user(request: str, response: str, message: str) -> Reading:
     """Read a user's message that came after `response`."""
     likeness = compare(request, message, all_small_words())
@@ -47,29 +67,102 @@ def read_user(request: str, response: str, message: str) -> Reading:
     words = own_words(shorten(message)).strip()
     if _ERROR_OUTPUT.search(words):
         return read_error_report(words)
-    plain = normalise(without_quotations(words))
-    lexicon = lexicon_for(plain)
-    said = [read_sentence(part, lexicon) for part in first_and_last(sentences(plain))]
-    again = lexicon.find("again", plain) is not None and len(names(request) & names(plain)) >= _LEAST_SHARED
+    turn = Turn(request, response)
+    if reading := read_beside_request(words, turn):
+        return reading
+    text = read_text(words)
+    said = text.said
+    settle_wishes(said, text.lexicon, likeness is not Likeness.DIFFERENT)
+    again = text.lexicon.find("again", text.plain) is not None and shares(request, text.plain)
     if repeats(likeness, said, again):
         return Reading(ReplyKind.REPETITION)
     if likeness in (Likeness.EXTENDED, Likeness.NEARLY) and extends(request, message, said):
         return Reading(ReplyKind.CHANGE_REQUEST, make_hint(words))
-    turn = Turn(request, response)
+    return read_reaction(text, turn) or read_all(text, turn)
+
+
+def read_text(words: str) -> Text:
+    """Read what the sentences of a message signal."""
+    spans = first_and_last(sentences(words))
+    whole = read_plainly(words)
+    parts = [read_plainly(words[start:end]) for start, end in spans] if len(spans) > 1 else [whole] * len(spans)
+    plain = [" ".join(part.split()) for part in parts]
+    lexicon = opening = lexicon_for(whole)
+    if len(plain) > 1:
+        # Who reacts in German may go on in English.
+        lexicon, opening = lexicon_for(whole, plain[0]), lexicon_for(plain[0])
+    said = [read_sentence(part, lexicon if n else opening, spans[n]) for n, part in enumerate(plain)]
+    return Text(words, whole, lexicon, said)
+
+
+def read_beside_request(words: str, turn: Turn) -> Reading | None:
+    """Read a message that has the whole request in it by what it says beside, if that is a wish or a correction."""
+    beside = without_request(words, turn.request)
+    if len(_WORD.findall(beside)) < _LEAST_BESIDE:
+        return None
+    text = read_text(beside)
+    settle_wishes(text.said, text.lexicon, same_topic=True)
+    reading = read_all(text, turn)
+    return reading if reading.hint else None
+
+
+def read_reaction(text: Text, turn: Turn) -> Reading | None:
+    """Read the part of a message that reacts, if another part asks for something new and the first one is clear.
+
+    Without an announcement the new may as well belong to what was said before: then only wishes about form and praise
+    in so many words are clear, thanks if the rest is about something else, and what the whole message says, too.
+    """
+    reacts = reacting(text.said, text.lexicon)
+    if len(reacts) == len(text.said):
+        return None
+    part = Text(text.words, "\n".join(one.plain for one in reacts), text.lexicon, reacts)
+    reading = read_all(part, turn)
+    new = text.said[len(reacts)]
+    announced = new.has("announcement")
+    if reading.hint and (announced or part.has("wish") or read_all(text, turn).hint):
+        return reading
+    doubtful = text.has("contrast", "trouble") or turns(new, text.lexicon)
+    if reading.kind is ReplyKind.ACKNOWLEDGEMENT and not doubtful:
+        topic = Topic(text.plain[len(part.plain) :], text.lexicon, (turn.request, turn.response))
+        return Reading(ReplyKind.MOVING_ON) if announced or part.has("praise") or is_new(topic) else None
+    return reading if announced and reading.kind is ReplyKind.REJECTION else None
+
+
+def turns(sentence: Sentence, lexicon: Lexicon) -> bool:
+    """Whether a sentence begins with "but"."""
+    contrast = lexicon.find("contrast", sentence.plain)
+    return contrast is not None and contrast.start() == 0
+
+
+def read_all(text: Text, turn: Turn) -> Reading:
+    """Read a message, or a part of one, as a whole."""
+    said, plain, lexicon = text.said, text.plain, text.lexicon
     opposed = opposes(plain, turn, lexicon)
     reminded = not any(one.asks or one.has(*_VERDICTS) for one in said) and (
-        reminds(plain, turn) or renumbers(words, turn)
+        reminds(plain, turn) or renumbers(text.words, turn)
     )
-    kind = conclude(Evidence(said, asks(response), disputes(words, response), opposed, reminded))
-    turns = any(one.has("praise", "contrast") for one in said)
-    if not is_about(kind, Topic(plain, lexicon, (request, response), turns)):
+    evidence = Evidence(said, asks(turn.response), disputes(text.words, turn.response), opposed, reminded)
+    kind = conclude(evidence)
+    topic = Topic(plain, lexicon, (turn.request, turn.response), text.has("praise", "contrast"), text.has("wish"))
+    if not is_about(kind, topic):
         return _UNCLEAR
     if kind in (ReplyKind.CORRECTION, ReplyKind.CHANGE_REQUEST):
-        return Reading(kind, make_hint(words))
+        return Reading(kind, make_hint(matter(text)))
     return Reading(kind)
 
 
-def first_and_last(parts: list[str]) -> list[str]:
+def matter(text: Text) -> str:
+    """What a message says apart from praise and thanks before and after it."""
+    telling = [one for one in text.said if not one.has("praise", "thanks") or one.has(*_TELLING)] or text.said
+    return text.words[telling[0].start : telling[-1].end]
+
+
+def shares(request: str, plain: str) -> bool:
+    """Whether a message has words of the request."""
+    return len(names(request) & names(plain)) >= _LEAST_SHARED
+
+
+def first_and_last(parts: list[tuple[int, int]]) -> list[tuple[int, int]]:
     """The sentences that are read: what is in the middle of a long message is its matter, not its mood."""
     return parts if len(parts) <= _FIRST + _LAST else parts[:_FIRST] + parts[-_LAST:]
 

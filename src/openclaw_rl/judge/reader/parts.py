@@ -1,0 +1,56 @@
+"""Tells what reacts to a response from what asks for something new, in a message that does both.
+
+"No bold, please. Next question: why is the sky blue?" complains, and the question that follows is no part of it.
+"""
+
+from collections.abc import Sequence
+
+from openclaw_rl.judge.reader.lexicon import Lexicon
+from openclaw_rl.judge.reader.signals import Sentence
+
+_VERDICTS = ("change", "wish", "correction", "rejection", "praise", "thanks")
+#: A shorter request may stand in a message by chance.
+_LEAST_LETTERS = 12
+
+
+def reacting(said: Sequence[Sentence], lexicon: Lexicon) -> Sequence[Sentence]:
+    """The sentences before the first that announces or asks something new; all of them if none does."""
+    new = (n for n, sentence in enumerate(said) if n and begins_something(sentence, lexicon))
+    return said[: next(new, len(said))]
+
+
+def begins_something(sentence: Sentence, lexicon: Lexicon) -> bool:
+    """Whether a sentence leaves the response: "Next question: ...", or a question or request without a verdict."""
+    if sentence.has("announcement"):
+        return True
+    if sentence.has(*_VERDICTS):
+        return False
+    asked = sentence.has("question") or (sentence.asks and sentence.has("next"))
+    return asked or lexicon.find("fresh", sentence.plain) is not None
+
+
+def settle_wishes(said: Sequence[Sentence], lexicon: Lexicon, same_topic: bool) -> None:
+    """Count wishes about form as changes, but not those that come after a new request: they are its conditions."""
+    if not any(sentence.has("wish") for sentence in said):
+        return
+    requested = False
+    for sentence in said:
+        if "wish" not in sentence.found:
+            requested = requested or (not same_topic and begins_something(sentence, lexicon))
+        elif requested:
+            del sentence.found["wish"]
+            sentence.found.pop("change", None)
+        else:
+            wish = sentence.found["wish"]
+            sentence.found["change"] = min(wish, sentence.found.get("change", wish))
+
+
+def without_request(words: str, request: str) -> str:
+    """What a message says beside the request, if it has all of it once more; nothing if it has not."""
+    asked, lower = request.strip(" \n.!?").lower(), words.lower()
+    # Where lower case has another length, places in the one are none in the other.
+    if not _LEAST_LETTERS <= len(asked) <= len(words) or len(lower) != len(words):
+        return ""
+    before, found, after = lower.partition(asked)
+    rest = words[len(words) - len(after) :].lstrip(" .!?")
+    return f"{words[: len(before)]}\n{rest}".strip(" \n:") if found else ""

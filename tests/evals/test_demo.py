@@ -1,0 +1,100 @@
+"""The demo and the evaluation as people call them: real servers, real conversations, files that can be looked at."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from openclaw_rl.cli import build_parser
+from openclaw_rl.config import Config
+from openclaw_rl.evals.demo import make_plans
+from openclaw_rl.evals.evaluate import chosen_tasks, rank_of, serving
+from openclaw_rl.evals.flags import METHODS
+from openclaw_rl.options import ConfigError
+
+SECONDS = 240
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, "-m", "openclaw_rl", *arguments]
+    return subprocess.run(line, capture_output=True, text=True, check=False, timeout=SECONDS)
+
+
+def test_a_demo_holds_conversations_learns_and_leaves_a_picture_and_a_page(tiny_model: Path, tmp_path: Path) -> None:
+    out = tmp_path / "demo"
+    server = ["--", "--batch-size", "2", "--kv-cache-gib", "0.1", "--max-kl", "100"]
+    done = run(
+        *("demo", "--method", "rl", "--sessions", "6", "--minutes", "1", "--out", str(out)),
+        *("--model-name", str(tiny_model), *server),
+    )
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert "adherence" in done.stdout
+    assert "sessions until" in done.stdout
+    assert (out / "curve.png").read_bytes().startswith(b"\x89PNG")
+    assert "<svg" in (out / "index.html").read_text()
+    results = json.loads((out / "results.json").read_text())
+    (trial,) = results["trials"]
+    assert (trial["method"], trial["persona"], len(trial["first_replies"])) == ("rl", "brief", 6)
+    first, *_, last = trial["exams"]
+    assert first["version"] == 0
+    assert last["version"] >= 1
+    assert {"--model-name", str(tiny_model), "--batch-size"} <= set(trial["settings"])
+    # A page about the run of the trial, from the same files that any server leaves.
+    told = run("report", str(out / "rl-brief-0"), "--no-answers", "--model-name", str(tiny_model))
+    assert told.returncode == 0, told.stderr
+    assert "<svg" in (out / "rl-brief-0" / "report.html").read_text()
+    again = run("demo", "--method", "rl", "--out", str(out), "--model-name", str(tiny_model))
+    assert again.returncode == 2
+    assert "is there already" in again.stderr
+
+
+def test_an_evaluation_compares_a_checkpoint_with_the_base_model(
+    tiny_model: Path, adapters: list[Path], tmp_path: Path
+) -> None:
+    checkpoint = tmp_path / "checkpoint"
+    checkpoint.mkdir()
+    for path in adapters[0].iterdir():
+        (checkpoint / path.name).write_bytes(path.read_bytes())
+    record = {"step": 1, "version": 7, "created": 0.0, "batches": [], "files": {}}
+    (checkpoint / "checkpoint.json").write_text(json.dumps(record))
+    found = tmp_path / "found.json"
+    done = run(
+        *("eval", "--model-path", str(checkpoint), "--compare", "base", "--eval-tasks", "conversation"),
+        *("--model-name", str(tiny_model), "--json", str(found)),
+    )
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert "conversation" in done.stdout
+    task = json.loads(found.read_text())["tasks"]["conversation"]
+    own, base = task[str(checkpoint)]["cases"], task["base"]["cases"]
+    assert [case["case"] for case in own] == [case["case"] for case in base]
+    assert [case["answer"] for case in own] != [case["answer"] for case in base]
+    assert 0 <= task["difference"]["p"] <= 1
+
+
+def test_what_cannot_be_evaluated_is_said_in_a_sentence(tmp_path: Path) -> None:
+    config = Config()
+    with pytest.raises(ConfigError, match="neither a checkpoint nor a model folder"):
+        serving(config, str(tmp_path))
+    with pytest.raises(ConfigError, match="no task juggling"):
+        chosen_tasks("coding, juggling")
+    with pytest.raises(ConfigError, match="names no task"):
+        chosen_tasks(" , ")
+    (tmp_path / "adapter_config.json").write_text('{"r": "many"}')
+    with pytest.raises(ConfigError, match="is damaged"):
+        rank_of(tmp_path)
+
+
+def test_all_methods_and_seeds_are_one_trial_each(tmp_path: Path) -> None:
+    options = build_parser().parse_args(
+        ["demo", "--method", "all", "--persona", "all", "--seeds", "2", "--out", str(tmp_path), "--", "--w-rl", "2"]
+    )
+    plans = make_plans(Config(seed=5), options)
+    assert len(plans) == 4 * len(METHODS) * 2
+    assert len({plan.run_dir for plan in plans}) == len(plans)
+    assert {plan.seed for plan in plans} == {5, 6}
+    assert all(plan.flags[-2:] == ("--w-rl", "2") for plan in plans)
+    options.seeds = 0
+    with pytest.raises(ConfigError, match="above 0"):
+        make_plans(Config(), options)
