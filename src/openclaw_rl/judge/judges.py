@@ -11,7 +11,7 @@ from openclaw_rl.judge.askers import Asker, AskParams
 from openclaw_rl.judge.breaker import Breaker
 from openclaw_rl.judge.case import Case
 from openclaw_rl.judge.errors import JudgeFailed
-from openclaw_rl.judge.reader import ReplyKind, read_reply
+from openclaw_rl.judge.reader import ReplyKind, instruct, read_reply
 from openclaw_rl.judge.votes import MIN_HINT, accepted_hints, parse, tally
 from openclaw_rl.types import Hint, Question, Source, Verdict, Vote
 
@@ -86,7 +86,8 @@ class FeedbackReader:
         score = READINGS.get(reading.kind)
         if score is None:
             return Opinion(reason="what came next is unclear")
-        hints = (reading.hint,) if len(reading.hint) > MIN_HINT else () if score > 0 else None
+        hint = instruct(reading.hint) if reading.kind is ReplyKind.CHANGE_REQUEST else reading.hint
+        hints = (hint,) if len(hint) > MIN_HINT else () if score > 0 else None
         return Opinion(score, hints, reason=str(reading.kind))
 
 

@@ -7,13 +7,14 @@ The phrases are compiled where they are first needed, which takes time: `warm_up
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from openclaw_rl.judge.reader.instructions import all_instructions, instruct
 from openclaw_rl.judge.reader.kinds import Reading, ReplyKind
 from openclaw_rl.judge.reader.phrasebook import all_languages, all_scripts
 from openclaw_rl.judge.reader.tools import read_tool_results
 from openclaw_rl.judge.reader.users import read_user
 from openclaw_rl.rendering.chat import content_text
 
-__all__ = ["Reading", "ReplyKind", "read_reply", "warm_up"]
+__all__ = ["Reading", "ReplyKind", "instruct", "read_reply", "warm_up"]
 
 _TOOL_ROLES = frozenset({"tool", "function"})
 
@@ -42,3 +43,7 @@ def warm_up() -> None:
         for phrases in language.signals.values():
             phrases.at_start.compile()
             phrases.anywhere.compile()
+    for own in all_instructions():
+        for one in own.listed:
+            one.when.at_start.compile()
+            one.when.anywhere.compile()

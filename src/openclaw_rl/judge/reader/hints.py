@@ -3,12 +3,14 @@
 import re
 
 from openclaw_rl.judge.reader.lexicon import Lexicon, lexicon_for
+from openclaw_rl.judge.reader.phrasebook import all_small_words
 from openclaw_rl.judge.reader.text import normalise
 
 LONGEST = 300
 _SEPARATORS = " \t\n,.!?;:…-–—。、\uff0c\uff01\uff1f\uff1b\uff1a"
 _SPACE = re.compile(r"\s+")
 _SENTENCE_END = re.compile(r"[.!?。！？](?=\s|$)|[。！？]")
+_LETTERS = re.compile(r"[^\W\d_]+")
 _MOST_LEADS = 6
 _LONGEST_PRAISE = 60
 
@@ -17,6 +19,12 @@ def make_hint(words: str) -> str:
     """Clean what a user said; never empty unless there are no words."""
     text = _SPACE.sub(" ", words).strip()
     return cut(strip_leads(text[: 4 * LONGEST]))
+
+
+def says_nothing(hint: str, lexicon: Lexicon) -> bool:
+    """Whether a hint only wants an answer, and does not say what was wrong with the one that there is."""
+    rest = lexicon.blank("bare", normalise(hint), by="")
+    return rest != normalise(hint) and not set(_LETTERS.findall(rest)) - all_small_words()
 
 
 def strip_leads(text: str) -> str:

@@ -23,14 +23,14 @@ CONTRAST = "§"
 _CLAUSE_START = rf"(?:^|(?<=[,:{CONTRAST}]\s))"
 _CLAUSE_END = rf"(?=\W{{0,8}}$|\s?[,:.!?;{CONTRAST}])"
 _GROUP = re.compile(r"\{([a-z]\w*)\}")
-_SCRIPTS = {
+SCRIPTS = {
     "latin": re.compile("[a-z]"),
     "han": re.compile("[\u3040-\u30ff\u3400-\u9fff]"),
     "hangul": re.compile("[\uac00-\ud7af]"),
     "cyrillic": re.compile("[\u0400-\u04ff]"),
     "emoji": re.compile("[\u2190-\u2bff\U0001f300-\U0001faff]"),
 }
-_SPACED = frozenset({"latin", "cyrillic"})
+SPACED = frozenset({"latin", "cyrillic"})
 
 
 class Phrases(NamedTuple):
@@ -91,8 +91,8 @@ def read_language(files: Sequence[dict[str, Any]]) -> Language:
             # What leads can only begin.
             phrases[signal] += [f"^{part}" if signal == "lead" else part for part in expanded]
     small_words = " ".join(words for table in files for words in table.get("small_words", []))
-    signals = {signal: compile_phrases(listed, script in _SPACED) for signal, listed in phrases.items()}
-    return Language(_SCRIPTS[script], script in _SPACED, signals, frozenset(normalise(small_words).split()))
+    signals = {signal: compile_phrases(listed, script in SPACED) for signal, listed in phrases.items()}
+    return Language(SCRIPTS[script], script in SPACED, signals, frozenset(normalise(small_words).split()))
 
 
 def expand(phrase: str, words: dict[str, str]) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from openclaw_rl.judge.reader.conclusions import Evidence, conclude
-from openclaw_rl.judge.reader.hints import make_hint
+from openclaw_rl.judge.reader.hints import make_hint, says_nothing
 from openclaw_rl.judge.reader.kinds import Reading, ReplyKind
 from openclaw_rl.judge.reader.lexicon import Lexicon, lexicon_for
 from openclaw_rl.judge.reader.opposites import Turn, opposes
@@ -146,9 +146,12 @@ def read_all(text: Text, turn: Turn) -> Reading:
     topic = Topic(plain, lexicon, (turn.request, turn.response), text.has("praise", "contrast"), text.has("wish"))
     if not is_about(kind, topic):
         return _UNCLEAR
-    if kind in (ReplyKind.CORRECTION, ReplyKind.CHANGE_REQUEST):
-        return Reading(kind, make_hint(matter(text)))
-    return Reading(kind)
+    if kind not in (ReplyKind.CORRECTION, ReplyKind.CHANGE_REQUEST):
+        return Reading(kind)
+    hint = make_hint(matter(text))
+    if says_nothing(hint, lexicon):
+        return Reading(ReplyKind.REJECTION)
+    return Reading(kind, hint)
 
 
 def matter(text: Text) -> str:

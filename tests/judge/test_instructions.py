@@ -1,0 +1,74 @@
+"""Wishes about form become instructions that a small model follows; whatever else was said stays."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from openclaw_rl.judge.reader import ReplyKind, instruct, read_reply
+
+ONE = "Answer in one short sentence only."
+SHORTER = "Give a much shorter answer, in one or two sentences."
+
+
+@pytest.mark.parametrize(
+    ("hint", "instruction"),
+    [
+        ("One sentence, please.", ONE),
+        ("shorter pls", SHORTER),
+        ("Too long.", SHORTER),
+        ("No bold, please.", "Use plain text, without bold or other formatting."),
+        ("Kürzer bitte, ein Satz.", "Antworte nur in einem kurzen Satz."),
+        ("Sans gras, s'il te plaît.", "Écris du texte simple, sans gras."),
+        ("太长了。", "请简短回答，最多一两句话。"),
+    ],
+)
+def test_a_wish_that_says_nothing_else_becomes_the_instruction(hint: str, instruction: str) -> None:
+    assert instruct(hint) == instruction
+
+
+@pytest.mark.parametrize("hint", ["Shorter please, and mention Freud.", "Add an example about cats."])
+def test_what_else_was_said_stays_before_the_instruction(hint: str) -> None:
+    said = instruct(hint)
+    assert said.startswith(hint)
+    assert len(said) > len(hint) + 20
+
+
+@pytest.mark.parametrize(
+    "hint",
+    [
+        "Make it two sentences.",
+        "At most 20 words, please.",
+        "Use a table instead of a list, please.",
+        "Paris is not the capital of Italy, Rome is.",
+        "Use the metric system.",
+        "",
+    ],
+)
+def test_what_is_no_such_wish_or_names_a_number_stays_as_it_is(hint: str) -> None:
+    assert instruct(hint) == hint
+
+
+@given(st.text(max_size=400))
+def test_no_text_is_lost_or_breaks_it(hint: str) -> None:
+    said = instruct(hint)
+    assert isinstance(said, str)
+    assert bool(said) == bool(hint)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "You didn't answer my question. Please answer it properly.",
+        "That makes no sense. Please write a proper answer.",
+        "Du hast meine Frage nicht beantwortet.",
+    ],
+)
+def test_who_only_wants_an_answer_gives_no_hint(message: str) -> None:
+    reading = read_reply("Why do we dream?", "Dreams.", [{"role": "user", "content": message}])
+    assert (reading.kind, reading.hint) == (ReplyKind.REJECTION, "")
+
+
+def test_a_correction_keeps_its_own_words() -> None:
+    message = "No, it was shorter than that: 1987, not 1986."
+    reading = read_reply("When?", "It was in 1986.", [{"role": "user", "content": message}])
+    assert "1987" in reading.hint
