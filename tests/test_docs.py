@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from openclaw_rl.evals.personas.persona import load
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -29,3 +31,11 @@ def test_every_module_says_what_it_is_for() -> None:
 def test_make_help_lists_every_target() -> None:
     shown = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert all(f"make {target}" in shown for target in ("run", "test", "lint", "bench", "docs", "install"))
+
+
+def test_the_persona_of_the_tutorial_is_one(tmp_path: Path) -> None:
+    (written,) = re.findall(r"```toml\n(.*?)```", (ROOT / "docs/tutorial.md").read_text(), re.DOTALL)
+    (tmp_path / "pirate.toml").write_text(written)
+    persona = load(str(tmp_path / "pirate.toml"))
+    assert not persona.failed("Ahoy! The sky is blue because air scatters blue light.")
+    assert persona.failed("The sky is blue because air scatters blue light.")
