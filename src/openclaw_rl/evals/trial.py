@@ -42,6 +42,8 @@ class Plan:
     """Further options for the server."""
     max_tokens: int = 160
     """Longest answer."""
+    temperature: float | None = None
+    """At which people are answered; None: the server's. Examinations are always at the server's."""
     exam_every: int = 4
     """Policy versions between two examinations."""
     user_url: str = ""
@@ -156,6 +158,7 @@ class Trial:
                 session=f"{plan.method}-{plan.seed}-{number}",
                 turns=TURNS,
                 max_tokens=plan.max_tokens,
+                temperature=plan.temperature,
                 seed=seed,
             )
             self.outcome.sessions.append(Held(number, self.seconds, conversation))
