@@ -31,7 +31,7 @@ from openclaw_rl.options import ConfigError
 from openclaw_rl.pages import charts
 
 #: What the server is told in a demo, where it should learn within minutes from few people: bolder steps than its
-#: defaults, held near the base model, and more by hints than by scores. What is given after `--` comes later and counts.
+#: defaults, held near the base model, more by hints than by scores. What is given after `--` comes later and counts.
 SETTINGS = (
     *("--judge", "feedback", "--batch-size", "8", "--learning-rate", "2e-4", "--lora-rank", "16"),
     *("--w-rl", "0.5", "--opd-clip", "3", "--baseline", "batch", "--kl-loss-coef", "0.02"),
