@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 import torch
 from safetensors.torch import load_file
 
@@ -96,11 +95,10 @@ def states(run_dir: Path) -> Counter[str]:
     return Counter(state for (state,) in rows(run_dir, "SELECT state FROM turns"))
 
 
-@pytest.mark.parametrize(("rank", "weights"), [("4", "adapter_model.safetensors"), ("0", "model.safetensors")])
 def test_it_learns_while_it_serves_saves_when_it_is_stopped_and_goes_back_when_it_is_told_to(
-    tiny_model: Path, tmp_path: Path, rank: str, weights: str
+    tiny_model: Path, tmp_path: Path
 ) -> None:
-    with learning(tiny_model, tmp_path, "--lora-rank", rank) as program:
+    with learning(tiny_model, tmp_path) as program:
         stop, versions = threading.Event(), set()
 
         def talk(seed: int) -> int:
@@ -160,16 +158,13 @@ def test_it_learns_while_it_serves_saves_when_it_is_stopped_and_goes_back_when_i
     ]
     # Without a server the next start serves what was gone back to.
     assert "serves policy 6" in command(tmp_path, "rollback", "2")
-    with learning(tiny_model, tmp_path, "--lora-rank", rank) as program:
+    with learning(tiny_model, tmp_path) as program:
         assert version_of(ask(program)) == 6
         last = checkpoints.latest()
         assert last is not None
-        old, new = (load_file(c.folder / weights) for c in (checkpoints.all()[0], last))
+        old, new = (load_file(c.folder / "adapter_model.safetensors") for c in (checkpoints.all()[0], last))
         assert (last.step, last.version) == (2, 6)
         assert all(old[name].equal(new[name]) for name in old)
-    # What was learned serves also where nothing more is to be learned, or recorded.
-    with learning(tiny_model, tmp_path, "--lora-rank", rank, "--max-steps", "0", "--no-capture") as program:
-        assert version_of(ask(program)) == 6
     refused = subprocess.run(
         [sys.executable, "-m", "openclaw_rl", "rollback", "77", "--run-dir", str(tmp_path)],
         capture_output=True,
@@ -178,6 +173,23 @@ def test_it_learns_while_it_serves_saves_when_it_is_stopped_and_goes_back_when_i
     )
     assert refused.returncode == 2
     assert "no checkpoint of policy version 77" in " ".join(refused.stderr.split())
+
+
+def test_all_weights_are_learned_served_and_gone_on_from(tiny_model: Path, tmp_path: Path) -> None:
+    with learning(tiny_model, tmp_path, "--lora-rank", "0") as program:
+        teach(program, 4)
+        until(lambda: version(program) == 2, program)
+        assert version_of(ask(program)) == 2
+        program.process.terminate()
+        assert program.process.wait(60) == 0
+        assert "Traceback" not in program.log
+    latest = Checkpoints(tmp_path / "checkpoints", 3).latest()
+    assert latest is not None
+    base, learned = (load_file(folder / "model.safetensors") for folder in (tiny_model, latest.folder))
+    assert all(not base[name].equal(learned[name]) for name in base if "proj" in name)
+    # What was learned serves also where nothing more is to be learned, or recorded.
+    with learning(tiny_model, tmp_path, "--lora-rank", "0", "--max-steps", "0", "--no-capture") as program:
+        assert version_of(ask(program)) == 2
 
 
 def test_killed_at_random_instants_every_turn_is_trained_on_exactly_once(tiny_model: Path, tmp_path: Path) -> None:

@@ -1,58 +1,55 @@
 """The demo and the evaluation as people call them: real servers, real conversations, files that can be looked at."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from openclaw_rl.cli import build_parser
+from openclaw_rl.cli import build_parser, main
 from openclaw_rl.config import Config
+from openclaw_rl.evals import evaluate, trial
 from openclaw_rl.evals.demo import make_plans
 from openclaw_rl.evals.evaluate import chosen_tasks, rank_of, serving
 from openclaw_rl.evals.flags import METHODS
 from openclaw_rl.options import ConfigError
 
-SECONDS = 240
 
-
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    line = [sys.executable, "-m", "openclaw_rl", *arguments]
-    return subprocess.run(line, capture_output=True, text=True, check=False, timeout=SECONDS)
-
-
-def test_a_demo_holds_conversations_learns_and_leaves_a_picture_and_a_page(tiny_model: Path, tmp_path: Path) -> None:
+def test_a_demo_holds_conversations_learns_and_leaves_a_picture_and_a_page(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(trial, "LONG_EXAM", 6)
+    monkeypatch.setattr(trial, "SHORT_EXAM", 4)
     out = tmp_path / "demo"
     server = ["--", "--batch-size", "2", "--kv-cache-gib", "0.1", "--max-kl", "100"]
-    done = run(
-        *("demo", "--method", "rl", "--sessions", "6", "--minutes", "1", "--out", str(out)),
-        *("--model-name", str(tiny_model), *server),
-    )
-    assert done.returncode == 0, done.stderr + done.stdout
-    assert "adherence" in done.stdout
-    assert "sessions until" in done.stdout
+    line = ["demo", "--method", "rl", "--sessions", "6", "--minutes", "1", "--out", str(out)]
+    assert main([*line, "--model-name", str(tiny_model), *server]) == 0
+    shown = capsys.readouterr().out
+    assert "adherence" in shown
+    assert "sessions until" in shown
     assert (out / "curve.png").read_bytes().startswith(b"\x89PNG")
     assert "<svg" in (out / "index.html").read_text()
     results = json.loads((out / "results.json").read_text())
-    (trial,) = results["trials"]
-    assert (trial["method"], trial["persona"], len(trial["first_replies"])) == ("rl", "brief", 6)
-    first, *_, last = trial["exams"]
+    (only,) = results["trials"]
+    assert (only["method"], only["persona"], len(only["first_replies"])) == ("rl", "brief", 6)
+    first, *_, last = only["exams"]
     assert first["version"] == 0
     assert last["version"] >= 1
-    assert {"--model-name", str(tiny_model), "--batch-size"} <= set(trial["settings"])
+    assert {"--model-name", str(tiny_model), "--batch-size"} <= set(only["settings"])
     # A page about the run of the trial, from the same files that any server leaves.
-    told = run("report", str(out / "rl-brief-0"), "--no-answers", "--model-name", str(tiny_model))
-    assert told.returncode == 0, told.stderr
+    assert main(["report", str(out / "rl-brief-0"), "--no-answers", "--model-name", str(tiny_model)]) == 0
     assert "<svg" in (out / "rl-brief-0" / "report.html").read_text()
-    again = run("demo", "--method", "rl", "--out", str(out), "--model-name", str(tiny_model))
-    assert again.returncode == 2
-    assert "is there already" in again.stderr
+    assert main(["demo", "--method", "rl", "--out", str(out), "--model-name", str(tiny_model)]) == 2
+    assert "is there already" in capsys.readouterr().err
 
 
 def test_an_evaluation_compares_a_checkpoint_with_the_base_model(
-    tiny_model: Path, adapters: list[Path], tmp_path: Path
+    tiny_model: Path,
+    adapters: list[Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    monkeypatch.setattr(evaluate, "BUILT_IN", ("brief",))
     checkpoint = tmp_path / "checkpoint"
     checkpoint.mkdir()
     for path in adapters[0].iterdir():
@@ -60,12 +57,9 @@ def test_an_evaluation_compares_a_checkpoint_with_the_base_model(
     record = {"step": 1, "version": 7, "created": 0.0, "batches": [], "files": {}}
     (checkpoint / "checkpoint.json").write_text(json.dumps(record))
     found = tmp_path / "found.json"
-    done = run(
-        *("eval", "--model-path", str(checkpoint), "--compare", "base", "--eval-tasks", "conversation"),
-        *("--model-name", str(tiny_model), "--json", str(found)),
-    )
-    assert done.returncode == 0, done.stderr + done.stdout
-    assert "conversation" in done.stdout
+    line = ["eval", "--model-path", str(checkpoint), "--compare", "base", "--eval-tasks", "conversation"]
+    assert main([*line, "--model-name", str(tiny_model), "--json", str(found)]) == 0
+    assert "conversation" in capsys.readouterr().out
     task = json.loads(found.read_text())["tasks"]["conversation"]
     own, base = task[str(checkpoint)]["cases"], task["base"]["cases"]
     assert [case["case"] for case in own] == [case["case"] for case in base]

@@ -5,6 +5,7 @@ import asyncio
 import json
 import os
 import shlex
+import signal
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -41,6 +42,8 @@ SETTINGS = (
 
 def demo(config: Config, options: argparse.Namespace) -> int:
     charts.need_matplotlib("The demo's picture")
+    # Whoever ends the demo, by whatever signal, ends its server too.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     console = terminal.console()
     plans = make_plans(config, options)
     folder = fetch_model(config.model_name, config.cache_dir.expanduser())

@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import json
+import signal
 import tempfile
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict
@@ -71,6 +72,8 @@ SIZES: dict[str, Callable[[], int]] = {
 
 
 def evaluate(config: Config, options: argparse.Namespace) -> int:
+    # Whoever ends the evaluation, by whatever signal, ends its server too.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     names = chosen_tasks(options.eval_tasks)
     models = [options.model_path, *([options.compare] if options.compare else [])]
     flags = [serving(config, model) for model in models]
