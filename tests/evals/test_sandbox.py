@@ -328,8 +328,10 @@ async def test_another_session_of_its_own_does_not_save_it():
 
 async def test_a_cancelled_run_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sandbox.tempfile, "tempdir", str(tmp_path))
+    # Other tests may have left helpers of their own.
+    others = set(psutil.Process().children())
     task = asyncio.create_task(outcome("import time\ntime.sleep(3600)", seconds=60))
-    while not (children := psutil.Process().children()):
+    while not (children := set(psutil.Process().children()) - others):
         await asyncio.sleep(0.01)
     started = time.monotonic()
     task.cancel()
