@@ -30,6 +30,8 @@ EMBEDDED_WHEEL_DIGEST = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb
 #: The checkpoint itself names no sampling defaults. At temperature 1 a model this small rambles.
 EMBEDDED_TEMPERATURE = 0.7
 
+#: By which a folder with an adapter is known from one with a whole model.
+ADAPTER_CONFIG = "adapter_config.json"
 #: Of a model's folder, what is not weights and belongs to the model.
 BELONGINGS = ("*.json", "*.model", "*.jinja", "*.txt")
 
@@ -218,6 +220,15 @@ def convert_gguf(gguf: Path, target: Path) -> Path:
         with contextlib.suppress(OSError):
             folder.rename(target)
     return target
+
+
+def adapter_rank(folder: Path) -> int:
+    """The rank of the adapter in a checkpoint; 0 if it holds a whole model. Raises ModelNotFound."""
+    path = folder / ADAPTER_CONFIG
+    try:
+        return int(json.loads(path.read_text())["r"]) if path.is_file() else 0
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ModelNotFound(f"{path} is damaged: {error!r}.") from error
 
 
 def copy_belongings(source: Path, target: Path) -> None:

@@ -8,8 +8,8 @@ import pytest
 from openclaw_rl.cli import build_parser, main
 from openclaw_rl.config import Config
 from openclaw_rl.evals import evaluate, trial
-from openclaw_rl.evals.demo import make_plans
-from openclaw_rl.evals.evaluate import chosen_tasks, rank_of, serving
+from openclaw_rl.evals.demo import free_folder, make_plans
+from openclaw_rl.evals.evaluate import chosen_tasks, serving
 from openclaw_rl.evals.flags import METHODS
 from openclaw_rl.options import ConfigError
 
@@ -75,20 +75,35 @@ def test_what_cannot_be_evaluated_is_said_in_a_sentence(tmp_path: Path) -> None:
         chosen_tasks("coding, juggling")
     with pytest.raises(ConfigError, match="names no task"):
         chosen_tasks(" , ")
+    (tmp_path / "checkpoint.json").write_text("{}")
     (tmp_path / "adapter_config.json").write_text('{"r": "many"}')
     with pytest.raises(ConfigError, match="is damaged"):
-        rank_of(tmp_path)
+        serving(config, str(tmp_path))
 
 
 def test_all_methods_and_seeds_are_one_trial_each(tmp_path: Path) -> None:
     options = build_parser().parse_args(
         ["demo", "--method", "all", "--persona", "all", "--seeds", "2", "--out", str(tmp_path), "--", "--w-rl", "2"]
     )
-    plans = make_plans(Config(seed=5), options)
+    plans = make_plans(Config(seed=5), options, tmp_path)
     assert len(plans) == 4 * len(METHODS) * 2
     assert len({plan.run_dir for plan in plans}) == len(plans)
     assert {plan.seed for plan in plans} == {5, 6}
     assert all(plan.flags[-2:] == ("--w-rl", "2") for plan in plans)
     options.seeds = 0
     with pytest.raises(ConfigError, match="above 0"):
-        make_plans(Config(), options)
+        make_plans(Config(), options, tmp_path)
+
+
+def test_a_demo_without_a_folder_takes_one_that_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert free_folder() == Path("runs/demo")
+    Path("runs/demo").mkdir(parents=True)
+    Path("runs/demo-2").mkdir()
+    assert free_folder() == Path("runs/demo-3")
+
+
+def test_a_model_that_cannot_be_had_is_said_in_a_sentence(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    line = ["demo", "--out", str(tmp_path / "out"), "--model-name", str(tmp_path / "nowhere.gguf")]
+    assert main(line) == 2
+    assert "nowhere.gguf" in capsys.readouterr().err

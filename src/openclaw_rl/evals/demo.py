@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import itertools
 import json
 import os
 import shlex
@@ -16,6 +17,7 @@ from rich.table import Table
 
 from openclaw_rl import terminal
 from openclaw_rl.config import Config
+from openclaw_rl.engines.base import EngineError
 from openclaw_rl.evals.chat import ChatFailed
 from openclaw_rl.evals.flags import METHODS, USER_KEY
 from openclaw_rl.evals.page import write_page
@@ -27,7 +29,7 @@ from openclaw_rl.evals.served import ServerFailed
 from openclaw_rl.evals.statistics import Interval
 from openclaw_rl.evals.summary import Summary, summarise
 from openclaw_rl.evals.trial import Outcome, Plan, run
-from openclaw_rl.models import EMBEDDED, fetch_model
+from openclaw_rl.models import EMBEDDED, ModelNotFound, fetch_model
 from openclaw_rl.options import ConfigError
 from openclaw_rl.pages import charts
 
@@ -40,28 +42,45 @@ SETTINGS = (
 )
 
 
+#: Where a demo is written unless it is told.
+OUT = Path("runs/demo")
+
+
 def demo(config: Config, options: argparse.Namespace) -> int:
     charts.need_matplotlib("The demo's picture")
     # Whoever ends the demo, by whatever signal, ends its server too.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     console = terminal.console()
-    plans = make_plans(config, options)
-    folder = fetch_model(config.model_name, config.cache_dir.expanduser())
+    out = options.out or free_folder()
+    plans = make_plans(config, options, out)
+    try:
+        folder = fetch_model(config.model_name, config.cache_dir.expanduser())
+    except ModelNotFound as error:
+        raise ConfigError(str(error)) from None
     outcomes: list[Outcome] = []
     try:
         asyncio.run(hold_all(plans, outcomes, console))
     except KeyboardInterrupt:
         console.print("Stopped.")
     if outcomes:
-        with console.status("Asking the base model how probable the answers are …"):
-            asyncio.run(look_at_perplexity(outcomes, folder, config.device))
-        write_results(outcomes, options.out, command_line(options), config.model_name or EMBEDDED)
+        try:
+            with console.status("Asking the base model how probable the answers are …"):
+                asyncio.run(look_at_perplexity(outcomes, folder, config.device))
+        except EngineError as error:
+            console.print(f"The answers' probability under the base model could not be looked at: {error}")
+        write_results(outcomes, out, command_line(options), config.model_name or EMBEDDED)
         console.print(table(summarise(outcomes)))
-        console.print(f"Picture: {options.out / 'curve.png'}   Page: {options.out / 'index.html'}", soft_wrap=True)
+        console.print(f"Picture: {out / 'curve.png'}   Page: {out / 'index.html'}", soft_wrap=True)
     return 0
 
 
-def make_plans(config: Config, options: argparse.Namespace) -> list[Plan]:
+def free_folder() -> Path:
+    """The first of runs/demo, runs/demo-2, … that is not there."""
+    names = (OUT.with_name(f"{OUT.name}-{number}") for number in itertools.count(2))
+    return next(folder for folder in itertools.chain([OUT], names) if not folder.exists())
+
+
+def make_plans(config: Config, options: argparse.Namespace, out: Path) -> list[Plan]:
     """All trials. Raises ConfigError."""
     if options.minutes <= 0 or options.sessions < 1 or options.seeds < 1:
         raise ConfigError("--minutes, --sessions and --seeds are numbers above 0.")
@@ -73,7 +92,7 @@ def make_plans(config: Config, options: argparse.Namespace) -> list[Plan]:
     for persona in personas:
         for method in methods:
             for seed in range(config.seed, config.seed + options.seeds):
-                run_dir = options.out / f"{method}-{persona.name}-{seed}"
+                run_dir = out / f"{method}-{persona.name}-{seed}"
                 if run_dir.exists():
                     raise ConfigError(f"{run_dir} is there already: remove it, or give another --out.")
                 plans.append(

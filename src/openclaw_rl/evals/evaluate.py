@@ -7,6 +7,7 @@ import signal
 import tempfile
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,14 @@ from openclaw_rl.config import Config
 from openclaw_rl.evals import coding, tool_use
 from openclaw_rl.evals.bfcl import bfcl_cases
 from openclaw_rl.evals.chat import Chat, ChatFailed, HttpChat
-from openclaw_rl.evals.examination import examine
+from openclaw_rl.evals.examination import Answered, examine
 from openclaw_rl.evals.flags import BASE, TASKS
 from openclaw_rl.evals.personas.persona import BUILT_IN, load
 from openclaw_rl.evals.questions import questions
 from openclaw_rl.evals.scores import CaseScore, OnCase, TaskScores
 from openclaw_rl.evals.served import ServerFailed, served
 from openclaw_rl.evals.statistics import Difference, compare_passes, proportion
+from openclaw_rl.models import ModelNotFound, adapter_rank
 from openclaw_rl.options import ConfigError
 
 #: Longest answer of a conversation: a detailed one has to fit.
@@ -39,12 +41,20 @@ async def conversation(chat: Chat, seed: int, on_case: OnCase) -> TaskScores:
     cases: list[CaseScore] = []
     for persona in map(load, BUILT_IN):
         held_out = questions(persona.name, "held-out", seed)
-        for found in await examine(chat, persona, held_out, max_tokens=ANSWER_TOKENS, seed=seed):
-            parts = {"rules": float(found.keeps_rules), "sensible": float(not found.faults)}
-            name = f"{persona.name}: {found.question.text}"
-            cases.append(CaseScore(name, found.passed, parts, found.answer, ", ".join(found.faults)))
-            on_case(cases[-1])
+        score = partial(scored, persona.name)
+
+        def tell(found: Answered, score: Callable[[Answered], CaseScore] = score) -> None:
+            on_case(score(found))
+
+        found = await examine(chat, persona, held_out, max_tokens=ANSWER_TOKENS, seed=seed, on_answer=tell)
+        cases += map(score, found)
     return TaskScores("conversation", tuple(cases))
+
+
+def scored(persona: str, found: Answered) -> CaseScore:
+    parts = {"rules": float(found.keeps_rules), "sensible": float(not found.faults)}
+    case = f"{persona}: {found.question.text}"
+    return CaseScore(case, found.passed, parts, found.answer, ", ".join(found.faults))
 
 
 async def code(chat: Chat, seed: int, on_case: OnCase) -> TaskScores:
@@ -113,16 +123,10 @@ def serving(config: Config, model: str) -> tuple[str, ...]:
         own += ["--model-name", config.model_name]
     if model == BASE:
         return (*own, "--resume-from-ckpt", "none")
-    return (*own, "--resume-from-ckpt", str(folder), "--lora-rank", str(rank_of(folder)))
-
-
-def rank_of(checkpoint: Path) -> int:
-    """Of its adapter; 0 for a whole model."""
-    path = checkpoint / "adapter_config.json"
     try:
-        return int(json.loads(path.read_text())["r"]) if path.exists() else 0
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{path} is damaged: {error!r}.") from None
+        return (*own, "--resume-from-ckpt", str(folder), "--lora-rank", str(adapter_rank(folder)))
+    except ModelNotFound as error:
+        raise ConfigError(str(error)) from None
 
 
 async def measure(flags: Sequence[str], names: Sequence[str], seed: int, console: Console) -> list[TaskScores]:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import sys
+import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,18 +53,15 @@ async def served(run_dir: Path, *flags: str) -> AsyncIterator[Served]:
             *command, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
         )
     try:
-        async with asyncio.timeout(START_SECONDS):
-            url = await ready(process, run_dir)
-        yield Served(url, run_dir)
-    except TimeoutError:
-        raise failed(run_dir, "The server does not become ready") from None
+        yield Served(await ready(process, run_dir), run_dir)
     finally:
         await stop(process)
 
 
 async def ready(process: asyncio.subprocess.Process, run_dir: Path) -> str:
-    """The server's address, once it answers."""
-    while process.returncode is None:
+    """The server's address, once it answers. Raises ServerFailed."""
+    end = time.monotonic() + START_SECONDS
+    while process.returncode is None and time.monotonic() < end:
         url = read_server(run_dir).get("url")
         if url:
             with contextlib.suppress(httpx.HTTPError):
@@ -71,7 +69,8 @@ async def ready(process: asyncio.subprocess.Process, run_dir: Path) -> str:
                     if (await client.get(f"{url}/readyz")).status_code == 200:
                         return str(url)
         await asyncio.sleep(LOOK_SECONDS)
-    raise failed(run_dir, "The server did not start")
+    late = process.returncode is None
+    raise failed(run_dir, "The server does not become ready" if late else "The server did not start")
 
 
 async def stop(process: asyncio.subprocess.Process) -> None:

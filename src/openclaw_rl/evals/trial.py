@@ -1,6 +1,7 @@
 """One method with one persona and one seed: real conversations with a real server, examined as its policy changes."""
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -42,8 +43,6 @@ class Plan:
     """Further options for the server."""
     max_tokens: int = 160
     """Longest answer."""
-    temperature: float | None = None
-    """At which people are answered; None: the server's. Examinations are always at the server's."""
     exam_every: int = 4
     """Policy versions between two examinations."""
     user_url: str = ""
@@ -101,18 +100,25 @@ class Watch(Protocol):
 
 
 async def run(plan: Plan, watch: Watch) -> Outcome:
-    """Hold the trial. Raises ServerFailed, ChatFailed."""
+    """Hold the trial. Raises ServerFailed, ChatFailed, or a group of them."""
     watch.starting(plan)
     flags = ("--method", plan.method, "--seed", str(plan.seed), *plan.flags)
-    async with served(plan.run_dir, *flags) as server, HttpChat(server.url) as chat:
-        return await Trial(plan, server, chat, watch).run()
+    async with contextlib.AsyncExitStack() as stack:
+        player = None
+        if plan.user_url:
+            other = HttpChat(plan.user_url, model=plan.user_model, key=plan.user_key)
+            player = await stack.enter_async_context(other)
+        server = await stack.enter_async_context(served(plan.run_dir, *flags))
+        chat = await stack.enter_async_context(HttpChat(server.url))
+        return await Trial(plan, server, chat, watch, player).run()
 
 
 class Trial:
     """A trial under way."""
 
-    def __init__(self, plan: Plan, server: Served, chat: Chat, watch: Watch) -> None:
-        self.plan, self.server, self.chat, self.watch = plan, server, chat, watch
+    def __init__(self, plan: Plan, server: Served, chat: Chat, watch: Watch, player: Chat | None = None) -> None:
+        """`player` is a model that plays the people; without it they are scripted."""
+        self.plan, self.server, self.chat, self.watch, self.player = plan, server, chat, watch, player
         self.outcome = Outcome(plan)
         self._numbers = count()
         self._began = 0.0
@@ -125,14 +131,13 @@ class Trial:
         await self._examine(0, around(held_out, 0, LONG_EXAM))
         self._began = time.monotonic()
         self._open.set()
-        looking = asyncio.create_task(self._look(around(held_out, 0, SHORT_EXAM)))
-        try:
-            async with asyncio.TaskGroup() as group:
+        # If anybody fails, the others stop, and it is said.
+        async with asyncio.TaskGroup() as everybody:
+            looking = everybody.create_task(self._look(around(held_out, 0, SHORT_EXAM)))
+            async with asyncio.TaskGroup() as people:
                 for _ in range(PEOPLE):
-                    group.create_task(self._talk())
-        finally:
+                    people.create_task(self._talk())
             looking.cancel()
-            await asyncio.gather(looking, return_exceptions=True)
         version = int((await self.server.state())["policy_version"])
         await self._examine(version, around(held_out, 0, LONG_EXAM))
         self.outcome.sessions.sort(key=lambda held: held.number)
@@ -148,7 +153,7 @@ class Trial:
         while True:
             await self._open.wait()
             number = next(self._numbers)
-            if number >= plan.sessions or self.seconds >= 60 * plan.minutes:
+            if number >= plan.sessions or self._is_late():
                 return
             seed = 1_000_000 * plan.seed + 100 * number
             conversation = await hold(
@@ -158,16 +163,16 @@ class Trial:
                 session=f"{plan.method}-{plan.seed}-{number}",
                 turns=TURNS,
                 max_tokens=plan.max_tokens,
-                temperature=plan.temperature,
                 seed=seed,
             )
             self.outcome.sessions.append(Held(number, self.seconds, conversation))
 
+    def _is_late(self) -> bool:
+        return self.seconds >= 60 * self.plan.minutes
+
     def _user(self, seed: int) -> User:
-        plan = self.plan
-        if plan.user_url:
-            return ModelUser(plan.persona, HttpChat(plan.user_url, model=plan.user_model, key=plan.user_key), seed)
-        return ScriptedUser(plan.persona, seed)
+        persona = self.plan.persona
+        return ModelUser(persona, self.player, seed) if self.player else ScriptedUser(persona, seed)
 
     def _questions(self, number: int) -> list[Question]:
         return around(questions(self.plan.persona.name, "train", self.plan.seed), number * TURNS, TURNS)
@@ -185,7 +190,8 @@ class Trial:
                 self._open.clear()
                 await self._examine(version, held_out)
             upcoming = state["next_step"]
-            if upcoming and upcoming["samples"] >= upcoming["needed"]:
+            # Nobody waits at the door for a step that does not come.
+            if upcoming and upcoming["samples"] >= upcoming["needed"] and not self._is_late():
                 self._open.clear()
             else:
                 self._open.set()

@@ -7,6 +7,7 @@ of texts, case ignored), `matches` (regular expression), `max_words`, `min_words
 import asyncio
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,13 +58,20 @@ class Gate:
 
     async def _answer(self, item: Item, version: int) -> str:
         ids = self.renderer.prompt(self.renderer.text(item.messages)).ids
-        room = self.sampler.limits.max_context_tokens - len(ids)
-        params = SamplingParams(
-            max_tokens=min(ANSWER_TOKENS, room), temperature=0.0, stop_token_ids=self.renderer.tokenizer.eos_ids
-        )
-        request = SampleRequest(ids, params, version=version, priority=Priority.BACKGROUND)
-        written = [token.token_id async for tokens in self.sampler.sample(request) for token in tokens]
-        return str(self.renderer.tokenizer.backend.decode(written, skip_special_tokens=True))
+        return await answer_surely(self.sampler, self.renderer, ids, version, ANSWER_TOKENS)
+
+
+async def answer_surely(
+    sampler: Sampler, renderer: ChatRenderer, prompt: Sequence[int], version: int, longest: int
+) -> str:
+    """What a policy version answers without chance, behind the users' requests; nothing where there is no room."""
+    room = sampler.limits.max_context_tokens - len(prompt)
+    if room < 1:
+        return ""
+    params = SamplingParams(min(longest, room), temperature=0.0, stop_token_ids=renderer.tokenizer.eos_ids)
+    request = SampleRequest(list(prompt), params, version=version, priority=Priority.BACKGROUND)
+    written = [token.token_id async for tokens in sampler.sample(request) for token in tokens]
+    return str(renderer.tokenizer.backend.decode(written, skip_special_tokens=True))
 
 
 def texts(given: Any) -> list[str]:

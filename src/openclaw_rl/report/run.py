@@ -14,7 +14,7 @@ from openclaw_rl.learn.checkpoints import RECORD, UNFINISHED, Checkpoint
 from openclaw_rl.ledger.queries import StoredTurn, load_turn
 from openclaw_rl.ledger.schema import FILE, MIGRATIONS, connect
 from openclaw_rl.ledger.status import Status, read_status
-from openclaw_rl.models import EMBEDDED
+from openclaw_rl.models import ADAPTER_CONFIG, EMBEDDED
 from openclaw_rl.report.examples import Prompt, choose, first_prompts
 from openclaw_rl.report.metrics import FILE as METRICS
 from openclaw_rl.report.metrics import Metrics, read_metrics
@@ -101,8 +101,6 @@ def base_model(checkpoints: list[Checkpoint]) -> str:
     """The model that the newest adapter belongs to; empty if none says."""
     if not checkpoints:
         return ""
-    from openclaw_rl.engines.local.adapters import ADAPTER_CONFIG
-
     for checkpoint in reversed(checkpoints):
         with contextlib.suppress(OSError, ValueError, AttributeError):
             named = json.loads((checkpoint.folder / ADAPTER_CONFIG).read_text()).get("base_model_name_or_path")

@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from openclaw_rl.engines.local.decoder import PROJECTIONS, Adapt, Decoder, Projection, Shape
+from openclaw_rl.models import ADAPTER_CONFIG
 
 #: The modules that each fused projection is made of, in order, by their names in a PEFT folder.
 MODULES: dict[Projection, tuple[str, ...]] = {
@@ -26,7 +27,6 @@ MODULES: dict[Projection, tuple[str, ...]] = {
     "down": ("down_proj",),
 }
 
-ADAPTER_CONFIG = "adapter_config.json"
 _KEY = re.compile(r"layers\.(\d+)\.(?:self_attn|mlp)\.(\w+)\.lora_([AB])\.(?:\w+\.)?weight$")
 
 

@@ -13,12 +13,12 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from openclaw_rl.engines.local.adapters import ADAPTER_CONFIG, BadPolicy
+from openclaw_rl.engines.local.adapters import BadPolicy
 from openclaw_rl.engines.local.blocks import no_adapters
 from openclaw_rl.engines.local.decoder import Adapt, Decoder, TensorFiles, UnsupportedModel, take_apart
 from openclaw_rl.engines.local.shared import map_leaves
 from openclaw_rl.engines.local.training import Policy
-from openclaw_rl.models import copy_belongings
+from openclaw_rl.models import ADAPTER_CONFIG, copy_belongings
 
 WEIGHTS = "model.safetensors"
 

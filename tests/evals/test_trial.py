@@ -1,0 +1,121 @@
+"""A trial ends by its limits, or with an error if anything fails that it needs: it never hangs or goes on blind."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from openclaw_rl.evals import served as module
+from openclaw_rl.evals import trial
+from openclaw_rl.evals.chat import ChatFailed, Reply
+from openclaw_rl.evals.personas.persona import load
+from openclaw_rl.evals.served import ServerFailed, served
+from openclaw_rl.evals.trial import Exam, Outcome, Plan, Trial
+
+WAITING = {"policy_version": 0, "learner": "", "next_step": {"samples": 8, "needed": 8}}
+READY = {"policy_version": 0, "learner": "", "next_step": {"samples": 0, "needed": 8}}
+
+
+class Silent:
+    """Looks on and says nothing."""
+
+    def starting(self, plan: Plan) -> None: ...
+    def talking(self, outcome: Outcome, seconds: float, state: str) -> None: ...
+    def examining(self, outcome: Outcome, done: int, total: int) -> None: ...
+    def examined(self, outcome: Outcome, exam: Exam) -> None: ...
+
+
+class FakeServer:
+    def __init__(self, tell: Callable[[], dict[str, Any]]) -> None:
+        self.tell = tell
+
+    async def state(self) -> dict[str, Any]:
+        return self.tell()
+
+
+class FakeChat:
+    def __init__(self, fails: bool = False) -> None:
+        self.fails, self.asked = fails, 0
+
+    async def ask(self, messages: Any, **given: Any) -> Reply:
+        self.asked += 1
+        await asyncio.sleep(0.001)
+        if self.fails and given.get("keep", True):
+            raise ChatFailed("it does not answer")
+        return Reply("It is so because of gravity, which pulls things together.")
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(trial, "LONG_EXAM", 3)
+
+
+def make(tmp_path: Path, tell: Callable[[], dict[str, Any]], chat: FakeChat, **given: Any) -> Trial:
+    plan = Plan("rl", load("brief"), 0, tmp_path, **{"sessions": 6, "minutes": 1.0, **given})
+    return Trial(plan, FakeServer(tell), chat, Silent())  # type: ignore[arg-type]
+
+
+async def test_a_trial_ends_after_its_sessions(tmp_path: Path) -> None:
+    outcome = await make(tmp_path, lambda: READY, FakeChat()).run()
+    assert [held.number for held in outcome.sessions] == list(range(6))
+    assert [exam.version for exam in outcome.exams] == [0, 0]
+
+
+async def test_a_server_that_is_gone_ends_the_trial(tmp_path: Path) -> None:
+    """Also where everybody waits for a training step."""
+
+    def tell() -> dict[str, Any]:
+        calls.append(1)
+        if len(calls) > 3:
+            raise ServerFailed("it is gone")
+        return WAITING
+
+    calls: list[int] = []
+    async with asyncio.timeout(10):
+        with pytest.raises(ExceptionGroup) as raised:
+            await make(tmp_path, tell, FakeChat(), sessions=10_000).run()
+    assert raised.group_contains(ServerFailed, match="it is gone")
+
+
+async def test_a_request_that_fails_ends_the_trial(tmp_path: Path) -> None:
+    async with asyncio.timeout(10):
+        with pytest.raises(ExceptionGroup) as raised:
+            await make(tmp_path, lambda: READY, FakeChat(fails=True)).run()
+    assert raised.group_contains(ChatFailed)
+
+
+async def test_nobody_waits_for_a_step_beyond_the_time(tmp_path: Path) -> None:
+    async with asyncio.timeout(10):
+        outcome = await make(tmp_path, lambda: WAITING, FakeChat(), sessions=10_000, minutes=0.005).run()
+    assert len(outcome.sessions) < 10_000
+
+
+async def test_a_server_that_cannot_start_is_said_with_its_last_words(tmp_path: Path) -> None:
+    with pytest.raises(ServerFailed, match=r"did not start.*no-such-option"):
+        async with served(tmp_path, "--no-such-option"):
+            raise AssertionError("it started")
+
+
+async def test_a_server_that_does_not_become_ready_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "START_SECONDS", 0.3)
+    began = time.monotonic()
+    with pytest.raises(ServerFailed, match="does not become ready"):
+        async with served(tmp_path, "--dry-run"):
+            raise AssertionError("it is ready")
+    assert time.monotonic() - began < 30
+
+
+async def test_what_goes_wrong_beside_a_server_is_not_taken_for_its_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def ready(*_: Any) -> str:
+        return "http://127.0.0.1:1"
+
+    monkeypatch.setattr(module, "ready", ready)
+    with pytest.raises(TimeoutError, match="mine"):
+        async with served(tmp_path, "--dry-run"):
+            raise TimeoutError("mine")
