@@ -219,6 +219,12 @@ class Hint:
     """Of the response's tokens under the hinted prompt; empty if the teacher was not asked, or could not say."""
     problem: str = ""
     """Why there are no log-probs, if the teacher was asked."""
+    top: Sequence[tuple[tuple[int, float], ...]] = ()
+    """The tokens that the teacher finds likeliest at each position, where they were asked for."""
+    of_policys: Sequence[Sequence[float]] = ()
+    """The teacher's log-probs of the tokens that the policy found likeliest (the turn's `top`), where it can say."""
+    policys: Sequence[Sequence[float]] = ()
+    """The policy's log-probs of the tokens in `top`, where they were asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,6 +244,16 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
+class Alternatives:
+    """For each token of a response, tokens that could stand in its place: as many as there are, which may be none."""
+
+    ids: Sequence[Sequence[int]]
+    old_logprobs: Sequence[Sequence[float]]
+    """Of the policy that sampled the response."""
+    advantages: Sequence[Sequence[float]]
+
+
+@dataclass(frozen=True, slots=True)
 class Span:
     """One sample inside a training sequence: its response is the tokens [start, stop), with a signal for each."""
 
@@ -248,6 +264,8 @@ class Span:
     old_logprobs: Sequence[float]
     """Of the policy that sampled it: raw, as recorded."""
     advantages: Sequence[float]
+    alternatives: Alternatives | None = None
+    """What is learned of other tokens than those that were sampled."""
 
 
 @dataclass(frozen=True, slots=True)

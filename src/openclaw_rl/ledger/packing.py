@@ -57,6 +57,20 @@ def unpack_top(data: bytes | None) -> list[tuple[tuple[int, float], ...]]:
     return [tuple(pairs[start : start + k]) for start in range(0, len(pairs), k)]
 
 
+def pack_rows(rows: Sequence[Sequence[float]]) -> bytes | None:
+    """Numbers at each position, as many at each; None where there are none."""
+    if not rows or not rows[0]:
+        return None
+    return pack_ids([len(rows[0])]) + pack_floats([value for row in rows for value in row])
+
+
+def unpack_rows(data: bytes | None) -> list[list[float]]:
+    if data is None:
+        return []
+    k, values = unpack_ids(data[:4])[0], unpack_floats(data[4:])
+    return [values[start : start + k] for start in range(0, len(values), k)]
+
+
 def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
     """How many tokens two sequences have in common from the start."""
     low, high = 0, min(len(one), len(other))

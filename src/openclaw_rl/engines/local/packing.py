@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from openclaw_rl.losses.policy import token_weight
-from openclaw_rl.types import Span, TrainingSequence
+from openclaw_rl.types import Alternatives, Span, TrainingSequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class MicroBatch:
     rows: Tensor
     """Which tokens of the run predict the spans' tokens."""
     targets: Tensor
-    """The spans' tokens."""
+    """[targets, 1 + n]: the spans' tokens, and n that could stand in their places; where there are fewer, token 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +34,11 @@ class Signals:
     """What a micro-batch's spans are to learn, token for token as its `targets`."""
 
     old_logprobs: Tensor
+    """[targets, 1 + n]."""
     advantages: Tensor
+    """[targets, 1 + n]; 0 for what is not there."""
     weights: Tensor
-    """What each token counts in the batch's loss."""
+    """[targets]: what each token counts in the batch's loss."""
 
 
 def pack(lengths: Sequence[int], budget: int) -> list[list[int]]:
@@ -74,7 +76,11 @@ def micro_batch(sequences: Sequence[TrainingSequence], indices: Sequence[int], d
         ids=flat((s.ids[:length] for s, length in zip(chosen, lengths, strict=True)), torch.long, device),
         positions=flat(map(range, lengths), torch.long, device),
         rows=flat((range(at + span.start - 1, at + span.stop - 1) for at, _, span in spans), torch.long, device),
-        targets=flat((s.ids[span.start : span.stop] for _, s, span in spans), torch.long, device),
+        targets=wide(
+            [(s.ids[span.start : span.stop], others(span).ids) for _, s, span in spans],
+            torch.long,
+            device,
+        ),
     )
 
 
@@ -87,8 +93,16 @@ def signals(sequences: Sequence[TrainingSequence], batch: MicroBatch) -> Signals
     weights = ([token_weight(span.stop - span.start, samples)] * (span.stop - span.start) for span in spans)
     device = batch.ids.device
     return Signals(
-        old_logprobs=flat((span.old_logprobs for span in spans), torch.float32, device),
-        advantages=flat((span.advantages for span in spans), torch.float32, device),
+        old_logprobs=wide(
+            [(span.old_logprobs, others(span).old_logprobs) for span in spans],
+            torch.float32,
+            device,
+        ),
+        advantages=wide(
+            [(span.advantages, others(span).advantages) for span in spans],
+            torch.float32,
+            device,
+        ),
         weights=flat(weights, torch.float32, device),
     )
 
@@ -101,6 +115,25 @@ def by_span(values: Sequence[float], spans: Sequence[Span]) -> list[list[float]]
 
 def flat(parts: Iterable[Iterable[float]], dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.tensor(list(chain.from_iterable(parts)), dtype=dtype).to(device)
+
+
+def others(span: Span) -> Alternatives:
+    """What could stand in the places of a span's tokens: nothing, if that was never asked."""
+    none = [()] * (span.stop - span.start)
+    return span.alternatives or Alternatives(none, none, none)
+
+
+def wide(
+    parts: Sequence[tuple[Sequence[float], Sequence[Sequence[float]]]], dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """A row for each token of the spans: its own number, those of its alternatives, and 0 for those it has not."""
+    width = max((len(row) for _, alternatives in parts for row in alternatives), default=0)
+    rows = [
+        [own, *row, *[0] * (width - len(row))]
+        for span, alternatives in parts
+        for own, row in zip(span, alternatives, strict=True)
+    ]
+    return torch.tensor(rows, dtype=dtype).reshape(len(rows), 1 + width).to(device)
 
 
 def read_length(sequence: TrainingSequence) -> int:
@@ -123,3 +156,7 @@ def check_signals(span: Span) -> None:
     """Raise ValueError unless every token has its signal: a shifted one would silently teach the wrong tokens."""
     if not len(span.old_logprobs) == len(span.advantages) == span.stop - span.start:
         raise ValueError(f"turn {span.turn}: every token of a span needs one old log-prob and one advantage")
+    own = others(span)
+    counts = [[len(row) for row in table] for table in (own.ids, own.old_logprobs, own.advantages)]
+    if len(counts[0]) != span.stop - span.start or not counts[0] == counts[1] == counts[2]:
+        raise ValueError(f"turn {span.turn}: every alternative needs a token, one old log-prob and one advantage")
