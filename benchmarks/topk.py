@@ -23,7 +23,7 @@ from common import machine, table, verdict
 from measuring import Step, best, peak
 from torch import Tensor
 
-from openclaw_rl.engines.local.packing import wide
+from openclaw_rl.engines.local.packing import beside
 from openclaw_rl.engines.local.pages import PagePool
 from openclaw_rl.engines.local.scheduler import Scheduler, Sequence
 from openclaw_rl.engines.local.scoring import Scoring
@@ -31,7 +31,7 @@ from openclaw_rl.learn.methods import NOTHING, Weights, alternatives
 from openclaw_rl.learn.topk import TopK, distil
 from openclaw_rl.losses.logprobs import chunked_logprobs
 from openclaw_rl.losses.policy import PolicyLoss
-from openclaw_rl.types import Hint, SamplingParams, ScoreRequest, Verdict
+from openclaw_rl.types import Hint, Likeliest, SamplingParams, ScoreRequest, Verdict
 
 K, HINTS = 4, 3
 SETTINGS = TopK(K, HINTS)
@@ -114,25 +114,24 @@ def our_step(problem: Problem) -> Step:
     """What a run does with what was recorded: the method chooses, the learner has its loss."""
     top = recorded(problem)
     model: Any = SimpleNamespace(logits=lambda hidden: F.linear(hidden, problem.head).float())
-    targets = [[id for id, _ in row] for row in top]
     device = problem.head.device
 
     def score(hidden: Tensor) -> Hint:
-        request = ScoreRequest([0, *problem.sampled], len(problem.sampled), top_k=K, targets=targets)
+        request = ScoreRequest([0, *problem.sampled], len(problem.sampled), top_k=K, targets=top.ids)
         scoring = Scoring(request)
         scoring.read(model, 0, hidden)
         scores = scoring.scores()
         return Hint("a hint", scores.logprobs, top=scores.top, of_policys=scores.targets)
 
     hints = tuple(score(hidden) for hidden in problem.teacher)
+    nothing = [0.0] * len(problem.sampled)
 
     def step() -> Tensor:
         turn: Any = SimpleNamespace(top=top, response_ids=problem.sampled, verdict=Verdict(hints=hints))
         own = alternatives(distil(turn, SETTINGS), WEIGHTS, NOTHING)
-        ids = wide([(problem.sampled, own.ids)], torch.long, device)
-        nothing = [0.0] * len(problem.sampled)
-        old = wide([(nothing, own.old_logprobs)], torch.float32, device)
-        worth = wide([(nothing, own.advantages)], torch.float32, device)
+        ids = beside([problem.sampled], [own.ids], torch.long, device)
+        old = beside([nothing], [own.old_logprobs], torch.float32, device)
+        worth = beside([nothing], [own.advantages], torch.float32, device)
         new = chunked_logprobs(problem.policy, problem.head, ids)
         loss = LOSS.over_alternatives(new[:, 1:], old[:, 1:], worth[:, 1:]).mean()
         problem.policy.grad = None
@@ -143,11 +142,13 @@ def our_step(problem: Problem) -> Step:
 
 
 @torch.no_grad()
-def recorded(problem: Problem) -> list[tuple[tuple[int, float], ...]]:
+def recorded(problem: Problem) -> Likeliest:
     """The old policy's likeliest tokens, as sampling leaves them."""
     scoring = Scoring(ScoreRequest([0, *problem.sampled], len(problem.sampled), top_k=K))
     scoring.read(SimpleNamespace(logits=lambda h: F.linear(h, problem.head).float()), 0, problem.old)  # type: ignore[arg-type]
-    return scoring.scores().top
+    top = scoring.scores().top
+    assert top is not None
+    return top
 
 
 STEPS = {PLAIN: plain_step, OURS: our_step}

@@ -5,6 +5,12 @@ from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from typing import Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
+Ids = NDArray[np.int32]
+Numbers = NDArray[np.float32]
+
 #: The policy version that is the model as it was loaded, without any adapter.
 BASE_VERSION = 0
 
@@ -74,8 +80,16 @@ class ScoreRequest:
     version: int = BASE_VERSION
     top_k: int = 0
     """Also return the k likeliest tokens at each position."""
-    targets: Sequence[Sequence[int]] = ()
-    """Also return the log-probs of these tokens, a list for each position; empty means none."""
+    targets: Ids | None = None
+    """Also return the log-probs of these tokens, as many for each position: [last_n, any]."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Likeliest:
+    """The k likeliest tokens at each position, the likeliest first: arrays [positions, k]."""
+
+    ids: Ids
+    logprobs: Numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +97,8 @@ class Scores:
     """Raw log-probs, one entry for each scored position."""
 
     logprobs: list[float]
-    top: list[tuple[tuple[int, float], ...]]
-    targets: list[list[float]]
+    top: Likeliest | None = None
+    targets: Numbers | None = None
 
 
 class TurnKind(StrEnum):
@@ -143,7 +157,7 @@ class Turn:
     """Equal for requests that say the same, whatever form the client gave them: a retry has its original's."""
     end_key: bytes
     """The same for the conversation after this response: a continuation is found by it."""
-    top: Sequence[tuple[tuple[int, float], ...]] = ()
+    top: Likeliest | None = None
 
 
 class Source(StrEnum):
@@ -219,11 +233,11 @@ class Hint:
     """Of the response's tokens under the hinted prompt; empty if the teacher was not asked, or could not say."""
     problem: str = ""
     """Why there are no log-probs, if the teacher was asked."""
-    top: Sequence[tuple[tuple[int, float], ...]] = ()
-    """The tokens that the teacher finds likeliest at each position, where they were asked for."""
-    of_policys: Sequence[Sequence[float]] = ()
+    top: Likeliest | None = None
+    """What the teacher finds likeliest at each token of the response, where it was asked."""
+    of_policys: Numbers | None = None
     """The teacher's log-probs of the tokens that the policy found likeliest (the turn's `top`), where it can say."""
-    policys: Sequence[Sequence[float]] = ()
+    policys: Numbers | None = None
     """The policy's log-probs of the tokens in `top`, where they were asked for."""
 
 
@@ -243,14 +257,15 @@ class Verdict:
     seconds: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Alternatives:
-    """For each token of a response, tokens that could stand in its place: as many as there are, which may be none."""
+    """For each token of a response, n tokens that could stand in its place: arrays [tokens, n]."""
 
-    ids: Sequence[Sequence[int]]
-    old_logprobs: Sequence[Sequence[float]]
+    ids: Ids
+    old_logprobs: Numbers
     """Of the policy that sampled the response."""
-    advantages: Sequence[Sequence[float]]
+    advantages: Numbers
+    """0 for what does not count."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """Packing: whole sequences, within the budget, nothing lost; and the tensors say what the sequences say."""
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -63,22 +64,26 @@ def test_tensors_line_up_token_by_token() -> None:
     assert by_span([0.1, 0.2, 0.3], first.spans) == [[0.1, 0.2], [0.3]]
 
 
+def some(ids: list[list[int]], old: list[list[float]], advantages: list[list[float]]) -> Alternatives:
+    return Alternatives(np.array(ids), np.array(old), np.array(advantages))
+
+
 def test_alternatives_stand_beside_their_token_and_what_is_not_there_has_no_advantage() -> None:
-    others = Alternatives([[7, 8], []], [[-1.0, -2.0], []], [[0.5, -0.5], []])
+    others = some([[7, 8], [9, 0]], [[-1, -2], [-5, 0]], [[0.5, -0.5], [1, 0]])
     batch = [TrainingSequence([1, 2, 3], [Span(0, 1, 3, [-3.0, -4.0], [1.0, 2.0], others)]), sequence([4, 5], (1, 2))]
     (packed,) = micro_batches(batch, 100, CPU)
     learn = signals(batch, packed)
-    assert packed.targets.tolist() == [[2, 7, 8], [3, 0, 0], [5, 0, 0]]
-    assert learn.old_logprobs.tolist() == [[-3, -1, -2], [-4, 0, 0], [-5, 0, 0]]
-    assert learn.advantages.tolist() == [[1, 0.5, -0.5], [2, 0, 0], [2.5, 0, 0]]
+    assert packed.targets.tolist() == [[2, 7, 8], [3, 9, 0], [5, 0, 0]]
+    assert learn.old_logprobs.tolist() == [[-3, -1, -2], [-4, -5, 0], [-5, 0, 0]]
+    assert learn.advantages.tolist() == [[1, 0.5, -0.5], [2, 1, 0], [2.5, 0, 0]]
 
 
 @pytest.mark.parametrize(
     "others",
     [
-        Alternatives([[7]], [[-1.0]], [[1.0]]),
-        Alternatives([[7], [8]], [[-1.0], []], [[1.0], [1.0]]),
-        Alternatives([[7], [8]], [[-1.0], [-1.0]], [[1.0], []]),
+        some([[7]], [[-1.0]], [[1.0]]),
+        some([[7], [8]], [[-1.0]], [[1.0], [1.0]]),
+        some([[7], [8]], [[-1.0], [-1.0]], [[1.0, 2.0], [1.0, 2.0]]),
     ],
 )
 def test_alternatives_that_do_not_fit_are_refused(others: Alternatives) -> None:

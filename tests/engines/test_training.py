@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from peft import PeftModel
@@ -38,15 +39,18 @@ def lively(decoder: Decoder, **options: Any) -> LoraWeights:
 
 
 def alternatives(draw: random.Random, count: int) -> Alternatives | None:
-    """For each token none to three others; or for none of them any."""
-    if draw.random() < 0.3:
+    """For each token of a span up to three others, of which some do not count; for some spans none at all."""
+    width = draw.randrange(4)
+    if not width:
         return None
-    sizes = [draw.randrange(4) for _ in range(count)]
-    return Alternatives(
-        [draw.sample(range(VOCABULARY), size) for size in sizes],
-        [[draw.uniform(-7, -4) for _ in range(size)] for size in sizes],
-        [[draw.uniform(-1, 1) for _ in range(size)] for size in sizes],
-    )
+
+    def numbers(low: float, high: float) -> Any:
+        return np.array([[draw.uniform(low, high) for _ in range(width)] for _ in range(count)], dtype=np.float32)
+
+    ids = np.array([draw.sample(range(VOCABULARY), width) for _ in range(count)], dtype=np.int32)
+    advantages = numbers(-1, 1)
+    advantages[advantages > 0.7] = 0.0
+    return Alternatives(ids, numbers(-7, -4), advantages)
 
 
 def sequence(draw: random.Random, length: int, *bounds: tuple[int, int]) -> TrainingSequence:
@@ -110,7 +114,8 @@ def over_alternatives(scores: Tensor, span: Span, loss: PolicyLoss) -> Tensor:
     total = torch.zeros((), dtype=scores.dtype)
     if (others := span.alternatives) is None:
         return total
-    for i, row in enumerate(zip(others.ids, others.old_logprobs, others.advantages, strict=True)):
+    rows = zip(others.ids.tolist(), others.old_logprobs.tolist(), others.advantages.tolist(), strict=True)
+    for i, row in enumerate(rows):
         for token, old, advantage in zip(*row, strict=True):
             ratio = (scores[span.start - 1 + i, token] - old).exp()
             bounded = ratio.clamp(1 - loss.eps_clip, 1 + loss.eps_clip_high)

@@ -7,6 +7,7 @@ from itertools import permutations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,7 +20,7 @@ from openclaw_rl.learn.topk import TopK, distil
 from openclaw_rl.ledger import verdicts
 from openclaw_rl.ledger.queries import StoredTurn
 from openclaw_rl.ledger.states import State
-from openclaw_rl.types import Hint, SampleKind, Verdict
+from openclaw_rl.types import Hint, Likeliest, SampleKind, Verdict
 from records import Book
 
 SELECTIONS = ("sequence_optimal", "token_optimal", "shortest")
@@ -52,11 +53,18 @@ distribution = st.lists(st.integers(-8, 8).map(lambda n: n / 2), min_size=VOCABU
 response = st.lists(distribution, min_size=3, max_size=3)
 
 
-def top(distributions: Sequence[Distribution], k: int) -> list[tuple[tuple[int, float], ...]]:
-    return [
-        tuple((token, own[token]) for token in sorted(range(len(own)), key=lambda token: -own[token])[:k])
-        for own in distributions
-    ]
+def top(distributions: Sequence[Distribution], k: int) -> list[list[int]]:
+    """The k likeliest tokens of each."""
+    return [sorted(range(len(own)), key=lambda token: -own[token])[:k] for own in distributions]
+
+
+def numbers(distributions: Sequence[Distribution], ids: Sequence[Sequence[int]]) -> Any:
+    return np.array([[own[id] for id in row] for own, row in zip(distributions, ids, strict=True)])
+
+
+def likeliest(distributions: Sequence[Distribution], k: int) -> Likeliest:
+    ids = top(distributions, k)
+    return Likeliest(np.array(ids), numbers(distributions, ids))
 
 
 def taught(
@@ -68,19 +76,18 @@ def taught(
     width: int = K,
 ) -> StoredTurn:
     """The turn as a policy and a teacher with these distributions would have left it."""
-    likely = top(policy, K)
     hints = [
         Hint(
             text,
             logprobs=[-1.0] * len(own),
-            top=top(own, width),
-            of_policys=[[d[id] for id, _ in row] for d, row in zip(own, likely, strict=True)] if targets else (),
-            policys=[[d[id] for id, _ in row] for d, row in zip(policy, top(own, K), strict=True)],
+            top=likeliest(own, width),
+            of_policys=numbers(own, top(policy, K)) if targets else None,
+            policys=numbers(policy, top(own, K)),
         )
         for text, own in teachers
     ]
     assert turn.verdict is not None
-    return replace(turn, top=likely, verdict=replace(turn.verdict, hints=tuple(hints)))
+    return replace(turn, top=likeliest(policy, K), verdict=replace(turn.verdict, hints=tuple(hints)))
 
 
 def reference(
@@ -92,8 +99,8 @@ def reference(
 ) -> list[dict[int, float]]:
     """For each token, the advantage of each token that counts: the definition, with sets."""
     teachers = sorted(teachers, key=lambda pair: len(pair[0]))
-    sq = [{id for id, _ in row} for row in top(policy, K)]
-    sp = [[{id for id, _ in row} for row in top(own, K)] for _, own in teachers]
+    sq = [set(row) for row in top(policy, K)]
+    sp = [[set(row) for row in top(own, K)] for _, own in teachers]
     overlap = [[len(sq[i] & sp[h][i]) for i in range(len(policy))] for h in range(len(teachers))]
 
     def best(values: list[int]) -> int:
@@ -113,15 +120,19 @@ def reference(
 
 
 def found_in(turn: StoredTurn, settings: TopK) -> list[dict[int, float]]:
+    """What the learner is given; what does not count has advantage 0."""
     (sequence,) = to_sequences([turn], Weights(opd=1.0, rl=0.0, topk=settings))
     others = sequence.spans[0].alternatives
     assert others is not None
-    return [dict(zip(ids, own, strict=True)) for ids, own in zip(others.ids, others.advantages, strict=True)]
+    rows = zip(others.ids.tolist(), others.advantages.tolist(), strict=True)
+    return [dict(zip(ids, own, strict=True)) for ids, own in rows]
 
 
-def alike(one: list[dict[int, float]], other: list[dict[int, float]]) -> bool:
-    return [set(row) for row in one] == [set(row) for row in other] and all(
-        math.isclose(row[id], same[id], abs_tol=1e-12) for row, same in zip(one, other, strict=True) for id in row
+def alike(found: list[dict[int, float]], expected: list[dict[int, float]]) -> bool:
+    return all(
+        math.isclose(row.get(id, 0.0), other.get(id, 0.0), abs_tol=1e-6)
+        for row, other in zip(found, expected, strict=True)
+        for id in row | other
     )
 
 
@@ -198,9 +209,9 @@ def test_what_an_engine_does_not_say_is_bounded_or_left_out(
     assert part.gaps[known] == pytest.approx(full.gaps[known])
     assert part.weights[known] == pytest.approx(full.weights[known])
     for i, own in enumerate(teacher):
-        inside = {id for id, _ in top([own], width)[0]}
+        inside = set(top([own], width)[0])
         last = min(own[id] for id in inside)
-        reachable = [id in inside or (clip > 0 and last - value <= -clip) for id, value in top(policy, K)[i]]
+        reachable = [id in inside or (clip > 0 and last - policy[i][id] <= -clip) for id in top(policy, K)[i]]
         assert known[i] == all(reachable)
 
 
@@ -226,7 +237,7 @@ def test_scores_count_on_the_sampled_tokens_and_the_batch_is_measured_from_its_m
     assert base.gap == pytest.approx(distil(turn, TopK(K, clip=0.5)).expected().mean())
     others = to_sequences([turn], centred)[0].spans[0].alternatives
     assert others is not None
-    assert [sum(row) for row in others.advantages] == pytest.approx([0.0] * 3)
+    assert others.advantages.sum(1).tolist() == pytest.approx([0.0] * 3, abs=1e-6)
     assert len(worth(turn, weights)) == 3
 
 
@@ -237,16 +248,19 @@ def test_a_sample_without_a_hint_has_its_score_alone(plain: StoredTurn) -> None:
     assert sequence.spans[0].advantages == [-1.0] * 3
 
 
+NARROW = Likeliest(np.array([[1, 2]] * 3), np.array([[-1.0, -2.0]] * 3))
+
+
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        ({"top": []}, "likeliest tokens were not recorded"),
-        ({"top": [((1, -1.0),)] * 3}, "likeliest tokens were not recorded"),
-        ({"hint": {"top": [((1, -1.0), (2, -2.0))] * 3}}, "fewer than --topk-k"),
-        ({"hint": {"of_policys": [[-1.0]] * 3}}, "fewer than --topk-k"),
-        ({"hint": {"of_policys": [[-1.0, math.inf, -1.0]] * 3}, "clip": 0.0}, "not finite"),
-        ({"hint": {"top": ()}}, "no teacher has looked"),
-        ({"hint": {"policys": ()}, "subset": "teacher"}, "were not recorded"),
+        ({"top": None}, "likeliest tokens were not recorded"),
+        ({"top": NARROW}, "likeliest tokens were not recorded"),
+        ({"hint": {"top": NARROW}}, "fewer than --topk-k"),
+        ({"hint": {"of_policys": np.full((3, 1), -1.0)}}, "fewer than --topk-k"),
+        ({"hint": {"of_policys": np.array([[-1.0, math.inf, -1.0]] * 3)}, "clip": 0.0}, "not finite"),
+        ({"hint": {"top": None}}, "no teacher has looked"),
+        ({"hint": {"policys": None}, "subset": "teacher"}, "were not recorded"),
     ],
 )
 def test_what_is_missing_is_said(plain: StoredTurn, change: dict[str, Any], problem: str) -> None:
@@ -262,23 +276,34 @@ def test_what_is_missing_is_said(plain: StoredTurn, change: dict[str, Any], prob
 
 def test_the_ledger_keeps_what_the_teacher_said(tmp_path: Path) -> None:
     book = Book(tmp_path)
+
+    def table(*rows: list[float]) -> Any:
+        return np.array(rows, dtype=np.float32)
+
     hint = Hint(
         "a hint of some length",
         [-0.5, -0.25],
-        top=[((7, -0.5), (8, -1.5)), ((1, -0.25), (2, -2.5))],
-        of_policys=[[-0.5, -4.0], [-8.0, -0.25]],
-        policys=[[-1.0, -2.0], [-3.0, -4.0]],
+        top=Likeliest(np.array([[7, 8], [1, 2]]), table([-0.5, -1.5], [-0.25, -2.5])),
+        of_policys=table([-0.5, -4.0], [-8.0, -0.25]),
+        policys=table([-1.0, -2.0], [-3.0, -4.0]),
     )
-    likely = (((7, -0.5), (9, -1.0)), ((3, -0.25), (1, -2.0)))
+    likely = Likeliest(np.array([[7, 9], [3, 1]]), table([-0.5, -1.0], [-0.25, -2.0]))
     number = book.put(State.READY, response_ids=[7, 1], logprobs=[-0.5, -2.0], top=likely)
     assert book.change(verdicts.record, number, Verdict(hints=(hint, Hint("no teacher"))), SampleKind.OPD, "", 0)
     stored = book.read(number)
     book.close()
     assert stored.verdict is not None
-    assert stored.verdict.hints == (hint, replace(Hint("no teacher"), logprobs=[], top=[], of_policys=[], policys=[]))
-    assert tuple(stored.top) == likely
-    found = distil(stored, TopK(2))
-    assert found.overlaps.tolist() == [[1, 1]]
+    kept, bare = stored.verdict.hints
+    assert (kept.text, kept.logprobs) == (hint.text, hint.logprobs)
+    assert (bare.top, bare.of_policys, bare.policys) == (None, None, None)
+    for one, other in ((kept.top, hint.top), (stored.top, likely)):
+        assert one is not None
+        assert other is not None
+        assert (one.ids.tolist(), one.logprobs.tolist()) == (other.ids.tolist(), other.logprobs.tolist())
+    assert kept.of_policys is not None
+    assert kept.policys is not None
+    assert (kept.of_policys.tolist(), kept.policys.tolist()) == ([[-0.5, -4.0], [-8.0, -0.25]], [[-1, -2], [-3, -4]])
+    assert distil(stored, TopK(2)).overlaps.tolist() == [[1, 1]]
 
 
 def test_the_options_say_what_is_distilled() -> None:

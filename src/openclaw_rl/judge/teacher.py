@@ -16,7 +16,7 @@ from openclaw_rl.judge.judges import together
 from openclaw_rl.ledger.packing import common_prefix
 from openclaw_rl.ledger.queries import StoredTurn
 from openclaw_rl.rendering.chat import ChatError, ChatRenderer, Message, content_text
-from openclaw_rl.types import Hint, ScoreRequest
+from openclaw_rl.types import Hint, Ids, Likeliest, Numbers, ScoreRequest
 
 #: How a hint is put to the teacher.
 HINTED = "{words}\n\n[user's hint / instruction]\n{hint}"
@@ -95,7 +95,7 @@ class Teacher:
     async def _teach(self, turn: StoredTurn, hint: str) -> Hint:
         top = self.curriculum.top
         prompt = hinted_prompt(self.renderer, turn, hint)
-        targets = likeliest(turn.top, top, "the policy's likeliest tokens were not recorded") if top else ()
+        targets = likeliest(turn.top, top, "the policy's likeliest tokens were not recorded") if top else None
         request = ScoreRequest([*prompt, *turn.response_ids], len(turn.response_ids), top_k=top, targets=targets)
         scores = await self.sampler.score(request)
         if len(scores.logprobs) != len(turn.response_ids) or not all(map(math.isfinite, scores.logprobs)):
@@ -103,25 +103,23 @@ class Teacher:
         if not top:
             return Hint(hint, scores.logprobs)
         theirs = likeliest(scores.top, top, "the teacher's engine does not say which tokens it finds likeliest")
-        policys = await self._policys(turn, theirs) if self.curriculum.policys else ()
-        width = min(map(len, scores.top))
-        own = [row[:width] for row in scores.top]
-        return Hint(hint, scores.logprobs, top=own, of_policys=scores.targets, policys=policys)
+        policys = await self._policys(turn, theirs) if self.curriculum.policys else None
+        return Hint(hint, scores.logprobs, top=scores.top, of_policys=scores.targets, policys=policys)
 
-    async def _policys(self, turn: StoredTurn, targets: Sequence[Sequence[int]]) -> Sequence[Sequence[float]]:
+    async def _policys(self, turn: StoredTurn, targets: Ids) -> Numbers:
         """What the policy that answered thinks of these tokens."""
         ids = [*turn.prompt_ids, *turn.response_ids]
         scores = await self.policy.score(ScoreRequest(ids, len(turn.response_ids), turn.version, targets=targets))
-        if not scores.targets:
+        if scores.targets is None:
             raise NotTaught("the policy's engine does not give log-probs of chosen tokens, as subset teacher needs")
         return scores.targets
 
 
-def likeliest(top: Sequence[Sequence[tuple[int, float]]], k: int, problem: str) -> list[list[int]]:
+def likeliest(top: Likeliest | None, k: int, problem: str) -> Ids:
     """The first k ids at each position. Raises NotTaught with the problem if there are not so many."""
-    if not top or any(len(row) < k for row in top):
+    if top is None or top.ids.shape[1] < k:
         raise NotTaught(problem)
-    return [[id for id, _ in row[:k]] for row in top]
+    return top.ids[:, :k]
 
 
 def hinted_prompt(renderer: ChatRenderer, turn: StoredTurn, hint: str) -> list[int]:

@@ -13,7 +13,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
 
 import numpy as np
 
@@ -84,14 +83,11 @@ def lesson(turn: StoredTurn, weights: Weights, baseline: Baseline = NOTHING) -> 
 
 
 def alternatives(distilled: Distilled, weights: Weights, baseline: Baseline) -> Alternatives:
-    """What is distilled, as the learner takes it: what does not count is left out."""
+    """What is distilled, as the learner takes it."""
     advantages = weights.opd * distilled.weights * (distilled.gaps - baseline.gap)
-    rows = [counts.nonzero()[0] for counts in distilled.counts]
-
-    def kept(table: Any) -> list[Any]:
-        return [own[row].tolist() for own, row in zip(table, rows, strict=True)]
-
-    return Alternatives(kept(distilled.ids), kept(distilled.old_logprobs), kept(advantages))
+    # What does not count may have any log-prob, also none at all.
+    old = np.where(distilled.counts, distilled.old_logprobs, 0.0)
+    return Alternatives(distilled.ids, old.astype(np.float32), advantages.astype(np.float32))
 
 
 def worth(turn: StoredTurn, weights: Weights) -> list[float]:

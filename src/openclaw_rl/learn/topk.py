@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 from openclaw_rl.config import Config
 from openclaw_rl.learn.errors import NoSignal
 from openclaw_rl.ledger.queries import StoredTurn
-from openclaw_rl.types import Hint
+from openclaw_rl.types import Hint, Ids, Likeliest
 
+#: More exact than what is recorded, so that gaps and weights are as good as their numbers.
 Floats = NDArray[np.float64]
-Ids = NDArray[np.int64]
+Counts = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
 
@@ -60,9 +61,9 @@ class Distilled:
     counts: Mask
     hints: tuple[str, ...]
     """The candidates, the shortest first."""
-    overlaps: NDArray[np.int64]
+    overlaps: Counts
     """[hints, tokens]: how many of the k likeliest tokens policy and teacher have in common."""
-    chosen: Ids
+    chosen: Counts
     """[tokens]: by which hint."""
     left_out: int
     """Tokens of the response about which the teacher's engine said too little."""
@@ -92,7 +93,8 @@ def distil(turn: StoredTurn, settings: TopK) -> Distilled:
     k = settings.k
     ids, old = table(turn.top, len(turn.response_ids), k, "the policy's likeliest tokens were not recorded")
     ids, old = ids[:, :k], old[:, :k]
-    hints = sorted((h for h in (turn.verdict.hints if turn.verdict else ()) if h.top), key=lambda h: len(h.text))
+    taught = [hint for hint in (turn.verdict.hints if turn.verdict else ()) if hint.top is not None]
+    hints = sorted(taught, key=lambda hint: len(hint.text))
     candidates = [candidate(hint, len(ids), k) for hint in hints[: settings.candidates]]
     if not candidates:
         raise NoSignal("no teacher has looked at its likeliest tokens")
@@ -115,8 +117,8 @@ def weigh(
     theirs: Floats,
     counts: Mask,
     candidates: Sequence[Candidate],
-    overlaps: NDArray[np.int64],
-    chosen: Ids,
+    overlaps: Counts,
+    chosen: Counts,
     clip: float,
 ) -> Distilled:
     """Gaps and weights, once hint and tokens are known. A token with one unknown number is left out whole."""
@@ -141,7 +143,7 @@ def weigh(
     )
 
 
-def choose(overlaps: NDArray[np.int64], selection: str) -> Ids:
+def choose(overlaps: Counts, selection: str) -> Counts:
     """By which hint each token is taught, from overlaps [hints, tokens]; among equals the first, which is shortest."""
     tokens = overlaps.shape[1]
     if selection == "token_optimal":
@@ -171,7 +173,7 @@ def of_policys(own: Candidate, ids: Ids, old: Floats, clip: float) -> Floats:
     return np.where(same.any(2), given, np.where(beyond, bound, np.nan))
 
 
-def teachers(candidates: Sequence[Candidate], chosen: Ids, k: int) -> tuple[Ids, Floats, Floats]:
+def teachers(candidates: Sequence[Candidate], chosen: Counts, k: int) -> tuple[Ids, Floats, Floats]:
     """The teacher's likeliest tokens under the chosen hints, with the policy's and the teacher's log-probs."""
     policys = [own.policys for own in candidates]
     if any(own is None for own in policys):
@@ -180,7 +182,7 @@ def teachers(candidates: Sequence[Candidate], chosen: Ids, k: int) -> tuple[Ids,
     return ids, pick(policys, chosen), pick([own.logprobs[:, :k] for own in candidates], chosen)
 
 
-def pick(tables: Sequence[Any], chosen: Ids) -> Any:
+def pick(tables: Sequence[Any], chosen: Counts) -> Any:
     """Row i of the table that was chosen for it."""
     return np.stack(tables)[chosen, np.arange(len(chosen))]
 
@@ -197,17 +199,16 @@ def softmax(logprobs: Floats, counts: Mask) -> Floats:
 def candidate(hint: Hint, tokens: int, k: int) -> Candidate:
     problem = "the teacher's likeliest tokens are not there for every token, or fewer than --topk-k"
     ids, logprobs = table(hint.top, tokens, k, problem)
-    own = np.array(hint.of_policys)[:, :k] if hint.of_policys else None
-    policys = np.array(hint.policys)[:, :k] if hint.policys else None
+    own, policys = (
+        None if part is None else part[:, :k].astype(np.float64) for part in (hint.of_policys, hint.policys)
+    )
     if any(part is not None and part.shape != (tokens, k) for part in (own, policys)):
         raise NoSignal(problem)
     return Candidate(hint.text, ids, logprobs, own, policys)
 
 
-def table(top: Sequence[Sequence[tuple[int, float]]], tokens: int, k: int, problem: str) -> tuple[Ids, Floats]:
-    """Ids and log-probs as arrays of one width, at least k. Raises NoSignal with the problem."""
-    width = min(map(len, top), default=0)
-    if len(top) != tokens or width < k:
+def table(top: Likeliest | None, tokens: int, k: int, problem: str) -> tuple[Ids, Floats]:
+    """Ids and log-probs of every token, at least k of each. Raises NoSignal with the problem."""
+    if top is None or len(top.ids) != tokens or top.ids.shape[1] < k:
         raise NoSignal(problem)
-    ids = np.array([[id for id, _ in row[:width]] for row in top], dtype=np.int64)
-    return ids, np.array([[value for _, value in row[:width]] for row in top])
+    return top.ids, top.logprobs.astype(np.float64)

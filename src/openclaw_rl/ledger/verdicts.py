@@ -12,10 +12,10 @@ from openclaw_rl.ledger.changes import QUARANTINED, move
 from openclaw_rl.ledger.packing import (
     pack_floats,
     pack_json,
-    pack_rows,
+    pack_table,
     pack_top,
     unpack_floats,
-    unpack_rows,
+    unpack_table,
     unpack_top,
     whole_text,
 )
@@ -66,12 +66,12 @@ def store(db: sqlite3.Connection, turn: int, verdict: Verdict, sample: SampleKin
 
 def pack_hint(hint: Hint) -> tuple[str, bytes, str, bytes | None, bytes | None, bytes | None]:
     """A hint's columns, from its text on."""
-    tables = (pack_top(hint.top), pack_rows(hint.of_policys), pack_rows(hint.policys))
+    tables = (pack_top(hint.top), pack_table(hint.of_policys), pack_table(hint.policys))
     return whole_text(hint.text), pack_floats(hint.logprobs), whole_text(hint.problem), *tables
 
 
 def unpack_hint(row: sqlite3.Row) -> Hint:
-    tables = (unpack_top(row["top"]), unpack_rows(row["of_policys"]), unpack_rows(row["policys"]))
+    tables = (unpack_top(row["top"]), unpack_table(row["of_policys"]), unpack_table(row["policys"]))
     return Hint(row["text"], unpack_floats(row["logprobs"]), row["problem"], *tables)
 
 

@@ -3,12 +3,15 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from openclaw_rl.losses.policy import token_weight
-from openclaw_rl.types import Alternatives, Span, TrainingSequence
+from openclaw_rl.types import Span, TrainingSequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +79,9 @@ def micro_batch(sequences: Sequence[TrainingSequence], indices: Sequence[int], d
         ids=flat((s.ids[:length] for s, length in zip(chosen, lengths, strict=True)), torch.long, device),
         positions=flat(map(range, lengths), torch.long, device),
         rows=flat((range(at + span.start - 1, at + span.stop - 1) for at, _, span in spans), torch.long, device),
-        targets=wide(
-            [(s.ids[span.start : span.stop], others(span).ids) for _, s, span in spans],
+        targets=beside(
+            (s.ids[span.start : span.stop] for _, s, span in spans),
+            [own.ids if (own := span.alternatives) else None for _, _, span in spans],
             torch.long,
             device,
         ),
@@ -93,13 +97,15 @@ def signals(sequences: Sequence[TrainingSequence], batch: MicroBatch) -> Signals
     weights = ([token_weight(span.stop - span.start, samples)] * (span.stop - span.start) for span in spans)
     device = batch.ids.device
     return Signals(
-        old_logprobs=wide(
-            [(span.old_logprobs, others(span).old_logprobs) for span in spans],
+        old_logprobs=beside(
+            (span.old_logprobs for span in spans),
+            [own.old_logprobs if (own := span.alternatives) else None for span in spans],
             torch.float32,
             device,
         ),
-        advantages=wide(
-            [(span.advantages, others(span).advantages) for span in spans],
+        advantages=beside(
+            (span.advantages for span in spans),
+            [own.advantages if (own := span.alternatives) else None for span in spans],
             torch.float32,
             device,
         ),
@@ -117,23 +123,19 @@ def flat(parts: Iterable[Iterable[float]], dtype: torch.dtype, device: torch.dev
     return torch.tensor(list(chain.from_iterable(parts)), dtype=dtype).to(device)
 
 
-def others(span: Span) -> Alternatives:
-    """What could stand in the places of a span's tokens: nothing, if that was never asked."""
-    none = [()] * (span.stop - span.start)
-    return span.alternatives or Alternatives(none, none, none)
-
-
-def wide(
-    parts: Sequence[tuple[Sequence[float], Sequence[Sequence[float]]]], dtype: torch.dtype, device: torch.device
+def beside(
+    own: Iterable[Sequence[float]], others: Sequence[NDArray[Any] | None], dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """A row for each token of the spans: its own number, those of its alternatives, and 0 for those it has not."""
-    width = max((len(row) for _, alternatives in parts for row in alternatives), default=0)
-    rows = [
-        [own, *row, *[0] * (width - len(row))]
-        for span, alternatives in parts
-        for own, row in zip(span, alternatives, strict=True)
-    ]
-    return torch.tensor(rows, dtype=dtype).reshape(len(rows), 1 + width).to(device)
+    """A row for each token of the spans: its own number and those of its alternatives; 0 for those it has not."""
+    width = max((table.shape[1] for table in others if table is not None), default=0)
+    parts = []
+    for numbers, table in zip(own, others, strict=True):
+        part = torch.zeros(len(numbers), 1 + width, dtype=dtype)
+        part[:, 0] = torch.tensor(numbers, dtype=dtype)
+        if table is not None:
+            part[:, 1 : 1 + table.shape[1]] = torch.from_numpy(np.array(table))
+        parts.append(part)
+    return torch.cat(parts).to(device)
 
 
 def read_length(sequence: TrainingSequence) -> int:
@@ -156,7 +158,8 @@ def check_signals(span: Span) -> None:
     """Raise ValueError unless every token has its signal: a shifted one would silently teach the wrong tokens."""
     if not len(span.old_logprobs) == len(span.advantages) == span.stop - span.start:
         raise ValueError(f"turn {span.turn}: every token of a span needs one old log-prob and one advantage")
-    own = others(span)
-    counts = [[len(row) for row in table] for table in (own.ids, own.old_logprobs, own.advantages)]
-    if len(counts[0]) != span.stop - span.start or not counts[0] == counts[1] == counts[2]:
+    if (others := span.alternatives) is None:
+        return
+    shapes = {table.shape for table in (others.ids, others.old_logprobs, others.advantages)}
+    if len(shapes) > 1 or len(others.ids) != span.stop - span.start:
         raise ValueError(f"turn {span.turn}: every alternative needs a token, one old log-prob and one advantage")
