@@ -98,16 +98,15 @@ def distil(turn: StoredTurn, settings: TopK) -> Distilled:
     candidates = [candidate(hint, len(ids), k) for hint in hints[: settings.candidates]]
     if not candidates:
         raise NoSignal("no teacher has looked at its likeliest tokens")
-    overlaps = np.array([common(ids, own.ids[:, :k]).sum(1) for own in candidates])
+    shared = [common(ids, own.ids[:, :k]) for own in candidates]
+    overlaps = np.array([own.sum(1) for own in shared])
     chosen = choose(overlaps, settings.selection)
     if settings.subset == "teacher":
         ids, old, theirs = teachers(candidates, chosen, k)
         counts = np.ones_like(ids, dtype=bool)
     else:
         theirs = pick([of_policys(own, ids, old, settings.clip) for own in candidates], chosen)
-        counts = pick([common(ids, own.ids[:, :k]) for own in candidates], chosen)
-        if settings.subset == "student":
-            counts = np.ones_like(counts)
+        counts = pick(shared, chosen) if settings.subset == "overlap" else np.ones_like(ids, dtype=bool)
     return weigh(ids, old, theirs, counts, candidates, overlaps, chosen, settings.clip)
 
 
@@ -154,7 +153,9 @@ def choose(overlaps: Counts, selection: str) -> Counts:
 
 def common(ids: Ids, others: Ids) -> Mask:
     """Which of `ids` [tokens, k] are also among the others of their token."""
-    found: Mask = (ids[:, :, None] == others[:, None, :]).any(2)
+    found = np.zeros(ids.shape, dtype=bool)
+    for column in others.T:
+        found |= ids == column[:, None]
     return found
 
 

@@ -53,7 +53,8 @@ class _ChunkedLogprobs(torch.autograd.Function):
             total = weights.sum(dim=-1, keepdim=True)
             logprobs[rows] = chosen - total.log()
             if means is not None:
-                means[rows] = weights.div_(total).to(head.dtype) @ head
+                # Divided after the product, which is narrow.
+                means[rows] = (weights.to(head.dtype) @ head).div_(total)
         ctx.save_for_backward(means, targets)
         ctx.head, ctx.chunk = head, chunk
         return logprobs
