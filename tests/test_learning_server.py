@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 import torch
 from safetensors.torch import load_file
 
@@ -190,6 +191,31 @@ def test_all_weights_are_learned_served_and_gone_on_from(tiny_model: Path, tmp_p
     # What was learned serves also where nothing more is to be learned, or recorded.
     with learning(tiny_model, tmp_path, "--lora-rank", "0", "--max-steps", "0", "--no-capture") as program:
         assert version_of(ask(program)) == 2
+
+
+def test_likeliest_tokens_are_distilled_under_hints_and_recorded(tiny_model: Path, tmp_path: Path) -> None:
+    with learning(tiny_model, tmp_path, "--method", "topk-select", "--topk-k", "3", "--record") as program:
+        for _ in range(2):
+            answer = ask(program, logprobs=True, top_logprobs=1)
+            named = [len(token["top_logprobs"]) for token in answer["choices"][0]["logprobs"]["content"]]
+            assert set(named) == {1}, "what is recorded is not the client's"
+            feedback = {"id": answer["id"], "score": -1, "text": "Please answer in one short sentence."}
+            assert httpx.post(f"{program.url}/v1/feedback", json=feedback, timeout=60).status_code == 200
+        until(lambda: version(program) == 1, program)
+        assert version_of(ask(program)) == 1
+    (step,) = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert step["opd_rl"] == 2
+    assert 0 < step["overlap"] <= 1
+    assert step["left_out"] == 0
+    records = [json.loads(line) for line in (tmp_path / "records.jsonl").read_text().splitlines()]
+    assert [record["hints"][0]["chosen"] for record in records] == [1.0, 1.0]
+    for record in records:
+        assert {len(row) for row in record["d"]} == {3}
+        assert len(record["d"]) == len(record["response"]) == len(record["overlaps"][0])
+        assert [sum(row) for row in record["w"]] == pytest.approx([1.0] * len(record["w"]))
+    page = tmp_path / "report.html"
+    command(tmp_path, "report", "--no-answers", "--model-name", str(tiny_model), "--out", str(page))
+    assert "of the 3 likeliest tokens in common, taught 100% of the response" in page.read_text()
 
 
 def test_killed_at_random_instants_every_turn_is_trained_on_exactly_once(tiny_model: Path, tmp_path: Path) -> None:

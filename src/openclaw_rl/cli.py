@@ -144,7 +144,7 @@ def add_ledger_commands(commands: Any) -> None:
     report = add(
         "report",
         "write a page about a run: curves, verdicts, turns token by token, answers before and after",
-        *("model_name", "cache_dir", "device", "dtype", "method", "w_opd", "w_rl", "opd_clip"),
+        *("model_name", "cache_dir", "device", "dtype", "method", "w_opd", "w_rl", "opd_clip", "topk_k"),
     )
     report.add_argument("run_dir", nargs="?", default=argparse.SUPPRESS, metavar="RUN_DIR", help="the run's directory")
     report.add_argument("--out", type=Path, metavar="FILE.html", help="where to (default: RUN_DIR/report.html)")

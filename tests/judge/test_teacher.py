@@ -2,23 +2,26 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import pytest_asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fakes import ScriptedSampler
+from openclaw_rl.config import Config
 from openclaw_rl.engines.base import EngineError, EngineUnavailable
 from openclaw_rl.engines.local.messages import WorkerOptions
 from openclaw_rl.engines.local.sampler import LocalSampler
 from openclaw_rl.judge.errors import JudgeDown
-from openclaw_rl.judge.teacher import HINTED, NoHintedPrompt, Teacher, graft, hinted_prompt
+from openclaw_rl.judge.teacher import HINTED, Curriculum, NoHintedPrompt, Teacher, graft, hinted_prompt
 from openclaw_rl.ledger.queries import StoredTurn
 from openclaw_rl.rendering.chat import ChatRenderer
-from openclaw_rl.types import Hint, ScoreRequest
+from openclaw_rl.types import Hint, Likeliest, ScoreRequest
 from records import Book, a_turn
 
 HINT = "Give the distance in kilometres."
@@ -303,3 +306,72 @@ async def test_turns_that_are_taught_together_do_not_mix(sampler: LocalSampler, 
     for turn, hint in zip(recorded, together, strict=True):
         alone = await teacher.teach(turn, HINT)
         assert hint.logprobs == pytest.approx(alone.logprobs, abs=1e-4)
+
+
+# several hints, and the likeliest tokens
+
+SEVERAL = (Hint("Give the distance in kilometres, please."), Hint("Say it in metric units."), Hint("In kilometres."))
+
+
+def curriculum(**given: Any) -> Curriculum:
+    return Curriculum.of(Config(method="topk-select", topk_k=3, **given))
+
+
+async def likely(turns: Turns, sampler: LocalSampler) -> StoredTurn:
+    """A turn whose likeliest tokens were recorded."""
+    turn = turns.record(ASKED)
+    ids = [*turn.prompt_ids, *turn.response_ids]
+    return replace(turn, top=(await sampler.score(ScoreRequest(ids, len(turn.response_ids), top_k=3))).top)
+
+
+async def test_with_one_hint_it_is_the_most_informative(turns: Turns, sampler: LocalSampler) -> None:
+    hints = await Teacher(sampler, turns.renderer).consider(turns.record(ASKED), SEVERAL)
+    assert [hint.text for hint in hints] == [hint.text for hint in SEVERAL]
+    assert [bool(hint.logprobs) for hint in hints] == [True, False, False]
+    assert all(hint.top is None for hint in hints)
+
+
+async def test_the_shortest_hints_are_tried_each_for_what_is_likeliest(turns: Turns, sampler: LocalSampler) -> None:
+    turn = await likely(turns, sampler)
+    teacher = Teacher(sampler, turns.renderer, curriculum(topk_max_cand=2))
+    hints = await teacher.consider(turn, SEVERAL)
+    assert [hint.text for hint in hints] == ["In kilometres.", "Say it in metric units.", SEVERAL[0].text]
+    assert hints[2].top is None
+    for hint in hints[:2]:
+        prompt = hinted_prompt(turns.renderer, turn, hint.text)
+        alone = ScoreRequest([*prompt, *turn.response_ids], len(turn.response_ids), top_k=3)
+        expected = (await sampler.score(alone)).top
+        assert hint.top is not None
+        assert expected is not None
+        assert hint.top.ids.tolist() == expected.ids.tolist()
+        assert hint.top.logprobs == pytest.approx(expected.logprobs, abs=1e-4)
+        assert hint.of_policys is not None
+        assert hint.of_policys.shape == (len(turn.response_ids), 3)
+        # Where the two find the same token likely, both tables say the same of it.
+        assert turn.top is not None
+        for place in range(len(turn.response_ids)):
+            own = dict(zip(turn.top.ids[place].tolist(), hint.of_policys[place].tolist(), strict=True))
+            theirs = dict(zip(hint.top.ids[place].tolist(), hint.top.logprobs[place].tolist(), strict=True))
+            assert {id: own[id] for id in own.keys() & theirs} == pytest.approx(
+                {id: theirs[id] for id in own.keys() & theirs}, abs=1e-4
+            )
+        assert hint.policys is None
+
+
+async def test_for_the_teachers_own_tokens_the_policy_is_asked_too(turns: Turns, sampler: LocalSampler) -> None:
+    turn = await likely(turns, sampler)
+    teacher = Teacher(sampler, turns.renderer, curriculum(topk_subset_mode="teacher"))
+    (hint,) = await teacher.consider(turn, SEVERAL[:1])
+    assert hint.top is not None
+    ids = [*turn.prompt_ids, *turn.response_ids]
+    expected = await sampler.score(ScoreRequest(ids, len(turn.response_ids), targets=hint.top.ids))
+    assert hint.policys == pytest.approx(expected.targets, abs=1e-5)
+
+
+async def test_without_recorded_tokens_or_with_an_engine_that_names_none_there_is_a_reason(turns: Turns) -> None:
+    teacher = Teacher(ScriptedSampler(lambda _request, _index: []), turns.renderer, curriculum())
+    turn = turns.record(ASKED)
+    assert "were not recorded" in (await teacher.teach(turn, HINT)).problem
+    count = len(turn.response_ids)
+    top = Likeliest(np.zeros((count, 3), np.int32), np.zeros((count, 3), np.float32))
+    assert "does not say which tokens" in (await teacher.teach(replace(turn, top=top), HINT)).problem

@@ -36,8 +36,8 @@ from openclaw_rl.pages import charts
 #: What the server is told in a demo, where it should learn within minutes from few people: bolder steps than its
 #: defaults, held near the base model, more by hints than by scores. What is given after `--` comes later and counts.
 SETTINGS = (
-    *("--judge", "feedback", "--batch-size", "8", "--learning-rate", "2e-4", "--lora-rank", "16"),
-    *("--w-rl", "0.5", "--opd-clip", "3", "--baseline", "batch", "--kl-loss-coef", "0.02"),
+    *("--judge", "feedback", "--batch-size", "8", "--learning-rate", "3e-4", "--lora-rank", "16"),
+    *("--w-rl", "0.5", "--opd-clip", "3", "--topk-adv-diff-clip", "3", "--baseline", "batch", "--kl-loss-coef", "0.02"),
     *("--kv-cache-gib", "1", "--save-interval", "8"),
 )
 

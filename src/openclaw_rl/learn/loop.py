@@ -20,6 +20,7 @@ from openclaw_rl.learn.gate import Gate
 from openclaw_rl.learn.lineage import Lineage
 from openclaw_rl.learn.methods import Weights, lesson
 from openclaw_rl.learn.policies import Policies
+from openclaw_rl.learn.records import Records
 from openclaw_rl.learn.reporting import Reporter, make_report
 from openclaw_rl.learn.warming import warm
 from openclaw_rl.ledger.changes import UnknownTurn
@@ -67,11 +68,12 @@ class LearnLoop:
         policies: Policies,
         reporter: Reporter,
         gate: Gate | None = None,
+        records: Records | None = None,
     ) -> None:
         self.ledger, self.learner, self.sampler = ledger, learner, sampler
         self.weights, self.settings, self.gate = weights, settings, gate
         self.line = Lineage(ledger, learner, sampler, checkpoints, policies)
-        self.reporter = reporter
+        self.reporter, self.records = reporter, records
         self.trouble = ""
         """Why no step can be made at the moment, if so."""
         self._generation = 0
@@ -266,9 +268,11 @@ class LearnLoop:
         self._exam = passed
 
     async def _applied(self, turns: Sequence[StoredTurn], version: int, result: StepResult) -> None:
-        report = make_report(self.step + 1, version, self.version, turns, result)
+        report = make_report(self.step + 1, version, self.version, turns, self.weights, result)
         await self.line.advance(version, [turn.number for turn in turns], asdict(report))
         self.reporter.write(report)
+        if self.records is not None:
+            await asyncio.to_thread(self.records.write, report.step, turns, self.weights)
         interval = self.settings.save_interval
         if self.step % interval == 0 or len(self.line.unsaved) >= interval:
             try:

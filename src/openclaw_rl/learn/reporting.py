@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from openclaw_rl.engines.base import StepResult
+from openclaw_rl.learn.methods import Weights, distilled_of
 from openclaw_rl.ledger.queries import StoredTurn
 from openclaw_rl.options import ConfigError
 from openclaw_rl.types import SampleKind
@@ -44,6 +45,10 @@ class StepReport:
     latency_seconds: float
     """From the last feedback in the batch to the new policy serving."""
     time: float
+    overlap: float = 0.0
+    """With topk-select: the share of likeliest tokens that policy and teacher have in common."""
+    left_out: float = 0.0
+    """With topk-select: the share of tokens about which the teacher's engine said too little."""
 
     def line(self) -> str:
         return (
@@ -78,7 +83,7 @@ class Prometheus:
         names = ("reward", "loss", "kl_old", "kl_base", "clip_fraction", "grad_norm", "staleness", "latency_seconds")
         self._gauges = {
             name: Gauge(f"openclaw_step_{name}", f"{name} of the last training step.", registry=registry)
-            for name in (*names, "step_seconds", "step", "version")
+            for name in (*names, "overlap", "left_out", "step_seconds", "step", "version")
         }
         self._samples = Counter("openclaw_trained_samples", "Samples trained on, by kind.", ["kind"], registry=registry)
         self._tokens = Counter("openclaw_trained_tokens", "Tokens that went through the learner.", registry=registry)
@@ -150,8 +155,12 @@ class Reporter:
                 self.sinks.remove(sink)
 
 
-def make_report(step: int, version: int, before: int, turns: Sequence[StoredTurn], result: StepResult) -> StepReport:
+def make_report(
+    step: int, version: int, before: int, turns: Sequence[StoredTurn], weights: Weights, result: StepResult
+) -> StepReport:
     """What is to be said of a step that made `version` of policy `before`, which serves as of now."""
+    distilled = [found for turn in turns if (found := distilled_of(turn, weights)) is not None]
+    taught = sum(len(found.chosen) for found in distilled)
     kinds = [turn.sample for turn in turns]
     scores = [turn.verdict.score for turn in turns if turn.verdict and turn.verdict.score is not None]
     now = time.time()
@@ -169,6 +178,8 @@ def make_report(step: int, version: int, before: int, turns: Sequence[StoredTurn
         clip_fraction=result.clip_fraction,
         grad_norm=result.grad_norm,
         staleness=fmean(before - turn.version for turn in turns),
+        overlap=fmean(found.common_share() for found in distilled) if distilled else 0.0,
+        left_out=sum(found.left_out for found in distilled) / taught if taught else 0.0,
         tokens=result.tokens,
         response_tokens=result.response_tokens,
         step_seconds=result.seconds,

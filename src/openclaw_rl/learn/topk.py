@@ -68,6 +68,14 @@ class Distilled:
     left_out: int
     """Tokens of the response about which the teacher's engine said too little."""
 
+    def chosen_shares(self) -> list[float]:
+        """Of each hint, the share of the tokens that it teaches."""
+        return [float((self.chosen == hint).mean()) for hint in range(len(self.hints))]
+
+    def common_share(self) -> float:
+        """Of the likeliest tokens, the share that policy and teacher have in common under the chosen hints."""
+        return float(pick(list(self.overlaps), self.chosen).mean() / self.ids.shape[1])
+
     def expected(self) -> Floats:
         """The mean gap at each token where something counts."""
         totals: Floats = (self.weights * self.gaps).sum(1)

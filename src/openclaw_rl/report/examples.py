@@ -3,13 +3,14 @@
 import json
 import sqlite3
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tokenizers import Tokenizer
 
 from openclaw_rl.learn.errors import NoSignal
 from openclaw_rl.learn.methods import Weights, worth
+from openclaw_rl.learn.topk import TopK, distil
 from openclaw_rl.ledger.changes import QUARANTINED
 from openclaw_rl.ledger.queries import StoredTurn, load_turn
 from openclaw_rl.rendering.chat import content_text
@@ -44,6 +45,8 @@ class Example:
     """The answer's tokens, where they can be shown."""
     note: str = ""
     """Why its tokens are not shown, or have no colour."""
+    overlaps: Mapping[str, str] = field(default_factory=dict)
+    """What is to be said of each hint that the teacher was compared with the policy under."""
 
     @property
     def tokens_left_out(self) -> int:
@@ -74,7 +77,8 @@ def choose(db: sqlite3.Connection) -> list[tuple[str, int]]:
 
 
 def make_example(why: str, turn: StoredTurn, tokenizer: Tokenizer | None, weights: Weights) -> Example:
-    plain = Example(why, turn, question_of(turn), spoken(turn.message), tuple(came_next(turn)))
+    overlaps = compare_hints(turn, weights.topk)
+    plain = Example(why, turn, question_of(turn), spoken(turn.message), tuple(came_next(turn)), overlaps=overlaps)
     if tokenizer is None:
         return plain
     if not fits(tokenizer, turn):
@@ -84,6 +88,22 @@ def make_example(why: str, turn: StoredTurn, tokenizer: Tokenizer | None, weight
     except NoSignal as error:
         values, note = [], f"Its tokens have no colour: {error}."
     return replace(plain, pieces=tuple(pieces(tokenizer, turn, values)), note=note)
+
+
+def compare_hints(turn: StoredTurn, settings: TopK | None) -> dict[str, str]:
+    """What teacher and policy have in common under each hint, and which was chosen; empty where nobody asked."""
+    if turn.top is None:
+        return {}
+    try:
+        found = distil(turn, settings or TopK(turn.top.ids.shape[1]))
+    except NoSignal:
+        return {}
+    k = found.ids.shape[1]
+    rows = zip(found.hints, found.overlaps, found.chosen_shares(), strict=True)
+    return {
+        text: f"{overlap.mean():.1f} of the {k} likeliest tokens in common, taught {share:.0%} of the response"
+        for text, overlap, share in rows
+    }
 
 
 def fits(tokenizer: Tokenizer, turn: StoredTurn) -> bool:

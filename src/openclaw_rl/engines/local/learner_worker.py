@@ -45,6 +45,8 @@ def main(connection: Connection, options: LearnerOptions) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     os.nice(NICENESS)
+    # A few small kernels: compiled here they take seconds, and a pool of compilers has been seen to hang.
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         try:
             decoder = take_up(options.shared) if options.shared else load_alone(options)
