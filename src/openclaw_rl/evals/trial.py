@@ -41,8 +41,6 @@ class Plan:
     """At most, from the first conversation on."""
     flags: tuple[str, ...] = ()
     """Further options for the server."""
-    max_tokens: int = 160
-    """Longest answer."""
     exam_every: int = 4
     """Policy versions between two examinations."""
     user_url: str = ""
@@ -162,7 +160,7 @@ class Trial:
                 self._questions(number),
                 session=f"{plan.method}-{plan.seed}-{number}",
                 turns=TURNS,
-                max_tokens=plan.max_tokens,
+                max_tokens=plan.persona.longest_answer,
                 seed=seed,
             )
             self.outcome.sessions.append(Held(number, self.seconds, conversation))
@@ -203,7 +201,7 @@ class Trial:
             self.chat,
             self.plan.persona,
             held_out,
-            max_tokens=self.plan.max_tokens,
+            max_tokens=self.plan.persona.longest_answer,
             seed=self.plan.seed,
             on_answer=lambda _: self.watch.examining(self.outcome, next(done), len(held_out)),
         )

@@ -19,8 +19,20 @@ from openclaw_rl.options import ConfigError
 BUILT_IN = ("student", "teaching-assistant", "teacher", "brief")
 #: What people say whatever they prefer; a persona's file may say it otherwise.
 _EVERYBODY = "everybody"
-_KEYS = {"name", "description", "languages", "repeats_question", "pleased", "asks_again", "no_answer", "next_question"}
+_KEYS = {
+    "name",
+    "description",
+    "languages",
+    "longest_answer",
+    "repeats_question",
+    "pleased",
+    "asks_again",
+    "no_answer",
+    "next_question",
+}
 _QUESTION = "{question}"
+#: In tokens: enough for whoever likes detailed answers.
+LONGEST_ANSWER = 160
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +73,8 @@ class Persona:
     repeats_question: bool
     """Whether the same question is asked again after a failure."""
     languages: tuple[str, ...] = ("en",)
+    longest_answer: int = LONGEST_ANSWER
+    """In tokens. What is longer is cut off: nobody here reads on, and a laptop has better things to do."""
 
     def failed(self, answer: str, count: Count = estimate_tokens) -> tuple[Rule, ...]:
         """The rules that an answer breaks; one without words breaks all of them."""
@@ -109,6 +123,9 @@ def _persona(table: dict[str, Any], where: str) -> Persona:
     rules = table.get("rules")
     if not isinstance(rules, list) or not rules:
         raise ConfigError(f"{where}: rules is missing; write at least one [[rules]].")
+    longest = table.get("longest_answer", LONGEST_ANSWER)
+    if not isinstance(longest, int) or longest < 1:
+        raise ConfigError(f"{where}: longest_answer is a number of tokens.")
     repeats = table.get("repeats_question", False)
     if not isinstance(repeats, bool):
         raise ConfigError(f"{where}: repeats_question is true or false.")
@@ -122,6 +139,7 @@ def _persona(table: dict[str, Any], where: str) -> Persona:
         next_question=_asking(table if "next_question" in table else everybody, "next_question", where),
         repeats_question=repeats,
         languages=_texts(table.get("languages", ["en"]), f"{where}: languages"),
+        longest_answer=longest,
     )
 
 
