@@ -65,7 +65,7 @@ lint: $(VENV)/.installed-dev ## check style and types
 	@$(BIN)/mypy
 
 bench: $(VENV)/.installed-dev ## measure every part beside its baseline (half an hour)
-	@for part in serving sampling ledger judge learning swapping; do $(BIN)/python benchmarks/$$part.py || exit 1; done
+	@for part in serving sampling ledger judge learning topk swapping; do $(BIN)/python benchmarks/$$part.py || exit 1; done
 
 docs: $(VENV)/.installed ## write the README's table of options anew
 	@$(BIN)/python docs/generate.py
