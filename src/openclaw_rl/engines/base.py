@@ -28,6 +28,10 @@ class EngineUnavailable(EngineError):
     """The engine stopped while it worked on this request, or cannot start."""
 
 
+class EngineAway(EngineUnavailable):
+    """The engine cannot be reached, or lets nobody in: nothing that it was asked to do is to blame."""
+
+
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
     """What one engine can hold."""

@@ -1,0 +1,190 @@
+"""The way to the service: one session for everything, calls with time-outs and trials, what there is to sample from.
+
+Guarantees: no call waits without end, nothing here blocks the event loop, and `close` ends the session.
+"""
+
+import asyncio
+import contextlib
+import logging
+import random
+import threading
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from openclaw_rl.engines.base import EngineUnavailable
+from openclaw_rl.engines.tinker import sdk
+from openclaw_rl.engines.tinker.errors import CallFailed, Kind, LastWords, read
+from openclaw_rl.engines.tinker.traits import Traits, look_at
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+#: How often a call is made that may be made again, and the pause before the second; each is twice the one before.
+TRIALS = 4
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 20.0
+#: A server of one's own asks for no key, but the SDK does, and for one of this form.
+NO_KEY = "tml-self-hosted"
+CLOSE_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """Where the service is, and how to be let in."""
+
+    base_url: str | None
+    """None: Tinker's own."""
+    key: str
+    timeout: float
+    """Seconds that a call may take."""
+
+
+class Connection:
+    """A session with a Tinker service. Open it once; everybody may then call at the same time."""
+
+    def __init__(self, account: Account) -> None:
+        self.account = account
+        self.traits = Traits()
+        self.models: dict[str, int | None] = {}
+        """What can be sampled from and trained, with the longest context where the service says it."""
+        self.trouble = ""
+        """Why the last call that was given up failed, until another succeeds."""
+        self._words = LastWords()
+        self._service: Any = None
+        self._opening = asyncio.Lock()
+
+    @property
+    def service(self) -> Any:
+        """The SDK's client for everything else."""
+        if self._service is None:
+            raise EngineUnavailable("There is no session with Tinker.")
+        return self._service
+
+    @property
+    def types(self) -> Any:
+        return sdk.load().types
+
+    async def open(self) -> None:
+        """Begin the session, if there is none. Raises EngineUnavailable with a reason."""
+        async with self._opening:
+            if self._service is not None:
+                return
+            module = await asyncio.to_thread(sdk.load)
+            logging.getLogger("tinker").addHandler(self._words)
+            self.traits = await look_at(self.account.base_url)
+            key = self.account.key or (NO_KEY if self.account.base_url else "")
+            settings = {"base_url": self.account.base_url, "api_key": key}
+            given = {name: value for name, value in settings.items() if value}
+
+            def begin() -> Any:
+                service = module.ServiceClient(**given)
+                # Newer versions begin the session when it is first asked for.
+                return service, service.holder
+
+            try:
+                service, _ = await self.call(lambda: in_thread(begin), "begin a session", trials=1)
+                told = await self.call(service.get_server_capabilities_async, "say what it offers", trials=2)
+            except CallFailed as error:
+                raise EngineUnavailable(self._no_session(error, module.__version__)) from error
+            self.models = {
+                str(model.model_name): getattr(model, "max_context_length", None) for model in told.supported_models
+            }
+            self._service = service
+
+    def _no_session(self, error: CallFailed, version: str) -> str:
+        if error.kind is Kind.LOST and self.account.base_url:
+            return (
+                f"The server at {self.account.base_url} does not understand version {version} of the SDK ({error}) "
+                "Install the version that it was made for; for SkyRL tx 0.3: pip install tinker==0.12.0."
+            )
+        return str(error)
+
+    def find_model(self, name: str) -> str:
+        """A model as the service calls it: by its name, or a folder's. Raises EngineUnavailable with all there are."""
+        if name in self.models or not self.models:
+            return name
+        wanted = Path(name).expanduser()
+        for offered in self.models:
+            if Path(offered).name.lower() == wanted.name.lower():
+                return offered
+        offers = ", ".join(sorted(self.models))
+        raise EngineUnavailable(f"{self.traits.name} does not offer {name} (--model-name); it offers: {offers}.")
+
+    async def call(self, make: Callable[[], Awaitable[T]], what: str, *, trials: int = TRIALS) -> T:
+        """Make a call, and make it again if it may succeed then. Raises CallFailed. `what` goes on from "failed to"."""
+        pause = FIRST_PAUSE
+        for trial in range(1, trials + 1):
+            self._words.text = ""
+            try:
+                async with asyncio.timeout(self.account.timeout) as limit:
+                    result = await make()
+                self.trouble = ""
+                return result
+            except sdk.failures() as error:
+                found = read(error)
+                words = self._timed_out() if limit.expired() else found.words
+                if trial == trials or found.kind in (Kind.LOCKED, Kind.LOST, Kind.REFUSED):
+                    failed = CallFailed(found.kind, what, words)
+                    if found.kind in (Kind.AWAY, Kind.LOCKED):
+                        self.trouble = str(failed)
+                    raise failed from error
+                log.warning("Tinker could not %s (%s); trying again in %.0f s.", what, words, pause)
+            await asyncio.sleep(pause * random.uniform(0.75, 1.25))
+            pause = min(LONGEST_PAUSE, 2 * pause)
+        raise AssertionError("unreachable")
+
+    def _timed_out(self) -> str:
+        waited = f"no answer in {self.account.timeout:g} s (--tinker-timeout)"
+        return f"{waited}; the SDK said: {self._words.text}" if self._words.text else waited
+
+    async def work(self, make: Callable[[], Awaitable[T]], what: str, *, trials: int = 1) -> T:
+        """The same for calls that change what is trained. One that takes too long is not taken back but left alone:
+        the SDK and the service go through them in order, and would wait for one that vanished."""
+
+        async def kept() -> T:
+            work = asyncio.ensure_future(make())
+            work.add_done_callback(lambda done: done.cancelled() or done.exception())
+            return await asyncio.shield(work)
+
+        return await self.call(kept, what, trials=trials)
+
+    async def close(self) -> None:
+        """End the session; a service that does not answer is not waited for."""
+        service, self._service = self._service, None
+        logging.getLogger("tinker").removeHandler(self._words)
+        if service is None:
+            return
+        with contextlib.suppress(*sdk.failures()):
+            async with asyncio.timeout(CLOSE_SECONDS):
+                if hasattr(service, "close"):
+                    await service.close("success")
+                else:
+                    await in_thread(service.holder.close)
+
+
+async def in_thread(function: Callable[[], T]) -> T:
+    """Run what blocks, in a thread that nobody waits for at the program's end."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def settle(result: T | None, error: BaseException | None) -> None:
+        if done.cancelled():
+            return
+        if error is not None:
+            done.set_exception(error)
+        else:
+            done.set_result(result)  # type: ignore[arg-type]
+
+    def run() -> None:
+        result, error = None, None
+        try:
+            result = function()
+        except sdk.failures() as caught:
+            error = caught
+        with contextlib.suppress(RuntimeError):  # the loop may have ended meanwhile
+            loop.call_soon_threadsafe(settle, result, error)
+
+    threading.Thread(target=run, daemon=True, name="tinker").start()
+    return await done
