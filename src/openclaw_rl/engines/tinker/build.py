@@ -21,7 +21,9 @@ def check_tinker(config: Config) -> None:
     if not sdk.installed():
         raise ConfigError(sdk.MISSING)
     if not os.environ.get("TINKER_API_KEY") and not config.tinker_base_url:
-        raise ConfigError("--backend tinker needs a key in TINKER_API_KEY, or a server in --tinker-base-url.")
+        raise ConfigError(
+            "The tinker backend needs a key in TINKER_API_KEY or a server in --tinker-base-url; or use --backend local."
+        )
     if config.learns:
         for unfit, says in cannot(config):
             if unfit:

@@ -38,7 +38,7 @@ BY_STATUS = {
     404: Kind.LOST,
     408: Kind.AWAY,
     409: Kind.AWAY,
-    410: Kind.LOST,
+    410: Kind.AWAY,  # an answer that was not fetched in time
     425: Kind.AWAY,
     429: Kind.AWAY,
 }

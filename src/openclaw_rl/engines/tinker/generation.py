@@ -55,27 +55,24 @@ class Generation:
             for index, piece in enumerate(drawn):
                 self._take(index, piece)
             self._tasks = {index: asyncio.create_task(self._continue(index)) for index in self._written}
-            await asyncio.gather(*self._tasks.values())
+            if self._tasks:
+                done, _ = await asyncio.wait(self._tasks.values(), return_when=asyncio.FIRST_EXCEPTION)
+                for task in done:
+                    # One that was dropped was cancelled, and says nothing of the others.
+                    if not task.cancelled():
+                        task.result()
         except CallFailed as error:
             self.stream.fail(error.as_unavailable())
-        except asyncio.CancelledError:
-            if self._written:
-                raise
         finally:
             for task in self._tasks.values():
                 task.cancel()
 
     async def _continue(self, index: int) -> None:
-        try:
-            while index in self._written:
-                ids = self._written[index]
-                prompt = [*self.request.prompt_ids, *ids]
-                (piece,) = await self._draw(prompt, 1, f"{index}.{len(ids)}", len(ids))
-                self._take(index, piece)
-        except asyncio.CancelledError:
-            # Dropped alone, its siblings go on.
-            if index in self._written:
-                raise
+        while index in self._written:
+            ids = self._written[index]
+            prompt = [*self.request.prompt_ids, *ids]
+            (piece,) = await self._draw(prompt, 1, f"{index}.{len(ids)}", len(ids))
+            self._take(index, piece)
 
     async def _draw(self, prompt: list[int], n: int, place: str, written: int) -> list[Drawn]:
         tokens = min(self.chunk, self.request.params.max_tokens - written)
