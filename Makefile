@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install run demo test test-browser test-vllm test-tinker lint bench docs clean
+.PHONY: help install run demo test test-browser test-vllm test-tinker tinker-server lint bench docs clean
 
 help: ## show what can be done here
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -72,6 +72,9 @@ test-vllm: $(VENV)/.installed-dev $(VLLM)/.installed ## see that vLLM says with 
 test-tinker: $(VENV)/.installed-dev $(TINKER)/.installed ## the whole loop on a self-hosted Tinker server (20 minutes)
 	@OPENCLAW_RL_TINKER=$(abspath $(TINKER))/bin/python OPENCLAW_RL_TINKER_SDK=$(abspath $(TINKER))/sdk \
 		$(BIN)/python -m pytest -rs -s tests/slow/test_tinker.py $(ARGS)
+
+tinker-server: $(VENV)/.installed $(TINKER)/.installed ## serve the embedded model as a Tinker server on 127.0.0.1:8000
+	@$(BIN)/python examples/tinker_server.py --python $(TINKER)/bin/python $(ARGS)
 
 lint: $(VENV)/.installed-dev ## check style and types
 	@$(BIN)/ruff check .

@@ -98,10 +98,10 @@ def fetch_model(name: str | None, cache: Path) -> Path:
 
 def fetch_tokenizer(name: str, cache: Path) -> Path:
     """A folder with the tokenizer and chat template of a model that runs elsewhere; its weights are not fetched."""
-    path = Path(name).expanduser()
-    embedded = cache / Path(EMBEDDED).name
-    if path.is_dir() or (name == EMBEDDED and embedded.is_dir()):
-        folder = path if path.is_dir() else embedded
+    if name == EMBEDDED:
+        # So small that its weights are no matter, and to be had where the Hub is not.
+        return fetch_model(name, cache)
+    if (folder := Path(name).expanduser()).is_dir():
         if not (folder / "tokenizer.json").is_file():
             raise ModelNotFound(f"{folder} has no tokenizer.json: a model that runs elsewhere needs it here as well.")
         return folder

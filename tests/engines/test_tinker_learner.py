@@ -294,6 +294,25 @@ async def test_a_batch_that_is_refused_after_others_were_not_is_set_aside(cloud:
     assert same(held(learner), before)
 
 
+async def test_a_server_that_was_started_again_gets_its_adapters_again(
+    cloud: Cloud, learner: TinkerLearner, tmp_path: Path
+) -> None:
+    learner.connection.traits = OTHER_WAYS
+    for version in (1, 2):
+        folder = tmp_path / str(version)
+        folder.mkdir()
+        await learner.write_policy(folder)
+        await learner.sampler.publish(version, folder)
+    ids = [1, 2, 3, 4]
+    before = await learner.sampler.score(ScoreRequest(ids, 2, version=2))
+    cloud.calls.clear()
+    gone = failed_request("unknown", "Model model_1 not loaded")
+    cloud.fail("sample", gone)
+    cloud.fail("load_state", gone)
+    assert (await learner.sampler.score(ScoreRequest(ids, 2, version=2))).logprobs == pytest.approx(before.logprobs)
+    assert cloud.calls[:4] == ["sample", "load_state", "create", "load_state"]
+
+
 @pytest.mark.parametrize("traits", [Traits(), OTHER_WAYS], ids=["tinker", "other"])
 async def test_a_checkpoint_is_gone_on_from_exactly_in_another_session(
     cloud: Cloud, learner: TinkerLearner, tiny_model: Path, tmp_path: Path, traits: Traits

@@ -13,6 +13,7 @@ from tinker_double import ALPHA, RANK, Cloud, Training, failed_request, response
 from openclaw_rl.engines.base import EngineAway, EngineError, EngineUnavailable, QueueFull
 from openclaw_rl.engines.local.lora import LoraWeights
 from openclaw_rl.engines.tinker import connection as module
+from openclaw_rl.engines.tinker import pulse as pulse_module
 from openclaw_rl.engines.tinker.connection import Account, Connection
 from openclaw_rl.engines.tinker.record import PolicyRecord
 from openclaw_rl.engines.tinker.sampler import SamplerOptions, TinkerSampler
@@ -250,16 +251,35 @@ async def test_a_key_that_is_not_accepted_is_told_at_once(cloud: Cloud, sampler:
     assert cloud.calls.count("sample") == 1
 
 
-async def test_a_call_without_an_answer_is_given_up_and_made_again(cloud: Cloud, tiny_model: Path) -> None:
-    sampler = a_sampler(tiny_model, timeout=0.2)
+async def test_who_gets_no_answer_does_not_wait_for_ever_and_hears_why(cloud: Cloud, tiny_model: Path) -> None:
+    sampler = a_sampler(tiny_model, timeout=0.3)
     await sampler.start()
     cloud.fail("sample", 30.0)
-    assert len(await collect(sampler, request(5))) == 5
-    cloud.fail("sample", *[30.0] * 4)
+    waiting = asyncio.create_task(collect(sampler, request(5)))
+    await asyncio.sleep(0.1)
+    # While the SDK waits by itself, only its log says what for.
     logging.getLogger("tinker.lib").warning("The job is paused due to billing status.")
-    with pytest.raises(EngineAway, match=r"no answer in 0.2 s \(--tinker-timeout\)"):
-        await collect(sampler, request(5))
+    with pytest.raises(EngineAway, match=r"no answer in 0.3 s \(--tinker-timeout\); the SDK said: The job is paused"):
+        await waiting
+    assert len(await collect(sampler, request(5))) == 5
     await sampler.connection.close()
+
+
+async def test_a_server_that_is_gone_is_noticed_long_before_the_sdk_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pulse_module, "BEAT_SECONDS", 0.05)
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    pulse = pulse_module.Pulse(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    pulse.start()
+    assert await pulse.during(asyncio.sleep(0.3, "done")) == "done"
+    server.close()
+    with pytest.raises(ConnectionError, match="nobody answers at"):
+        await pulse.during(asyncio.sleep(30))
+    await pulse.stop()
 
 
 async def test_a_failure_in_the_middle_ends_the_stream_with_an_error(cloud: Cloud, sampler: TinkerSampler) -> None:

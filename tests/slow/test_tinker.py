@@ -20,7 +20,7 @@ import pytest
 from openclaw_rl.learn.checkpoints import Checkpoints
 from openclaw_rl.ledger import queries
 from openclaw_rl.ledger.schema import FILE, connect
-from openclaw_rl.models import fetch_model
+from openclaw_rl.models import EMBEDDED
 from test_server import ROOT, SERVE, Program, free_port, serving
 
 SERVER = os.environ.get("OPENCLAW_RL_TINKER", "")
@@ -28,7 +28,6 @@ SDK = os.environ.get("OPENCLAW_RL_TINKER_SDK", "")
 START_SECONDS = 300
 #: Kernels are compiled for every new length, a minute each on two cores.
 STEP_SECONDS = 900
-BACKEND = {"max_lora_adapters": 16, "max_lora_rank": 8, "train_micro_batch_size": 4, "sample_max_num_sequences": 4}
 FLAGS = ("--batch-size", "2", "--save-interval", "1", "--lora-rank", "8", "--learning-rate", "1e-3", "--max-kl", "100")
 HINT = "Answer in one short sentence and name the city first."
 QUESTIONS = ("What is the capital of France?", "What is the capital of Italy?", "Where is the Eiffel Tower?")
@@ -37,38 +36,11 @@ pytestmark = pytest.mark.skipif(not SERVER or not SDK, reason="OPENCLAW_RL_TINKE
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The embedded model as the server's Transformers 4 reads it."""
-    source = fetch_model(None, Path(os.environ.get("OPENCLAW_RL_CACHE", "~/.cache/openclaw-rl")).expanduser())
-    folder = tmp_path_factory.mktemp("model") / source.name
-    folder.mkdir()
-    for path in source.iterdir():
-        (folder / path.name).symlink_to(path)
-    changes = {
-        "config.json": {"rope_theta": 100000.0},
-        "tokenizer_config.json": {"tokenizer_class": "PreTrainedTokenizerFast"},
-    }
-    for name, change in changes.items():
-        content = json.loads((source / name).read_text())
-        (folder / name).unlink()
-        (folder / name).write_text(json.dumps({**content, **change}))
-    return folder
-
-
-@pytest.fixture(scope="module")
-def url(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder, port = tmp_path_factory.mktemp("tinker"), free_port()
-    # The server starts its engine with uv, which would make an environment of its own.
-    uv = folder / "bin" / "uv"
-    uv.parent.mkdir()
-    uv.write_text(f'#!/bin/sh\nwhile [ "$1" != "-m" ]; do shift; done\nexec {SERVER} "$@"\n')
-    uv.chmod(0o755)
-    line = [SERVER, "-m", "tx.tinker.api", "--base-model", str(model), "--backend", "jax"]
-    line += ["--backend-config", json.dumps(BACKEND), "--host", "127.0.0.1", "--port", str(port)]
-    line += ["--checkpoints-base", str(folder / "checkpoints"), "--database-url", f"sqlite:///{folder}/tinker.db"]
-    environment = {**os.environ, "PATH": f"{uv.parent}:{os.environ['PATH']}", "HF_HUB_OFFLINE": "1", "PYTHONPATH": ""}
+    line = [sys.executable, "examples/tinker_server.py", "--python", SERVER, "--port", str(port), "--data", str(folder)]
     with (folder / "log").open("w") as log:
-        process = subprocess.Popen(line, env=environment, stdout=log, stderr=log, cwd=folder)
+        process = subprocess.Popen(line, stdout=log, stderr=log, cwd=ROOT)
     try:
         end = time.monotonic() + START_SECONDS
         while not answers(f"http://127.0.0.1:{port}"):
@@ -125,6 +97,7 @@ def wait_for(program: Program, wanted: int) -> int:
         assert time.monotonic() < end, program.log
         ask(program, QUESTIONS[2])
         given += 1
+        time.sleep(2)
     return given
 
 
@@ -133,13 +106,13 @@ def report(run_dir: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("method", ["rl", "opd", "combine"])
-def test_it_serves_learns_swaps_and_goes_on_after_being_killed(method: str, model: Path, tmp_path: Path) -> None:
+def test_it_serves_learns_swaps_and_goes_on_after_being_killed(method: str, tmp_path: Path) -> None:
     started, lines = time.monotonic(), []
 
     def lap(what: str) -> None:
         lines.append(f"{time.monotonic() - started:6.0f} s  {what}")
 
-    with serving(SERVE, model, "--run-dir", str(tmp_path), "--method", method, *FLAGS) as program:
+    with serving(SERVE, Path(EMBEDDED), "--run-dir", str(tmp_path), "--method", method, *FLAGS) as program:
         lap("ready")
         pieces = list(stream(program, QUESTIONS[2]))
         assert len(pieces) > 1
@@ -155,7 +128,7 @@ def test_it_serves_learns_swaps_and_goes_on_after_being_killed(method: str, mode
         program.process.wait()
         assert "Traceback" not in program.log
     lap("killed")
-    with serving(SERVE, model, "--run-dir", str(tmp_path), "--method", method, *FLAGS) as program:
+    with serving(SERVE, Path(EMBEDDED), "--run-dir", str(tmp_path), "--method", method, *FLAGS) as program:
         assert ask(program, QUESTIONS[0])["system_fingerprint"] == "policy-2"
         lap("started again and answering with policy 2")
         teach(program, method)
@@ -172,7 +145,7 @@ def test_it_serves_learns_swaps_and_goes_on_after_being_killed(method: str, mode
     assert latest is not None
     assert json.loads((latest.folder / "learner.json").read_text())["steps"] == 3
     assert json.loads((latest.folder / "learner.json").read_text())["state"].startswith("tinker://")
-    moved = movement(model, tmp_path, latest.folder, trained)
+    moved = movement(tmp_path, latest.folder, trained)
     lap(f"log-prob a token, learned minus base: {moved}")
     sys.stderr.write(f"\n--tinker {method}\n" + "\n".join([*lines, *map(json.dumps, steps)]) + "\n")
     for advantage, change in moved.items():
@@ -203,7 +176,7 @@ def turns(run_dir: Path) -> list[int]:
         return sorted(row[0] for row in db.execute(query))
 
 
-def movement(model: Path, run_dir: Path, checkpoint: Path, trained: list[int]) -> dict[int, float]:
+def movement(run_dir: Path, checkpoint: Path, trained: list[int]) -> dict[int, float]:
     """How the log-probs of trained tokens changed, by the sign of their advantages, as the server tells it."""
     with connect(run_dir / FILE, readonly=True) as db:
         stored = [queries.load_turn(db, number) for number in trained]
@@ -216,8 +189,7 @@ from openclaw_rl.types import ScoreRequest
 
 async def main():
     connection = Connection(Account({os.environ["TINKER_BASE_URL"]!r}, "", 600.0))
-    folder = Path({str(model)!r})
-    sampler = TinkerSampler(connection, SamplerOptions(str(folder), folder, None, 4, 4, 32, 2))
+    sampler = TinkerSampler(connection, SamplerOptions({EMBEDDED!r}, Path("unused"), None, 4, 4, 32, 2))
     await sampler.start()
     await sampler.publish(1, Path({str(checkpoint)!r}))
     found = []

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from openclaw_rl.engines.base import EngineUnavailable
 from openclaw_rl.engines.tinker import sdk
 from openclaw_rl.engines.tinker.errors import CallFailed, Kind, LastWords, read
+from openclaw_rl.engines.tinker.pulse import Pulse
 from openclaw_rl.engines.tinker.traits import Traits, look_at
 
 log = logging.getLogger(__name__)
@@ -51,6 +52,7 @@ class Connection:
         """What can be sampled from and trained, with the longest context where the service says it."""
         self.trouble = ""
         """Why the last call that was given up failed, until another succeeds."""
+        self._pulse = Pulse(account.base_url)
         self._words = LastWords()
         self._service: Any = None
         self._opening = asyncio.Lock()
@@ -92,6 +94,7 @@ class Connection:
                 str(model.model_name): getattr(model, "max_context_length", None) for model in told.supported_models
             }
             self._service = service
+            self._pulse.start()
 
     def _no_session(self, error: CallFailed, version: str) -> str:
         if error.kind is Kind.LOST and self.account.base_url:
@@ -113,19 +116,30 @@ class Connection:
         raise EngineUnavailable(f"{self.traits.name} does not offer {name} (--model-name); it offers: {offers}.")
 
     async def call(self, make: Callable[[], Awaitable[T]], what: str, *, trials: int = TRIALS) -> T:
-        """Make a call, and make it again if it may succeed then. Raises CallFailed. `what` goes on from "failed to"."""
+        """Make a call, and make it again if it may succeed then. Raises CallFailed. `what` goes on from "failed to".
+
+        Time is up once for all trials, since somebody waits; only `work` has it for each.
+        """
+        deadline = asyncio.get_running_loop().time() + self.account.timeout
+        return await self._trials(make, what, trials, deadline)
+
+    async def _trials(
+        self, make: Callable[[], Awaitable[T]], what: str, trials: int, deadline: float | None = None
+    ) -> T:
         pause = FIRST_PAUSE
         for trial in range(1, trials + 1):
             self._words.text = ""
             try:
-                async with asyncio.timeout(self.account.timeout) as limit:
-                    result = await make()
+                end = deadline or asyncio.get_running_loop().time() + self.account.timeout
+                async with asyncio.timeout_at(end) as limit:
+                    result = await self._pulse.during(make())
                 self.trouble = ""
                 return result
             except sdk.failures() as error:
                 found = read(error)
                 words = self._timed_out() if limit.expired() else found.words
-                if trial == trials or found.kind in (Kind.LOCKED, Kind.LOST, Kind.REFUSED):
+                over = trial == trials or (limit.expired() and deadline is not None)
+                if over or found.kind in (Kind.LOCKED, Kind.LOST, Kind.REFUSED):
                     failed = CallFailed(found.kind, what, words)
                     if found.kind in (Kind.AWAY, Kind.LOCKED):
                         self.trouble = str(failed)
@@ -148,11 +162,12 @@ class Connection:
             work.add_done_callback(lambda done: done.cancelled() or done.exception())
             return await asyncio.shield(work)
 
-        return await self.call(kept, what, trials=trials)
+        return await self._trials(kept, what, trials)
 
     async def close(self) -> None:
         """End the session; a service that does not answer is not waited for."""
         service, self._service = self._service, None
+        await self._pulse.stop()
         logging.getLogger("tinker").removeHandler(self._words)
         if service is None:
             return
