@@ -33,6 +33,8 @@ EMBEDDED_TEMPERATURE = 0.7
 
 #: By which a folder with an adapter is known from one with a whole model.
 ADAPTER_CONFIG = "adapter_config.json"
+#: What is left on this machine of a policy that is kept on Tinker.
+ON_TINKER = "tinker.json"
 #: Of a model's folder, what is not weights and belongs to the model.
 BELONGINGS = ("*.json", "*.model", "*.jinja", "*.txt")
 
@@ -250,6 +252,8 @@ def convert_gguf(gguf: Path, target: Path) -> Path:
 
 def adapter_rank(folder: Path) -> int:
     """The rank of the adapter in a checkpoint; 0 if it holds a whole model. Raises ModelNotFound."""
+    if (folder / ON_TINKER).is_file():
+        raise ModelNotFound(f"The policy in {folder} is kept on Tinker; its path is in {ON_TINKER}.")
     path = folder / ADAPTER_CONFIG
     try:
         return int(json.loads(path.read_text())["r"]) if path.is_file() else 0

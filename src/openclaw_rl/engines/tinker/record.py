@@ -4,7 +4,9 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-POLICY, STATE = "tinker.json", "learner.json"
+from openclaw_rl.models import ON_TINKER
+
+POLICY, STATE = ON_TINKER, "learner.json"
 SCHEME = "tinker://"
 
 
