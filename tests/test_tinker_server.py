@@ -155,6 +155,7 @@ async def test_an_expired_key_pauses_learning_and_says_so_while_serving_goes_on(
         cloud.fail("forward_backward", *[status_error(401, "key expired")] * 3)
         await teach(client)
         await until(says(client, "suspended: Tinker will not train"))
+        assert (await client.get("/readyz")).status_code == 200
         assert (await ask(client))["system_fingerprint"] == "policy-0"
         # The batch was not to blame: it is trained on when the service lets us in again.
         await until(serves(client, 1))

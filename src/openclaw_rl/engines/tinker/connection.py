@@ -8,6 +8,7 @@ import contextlib
 import logging
 import random
 import threading
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,8 @@ FIRST_PAUSE, LONGEST_PAUSE = 1.0, 20.0
 #: A server of one's own asks for no key, but the SDK does, and for one of this form.
 NO_KEY = "tml-self-hosted"
 CLOSE_SECONDS = 5.0
+#: At the start somebody looks on, and the SDK would try for minutes to reach a service that is not there.
+SESSION_SECONDS = 45.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +53,8 @@ class Connection:
         self.traits = Traits()
         self.models: dict[str, int | None] = {}
         """What can be sampled from and trained, with the longest context where the service says it."""
-        self.trouble = ""
-        """Why the last call that was given up failed, until another succeeds."""
+        self.sampling_trouble = ""
+        """Why nothing can be sampled, until something is."""
         self._pulse = Pulse(account.base_url)
         self._words = LastWords()
         self._service: Any = None
@@ -86,8 +89,9 @@ class Connection:
                 return service, service.holder
 
             try:
-                service, _ = await self.call(lambda: in_thread(begin), "begin a session", trials=1)
-                told = await self.call(service.get_server_capabilities_async, "say what it offers", trials=2)
+                end = asyncio.get_running_loop().time() + min(SESSION_SECONDS, self.account.timeout)
+                service, _ = await self._trials(lambda: in_thread(begin), "begin a session", 1, end)
+                told = await self._trials(service.get_server_capabilities_async, "say what it offers", 2, end)
             except CallFailed as error:
                 raise EngineUnavailable(self._no_session(error, module.__version__)) from error
             self.models = {
@@ -128,29 +132,24 @@ class Connection:
     ) -> T:
         pause = FIRST_PAUSE
         for trial in range(1, trials + 1):
-            self._words.text = ""
+            self._words.text, began = "", time.monotonic()
             try:
                 end = deadline or asyncio.get_running_loop().time() + self.account.timeout
                 async with asyncio.timeout_at(end) as limit:
-                    result = await self._pulse.during(make())
-                self.trouble = ""
-                return result
+                    return await self._pulse.during(make())
             except sdk.failures() as error:
                 found = read(error)
-                words = self._timed_out() if limit.expired() else found.words
+                words = self._no_answer(time.monotonic() - began) if limit.expired() else found.words
                 over = trial == trials or (limit.expired() and deadline is not None)
                 if over or found.kind in (Kind.LOCKED, Kind.LOST, Kind.REFUSED):
-                    failed = CallFailed(found.kind, what, words)
-                    if found.kind in (Kind.AWAY, Kind.LOCKED):
-                        self.trouble = str(failed)
-                    raise failed from error
+                    raise CallFailed(found.kind, what, words) from error
                 log.warning("Tinker could not %s (%s); trying again in %.0f s.", what, words, pause)
             await asyncio.sleep(pause * random.uniform(0.75, 1.25))
             pause = min(LONGEST_PAUSE, 2 * pause)
         raise AssertionError("unreachable")
 
-    def _timed_out(self) -> str:
-        waited = f"no answer in {self.account.timeout:g} s (--tinker-timeout)"
+    def _no_answer(self, seconds: float) -> str:
+        waited = f"no answer in {seconds:.3g} s"
         return f"{waited}; the SDK said: {self._words.text}" if self._words.text else waited
 
     async def work(self, make: Callable[[], Awaitable[T]], what: str, *, trials: int = 1) -> T:

@@ -145,7 +145,7 @@ class Policy:
             return answer
 
         try:
-            return await self.connection.call(ask, what)
+            return await self._asking(ask, what)
         except CallFailed as error:
             if error.kind is not Kind.LOST:
                 raise
@@ -153,7 +153,18 @@ class Policy:
         async with self._opening:
             if self._client is client:
                 await self.open()
-        return await self.connection.call(ask, what)
+        return await self._asking(ask, what)
+
+    async def _asking(self, ask: Callable[[], Awaitable[Any]], what: str) -> Any:
+        """Ask, and remember whether the service can be asked at all."""
+        try:
+            answer = await self.connection.call(ask, what)
+        except CallFailed as error:
+            if error.kind in (Kind.AWAY, Kind.LOCKED):
+                self.connection.sampling_trouble = str(error)
+            raise
+        self.connection.sampling_trouble = ""
+        return answer
 
     async def _read(self, prompt: Sequence[int], sequence: Any, params: SamplingParams, tokens: int) -> Drawn:
         """A sequence as it is to be served: not beyond its stop token, nor longer than asked, with its log-probs."""

@@ -74,7 +74,7 @@ class TinkerSampler:
         return self._limits
 
     def stats(self) -> EngineStats:
-        trouble = CLOSING if self._closed else self.connection.trouble
+        trouble = CLOSING if self._closed else self.connection.sampling_trouble
         return EngineStats(self._limits is not None and not trouble, self._outstanding(), 0, 0, trouble)
 
     async def start(self) -> None:
