@@ -205,6 +205,17 @@ async def test_undo_and_what_follows_are_exact(cloud: Cloud, learner: TinkerLear
     assert (again.loss, again.kl_old) == (result.loss, result.kl_old)
 
 
+async def test_beginning_anew_is_the_beginning_and_takes_no_new_place(cloud: Cloud, learner: TinkerLearner) -> None:
+    before = held(learner)
+    await learner.step(batch(cloud))
+    await learner.reset()
+    assert (learner.steps, same(held(learner), before)) == (0, True)
+    assert cloud.calls.count("create") == 1
+    cloud.states.clear()
+    await learner.reset()
+    assert same(held(learner), before)
+
+
 async def test_a_step_that_goes_too_far_is_taken_back(cloud: Cloud, tiny_model: Path) -> None:
     learner = await a_learner(tiny_model, max_kl=1e-9)
     before = held(learner)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from openclaw_rl.engines.base import EngineAway, EngineError, StepRefused, StepResult
+from openclaw_rl.engines.base import EngineAway, EngineError, EngineUnavailable, StepRefused, StepResult
 from openclaw_rl.engines.measures import SpanLogprobs, distance
 from openclaw_rl.engines.tinker.connection import FIRST_PAUSE, Connection
 from openclaw_rl.engines.tinker.datum import BadOutput, NotFinite, read_length, span_logprobs, to_data
@@ -38,6 +38,8 @@ class TinkerLearner:
         self.connection, self.sampler, self.options = connection, sampler, options
         self.run = TrainingRun(connection, options)
         self.steps = 0
+        self._origin: str | None = None
+        """The state before the first step: servers of one's own have few places for new training runs."""
         self._before: str | None = None
         """The state before the last step."""
         self._proven = False
@@ -51,11 +53,19 @@ class TinkerLearner:
 
     async def reset(self) -> None:
         self.steps, self._before = 0, None
+        if self._origin is not None:
+            try:
+                await self._restore(self._origin)
+                return
+            except EngineUnavailable as error:
+                log.warning("%s A new training run begins.", error)
         await self.run.begin(self.sampler.model)
 
     async def step(self, sequences: Sequence[TrainingSequence]) -> StepResult:
         started = time.monotonic()
         before = await self.run.saved_state()
+        if not self.steps:
+            self._origin = before
         for trial in range(1, STEP_TRIALS + 1):
             try:
                 result = await self._step(sequences, started)
