@@ -305,6 +305,26 @@ async def test_a_batch_that_is_refused_after_others_were_not_is_set_aside(cloud:
     assert same(held(learner), before)
 
 
+async def test_a_session_that_the_service_has_ended_is_begun_again(
+    cloud: Cloud, tiny_model: Path, learner: TinkerLearner, tmp_path: Path
+) -> None:
+    await learner.step(batch(cloud, 1))
+    await learner.save(tmp_path)
+    await learner.sampler.publish(1, tmp_path)
+    request = ScoreRequest([1, 2, 3, 4], 2, version=1)
+    before = await learner.sampler.score(request)
+    cloud.end_sessions()
+    assert (await learner.sampler.score(request)).logprobs == before.logprobs
+    assert (cloud.sessions, cloud.open_sessions) == (2, 1)
+    # The step is made from what was saved, and as if nothing had happened.
+    expected = await a_learner(tiny_model)
+    await expected.load(tmp_path)
+    await expected.step(batch(cloud, 2))
+    await learner.step(batch(cloud, 2))
+    assert same(held(learner), held(expected))
+    await expected.connection.close()
+
+
 async def test_a_server_that_was_started_again_gets_its_adapters_again(
     cloud: Cloud, learner: TinkerLearner, tmp_path: Path
 ) -> None:

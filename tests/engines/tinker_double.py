@@ -94,6 +94,7 @@ class Cloud:
         self.calls: list[str] = []
         self.prompts: list[tuple[int, int, int]] = []
         """Of each sampling call: prompt tokens, completions, tokens asked for."""
+        self.epoch = 0
         self.sessions = 0
         self.open_sessions = 0
         self._ids = count(1)
@@ -102,9 +103,15 @@ class Cloud:
         """Let the next calls of a name go wrong, each in its way."""
         self.faults.setdefault(name, []).extend(faults)
 
-    async def does(self, name: str, work: Callable[[], Any]) -> Any:
+    def end_sessions(self) -> None:
+        """Know nothing any more of the clients that there are; what was saved is kept."""
+        self.epoch += 1
+
+    async def does(self, name: str, work: Callable[[], Any], epoch: int | None = None) -> Any:
         """Do what is asked, or what was told to happen instead."""
         self.calls.append(name)
+        if epoch not in (None, self.epoch):
+            raise status_error(404, "session not found")
         fault = self.faults[name].pop(0) if self.faults.get(name) else None
         if isinstance(fault, Exception):
             raise fault
@@ -144,7 +151,7 @@ class Service:
     """`ServiceClient`."""
 
     def __init__(self, cloud: Cloud) -> None:
-        self.cloud = cloud
+        self.cloud, self.epoch = cloud, cloud.epoch
         self.holder = self
         self._closed = False
         if hasattr(tinker.ServiceClient, "close"):
@@ -184,7 +191,7 @@ class Service:
         train_unembed: bool = True,
     ) -> "Training":
         assert (base_model, rank) == (self.cloud.name, RANK)
-        return await self.cloud.does("create", lambda: Training(self.cloud, seed or 0))
+        return await self.cloud.does("create", lambda: Training(self.cloud, seed or 0), self.epoch)
 
     async def create_training_client_from_state_with_optimizer_async(self, path: str) -> "Training":
         def restore() -> Training:
@@ -192,7 +199,7 @@ class Service:
             client.take(path)
             return client
 
-        return await self.cloud.does("create_from_state", restore)
+        return await self.cloud.does("create_from_state", restore, self.epoch)
 
     async def create_sampling_client_async(
         self, model_path: str | None = None, base_model: str | None = None
@@ -205,7 +212,7 @@ class Service:
                 raise status_error(404, f"{model_path} not found")
             return Sampling(self.cloud, self.cloud.slots[model_path])
 
-        return await self.cloud.does("create_sampling", create)
+        return await self.cloud.does("create_sampling", create, self.epoch)
 
 
 class Holder:
@@ -219,7 +226,7 @@ class Training:
     """`TrainingClient`: calls are worked on in the order in which they were submitted."""
 
     def __init__(self, cloud: Cloud, seed: int) -> None:
-        self.cloud = cloud
+        self.cloud, self.epoch = cloud, cloud.epoch
         self.lora = LoraWeights.create(cloud.decoder.shape, RANK, ALPHA, seed=seed)
         self.optimizer = torch.optim.AdamW(self.lora.parameters(), lr=0.0)
         self._last: Awaitable[Any] | None = None
@@ -230,7 +237,7 @@ class Training:
         async def run() -> Any:
             if before is not None:
                 await asyncio.gather(before, return_exceptions=True)
-            return await self.cloud.does(name, work)
+            return await self.cloud.does(name, work, self.epoch)
 
         self._last = asyncio.ensure_future(run())
         self._last.add_done_callback(lambda done: done.cancelled() or done.exception())
@@ -333,12 +340,12 @@ class Sampling:
     """`SamplingClient`."""
 
     def __init__(self, cloud: Cloud, slot: int) -> None:
-        self.cloud, self.slot = cloud, slot
+        self.cloud, self.slot, self.epoch = cloud, slot, cloud.epoch
 
     async def sample_async(self, *positional: Any, **named: Any) -> Any:
         asked = SAMPLE.bind(self, *positional, **named)
         asked.apply_defaults()
-        return await self.cloud.does("sample", lambda: self._sample(asked.arguments))
+        return await self.cloud.does("sample", lambda: self._sample(asked.arguments), self.epoch)
 
     def _sample(self, asked: dict[str, Any]) -> Any:
         prompt, params = asked["prompt"].to_ints(), asked["sampling_params"]

@@ -74,31 +74,41 @@ class Connection:
     async def open(self) -> None:
         """Begin the session, if there is none. Raises EngineUnavailable with a reason."""
         async with self._opening:
-            if self._service is not None:
-                return
-            module = await asyncio.to_thread(sdk.load)
-            logging.getLogger("tinker").addHandler(self._words)
-            self.traits = await look_at(self.account.base_url)
-            key = self.account.key or (NO_KEY if self.account.base_url else "")
-            settings = {"base_url": self.account.base_url, "api_key": key}
-            given = {name: value for name, value in settings.items() if value}
+            if self._service is None:
+                self._service = await self._begin()
+                self._pulse.start()
 
-            def begin() -> Any:
-                service = module.ServiceClient(**given)
-                # Newer versions begin the session when it is first asked for.
-                return service, service.holder
+    async def renew(self, ended: Any) -> None:
+        """Begin another session in place of one that the service has ended, unless somebody has already."""
+        async with self._opening:
+            if self._service is ended:
+                log.warning("The session with Tinker has ended; another one begins.")
+                self._service = await self._begin()
+                await end_session(ended)
 
-            try:
-                end = asyncio.get_running_loop().time() + min(SESSION_SECONDS, self.account.timeout)
-                service, _ = await self._trials(lambda: in_thread(begin), "begin a session", 1, end)
-                told = await self._trials(service.get_server_capabilities_async, "say what it offers", 2, end)
-            except CallFailed as error:
-                raise EngineUnavailable(self._no_session(error, module.__version__)) from error
-            self.models = {
-                str(model.model_name): getattr(model, "max_context_length", None) for model in told.supported_models
-            }
-            self._service = service
-            self._pulse.start()
+    async def _begin(self) -> Any:
+        """A session whose service says what it offers."""
+        module = await asyncio.to_thread(sdk.load)
+        logging.getLogger("tinker").addHandler(self._words)
+        self.traits = await look_at(self.account.base_url)
+        key = self.account.key or (NO_KEY if self.account.base_url else "")
+        settings = {"base_url": self.account.base_url, "api_key": key}
+        given = {name: value for name, value in settings.items() if value}
+
+        def begin() -> Any:
+            service = module.ServiceClient(**given)
+            # Newer versions begin the session when it is first asked for.
+            return service, service.holder
+
+        try:
+            end = asyncio.get_running_loop().time() + min(SESSION_SECONDS, self.account.timeout)
+            service, _ = await self._trials(lambda: in_thread(begin), "begin a session", 1, end)
+            told = await self._trials(service.get_server_capabilities_async, "say what it offers", 2, end)
+        except CallFailed as error:
+            raise EngineUnavailable(self._no_session(error, module.__version__)) from error
+        offered = told.supported_models
+        self.models = {str(model.model_name): getattr(model, "max_context_length", None) for model in offered}
+        return service
 
     def _no_session(self, error: CallFailed, version: str) -> str:
         if error.kind is Kind.LOST and self.account.base_url:
@@ -117,7 +127,7 @@ class Connection:
             if Path(offered).name.lower() == wanted.name.lower():
                 return offered
         offers = ", ".join(sorted(self.models))
-        raise EngineUnavailable(f"{self.traits.name} does not offer {name} (--model-name); it offers: {offers}.")
+        raise EngineUnavailable(f"{self.traits.name} does not offer {name}; it offers: {offers}.")
 
     async def call(self, make: Callable[[], Awaitable[T]], what: str, *, trials: int = TRIALS) -> T:
         """Make a call, and make it again if it may succeed then. Raises CallFailed. `what` goes on from "failed to".
@@ -152,6 +162,17 @@ class Connection:
         waited = f"no answer in {seconds:.3g} s"
         return f"{waited}; the SDK said: {self._words.text}" if self._words.text else waited
 
+    async def create(self, make: Callable[[], Awaitable[T]], what: str) -> T:
+        """The same for calls that make a client: if the session has ended, in another one."""
+        service = self._service
+        try:
+            return await self.work(make, what, trials=TRIALS)
+        except CallFailed as error:
+            if error.kind is not Kind.LOST:
+                raise
+        await self.renew(service)
+        return await self.work(make, what, trials=TRIALS)
+
     async def work(self, make: Callable[[], Awaitable[T]], what: str, *, trials: int = 1) -> T:
         """The same for calls that change what is trained. One that takes too long is not taken back but left alone:
         the SDK and the service go through them in order, and would wait for one that vanished."""
@@ -168,14 +189,17 @@ class Connection:
         service, self._service = self._service, None
         await self._pulse.stop()
         logging.getLogger("tinker").removeHandler(self._words)
-        if service is None:
-            return
-        with contextlib.suppress(*sdk.failures()):
-            async with asyncio.timeout(CLOSE_SECONDS):
-                if hasattr(service, "close"):
-                    await service.close("success")
-                else:
-                    await in_thread(service.holder.close)
+        if service is not None:
+            await end_session(service)
+
+
+async def end_session(service: Any) -> None:
+    with contextlib.suppress(*sdk.failures()):
+        async with asyncio.timeout(CLOSE_SECONDS):
+            if hasattr(service, "close"):
+                await service.close("success")
+            else:
+                await in_thread(service.holder.close)
 
 
 async def in_thread(function: Callable[[], T]) -> T:

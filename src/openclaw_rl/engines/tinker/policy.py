@@ -49,7 +49,7 @@ class Policy:
 
     async def open(self) -> None:
         """Due before anything else. Raises CallFailed."""
-        self._client = await self.connection.call(self._make, "load the policy to sample from")
+        self._client = await self.connection.create(self._make, "load the policy to sample from")
 
     async def draw(self, prompt: Sequence[int], params: SamplingParams, n: int, tokens: int, place: str) -> list[Drawn]:
         """`n` continuations of at most `tokens` tokens; `place` tells calls of one request apart. Raises CallFailed."""

@@ -61,7 +61,7 @@ class TrainingRun:
     async def begin(self, base_model: str) -> None:
         """A new adapter, which changes nothing yet. Raises EngineUnavailable."""
         self.forget()
-        self._client = await self._calling(lambda: self._create(base_model), "begin a training run")
+        self._client = await self._creating(lambda: self._create(base_model), "begin a training run")
 
     async def train(self, data: list[Any]) -> tuple[Any, Any]:
         """One pass and its update, submitted together: the service makes them in order. Raises CallFailed."""
@@ -121,7 +121,7 @@ class TrainingRun:
                 log.warning("%s A new training run goes on from there.", error)
         if self._client is None:
             self.state = None
-            self._client = await self._calling(lambda: self._create_from(state, base_model), "load a training state")
+            self._client = await self._creating(lambda: self._create_from(state, base_model), "load a training state")
         self.state = state
 
     async def _create(self, base_model: str) -> Any:
@@ -147,13 +147,16 @@ class TrainingRun:
         async def save() -> Any:
             return await (await make())
 
-        saved = await self._calling(save, "save the weights")
+        try:
+            saved = await self.connection.work(save, "save the weights", trials=TRIALS)
+        except CallFailed as error:
+            raise error.as_unavailable() from error
         path: str = saved.path
         return path
 
-    async def _calling(self, make: Callable[[], Awaitable[Any]], what: str) -> Any:
+    async def _creating(self, make: Callable[[], Awaitable[Any]], what: str) -> Any:
         try:
-            return await self.connection.work(make, what, trials=TRIALS)
+            return await self.connection.create(make, what)
         except CallFailed as error:
             raise error.as_unavailable() from error
 
