@@ -69,7 +69,8 @@ test-browser: $(VENV)/.installed-browser ## look at the pages in headless Chromi
 test-vllm: $(VENV)/.installed-dev $(VLLM)/.installed ## see that vLLM says with our adapters what we say
 	@OPENCLAW_RL_VLLM=$(abspath $(VLLM))/bin/python $(BIN)/python -m pytest -rs tests/slow/test_vllm.py $(ARGS)
 
-test-tinker: $(VENV)/.installed-dev $(TINKER)/.installed ## the whole loop on a self-hosted Tinker server (20 minutes)
+test-tinker: $(VENV)/.installed-dev $(TINKER)/.installed ## the oldest SDK, and the whole loop on a real Tinker server
+	@PYTHONPATH=$(TINKER)/sdk $(BIN)/python -m pytest tests/engines/test_tinker_*.py tests/test_tinker_server.py
 	@OPENCLAW_RL_TINKER=$(abspath $(TINKER))/bin/python OPENCLAW_RL_TINKER_SDK=$(abspath $(TINKER))/sdk \
 		$(BIN)/python -m pytest -rs -s tests/slow/test_tinker.py $(ARGS)
 

@@ -1,4 +1,4 @@
-"""The whole loop on a real self-hosted Tinker server, SkyRL tx on a CPU. Run by `make test-tinker` (20 minutes).
+"""The whole loop on a real self-hosted Tinker server, SkyRL tx on a CPU. Run by `make test-tinker` (half an hour).
 
 OPENCLAW_RL_TINKER names a Python that has the server, OPENCLAW_RL_TINKER_SDK a folder with the SDK it was made for:
 both want other versions than the tests' own environment has. OPENCLAW_RL_TINKER_URL names one that runs already.
@@ -181,7 +181,7 @@ def turns(run_dir: Path) -> list[int]:
 
 
 def movement(run_dir: Path, checkpoint: Path, trained: list[int]) -> dict[int, float]:
-    """How the log-probs of trained tokens changed, by the sign of the advantage; at 0 the mean of change times advantage."""
+    """How the log-probs of trained tokens changed, by the sign of the advantage; at 0 the mean of their product."""
     with connect(run_dir / FILE, readonly=True) as db:
         stored = [queries.load_turn(db, number) for number in trained]
     program = f"""

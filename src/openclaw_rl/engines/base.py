@@ -84,6 +84,7 @@ class StepResult:
     kl_base: float
     """Divergence of the policy before the step from the base model, estimated on part of the batch."""
     grad_norm: float
+    """0 where the engine does not tell it."""
     tokens: int
     response_tokens: int
     seconds: float
