@@ -1,12 +1,13 @@
 PYTHON ?= python3
 VENV ?= .venv
 VLLM ?= .venv-vllm
+TINKER ?= .venv-tinker
 ARGS ?=
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install run demo test test-browser test-vllm lint bench docs clean
+.PHONY: help install run demo test test-browser test-vllm test-tinker tinker-server lint bench docs clean
 
 help: ## show what can be done here
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -38,6 +39,15 @@ $(VLLM)/.installed:
 	@$(VLLM)/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec
 	@touch $@
 
+# A Tinker server of one's own, which wants older versions of what we use too, and the SDK that it was made for.
+$(TINKER)/.installed:
+	@echo "Installing a Tinker server into $(TINKER) (2 GB) …"
+	@$(PYTHON) -m venv $(TINKER)
+	@$(TINKER)/bin/python -m pip install -q --disable-pip-version-check skyrl-tx==0.3.0 tinker==0.12.0 'jax[cpu]' flax optax \
+		'fastapi[standard]' sqlmodel 'sqlalchemy[asyncio]' aiosqlite psycopg2-binary asyncpg
+	@$(TINKER)/bin/python -m pip install -q --disable-pip-version-check --no-deps --target $(TINKER)/sdk tinker==0.12.0
+	@touch $@
+
 $(VENV)/.installed-browser: $(VENV)/.installed-dev
 	@$(INSTALL) playwright
 	@touch $@
@@ -59,6 +69,14 @@ test-browser: $(VENV)/.installed-browser ## look at the pages in headless Chromi
 test-vllm: $(VENV)/.installed-dev $(VLLM)/.installed ## see that vLLM says with our adapters what we say
 	@OPENCLAW_RL_VLLM=$(abspath $(VLLM))/bin/python $(BIN)/python -m pytest -rs tests/slow/test_vllm.py $(ARGS)
 
+test-tinker: $(VENV)/.installed-dev $(TINKER)/.installed ## the oldest SDK, and the whole loop on a real Tinker server
+	@PYTHONPATH=$(TINKER)/sdk $(BIN)/python -m pytest tests/engines/test_tinker_*.py tests/test_tinker_server.py
+	@OPENCLAW_RL_TINKER=$(abspath $(TINKER))/bin/python OPENCLAW_RL_TINKER_SDK=$(abspath $(TINKER))/sdk \
+		$(BIN)/python -m pytest -rs -s tests/slow/test_tinker.py $(ARGS)
+
+tinker-server: $(VENV)/.installed $(TINKER)/.installed ## serve the embedded model as a Tinker server on 127.0.0.1:8000
+	@$(BIN)/python examples/tinker_server.py --python $(TINKER)/bin/python $(ARGS)
+
 lint: $(VENV)/.installed-dev ## check style and types
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
@@ -71,4 +89,4 @@ docs: $(VENV)/.installed ## write the README's table of options anew
 	@$(BIN)/python docs/generate.py
 
 clean: ## remove .venv and caches
-	rm -rf $(VENV) $(VLLM) .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VLLM) $(TINKER) .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -5,9 +5,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from openclaw_rl.config import LOOPBACK, Config
-from openclaw_rl.engines.local.messages import Ready
 from openclaw_rl.judge.build import describe
-from openclaw_rl.models import EMBEDDED
 
 
 def local_url(config: Config, port: int) -> str:
@@ -31,7 +29,7 @@ def learning(config: Config) -> str:
     return f"{config.method}: from {what}; {how}, in {config.run_dir}"
 
 
-def banner(config: Config, engine: Ready, port: int) -> None:
+def banner(config: Config, backend: str, port: int) -> None:
     """What a newcomer needs to know, and a line to try."""
     url = local_url(config, port) + "/v1"
     keys = config.api_keys
@@ -40,12 +38,11 @@ def banner(config: Config, engine: Ready, port: int) -> None:
         if keys
         else ("no key, so only this machine can connect; --api-key opens it to the network")
     )
-    gib = engine.weight_bytes / (1 << 30)
     table = Table.grid(padding=(0, 2))
     for label, value in (
         ("URL", url),
-        ("model", f"{config.model_label}  ({config.model_name or EMBEDDED}, {gib:.2g} GiB of weights)"),
-        ("backend", f"local on {engine.device}, {engine.dtype}, context {engine.max_context} tokens"),
+        ("model", f"{config.model_label}  ({config.policy_name})"),
+        ("backend", backend),
         ("learning", learning(config)),
         ("judge", describe(config) if config.capture else "none: turns are not recorded"),
         ("turns", f"recorded in {config.ledger_dir}" if config.capture else "not recorded (--no-capture)"),

@@ -223,17 +223,17 @@ def verdict_lines(verdict: Verdict) -> list[Text]:
 
 
 def rejudge(config: Config, options: argparse.Namespace) -> int:
+    from openclaw_rl.assembly import fetch
     from openclaw_rl.engines.base import EngineUnavailable
-    from openclaw_rl.models import ModelNotFound, fetch_model
+    from openclaw_rl.models import ModelNotFound
     from openclaw_rl.rejudge import confusion, summary
     from openclaw_rl.rejudge import rejudge as judge_again
 
     if config.judging == "none":
         raise ConfigError("--judge none judges nothing: choose feedback, llm or custom.")
     try:
-        local = config.asks_llm and config.judge_base_url is None
-        name = config.teacher_model_name or config.model_name
-        folder = fetch_model(name, config.cache_dir.expanduser()) if local else None
+        own = config.asks_llm and config.judge_base_url is None
+        folder = fetch(config, config.teacher_model_name or config.model_name) if own else None
         with opened(config) as db:
             turns = queries.judged_turns(db)[-options.last :]
             if not turns:
@@ -279,14 +279,15 @@ def export(config: Config, options: argparse.Namespace) -> int:
 
 
 def import_(config: Config, options: argparse.Namespace) -> int:
-    from openclaw_rl.models import ModelNotFound, fetch_model
+    from openclaw_rl.assembly import fetch
+    from openclaw_rl.models import ModelNotFound
     from openclaw_rl.rendering.chat import ChatRenderer
     from openclaw_rl.trajectories import import_file
 
     if not options.file.is_file():
         raise ConfigError(f"There is no file {options.file}.")
     try:
-        renderer = ChatRenderer(fetch_model(config.model_name, config.cache_dir.expanduser()))
+        renderer = ChatRenderer(fetch(config, config.model_name))
     except ModelNotFound as error:
         raise ConfigError(str(error)) from None
     with opened(config, create=True) as db:

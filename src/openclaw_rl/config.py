@@ -393,6 +393,20 @@ class Config(BaseModel):
     tinker_base_url: str | None = option(
         None, "Address of a self-hosted Tinker server.", group="Engine", env=("TINKER_BASE_URL", "TINKER_HOST")
     )
+    tinker_stream_chunk: int = option(
+        32,
+        "On Tinker: tokens that are sampled at a time, so that answers can be streamed; 0: whole answers.",
+        group="Engine",
+        env="TINKER_STREAM_CHUNK",
+        ge=0,
+    )
+    tinker_timeout: float = option(
+        300.0,
+        "On Tinker: seconds that a call may take before it is made again, or given up.",
+        group="Engine",
+        env="TINKER_TIMEOUT",
+        gt=0,
+    )
     device: Literal["auto", "cpu", "cuda"] = option("auto", "Device of the local engine.", group="Engine", env="DEVICE")
     dtype: Literal["auto", "float32", "bfloat16"] = option(
         "auto",
@@ -493,6 +507,11 @@ class Config(BaseModel):
     def embedded(self) -> bool:
         """Whether the policy is the model that comes with the program."""
         return self.model_name in (None, EMBEDDED) and self.engine == "local"
+
+    @property
+    def policy_name(self) -> str:
+        """The policy's model, whether or not it was named."""
+        return self.model_name or (CLOUD_MODEL if self.engine == "tinker" else EMBEDDED)
 
     @property
     def judging(self) -> Literal["auto", "feedback", "llm", "custom", "none"]:

@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 
 from openclaw_rl.engines.local.adapters import BadPolicy, read_adapter
 from openclaw_rl.engines.local.lora import module_path
-from openclaw_rl.models import copy_belongings
+from openclaw_rl.models import ON_TINKER, copy_belongings
 from openclaw_rl.options import ConfigError
 
 
@@ -19,6 +19,8 @@ def merge_adapter(base: Path, adapter: Path, out: Path, track: Callable[[list[Pa
         raise ConfigError(f"{out} is not empty: give a new folder.")
     if (adapter / "config.json").exists():
         raise ConfigError(f"{adapter} is a whole model already: use it as it is.")
+    if (adapter / ON_TINKER).exists():
+        raise ConfigError(f"The policy in {adapter} is kept on Tinker, by the path in {ON_TINKER}: download it first.")
     try:
         config, modules = read_adapter(adapter)
     except BadPolicy as error:

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,8 @@ EMBEDDED_TEMPERATURE = 0.7
 
 #: By which a folder with an adapter is known from one with a whole model.
 ADAPTER_CONFIG = "adapter_config.json"
+#: What is left on this machine of a policy that is kept on Tinker.
+ON_TINKER = "tinker.json"
 #: Of a model's folder, what is not weights and belongs to the model.
 BELONGINGS = ("*.json", "*.model", "*.jinja", "*.txt")
 
@@ -46,6 +49,8 @@ SUPPORTED_FAMILIES = (
 
 #: All that serving and training read of a Hub repository.
 HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer*"]
+#: All that is read of a model that runs elsewhere.
+TOKENIZER_FILES = ["config.json", "generation_config.json", "*.jinja", "tokenizer*"]
 
 
 class ModelNotFound(Exception):
@@ -93,6 +98,29 @@ def fetch_model(name: str | None, cache: Path) -> Path:
     )
 
 
+def fetch_tokenizer(name: str, cache: Path) -> Path:
+    """A folder with the tokenizer and chat template of a model that runs elsewhere; its weights are not fetched."""
+    if name == EMBEDDED:
+        # So small that its weights are no matter, and to be had where the Hub is not.
+        return fetch_model(name, cache)
+    if (folder := Path(name).expanduser()).is_dir():
+        if not (folder / "tokenizer.json").is_file():
+            raise ModelNotFound(f"{folder} has no tokenizer.json: a model that runs elsewhere needs it here as well.")
+        return folder
+    if not looks_like_path(name):
+        found = hub_folder(name, download=False, files=TOKENIZER_FILES)
+        if found and (found / "tokenizer.json").is_file():
+            return found
+        log.info("Fetching the tokenizer of %s from the Hugging Face Hub (once).", name)
+        if found := hub_folder(name, download=True, files=TOKENIZER_FILES):
+            return found
+    raise ModelNotFound(
+        f"The tokenizer of {name} could not be found: there is no such local folder, it is not in the Hub's cache on "
+        "this machine, and the Hugging Face Hub could not be reached or does not have it. Give --model-name a folder "
+        "that is called like the model and holds its tokenizer.json and chat template."
+    )
+
+
 def can_be_fetched(name: str | None) -> bool:
     """Whether `fetch_model` may succeed although `find_model` found nothing; for checks before a start."""
     if name is None or name == EMBEDDED:
@@ -136,7 +164,7 @@ def missing_files(folder: Path) -> list[str]:
     return [name for name in needed if not (folder / name).is_file()]
 
 
-def hub_folder(name: str, download: bool) -> Path | None:
+def hub_folder(name: str, download: bool, files: Sequence[str] = HUB_FILES) -> Path | None:
     """A Hub model's snapshot on this machine, or None."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
@@ -144,7 +172,7 @@ def hub_folder(name: str, download: bool) -> Path | None:
     refusals: Any = (OSError, HfHubHTTPError, HFValidationError, *transport_errors())
     try:
         found = snapshot_download(
-            name, allow_patterns=HUB_FILES, ignore_patterns=["consolidated*"], local_files_only=not download
+            name, allow_patterns=list(files), ignore_patterns=["consolidated*"], local_files_only=not download
         )
         return Path(found)
     except refusals as error:
@@ -224,6 +252,8 @@ def convert_gguf(gguf: Path, target: Path) -> Path:
 
 def adapter_rank(folder: Path) -> int:
     """The rank of the adapter in a checkpoint; 0 if it holds a whole model. Raises ModelNotFound."""
+    if (folder / ON_TINKER).is_file():
+        raise ModelNotFound(f"The policy in {folder} is kept on Tinker; its path is in {ON_TINKER}.")
     path = folder / ADAPTER_CONFIG
     try:
         return int(json.loads(path.read_text())["r"]) if path.is_file() else 0

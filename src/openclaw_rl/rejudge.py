@@ -15,9 +15,8 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from openclaw_rl.assembly import start_model, worker_options
+from openclaw_rl.assembly import open_backend, start_model
 from openclaw_rl.config import Config
-from openclaw_rl.engines.local.sampler import LocalSampler
 from openclaw_rl.judge.breaker import FIRST_PAUSE
 from openclaw_rl.judge.build import build_panel
 from openclaw_rl.judge.case import Case
@@ -46,12 +45,12 @@ def sign(score: float | None) -> str:
 
 
 async def rejudge(config: Config, folder: Path | None, db: sqlite3.Connection, turns: Sequence[int]) -> list[Pair]:
-    """Score turns again; `folder` is the model that judges, if one on this machine does."""
+    """Score turns again; `folder` is the model that judges, if one on the backend does."""
     async with contextlib.AsyncExitStack() as stack:
         model = None
         if folder is not None:
-            sampler = LocalSampler(worker_options(config, folder), config.max_queue)
-            model = await start_model(stack, sampler, folder)
+            judge = config.model_copy(update={"model_name": config.teacher_model_name or config.model_name})
+            model = await start_model(stack, open_backend(stack, judge, folder).sampler, folder)
         # What people said of a turn is what a judge is measured by, not what it is told.
         panel = build_panel(config, model, explicit=False)
         limit = asyncio.Semaphore(config.num_judge_workers)

@@ -21,14 +21,15 @@ from openclaw_rl.assembly import (
     build_loops,
     build_rollout,
     check_own_code,
+    fetch,
+    open_backend,
     other_model,
     start_model,
-    worker_options,
 )
 from openclaw_rl.banner import banner, local_url
 from openclaw_rl.config import Config
 from openclaw_rl.engines.base import EngineUnavailable, Sampler
-from openclaw_rl.engines.local.sampler import LocalSampler
+from openclaw_rl.engines.tinker.build import check_tinker
 from openclaw_rl.judge.build import check_judges
 from openclaw_rl.judge.reader import warm_up
 from openclaw_rl.learn.build import check_learning, where_to_begin
@@ -37,15 +38,7 @@ from openclaw_rl.ledger.ledger import Ledger
 from openclaw_rl.ledger.lock import RunDirInUse, RunDirLock
 from openclaw_rl.ledger.schema import NewerLedger
 from openclaw_rl.ledger.writer import CaptureSuspended
-from openclaw_rl.models import (
-    EMBEDDED,
-    EMBEDDED_TEMPERATURE,
-    ModelNotFound,
-    can_be_fetched,
-    checked,
-    fetch_model,
-    find_model,
-)
+from openclaw_rl.models import EMBEDDED_TEMPERATURE, ModelNotFound, can_be_fetched, checked, find_model
 from openclaw_rl.options import ConfigError
 from openclaw_rl.progress import show_learning
 from openclaw_rl.rendering.tokenizer import BadModelFolder
@@ -62,23 +55,23 @@ MAX_SWEEP_SECONDS = 30.0
 
 def check(config: Config) -> None:
     """Everything that can be wrong before anything is loaded. Raises ConfigError."""
-    if config.engine == "tinker":
-        chosen = "because TINKER_API_KEY or TINKER_BASE_URL is set" if config.backend == "auto" else "as asked"
-        raise ConfigError(
-            f"The backend would be tinker, {chosen}, and this version does not have it yet: use --backend local."
-        )
-    try:
-        found = find_model(config.model_name, config.cache_dir.expanduser())
-        if found is not None:
-            checked(found)
-    except ModelNotFound as error:
-        raise ConfigError(str(error)) from None
+    check_tinker(config) if config.engine == "tinker" else check_local(config)
     check_judges(config)
     if config.learns:
         check_learning(config)
     if config.resume_from_ckpt not in ("auto", "none"):
         where_to_begin(config)
     check_own_code(config)
+
+
+def check_local(config: Config) -> None:
+    """What can be wrong with a model on this machine. Raises ConfigError."""
+    try:
+        found = find_model(config.model_name, config.cache_dir.expanduser())
+        if found is not None:
+            checked(found)
+    except ModelNotFound as error:
+        raise ConfigError(str(error)) from None
     if config.device == "cuda":
         import torch
 
@@ -99,7 +92,7 @@ def serve(config: Config) -> int:
             lock = stack.enter_context(contextlib.closing(RunDirLock(config.run_dir.expanduser())))
             listener = stack.enter_context(contextlib.closing(bind(config.host, config.proxy_port)))
             lock.tell(local_url(config, listener.getsockname()[1]))
-            folder = fetch_model(config.model_name, config.cache_dir.expanduser())
+            folder = fetch(config, config.model_name)
             ledger = stack.enter_context(contextlib.closing(Ledger(config.ledger_dir))) if config.capture else None
             runner = stack.enter_context(asyncio.Runner(loop_factory=event_loop))
             runner.run(run(config, folder, ledger, listener))
@@ -115,10 +108,11 @@ async def run(config: Config, folder: Path, ledger: Ledger | None, listener: soc
     async with contextlib.AsyncExitStack() as stack:
         # Patterns in ten languages are compiled while the model is loaded, not while somebody waits for an answer.
         warming = asyncio.create_task(asyncio.to_thread(warm_up)) if config.reads_feedback else None
-        sampler = LocalSampler(worker_options(config, folder), config.max_queue)
+        backend = open_backend(stack, config, folder)
+        sampler = backend.sampler
         # The worker loads the weights while this process loads the tokenizer.
         policy = await start_model(stack, sampler, folder)
-        other = await other_model(stack, config, policy)
+        other = await other_model(stack, config, backend, policy)
         defaults = SamplingDefaults.of_model(folder, EMBEDDED_TEMPERATURE if config.embedded else 1.0)
         answering = answering_sampler(config, sampler)
         rollout = build_rollout(config)
@@ -131,11 +125,11 @@ async def run(config: Config, folder: Path, ledger: Ledger | None, listener: soc
             ledger=ledger,
             recorded_top=config.recorded_top,
         )
-        loops = await build_loops(stack, config, folder, ledger, sampler, policy, other, service.metrics.registry)
+        loops = await build_loops(stack, config, ledger, backend, policy, other, service.metrics.registry)
         app = create_app(
             service,
             config.model_label,
-            aliases=[config.model_name or EMBEDDED],
+            aliases=[config.policy_name],
             keys=config.api_keys,
             max_body_bytes=int(config.max_request_mb * 1e6),
             operations=loops,
@@ -151,11 +145,10 @@ async def run(config: Config, folder: Path, ledger: Ledger | None, listener: soc
             sampler,
             config.shutdown_seconds,
         )
-        assert sampler.ready is not None
         if warming is not None:
             await warming
         port = listener.getsockname()[1]
-        banner(config, sampler.ready, port)
+        banner(config, backend.describe(), port)
         others = [end_idle_sessions(ledger, config.session_timeout)] if ledger else []
         if loops.learning is not None and ledger is not None:
             others.append(score_imported(ledger, sampler, config.recorded_top))

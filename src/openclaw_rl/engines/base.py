@@ -28,6 +28,10 @@ class EngineUnavailable(EngineError):
     """The engine stopped while it worked on this request, or cannot start."""
 
 
+class EngineAway(EngineUnavailable):
+    """The engine cannot be reached, or lets nobody in: nothing that it was asked to do is to blame."""
+
+
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
     """What one engine can hold."""
@@ -80,6 +84,7 @@ class StepResult:
     kl_base: float
     """Divergence of the policy before the step from the base model, estimated on part of the batch."""
     grad_norm: float
+    """0 where the engine does not tell it."""
     tokens: int
     response_tokens: int
     seconds: float

@@ -12,7 +12,15 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from openclaw_rl.engines.base import EngineError, EngineUnavailable, Learner, Sampler, StepRefused, StepResult
+from openclaw_rl.engines.base import (
+    EngineAway,
+    EngineError,
+    EngineUnavailable,
+    Learner,
+    Sampler,
+    StepRefused,
+    StepResult,
+)
 from openclaw_rl.learn.batches import to_sequences
 from openclaw_rl.learn.checkpoints import Checkpoint, Checkpoints
 from openclaw_rl.learn.errors import NoSignal
@@ -228,6 +236,8 @@ class LearnLoop:
         except StepRefused as error:
             await self._quarantine(turns, str(error))
             return None
+        except EngineAway:
+            raise
         except EngineUnavailable:
             await self._count_death(turns)
             raise

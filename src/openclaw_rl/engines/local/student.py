@@ -19,8 +19,9 @@ from openclaw_rl.engines.local.adapters import BadPolicy
 from openclaw_rl.engines.local.decoder import Decoder
 from openclaw_rl.engines.local.learner_messages import LearnerOptions
 from openclaw_rl.engines.local.lora import LoraWeights
-from openclaw_rl.engines.local.training import Metrics, SpanLogprobs, TrainedWeights, Trainer
+from openclaw_rl.engines.local.training import Metrics, TrainedWeights, Trainer
 from openclaw_rl.engines.local.whole import WholeWeights
+from openclaw_rl.engines.measures import distance
 from openclaw_rl.losses.custom import LossFailed, load_loss
 from openclaw_rl.losses.policy import Loss, PolicyLoss
 from openclaw_rl.types import TrainingSequence
@@ -235,20 +236,6 @@ class Student:
     def _free_memory(self) -> None:
         if self.decoder.embed.is_cuda:
             torch.cuda.empty_cache()
-
-
-def distance(one: SpanLogprobs, other: SpanLogprobs) -> float:
-    """The divergence of `other` from `one`, a token: never negative, from tokens that one of them may have sampled."""
-    pairs = [
-        (a, b)
-        for first, second in zip(one, other, strict=True)
-        for span, same in zip(first, second, strict=True)
-        for a, b in zip(span, same, strict=True)
-    ]
-    if not pairs:
-        return 0.0
-    ratios = [min(max(b - a, -20.0), 20.0) for a, b in pairs]
-    return sum(math.exp(ratio) - 1 - ratio for ratio in ratios) / len(ratios)
 
 
 def out_of_memory(error: BaseException) -> bool:

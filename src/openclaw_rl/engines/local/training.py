@@ -19,12 +19,10 @@ from openclaw_rl.engines.local.blocks import LowRank, block, no_adapters
 from openclaw_rl.engines.local.decoder import Decoder, Projection
 from openclaw_rl.engines.local.packed_attention import packed_attention
 from openclaw_rl.engines.local.packing import MicroBatch, by_span, micro_batches, signals
+from openclaw_rl.engines.measures import SpanLogprobs
 from openclaw_rl.losses.logprobs import chunked_logprobs
 from openclaw_rl.losses.policy import Loss
 from openclaw_rl.types import TrainingSequence
-
-#: For each sequence, for each of its spans, one log-prob a token.
-SpanLogprobs = list[list[list[float]]]
 
 #: Matrix products are as fast with this many tokens as with more, and a 4B model's activations take 11 GiB.
 MICRO_BATCH_TOKENS = 4096

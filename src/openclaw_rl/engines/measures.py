@@ -1,0 +1,20 @@
+"""How far apart two policies are, from the log-probs that they give to the same tokens."""
+
+import math
+
+#: For each sequence, for each of its spans, one log-prob a token.
+SpanLogprobs = list[list[list[float]]]
+
+
+def distance(one: SpanLogprobs, other: SpanLogprobs) -> float:
+    """The divergence of `other` from `one`, a token: never negative, from tokens that one of them may have sampled."""
+    pairs = [
+        (a, b)
+        for first, second in zip(one, other, strict=True)
+        for span, same in zip(first, second, strict=True)
+        for a, b in zip(span, same, strict=True)
+    ]
+    if not pairs:
+        return 0.0
+    ratios = [min(max(b - a, -20.0), 20.0) for a, b in pairs]
+    return sum(math.exp(ratio) - 1 - ratio for ratio in ratios) / len(ratios)

@@ -1,0 +1,72 @@
+"""Training sequences as Tinker's data, and back: log-probs of the spans from what the service returns.
+
+A datum reads all tokens but the last and is asked for each one's successor. Tinker sums over tokens, so what a token
+counts in the batch (the mean over a sample's tokens, then over samples) is part of its advantage: losses scale with it.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from openclaw_rl.engines.measures import SpanLogprobs
+from openclaw_rl.types import TrainingSequence
+
+
+class BadOutput(ValueError):
+    """The service's answer does not fit what it was asked."""
+
+
+class NotFinite(ValueError):
+    """The policy gives a token no probability that could be computed with."""
+
+
+def to_data(types: Any, sequences: Sequence[TrainingSequence], *, takes_means: bool = False) -> list[Any]:
+    """One `Datum` a sequence; `types` is the SDK's module of types.
+
+    A server that `takes_means` divides by what it was not to divide by; it is multiplied in beforehand.
+    """
+    samples = sum(len(sequence.spans) for sequence in sequences)
+    return [to_datum(types, s, samples, read_length(s) * len(sequences) if takes_means else 1) for s in sequences]
+
+
+def to_datum(types: Any, sequence: TrainingSequence, samples: int, factor: float = 1.0) -> Any:
+    length = read_length(sequence)
+    logprobs, advantages = [0.0] * length, [0.0] * length
+    for span in sequence.spans:
+        size = span.stop - span.start
+        if not size == len(span.old_logprobs) == len(span.advantages):
+            raise ValueError(f"turn {span.turn}: every token of a span needs one old log-prob and one advantage")
+        # The token before it predicts a span's first.
+        logprobs[span.start - 1 : span.stop - 1] = span.old_logprobs
+        weight = factor / (size * samples)
+        advantages[span.start - 1 : span.stop - 1] = [weight * advantage for advantage in span.advantages]
+    ids = list(sequence.ids)
+    return types.Datum(
+        model_input=types.ModelInput.from_ints(ids[:length]),
+        loss_fn_inputs={
+            "target_tokens": types.TensorData(data=ids[1 : length + 1], dtype="int64", shape=[length]),
+            "logprobs": types.TensorData(data=logprobs, dtype="float32", shape=[length]),
+            "advantages": types.TensorData(data=advantages, dtype="float32", shape=[length]),
+        },
+    )
+
+
+def read_length(sequence: TrainingSequence) -> int:
+    """How many tokens the model has to read: the last one of the last span is predicted and predicts nothing."""
+    return sequence.spans[-1].stop - 1
+
+
+def span_logprobs(sequences: Sequence[TrainingSequence], output: Any) -> SpanLogprobs:
+    """The spans' log-probs in a `ForwardBackwardOutput`. Raises BadOutput and NotFinite."""
+    outputs = list(output.loss_fn_outputs)
+    if len(outputs) != len(sequences):
+        raise BadOutput(f"{len(outputs)} results for {len(sequences)} sequences")
+    found: SpanLogprobs = []
+    for sequence, result in zip(sequences, outputs, strict=True):
+        values = list(result["logprobs"].data) if "logprobs" in result else []
+        if len(values) != read_length(sequence):
+            raise BadOutput(f"{len(values)} log-probs for {read_length(sequence)} tokens")
+        found.append([values[span.start - 1 : span.stop - 1] for span in sequence.spans])
+    if not all(value is not None and math.isfinite(value) for spans in found for span in spans for value in span):
+        raise NotFinite("a log-prob is not finite")
+    return found

@@ -1,0 +1,217 @@
+"""One set of weights on the service, to draw tokens from and to ask for log-probs.
+
+What a service leaves out or gets wrong is asked for again or refused, never guessed: log-probs that are missing, do not
+fit their tokens or are no numbers are asked for by scoring the tokens.
+"""
+
+import asyncio
+import hashlib
+import logging
+import math
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from openclaw_rl.engines.base import EngineError
+from openclaw_rl.engines.tinker import sdk
+from openclaw_rl.engines.tinker.connection import Connection
+from openclaw_rl.engines.tinker.errors import CallFailed, Kind
+from openclaw_rl.types import Likeliest, Numbers, SamplingParams, ScoreRequest, Scores
+
+log = logging.getLogger(__name__)
+
+#: Seeds of any size are mapped to what every server takes.
+SEED_BITS = 31
+NO_TOP_K = "This Tinker server gives no log-probs of other tokens than the given ones (top-k)."
+
+#: So many of the likeliest tokens are asked for where chosen ones cannot be.
+MANY = 20
+
+Top = tuple[tuple[int, float], ...]
+
+
+class Drawn(NamedTuple):
+    """A piece of one completion."""
+
+    ids: list[int]
+    logprobs: list[float]
+    top: list[Top]
+    """Empty where none were asked for, or the service cannot tell."""
+    stopped: bool
+    """Whether it ended with a stop token."""
+
+
+class Policy:
+    """Weights behind a sampling client, which is made anew when the service has lost it."""
+
+    def __init__(self, connection: Connection, make: Callable[[], Awaitable[Any]]) -> None:
+        self.connection, self._make = connection, make
+        self._client: Any = None
+        self._opening = asyncio.Lock()
+        self._short_scores = True
+        """Whether the service is thought to score the last tokens of a prompt alone."""
+
+    async def open(self) -> None:
+        """Due before anything else. Raises CallFailed."""
+        self._client = await self.connection.create(self._make, "load the policy to sample from")
+
+    async def draw(self, prompt: Sequence[int], params: SamplingParams, n: int, tokens: int, place: str) -> list[Drawn]:
+        """`n` continuations of at most `tokens` tokens; `place` tells calls of one request apart. Raises CallFailed."""
+        types = self.connection.types
+        settings = types.SamplingParams(
+            max_tokens=tokens,
+            temperature=params.temperature,
+            top_p=params.top_p,
+            top_k=params.top_k or -1,
+            seed=derived_seed(params.seed, place),
+            stop=sorted(params.stop_token_ids),
+        )
+        more = self._top_of_samples(params.top_logprobs)
+        answer = await self._sample(prompt, n, settings, "sample", **more)
+        sequences = list(answer.sequences)
+        if len(sequences) != n:
+            raise CallFailed(Kind.BROKEN, "sample", f"{len(sequences)} completions where {n} were asked for")
+        return [await self._read(prompt, sequence, params, tokens) for sequence in sequences]
+
+    async def score(self, request: ScoreRequest) -> Scores:
+        """Raises CallFailed, and EngineError if the service cannot tell what is likeliest.
+
+        It may not tell of chosen tokens; then it is asked for more of the likeliest, among which they may be.
+        """
+        more = self._targets(request)
+        if request.top_k:
+            alone = request.targets is not None and not more
+            more["topk_prompt_logprobs"] = max(request.top_k, MANY if alone else 0)
+        answer = await self._prompt_logprobs(request, more)
+        last = request.last_n
+        logprobs = fitting(answer.prompt_logprobs, last)
+        if logprobs is None:
+            raise CallFailed(Kind.BROKEN, "score", f"no finite log-prob for each of the last {last} tokens")
+        return Scores(logprobs, read_top(answer, request), read_targets(answer, request))
+
+    def _top_of_samples(self, top_k: int) -> dict[str, int]:
+        if not top_k:
+            return {}
+        if sdk.takes(self._client.sample_async, "topk_sample_logprobs"):
+            return {"topk_sample_logprobs": top_k}
+        return {}
+
+    def _targets(self, request: ScoreRequest) -> dict[str, Any]:
+        if request.targets is None or not sdk.takes(self._client.sample_async, "target_prompt_logprobs"):
+            return {}
+        rows, width = len(request.ids) - 1, request.targets.shape[1]
+        cells = np.full((rows, width), -1)
+        cells[rows - request.last_n :] = request.targets
+        tensor = self.connection.types.TensorData(data=cells.flatten().tolist(), dtype="int64", shape=[rows, width])
+        return {"target_prompt_logprobs": tensor}
+
+    async def _prompt_logprobs(self, request: ScoreRequest, more: dict[str, Any]) -> Any:
+        """The service's answer about a prompt; only its last tokens are scored where it can be told so."""
+        settings = self.connection.types.SamplingParams(max_tokens=1)
+        short = self._short_scores and sdk.takes(self._client.sample_async, "prompt_logprobs_last_n")
+        asked = {**more, "include_prompt_logprobs": True}
+        if short:
+            try:
+                last = min(request.last_n, len(request.ids) - 1)
+                return await self._sample(request.ids, 1, settings, "score", **asked, prompt_logprobs_last_n=last)
+            except CallFailed as error:
+                if error.kind not in (Kind.BROKEN, Kind.REFUSED):
+                    raise
+                # It may be an older server, or the prompt that is at fault: the plain way will tell.
+                whole = await self._sample(request.ids, 1, settings, "score", **asked)
+                self._short_scores = False
+                return whole
+        return await self._sample(request.ids, 1, settings, "score", **asked)
+
+    async def _sample(self, prompt: Sequence[int], n: int, settings: Any, what: str, **more: Any) -> Any:
+        client = self._client
+        ids = self.connection.types.ModelInput.from_ints(list(prompt))
+
+        def ask() -> Awaitable[Any]:
+            answer: Awaitable[Any] = self._client.sample_async(
+                prompt=ids, num_samples=n, sampling_params=settings, **more
+            )
+            return answer
+
+        try:
+            return await self._asking(ask, what)
+        except CallFailed as error:
+            if error.kind is not Kind.LOST:
+                raise
+            log.warning("%s It is loaded again.", error)
+        async with self._opening:
+            if self._client is client:
+                await self.open()
+        return await self._asking(ask, what)
+
+    async def _asking(self, ask: Callable[[], Awaitable[Any]], what: str) -> Any:
+        """Ask, and remember whether the service can be asked at all."""
+        try:
+            answer = await self.connection.call(ask, what)
+        except CallFailed as error:
+            if error.kind in (Kind.AWAY, Kind.LOCKED):
+                self.connection.sampling_trouble = str(error)
+            raise
+        self.connection.sampling_trouble = ""
+        return answer
+
+    async def _read(self, prompt: Sequence[int], sequence: Any, params: SamplingParams, tokens: int) -> Drawn:
+        """A sequence as it is to be served: not beyond its stop token, nor longer than asked, with its log-probs."""
+        told, logprobs = list(sequence.tokens), list(sequence.logprobs or [])
+        ids = told[:tokens]
+        end = next((i for i, id in enumerate(ids) if id in params.stop_token_ids), None)
+        if end is not None:
+            ids = ids[: end + 1]
+        if not ids:
+            raise CallFailed(Kind.BROKEN, "sample", "an answer without tokens")
+        own = fitting(logprobs[: len(ids)], len(ids)) if len(logprobs) == len(told) else None
+        if own is None:
+            own = (await self.score(ScoreRequest([*prompt, *ids], len(ids)))).logprobs
+        tops = [tuple_of(entry) for entry in (getattr(sequence, "topk_logprobs", None) or [])]
+        fits = params.top_logprobs and len(tops) >= len(ids)
+        stopped = end is not None or (sequence.stop_reason == "stop" and len(told) <= tokens)
+        return Drawn(ids, own, tops[: len(ids)] if fits else [], stopped)
+
+
+def read_top(answer: Any, request: ScoreRequest) -> Likeliest | None:
+    """The likeliest tokens, as many at each position as at the one with the fewest. Raises EngineError."""
+    if not request.top_k:
+        return None
+    rows = [tuple_of(entry) for entry in (answer.topk_prompt_logprobs or [])[-request.last_n :]]
+    width = min(map(len, rows), default=0)
+    if len(rows) != request.last_n or width < request.top_k:
+        raise EngineError(NO_TOP_K)
+    numbers = np.array([row[:width] for row in rows])
+    return Likeliest(numbers[:, :, 0].astype(np.int32), numbers[:, :, 1].astype(np.float32))
+
+
+def read_targets(answer: Any, request: ScoreRequest) -> Numbers | None:
+    """The log-probs of chosen tokens; None if the service does not tell them. Raises CallFailed."""
+    told = getattr(answer, "target_prompt_logprobs", None)
+    if request.targets is None or told is None:
+        return None
+    rows, width = len(request.ids) - 1, request.targets.shape[1]
+    if len(told.data) != rows * width:
+        raise CallFailed(Kind.BROKEN, "score", f"{len(told.data)} log-probs where {rows * width} were asked for")
+    found = np.array(told.data, dtype=np.float32).reshape(rows, width)[-request.last_n :]
+    if not np.isfinite(found).all():
+        raise CallFailed(Kind.BROKEN, "score", "a log-prob that is not finite")
+    return found
+
+
+def derived_seed(seed: int, place: str) -> int:
+    """A seed for one call: the same for the same request, another one for each of its pieces."""
+    digest = hashlib.sha256(f"{seed}:{place}".encode()).digest()
+    return int.from_bytes(digest[:8]) >> (64 - SEED_BITS)
+
+
+def fitting(values: Sequence[float | None] | None, count: int) -> list[float] | None:
+    """The last `count` values, if they are there and numbers."""
+    last = list(values or [])[-count:]
+    found = [value for value in last if value is not None and math.isfinite(value)]
+    return found if len(found) == count else None
+
+
+def tuple_of(entry: Sequence[tuple[int, float]] | None) -> Top:
+    return tuple((int(id), float(logprob)) for id, logprob in entry or ())

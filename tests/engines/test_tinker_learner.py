@@ -1,0 +1,403 @@
+"""The learner on Tinker, against a double that computes on the local engine: gradients, whole steps, faults."""
+
+import dataclasses
+import json
+import random
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+import torch
+from tinker_double import ALPHA, RANK, Cloud, failed_request, status_error, tensor, tinker, types
+
+from openclaw_rl.engines.base import EngineAway, EngineUnavailable, StepRefused
+from openclaw_rl.engines.local.lora import LoraWeights
+from openclaw_rl.engines.local.training import Trainer
+from openclaw_rl.engines.tinker import connection as connection_module
+from openclaw_rl.engines.tinker import learner as learner_module
+from openclaw_rl.engines.tinker.connection import Account, Connection
+from openclaw_rl.engines.tinker.datum import to_data
+from openclaw_rl.engines.tinker.learner import TinkerLearner
+from openclaw_rl.engines.tinker.run import TrainingOptions
+from openclaw_rl.engines.tinker.sampler import SamplerOptions, TinkerSampler
+from openclaw_rl.engines.tinker.surrogate import loss_config, measure
+from openclaw_rl.engines.tinker.traits import Traits, read_schema
+from openclaw_rl.losses.policy import PolicyLoss
+from openclaw_rl.types import LossSettings, ScoreRequest, Span, TrainingSequence
+
+LOSSES = ("ppo", "importance_sampling", "cispo")
+#: A server whose ways differ in all that is known to differ.
+OTHER_WAYS = Traits("other", None, takes_means=True, samples_over_training=True)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection_module, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(learner_module, "FIRST_PAUSE", 0.01)
+
+
+@pytest.fixture
+def cloud(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cloud:
+    cloud = Cloud(tiny_model, tmp_path / "cloud")
+    monkeypatch.setattr(tinker, "ServiceClient", cloud.service)
+    return cloud
+
+
+def options(**given: Any) -> TrainingOptions:
+    values: dict[str, Any] = {
+        "rank": RANK,
+        "train_attn": True,
+        "train_mlp": True,
+        "loss": LossSettings(),
+        "epochs": 1,
+        "learning_rate": 1e-3,
+        "betas": (0.9, 0.95),
+        "weight_decay": 0.0,
+        "max_grad_norm": 1.0,
+        "max_kl": 0.5,
+        "seed": 3,
+    }
+    return TrainingOptions(**{**values, **given})
+
+
+async def a_learner(model: Path, timeout: float = 20.0, **given: Any) -> TinkerLearner:
+    connection = Connection(Account(None, "tml-key", timeout))
+    sampler = TinkerSampler(connection, SamplerOptions("tiny/model", model, None, 4, 4, 8, 3))
+    await sampler.start()
+    learner = TinkerLearner(connection, sampler, options(**given))
+    await learner.start()
+    await learner.reset()
+    return learner
+
+
+@pytest_asyncio.fixture
+async def learner(cloud: Cloud, tiny_model: Path) -> AsyncIterator[TinkerLearner]:
+    learner = await a_learner(tiny_model)
+    yield learner
+    await learner.connection.close()
+
+
+def batch(cloud: Cloud, seed: int = 0, count: int = 3, shift: float = 0.0) -> list[TrainingSequence]:
+    """Sequences of several spans, sampled by the base model as it were; `shift` makes the old log-probs stale."""
+    draw, found = random.Random(seed), []
+    for number in range(count):
+        ids = [draw.randrange(200) for _ in range(draw.randint(12, 30))]
+        middle = draw.randint(4, 8)
+        ends = [(2, middle), (middle + 2, len(ids) - draw.randint(0, 2))]
+        logprobs = cloud.scores(ids, len(ids) - 1, 0).logprobs
+        spans = [
+            Span(
+                10 * number + i,
+                start,
+                stop,
+                [value + shift * draw.uniform(-1, 1) for value in logprobs[start - 1 : stop - 1]],
+                [draw.uniform(-2, 2) for _ in range(stop - start)],
+            )
+            for i, (start, stop) in enumerate(ends)
+        ]
+        found.append(TrainingSequence(ids, spans))
+    return found
+
+
+def held(learner: TinkerLearner) -> list[torch.Tensor]:
+    return [parameter.detach().clone() for parameter in learner.run.client.lora.parameters()]
+
+
+def same(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize("takes_means", [False, True], ids=["sums", "means"])
+@pytest.mark.parametrize("kind", LOSSES)
+async def test_the_gradient_is_the_local_engines(cloud: Cloud, kind: str, takes_means: bool) -> None:
+    cloud.takes_means = takes_means
+    settings = LossSettings(kind, 0.2, 0.28)
+    sequences = batch(cloud, shift=0.4)
+    lora = LoraWeights.create(cloud.decoder.shape, RANK, ALPHA, seed=3)
+    ours = Trainer(cloud.decoder, lora, PolicyLoss(kind, 0.2, 0.28)).forward_backward(sequences)
+    client = await cloud.service().create_lora_training_client_async("tiny/model", RANK, 3)
+    data = to_data(types, sequences, takes_means=takes_means)
+    theirs = await (await client.forward_backward_async(data, kind, loss_config(settings)))
+    for own, other in zip(lora.parameters(), client.lora.parameters(), strict=True):
+        assert own.grad is not None
+        torch.testing.assert_close(own.grad, other.grad, rtol=1e-3, atol=1e-6)
+    assert theirs.metrics["loss:sum"] == pytest.approx(ours.loss, rel=1e-4, abs=1e-6)
+    measured = measure(settings, sequences, ours.logprobs)
+    assert measured.loss == pytest.approx(ours.loss, rel=1e-4, abs=1e-6)
+    assert measured.clipped == ours.clipped
+
+
+async def test_a_datum_asks_for_each_successor_and_prompts_weigh_nothing(cloud: Cloud) -> None:
+    ids = [5, 6, 7, 8, 9, 10]
+    spans = [Span(1, 2, 4, [-0.5, -0.25], [2.0, 4.0]), Span(2, 5, 6, [-1.0], [3.0])]
+    (datum,) = to_data(types, [TrainingSequence(ids, spans)])
+    inputs = datum.loss_fn_inputs
+    assert datum.model_input.to_ints() == ids[:-1]
+    assert list(inputs["target_tokens"].data) == ids[1:]
+    assert list(inputs["logprobs"].data) == [0, -0.5, -0.25, 0, -1.0]
+    assert list(inputs["advantages"].data) == pytest.approx([0, 0.5, 1.0, 0, 1.5])
+    with pytest.raises(ValueError, match="turn 9"):
+        to_data(types, [TrainingSequence(ids, [Span(9, 2, 4, [-0.5], [1.0, 1.0])])])
+
+
+def test_the_clip_as_the_service_wants_it() -> None:
+    assert loss_config(LossSettings("ppo", 0.2, 0.28)) == pytest.approx(
+        {"clip_low_threshold": 0.8, "clip_high_threshold": 1.28}
+    )
+    assert loss_config(LossSettings("cispo", 0.2, 0.28)) == {"clip_low_threshold": 0.0, "clip_high_threshold": 1.28}
+    assert loss_config(LossSettings("importance_sampling")) is None
+
+
+@pytest.mark.parametrize("traits", [Traits(), OTHER_WAYS], ids=["tinker", "other"])
+async def test_steps_move_the_served_policy_where_the_advantages_point(
+    cloud: Cloud, learner: TinkerLearner, tmp_path: Path, traits: Traits
+) -> None:
+    learner.connection.traits, cloud.takes_means = traits, traits.takes_means
+    sequences = [
+        dataclasses.replace(s, spans=[dataclasses.replace(span, advantages=[sign] * len(span.advantages))])
+        for sign, s in zip((1.0, -1.0), batch(cloud, count=2), strict=True)
+        for span in s.spans[1:]
+    ]
+    for version in (1, 2):
+        result = await learner.step(sequences)
+        assert result.kl_old > 0
+        assert (result.kl_base > 0) is (version == 2)
+        assert result.grad_norm > 0
+        assert result.response_tokens == sum(s.spans[0].stop - s.spans[0].start for s in sequences)
+        folder = tmp_path / str(version)
+        folder.mkdir()
+        await learner.write_policy(folder)
+        await learner.sampler.publish(version, folder)
+    for sequence, rises in zip(sequences, (True, False), strict=True):
+        span = sequence.spans[0]
+        request = ScoreRequest(sequence.ids[: span.stop], span.stop - span.start)
+        scores = [await learner.sampler.score(dataclasses.replace(request, version=v)) for v in (0, 1, 2)]
+        sums = [sum(score.logprobs) for score in scores]
+        assert sums == sorted(sums, reverse=not rises)
+        assert len(set(sums)) == 3
+
+
+async def test_epochs_are_passes_with_an_update_each(cloud: Cloud, tiny_model: Path) -> None:
+    learner = await a_learner(tiny_model, epochs=3)
+    cloud.calls.clear()
+    await learner.step(batch(cloud))
+    passes = [call for call in cloud.calls if call in ("forward_backward", "optim_step", "forward")]
+    assert passes == ["forward_backward", "optim_step"] * 3 + ["forward"]
+    await learner.connection.close()
+
+
+async def test_undo_and_what_follows_are_exact(cloud: Cloud, learner: TinkerLearner) -> None:
+    first, second = batch(cloud, 1), batch(cloud, 2)
+    await learner.step(first)
+    before = held(learner)
+    result = await learner.step(second)
+    after = held(learner)
+    assert not same(before, after)
+    await learner.undo()
+    assert same(held(learner), before)
+    assert learner.steps == 1
+    with pytest.raises(StepRefused, match="no step to take back"):
+        await learner.undo()
+    again = await learner.step(second)
+    assert same(held(learner), after)
+    assert (again.loss, again.kl_old) == (result.loss, result.kl_old)
+
+
+async def test_beginning_anew_is_the_beginning_and_takes_no_new_place(cloud: Cloud, learner: TinkerLearner) -> None:
+    before = held(learner)
+    await learner.step(batch(cloud))
+    await learner.reset()
+    assert (learner.steps, same(held(learner), before)) == (0, True)
+    assert cloud.calls.count("create") == 1
+    cloud.states.clear()
+    await learner.reset()
+    assert same(held(learner), before)
+
+
+async def test_a_step_that_goes_too_far_is_taken_back(cloud: Cloud, tiny_model: Path) -> None:
+    learner = await a_learner(tiny_model, max_kl=1e-9)
+    before = held(learner)
+    with pytest.raises(StepRefused, match="--max-kl"):
+        await learner.step(batch(cloud))
+    assert same(held(learner), before)
+    assert learner.steps == 0
+    await learner.connection.close()
+
+
+def with_logprobs(change: Any) -> Any:
+    def altered(output: Any) -> Any:
+        outputs = [{"logprobs": tensor(change(list(o["logprobs"].data)))} for o in output.loss_fn_outputs]
+        return types.ForwardBackwardOutput(loss_fn_output_type="x", loss_fn_outputs=outputs, metrics={})
+
+    return altered
+
+
+async def test_what_is_not_finite_never_reaches_the_weights(cloud: Cloud, learner: TinkerLearner) -> None:
+    before = held(learner)
+    nothing = with_logprobs(lambda values: [float("nan")] * len(values))
+    gradient = lambda told: types.OptimStepResponse(metrics={"grad_norm": float("inf")})  # noqa: E731
+    for name, fault in (("forward_backward", nothing), ("optim_step", gradient), ("forward", nothing)):
+        cloud.fail(name, fault)
+        with pytest.raises(StepRefused, match="not finite"):
+            await learner.step(batch(cloud))
+        assert same(held(learner), before)
+
+
+@pytest.mark.parametrize("call", ["forward_backward", "optim_step", "forward", "save_state"])
+@pytest.mark.parametrize(
+    "fault", [status_error(429), status_error(502), failed_request("server"), status_error(410, "promise expired")]
+)
+async def test_a_step_that_is_lost_on_the_way_is_made_again_once(
+    cloud: Cloud, tiny_model: Path, learner: TinkerLearner, call: str, fault: Exception
+) -> None:
+    expected = await a_learner(tiny_model)
+    await expected.step(batch(cloud))
+    cloud.fail(call, fault)
+    await learner.step(batch(cloud))
+    assert same(held(learner), held(expected))
+    assert learner.steps == 1
+    await expected.connection.close()
+
+
+async def test_answers_of_the_wrong_length_are_not_trained_on(cloud: Cloud, learner: TinkerLearner) -> None:
+    short = with_logprobs(lambda values: values[:-1])
+    cloud.fail("forward_backward", short)
+    await learner.step(batch(cloud))
+    cloud.fail("forward_backward", *[short] * 3)
+    with pytest.raises(EngineUnavailable, match="log-probs for"):
+        await learner.step(batch(cloud))
+    with pytest.raises(EngineUnavailable, match="holds no policy"):
+        await learner.step(batch(cloud))
+
+
+async def test_a_slow_save_is_made_again_and_serving_goes_on(cloud: Cloud, tiny_model: Path, tmp_path: Path) -> None:
+    learner = await a_learner(tiny_model, timeout=0.5)
+    cloud.fail("save_weights", 1.0)
+    await learner.write_policy(tmp_path)
+    assert cloud.calls.count("save_weights") >= 2
+    await learner.sampler.publish(1, tmp_path)
+    await learner.connection.close()
+
+
+async def test_a_locked_account_is_no_fault_of_the_batch(cloud: Cloud, learner: TinkerLearner) -> None:
+    cloud.fail("forward_backward", status_error(401, "key expired"))
+    with pytest.raises(EngineAway, match=r"key expired.*TINKER_API_KEY"):
+        await learner.step(batch(cloud))
+    assert cloud.calls.count("forward_backward") == 1
+
+
+async def test_a_loss_that_the_server_refuses_is_said_and_no_batch_is_blamed(cloud: Cloud, tiny_model: Path) -> None:
+    cloud.losses.discard("cispo")
+    learner = await a_learner(tiny_model, loss=LossSettings("cispo"))
+    with pytest.raises(EngineAway, match=r"loss cispo.*--loss-fn"):
+        await learner.step(batch(cloud))
+    await learner.connection.close()
+
+
+async def test_a_batch_that_is_refused_after_others_were_not_is_set_aside(cloud: Cloud, learner: TinkerLearner) -> None:
+    await learner.step(batch(cloud))
+    before = held(learner)
+    cloud.fail("forward_backward", failed_request("user", "the sequence is too long"))
+    with pytest.raises(StepRefused, match="too long"):
+        await learner.step(batch(cloud))
+    assert same(held(learner), before)
+
+
+async def test_a_session_that_the_service_has_ended_is_begun_again(
+    cloud: Cloud, tiny_model: Path, learner: TinkerLearner, tmp_path: Path
+) -> None:
+    await learner.step(batch(cloud, 1))
+    await learner.save(tmp_path)
+    await learner.sampler.publish(1, tmp_path)
+    request = ScoreRequest([1, 2, 3, 4], 2, version=1)
+    before = await learner.sampler.score(request)
+    cloud.end_sessions()
+    assert (await learner.sampler.score(request)).logprobs == before.logprobs
+    assert (cloud.sessions, cloud.open_sessions) == (2, 1)
+    # The step is made from what was saved, and as if nothing had happened.
+    expected = await a_learner(tiny_model)
+    await expected.load(tmp_path)
+    await expected.step(batch(cloud, 2))
+    await learner.step(batch(cloud, 2))
+    assert same(held(learner), held(expected))
+    await expected.connection.close()
+
+
+async def test_a_server_that_was_started_again_gets_its_adapters_again(
+    cloud: Cloud, learner: TinkerLearner, tmp_path: Path
+) -> None:
+    learner.connection.traits = OTHER_WAYS
+    for version in (1, 2):
+        folder = tmp_path / str(version)
+        folder.mkdir()
+        await learner.write_policy(folder)
+        await learner.sampler.publish(version, folder)
+    ids = [1, 2, 3, 4]
+    before = await learner.sampler.score(ScoreRequest(ids, 2, version=2))
+    cloud.calls.clear()
+    gone = failed_request("unknown", "Model model_1 not loaded")
+    cloud.fail("sample", gone)
+    cloud.fail("load_state", gone)
+    assert (await learner.sampler.score(ScoreRequest(ids, 2, version=2))).logprobs == pytest.approx(before.logprobs)
+    assert cloud.calls[:4] == ["sample", "load_state", "create", "load_state"]
+
+
+@pytest.mark.parametrize("traits", [Traits(), OTHER_WAYS], ids=["tinker", "other"])
+async def test_a_checkpoint_is_gone_on_from_exactly_in_another_session(
+    cloud: Cloud, learner: TinkerLearner, tiny_model: Path, tmp_path: Path, traits: Traits
+) -> None:
+    learner.connection.traits = traits
+    await learner.step(batch(cloud, 1))
+    await learner.save(tmp_path)
+    files = {path.name for path in tmp_path.iterdir() if path.is_file()}
+    assert files == {"tinker.json", "learner.json"}
+    assert json.loads((tmp_path / "learner.json").read_text())["state"].startswith("tinker://")
+    await learner.step(batch(cloud, 2))
+    other = await a_learner(tiny_model)
+    other.connection.traits = traits
+    await other.load(tmp_path)
+    assert other.steps == 1
+    await other.step(batch(cloud, 2))
+    assert same(held(other), held(learner))
+    await other.sampler.publish(5, tmp_path)
+    await other.connection.close()
+
+
+async def test_a_checkpoint_that_does_not_fit_is_refused_in_a_sentence(
+    cloud: Cloud, learner: TinkerLearner, tiny_model: Path, tmp_path: Path
+) -> None:
+    await learner.save(tmp_path)
+    record = json.loads((tmp_path / "tinker.json").read_text())
+    for change, words in (({"rank": 64}, "--lora-rank"), ({"base_model": "other"}, "--model-name")):
+        (tmp_path / "tinker.json").write_text(json.dumps({**record, **change}))
+        with pytest.raises(StepRefused, match=words):
+            await learner.load(tmp_path)
+    with pytest.raises(EngineUnavailable, match="learned from other"):
+        await learner.sampler.publish(1, tmp_path)
+    (tmp_path / "tinker.json").unlink()
+    with pytest.raises(StepRefused, match="no policy of Tinker's"):
+        await learner.load(tmp_path)
+    with pytest.raises(EngineUnavailable, match="--resume-from-ckpt"):
+        await learner.sampler.publish(1, tmp_path)
+    cloud.states.clear()
+    (tmp_path / "tinker.json").write_text(json.dumps(record))
+    with pytest.raises(EngineUnavailable, match="does not have it any more"):
+        await learner.load(tmp_path)
+
+
+async def test_a_service_that_is_away_for_long_pauses_learning_without_blame(
+    cloud: Cloud, learner: TinkerLearner
+) -> None:
+    cloud.fail("save_state", *[status_error(503, "maintenance")] * 4)
+    with pytest.raises(EngineAway, match="maintenance"):
+        await learner.step(batch(cloud))
+
+
+def test_a_servers_schema_tells_what_it_is() -> None:
+    losses = {"properties": {"loss_fn": {"enum": ["cross_entropy", "ppo"]}}}
+    schema = {"info": {"title": "Tinker API Mock"}, "components": {"schemas": {"ForwardBackwardInput": losses}}}
+    assert read_schema(schema) == Traits("SkyRL tx", frozenset({"cross_entropy", "ppo"}), True, True)
+    schema["info"]["title"] = "Something else"
+    assert read_schema(schema) == Traits("Something else", frozenset({"cross_entropy", "ppo"}))
