@@ -2,11 +2,13 @@
 
 import dataclasses
 import json
+import math
 import random
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import pytest_asyncio
 import torch
@@ -24,8 +26,9 @@ from openclaw_rl.engines.tinker.run import TrainingOptions
 from openclaw_rl.engines.tinker.sampler import SamplerOptions, TinkerSampler
 from openclaw_rl.engines.tinker.surrogate import loss_config, measure
 from openclaw_rl.engines.tinker.traits import Traits, read_schema
+from openclaw_rl.engines.tinker.weighted import CROSS_ENTROPY, read_tables, sampled, slopes_of, to_weighted_data
 from openclaw_rl.losses.policy import PolicyLoss
-from openclaw_rl.types import LossSettings, ScoreRequest, Span, TrainingSequence
+from openclaw_rl.types import Alternatives, LossSettings, ScoreRequest, Span, TrainingSequence
 
 LOSSES = ("ppo", "importance_sampling", "cispo")
 #: A server whose ways differ in all that is known to differ.
@@ -101,6 +104,26 @@ def batch(cloud: Cloud, seed: int = 0, count: int = 3, shift: float = 0.0) -> li
     return found
 
 
+def with_others(cloud: Cloud, sequences: Sequence[TrainingSequence], seed: int = 7) -> list[TrainingSequence]:
+    """The same with alternatives: up to three at each token, for every second span."""
+    draw = np.random.default_rng(seed)
+
+    def changed(sequence: TrainingSequence, place: int, span: Span) -> Span:
+        if place % 2:
+            return span
+        shape = (span.stop - span.start, int(draw.integers(1, 4)))
+        ids = draw.integers(0, 200, shape).astype(np.int32)
+        scores = cloud.scores(list(sequence.ids[: span.stop]), shape[0], 0, targets=ids).targets
+        old = scores + draw.normal(0, 0.3, shape)
+        others = Alternatives(ids, old.astype(np.float32), draw.normal(0, 1, shape).astype(np.float32))
+        return dataclasses.replace(span, alternatives=others)
+
+    return [
+        dataclasses.replace(one, spans=[changed(one, place, span) for place, span in enumerate(one.spans)])
+        for one in sequences
+    ]
+
+
 def held(learner: TinkerLearner) -> list[torch.Tensor]:
     return [parameter.detach().clone() for parameter in learner.run.client.lora.parameters()]
 
@@ -127,6 +150,59 @@ async def test_the_gradient_is_the_local_engines(cloud: Cloud, kind: str, takes_
     measured = measure(settings, sequences, ours.logprobs)
     assert measured.loss == pytest.approx(ours.loss, rel=1e-4, abs=1e-6)
     assert measured.clipped == ours.clipped
+
+
+@pytest.mark.parametrize("takes_means", [False, True], ids=["sums", "means"])
+@pytest.mark.parametrize("kind", LOSSES)
+async def test_the_gradient_over_alternatives_is_the_local_engines(cloud: Cloud, kind: str, takes_means: bool) -> None:
+    cloud.takes_means = takes_means
+    sequences = with_others(cloud, batch(cloud, shift=0.4))
+    lora = LoraWeights.create(cloud.decoder.shape, RANK, ALPHA, seed=3)
+    ours = Trainer(cloud.decoder, lora, PolicyLoss(kind, 0.2, 0.28)).forward_backward(sequences)
+    client = await cloud.service().create_lora_training_client_async("tiny/model", RANK, 3)
+    asked = await (await client.forward_async(to_weighted_data(types, sequences), CROSS_ENTROPY))
+    tables = read_tables(sequences, asked)
+    found = slopes_of(LossSettings(kind, 0.2, 0.28), sequences, tables)
+    assert found.loss == pytest.approx(ours.loss, rel=1e-4, abs=1e-6)
+    assert sampled(sequences, tables)[0][0] == pytest.approx(ours.logprobs[0][0], abs=1e-4)
+    data = to_weighted_data(types, sequences, found.tables, factor=takes_means)
+    await (await client.forward_backward_async(data, CROSS_ENTROPY))
+    for own, other in zip(lora.parameters(), client.lora.parameters(), strict=True):
+        assert own.grad is not None
+        torch.testing.assert_close(own.grad, other.grad, rtol=1e-3, atol=1e-6)
+
+
+async def test_a_step_over_alternatives_moves_them_where_their_advantages_point(
+    cloud: Cloud, learner: TinkerLearner
+) -> None:
+    sequences = with_others(cloud, batch(cloud))
+    before = held(learner)
+    result = await learner.step(sequences)
+    assert math.isfinite(result.loss)
+    assert result.grad_norm > 0
+    assert not same(before, held(learner))
+    told = await learner.run.look(to_weighted_data(types, sequences), CROSS_ENTROPY)
+    assert slopes_of(LossSettings(), sequences, read_tables(sequences, told)).loss < result.loss
+    await learner.undo()
+    assert same(before, held(learner))
+
+
+async def test_tables_of_the_wrong_size_are_not_trained_on(cloud: Cloud, learner: TinkerLearner) -> None:
+    before = held(learner)
+    cloud.fail("forward", *[with_logprobs(lambda values: values[:-1])] * 9)
+    with pytest.raises(EngineUnavailable, match="log-probs for"):
+        await learner.step(with_others(cloud, batch(cloud)))
+    cloud.faults.clear()
+    await learner.reset()
+    assert same(before, held(learner))
+
+
+async def test_one_log_prob_that_is_none_is_no_step(cloud: Cloud, learner: TinkerLearner) -> None:
+    before = held(learner)
+    cloud.fail("forward", with_logprobs(lambda values: [float("nan")] * len(values)))
+    with pytest.raises(StepRefused, match="not finite"):
+        await learner.step(with_others(cloud, batch(cloud)))
+    assert same(before, held(learner))
 
 
 async def test_a_datum_asks_for_each_successor_and_prompts_weigh_nothing(cloud: Cloud) -> None:

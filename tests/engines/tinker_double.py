@@ -20,10 +20,19 @@ import torch
 from openclaw_rl.engines.local.decoder import load_decoder
 from openclaw_rl.engines.local.lora import LoraWeights
 from openclaw_rl.engines.local.messages import Add, LoadPolicy, Score, WorkerOptions
+from openclaw_rl.engines.local.packing import micro_batches
 from openclaw_rl.engines.local.training import Trainer
 from openclaw_rl.engines.local.worker import Worker
 from openclaw_rl.losses.policy import PolicyLoss
-from openclaw_rl.types import Likeliest, SampleRequest, SamplingParams, ScoreRequest, Span, TrainingSequence
+from openclaw_rl.types import (
+    Alternatives,
+    Likeliest,
+    SampleRequest,
+    SamplingParams,
+    ScoreRequest,
+    Span,
+    TrainingSequence,
+)
 
 tinker = pytest.importorskip("tinker", reason="the tinker extra is not installed")
 types = tinker.types
@@ -94,7 +103,7 @@ class Cloud:
         self.worker = Worker(self.decoder, WorkerOptions(model, "cpu", "float32", 8, None, 0.05, SLOTS, RANK))
         self.takes_means = False
         self.knows_top_k = True
-        self.losses = {"ppo", "importance_sampling", "cispo"}
+        self.losses = {"ppo", "importance_sampling", "cispo", "cross_entropy"}
         self.states: dict[str, dict[str, Any]] = {}
         self.slots: dict[str, int] = {}
         self.faults: dict[str, list[Fault]] = {}
@@ -316,6 +325,9 @@ class Training:
         self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
 
     def _pass(self, data: list[Any], loss_fn: str, config: Any, *, keep: bool) -> Any:
+        if loss_fn == "cross_entropy":
+            outputs = [{"logprobs": tensor(self._weighted(datum, len(data), keep))} for datum in data]
+            return types.ForwardBackwardOutput(loss_fn_output_type="x", loss_fn_outputs=outputs, metrics={})
         bounds = config or {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2}
         low, high = 1 - bounds["clip_low_threshold"], bounds["clip_high_threshold"] - 1
         trainer = Trainer(self.cloud.decoder, self.lora, PolicyLoss(loss_fn, low, high))
@@ -327,6 +339,23 @@ class Training:
             logprobs, metrics = trainer.score(sequences), {}
         outputs = [{"logprobs": tensor(spans[0])} for spans in logprobs]
         return types.ForwardBackwardOutput(loss_fn_output_type="x", loss_fn_outputs=outputs, metrics=metrics)
+
+    def _weighted(self, datum: Any, count: int, keep: bool) -> list[float]:
+        """The log-probs of targets [length, n], and the gradient of their weighted sum."""
+        inputs, ids = datum.loss_fn_inputs, datum.model_input.to_ints()
+        table = torch.tensor(inputs["target_tokens"].data).reshape(inputs["target_tokens"].shape)
+        weights = torch.tensor(inputs["weights"].data).reshape(table.shape)
+        assert ids[1:] == table[:-1, 0].tolist()
+        nothing = np.zeros(table[:, 1:].shape, np.float32)
+        others = Alternatives(table[:, 1:].numpy(), nothing, nothing)
+        sequence = TrainingSequence([*ids, int(table[-1, 0])], [Span(0, 1, len(table) + 1, [], [], others)])
+        (batch,) = micro_batches([sequence], 10_000, torch.device("cpu"))
+        trainer = Trainer(self.cloud.decoder, self.lora, PolicyLoss())
+        logprobs = trainer._logprobs(batch, self.lora.policy(self.cloud.decoder, 0))
+        if keep:
+            divisor = len(table) * count if self.cloud.takes_means else 1
+            (-(weights * logprobs).sum() / divisor).backward()
+        return logprobs.detach().flatten().tolist()
 
     def _sequence(self, datum: Any, count: int) -> TrainingSequence:
         """A datum whose every token is a sample's: the trainer's means, undone for a service that sums."""

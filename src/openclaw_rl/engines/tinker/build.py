@@ -66,6 +66,11 @@ def build_sampler(config: Config, connection: Connection, folder: Path, name: st
 
 def build_learner(config: Config, connection: Connection, sampler: TinkerSampler) -> TinkerLearner:
     """Raises EngineUnavailable if the server has said that it does not know the loss."""
+    if config.distils_alternatives and not sdk.takes(sdk.load().SamplingClient.sample_async, "topk_sample_logprobs"):
+        raise EngineUnavailable(
+            "--method topk-select needs the likeliest tokens of what is sampled, which this version of Tinker's SDK "
+            "does not give: pip install -U tinker, or --method combine."
+        )
     known = connection.traits.losses
     if known is not None and config.loss_fn not in known:
         names = ", ".join(sorted(known & {"ppo", "importance_sampling", "cispo"}))

@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from openclaw_rl.engines.base import EngineAway, EngineError, EngineUnavailable, StepRefused, StepResult
 from openclaw_rl.engines.measures import SpanLogprobs, distance
@@ -21,6 +21,14 @@ from openclaw_rl.engines.tinker.record import BadRecord, LearnerRecord, PolicyRe
 from openclaw_rl.engines.tinker.run import TrainingOptions, TrainingRun
 from openclaw_rl.engines.tinker.sampler import TinkerSampler
 from openclaw_rl.engines.tinker.surrogate import measure
+from openclaw_rl.engines.tinker.weighted import (
+    CROSS_ENTROPY,
+    is_weighted,
+    read_tables,
+    sampled,
+    slopes_of,
+    to_weighted_data,
+)
 from openclaw_rl.types import BASE_VERSION, ScoreRequest, TrainingSequence
 
 log = logging.getLogger(__name__)
@@ -29,6 +37,16 @@ log = logging.getLogger(__name__)
 STEP_TRIALS = 3
 #: The distance from the base model is looked at on so many tokens of a batch.
 BASE_SAMPLE_TOKENS = 2048
+
+
+class Pass(NamedTuple):
+    """One pass over a batch, with its update."""
+
+    logprobs: SpanLogprobs
+    """Of the policy before the update."""
+    loss: float
+    norm: float
+    """Of the gradient."""
 
 
 class TinkerLearner:
@@ -124,31 +142,56 @@ class TinkerLearner:
         """One trial of a step. Raises CallFailed, BadOutput, NotFinite, StepRefused."""
         base = asyncio.create_task(self._base_logprobs(sequences if self.steps else ()))
         try:
-            data = to_data(self.connection.types, sequences, takes_means=self.connection.traits.takes_means)
-            seen, norms = [], []
-            for _ in range(self.options.epochs):
-                output, told = await self.run.train(data)
-                seen.append(span_logprobs(sequences, output))
-                norms.append(gradient_norm(told))
-            if not all(map(math.isfinite, norms)):
+            one_pass = self._weighted_pass if is_weighted(sequences) else self._pass
+            passes = [await one_pass(sequences) for _ in range(self.options.epochs)]
+            norm = max(done.norm for done in passes)
+            if not math.isfinite(norm):
                 raise StepRefused("the gradient is not finite")
-            seen.append(span_logprobs(sequences, await self.run.look(data)))
-            return self._result(sequences, seen, max(norms), await base, started)
+            seen = [*(done.logprobs for done in passes), await self._look(sequences)]
+            return self._result(sequences, seen, passes[0].loss, norm, await base, started)
         finally:
             base.cancel()
+
+    async def _pass(self, sequences: Sequence[TrainingSequence]) -> Pass:
+        """One update by the service's own loss."""
+        data = to_data(self.connection.types, sequences, takes_means=self.connection.traits.takes_means)
+        output, told = await self.run.train(data)
+        logprobs = span_logprobs(sequences, output)
+        return Pass(logprobs, measure(self.options.loss, sequences, logprobs).loss, gradient_norm(told))
+
+    async def _weighted_pass(self, sequences: Sequence[TrainingSequence]) -> Pass:
+        """One update by a loss whose slopes are computed here."""
+        types, means = self.connection.types, self.connection.traits.takes_means
+        output = await self.run.look(to_weighted_data(types, sequences), CROSS_ENTROPY)
+        tables = read_tables(sequences, output)
+        found = slopes_of(self.options.loss, sequences, tables)
+        if math.isfinite(found.loss):
+            data = to_weighted_data(types, sequences, found.tables, factor=means)
+            _, told = await self.run.train(data, CROSS_ENTROPY)
+            return Pass(sampled(sequences, tables), found.loss, gradient_norm(told))
+        raise StepRefused("the loss is not finite")
+
+    async def _look(self, sequences: Sequence[TrainingSequence]) -> SpanLogprobs:
+        """The spans' log-probs under the policy as it is."""
+        types = self.connection.types
+        if is_weighted(sequences):
+            output = await self.run.look(to_weighted_data(types, sequences), CROSS_ENTROPY)
+            return sampled(sequences, read_tables(sequences, output))
+        return span_logprobs(sequences, await self.run.look(to_data(types, sequences)))
 
     def _result(
         self,
         sequences: Sequence[TrainingSequence],
         seen: Sequence[SpanLogprobs],
+        loss: float,
         norm: float,
         base: SpanLogprobs,
         started: float,
     ) -> StepResult:
         """What a step did, from the policy's log-probs in each pass and after the last. Raises StepRefused."""
         options = self.options
-        first, last = measure(options.loss, sequences, seen[0]), measure(options.loss, sequences, seen[-2])
-        if not math.isfinite(first.loss):
+        last = measure(options.loss, sequences, seen[-2])
+        if not math.isfinite(loss):
             raise StepRefused("the loss is not finite")
         moved = distance(seen[0], seen[-1])
         if not moved <= options.max_kl:
@@ -157,7 +200,7 @@ class TinkerLearner:
             )
         tokens = sum(span.stop - span.start for sequence in sequences for span in sequence.spans)
         return StepResult(
-            loss=first.loss,
+            loss=loss,
             clip_fraction=last.clipped / max(1, tokens),
             kl_old=moved,
             kl_base=distance(base, seen[0][: len(base)]),
@@ -191,7 +234,7 @@ class TinkerLearner:
             if self._proven:
                 raise StepRefused(str(error)) from error
             # It may be the loss or a setting: batches would be set aside one after the other.
-            raise EngineAway(f"{error} Another --loss-fn may be what this server can do.") from error
+            raise EngineAway(f"{error} Another --loss-fn or --method may be what this server can do.") from error
         if last or error.kind is Kind.LOCKED:
             self.run.forget()
             raise error.as_unavailable() from error

@@ -63,8 +63,11 @@ class TrainingRun:
         self.forget()
         self._client = await self._creating(lambda: self._create(base_model), "begin a training run")
 
-    async def train(self, data: list[Any]) -> tuple[Any, Any]:
-        """One pass and its update, submitted together: the service makes them in order. Raises CallFailed."""
+    async def train(self, data: list[Any], loss: str | None = None) -> tuple[Any, Any]:
+        """One pass and its update, submitted together: the service makes them in order. Raises CallFailed.
+
+        With the options' loss, unless another one is named, which has no settings.
+        """
         options, client = self.options, self.client
         self.state = None
         adam = self.connection.types.AdamParams(
@@ -77,20 +80,24 @@ class TrainingRun:
         )
 
         async def both() -> tuple[Any, Any]:
-            gradients = await client.forward_backward_async(data, options.loss.kind, loss_config(options.loss))
+            gradients = await client.forward_backward_async(data, *self._loss(loss))
             update = await client.optim_step_async(adam)
             return await gradients, await update
 
-        return await self.connection.work(both, f"train with the loss {options.loss.kind}", trials=1)
+        return await self.connection.work(both, f"train with the loss {self._loss(loss)[0]}", trials=1)
 
-    async def look(self, data: list[Any]) -> Any:
+    async def look(self, data: list[Any], loss: str | None = None) -> Any:
         """A pass that changes nothing. Raises CallFailed."""
-        loss, client = self.options.loss, self.client
+        client = self.client
 
         async def look() -> Any:
-            return await (await client.forward_async(data, loss.kind, loss_config(loss)))
+            return await (await client.forward_async(data, *self._loss(loss)))
 
-        return await self.connection.work(look, "look at the policy after the step")
+        return await self.connection.work(look, "look at the policy")
+
+    def _loss(self, named: str | None) -> tuple[str, dict[str, float] | None]:
+        own = self.options.loss
+        return (named, None) if named else (own.kind, loss_config(own))
 
     async def saved_state(self, *, lasting: bool = False) -> str:
         """The path of what is held now, saved if it is not, or not for long enough. Raises EngineUnavailable."""

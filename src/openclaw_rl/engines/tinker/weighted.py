@@ -1,0 +1,137 @@
+"""A loss over several tokens at each place, which no loss of the service's own has: top-k distillation.
+
+A first pass tells the log-probs of all of them, the slopes of the loss are computed here, and a second pass has them as
+weights of a cross entropy, whose gradient is then the loss's. Targets are [length, 1 + n]: each token's successor, and
+n tokens that could stand in its place.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from openclaw_rl.engines.measures import SpanLogprobs
+from openclaw_rl.engines.tinker.datum import BadOutput, NotFinite, read_length
+from openclaw_rl.engines.tinker.surrogate import MAX_LOG_RATIO
+from openclaw_rl.types import LossSettings, Span, TrainingSequence
+
+CROSS_ENTROPY = "cross_entropy"
+Table = NDArray[np.float64]
+
+
+class Slopes(NamedTuple):
+    """A batch's loss, and its slopes by the log-probs: a table for each sequence."""
+
+    loss: float
+    tables: list[Table]
+
+
+def is_weighted(sequences: Sequence[TrainingSequence]) -> bool:
+    """Whether something is learned of other tokens than those that were sampled."""
+    return any(span.alternatives is not None for sequence in sequences for span in sequence.spans)
+
+
+def to_weighted_data(
+    types: Any, sequences: Sequence[TrainingSequence], slopes: Sequence[Table] | None = None, factor: bool = False
+) -> list[Any]:
+    """One `Datum` a sequence; without slopes it asks for log-probs alone.
+
+    With `factor`, for a server that takes means where Tinker sums.
+    """
+    wide = width(sequences)
+    data = []
+    for place, sequence in enumerate(sequences):
+        length = read_length(sequence)
+        weights = np.zeros((length, wide)) if slopes is None else -slopes[place]
+        if factor:
+            weights = weights * (length * len(sequences))
+        shape = [length, wide]
+        inputs = {
+            "target_tokens": types.TensorData(data=targets(sequence, wide), dtype="int64", shape=shape),
+            "weights": types.TensorData(data=weights.flatten().tolist(), dtype="float32", shape=shape),
+        }
+        ids = list(sequence.ids[:length])
+        data.append(types.Datum(model_input=types.ModelInput.from_ints(ids), loss_fn_inputs=inputs))
+    return data
+
+
+def targets(sequence: TrainingSequence, wide: int) -> list[int]:
+    length = read_length(sequence)
+    table = np.zeros((length, wide), dtype=np.int64)
+    table[:, 0] = sequence.ids[1 : length + 1]
+    for span in sequence.spans:
+        if span.alternatives is not None:
+            table[rows(span), 1 : 1 + span.alternatives.ids.shape[1]] = span.alternatives.ids
+    found: list[int] = table.flatten().tolist()
+    return found
+
+
+def read_tables(sequences: Sequence[TrainingSequence], output: Any) -> list[Table]:
+    """The targets' log-probs in a `ForwardBackwardOutput`. Raises BadOutput and NotFinite."""
+    outputs, wide = list(output.loss_fn_outputs), width(sequences)
+    if len(outputs) != len(sequences):
+        raise BadOutput(f"{len(outputs)} results for {len(sequences)} sequences")
+    found = []
+    for sequence, result in zip(sequences, outputs, strict=True):
+        values = list(result["logprobs"].data) if "logprobs" in result else []
+        if len(values) != read_length(sequence) * wide:
+            raise BadOutput(f"{len(values)} log-probs for {read_length(sequence)} × {wide} tokens")
+        table = np.array([np.nan if value is None else value for value in values]).reshape(-1, wide)
+        if not all(np.isfinite(table[rows(span)]).all() for span in sequence.spans):
+            raise NotFinite("a log-prob is not finite")
+        found.append(table)
+    return found
+
+
+def sampled(sequences: Sequence[TrainingSequence], tables: Sequence[Table]) -> SpanLogprobs:
+    """The log-probs of the spans' own tokens."""
+    return [[t[rows(span), 0].tolist() for span in s.spans] for s, t in zip(sequences, tables, strict=True)]
+
+
+def slopes_of(settings: LossSettings, sequences: Sequence[TrainingSequence], tables: Sequence[Table]) -> Slopes:
+    """The loss of a batch whose targets have these log-probs, as `losses.policy` defines it."""
+    samples = sum(len(sequence.spans) for sequence in sequences)
+    total, found = 0.0, []
+    for sequence, table in zip(sequences, tables, strict=True):
+        slopes = np.zeros_like(table)
+        for span in sequence.spans:
+            weight, own = 1 / ((span.stop - span.start) * samples), rows(span)
+            old, worth = np.array(span.old_logprobs), np.array(span.advantages)
+            loss, slope = surrogate(settings, settings.kind, table[own, 0], old, worth)
+            slopes[own, 0] = weight * slope
+            total += weight * float(loss.sum())
+            if (others := span.alternatives) is not None:
+                beside = slice(1, 1 + others.ids.shape[1])
+                loss, slope = surrogate(settings, "ppo", table[own, beside], others.old_logprobs, others.advantages)
+                slopes[own, beside] = weight * slope
+                total += weight * float(loss.sum())
+        found.append(slopes)
+    return Slopes(total, found)
+
+
+def surrogate(settings: LossSettings, kind: str, new: Any, old: Any, advantages: Any) -> tuple[Table, Table]:
+    """The loss of tokens and its slope by their log-probs."""
+    gap = new - old
+    ratio = np.exp(np.clip(gap, -MAX_LOG_RATIO, MAX_LOG_RATIO))
+    low, high = 1 - settings.eps_clip, 1 + settings.eps_clip_high
+    free = -advantages * ratio
+    moving = np.where(np.abs(gap) <= MAX_LOG_RATIO, free, 0.0)
+    if kind == "importance_sampling":
+        return free, moving
+    if kind == "cispo":
+        slope = -advantages * np.minimum(ratio, high)
+        return slope * new, slope
+    bounded = -advantages * np.clip(ratio, low, high)
+    return np.maximum(free, bounded), np.where(bounded > free, 0.0, moving)
+
+
+def width(sequences: Sequence[TrainingSequence]) -> int:
+    """Of the targets: 1, and as many as the span with the most alternatives has."""
+    spans = [span for sequence in sequences for span in sequence.spans]
+    return 1 + max((span.alternatives.ids.shape[1] for span in spans if span.alternatives is not None), default=0)
+
+
+def rows(span: Span) -> slice:
+    """Where the tokens of a span are predicted."""
+    return slice(span.start - 1, span.stop - 1)
