@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import sys
@@ -13,7 +14,7 @@ import httpx
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent / "engines"))
-from tinker_double import RANK, Cloud, status_error, tinker
+from tinker_double import NEW_SDK, RANK, Cloud, status_error, tinker
 
 from openclaw_rl.config import load
 from openclaw_rl.engines.tinker import connection as connection_module
@@ -180,3 +181,17 @@ async def test_hints_are_distilled_with_the_teachers_log_probs(cloud: Cloud, tin
             said = {"id": id, "score": -1, "text": "Please answer in one short sentence."}
             assert (await client.post("/v1/feedback", json=said)).status_code == 200
         await until(serves(client, 1))
+
+
+@pytest.mark.skipif(not NEW_SDK, reason="this version of the SDK does not tell the likeliest tokens of what is sampled")
+async def test_likeliest_tokens_are_distilled(cloud: Cloud, tiny_model: Path, tmp_path: Path) -> None:
+    async with serving(tiny_model, tmp_path / "run", method="topk-select", record=True) as client:
+        for seed in (1, 2):
+            answer = await ask(client, seed=seed)
+            feedback = {"id": answer["id"], "score": -1, "text": "Please answer in one short sentence."}
+            assert (await client.post("/v1/feedback", json=feedback)).status_code == 200
+        await until(serves(client, 1))
+    (step,) = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert step["opd_rl"] == 2
+    assert step["left_out"] == 0
+    assert len((tmp_path / "run" / "records.jsonl").read_text().splitlines()) == 2

@@ -9,7 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 import pytest_asyncio
-from tinker_double import ALPHA, RANK, Cloud, Training, failed_request, response, sequence, status_error, tinker
+from tinker_double import (
+    ALPHA,
+    NEW_SDK,
+    RANK,
+    Cloud,
+    Training,
+    failed_request,
+    response,
+    sequence,
+    status_error,
+    tinker,
+)
 
 from openclaw_rl.engines.base import EngineAway, EngineError, EngineUnavailable, QueueFull
 from openclaw_rl.engines.local.lora import LoraWeights
@@ -28,7 +39,6 @@ from openclaw_rl.types import (
 )
 
 PROMPT = [1, 2, 3, 4, 5]
-NEW_SDK = "topk_sample_logprobs" in str(tinker.SamplingClient.sample_async.__code__.co_varnames)
 
 
 @pytest.fixture(autouse=True)

@@ -40,6 +40,8 @@ types = tinker.types
 RANK, ALPHA = 4, 8.0
 #: Policies that can be sampled from in one test.
 SLOTS = 12
+#: Whether this version of the SDK tells the likeliest tokens of what is sampled.
+NEW_SDK = "topk_sample_logprobs" in str(tinker.SamplingClient.sample_async.__code__.co_varnames)
 NEW_TYPES = "sequence_id" in inspect.signature(types.SampledSequence).parameters
 SAMPLE = inspect.signature(tinker.SamplingClient.sample_async)
 
