@@ -15,13 +15,13 @@ import json
 import random
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 from common import machine, table, verdict
+from measuring import Step, best, peak, timed
 from shapes import QWEN3_0_6B, QWEN3_4B, random_decoder
 
 from openclaw_rl.engines.local.decoder import PROJECTIONS, Decoder, Shape, load_decoder
@@ -43,8 +43,6 @@ MODEL = Path("~/.cache/openclaw-rl/SmolLM2-135M-Instruct").expanduser()
 PEFT, OURS, CHECKPOINTED = "plain PEFT", "ours", "ours, checkpointing"
 SHAPES = {"Qwen3-0.6B": QWEN3_0_6B, "Qwen3-4B": QWEN3_4B}
 GIB = 1 << 30
-
-Step = Callable[[], object]
 
 
 def sequence(length: int, vocabulary: int, stops: Iterable[int], response: int = RESPONSE) -> TrainingSequence:
@@ -135,49 +133,6 @@ def make_step(side: str, device: str, shape: Shape | None) -> Step:
     decoder = our_decoder(device, shape)
     micro_batch_tokens = CPU_MICRO_BATCH if device == "cpu" else MICRO_BATCH_TOKENS
     return our_step(decoder, samples(decoder.shape.vocab), micro_batch_tokens, checkpointing=side == CHECKPOINTED)
-
-
-def timed(step: Step) -> float:
-    wait()
-    start = time.perf_counter()
-    step()
-    wait()
-    return time.perf_counter() - start
-
-
-def wait() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-
-
-def best(*steps: Step) -> list[float]:
-    """Seconds of each step: warmed up, by turns, the best of three."""
-    for step in steps:
-        step()
-    times = [[timed(step) for step in steps] for _ in range(3)]
-    return [min(column) for column in zip(*times, strict=True)]
-
-
-def resident(field: str) -> int:
-    """This process's memory as Linux counts it: VmRSS now, or VmHWM at its peak."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
-
-
-def peak(step: Step, device: str) -> int:
-    """Bytes that a first step takes beyond what was there before it."""
-    gc.collect()
-    if device == "cpu":
-        before = resident("VmRSS")
-        Path("/proc/self/clear_refs").write_text("5")
-        step()
-        return resident("VmHWM") - before
-    wait()
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    step()
-    wait()
-    return torch.cuda.max_memory_allocated() - before
 
 
 def in_own_process(side: str, device: str, name: str) -> dict[str, float]:

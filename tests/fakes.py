@@ -71,7 +71,7 @@ class ScriptedSampler:
 
     async def score(self, request: ScoreRequest) -> Scores:
         self.scored.append(request)
-        return Scores(self.scores(request), [], [])
+        return Scores(self.scores(request))
 
 
 class ScriptedStream:

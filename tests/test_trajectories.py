@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from openclaw_rl.cli import main
@@ -13,9 +14,10 @@ from openclaw_rl.ledger import changes, queries
 from openclaw_rl.ledger.schema import FILE, connect
 from openclaw_rl.ledger.states import State
 from openclaw_rl.rendering.chat import ChatRenderer
-from openclaw_rl.types import Continuation, Feedback, TurnKind
+from openclaw_rl.types import Continuation, Feedback, Likeliest, TurnKind
 from records import Book, a_side_turn, a_turn
 
+LIKELY = Likeliest(np.array([[1, 2]] * 2), np.array([[-0.5, -1.0]] * 2))
 TURN = {"prompt": "What is the fox?", "response": "Quick and brown.", "next_state": "thanks"}
 TOOL_CALL = {"id": "a1", "type": "function", "function": {"name": "look", "arguments": '{"at": "the fox"}'}}
 
@@ -147,7 +149,7 @@ def test_imported_turns_wait_to_be_scored(run: Run, renderer: ChatRenderer) -> N
     for turn in (first, second):
         assert (turn.state, turn.kind, turn.kind_reason) == (State.CAPTURED, TurnKind.MAIN, "imported")
         assert turn.session == ("imported", "a")
-        assert (turn.logprobs, turn.top, turn.continuation) == ([], [], Continuation.NEW)
+        assert (turn.logprobs, turn.top, turn.continuation) == ([], None, Continuation.NEW)
         assert turn.next_state == [{"role": "user", "content": "thanks"}]
         assert turn.response_ids[-1] == tokenizer.backend.token_to_id("<|im_end|>")
         assert turn.prompt_ids == renderer.prompt(renderer.text(turn.messages)).ids
@@ -208,7 +210,7 @@ def recorded(tmp_path: Path) -> Iterator[Book]:
         {"role": "user", "content": [{"type": "text", "text": "and?"}]},
     ]
     tools = {"role": "tools", "tools": [{"type": "function", "function": {"name": "look"}}]}
-    first = book.capture(a_turn("s", messages=[tools, *asked], message=called, top=[((1, -0.5), (2, -1.0))] * 2))
+    first = book.capture(a_turn("s", messages=[tools, *asked], message=called, top=LIKELY))
     book.change(changes.set_next_state, first, results)
     answer = {"role": "assistant", "content": "In the wood."}
     last = a_turn("s", messages=[tools, *asked, called, *results], message=answer)
@@ -268,7 +270,7 @@ def test_jsonl_has_everything_a_turn_a_line(recorded: Book, run: Run) -> None:
         assert told["logprobs"] == turn.logprobs
         assert told["messages"] == turn.messages
         assert (told["kind"], told["state"]) == (turn.kind, turn.state)
-    assert lines[0]["top"] == [[[1, -0.5], [2, -1.0]]] * 2
+    assert lines[0]["top"] == {"ids": [[1, 2]] * 2, "logprobs": [[-0.5, -1.0]] * 2}
     assert lines[0]["next_state"][0]["content"] == "in the wood"
     assert lines[1]["feedback"] == [{"score": 1.0, "text": "right", "source": "explicit"}]
 

@@ -18,7 +18,12 @@ def learning(config: Config) -> str:
     """What is learned, and when."""
     if not config.learns:
         return "off" if config.max_steps else "off (--max-steps 0)"
-    what = {"rl": "scores", "opd": "hindsight hints", "combine": "scores and hindsight hints"}[config.method]
+    what = {
+        "rl": "scores",
+        "opd": "hindsight hints",
+        "combine": "scores and hindsight hints",
+        "topk-select": "scores and the best of several hindsight hints, for the likeliest tokens",
+    }[config.method]
     trained = f"an adapter of rank {config.lora_rank}" if config.lora_rank else "all weights"
     how = f"{trained}, a step every {config.batch_size} judged turns"
     return f"{config.method}: from {what}; {how}, in {config.run_dir}"

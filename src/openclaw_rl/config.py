@@ -22,6 +22,8 @@ LOOPBACK_HOSTS = (LOOPBACK, "localhost", "::1")
 CLOUD_MODEL = "Qwen/Qwen3-4B-Instruct-2507"
 CLOUD_SERVED_NAME = "qwen3-4b"
 EMBEDDED_SERVED_NAME = "smollm2-135m"
+#: Methods that learn from scores and from hints, each as its weight says.
+BOTH_SIGNALS = ("combine", "topk-select")
 #: What an adapter can change in the models that the local engine runs.
 LINEAR_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
@@ -56,8 +58,12 @@ class Config(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
 
-    method: Literal["rl", "opd", "combine"] = option(
-        "combine", "What to learn from: scores, hindsight hints, or both.", group="Method", env="METHOD"
+    method: Literal["rl", "opd", "combine", "topk-select"] = option(
+        "combine",
+        "What to learn from: scores, hindsight hints, or both; topk-select distils the likeliest tokens under the best "
+        "of several hints.",
+        group="Method",
+        env="METHOD",
     )
 
     model_name: str | None = option(
@@ -186,7 +192,11 @@ class Config(BaseModel):
     )
 
     w_opd: float = option(
-        1.0, "Weight of the distillation advantage.", group="Method", env="OPENCLAW_COMBINE_W_OPD", ge=0
+        1.0,
+        "Weight of the distillation advantage.",
+        group="Method",
+        env=("OPENCLAW_COMBINE_W_OPD", "OPENCLAW_TOPK_W_OPD"),
+        ge=0,
     )
     baseline: Literal["none", "batch"] = option(
         "none",
@@ -201,7 +211,52 @@ class Config(BaseModel):
         env="OPENCLAW_OPD_CLIP",
         ge=0,
     )
-    w_rl: float = option(1.0, "Weight of the reward advantage.", group="Method", env="OPENCLAW_COMBINE_W_RL", ge=0)
+    w_rl: float = option(
+        1.0,
+        "Weight of the reward advantage.",
+        group="Method",
+        env=("OPENCLAW_COMBINE_W_RL", "OPENCLAW_TOPK_W_RL"),
+        ge=0,
+    )
+    topk_k: int = option(
+        4,
+        "With topk-select: likeliest tokens that count at each position.",
+        group="Method",
+        env="OPENCLAW_TOPK_K",
+        ge=1,
+        le=20,
+    )
+    topk_max_cand: int = option(
+        3,
+        "With topk-select: hints of a turn that the teacher reads, the shortest first.",
+        group="Method",
+        env="OPENCLAW_TOPK_MAX_CAND",
+        ge=1,
+    )
+    topk_hint_selection: Literal["sequence_optimal", "token_optimal", "shortest"] = option(
+        "sequence_optimal",
+        "With topk-select: which hint: by what teacher and policy have in common, over the response or at each token.",
+        group="Method",
+        env="OPENCLAW_TOPK_HINT_SELECTION",
+    )
+    topk_subset_mode: Literal["student", "teacher", "overlap"] = option(
+        "student",
+        "With topk-select: whose likeliest tokens are learned about, the policy's, the teacher's, or those of both.",
+        group="Method",
+        env="OPENCLAW_TOPK_SUBSET_MODE",
+    )
+    topk_adv_diff_clip: float = option(
+        1.0,
+        "With topk-select: largest gap between teacher and policy that counts; 0 or less: no limit.",
+        group="Method",
+        env="OPENCLAW_TOPK_ADV_DIFF_CLIP",
+    )
+    record: bool = option(
+        False,
+        "With topk-select: write what each sample taught (hints, overlaps, the choice, gaps) into the run directory.",
+        group="Method",
+        env="OPENCLAW_RECORD_ENABLED",
+    )
     train_epochs: int = option(
         1,
         "Optimiser passes over each batch (combine typically uses 2).",
@@ -428,7 +483,7 @@ class Config(BaseModel):
         given = self.lora_target_modules.replace(",", " ").split()
         if given != ["all-linear"] and (not given or set(given) - set(LINEAR_MODULES)):
             raise ValueError(f"--lora-target-modules takes all-linear, or some of {', '.join(LINEAR_MODULES)}")
-        if self.method == "combine" and self.w_opd == self.w_rl == 0:
+        if self.method in BOTH_SIGNALS and self.w_opd == self.w_rl == 0:
             raise ValueError("--w-opd and --w-rl are both 0, so there would be nothing to learn from")
         return self
 
@@ -496,6 +551,16 @@ class Config(BaseModel):
         if self.lora_target_modules == "all-linear":
             return LINEAR_MODULES
         return tuple(name for name in LINEAR_MODULES if name in self.lora_target_modules.replace(",", " ").split())
+
+    @property
+    def distils_alternatives(self) -> bool:
+        """Whether tokens that were not sampled are learned about."""
+        return self.method == "topk-select" and self.w_opd > 0
+
+    @property
+    def recorded_top(self) -> int:
+        """How many of the policy's likeliest tokens are recorded at each token of a turn."""
+        return self.topk_k if self.distils_alternatives else 0
 
     @property
     def policies_held(self) -> int:

@@ -117,7 +117,13 @@ async def run(config: Config, folder: Path, ledger: Ledger | None, listener: soc
         answering = answering_sampler(config, sampler)
         rollout = build_rollout(config)
         service = ChatService(
-            answering, policy.renderer, defaults, tool_parser=config.tool_parser, seed=config.seed, ledger=ledger
+            answering,
+            policy.renderer,
+            defaults,
+            tool_parser=config.tool_parser,
+            seed=config.seed,
+            ledger=ledger,
+            recorded_top=config.recorded_top,
         )
         loops = await build_loops(stack, config, ledger, backend, policy, other, service.metrics.registry)
         app = create_app(
@@ -145,7 +151,7 @@ async def run(config: Config, folder: Path, ledger: Ledger | None, listener: soc
         banner(config, backend.describe(), port)
         others = [end_idle_sessions(ledger, config.session_timeout)] if ledger else []
         if loops.learning is not None and ledger is not None:
-            others.append(score_imported(ledger, sampler))
+            others.append(score_imported(ledger, sampler, config.recorded_top))
             if console.is_terminal:
                 others.append(show_learning(loops.learning, console))
         if rollout is not None:

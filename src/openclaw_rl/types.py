@@ -5,6 +5,12 @@ from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from typing import Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
+Ids = NDArray[np.int32]
+Numbers = NDArray[np.float32]
+
 #: The policy version that is the model as it was loaded, without any adapter.
 BASE_VERSION = 0
 
@@ -74,8 +80,16 @@ class ScoreRequest:
     version: int = BASE_VERSION
     top_k: int = 0
     """Also return the k likeliest tokens at each position."""
-    targets: Sequence[Sequence[int]] = ()
-    """Also return the log-probs of these tokens, a list for each position; empty means none."""
+    targets: Ids | None = None
+    """Also return the log-probs of these tokens, as many for each position: [last_n, any]."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Likeliest:
+    """The k likeliest tokens at each position, the likeliest first: arrays [positions, k]."""
+
+    ids: Ids
+    logprobs: Numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +97,8 @@ class Scores:
     """Raw log-probs, one entry for each scored position."""
 
     logprobs: list[float]
-    top: list[tuple[tuple[int, float], ...]]
-    targets: list[list[float]]
+    top: Likeliest | None = None
+    targets: Numbers | None = None
 
 
 class TurnKind(StrEnum):
@@ -143,7 +157,7 @@ class Turn:
     """Equal for requests that say the same, whatever form the client gave them: a retry has its original's."""
     end_key: bytes
     """The same for the conversation after this response: a continuation is found by it."""
-    top: Sequence[tuple[tuple[int, float], ...]] = ()
+    top: Likeliest | None = None
 
 
 class Source(StrEnum):
@@ -219,6 +233,12 @@ class Hint:
     """Of the response's tokens under the hinted prompt; empty if the teacher was not asked, or could not say."""
     problem: str = ""
     """Why there are no log-probs, if the teacher was asked."""
+    top: Likeliest | None = None
+    """What the teacher finds likeliest at each token of the response, where it was asked."""
+    of_policys: Numbers | None = None
+    """The teacher's log-probs of the tokens that the policy found likeliest (the turn's `top`), where it can say."""
+    policys: Numbers | None = None
+    """The policy's log-probs of the tokens in `top`, where they were asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,6 +257,17 @@ class Verdict:
     seconds: float = 0.0
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Alternatives:
+    """For each token of a response, n tokens that could stand in its place: arrays [tokens, n]."""
+
+    ids: Ids
+    old_logprobs: Numbers
+    """Of the policy that sampled the response."""
+    advantages: Numbers
+    """0 for what does not count."""
+
+
 @dataclass(frozen=True, slots=True)
 class Span:
     """One sample inside a training sequence: its response is the tokens [start, stop), with a signal for each."""
@@ -248,6 +279,8 @@ class Span:
     old_logprobs: Sequence[float]
     """Of the policy that sampled it: raw, as recorded."""
     advantages: Sequence[float]
+    alternatives: Alternatives | None = None
+    """What is learned of other tokens than those that were sampled."""
 
 
 @dataclass(frozen=True, slots=True)

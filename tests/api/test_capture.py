@@ -79,7 +79,8 @@ def test_what_was_sampled_is_what_is_stored(bench: Recording) -> None:
     assert turn.prompt_ids == list(bench.sampler.requests[0].prompt_ids)
     assert turn.response_ids == bench.script(bench.sampler.requests[0], 0)
     assert turn.logprobs == [-0.5] * len(turn.response_ids)
-    assert [len(position) for position in turn.top] == [2] * len(turn.response_ids)
+    assert turn.top is not None
+    assert turn.top.ids.shape == turn.top.logprobs.shape == (len(turn.response_ids), 2)
     assert turn.sampling["temperature"] == 0.5
     assert turn.messages == [user("hi")]
     assert (turn.message["content"], turn.finish_reason, turn.state) == ("hello fox", "stop", State.AWAITING)

@@ -1,12 +1,13 @@
 """Packing: whole sequences, within the budget, nothing lost; and the tensors say what the sequences say."""
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from openclaw_rl.engines.local.packing import by_span, micro_batches, pack, signals
-from openclaw_rl.types import Span, TrainingSequence
+from openclaw_rl.types import Alternatives, Span, TrainingSequence
 
 CPU = torch.device("cpu")
 lengths = st.lists(st.integers(1, 120), max_size=40)
@@ -56,11 +57,39 @@ def test_tensors_line_up_token_by_token() -> None:
     assert batch.ids.tolist() == [1, 2, 3, 4, 5, 7]
     assert batch.positions.tolist() == [0, 1, 2, 3, 4, 0]
     assert batch.rows.tolist() == [1, 2, 4, 5]
-    assert batch.targets.tolist() == [3, 4, 6, 8]
-    assert learn.old_logprobs.tolist() == [-3, -4, -6, -8]
-    assert learn.advantages.tolist() == [1.5, 2, 3, 4]
+    assert batch.targets.tolist() == [[3], [4], [6], [8]]
+    assert learn.old_logprobs.tolist() == [[-3], [-4], [-6], [-8]]
+    assert learn.advantages.tolist() == [[1.5], [2], [3], [4]]
     torch.testing.assert_close(learn.weights, torch.tensor([1 / 6, 1 / 6, 1 / 3, 1 / 3]))
     assert by_span([0.1, 0.2, 0.3], first.spans) == [[0.1, 0.2], [0.3]]
+
+
+def some(ids: list[list[int]], old: list[list[float]], advantages: list[list[float]]) -> Alternatives:
+    return Alternatives(np.array(ids), np.array(old), np.array(advantages))
+
+
+def test_alternatives_stand_beside_their_token_and_what_is_not_there_has_no_advantage() -> None:
+    others = some([[7, 8], [9, 0]], [[-1, -2], [-5, 0]], [[0.5, -0.5], [1, 0]])
+    batch = [TrainingSequence([1, 2, 3], [Span(0, 1, 3, [-3.0, -4.0], [1.0, 2.0], others)]), sequence([4, 5], (1, 2))]
+    (packed,) = micro_batches(batch, 100, CPU)
+    learn = signals(batch, packed)
+    assert packed.targets.tolist() == [[2, 7, 8], [3, 9, 0], [5, 0, 0]]
+    assert learn.old_logprobs.tolist() == [[-3, -1, -2], [-4, -5, 0], [-5, 0, 0]]
+    assert learn.advantages.tolist() == [[1, 0.5, -0.5], [2, 1, 0], [2.5, 0, 0]]
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        some([[7]], [[-1.0]], [[1.0]]),
+        some([[7], [8]], [[-1.0]], [[1.0], [1.0]]),
+        some([[7], [8]], [[-1.0], [-1.0]], [[1.0, 2.0], [1.0, 2.0]]),
+    ],
+)
+def test_alternatives_that_do_not_fit_are_refused(others: Alternatives) -> None:
+    bad = [TrainingSequence([1, 2, 3, 4], [Span(7, 2, 4, [-1.0, -1.0], [1.0, 1.0], others)])]
+    with pytest.raises(ValueError, match="turn 7: every alternative"):
+        signals(bad, micro_batches([TrainingSequence([1, 2, 3, 4], [Span(7, 2, 4, [], [])])], 10, CPU)[0])
 
 
 def test_weights_are_of_the_whole_batch_whatever_the_micro_batches() -> None:

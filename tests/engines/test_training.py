@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from peft import PeftModel
@@ -17,7 +18,7 @@ from openclaw_rl.engines.local.decoder import Decoder, load_decoder
 from openclaw_rl.engines.local.lora import LoraWeights
 from openclaw_rl.engines.local.training import Metrics, Trainer
 from openclaw_rl.losses.policy import PolicyLoss
-from openclaw_rl.types import Span, TrainingSequence
+from openclaw_rl.types import Alternatives, Span, TrainingSequence
 
 CPU = torch.device("cpu")
 VOCABULARY = 200
@@ -37,6 +38,21 @@ def lively(decoder: Decoder, **options: Any) -> LoraWeights:
     return lora
 
 
+def alternatives(draw: random.Random, count: int) -> Alternatives | None:
+    """For each token of a span up to three others, of which some do not count; for some spans none at all."""
+    width = draw.randrange(4)
+    if not width:
+        return None
+
+    def numbers(low: float, high: float) -> Any:
+        return np.array([[draw.uniform(low, high) for _ in range(width)] for _ in range(count)], dtype=np.float32)
+
+    ids = np.array([draw.sample(range(VOCABULARY), width) for _ in range(count)], dtype=np.int32)
+    advantages = numbers(-1, 1)
+    advantages[advantages > 0.7] = 0.0
+    return Alternatives(ids, numbers(-7, -4), advantages)
+
+
 def sequence(draw: random.Random, length: int, *bounds: tuple[int, int]) -> TrainingSequence:
     """Random tokens; old log-probs near those of a random model, so that some ratios are clipped and some are not."""
     spans = [
@@ -46,10 +62,19 @@ def sequence(draw: random.Random, length: int, *bounds: tuple[int, int]) -> Trai
             stop,
             [draw.uniform(-7, -4) for _ in range(start, stop)],
             [draw.uniform(-2, 2) for _ in range(start, stop)],
+            alternatives(draw, stop - start),
         )
         for number, (start, stop) in enumerate(bounds)
     ]
     return TrainingSequence([draw.randrange(VOCABULARY) for _ in range(length)], spans)
+
+
+def sampled_alone(sequences: Sequence[TrainingSequence]) -> list[TrainingSequence]:
+    """The same without alternatives."""
+    return [
+        dataclasses.replace(one, spans=[dataclasses.replace(span, alternatives=None) for span in one.spans])
+        for one in sequences
+    ]
 
 
 def ragged(seed: int = 0) -> list[TrainingSequence]:
@@ -84,6 +109,20 @@ def assert_equal(found: list[Tensor], expected: list[Tensor], tolerance: float =
         assert (one.double() - other.double()).norm() < tolerance * other.double().norm()
 
 
+def over_alternatives(scores: Tensor, span: Span, loss: PolicyLoss) -> Tensor:
+    """The clipped loss of every alternative, one by one."""
+    total = torch.zeros((), dtype=scores.dtype)
+    if (others := span.alternatives) is None:
+        return total
+    rows = zip(others.ids.tolist(), others.old_logprobs.tolist(), others.advantages.tolist(), strict=True)
+    for i, row in enumerate(rows):
+        for token, old, advantage in zip(*row, strict=True):
+            ratio = (scores[span.start - 1 + i, token] - old).exp()
+            bounded = ratio.clamp(1 - loss.eps_clip, 1 + loss.eps_clip_high)
+            total = total + torch.maximum(-advantage * ratio, -advantage * bounded)
+    return total
+
+
 def in_peft(
     model: Path, adapter: Path, sequences: list[TrainingSequence], loss: PolicyLoss
 ) -> tuple[float, dict[str, Tensor]]:
@@ -93,16 +132,16 @@ def in_peft(
     spans = [(s.ids[: span.stop], span) for s in sequences for span in s.spans]
     total = torch.zeros((), dtype=torch.float64)
 
-    def chosen(ids: Sequence[int], span: Span) -> Tensor:
-        scores = policy(torch.tensor([ids])).logits[0].log_softmax(-1)
+    def chosen(scores: Tensor, ids: Sequence[int], span: Span) -> Tensor:
         return torch.stack([scores[i - 1, ids[i]] for i in range(span.start, span.stop)])
 
     for ids, span in spans:
-        new = chosen(ids, span)
+        scores = policy(torch.tensor([ids])).logits[0].log_softmax(-1)
         with torch.no_grad(), policy.disable_adapter():
-            reference = chosen(ids, span)
+            reference = chosen(policy(torch.tensor([ids])).logits[0].log_softmax(-1), ids, span)
         old, advantages = (torch.tensor(column, dtype=torch.float64) for column in (span.old_logprobs, span.advantages))
-        total = total + loss.per_token(new, old, advantages, reference).loss.mean() / len(spans)
+        own = loss.per_token(chosen(scores, ids, span), old, advantages, reference).loss
+        total = total + (own.sum() + over_alternatives(scores, span, loss)) / (len(own) * len(spans))
     total.backward()
     return total.item(), {name: p.grad for name, p in policy.named_parameters() if p.grad is not None}
 
@@ -223,7 +262,7 @@ def test_what_follows_the_last_span_changes_nothing(decoder: Decoder) -> None:
 def test_a_prompt_token_is_read_but_not_learnt(decoder: Decoder) -> None:
     """Tokens between spans are context: they change the later span, never the earlier, and are no targets."""
     session = sequence(random.Random(5), 40, (10, 15), (30, 35))
-    silent = [dataclasses.replace(span, advantages=[0.0] * 5) for span in session.spans]
+    silent = [dataclasses.replace(span, advantages=[0.0] * 5, alternatives=None) for span in session.spans]
     _, before = gradients(decoder, [session])
     _, after = gradients(decoder, [changed(session, 20)])
     assert after.logprobs[0][0] == before.logprobs[0][0]
@@ -263,7 +302,7 @@ def test_scoring_asks_for_no_signals_and_leaves_no_gradients(decoder: Decoder) -
 
 
 def test_metrics_are_sums_over_the_response_tokens(decoder: Decoder) -> None:
-    batch, loss = ragged(), PolicyLoss(kl_coef=0.2)
+    batch, loss = sampled_alone(ragged()), PolicyLoss(kl_coef=0.2)
     trainer = Trainer(decoder, lively(decoder), loss, micro_batch_tokens=40)
     base = trainer.score(batch, base=True)
     metrics = trainer.forward_backward(batch)
@@ -296,9 +335,10 @@ def slope(value: Callable[[float], float], step: float) -> float:
 def test_with_dropout_the_gradient_is_still_the_slope_of_the_loss(decoder: Decoder, side: str) -> None:
     """By one side's factors at a time: the other's slope would drown it."""
     lora = lively(decoder, dropout=0.5)
-    loss = PolicyLoss("importance_sampling")
-    _, dropped = gradients(decoder, ragged(), lora, loss)
-    assert dropped.loss != gradients(decoder, ragged(), lively(decoder), loss)[1].loss
+    # Without the clip's corners, where there is no slope.
+    batch, loss = sampled_alone(ragged()), PolicyLoss("importance_sampling")
+    _, dropped = gradients(decoder, batch, lora, loss)
+    assert dropped.loss != gradients(decoder, batch, lively(decoder), loss)[1].loss
     factors: list[Tensor] = list(getattr(lora, side).values())
     generator = torch.Generator().manual_seed(9)
     directions = [torch.randn(factor.shape, generator=generator) for factor in factors]
@@ -308,7 +348,7 @@ def test_with_dropout_the_gradient_is_still_the_slope_of_the_loss(decoder: Decod
         with torch.no_grad():
             for factor, at, direction in zip(factors, start, directions, strict=True):
                 factor.copy_(at + step * direction)
-        return Trainer(decoder, lora, loss).forward_backward(ragged()).loss
+        return Trainer(decoder, lora, loss).forward_backward(batch).loss
 
     expected = sum((grad * direction).sum().item() for grad, direction in zip(found, directions, strict=True))
     assert slope(moved, 1e-3) == pytest.approx(expected, rel=2e-2)

@@ -5,6 +5,7 @@ import random
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -369,17 +370,17 @@ def reference(model: Path, tokens: list[int], last_n: int, adapter: Path | None 
 @pytest.mark.parametrize(("length", "last_n"), [(2, 1), (40, 39), (100, 1), (100, 64), (17, 16), (33, 5)])
 def test_scores_are_those_of_transformers(tiny_model: Path, length: int, last_n: int, device: str) -> None:
     tokens = random.Random(length).choices(range(300), k=length)
-    targets = [[tokens[i] % 7, 300] if i % 2 else [] for i in range(last_n)]
+    targets = np.array([[tokens[i] % 7, 300] for i in range(last_n)])
     job = ScoreRequest(tokens, last_n, top_k=3, targets=targets)
     scores = score_all(make_worker(tiny_model, device=device), [Score(1, job)])[1]
     expected = reference(tiny_model, tokens, last_n)
     picked = expected.gather(1, torch.tensor(tokens[-last_n:])[:, None])[:, 0]
     assert scores.logprobs == pytest.approx(picked.tolist(), abs=1e-4)
     values, ids_ = expected.topk(3)
-    assert [[id for id, _ in row] for row in scores.top] == ids_.tolist()
-    assert [v for row in scores.top for _, v in row] == pytest.approx(values.flatten().tolist(), abs=1e-4)
-    for row, wanted, given_ in zip(expected, targets, scores.targets, strict=True):
-        assert given_ == pytest.approx(row[wanted].tolist(), abs=1e-4)
+    assert scores.top is not None
+    assert scores.top.ids.tolist() == ids_.tolist()
+    assert scores.top.logprobs == pytest.approx(values.numpy(), abs=1e-4)
+    assert scores.targets == pytest.approx(expected.gather(1, torch.tensor(targets)).numpy(), abs=1e-4)
 
 
 def test_scoring_uses_the_cached_prompt_and_the_version_that_is_asked_for(

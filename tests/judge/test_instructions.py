@@ -20,6 +20,12 @@ SHORTER = "Give a much shorter answer, in one or two sentences."
         ("Kürzer bitte, ein Satz.", "Antworte nur in einem kurzen Satz."),
         ("Sans gras, s'il te plaît.", "Écris du texte simple, sans gras."),
         ("太长了。", "请简短回答，最多一两句话。"),
+        ("Make it one short sentence.", ONE),
+        ("I don't have time to read all that. One sentence, please.", ONE),
+        ("That's a lot to read.", SHORTER),
+        ("Kannst du das kürzer machen?", "Antworte viel kürzer, in ein oder zwei Sätzen."),
+        ("Résume en une phrase, c'est trop long.", "Réponds en une seule phrase courte."),
+        ("Hazlo más breve, por favor.", "Responde mucho más corto, en una o dos frases."),
     ],
 )
 def test_a_wish_that_says_nothing_else_becomes_the_instruction(hint: str, instruction: str) -> None:
@@ -46,6 +52,13 @@ def test_what_else_was_said_stays_before_the_instruction(hint: str) -> None:
 )
 def test_what_is_no_such_wish_or_names_a_number_stays_as_it_is(hint: str) -> None:
     assert instruct(hint) == hint
+
+
+def test_too_short_is_no_wish_for_less() -> None:
+    assert instruct("Zu kurz, ich brauche mehr Details.").endswith("Antworte ausführlicher, mit einem Beispiel.")
+    assert "kürzer" not in instruct("Zu viel Fettdruck. Bitte nur normaler Text.")
+    assert instruct("Write it in a normal sentence, without the box.").endswith("without \\boxed.")
+    assert ONE not in instruct("Write it in a normal sentence, without the box.")
 
 
 @given(st.text(max_size=400))

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -10,7 +11,8 @@ from hypothesis import strategies as st
 
 from openclaw_rl.config import Config
 from openclaw_rl.judge.dispatch import Signals, dispatch
-from openclaw_rl.learn.methods import Baseline, NoSignal, Weights, advantages, batch_baseline
+from openclaw_rl.learn.errors import NoSignal
+from openclaw_rl.learn.methods import Baseline, Weights, batch_baseline, lesson
 from openclaw_rl.ledger import changes, verdicts
 from openclaw_rl.ledger.queries import StoredTurn
 from openclaw_rl.ledger.states import State
@@ -37,6 +39,10 @@ def judged(book: Book, verdict: Verdict, sample: SampleKind, **given: object) ->
     number = book.put(State.READY, **values)
     assert book.change(verdicts.record, number, verdict, sample, "", 0)
     return book.read(number)
+
+
+def advantages(*given: Any) -> list[float]:
+    return lesson(*given).advantages
 
 
 def of(method: str, **given: object) -> Weights:

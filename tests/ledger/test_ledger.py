@@ -9,6 +9,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -19,7 +20,7 @@ from openclaw_rl.ledger.ledger import Ledger
 from openclaw_rl.ledger.packing import pack_ids
 from openclaw_rl.ledger.schema import FILE, MIGRATIONS, NewerLedger, connect, migrate
 from openclaw_rl.ledger.states import TRANSITIONS, IllegalTransition, State
-from openclaw_rl.types import Continuation, Feedback, SamplingParams, SessionKey, Turn
+from openclaw_rl.types import Continuation, Feedback, Likeliest, SamplingParams, SessionKey, Turn
 from records import Book, a_side_turn, a_turn
 
 CAME = [{"role": "user", "content": "thank you"}]
@@ -49,10 +50,10 @@ sampled = st.floats(width=32, allow_nan=False)
 def any_turns(draw: st.DrawFn) -> Turn:
     response = draw(ids)
     k = draw(st.integers(0, 3))
-    top = [
-        tuple((draw(st.integers(0, 2**31 - 1)), draw(sampled)) for _ in range(k))
-        for _ in range(len(response) * (k > 0))
-    ]
+    places = [range(k) for _ in response]
+    likely = [[draw(st.integers(0, 2**31 - 1)) for _ in row] for row in places]
+    numbers = [[draw(sampled) for _ in row] for row in places]
+    top = Likeliest(np.array(likely, np.int32), np.array(numbers, np.float32)) if k and response else None
     return a_turn(
         session=draw(texts),
         owner=draw(texts),
@@ -69,6 +70,10 @@ def any_turns(draw: st.DrawFn) -> Turn:
         finish_reason=draw(st.sampled_from(["stop", "length", "tool_calls"])),
         continuation=draw(st.sampled_from(Continuation)),
     )
+
+
+def tables(top: Likeliest | None) -> tuple[list[Any], list[Any]] | None:
+    return top and (top.ids.tolist(), top.logprobs.tolist())
 
 
 @settings(max_examples=60, deadline=None)
@@ -88,7 +93,7 @@ def test_a_turn_is_read_back_exactly(shared: Book, turn: Turn) -> None:
     assert stored.message == turn.message
     assert (stored.prompt_ids, stored.response_ids) == (turn.prompt_ids, turn.response_ids)
     assert stored.logprobs == turn.logprobs
-    assert stored.top == list(turn.top)
+    assert tables(stored.top) == tables(turn.top)
     assert stored.finish_reason == turn.finish_reason
     assert stored.continuation == turn.continuation
     assert stored.sampling["seed"] == turn.sampling.seed

@@ -15,11 +15,17 @@ def problem(scale: float = 1.0) -> tuple[torch.Tensor, torch.Tensor, torch.Tenso
 
 @pytest.mark.parametrize("chunk", [1, 8, 37, 1000, None])
 @pytest.mark.parametrize("scale", [0.01, 1.0, 50.0])
-def test_values_and_gradients_are_those_of_log_softmax_in_float64(chunk: int | None, scale: float) -> None:
+@pytest.mark.parametrize("several", [0, 1, 5])
+def test_values_and_gradients_are_those_of_log_softmax_in_float64(
+    chunk: int | None, scale: float, several: int
+) -> None:
     hidden, head, targets = problem(scale)
-    upstream = torch.randn(ROWS)
+    wanted = targets[:, None]
+    if several:
+        targets = wanted = torch.randint(0, VOCABULARY, (ROWS, several))
+    upstream = torch.randn(targets.shape)
     wide = hidden.double().requires_grad_()
-    expected = (wide @ head.double().t()).log_softmax(-1).gather(1, targets[:, None]).squeeze(1)
+    expected = (wide @ head.double().t()).log_softmax(-1).gather(1, wanted).reshape(targets.shape)
     expected.backward(upstream.double())
     hidden.requires_grad_()
     found = chunked_logprobs(hidden, head, targets, chunk)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from judged_run import answered, hinted, judged
-from openclaw_rl.learn.methods import Weights, advantages
+from openclaw_rl.learn.methods import Weights, worth
 from openclaw_rl.ledger.queries import StoredTurn
 from openclaw_rl.ledger.states import State
 from openclaw_rl.rendering.tokenizer import ChatTokenizer
@@ -69,9 +69,9 @@ def test_colours_and_words_are_those_of_the_learner(book: Book, tokenizer: ChatT
     turn = book.read(hinted(book, answered(book, tokenizer, "Why?", "hello world", "Shorter!")))
     weights = Weights(opd=1.0, rl=0.5)
     example = make_example("why", turn, tokenizer.backend, weights)
-    worth = advantages(turn, weights)
-    assert len(example.pieces) == len(worth)
-    for place, (piece, value) in enumerate(zip(example.pieces, worth, strict=True)):
+    values = worth(turn, weights)
+    assert len(example.pieces) == len(values)
+    for place, (piece, value) in enumerate(zip(example.pieces, values, strict=True)):
         assert piece.advantage == pytest.approx(value)
         teacher = -0.5 if place % 2 else -3.0
         numbers = f"log-prob {turn.logprobs[place]:+.3f} · teacher {teacher:+.3f} · advantage {value:+.3f}"

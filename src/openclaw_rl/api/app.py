@@ -66,11 +66,11 @@ def create_app(
         try:
             await completion.ready()
             if not body.stream:
-                whole = await encoder.whole(completion, bool(body.logprobs))
+                whole = await encoder.whole(completion, body.named_logprobs)
                 return Response(whole, media_type="application/json")
         finally:
             leaving.cancel()
-        chunks = encoder.chunks(completion, bool(body.logprobs), body.wants_usage)
+        chunks = encoder.chunks(completion, body.named_logprobs, body.wants_usage)
         return StreamingResponse(chunks, media_type="text/event-stream", headers=STREAM_HEADERS)
 
     @app.post("/v1/feedback", openapi_extra=body_schema(FeedbackRequest))

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from openclaw_rl.api.classify import classify, is_transient, user_words
 from openclaw_rl.api.metrics import Metrics
 from openclaw_rl.api.sessions import named_session, new_session
@@ -22,7 +24,7 @@ from openclaw_rl.ledger.queries import Ancestor
 from openclaw_rl.ledger.writer import LedgerError
 from openclaw_rl.rendering import history
 from openclaw_rl.rendering.chat import ChatRenderer, Message, Prompt, content_text
-from openclaw_rl.types import Continuation, SampledToken, SamplingParams, SessionKey, Turn, TurnKind
+from openclaw_rl.types import Continuation, Likeliest, SampledToken, SamplingParams, SessionKey, Turn, TurnKind
 
 log = logging.getLogger(__name__)
 
@@ -197,8 +199,16 @@ class OpenTurn:
             parent=self.parent,
             request_key=self.request_key,
             end_key=history.extend(self.request_key, answer.message),
-            top=[token.top for token in answer.tokens],
+            top=likeliest(answer.tokens, sampling.top_logprobs),
         )
+
+
+def likeliest(tokens: Sequence[SampledToken], k: int) -> Likeliest | None:
+    """What was likeliest at each token, where that was asked for and is there."""
+    if not k or not tokens or any(len(token.top) != k for token in tokens):
+        return None
+    numbers = np.array([token.top for token in tokens])
+    return Likeliest(numbers[:, :, 0].astype(np.int32), numbers[:, :, 1].astype(np.float32))
 
 
 def report_failure(written: "Future[None]") -> None:

@@ -26,7 +26,7 @@ from openclaw_rl.rendering.history import Conversation
 from openclaw_rl.rendering.response import Delta, ResponseParser
 from openclaw_rl.rendering.tokenizer import read_json
 from openclaw_rl.rendering.tool_calls import PARSERS, choose_parser
-from openclaw_rl.types import FinishReason, SampledToken, SampleRequest, SamplingParams
+from openclaw_rl.types import FinishReason, SampledToken, SampleRequest, SamplingParams, TurnKind
 
 log = logging.getLogger(__name__)
 
@@ -205,8 +205,11 @@ class ChatService:
         tool_parser: str = "auto",
         seed: int = 0,
         ledger: Ledger | None = None,
+        recorded_top: int = 0,
     ) -> None:
+        """`recorded_top` of the likeliest tokens at each place are recorded with a turn."""
         self.sampler, self.renderer, self.defaults = sampler, renderer, defaults
+        self.recorded_top = recorded_top
         self.metrics = Metrics(sampler.stats)
         self.capture = Capture(ledger, renderer, self.metrics) if ledger else None
         self._parser = choose_parser(renderer.template) if tool_parser == "auto" else tool_parser
@@ -228,7 +231,8 @@ class ChatService:
             raise error if isinstance(error, ApiError) else from_engine(error) from error
 
     def _start(self, request: ChatRequest, prompt: Prompt, turn: OpenTurn | None, arrived: float) -> Completion:
-        params = self._params(request, len(prompt.ids))
+        recorded = self.recorded_top if turn and turn.kind is TurnKind.MAIN else 0
+        params = self._params(request, len(prompt.ids), recorded)
         n = request.n or 1
         if n > self.sampler.limits.max_choices:
             raise ApiError(400, f"n must be at most {self.sampler.limits.max_choices} on this server.", param="n")
@@ -252,7 +256,7 @@ class ChatService:
             return await asyncio.to_thread(self.renderer.prompt, text)
         return self.renderer.prompt(text)
 
-    def _params(self, request: ChatRequest, prompt_tokens: int) -> SamplingParams:
+    def _params(self, request: ChatRequest, prompt_tokens: int, recorded_top: int) -> SamplingParams:
         limit = self.sampler.limits.max_context_tokens
         room = limit - prompt_tokens
         if room < 1:
@@ -271,7 +275,7 @@ class ChatService:
             top_k=min(MAX_TOP_K, max(0, defaults.top_k if request.top_k is None else request.top_k)),
             seed=next(self._seeds) if request.seed is None else request.seed,
             stop_token_ids=self.renderer.tokenizer.eos_ids,
-            top_logprobs=request.top_logprobs or 0,
+            top_logprobs=max(request.top_logprobs or 0, recorded_top),
         )
 
     def _response_parser(self, request: ChatRequest, prompt: Prompt) -> ResponseParser:

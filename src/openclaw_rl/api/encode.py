@@ -23,18 +23,18 @@ class Encoder:
     def __init__(self, model: str, tokenizer: Tokenizer) -> None:
         self.model, self.tokenizer = model, tokenizer
 
-    async def whole(self, completion: Completion, logprobs: bool) -> bytes:
-        """The body of an answer that is sent at once."""
+    async def whole(self, completion: Completion, logprobs: int | None) -> bytes:
+        """The body of an answer that is sent at once; `logprobs` is how many tokens are named at each place, if any."""
         async for _update in completion:
             pass
         choices = []
         for index, choice in enumerate(completion.choices):
             written = {"index": index, "message": choice.message.body(), "finish_reason": choice.finish_reason}
-            written["logprobs"] = self._logprobs(choice.tokens) if logprobs else None
+            written["logprobs"] = None if logprobs is None else self._logprobs(choice.tokens, logprobs)
             choices.append(written)
         return to_json({**self._head(completion, ""), "choices": choices, "usage": completion.usage()})
 
-    async def chunks(self, completion: Completion, logprobs: bool, usage: bool) -> AsyncIterator[bytes]:
+    async def chunks(self, completion: Completion, logprobs: int | None, usage: bool) -> AsyncIterator[bytes]:
         """Server-sent events, each as soon as it exists; an error after the start is an event too."""
         head = self._head(completion, ".chunk")
         if usage:
@@ -53,16 +53,16 @@ class Encoder:
             yield event({**head, "choices": [], "usage": completion.usage()})
         yield DONE
 
-    def _chunk_choices(self, update: Update, calls: list[int], logprobs: bool) -> list[dict[str, Any]]:
+    def _chunk_choices(self, update: Update, calls: list[int], logprobs: int | None) -> list[dict[str, Any]]:
         choices = []
         for delta in update.deltas:
             for part in delta_parts(delta, calls[update.index]):
                 choices.append(chunk(update.index, part))
             calls[update.index] += isinstance(delta, ToolCall)
-        if logprobs:
+        if logprobs is not None:
             # Log-probs leave with their token, also when the token's text is still held back.
             choices = choices or [chunk(update.index, {})]
-            choices[0]["logprobs"] = self._logprobs(update.tokens)
+            choices[0]["logprobs"] = self._logprobs(update.tokens, logprobs)
         if update.finish_reason is not None:
             choices.append(chunk(update.index, {}, update.finish_reason))
         return choices
@@ -76,10 +76,10 @@ class Encoder:
             "system_fingerprint": f"policy-{completion.version}",
         }
 
-    def _logprobs(self, tokens: list[SampledToken]) -> dict[str, Any]:
+    def _logprobs(self, tokens: list[SampledToken], named: int) -> dict[str, Any]:
         content = []
         for token in tokens:
-            top = [self._logprob(id, value) for id, value in token.top]
+            top = [self._logprob(id, value) for id, value in token.top[:named]]
             content.append({**self._logprob(token.token_id, token.logprob), "top_logprobs": top})
         return {"content": content, "refusal": None}
 

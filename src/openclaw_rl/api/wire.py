@@ -116,6 +116,11 @@ class ChatRequest(Wire):
         return [tool.model_dump() for tool in self.tools]
 
     @property
+    def named_logprobs(self) -> int | None:
+        """How many tokens are named at each place of the answer's log-probs; None: there are to be none."""
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
     def wants_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
 

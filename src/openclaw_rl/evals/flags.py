@@ -6,7 +6,7 @@ from typing import Any
 from openclaw_rl.evals.personas.persona import BUILT_IN
 
 #: The order in which methods are named everywhere.
-METHODS = ("combine", "opd", "rl")
+METHODS = ("topk-select", "combine", "opd", "rl")
 #: Where the key of the model that plays the person is looked for.
 USER_KEY = "OPENCLAW_DEMO_USER_API_KEY"
 

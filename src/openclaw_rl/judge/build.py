@@ -13,7 +13,7 @@ from openclaw_rl.judge.dispatch import Signals
 from openclaw_rl.judge.judges import Explicit, FeedbackReader, Judge, LlmJudge, Panel
 from openclaw_rl.judge.loop import JudgeLoop
 from openclaw_rl.judge.metrics import JudgeMetrics
-from openclaw_rl.judge.teacher import Teacher
+from openclaw_rl.judge.teacher import Curriculum, Teacher
 from openclaw_rl.ledger.ledger import Ledger
 from openclaw_rl.options import ConfigError
 from openclaw_rl.plugins import load_plugin
@@ -37,9 +37,10 @@ def build_loop(
         return None
     signals = Signals.of(config)
     # The policy's renderer also for another teacher: the two have one vocabulary, and the prompt is the policy's.
-    teacher = Teacher((other or policy).sampler, policy.renderer) if signals.opd else None
+    teacher = Teacher((other or policy).sampler, policy.renderer, Curriculum.of(config), policy.sampler)
     panel = build_panel(config, other or policy)
-    return JudgeLoop(ledger, panel, teacher, signals, JudgeMetrics(registry), workers=config.num_judge_workers)
+    taught = teacher if signals.opd else None
+    return JudgeLoop(ledger, panel, taught, signals, JudgeMetrics(registry), workers=config.num_judge_workers)
 
 
 def needs_other_model(config: Config) -> bool:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from openclaw_rl.config import Config
+from openclaw_rl.config import BOTH_SIGNALS, Config
 from openclaw_rl.judge.judges import Questions
 from openclaw_rl.types import Question, SampleKind, Verdict
 
@@ -20,7 +20,7 @@ class Signals:
 
     @classmethod
     def of(cls, config: Config) -> "Signals":
-        if config.method == "combine":
+        if config.method in BOTH_SIGNALS:
             return cls(rl=config.w_rl > 0, opd=config.w_opd > 0, rescue=False)
         return cls(config.method == "rl", config.method == "opd", config.eval_mode, config.at_least_one)
 

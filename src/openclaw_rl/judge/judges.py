@@ -74,6 +74,10 @@ READINGS: dict[ReplyKind, float] = {
 }
 
 
+#: Kinds of replies whose hints may be wishes about form. A tool's message may sound like one, and is none.
+ABOUT_FORM = (ReplyKind.CHANGE_REQUEST, ReplyKind.CORRECTION)
+
+
 class FeedbackReader:
     """Reads the next state by rules."""
 
@@ -86,7 +90,7 @@ class FeedbackReader:
         score = READINGS.get(reading.kind)
         if score is None:
             return Opinion(reason="what came next is unclear")
-        hint = instruct(reading.hint) if reading.kind is ReplyKind.CHANGE_REQUEST else reading.hint
+        hint = instruct(reading.hint) if reading.kind in ABOUT_FORM else reading.hint
         hints = (hint,) if len(hint) > MIN_HINT else () if score > 0 else None
         return Opinion(score, hints, reason=str(reading.kind))
 

@@ -133,12 +133,11 @@ class JudgeLoop:
             await self._failed(turn, JudgeError("an error of the program, which its log shows"))
 
     async def _consider(self, turn: StoredTurn) -> Verdict:
-        """What the judges say, and what the teacher says to the best hint."""
+        """What the judges say, and what the teacher says to their hints."""
         verdict = await self.panel.verdict(Case.of(turn), self.signals.questions)
         if not verdict.hints or self.teacher is None:
             return verdict
-        best = await self.teacher.teach(turn, verdict.hints[0].text)
-        return replace(verdict, hints=(best, *verdict.hints[1:]))
+        return replace(verdict, hints=await self.teacher.consider(turn, verdict.hints))
 
     async def _store(self, turn: StoredTurn, verdict: Verdict) -> None:
         sample, reason = dispatch(self.signals, verdict)

@@ -6,45 +6,120 @@ user message: nothing is tokenised again that was sampled or recorded.
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from openclaw_rl.config import Config
 from openclaw_rl.engines.base import EngineError, EngineUnavailable, Sampler
 from openclaw_rl.judge.errors import JudgeDown
+from openclaw_rl.judge.judges import together
 from openclaw_rl.ledger.packing import common_prefix
 from openclaw_rl.ledger.queries import StoredTurn
 from openclaw_rl.rendering.chat import ChatError, ChatRenderer, Message, content_text
-from openclaw_rl.types import Hint, ScoreRequest
+from openclaw_rl.types import Hint, Ids, Likeliest, Numbers, ScoreRequest
 
 #: How a hint is put to the teacher.
 HINTED = "{words}\n\n[user's hint / instruction]\n{hint}"
+
+
+class NotTaught(ValueError):
+    """The teacher has nothing that could be learned; the message says why."""
 
 
 class NoHintedPrompt(ValueError):
     """The hint cannot be put into this turn's prompt; the message says why."""
 
 
+@dataclass(frozen=True, slots=True)
+class Curriculum:
+    """What the method wants to hear of a teacher."""
+
+    hints: int = 1
+    """How many of a turn's hints are tried."""
+    shortest_first: bool = False
+    """Which of them; else the most informative."""
+    top: int = 0
+    """How many of the likeliest tokens at each position: the teacher's own, and what it thinks of the policy's."""
+    policys: bool = False
+    """Whether what the policy thinks of the teacher's is needed too."""
+
+    @classmethod
+    def of(cls, config: Config) -> "Curriculum":
+        if not config.distils_alternatives:
+            return cls()
+        return cls(config.topk_max_cand, True, config.topk_k, config.topk_subset_mode == "teacher")
+
+    def tried(self, hints: Sequence[Hint]) -> Sequence[Hint]:
+        """The hints of a verdict, most informative first, that the teacher is asked about."""
+        return (sorted(hints, key=lambda hint: len(hint.text)) if self.shortest_first else hints)[: self.hints]
+
+
+ONE_HINT = Curriculum()
+
+
 class Teacher:
     """Scores responses with a sampler that has the policy's vocabulary."""
 
-    def __init__(self, sampler: Sampler, renderer: ChatRenderer) -> None:
-        self.sampler, self.renderer = sampler, renderer
+    def __init__(
+        self,
+        sampler: Sampler,
+        renderer: ChatRenderer,
+        curriculum: Curriculum = ONE_HINT,
+        policy: Sampler | None = None,
+    ) -> None:
+        """`policy` is who answered the turns, where that is somebody else than the teacher."""
+        self.sampler, self.renderer, self.curriculum = sampler, renderer, curriculum
+        self.policy = policy or sampler
         self.down = ""
         """Why it could not be asked the last time, if so."""
+
+    async def consider(self, turn: StoredTurn, hints: Sequence[Hint]) -> tuple[Hint, ...]:
+        """Hints, most informative first, as the method wants them: those that were tried first. Raises JudgeDown."""
+        tried = self.curriculum.tried(hints)
+        # At once: what comes before the hint is then read once for all.
+        taught = await together([self.teach(turn, hint.text) for hint in tried])
+        return (*taught, *(hint for hint in hints if hint not in tried))
 
     async def teach(self, turn: StoredTurn, hint: str) -> Hint:
         """The hint with the teacher's log-probs, or with the reason why there are none. Raises JudgeDown."""
         try:
-            prompt = hinted_prompt(self.renderer, turn, hint)
-            scores = await self.sampler.score(ScoreRequest([*prompt, *turn.response_ids], len(turn.response_ids)))
+            taught = await self._teach(turn, hint)
         except EngineUnavailable as error:
             self.down = str(error)
             raise JudgeDown(self.down) from error
-        except (NoHintedPrompt, EngineError) as error:
+        except (NoHintedPrompt, NotTaught, EngineError) as error:
             return Hint(hint, problem=str(error))
         self.down = ""
+        return taught
+
+    async def _teach(self, turn: StoredTurn, hint: str) -> Hint:
+        top = self.curriculum.top
+        prompt = hinted_prompt(self.renderer, turn, hint)
+        targets = likeliest(turn.top, top, "the policy's likeliest tokens were not recorded") if top else None
+        request = ScoreRequest([*prompt, *turn.response_ids], len(turn.response_ids), top_k=top, targets=targets)
+        scores = await self.sampler.score(request)
         if len(scores.logprobs) != len(turn.response_ids) or not all(map(math.isfinite, scores.logprobs)):
-            return Hint(hint, problem="the teacher's log-probs are not one finite number a token")
-        return Hint(hint, scores.logprobs)
+            raise NotTaught("the teacher's log-probs are not one finite number a token")
+        if not top:
+            return Hint(hint, scores.logprobs)
+        theirs = likeliest(scores.top, top, "the teacher's engine does not say which tokens it finds likeliest")
+        policys = await self._policys(turn, theirs) if self.curriculum.policys else None
+        return Hint(hint, scores.logprobs, top=scores.top, of_policys=scores.targets, policys=policys)
+
+    async def _policys(self, turn: StoredTurn, targets: Ids) -> Numbers:
+        """What the policy that answered thinks of these tokens."""
+        ids = [*turn.prompt_ids, *turn.response_ids]
+        scores = await self.policy.score(ScoreRequest(ids, len(turn.response_ids), turn.version, targets=targets))
+        if scores.targets is None:
+            raise NotTaught("the policy's engine does not give log-probs of chosen tokens, as subset teacher needs")
+        return scores.targets
+
+
+def likeliest(top: Likeliest | None, k: int, problem: str) -> Ids:
+    """The first k ids at each position. Raises NotTaught with the problem if there are not so many."""
+    if top is None or top.ids.shape[1] < k:
+        raise NotTaught(problem)
+    return top.ids[:, :k]
 
 
 def hinted_prompt(renderer: ChatRenderer, turn: StoredTurn, hint: str) -> list[int]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from openclaw_rl.learn.methods import Baseline, Weights, advantages, batch_baseline
+from openclaw_rl.learn.methods import Baseline, Weights, alternatives, batch_baseline, lesson
 from openclaw_rl.ledger.queries import StoredTurn
 from openclaw_rl.types import Span, TrainingSequence
 
@@ -25,8 +25,9 @@ def to_sequences(turns: Sequence[StoredTurn], weights: Weights) -> list[Training
 
 def to_span(turn: StoredTurn, weights: Weights, baseline: Baseline) -> Span:
     start = len(turn.prompt_ids)
-    own = advantages(turn, weights, baseline)
-    return Span(turn.number, start, start + len(turn.response_ids), turn.logprobs, own)
+    own = lesson(turn, weights, baseline)
+    others = alternatives(own.distilled, weights, baseline) if own.distilled else None
+    return Span(turn.number, start, start + len(turn.response_ids), turn.logprobs, own.advantages, others)
 
 
 def free(taken: Sequence[Span], span: Span) -> bool:

@@ -19,13 +19,13 @@ log = logging.getLogger(__name__)
 LOOK_SECONDS = 5.0
 
 
-async def score_imported(ledger: Ledger, sampler: Sampler) -> None:
-    """Score turns that wait for it, until cancelled."""
+async def score_imported(ledger: Ledger, sampler: Sampler, top: int = 0) -> None:
+    """Score turns that wait for it, until cancelled; `top` of the policy's likeliest tokens are recorded with them."""
     while True:
         try:
             turn = ledger.first_unscored()
             if turn is not None:
-                await score_turn(ledger, sampler, turn)
+                await score_turn(ledger, sampler, turn, top)
                 continue
         except EngineUnavailable as error:
             log.debug("Imported turns wait for the engine: %s", error)
@@ -34,11 +34,12 @@ async def score_imported(ledger: Ledger, sampler: Sampler) -> None:
         await asyncio.sleep(LOOK_SECONDS)
 
 
-async def score_turn(ledger: Ledger, sampler: Sampler, number: int) -> None:
+async def score_turn(ledger: Ledger, sampler: Sampler, number: int, top: int) -> None:
     version = sampler.newest_version
     with contextlib.suppress(UnknownTurn):
         turn = ledger.load_turn(number)
-        request = ScoreRequest([*turn.prompt_ids, *turn.response_ids], len(turn.response_ids), version=version)
+        ids = [*turn.prompt_ids, *turn.response_ids]
+        request = ScoreRequest(ids, len(turn.response_ids), version=version, top_k=top)
         try:
             scores = await sampler.score(request)
         except EngineUnavailable:
@@ -46,4 +47,4 @@ async def score_turn(ledger: Ledger, sampler: Sampler, number: int) -> None:
         except EngineError as error:
             await ledger.drop(number, f"cannot be scored by the policy: {error}")
         else:
-            await ledger.set_logprobs(number, version, scores.logprobs)
+            await ledger.set_logprobs(number, version, scores)

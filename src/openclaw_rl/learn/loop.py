@@ -23,9 +23,10 @@ from openclaw_rl.engines.base import (
 )
 from openclaw_rl.learn.batches import to_sequences
 from openclaw_rl.learn.checkpoints import Checkpoint, Checkpoints
+from openclaw_rl.learn.errors import NoSignal
 from openclaw_rl.learn.gate import Gate
 from openclaw_rl.learn.lineage import Lineage
-from openclaw_rl.learn.methods import NoSignal, Weights, advantages
+from openclaw_rl.learn.methods import Weights, lesson
 from openclaw_rl.learn.policies import Policies
 from openclaw_rl.learn.reporting import Reporter, make_report
 from openclaw_rl.learn.warming import warm
@@ -245,7 +246,7 @@ class LearnLoop:
         for number in numbers:
             try:
                 turn = self.ledger.load_turn(number)
-                advantages(turn, self.weights)
+                lesson(turn, self.weights)
                 fit.append(turn)
             except UnknownTurn:
                 continue  # it was forgotten a moment ago

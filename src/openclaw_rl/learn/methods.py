@@ -2,7 +2,8 @@
 
 `rl` broadcasts the score. `opd` is the teacher's log-prob, once it knows the hint, minus the one recorded while
 sampling, within a limit. `combine` is the weighted sum of both, each absent where its signal is: a sample without a
-hint has no distillation term, one without a score has no reward term.
+hint has no distillation term, one without a score has no reward term. `topk-select` has the reward term on the sampled
+tokens, and distils about the likeliest tokens at each place instead (`topk`).
 
 Signals may be measured from their mean over the batch (`Baseline`). A constant added to every advantage has no meaning
 of its own, but answers are sampled at a temperature below 1: then it sharpens or flattens the policy all the same.
@@ -13,13 +14,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from openclaw_rl.config import Config
+import numpy as np
+
+from openclaw_rl.config import BOTH_SIGNALS, Config
+from openclaw_rl.learn.errors import NoSignal
+from openclaw_rl.learn.topk import Distilled, TopK, distil
 from openclaw_rl.ledger.queries import StoredTurn
-from openclaw_rl.types import SampleKind
-
-
-class NoSignal(ValueError):
-    """The turn cannot be trained on; the message says why."""
+from openclaw_rl.types import Alternatives, SampleKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +33,13 @@ class Weights:
     """The largest gap between teacher and policy that counts, either way."""
     centred: bool = False
     """Whether a signal counts as far as it differs from its mean over the batch."""
+    topk: TopK | None = None
+    """How the likeliest tokens are distilled, if they are, in place of those that were sampled."""
 
     @classmethod
     def of(cls, config: Config) -> "Weights":
-        settings = (config.opd_clip or math.inf, config.baseline == "batch")
-        if config.method == "combine":
+        settings = (config.opd_clip or math.inf, config.baseline == "batch", TopK.of(config))
+        if config.method in BOTH_SIGNALS:
             return cls(config.w_opd, config.w_rl, *settings)
         return cls(float(config.method == "opd"), float(config.method == "rl"), *settings)
 
@@ -52,20 +55,49 @@ class Baseline:
 NOTHING = Baseline()
 
 
-def advantages(turn: StoredTurn, weights: Weights, baseline: Baseline = NOTHING) -> list[float]:
-    """One number for each token of the response. Raises NoSignal, whatever the baseline is."""
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """What a turn's response teaches."""
+
+    advantages: list[float]
+    """One number for each token that was sampled."""
+    distilled: Distilled | None = None
+
+
+def lesson(turn: StoredTurn, weights: Weights, baseline: Baseline = NOTHING) -> Lesson:
+    """Raises NoSignal, whatever the baseline is."""
     if len(turn.logprobs) != len(turn.response_ids):
         raise NoSignal("its log-probs were not recorded")
+    distilled = distilled_of(turn, weights)
     gaps, score = gaps_of(turn, weights), score_of(turn, weights)
-    if not (gaps and any(gaps)) and not score:
+    taught = any(gaps or ()) or (distilled is not None and distilled.gaps.any())
+    if not taught and not score:
         raise NoSignal("nothing in it weighs anything with this method")
     if not all(map(math.isfinite, (*(gaps or ()), score or 0.0, *turn.logprobs))):
         # One such number would take the whole batch down with it.
         raise NoSignal("a log-prob in it is not finite")
     reward = 0.0 if score is None else weights.rl * (score - baseline.score)
     if gaps is None:
-        return [reward] * len(turn.response_ids)
-    return [weights.opd * (gap - baseline.gap) + reward for gap in gaps]
+        return Lesson([reward] * len(turn.response_ids), distilled)
+    return Lesson([weights.opd * (gap - baseline.gap) + reward for gap in gaps])
+
+
+def alternatives(distilled: Distilled, weights: Weights, baseline: Baseline) -> Alternatives:
+    """What is distilled, as the learner takes it."""
+    advantages = weights.opd * distilled.weights * (distilled.gaps - baseline.gap)
+    # What does not count may have any log-prob, also none at all.
+    old = np.where(distilled.counts, distilled.old_logprobs, 0.0)
+    return Alternatives(distilled.ids, old.astype(np.float32), advantages.astype(np.float32))
+
+
+def worth(turn: StoredTurn, weights: Weights) -> list[float]:
+    """What the method makes of each token that was sampled, for people to look at. Raises NoSignal."""
+    found = lesson(turn, weights)
+    if found.distilled is None:
+        return found.advantages
+    sampled = found.distilled.ids == np.array(turn.response_ids)[:, None]
+    own = (weights.opd * found.distilled.weights * found.distilled.gaps * sampled).sum(1)
+    return [reward + gap for reward, gap in zip(found.advantages, own.tolist(), strict=True)]
 
 
 def batch_baseline(turns: Sequence[StoredTurn], weights: Weights) -> Baseline:
@@ -73,13 +105,22 @@ def batch_baseline(turns: Sequence[StoredTurn], weights: Weights) -> Baseline:
     if not weights.centred:
         return NOTHING
     gaps = [gap for turn in turns for gap in gaps_of(turn, weights) or ()]
+    for distilled in (distilled_of(turn, weights) for turn in turns):
+        gaps += [] if distilled is None else distilled.expected().tolist()
     scores = [score for turn in turns if (score := score_of(turn, weights)) is not None]
     return Baseline(fmean(gaps) if gaps else 0.0, fmean(scores) if scores else 0.0)
 
 
+def distilled_of(turn: StoredTurn, weights: Weights) -> Distilled | None:
+    """What the likeliest tokens teach, where the method asks and a hint is there."""
+    if weights.topk is None or not is_hinted(turn) or not weights.opd:
+        return None
+    return distil(turn, weights.topk)
+
+
 def gaps_of(turn: StoredTurn, weights: Weights) -> list[float] | None:
     """The teacher's log-prob minus the policy's for each token, where the method asks and a hint is there."""
-    if turn.sample not in (SampleKind.OPD, SampleKind.OPD_RL) or not weights.opd:
+    if weights.topk is not None or not is_hinted(turn) or not weights.opd:
         return None
     pairs = zip(teacher_logprobs(turn), turn.logprobs, strict=True)
     return [clipped(teacher - own, weights.opd_clip) for teacher, own in pairs]
@@ -93,6 +134,10 @@ def score_of(turn: StoredTurn, weights: Weights) -> float | None:
     if score is None:
         raise NoSignal("it has no score")
     return score
+
+
+def is_hinted(turn: StoredTurn) -> bool:
+    return turn.sample in (SampleKind.OPD, SampleKind.OPD_RL)
 
 
 def clipped(value: float, limit: float) -> float:

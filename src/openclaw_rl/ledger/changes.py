@@ -11,7 +11,7 @@ from typing import Any
 from openclaw_rl.ledger.packing import pack_floats, pack_ids, pack_json, pack_top
 from openclaw_rl.ledger.states import TRANSITIONS, IllegalTransition, State
 from openclaw_rl.ledger.writer import LedgerError
-from openclaw_rl.types import Feedback, SessionKey, Turn, TurnKind
+from openclaw_rl.types import Feedback, Scores, SessionKey, Turn, TurnKind
 
 #: Reasons that are met in more than one place.
 SUPERSEDED = "superseded: the client asked again"
@@ -152,10 +152,13 @@ def set_next_state(db: sqlite3.Connection, turn: int, messages: Sequence[Mapping
         move(db, turn, State.READY)
 
 
-def set_logprobs(db: sqlite3.Connection, turn: int, version: int, logprobs: Sequence[float]) -> None:
+def set_logprobs(db: sqlite3.Connection, turn: int, version: int, scores: Scores) -> None:
     """A turn from elsewhere counts as that policy version's own from now on; what came next is known already."""
     move(db, turn, State.READY)
-    db.execute("UPDATE turns SET version = ?, logprobs = ? WHERE number = ?", (version, pack_floats(logprobs), turn))
+    db.execute(
+        "UPDATE turns SET version = ?, logprobs = ?, top = ? WHERE number = ?",
+        (version, pack_floats(scores.logprobs), pack_top(scores.top), turn),
+    )
 
 
 def add_feedback(db: sqlite3.Connection, owner: str, completion: str, choice: int, feedback: Feedback) -> None:

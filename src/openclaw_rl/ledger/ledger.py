@@ -14,7 +14,7 @@ from openclaw_rl.ledger import changes, queries, updates, verdicts
 from openclaw_rl.ledger.schema import FILE, connect, migrate
 from openclaw_rl.ledger.states import State
 from openclaw_rl.ledger.writer import CaptureSuspended, Writer
-from openclaw_rl.types import Feedback, SampleKind, SessionKey, Turn, Verdict
+from openclaw_rl.types import Feedback, SampleKind, Scores, SessionKey, Turn, Verdict
 
 T = TypeVar("T")
 
@@ -101,8 +101,8 @@ class Ledger:
     async def drop(self, turn: int, reason: str) -> None:
         await self._write(lambda db: changes.move(db, turn, State.DROPPED, reason))
 
-    async def set_logprobs(self, turn: int, version: int, logprobs: Sequence[float]) -> None:
-        await self._write(lambda db: changes.set_logprobs(db, turn, version, logprobs))
+    async def set_logprobs(self, turn: int, version: int, scores: Scores) -> None:
+        await self._write(lambda db: changes.set_logprobs(db, turn, version, scores))
 
     def first_unscored(self) -> int | None:
         return self._read(queries.first_unscored)

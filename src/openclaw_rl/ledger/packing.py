@@ -7,13 +7,23 @@ from array import array
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
+from openclaw_rl.types import Likeliest, Numbers
+
 _HALF = re.compile("[\ud800-\udfff]")
 
 
 def pack_json(value: Any) -> str:
     """JSON in as few bytes as can be read; half a character, which no file can hold, is escaped."""
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=_listed)
     return _HALF.sub(lambda half: f"\\u{ord(half[0]):04x}", text)
+
+
+def _listed(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    raise TypeError(f"{type(value).__name__} is nothing that JSON can hold")
 
 
 def whole_text(text: str) -> str:
@@ -39,22 +49,29 @@ def unpack_floats(data: bytes) -> list[float]:
     return values
 
 
-def pack_top(top: Sequence[Sequence[tuple[int, float]]]) -> bytes | None:
-    """The k likeliest tokens at each position, for one k throughout; None where none were asked for."""
-    if not top or not top[0]:
+def pack_top(top: Likeliest | None) -> bytes | None:
+    """The k likeliest tokens at each position; None where none were asked for."""
+    if top is None:
         return None
-    ids = [id for position in top for id, _value in position]
-    values = [value for position in top for _id, value in position]
-    return pack_ids([len(top[0])]) + pack_ids(ids) + pack_floats(values)
+    return pack_ids([top.ids.shape[1]]) + top.ids.astype("<i4").tobytes() + top.logprobs.astype("<f4").tobytes()
 
 
-def unpack_top(data: bytes | None) -> list[tuple[tuple[int, float], ...]]:
+def unpack_top(data: bytes | None) -> Likeliest | None:
     if data is None:
-        return []
-    k = unpack_ids(data[:4])[0]
+        return None
     half = 4 + (len(data) - 4) // 2
-    pairs = list(zip(unpack_ids(data[4:half]), unpack_floats(data[half:]), strict=True))
-    return [tuple(pairs[start : start + k]) for start in range(0, len(pairs), k)]
+    ids, logprobs = np.frombuffer(data[4:half], "<i4"), np.frombuffer(data[half:], "<f4")
+    k = unpack_ids(data[:4])[0]
+    return Likeliest(ids.reshape(-1, k), logprobs.reshape(-1, k))
+
+
+def pack_table(table: Numbers | None) -> bytes | None:
+    """Numbers at each position, as many at each; None where there are none."""
+    return None if table is None else pack_ids([table.shape[1]]) + table.astype("<f4").tobytes()
+
+
+def unpack_table(data: bytes | None) -> Numbers | None:
+    return None if data is None else np.frombuffer(data[4:], "<f4").reshape(-1, unpack_ids(data[:4])[0])
 
 
 def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:

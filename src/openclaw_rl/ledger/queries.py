@@ -11,7 +11,7 @@ from openclaw_rl.ledger import verdicts
 from openclaw_rl.ledger.changes import SUPERSEDED, UnknownTurn
 from openclaw_rl.ledger.packing import unpack_floats, unpack_ids, unpack_top
 from openclaw_rl.ledger.states import State
-from openclaw_rl.types import Feedback, SampleKind, SessionKey, Source, TurnKind, Verdict
+from openclaw_rl.types import Feedback, Likeliest, SampleKind, SessionKey, Source, TurnKind, Verdict
 
 SESSION = "JOIN sessions s ON s.number = t.session"
 
@@ -46,7 +46,7 @@ class StoredTurn:
     prompt_ids: list[int]
     response_ids: list[int]
     logprobs: list[float]
-    top: list[tuple[tuple[int, float], ...]]
+    top: Likeliest | None
     sampling: dict[str, Any]
     finish_reason: str
     next_state: list[dict[str, Any]] | None

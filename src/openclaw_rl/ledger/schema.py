@@ -139,6 +139,12 @@ MIGRATIONS = (
     );
     CREATE INDEX updates_by_turn ON update_turns (turn);
     """,
+    # What top-k distillation needs of a teacher; each NULL where it was not asked for.
+    """
+    ALTER TABLE hints ADD COLUMN top BLOB;           -- its likeliest tokens at each position
+    ALTER TABLE hints ADD COLUMN of_policys BLOB;    -- its log-probs of the policy's likeliest tokens
+    ALTER TABLE hints ADD COLUMN policys BLOB;       -- the policy's log-probs of the tokens in `top`
+    """,
 )
 
 

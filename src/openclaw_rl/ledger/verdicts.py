@@ -9,7 +9,16 @@ from statistics import fmean
 from typing import NamedTuple
 
 from openclaw_rl.ledger.changes import QUARANTINED, move
-from openclaw_rl.ledger.packing import pack_floats, pack_json, unpack_floats, whole_text
+from openclaw_rl.ledger.packing import (
+    pack_floats,
+    pack_json,
+    pack_table,
+    pack_top,
+    unpack_floats,
+    unpack_table,
+    unpack_top,
+    whole_text,
+)
 from openclaw_rl.ledger.states import State
 from openclaw_rl.types import Hint, Question, SampleKind, Source, Verdict, Vote
 
@@ -49,9 +58,21 @@ def store(db: sqlite3.Connection, turn: int, verdict: Verdict, sample: SampleKin
     )
     for place, hint in enumerate(verdict.hints):
         db.execute(
-            "INSERT INTO hints (turn, place, text, logprobs, problem) VALUES (?, ?, ?, ?, ?)",
-            (turn, place, whole_text(hint.text), pack_floats(hint.logprobs), whole_text(hint.problem)),
+            "INSERT INTO hints (turn, place, text, logprobs, problem, top, of_policys, policys) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            (turn, place, *pack_hint(hint)),
         )
+
+
+def pack_hint(hint: Hint) -> tuple[str, bytes, str, bytes | None, bytes | None, bytes | None]:
+    """A hint's columns, from its text on."""
+    tables = (pack_top(hint.top), pack_table(hint.of_policys), pack_table(hint.policys))
+    return whole_text(hint.text), pack_floats(hint.logprobs), whole_text(hint.problem), *tables
+
+
+def unpack_hint(row: sqlite3.Row) -> Hint:
+    tables = (unpack_top(row["top"]), unpack_table(row["of_policys"]), unpack_table(row["policys"]))
+    return Hint(row["text"], unpack_floats(row["logprobs"]), row["problem"], *tables)
 
 
 def load(db: sqlite3.Connection, turn: int) -> tuple[Verdict, SampleKind | None] | None:
@@ -59,11 +80,11 @@ def load(db: sqlite3.Connection, turn: int) -> tuple[Verdict, SampleKind | None]
     row = db.execute("SELECT * FROM verdicts WHERE turn = ?", (turn,)).fetchone()
     if row is None:
         return None
-    hints = db.execute("SELECT text, logprobs, problem FROM hints WHERE turn = ? ORDER BY place", (turn,))
+    hints = db.execute("SELECT * FROM hints WHERE turn = ? ORDER BY place", (turn,))
     verdict = Verdict(
         score=row["score"],
         source=Source(row["source"]) if row["source"] else None,
-        hints=tuple(Hint(hint["text"], unpack_floats(hint["logprobs"]), hint["problem"]) for hint in hints),
+        hints=tuple(map(unpack_hint, hints)),
         votes=tuple(Vote(**{**vote, "question": Question(vote["question"])}) for vote in json.loads(row["votes"])),
         reason=row["reason"],
         seconds=row["seconds"],

@@ -21,11 +21,11 @@ class LossFailed(Exception):
 
 
 class CustomLoss:
-    """Takes the place of `PolicyLoss`, whose settings it is given as `config`."""
+    """Takes the place of `PolicyLoss` for the sampled tokens; its settings it is given as `config`."""
 
     def __init__(self, function: Callable[..., Any], file: Path, settings: PolicyLoss) -> None:
         self.function, self.file = function, file
-        self.kl_coef = settings.kl_coef
+        self.kl_coef, self.over_alternatives = settings.kl_coef, settings.over_alternatives
         self.config = asdict(settings)
 
     def per_token(

@@ -12,10 +12,12 @@ CHUNK_BYTES = 128 << 20
 
 
 def chunked_logprobs(hidden: Tensor, head: Tensor, targets: Tensor, chunk: int | None = None) -> Tensor:
-    """Log-probs [rows], in float32, of `targets` [rows] after `hidden` [rows, width] under `head` [vocabulary, width].
+    """Log-probs, in float32, of `targets` after `hidden` [rows, width] under `head` [vocabulary, width].
 
-    `chunk` is the number of rows whose scores exist at one time.
+    Targets are [rows] or [rows, n]: several for each row. `chunk` is the number of rows whose scores exist at one time.
     """
+    if targets.dim() == 1:
+        return chunked_logprobs(hidden, head, targets[:, None], chunk).squeeze(1)
     rows = chunk or max(1, CHUNK_BYTES // (4 * len(head)))
     if head.requires_grad and torch.is_grad_enabled():
         # The head's own gradient needs the probabilities a second time.
@@ -28,11 +30,11 @@ def chunked_logprobs(hidden: Tensor, head: Tensor, targets: Tensor, chunk: int |
 
 def whole_logprobs(hidden: Tensor, head: Tensor, targets: Tensor) -> Tensor:
     scores = F.linear(hidden, head).float()
-    return scores.gather(1, targets[:, None]).squeeze(1) - scores.logsumexp(dim=-1)
+    return scores.gather(1, targets) - scores.logsumexp(dim=-1, keepdim=True)
 
 
 class _ChunkedLogprobs(torch.autograd.Function):
-    """For a frozen head: the gradient of a log-prob is the target's row of it less the mean row under the distribution.
+    """For a frozen head: the gradient of a log-prob is its token's row of it less the mean row under the distribution.
 
     That mean is as small as the hidden state, so it is computed while the probabilities are there, and nothing has
     to be computed again in the backward pass.
@@ -40,23 +42,29 @@ class _ChunkedLogprobs(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, head: Tensor, targets: Tensor, chunk: int) -> Tensor:
-        logprobs = torch.empty(len(hidden), dtype=torch.float32, device=hidden.device)
+        logprobs = torch.empty(targets.shape, dtype=torch.float32, device=hidden.device)
         means = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
         for start in range(0, len(hidden), chunk):
             rows = slice(start, start + chunk)
             scores = F.linear(hidden[rows], head).float()
             top = scores.amax(dim=-1, keepdim=True)
-            chosen = scores.gather(1, targets[rows, None]) - top
+            chosen = scores.gather(1, targets[rows]) - top
             weights = scores.sub_(top).exp_()
             total = weights.sum(dim=-1, keepdim=True)
-            logprobs[rows] = (chosen - total.log()).squeeze(1)
+            logprobs[rows] = chosen - total.log()
             if means is not None:
-                means[rows] = weights.div_(total).to(head.dtype) @ head
+                # Divided after the product, which is narrow.
+                means[rows] = (weights.to(head.dtype) @ head).div_(total)
         ctx.save_for_backward(means, targets)
-        ctx.head = head
+        ctx.head, ctx.chunk = head, chunk
         return logprobs
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         means, targets = ctx.saved_tensors
-        return grads[0].to(means.dtype)[:, None] * (ctx.head[targets] - means), None, None, None
+        grad = torch.empty_like(means)
+        for start in range(0, len(means), ctx.chunk):
+            rows = slice(start, start + ctx.chunk)
+            apart = ctx.head[targets[rows]] - means[rows, None]
+            grad[rows] = torch.einsum("rn,rnw->rw", grads[0][rows].to(means.dtype), apart)
+        return grad, None, None, None

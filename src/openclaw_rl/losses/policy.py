@@ -38,6 +38,7 @@ class Loss(Protocol):
     def per_token(
         self, logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, base_logprobs: Tensor | None = None
     ) -> TokenLosses: ...
+    def over_alternatives(self, logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor) -> Tensor: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +66,22 @@ class PolicyLoss:
             raise ValueError("kl_coef is set, so the base model's log-probs are needed")
         return TokenLosses(loss, clipped.to(loss.dtype), (ratio - 1 - log_ratio).detach(), kl_base.detach())
 
+    def over_alternatives(self, logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor) -> Tensor:
+        """The clipped loss, one number a token, of tokens [tokens, n] in its place; of those that are not there, 0."""
+        loss, _held = self._clipped(clamped(logprobs - old_logprobs).exp(), advantages)
+        return loss.sum(dim=1)
+
     def _surrogate(self, logprobs: Tensor, ratio: Tensor, advantages: Tensor) -> tuple[Tensor, Tensor]:
         high = 1 + self.eps_clip_high
         if self.kind == "importance_sampling":
             return -advantages * ratio, torch.zeros_like(ratio, dtype=torch.bool)
         if self.kind == "cispo":
             return -advantages * ratio.detach().clamp(max=high) * logprobs, ratio > high
-        free, bounded = -advantages * ratio, -advantages * ratio.clamp(1 - self.eps_clip, high)
+        return self._clipped(ratio, advantages)
+
+    def _clipped(self, ratio: Tensor, advantages: Tensor) -> tuple[Tensor, Tensor]:
+        """A ratio that has gone far enough the way its advantage points has no more slope."""
+        free, bounded = -advantages * ratio, -advantages * ratio.clamp(1 - self.eps_clip, 1 + self.eps_clip_high)
         return torch.maximum(free, bounded), bounded > free
 
 

@@ -8,7 +8,8 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from openclaw_rl.learn.methods import NoSignal, Weights, advantages
+from openclaw_rl.learn.errors import NoSignal
+from openclaw_rl.learn.methods import Weights, worth
 from openclaw_rl.ledger.changes import QUARANTINED
 from openclaw_rl.ledger.queries import StoredTurn, load_turn
 from openclaw_rl.rendering.chat import content_text
@@ -79,10 +80,10 @@ def make_example(why: str, turn: StoredTurn, tokenizer: Tokenizer | None, weight
     if not fits(tokenizer, turn):
         return replace(plain, note="Its tokens are not shown: they are another model's, which --model-name would name.")
     try:
-        worth, note = advantages(turn, weights), ""
+        values, note = worth(turn, weights), ""
     except NoSignal as error:
-        worth, note = [], f"Its tokens have no colour: {error}."
-    return replace(plain, pieces=tuple(pieces(tokenizer, turn, worth)), note=note)
+        values, note = [], f"Its tokens have no colour: {error}."
+    return replace(plain, pieces=tuple(pieces(tokenizer, turn, values)), note=note)
 
 
 def fits(tokenizer: Tokenizer, turn: StoredTurn) -> bool:

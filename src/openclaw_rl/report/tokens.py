@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from tokenizers import Tokenizer
 
-from openclaw_rl.learn.methods import NoSignal, teacher_logprobs
+from openclaw_rl.learn.errors import NoSignal
+from openclaw_rl.learn.methods import teacher_logprobs
 from openclaw_rl.ledger.queries import StoredTurn
 from openclaw_rl.rendering.detokenize import token_bytes
 

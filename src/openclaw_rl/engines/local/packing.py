@@ -3,8 +3,11 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from openclaw_rl.losses.policy import token_weight
@@ -26,7 +29,7 @@ class MicroBatch:
     rows: Tensor
     """Which tokens of the run predict the spans' tokens."""
     targets: Tensor
-    """The spans' tokens."""
+    """[targets, 1 + n]: the spans' tokens, and n that could stand in their places; where there are fewer, token 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +37,11 @@ class Signals:
     """What a micro-batch's spans are to learn, token for token as its `targets`."""
 
     old_logprobs: Tensor
+    """[targets, 1 + n]."""
     advantages: Tensor
+    """[targets, 1 + n]; 0 for what is not there."""
     weights: Tensor
-    """What each token counts in the batch's loss."""
+    """[targets]: what each token counts in the batch's loss."""
 
 
 def pack(lengths: Sequence[int], budget: int) -> list[list[int]]:
@@ -74,7 +79,12 @@ def micro_batch(sequences: Sequence[TrainingSequence], indices: Sequence[int], d
         ids=flat((s.ids[:length] for s, length in zip(chosen, lengths, strict=True)), torch.long, device),
         positions=flat(map(range, lengths), torch.long, device),
         rows=flat((range(at + span.start - 1, at + span.stop - 1) for at, _, span in spans), torch.long, device),
-        targets=flat((s.ids[span.start : span.stop] for _, s, span in spans), torch.long, device),
+        targets=beside(
+            (s.ids[span.start : span.stop] for _, s, span in spans),
+            [own.ids if (own := span.alternatives) else None for _, _, span in spans],
+            torch.long,
+            device,
+        ),
     )
 
 
@@ -87,8 +97,18 @@ def signals(sequences: Sequence[TrainingSequence], batch: MicroBatch) -> Signals
     weights = ([token_weight(span.stop - span.start, samples)] * (span.stop - span.start) for span in spans)
     device = batch.ids.device
     return Signals(
-        old_logprobs=flat((span.old_logprobs for span in spans), torch.float32, device),
-        advantages=flat((span.advantages for span in spans), torch.float32, device),
+        old_logprobs=beside(
+            (span.old_logprobs for span in spans),
+            [own.old_logprobs if (own := span.alternatives) else None for span in spans],
+            torch.float32,
+            device,
+        ),
+        advantages=beside(
+            (span.advantages for span in spans),
+            [own.advantages if (own := span.alternatives) else None for span in spans],
+            torch.float32,
+            device,
+        ),
         weights=flat(weights, torch.float32, device),
     )
 
@@ -101,6 +121,21 @@ def by_span(values: Sequence[float], spans: Sequence[Span]) -> list[list[float]]
 
 def flat(parts: Iterable[Iterable[float]], dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.tensor(list(chain.from_iterable(parts)), dtype=dtype).to(device)
+
+
+def beside(
+    own: Iterable[Sequence[float]], others: Sequence[NDArray[Any] | None], dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """A row for each token of the spans: its own number and those of its alternatives; 0 for those it has not."""
+    width = max((table.shape[1] for table in others if table is not None), default=0)
+    parts = []
+    for numbers, table in zip(own, others, strict=True):
+        part = torch.zeros(len(numbers), 1 + width, dtype=dtype)
+        part[:, 0] = torch.tensor(numbers, dtype=dtype)
+        if table is not None:
+            part[:, 1 : 1 + table.shape[1]] = torch.from_numpy(np.array(table))
+        parts.append(part)
+    return torch.cat(parts).to(device)
 
 
 def read_length(sequence: TrainingSequence) -> int:
@@ -123,3 +158,8 @@ def check_signals(span: Span) -> None:
     """Raise ValueError unless every token has its signal: a shifted one would silently teach the wrong tokens."""
     if not len(span.old_logprobs) == len(span.advantages) == span.stop - span.start:
         raise ValueError(f"turn {span.turn}: every token of a span needs one old log-prob and one advantage")
+    if (others := span.alternatives) is None:
+        return
+    shapes = {table.shape for table in (others.ids, others.old_logprobs, others.advantages)}
+    if len(shapes) > 1 or len(others.ids) != span.stop - span.start:
+        raise ValueError(f"turn {span.turn}: every alternative needs a token, one old log-prob and one advantage")

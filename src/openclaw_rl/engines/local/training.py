@@ -109,7 +109,7 @@ class Trainer:
         """Log-probs of the spans' tokens under the policy, or under the base model. Their signals are not looked at."""
         batches = micro_batches(sequences, self.micro_batch_tokens, self._device)
         policy = self._base if base else self.weights.policy(self.decoder)
-        return in_order(sequences, batches, [self._logprobs(batch, policy) for batch in batches])
+        return in_order(sequences, batches, [self._logprobs(batch, policy)[:, 0] for batch in batches])
 
     def _accumulate(self, sequences: Sequence[TrainingSequence], batch: MicroBatch) -> tuple[Tensor, Tensor]:
         """Forward and backward of one micro-batch: its part of the metrics' sums, and its log-probs."""
@@ -117,17 +117,19 @@ class Trainer:
         base = None
         if self.loss.kl_coef:
             with torch.no_grad():
-                base = self._logprobs(batch, self._base)
+                base = self._logprobs(batch, self._base)[:, 0]
         logprobs = self._logprobs(batch, self.weights.policy(self.decoder, self.micro_batches_seen))
         self.micro_batches_seen += 1
-        tokens = self.loss.per_token(logprobs, learn.old_logprobs, learn.advantages, base)
-        loss = (learn.weights * tokens.loss).sum()
+        old, worth = learn.old_logprobs, learn.advantages
+        tokens = self.loss.per_token(logprobs[:, 0], old[:, 0], worth[:, 0], base)
+        others = self.loss.over_alternatives(logprobs[:, 1:], old[:, 1:], worth[:, 1:])
+        loss = (learn.weights * (tokens.loss + others)).sum()
         loss.backward()  # type: ignore[no-untyped-call]
         sums = torch.stack([loss.detach(), tokens.clipped.sum(), tokens.kl_old.sum(), tokens.kl_base.sum()])
-        return sums, logprobs.detach()
+        return sums, logprobs[:, 0].detach()
 
     def _logprobs(self, batch: MicroBatch, policy: Policy) -> Tensor:
-        """Log-probs of a micro-batch's targets."""
+        """Log-probs of a micro-batch's targets, [targets, 1 + n]."""
         decoder, adapters = policy
         shape = decoder.shape
         angles = decoder.angles(batch.positions)

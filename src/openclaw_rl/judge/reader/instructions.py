@@ -36,6 +36,8 @@ class Instructions:
 
     script: re.Pattern[str]
     small_words: frozenset[str]
+    words_of_asking: frozenset[str]
+    """With which a wish is made, and nothing else is said."""
     listed: tuple[Instruction, ...]
 
     def read(self, text: str) -> "Wish":
@@ -49,7 +51,7 @@ class Instructions:
             if match:
                 rest = rest.replace(match.group(), " ")
         words = set(_WORD.findall(text)) & self.small_words
-        more = [word for word in _WORD.findall(rest) if word not in self.small_words]
+        more = set(_WORD.findall(rest)) - self.small_words - self.words_of_asking
         return Wish(" ".join(found.values()), len(found), len(words), bool(more))
 
 
@@ -93,5 +95,10 @@ def read_instructions(table: dict[str, Any]) -> Instructions:
         )
         for one in table["instructions"]
     )
-    small_words = frozenset(normalise(" ".join(table.get("small_words", []))).split())
-    return Instructions(SCRIPTS[table["script"]], small_words, listed)
+    return Instructions(
+        SCRIPTS[table["script"]], word_list(table, "small_words"), word_list(table, "words_of_asking"), listed
+    )
+
+
+def word_list(table: dict[str, Any], name: str) -> frozenset[str]:
+    return frozenset(_WORD.findall(normalise(" ".join(table.get(name, [])))))

@@ -1,0 +1,53 @@
+"""Seconds and peak memory of something that PyTorch computes, on the CPU or on a GPU."""
+
+import gc
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+Step = Callable[[], object]
+
+
+def timed(step: Step) -> float:
+    wait()
+    start = time.perf_counter()
+    step()
+    wait()
+    return time.perf_counter() - start
+
+
+def wait() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def best(*steps: Step) -> list[float]:
+    """Seconds of each step: warmed up, by turns, the best of three."""
+    for step in steps:
+        step()
+    times = [[timed(step) for step in steps] for _ in range(3)]
+    return [min(column) for column in zip(*times, strict=True)]
+
+
+def resident(field: str) -> int:
+    """This process's memory as Linux counts it: VmRSS now, or VmHWM at its peak."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
+
+
+def peak(step: Step, device: str) -> int:
+    """Bytes that a first step takes beyond what was there before it."""
+    gc.collect()
+    if device == "cpu":
+        before = resident("VmRSS")
+        Path("/proc/self/clear_refs").write_text("5")
+        step()
+        return resident("VmHWM") - before
+    wait()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    step()
+    wait()
+    return torch.cuda.max_memory_allocated() - before

@@ -1,0 +1,215 @@
+"""Distillation over likely tokens: which of a turn's hints teaches, which tokens it teaches about, and how much.
+
+At every token of a response the policy that sampled it had its k likeliest tokens, and so has the teacher once it
+knows a hint. The hint under which the two have most in common is the one whose words the policy can follow
+best. Log-probs are of the whole vocabulary throughout; only the weights are shared out within the k.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from openclaw_rl.config import Config
+from openclaw_rl.learn.errors import NoSignal
+from openclaw_rl.ledger.queries import StoredTurn
+from openclaw_rl.types import Hint, Ids, Likeliest
+
+#: More exact than what is recorded, so that gaps and weights are as good as their numbers.
+Floats = NDArray[np.float64]
+Counts = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class TopK:
+    """How to distil; the options of the same names say more."""
+
+    k: int = 4
+    candidates: int = 3
+    selection: str = "sequence_optimal"
+    subset: str = "student"
+    clip: float = 1.0
+    """Largest gap that counts, either way; 0 or less: any."""
+
+    @classmethod
+    def of(cls, config: Config) -> "TopK | None":
+        """None where the method does not distil like this."""
+        if not config.distils_alternatives:
+            return None
+        return cls(
+            config.topk_k,
+            config.topk_max_cand,
+            config.topk_hint_selection,
+            config.topk_subset_mode,
+            config.topk_adv_diff_clip,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Distilled:
+    """What a turn teaches: arrays [tokens, k], of which those entries count that `counts` says."""
+
+    ids: Ids
+    old_logprobs: Floats
+    gaps: Floats
+    """The teacher's log-prob less the policy's, within the limit."""
+    weights: Floats
+    """The policy's probabilities, made to sum to 1 at each token over what counts."""
+    counts: Mask
+    hints: tuple[str, ...]
+    """The candidates, the shortest first."""
+    overlaps: Counts
+    """[hints, tokens]: how many of the k likeliest tokens policy and teacher have in common."""
+    chosen: Counts
+    """[tokens]: by which hint."""
+    left_out: int
+    """Tokens of the response about which the teacher's engine said too little."""
+
+    def expected(self) -> Floats:
+        """The mean gap at each token where something counts."""
+        totals: Floats = (self.weights * self.gaps).sum(1)
+        return totals[self.counts.any(1)]
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A hint as numbers: what the teacher says with it."""
+
+    text: str
+    ids: Ids
+    """[tokens, width] of its likeliest tokens, at least k."""
+    logprobs: Floats
+    of_policys: Floats | None
+    """[tokens, k] of the policy's likeliest tokens; None where the engine does not say."""
+    policys: Floats | None
+    """[tokens, k]: the policy's of its k likeliest; None where nobody asked."""
+
+
+def distil(turn: StoredTurn, settings: TopK) -> Distilled:
+    """Raises NoSignal where the numbers are missing, or one of them is none."""
+    k = settings.k
+    ids, old = table(turn.top, len(turn.response_ids), k, "the policy's likeliest tokens were not recorded")
+    ids, old = ids[:, :k], old[:, :k]
+    taught = [hint for hint in (turn.verdict.hints if turn.verdict else ()) if hint.top is not None]
+    hints = sorted(taught, key=lambda hint: len(hint.text))
+    candidates = [candidate(hint, len(ids), k) for hint in hints[: settings.candidates]]
+    if not candidates:
+        raise NoSignal("no teacher has looked at its likeliest tokens")
+    shared = [common(ids, own.ids[:, :k]) for own in candidates]
+    overlaps = np.array([own.sum(1) for own in shared])
+    chosen = choose(overlaps, settings.selection)
+    if settings.subset == "teacher":
+        ids, old, theirs = teachers(candidates, chosen, k)
+        counts = np.ones_like(ids, dtype=bool)
+    else:
+        theirs = pick([of_policys(own, ids, old, settings.clip) for own in candidates], chosen)
+        counts = pick(shared, chosen) if settings.subset == "overlap" else np.ones_like(ids, dtype=bool)
+    return weigh(ids, old, theirs, counts, candidates, overlaps, chosen, settings.clip)
+
+
+def weigh(
+    ids: Ids,
+    old: Floats,
+    theirs: Floats,
+    counts: Mask,
+    candidates: Sequence[Candidate],
+    overlaps: Counts,
+    chosen: Counts,
+    clip: float,
+) -> Distilled:
+    """Gaps and weights, once hint and tokens are known. A token with one unknown number is left out whole."""
+    unknown: Mask = np.any(counts & np.isnan(theirs), axis=1)
+    counts = counts & ~unknown[:, None]
+    gaps = np.where(counts, theirs - old, 0.0)
+    if clip > 0:
+        gaps = gaps.clip(-clip, clip)
+    # An old log-prob of minus infinity would be a token that the policy could not have found likely.
+    if not np.isfinite(np.where(counts, old, 0.0)).all() or not np.isfinite(gaps).all():
+        raise NoSignal("a log-prob in it is not finite")
+    return Distilled(
+        ids=ids,
+        old_logprobs=old,
+        gaps=gaps,
+        weights=softmax(old, counts),
+        counts=counts,
+        hints=tuple(own.text for own in candidates),
+        overlaps=overlaps,
+        chosen=chosen,
+        left_out=int(unknown.sum()),
+    )
+
+
+def choose(overlaps: Counts, selection: str) -> Counts:
+    """By which hint each token is taught, from overlaps [hints, tokens]; among equals the first, which is shortest."""
+    tokens = overlaps.shape[1]
+    if selection == "token_optimal":
+        return np.asarray(overlaps.argmax(0))
+    best = 0 if selection == "shortest" else int(overlaps.sum(1).argmax())
+    return np.full(tokens, best)
+
+
+def common(ids: Ids, others: Ids) -> Mask:
+    """Which of `ids` [tokens, k] are also among the others of their token."""
+    found = np.zeros(ids.shape, dtype=bool)
+    for column in others.T:
+        found |= ids == column[:, None]
+    return found
+
+
+def of_policys(own: Candidate, ids: Ids, old: Floats, clip: float) -> Floats:
+    """The teacher's log-probs of the policy's likeliest tokens; not a number where it cannot be known.
+
+    Where the engine gave only the teacher's likeliest, any other token is at most as likely as the last of these. If
+    already that is further from the policy's than the limit, the limit is what counts, and the bound is as good.
+    """
+    if own.of_policys is not None:
+        return own.of_policys
+    same = ids[:, :, None] == own.ids[:, None, :]
+    given = np.where(same, own.logprobs[:, None, :], -np.inf).max(2)
+    bound = np.broadcast_to(own.logprobs.min(1, keepdims=True), ids.shape)
+    beyond = (clip > 0) & (bound - old <= -clip)
+    return np.where(same.any(2), given, np.where(beyond, bound, np.nan))
+
+
+def teachers(candidates: Sequence[Candidate], chosen: Counts, k: int) -> tuple[Ids, Floats, Floats]:
+    """The teacher's likeliest tokens under the chosen hints, with the policy's and the teacher's log-probs."""
+    policys = [own.policys for own in candidates]
+    if any(own is None for own in policys):
+        raise NoSignal("the policy's log-probs of the teacher's likeliest tokens were not recorded")
+    ids = pick([own.ids[:, :k] for own in candidates], chosen)
+    return ids, pick(policys, chosen), pick([own.logprobs[:, :k] for own in candidates], chosen)
+
+
+def pick(tables: Sequence[Any], chosen: Counts) -> Any:
+    """Row i of the table that was chosen for it."""
+    return np.stack(tables)[chosen, np.arange(len(chosen))]
+
+
+def softmax(logprobs: Floats, counts: Mask) -> Floats:
+    """Probabilities that sum to 1 over what counts; 0 elsewhere."""
+    highest = np.where(counts, logprobs, -np.inf).max(1, initial=-np.inf, keepdims=True)
+    shares = np.where(counts, np.exp(logprobs - np.where(np.isfinite(highest), highest, 0.0)), 0.0)
+    totals = shares.sum(1, keepdims=True)
+    result: Floats = np.divide(shares, totals, out=np.zeros_like(shares), where=totals > 0)
+    return result
+
+
+def candidate(hint: Hint, tokens: int, k: int) -> Candidate:
+    problem = "the teacher's likeliest tokens are not there for every token, or fewer than --topk-k"
+    ids, logprobs = table(hint.top, tokens, k, problem)
+    own, policys = (
+        None if part is None else part[:, :k].astype(np.float64) for part in (hint.of_policys, hint.policys)
+    )
+    if any(part is not None and part.shape != (tokens, k) for part in (own, policys)):
+        raise NoSignal(problem)
+    return Candidate(hint.text, ids, logprobs, own, policys)
+
+
+def table(top: Likeliest | None, tokens: int, k: int, problem: str) -> tuple[Ids, Floats]:
+    """Ids and log-probs of every token, at least k of each. Raises NoSignal with the problem."""
+    if top is None or len(top.ids) != tokens or top.ids.shape[1] < k:
+        raise NoSignal(problem)
+    return top.ids, top.logprobs.astype(np.float64)
