@@ -31,6 +31,7 @@ def configured(**given: Any) -> Any:
 @pytest.mark.parametrize(
     "given",
     [
+        {"method": "topk-select"},
         {"lora_rank": 0},
         {"kl_loss_coef": 0.1},
         {"custom_loss_function_path": "loss.py"},

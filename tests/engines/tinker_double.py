@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 import torch
 
@@ -129,7 +130,7 @@ class Cloud:
         self.given = given
         return Service(self)
 
-    def scores(self, ids: list[int], last: int, slot: int, top_k: int = 0, targets: Any = ()) -> Any:
+    def scores(self, ids: list[int], last: int, slot: int, top_k: int = 0, targets: Any = None) -> Any:
         id = next(self._ids)
         self.worker.obey(Score(id, ScoreRequest(ids, last, top_k=top_k, targets=targets), slot))
         while True:
@@ -377,14 +378,15 @@ class Sampling:
             return None, None, None
         top_k = asked["topk_prompt_logprobs"] if self.cloud.knows_top_k else 0
         found = self.cloud.scores(prompt, len(prompt) - 1, self.slot, top_k=top_k)
-        top = [None, *map(list, found.top)] if top_k else None
+        top = None
+        if top_k:
+            pairs = zip(found.top.ids.tolist(), found.top.logprobs.tolist(), strict=True)
+            top = [None, *(list(zip(ids, logprobs, strict=True)) for ids, logprobs in pairs)]
         wanted, targets = asked.get("target_prompt_logprobs"), None
         if wanted is not None and self.cloud.knows_top_k:
             rows, width = wanted.shape
-            cells = [max(0, id) for id in wanted.data]
-            lists = [cells[row * width : (row + 1) * width] for row in range(rows)]
-            scored = self.cloud.scores(prompt, rows, self.slot, targets=lists).targets
-            flat = [value for row in scored for value in row]
+            cells = np.array(wanted.data, dtype=np.int32).reshape(rows, width).clip(min=0)
+            flat = self.cloud.scores(prompt, rows, self.slot, targets=cells).targets.ravel().tolist()
             targets = types.TensorData(data=flat, dtype="float32", shape=[rows, width])
         last = asked.get("prompt_logprobs_last_n") or len(prompt)
         first_scored = len(prompt) - last

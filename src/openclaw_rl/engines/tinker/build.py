@@ -37,6 +37,7 @@ def cannot(config: Config) -> list[tuple[bool, str]]:
     return [
         (config.lora_rank == 0, "--lora-rank 0: all weights cannot be trained"),
         (config.kl_loss_coef > 0, "--kl-loss-coef: a penalty for drifting from the base model cannot be had"),
+        (config.distils_alternatives, "--method topk-select: tokens that were not sampled cannot be learned about"),
         (config.custom_loss_function_path is not None, "--custom-loss-function-path: losses of your own cannot be had"),
         (config.lora_dropout > 0, "--lora-dropout: the adapter's input cannot be dropped"),
         (config.lora_alpha is not None, "--lora-alpha: the adapter's scale cannot be chosen"),

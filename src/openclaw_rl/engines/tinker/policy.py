@@ -11,18 +11,17 @@ import math
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple
 
-from openclaw_rl.engines.base import EngineError
+import numpy as np
+
 from openclaw_rl.engines.tinker import sdk
 from openclaw_rl.engines.tinker.connection import Connection
 from openclaw_rl.engines.tinker.errors import CallFailed, Kind
-from openclaw_rl.types import SamplingParams, ScoreRequest, Scores
+from openclaw_rl.types import Likeliest, Numbers, SamplingParams, ScoreRequest, Scores
 
 log = logging.getLogger(__name__)
 
 #: Seeds of any size are mapped to what every server takes.
 SEED_BITS = 31
-NO_TOP_K = "This Tinker server gives no log-probs of other tokens than the given ones (top-k)."
-
 Top = tuple[tuple[int, float], ...]
 
 
@@ -70,18 +69,15 @@ class Policy:
         return [await self._read(prompt, sequence, params, tokens) for sequence in sequences]
 
     async def score(self, request: ScoreRequest) -> Scores:
-        """Raises CallFailed, and EngineError if the service cannot tell what is asked."""
+        """Log-probs of the tokens, and of others as far as the service can tell. Raises CallFailed."""
         more = self._targets(request)
         if request.top_k:
             more["topk_prompt_logprobs"] = request.top_k
         answer = await self._prompt_logprobs(request, more)
-        last = request.last_n
-        logprobs = fitting(answer.prompt_logprobs, last)
+        logprobs = fitting(answer.prompt_logprobs, request.last_n)
         if logprobs is None:
-            raise CallFailed(Kind.BROKEN, "score", f"no finite log-prob for each of the last {last} tokens")
-        top = [tuple_of(entry) for entry in (answer.topk_prompt_logprobs or [])[-last:]] if request.top_k else []
-        if request.top_k and (len(top) != last or not all(top)):
-            raise EngineError(NO_TOP_K)
+            raise CallFailed(Kind.BROKEN, "score", f"no finite log-prob for each of the last {request.last_n} tokens")
+        top = likeliest(answer.topk_prompt_logprobs, request) if request.top_k else None
         return Scores(logprobs, top, self._read_targets(answer, request))
 
     def _top_of_samples(self, top_k: int) -> dict[str, int]:
@@ -92,29 +88,23 @@ class Policy:
         return {}
 
     def _targets(self, request: ScoreRequest) -> dict[str, Any]:
-        if not request.targets:
+        """Chosen tokens as this SDK wants them, a row for each token of the prompt but the first."""
+        if request.targets is None or not sdk.takes(self._client.sample_async, "target_prompt_logprobs"):
             return {}
-        if not sdk.takes(self._client.sample_async, "target_prompt_logprobs"):
-            raise EngineError(NO_TOP_K)
-        rows, width = len(request.ids) - 1, max(map(len, request.targets))
-        cells = [-1] * (rows * width)
-        for row, wanted in enumerate(request.targets, start=rows - request.last_n):
-            cells[row * width : row * width + len(wanted)] = wanted
-        tensor = self.connection.types.TensorData(data=cells, dtype="int64", shape=[rows, width])
+        rows = np.full((len(request.ids) - 1, request.targets.shape[1]), -1, dtype=np.int64)
+        rows[-request.last_n :] = request.targets
+        tensor = self.connection.types.TensorData(data=rows.ravel().tolist(), dtype="int64", shape=list(rows.shape))
         return {"target_prompt_logprobs": tensor}
 
-    def _read_targets(self, answer: Any, request: ScoreRequest) -> list[list[float]]:
-        if not request.targets:
-            return []
+    def _read_targets(self, answer: Any, request: ScoreRequest) -> Numbers | None:
         told = getattr(answer, "target_prompt_logprobs", None)
-        rows, width = len(request.ids) - 1, max(map(len, request.targets))
-        if told is None or len(told.data) != rows * width:
-            raise EngineError(NO_TOP_K)
-        values, first = list(told.data), rows - request.last_n
-        found = [values[(first + i) * width :][: len(wanted)] for i, wanted in enumerate(request.targets)]
-        if not all(math.isfinite(value) for row in found for value in row):
-            raise CallFailed(Kind.BROKEN, "score", "a log-prob that is not finite")
-        return found
+        if request.targets is None or told is None:
+            return None
+        shape = (len(request.ids) - 1, request.targets.shape[1])
+        if len(told.data) != shape[0] * shape[1]:
+            return None
+        found = np.array(told.data, dtype=np.float32).reshape(shape)[-request.last_n :]
+        return found if np.isfinite(found).all() else None
 
     async def _prompt_logprobs(self, request: ScoreRequest, more: dict[str, Any]) -> Any:
         """The service's answer about a prompt; only its last tokens are scored where it can be told so."""
@@ -195,6 +185,16 @@ def fitting(values: Sequence[float | None] | None, count: int) -> list[float] | 
     last = list(values or [])[-count:]
     found = [value for value in last if value is not None and math.isfinite(value)]
     return found if len(found) == count else None
+
+
+def likeliest(told: Sequence[Sequence[tuple[int, float]] | None] | None, request: ScoreRequest) -> Likeliest | None:
+    """The likeliest tokens of the last positions; None if the service does not tell as many as asked for each."""
+    rows = [list(row or ()) for row in (told or ())][-request.last_n :]
+    if len(rows) != request.last_n or any(len(row) < request.top_k for row in rows):
+        return None
+    ranked = [sorted(row, key=lambda entry: -entry[1])[: request.top_k] for row in rows]
+    ids = np.array([[id for id, _ in row] for row in ranked], dtype=np.int32)
+    return Likeliest(ids, np.array([[logprob for _, logprob in row] for row in ranked], dtype=np.float32))
 
 
 def tuple_of(entry: Sequence[tuple[int, float]] | None) -> Top:
