@@ -237,5 +237,5 @@ def start_logging(level: str) -> None:
     handler = RichHandler(console=console, show_path=False, omit_repeated_times=False)
     logging.basicConfig(level=level.upper(), format="%(message)s", datefmt="%H:%M:%S", handlers=[handler])
     # Every request to the Hub would be a line of its own.
-    for noisy in ("httpx", "httpcore", "filelock", "uvicorn"):
+    for noisy in ("httpx", "httpcore", "filelock", "uvicorn", "tinker"):
         logging.getLogger(noisy).setLevel(max(logging.WARNING, logging.getLogger().level))

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from openclaw_rl.engines.base import EngineError
 from openclaw_rl.engines.tinker import sdk
 from openclaw_rl.engines.tinker.connection import Connection
 from openclaw_rl.engines.tinker.errors import CallFailed, Kind
@@ -23,7 +22,6 @@ log = logging.getLogger(__name__)
 
 #: Seeds of any size are mapped to what every server takes.
 SEED_BITS = 31
-NO_TOP_K = "This Tinker server gives no log-probs of other tokens than the given ones (top-k)."
 
 #: So many of the likeliest tokens are asked for where chosen ones cannot be.
 MANY = 20
@@ -75,10 +73,7 @@ class Policy:
         return [await self._read(prompt, sequence, params, tokens) for sequence in sequences]
 
     async def score(self, request: ScoreRequest) -> Scores:
-        """Raises CallFailed, and EngineError if the service cannot tell what is likeliest.
-
-        It may not tell of chosen tokens; then it is asked for more of the likeliest, among which they may be.
-        """
+        """Raises CallFailed. Instead of chosen tokens, where it cannot be asked about them, more of the likeliest."""
         more = self._targets(request)
         if request.top_k:
             alone = request.targets is not None and not more
@@ -175,13 +170,13 @@ class Policy:
 
 
 def read_top(answer: Any, request: ScoreRequest) -> Likeliest | None:
-    """The likeliest tokens, as many at each position as at the one with the fewest. Raises EngineError."""
+    """The likeliest tokens, as many at each position as at the one with the fewest; None if they are not told."""
     if not request.top_k:
         return None
     rows = [tuple_of(entry) for entry in (answer.topk_prompt_logprobs or [])[-request.last_n :]]
     width = min(map(len, rows), default=0)
     if len(rows) != request.last_n or width < request.top_k:
-        raise EngineError(NO_TOP_K)
+        return None
     numbers = np.array([row[:width] for row in rows])
     return Likeliest(numbers[:, :, 0].astype(np.int32), numbers[:, :, 1].astype(np.float32))
 

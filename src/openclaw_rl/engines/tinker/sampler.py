@@ -17,7 +17,7 @@ from openclaw_rl.engines.local.stream import LocalStream
 from openclaw_rl.engines.tinker.connection import Connection
 from openclaw_rl.engines.tinker.errors import CallFailed
 from openclaw_rl.engines.tinker.generation import Generation
-from openclaw_rl.engines.tinker.policy import NO_TOP_K, Policy
+from openclaw_rl.engines.tinker.policy import Policy
 from openclaw_rl.engines.tinker.record import BadRecord, PolicyRecord
 from openclaw_rl.engines.tinker.stage import Stage
 from openclaw_rl.types import BASE_VERSION, Priority, SampleRequest, ScoreRequest, Scores
@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 
 #: The longest context where neither the service nor the model's files name a shorter one.
 LONGEST_CONTEXT = 32768
+NO_TOP_K = "This Tinker server gives no log-probs of other tokens than the given ones (top-k)."
 CLOSING = "The server is shutting down."
 
 
@@ -123,14 +124,13 @@ class TinkerSampler:
         if len(request.ids) > room:
             raise EngineError(f"{len(request.ids)} tokens are to be scored, and the context holds {room}.")
         try:
-            return await self._open_policy(request.version).score(request)
+            scores = await self._open_policy(request.version).score(request)
         except CallFailed as error:
             raise error.as_engine() from error
-        except EngineError as error:
-            if str(error) == NO_TOP_K and not self._warned:
-                self._warned = True
-                log.warning(NO_TOP_K)
-            raise
+        if request.top_k and scores.top is None and not self._warned:
+            self._warned = True
+            log.warning(NO_TOP_K)
+        return scores
 
     async def publish(self, version: int, folder: Path, *, candidate: bool = False) -> None:
         async with self._publishing:
