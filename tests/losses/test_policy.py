@@ -117,3 +117,25 @@ def test_weights_are_the_mean_over_samples_of_the_mean_over_tokens(lengths: list
     losses = [torch.randn(length, generator=generator, dtype=torch.float64) for length in lengths]
     weighted = sum(token_weight(len(sample), len(losses)) * sample.sum() for sample in losses)
     torch.testing.assert_close(weighted, torch.stack([sample.mean() for sample in losses]).mean())
+
+
+@given(rows=st.lists(tokens, min_size=1, max_size=4))
+def test_alternatives_have_the_clipped_loss_one_by_one_whatever_the_kind(rows: Any) -> None:
+    width = min(map(len, rows))
+    table = [row[:width] for row in rows]
+    new, old, advantages = (
+        torch.tensor([[cell[column] for cell in row] for row in table], dtype=torch.float64) for column in range(3)
+    )
+    expected = [sum(reference(PolicyLoss(), *cell[:3], cell[0])[0] for cell in row) for row in table]
+    for kind in KINDS:
+        found = PolicyLoss(kind).over_alternatives(new, old, advantages)
+        torch.testing.assert_close(found, torch.tensor(expected).double())
+
+
+def test_slopes_over_alternatives_are_finite_differences() -> None:
+    torch.manual_seed(0)
+    new = -torch.rand(40, 5, dtype=torch.float64) * 3
+    old, advantages = new + torch.randn(40, 5, dtype=torch.float64), torch.randn(40, 5, dtype=torch.float64)
+    advantages[:, 3:] = 0.0
+    loss = PolicyLoss()
+    assert torch.autograd.gradcheck(lambda x: loss.over_alternatives(x, old, advantages), new.requires_grad_())
