@@ -29,7 +29,7 @@ from openclaw_rl.engines.local.messages import (
     WorkerOptions,
 )
 from openclaw_rl.engines.local.policies import PolicySlots
-from openclaw_rl.engines.local.stream import LocalStream
+from openclaw_rl.engines.stream import TokenStream
 from openclaw_rl.types import SampleRequest, ScoreRequest, Scores
 
 log = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ class LocalSampler:
         self.restarts = 0
         self._policies = PolicySlots(options.policy_slots)
         self._ids = count(1)
-        self._streams: dict[int, LocalStream] = {}
+        self._streams: dict[int, TokenStream] = {}
         self._scoring: dict[int, Scored] = {}
         self._publishing = asyncio.Lock()
         self._loading: dict[int, asyncio.Future[None]] = {}
@@ -115,7 +115,7 @@ class LocalSampler:
         self._backlog.clear()
         self._fail_all(CLOSING)
 
-    def sample(self, request: SampleRequest) -> LocalStream:
+    def sample(self, request: SampleRequest) -> TokenStream:
         if self._failure:
             raise EngineUnavailable(self._failure)
         outstanding = self._outstanding()
@@ -123,7 +123,7 @@ class LocalSampler:
             raise QueueFull(max(0, outstanding - self.options.max_sequences))
         version = self.newest_version if request.version is None else request.version
         slot = self._slot(version)
-        stream = LocalStream(self, next(self._ids), version, request.n)
+        stream = TokenStream(self, next(self._ids), version, request.n)
         self._streams[stream.id] = stream
         self._send(Add(stream.id, request, version, slot))
         return stream
@@ -195,7 +195,7 @@ class LocalSampler:
         else:
             self._link.send(command)
 
-    def forget(self, stream: LocalStream) -> None:
+    def forget(self, stream: TokenStream) -> None:
         """A stream ended; stop what is still running of it."""
         if self._streams.pop(stream.id, None) is not None and stream.running:
             self.cancel(stream.id)

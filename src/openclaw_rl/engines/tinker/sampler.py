@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from openclaw_rl.engines.base import EngineError, EngineLimits, EngineStats, EngineUnavailable, QueueFull
-from openclaw_rl.engines.local.stream import LocalStream
+from openclaw_rl.engines.stream import TokenStream
 from openclaw_rl.engines.tinker.connection import Connection
 from openclaw_rl.engines.tinker.errors import CallFailed
 from openclaw_rl.engines.tinker.generation import Generation
@@ -59,7 +59,7 @@ class TinkerSampler:
         self._latest = BASE_VERSION
         self._limits: EngineLimits | None = None
         self._ids = count(1)
-        self._running: dict[int, tuple[LocalStream, Generation]] = {}
+        self._running: dict[int, tuple[TokenStream, Generation]] = {}
         self._publishing = asyncio.Lock()
         self._closed = False
         self._warned = False
@@ -105,13 +105,13 @@ class TinkerSampler:
             stream.fail(EngineUnavailable(CLOSING))
             generation.cancel()
 
-    def sample(self, request: SampleRequest) -> LocalStream:
+    def sample(self, request: SampleRequest) -> TokenStream:
         policy = self._open_policy(request.version)
         outstanding, most = self._outstanding(), self.options.max_sequences
         if outstanding + request.n > most + self.options.max_queue:
             raise QueueFull(max(0, outstanding - most))
         version = self.newest_version if request.version is None else request.version
-        stream = LocalStream(self, next(self._ids), version, request.n)
+        stream = TokenStream(self, next(self._ids), version, request.n)
         # Nobody watches background work, so it is not cut into pieces.
         chunk = self.options.stream_chunk if request.priority is Priority.USER else 0
         generation = Generation(policy, request, chunk, stream)
@@ -155,11 +155,11 @@ class TinkerSampler:
             generation = self._running[id][1]
             generation.cancel() if index is None else generation.drop(index)
 
-    def forget(self, stream: LocalStream) -> None:
+    def forget(self, stream: TokenStream) -> None:
         if stream.id in self._running and stream.running:
             self._running[stream.id][1].cancel()
 
-    def _ended(self, stream: LocalStream) -> None:
+    def _ended(self, stream: TokenStream) -> None:
         self._running.pop(stream.id, None)
 
     def _open_policy(self, version: int | None) -> Policy:

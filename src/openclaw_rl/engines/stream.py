@@ -1,4 +1,4 @@
-"""The tokens of one request, as they come from the worker."""
+"""The tokens of one request, as an engine feeds them: what every engine's sampler gives."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -12,10 +12,10 @@ class Owner(Protocol):
     """Who can stop what a stream no longer wants."""
 
     def cancel(self, id: int, index: int | None = None) -> None: ...
-    def forget(self, stream: "LocalStream") -> None: ...
+    def forget(self, stream: "TokenStream") -> None: ...
 
 
-class LocalStream:
+class TokenStream:
     """Implements `SampleStream`. Ends after the last token of the last completion, or with an error."""
 
     def __init__(self, owner: Owner, id: int, version: int, n: int) -> None:
