@@ -8,13 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness import Bench, running
-from openclaw_rl.api.classify import TRANSIENT, classify, is_transient, user_words
+from openclaw_rl.api.classify import classify, is_transient
 from openclaw_rl.api.sessions import named_session, new_session
 from openclaw_rl.api.wire import ChatRequest
 from openclaw_rl.ledger import queries
 from openclaw_rl.ledger.ledger import Ledger
 from openclaw_rl.ledger.schema import FILE, connect
 from openclaw_rl.ledger.states import State
+from openclaw_rl.rendering.clients import TRANSIENT, user_words
 from openclaw_rl.types import SessionKey, TurnKind
 from records import Book, a_turn
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from test_decoder import FAMILIES
 from test_student import batch, options, state
-from test_training import ragged
+from test_training import over_alternatives, ragged
 from test_worker import ids, on_every_device, request, run, transformers_greedy
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
@@ -55,7 +55,8 @@ def plain_loss(model: torch.nn.Module, sequences: list[TrainingSequence]) -> tor
         for span in sequence.spans:
             own = torch.stack([logprobs[i - 1, sequence.ids[i]] for i in range(span.start, span.stop)])
             old, advantages = torch.tensor(span.old_logprobs), torch.tensor(span.advantages)
-            total = total + PolicyLoss().per_token(own, old, advantages, None).loss.mean() / samples
+            tokens = PolicyLoss().per_token(own, old, advantages, None).loss.sum()
+            total = total + (tokens + over_alternatives(logprobs, span, PolicyLoss())) / (len(own) * samples)
     return total
 
 

@@ -174,3 +174,14 @@ def test_the_request_is_all_that_was_said_since_the_last_response() -> None:
     assert asked([first, answer, result]) == "Find it.\nfound", "a tool's result alone does not say what was wanted"
     assert asked([first, answer, result, {"role": "user", "content": "And that?"}]) == "found\nAnd that?"
     assert asked([first, answer, {"role": "user", "content": "one"}, {"role": "user", "content": "two"}]) == "one\ntwo"
+
+
+def test_what_a_client_adds_in_a_person_s_name_is_not_what_was_asked() -> None:
+    line = "Runtime: agent=main | session=agent:main:x | sessionId=1-2 | host=h"
+    said = f"[Sun 2026-11-15 13:07 UTC] What does this mean?\n{line}\nI found it."
+    transient = {"role": "user", "content": "<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>> …"}
+    result = {"role": "tool", "content": "found", "tool_call_id": "1"}
+    answer = {"role": "assistant", "content": None, "tool_calls": []}
+    request = [{"role": "user", "content": f"{said}\n\n{line}"}, transient]
+    assert asked(request) == f"What does this mean?\n{line}\nI found it.", "a line that somebody quotes is theirs"
+    assert asked([*request, answer, result]).endswith("I found it.\nfound")

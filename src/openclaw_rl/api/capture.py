@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from openclaw_rl.api.classify import classify, is_transient, user_words
+from openclaw_rl.api.classify import classify, is_transient
 from openclaw_rl.api.metrics import Metrics
 from openclaw_rl.api.sessions import named_session, new_session
 from openclaw_rl.api.wire import ChatRequest
@@ -24,6 +24,7 @@ from openclaw_rl.ledger.queries import Ancestor
 from openclaw_rl.ledger.writer import LedgerError
 from openclaw_rl.rendering import history
 from openclaw_rl.rendering.chat import ChatRenderer, Message, Prompt, content_text
+from openclaw_rl.rendering.clients import user_words
 from openclaw_rl.types import Continuation, Likeliest, SampledToken, SamplingParams, SessionKey, Turn, TurnKind
 
 log = logging.getLogger(__name__)

@@ -4,20 +4,16 @@ The signs are those of OpenClaw, whose heartbeats, summaries and titles look lik
 is a main turn if it ends with a user's or a tool's message.
 """
 
-import re
 from collections.abc import Sequence
 
 from openclaw_rl.rendering.chat import Message, content_text
+from openclaw_rl.rendering.clients import TRANSIENT, without_time
 from openclaw_rl.types import TurnKind
 
-#: A context that OpenClaw adds to the end of a request and never keeps: neither the user's words nor history.
-TRANSIENT = "<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>"
 #: In the system prompt of every agent request of OpenClaw.
 OPENCLAW = "openclaw:attempt:STABLE"
 #: What OpenClaw puts before a person's words when it sends them again after an error.
 QUEUED = "[Queued user message from a previous active turn"
-#: When a message was written, as OpenClaw puts it before what a person wrote: `[Sun 2026-11-15 00:47 UTC] `.
-TIMESTAMP = re.compile(r"\A\[(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) \d{4}-\d\d-\d\d \d\d:\d\d [^\]\n]{1,12}\] ")
 
 #: System prompts of requests that serve the client, with what they are.
 SYSTEM_SIGNS = (
@@ -31,11 +27,6 @@ Verdict = tuple[TurnKind, str]
 def is_transient(message: Message) -> bool:
     """Whether a message is added to one request only."""
     return message["role"] == "user" and content_text(message.get("content")).startswith(TRANSIENT)
-
-
-def user_words(text: str) -> str:
-    """What a person wrote, without the client's time of writing."""
-    return TIMESTAMP.sub("", text)
 
 
 def classify(messages: Sequence[Message], tools: bool) -> Verdict:
@@ -54,7 +45,7 @@ def classify(messages: Sequence[Message], tools: bool) -> Verdict:
 
 def classify_words(asked: str, openclaw: bool) -> Verdict:
     """By the last thing a user, or a client in a user's name, said."""
-    words = user_words(asked)
+    words = without_time(asked)
     if "Pre-compaction memory flush." in asked:
         return TurnKind.SIDE, "memory flush"
     if words.startswith("[cron:"):

@@ -6,9 +6,8 @@ from uuid import uuid4
 
 from openclaw_rl.api.wire import ChatRequest
 from openclaw_rl.rendering.chat import Message, content_text
+from openclaw_rl.rendering.clients import RUNTIME
 
-#: OpenClaw ends a conversation's first message with a line about its surroundings.
-RUNTIME = re.compile(r"^Runtime: .*\bsessionId=([\w.:-]+)", re.MULTILINE)
 #: A counter that OpenClaw adds to a session's id; it rises when the history is cut, and the session goes on.
 COUNTER = re.compile(r":\d+\Z")
 #: Longer names are no names.

@@ -6,6 +6,7 @@ from typing import Any
 
 from openclaw_rl.ledger.queries import StoredTurn
 from openclaw_rl.rendering.chat import content_text, spell_out_message, template_message
+from openclaw_rl.rendering.clients import user_words
 from openclaw_rl.types import Feedback
 
 
@@ -35,7 +36,7 @@ def asked(messages: Sequence[dict[str, Any]]) -> str:
     """The last request of a conversation: all that the user and tools said since the last response."""
     said = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
     new = [m for m in messages[said[-1] + 1 if said else 0 :] if m["role"] in ("user", "tool")]
-    words = [content_text(message.get("content")) for message in new]
+    words = [said_in(message) for message in new]
     if new and all(message["role"] == "tool" for message in new):
         # A tool's result alone says nothing of what was wanted.
         words.insert(0, last_user_words(messages))
@@ -43,7 +44,14 @@ def asked(messages: Sequence[dict[str, Any]]) -> str:
 
 
 def last_user_words(messages: Sequence[dict[str, Any]]) -> str:
-    return next((content_text(m.get("content")) for m in reversed(messages) if m["role"] == "user"), "")
+    said = (said_in(message) for message in reversed(messages) if message["role"] == "user")
+    return next(filter(None, said), "")
+
+
+def said_in(message: dict[str, Any]) -> str:
+    """A message's text; of a user's, what the person wrote."""
+    text = content_text(message.get("content"))
+    return user_words(text) if message["role"] == "user" else text
 
 
 def in_words(message: dict[str, Any]) -> str:
