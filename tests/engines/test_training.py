@@ -66,7 +66,8 @@ def sequence(draw: random.Random, length: int, *bounds: tuple[int, int]) -> Trai
         )
         for number, (start, stop) in enumerate(bounds)
     ]
-    return TrainingSequence([draw.randrange(VOCABULARY) for _ in range(length)], spans)
+    # Not token 0: to some of Transformers' families it is padding, whose embedding gets no gradient there.
+    return TrainingSequence([draw.randrange(1, VOCABULARY) for _ in range(length)], spans)
 
 
 def sampled_alone(sequences: Sequence[TrainingSequence]) -> list[TrainingSequence]:
