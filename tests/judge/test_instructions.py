@@ -54,6 +54,13 @@ def test_what_is_no_such_wish_or_names_a_number_stays_as_it_is(hint: str) -> Non
     assert instruct(hint) == hint
 
 
+def test_an_answer_that_is_short_already_is_told_to_be_one_sentence() -> None:
+    response = "To prepare for it, read the company's page. Dress well and arrive early."
+    assert instruct("Shorter, please.", response) == ONE
+    assert instruct("Shorter, please.", response * 10) == SHORTER
+    assert instruct("No bold, please.", response) == instruct("No bold, please.")
+
+
 def test_too_short_is_no_wish_for_less() -> None:
     assert instruct("Zu kurz, ich brauche mehr Details.").endswith("Antworte ausführlicher, mit einem Beispiel.")
     assert "kürzer" not in instruct("Zu viel Fettdruck. Bitte nur normaler Text.")

@@ -14,6 +14,8 @@ from openclaw_rl.evals.words import CJK, stems, words_of
 
 #: Of the smaller one of the two sets of content words, the answer's and the question's with its reference.
 LEAST_OVERLAP = 0.15
+#: Of the question's content words. A short answer in other words than the reference's is still about what it names.
+LEAST_NAMED = 0.5
 #: Of 96 answers of a 135M model none was over 14 and of as many written by hand none over 250, under its base weights;
 #: of the same answers with their words in random order three in four were over 280.
 MOST_PERPLEXITY = 300.0
@@ -64,7 +66,7 @@ def check(answer: str, question: str, reference: str, *, perplexity: float | Non
         "one character goes on and on": bool(_SAME_LETTERS.search(answer) or _SAME_SIGNS.search(answer)),
         "it is garbled": is_garbled(answer, words),
         "it only repeats the question": is_echo(answer, question),
-        "it is about something else": overlap < LEAST_OVERLAP,
+        "it is about something else": overlap < LEAST_OVERLAP and named_share(answer, question) < LEAST_NAMED,
         "the base model finds it improbable": perplexity is not None and not perplexity <= MOST_PERPLEXITY,
     }
     reasons = tuple(reason for reason, holds in found.items() if holds)
@@ -75,6 +77,12 @@ def overlap_of(answer: str, about: str) -> float:
     """The content words that two texts share, as a share of those that the smaller one has."""
     said, meant = stems(answer), stems(about)
     return len(said & meant) / min(len(said), len(meant)) if said and meant else 0.0
+
+
+def named_share(answer: str, question: str) -> float:
+    """Of what a question is about, the share that an answer names."""
+    asked = stems(question)
+    return len(stems(answer) & asked) / len(asked) if asked else 0.0
 
 
 def repeats(words: Sequence[str]) -> bool:

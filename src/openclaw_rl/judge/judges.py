@@ -90,7 +90,7 @@ class FeedbackReader:
         score = READINGS.get(reading.kind)
         if score is None:
             return Opinion(reason="what came next is unclear")
-        hint = instruct(reading.hint) if reading.kind in ABOUT_FORM else reading.hint
+        hint = instruct(reading.hint, case.response) if reading.kind in ABOUT_FORM else reading.hint
         hints = (hint,) if len(hint) > MIN_HINT else () if score > 0 else None
         return Opinion(score, hints, reason=str(reading.kind))
 

@@ -2,7 +2,8 @@
 
 A hint is for a teacher that reads it beside the request. "Answer in one short sentence only." is followed far more
 often than "shorter pls", most of all by small models. What each language says is in the `[[instructions]]` of its
-phrase file: `when` (phrases), `say`, and `about`, of which the first that fits counts.
+phrase file: `when` (phrases), `say`, `to_short` (said of an answer that is short already), and `about`, of which the
+first that fits counts.
 """
 
 import re
@@ -19,6 +20,8 @@ _NUMBER = re.compile(
     r"\d|\b(?:two|three|four|five|ten|twenty|thirty|fifty|hundred|zehn|zwanzig|vingt|dix|diez|veinte)\b"
 )
 _WORD = re.compile(r"\w+")
+#: An answer of so many words has two or three sentences.
+SHORT_WORDS = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +31,8 @@ class Instruction:
     about: str
     when: Phrases
     say: str
+    to_short: str
+    """What to say instead, of an answer that is short already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +45,14 @@ class Instructions:
     """With which a wish is made, and nothing else is said."""
     listed: tuple[Instruction, ...]
 
-    def read(self, text: str) -> "Wish":
-        """What a normalised text wishes: at most one instruction about each matter."""
+    def read(self, text: str, short: bool) -> "Wish":
+        """What a normalised text wishes of a short or long answer: at most one instruction about each matter."""
         found: dict[str, str] = {}
         rest = text
         for one in self.listed:
             match = find(one.when, text)
             if match and one.about not in found:
-                found[one.about] = one.say
+                found[one.about] = one.to_short if short else one.say
             if match:
                 rest = rest.replace(match.group(), " ")
         words = set(_WORD.findall(text)) & self.small_words
@@ -66,12 +71,16 @@ class Wish(NamedTuple):
     """Whether the text says something besides."""
 
 
-def instruct(hint: str) -> str:
-    """A hint with its wishes about form as instructions, in place of it if it says nothing else."""
+def instruct(hint: str, response: str = "") -> str:
+    """A hint with its wishes about form as instructions, in place of it if it says nothing else.
+
+    Whoever finds a `response` of two sentences too long has to be given one.
+    """
     text = normalise(hint)
+    short = bool(response) and len(_WORD.findall(response)) <= SHORT_WORDS
     if _NUMBER.search(text):
         return hint
-    wishes = [wish for own in all_instructions() if own.script.search(text) and (wish := own.read(text)).say]
+    wishes = [wish for own in all_instructions() if own.script.search(text) and (wish := own.read(text, short)).say]
     if not wishes:
         return hint
     best = max(wishes, key=lambda wish: (wish.matters, wish.familiar))
@@ -91,7 +100,10 @@ def read_instructions(table: dict[str, Any]) -> Instructions:
     words, spaced = table.get("words", {}), table["script"] in SPACED
     listed = tuple(
         Instruction(
-            one["about"], compile_phrases([expand(phrase, words) for phrase in one["when"]], spaced), one["say"]
+            one["about"],
+            compile_phrases([expand(phrase, words) for phrase in one["when"]], spaced),
+            one["say"],
+            one.get("to_short", one["say"]),
         )
         for one in table["instructions"]
     )
