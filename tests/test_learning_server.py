@@ -214,8 +214,18 @@ def test_likeliest_tokens_are_distilled_under_hints_and_recorded(tiny_model: Pat
         assert len(record["d"]) == len(record["response"]) == len(record["overlaps"][0])
         assert [sum(row) for row in record["w"]] == pytest.approx([1.0] * len(record["w"]))
     page = tmp_path / "report.html"
-    command(tmp_path, "report", "--no-answers", "--model-name", str(tiny_model), "--out", str(page))
+    looked = ("report", "--no-answers", "--model-name", str(tiny_model), "--out", str(page))
+    command(tmp_path, *looked, "--method", "topk-select", "--topk-k", "3")
     assert "of the 3 likeliest tokens in common, taught 100% of the response" in page.read_text()
+    (session,) = {
+        row
+        for (row,) in rows(
+            tmp_path, "SELECT id FROM sessions JOIN turns ON session = sessions.number WHERE turns.number = 1"
+        )
+    }
+    command(tmp_path, "forget", "--session", session)
+    kept = [json.loads(line)["turn"] for line in (tmp_path / "records.jsonl").read_text().splitlines()]
+    assert 1 not in kept
 
 
 def test_killed_at_random_instants_every_turn_is_trained_on_exactly_once(tiny_model: Path, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from openclaw_rl.config import Config
+from openclaw_rl.learn import records
 from openclaw_rl.ledger import changes, queries
 from openclaw_rl.ledger.lock import read_server
 from openclaw_rl.ledger.packing import pack_json
@@ -309,6 +310,7 @@ def forget(config: Config, options: argparse.Namespace) -> int:
         steps = changes.forget(db, [summary.number for summary in found])
         db.execute("COMMIT")
         wiped = wipe(db)
+        records.prune(config.run_dir.expanduser() / records.FILE, set(queries.turn_numbers(db)))
     turns = sum(summary.turns for summary in found)
     out = console()
     out.print(f"Forgot {len(found)} sessions with {turns} turns.")

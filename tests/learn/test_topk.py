@@ -248,6 +248,17 @@ def test_a_sample_without_a_hint_has_its_score_alone(plain: StoredTurn) -> None:
     assert sequence.spans[0].advantages == [-1.0] * 3
 
 
+def test_what_cannot_be_distilled_still_has_its_score(plain: StoredTurn) -> None:
+    """As after a restart with another k, or another method."""
+    weights = Weights(1.0, 1.0, topk=TopK(K))
+    assert lesson(plain, weights).advantages == [-1.0] * 3
+    assert to_sequences([plain], weights)[0].spans[0].alternatives is None
+    with pytest.raises(NoSignal):
+        lesson(replace(plain, sample=SampleKind.OPD), weights)
+    with pytest.raises(NoSignal):
+        lesson(plain, Weights(1.0, 0.0, topk=TopK(K)))
+
+
 NARROW = Likeliest(np.array([[1, 2]] * 3), np.array([[-1.0, -2.0]] * 3))
 
 

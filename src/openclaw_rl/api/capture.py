@@ -164,18 +164,18 @@ class OpenTurn:
 
     async def record(self, completion: str, version: int, sampling: SamplingParams, answers: Sequence[Answer]) -> None:
         """Store the answers; returns when they are durable, or when it is known that they cannot be stored."""
-        turns = [self._turn(completion, version, sampling, i, answer) for i, answer in enumerate(answers)]
         ledger, metrics = self.capture.ledger, self.capture.metrics
         try:
+            turns = [self._turn(completion, version, sampling, i, answer) for i, answer in enumerate(answers)]
             await ledger.capture(turns, self.source, self.parent, self.keep, done=self.ends_session)
             metrics.captured_turns[self.kind].inc(len(turns))
         except LedgerError as error:
             log.warning("A turn is not captured: %s", error)
-            metrics.lost_turns.inc(len(turns))
+            metrics.lost_turns.inc(len(answers))
         except Exception:
             # Whatever it is: the answer is the client's.
             log.exception("A turn is not captured.")
-            metrics.lost_turns.inc(len(turns))
+            metrics.lost_turns.inc(len(answers))
 
     def close(self) -> None:
         """The request is over, answered or not."""
@@ -206,9 +206,9 @@ class OpenTurn:
 
 def likeliest(tokens: Sequence[SampledToken], k: int) -> Likeliest | None:
     """What was likeliest at each token, where that was asked for and is there."""
-    if not k or not tokens or any(len(token.top) != k for token in tokens):
+    if not k or not tokens or any(len(token.top) < k for token in tokens):
         return None
-    numbers = np.array([token.top for token in tokens])
+    numbers = np.array([token.top[:k] for token in tokens])
     return Likeliest(numbers[:, :, 0].astype(np.int32), numbers[:, :, 1].astype(np.float32))
 
 

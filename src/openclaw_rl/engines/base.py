@@ -28,6 +28,10 @@ class EngineUnavailable(EngineError):
     """The engine stopped while it worked on this request, or cannot start."""
 
 
+class VersionGone(EngineUnavailable):
+    """The policy version that was asked for is not held any more, and will not be again."""
+
+
 class EngineAway(EngineUnavailable):
     """The engine cannot be reached, or lets nobody in: nothing that it was asked to do is to blame."""
 

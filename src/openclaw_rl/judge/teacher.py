@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from openclaw_rl.config import Config
-from openclaw_rl.engines.base import EngineError, EngineUnavailable, Sampler
+from openclaw_rl.engines.base import EngineError, EngineUnavailable, Sampler, VersionGone
 from openclaw_rl.judge.errors import JudgeDown
 from openclaw_rl.judge.judges import together
 from openclaw_rl.ledger.packing import common_prefix
@@ -49,9 +49,10 @@ class Curriculum:
             return cls()
         return cls(config.topk_max_cand, True, config.topk_k, config.topk_subset_mode == "teacher")
 
-    def tried(self, hints: Sequence[Hint]) -> Sequence[Hint]:
-        """The hints of a verdict, most informative first, that the teacher is asked about."""
-        return (sorted(hints, key=lambda hint: len(hint.text)) if self.shortest_first else hints)[: self.hints]
+    def tried(self, hints: Sequence[Hint]) -> list[str]:
+        """Of a verdict's hints, most informative first, those that the teacher is asked about, each once."""
+        texts = list(dict.fromkeys(hint.text for hint in hints))
+        return (sorted(texts, key=len) if self.shortest_first else texts)[: self.hints]
 
 
 ONE_HINT = Curriculum()
@@ -74,11 +75,11 @@ class Teacher:
         """Why it could not be asked the last time, if so."""
 
     async def consider(self, turn: StoredTurn, hints: Sequence[Hint]) -> tuple[Hint, ...]:
-        """Hints, most informative first, as the method wants them: those that were tried first. Raises JudgeDown."""
-        tried = self.curriculum.tried(hints)
+        """The same hints, some with what the teacher says to them. Raises JudgeDown."""
         # At once: what comes before the hint is then read once for all.
-        taught = await together([self.teach(turn, hint.text) for hint in tried])
-        return (*taught, *(hint for hint in hints if hint not in tried))
+        taught = await together([self.teach(turn, text) for text in self.curriculum.tried(hints)])
+        by_text = {hint.text: hint for hint in taught}
+        return tuple(by_text.get(hint.text, hint) for hint in hints)
 
     async def teach(self, turn: StoredTurn, hint: str) -> Hint:
         """The hint with the teacher's log-probs, or with the reason why there are none. Raises JudgeDown."""
@@ -109,7 +110,12 @@ class Teacher:
     async def _policys(self, turn: StoredTurn, targets: Ids) -> Numbers:
         """What the policy that answered thinks of these tokens."""
         ids = [*turn.prompt_ids, *turn.response_ids]
-        scores = await self.policy.score(ScoreRequest(ids, len(turn.response_ids), turn.version, targets=targets))
+        request = ScoreRequest(ids, len(turn.response_ids), turn.version, targets=targets)
+        try:
+            scores = await self.policy.score(request)
+        except VersionGone as error:
+            # Waiting would not bring it back.
+            raise NotTaught(f"the policy that answered cannot be asked any more: {error}") from error
         if scores.targets is None:
             raise NotTaught("the policy's engine does not give log-probs of chosen tokens, as subset teacher needs")
         return scores.targets

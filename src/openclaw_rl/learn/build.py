@@ -8,12 +8,12 @@ from prometheus_client import CollectorRegistry
 
 from openclaw_rl.config import Config
 from openclaw_rl.engines.base import Learner, Sampler
+from openclaw_rl.learn import records
 from openclaw_rl.learn.checkpoints import BadCheckpoint, Checkpoint, Checkpoints, read_record, verify
 from openclaw_rl.learn.gate import Gate, read_items
 from openclaw_rl.learn.loop import LearnLoop, LearnSettings
 from openclaw_rl.learn.methods import Weights
 from openclaw_rl.learn.policies import Policies
-from openclaw_rl.learn.records import Records
 from openclaw_rl.learn.reporting import JsonLines, Prometheus, Reporter, Sink, TensorBoard, WeightsAndBiases
 from openclaw_rl.ledger.ledger import Ledger
 from openclaw_rl.options import ConfigError
@@ -52,7 +52,7 @@ def build_learning(
         Policies(run_dir / "policies", config.policies_held + SPARE_POLICIES),
         Reporter(sinks(config, run_dir, registry)),
         gate,
-        Records(run_dir / "records.jsonl") if config.record else None,
+        records.Records(run_dir / records.FILE) if config.record else None,
     )
 
 

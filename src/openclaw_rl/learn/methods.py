@@ -115,7 +115,13 @@ def distilled_of(turn: StoredTurn, weights: Weights) -> Distilled | None:
     """What the likeliest tokens teach, where the method asks and a hint is there."""
     if weights.topk is None or not is_hinted(turn) or not weights.opd:
         return None
-    return distil(turn, weights.topk)
+    try:
+        return distil(turn, weights.topk)
+    except NoSignal:
+        # It may have been judged under other options; its score counts all the same.
+        if turn.sample is SampleKind.OPD_RL and weights.rl:
+            return None
+        raise
 
 
 def gaps_of(turn: StoredTurn, weights: Weights) -> list[float] | None:

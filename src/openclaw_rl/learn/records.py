@@ -6,7 +6,7 @@ taught, and for each token the tokens it was taught about with their gaps and we
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,9 @@ from openclaw_rl.learn.topk import Distilled
 from openclaw_rl.ledger.queries import StoredTurn
 
 log = logging.getLogger(__name__)
+
+#: In the run directory.
+FILE = "records.jsonl"
 
 
 class Records:
@@ -34,6 +37,16 @@ class Records:
                 file.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
         except OSError as error:
             log.warning("The records of step %d cannot be written: %s", step, error)
+
+
+def prune(path: Path, kept: Container[int]) -> None:
+    """Take out the samples of turns that are not kept: what was forgotten must be in no file."""
+    if not path.exists():
+        return
+    lines = [line for line in path.read_text("utf-8").splitlines(keepends=True) if json.loads(line)["turn"] in kept]
+    new = path.with_suffix(".new")
+    new.write_text("".join(lines), "utf-8")
+    new.replace(path)
 
 
 def record(found: Distilled) -> dict[str, Any]:

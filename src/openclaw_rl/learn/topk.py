@@ -101,8 +101,8 @@ def distil(turn: StoredTurn, settings: TopK) -> Distilled:
     k = settings.k
     ids, old = table(turn.top, len(turn.response_ids), k, "the policy's likeliest tokens were not recorded")
     ids, old = ids[:, :k], old[:, :k]
-    taught = [hint for hint in (turn.verdict.hints if turn.verdict else ()) if hint.top is not None]
-    hints = sorted(taught, key=lambda hint: len(hint.text))
+    taught = {hint.text: hint for hint in (turn.verdict.hints if turn.verdict else ()) if hint.top is not None}
+    hints = sorted(taught.values(), key=lambda hint: len(hint.text))
     candidates = [candidate(hint, len(ids), k) for hint in hints[: settings.candidates]]
     if not candidates:
         raise NoSignal("no teacher has looked at its likeliest tokens")

@@ -101,7 +101,8 @@ def compare_hints(turn: StoredTurn, settings: TopK | None) -> dict[str, str]:
     k = found.ids.shape[1]
     rows = zip(found.hints, found.overlaps, found.chosen_shares(), strict=True)
     return {
-        text: f"{overlap.mean():.1f} of the {k} likeliest tokens in common, taught {share:.0%} of the response"
+        text: f"{overlap.mean():.1f} of the {k} likeliest tokens in common"
+        + (f", taught {share:.0%} of the response" if settings else "")
         for text, overlap, share in rows
     }
 

@@ -12,7 +12,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from openclaw_rl.engines.base import EngineError, EngineLimits, EngineStats, EngineUnavailable, QueueFull
+from openclaw_rl.engines.base import EngineError, EngineLimits, EngineStats, EngineUnavailable, QueueFull, VersionGone
 from openclaw_rl.engines.local.link import EXIT_SECONDS, Link
 from openclaw_rl.engines.local.messages import (
     Add,
@@ -149,7 +149,7 @@ class LocalSampler:
     def _slot(self, version: int) -> int:
         slot = self._policies.slot_of(version)
         if slot is None:
-            raise EngineUnavailable(f"Policy version {version} is not loaded.")
+            raise VersionGone(f"Policy version {version} is not loaded.")
         return slot
 
     async def publish(self, version: int, folder: Path, *, candidate: bool = False) -> None:

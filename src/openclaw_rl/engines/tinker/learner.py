@@ -60,8 +60,8 @@ class TinkerLearner:
         """The state before the first step: servers of one's own have few places for new training runs."""
         self._before: str | None = None
         """The state before the last step."""
-        self._proven = False
-        """Whether the service has made such a step before, so that a refusal is about the batch."""
+        self._proven: set[bool] = set()
+        """Which kinds of steps (weighted here, or not) the service has made: a refusal is then about the batch."""
 
     async def start(self) -> None:
         await self.connection.open()
@@ -84,6 +84,8 @@ class TinkerLearner:
         before = await self.run.saved_state()
         if not self.steps:
             self._origin = before
+        weighted = is_weighted(sequences)
+        proven = weighted in self._proven
         for trial in range(1, STEP_TRIALS + 1):
             try:
                 result = await self._step(sequences, started)
@@ -92,11 +94,13 @@ class TinkerLearner:
                 await self._restore(before)
                 raise StepRefused(str(error)) from error
             except BadOutput as error:
-                failed = CallFailed(Kind.BROKEN, "train", str(error))
-                await self._recover(failed, before, last=trial == STEP_TRIALS)
+                kind = Kind.REFUSED if weighted and not proven and trial == STEP_TRIALS else Kind.BROKEN
+                failed = CallFailed(kind, "train", str(error))
+                await self._recover(failed, before, proven, last=trial == STEP_TRIALS)
             except CallFailed as error:
-                await self._recover(error, before, last=trial == STEP_TRIALS)
-        self._before, self._proven = before, True
+                await self._recover(error, before, proven, last=trial == STEP_TRIALS)
+        self._before = before
+        self._proven.add(weighted)
         self.steps += 1
         return result
 
@@ -227,11 +231,11 @@ class TinkerLearner:
             found.append([scores.logprobs[span.start - first : span.stop - first] for span in sequence.spans])
         return found
 
-    async def _recover(self, error: CallFailed, before: str, *, last: bool) -> None:
+    async def _recover(self, error: CallFailed, before: str, proven: bool, *, last: bool) -> None:
         """Bring the state before the step back for another trial, or say why there will be none."""
         if error.kind is Kind.REFUSED:
             await self._restore(before)
-            if self._proven:
+            if proven:
                 raise StepRefused(str(error)) from error
             # It may be the loss or a setting: batches would be set aside one after the other.
             raise EngineAway(f"{error} Another --loss-fn or --method may be what this server can do.") from error

@@ -173,8 +173,10 @@ def read_top(answer: Any, request: ScoreRequest) -> Likeliest | None:
     """The likeliest tokens, as many at each position as at the one with the fewest; None if they are not told."""
     if not request.top_k:
         return None
-    rows = [tuple_of(entry) for entry in (answer.topk_prompt_logprobs or [])[-request.last_n :]]
-    width = min(map(len, rows), default=0)
+    # Some servers put the token that was given first, whatever its rank.
+    told = (answer.topk_prompt_logprobs or [])[-request.last_n :]
+    rows = [sorted(tuple_of(entry), key=lambda pair: -pair[1]) for entry in told]
+    width = min([*map(len, rows), max(request.top_k, MANY)], default=0)
     if len(rows) != request.last_n or width < request.top_k:
         return None
     numbers = np.array([row[:width] for row in rows])
@@ -182,17 +184,15 @@ def read_top(answer: Any, request: ScoreRequest) -> Likeliest | None:
 
 
 def read_targets(answer: Any, request: ScoreRequest) -> Numbers | None:
-    """The log-probs of chosen tokens; None if the service does not tell them. Raises CallFailed."""
+    """The log-probs of chosen tokens; None if the service does not tell them, no number where it is none."""
     told = getattr(answer, "target_prompt_logprobs", None)
     if request.targets is None or told is None:
         return None
     rows, width = len(request.ids) - 1, request.targets.shape[1]
     if len(told.data) != rows * width:
-        raise CallFailed(Kind.BROKEN, "score", f"{len(told.data)} log-probs where {rows * width} were asked for")
+        return None
     found = np.array(told.data, dtype=np.float32).reshape(rows, width)[-request.last_n :]
-    if not np.isfinite(found).all():
-        raise CallFailed(Kind.BROKEN, "score", "a log-prob that is not finite")
-    return found
+    return np.where(np.isfinite(found), found, np.float32(np.nan))
 
 
 def derived_seed(seed: int, place: str) -> int:

@@ -12,7 +12,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from openclaw_rl.engines.base import EngineError, EngineLimits, EngineStats, EngineUnavailable, QueueFull
+from openclaw_rl.engines.base import EngineError, EngineLimits, EngineStats, EngineUnavailable, QueueFull, VersionGone
 from openclaw_rl.engines.stream import TokenStream
 from openclaw_rl.engines.tinker.connection import Connection
 from openclaw_rl.engines.tinker.errors import CallFailed
@@ -167,7 +167,7 @@ class TinkerSampler:
             raise EngineUnavailable(CLOSING)
         wanted = self.newest_version if version is None else version
         if wanted not in self._policies:
-            raise EngineUnavailable(f"Policy version {wanted} is not loaded.")
+            raise VersionGone(f"Policy version {wanted} is not loaded.")
         return self._policies[wanted]
 
     async def _load(self, folder: Path) -> Policy:
