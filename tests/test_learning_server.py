@@ -209,6 +209,8 @@ def test_likeliest_tokens_are_distilled_under_hints_and_recorded(tiny_model: Pat
     assert step["left_out"] == 0
     records = [json.loads(line) for line in (tmp_path / "records.jsonl").read_text().splitlines()]
     assert [record["hints"][0]["chosen"] for record in records] == [1.0, 1.0]
+    shares = [record["hints"][0]["overlap"] / 3 for record in records]
+    assert step["overlap"] == pytest.approx(sum(shares) / 2)
     for record in records:
         assert {len(row) for row in record["d"]} == {3}
         assert len(record["d"]) == len(record["response"]) == len(record["overlaps"][0])

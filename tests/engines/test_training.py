@@ -62,12 +62,11 @@ def sequence(draw: random.Random, length: int, *bounds: tuple[int, int]) -> Trai
             stop,
             [draw.uniform(-7, -4) for _ in range(start, stop)],
             [draw.uniform(-2, 2) for _ in range(start, stop)],
-            alternatives(draw, stop - start),
+            alternatives(random.Random(f"{length} {start} {stop}"), stop - start),
         )
         for number, (start, stop) in enumerate(bounds)
     ]
-    # Not token 0: to some of Transformers' families it is padding, whose embedding gets no gradient there.
-    return TrainingSequence([draw.randrange(1, VOCABULARY) for _ in range(length)], spans)
+    return TrainingSequence([draw.randrange(VOCABULARY) for _ in range(length)], spans)
 
 
 def sampled_alone(sequences: Sequence[TrainingSequence]) -> list[TrainingSequence]:
