@@ -292,6 +292,11 @@ class TrainingSequence:
     """In order, none overlapping another; no span begins at 0."""
 
 
+#: Bound of log-ratios before they are exponentiated: e^20 is far beyond any ratio that means something, and its
+#: products are still finite in float32.
+MAX_LOG_RATIO = 20.0
+
+
 @dataclass(frozen=True, slots=True)
 class LossSettings:
     """Which policy loss, and its constants."""

@@ -2,6 +2,8 @@
 
 import math
 
+from openclaw_rl.types import MAX_LOG_RATIO
+
 #: For each sequence, for each of its spans, one log-prob a token.
 SpanLogprobs = list[list[list[float]]]
 
@@ -16,5 +18,5 @@ def distance(one: SpanLogprobs, other: SpanLogprobs) -> float:
     ]
     if not pairs:
         return 0.0
-    ratios = [min(max(b - a, -20.0), 20.0) for a, b in pairs]
+    ratios = [min(max(b - a, -MAX_LOG_RATIO), MAX_LOG_RATIO) for a, b in pairs]
     return sum(math.exp(ratio) - 1 - ratio for ratio in ratios) / len(ratios)

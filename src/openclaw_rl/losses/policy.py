@@ -11,11 +11,9 @@ from typing import Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-LossKind = Literal["ppo", "importance_sampling", "cispo"]
+from openclaw_rl.types import MAX_LOG_RATIO
 
-#: Bound of log-ratios before they are exponentiated: e^20 is far beyond any ratio that means something, and its
-#: products are still finite in float32.
-MAX_LOG_RATIO = 20.0
+LossKind = Literal["ppo", "importance_sampling", "cispo"]
 
 
 class TokenLosses(NamedTuple):

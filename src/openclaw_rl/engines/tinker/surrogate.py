@@ -1,16 +1,28 @@
-"""What the service computes of a policy loss, computed again from the log-probs that it returns: for reports alone.
+"""Policy losses and their slopes from log-probs that the service returns.
 
 Without PyTorch, which the server's process does not load; `losses.policy` is the same with gradients.
 """
 
-import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from openclaw_rl.engines.measures import SpanLogprobs
-from openclaw_rl.types import LossSettings, TrainingSequence
+from openclaw_rl.types import MAX_LOG_RATIO, LossSettings, TrainingSequence
 
-MAX_LOG_RATIO = 20.0
+Table = NDArray[np.float64]
+
+
+class Surrogate(NamedTuple):
+    """A loss of tokens, in any shape."""
+
+    loss: Table
+    slope: Table
+    """By their log-probs."""
+    clipped: NDArray[np.bool_]
+    """Where the clip holds a token back."""
 
 
 class Measured(NamedTuple):
@@ -20,28 +32,33 @@ class Measured(NamedTuple):
     clipped: int
 
 
+def surrogate(settings: LossSettings, new: Any, old: Any, advantages: Any, kind: str = "") -> Surrogate:
+    """The settings' loss, or that of another kind with their bounds, of tokens with these log-probs."""
+    new, old, advantages = np.asarray(new, np.float64), np.asarray(old, np.float64), np.asarray(advantages, np.float64)
+    gap, kind = new - old, kind or settings.kind
+    ratio = np.exp(np.clip(gap, -MAX_LOG_RATIO, MAX_LOG_RATIO))
+    low, high = 1 - settings.eps_clip, 1 + settings.eps_clip_high
+    free = -advantages * ratio
+    moving = np.where(np.abs(gap) <= MAX_LOG_RATIO, free, 0.0)
+    if kind == "importance_sampling":
+        return Surrogate(free, moving, np.zeros(free.shape, bool))
+    if kind == "cispo":
+        slope = -advantages * np.minimum(ratio, high)
+        return Surrogate(slope * new, slope, ratio > high)
+    bounded = -advantages * np.clip(ratio, low, high)
+    return Surrogate(np.maximum(free, bounded), np.where(bounded > free, 0.0, moving), bounded > free)
+
+
 def measure(settings: LossSettings, sequences: Sequence[TrainingSequence], logprobs: SpanLogprobs) -> Measured:
     """The loss of a batch whose tokens have these log-probs under the policy: mean over tokens, then samples."""
     samples = sum(len(sequence.spans) for sequence in sequences)
     total, clipped = 0.0, 0
     for sequence, spans in zip(sequences, logprobs, strict=True):
         for span, own in zip(sequence.spans, spans, strict=True):
-            terms = [token(settings, *each) for each in zip(own, span.old_logprobs, span.advantages, strict=True)]
-            total += sum(term.loss for term in terms) / (len(terms) * samples)
-            clipped += sum(term.clipped for term in terms)
+            found = surrogate(settings, own, span.old_logprobs, span.advantages)
+            total += float(found.loss.mean()) / samples
+            clipped += int(found.clipped.sum())
     return Measured(total, clipped)
-
-
-def token(settings: LossSettings, logprob: float, old: float, advantage: float) -> Measured:
-    ratio = math.exp(min(max(logprob - old, -MAX_LOG_RATIO), MAX_LOG_RATIO))
-    high = 1 + settings.eps_clip_high
-    free = -advantage * ratio
-    if settings.kind == "importance_sampling":
-        return Measured(free, 0)
-    if settings.kind == "cispo":
-        return Measured(-advantage * min(ratio, high) * logprob, int(ratio > high))
-    bounded = -advantage * min(max(ratio, 1 - settings.eps_clip), high)
-    return Measured(max(free, bounded), int(bounded > free))
 
 
 def loss_config(settings: LossSettings) -> dict[str, float] | None:

@@ -9,15 +9,13 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from openclaw_rl.engines.measures import SpanLogprobs
 from openclaw_rl.engines.tinker.datum import BadOutput, NotFinite, read_length
-from openclaw_rl.engines.tinker.surrogate import MAX_LOG_RATIO
+from openclaw_rl.engines.tinker.surrogate import Table, surrogate
 from openclaw_rl.types import LossSettings, Span, TrainingSequence
 
 CROSS_ENTROPY = "cross_entropy"
-Table = NDArray[np.float64]
 
 
 class Slopes(NamedTuple):
@@ -92,38 +90,21 @@ def sampled(sequences: Sequence[TrainingSequence], tables: Sequence[Table]) -> S
 def slopes_of(settings: LossSettings, sequences: Sequence[TrainingSequence], tables: Sequence[Table]) -> Slopes:
     """The loss of a batch whose targets have these log-probs, as `losses.policy` defines it."""
     samples = sum(len(sequence.spans) for sequence in sequences)
-    total, found = 0.0, []
+    total, all_slopes = 0.0, []
     for sequence, table in zip(sequences, tables, strict=True):
         slopes = np.zeros_like(table)
         for span in sequence.spans:
             weight, own = 1 / ((span.stop - span.start) * samples), rows(span)
-            old, worth = np.array(span.old_logprobs), np.array(span.advantages)
-            loss, slope = surrogate(settings, settings.kind, table[own, 0], old, worth)
-            slopes[own, 0] = weight * slope
-            total += weight * float(loss.sum())
+            found = surrogate(settings, table[own, 0], span.old_logprobs, span.advantages)
+            slopes[own, 0] = weight * found.slope
+            total += weight * float(found.loss.sum())
             if (others := span.alternatives) is not None:
                 beside = slice(1, 1 + others.ids.shape[1])
-                loss, slope = surrogate(settings, "ppo", table[own, beside], others.old_logprobs, others.advantages)
-                slopes[own, beside] = weight * slope
-                total += weight * float(loss.sum())
-        found.append(slopes)
-    return Slopes(total, found)
-
-
-def surrogate(settings: LossSettings, kind: str, new: Any, old: Any, advantages: Any) -> tuple[Table, Table]:
-    """The loss of tokens and its slope by their log-probs."""
-    gap = new - old
-    ratio = np.exp(np.clip(gap, -MAX_LOG_RATIO, MAX_LOG_RATIO))
-    low, high = 1 - settings.eps_clip, 1 + settings.eps_clip_high
-    free = -advantages * ratio
-    moving = np.where(np.abs(gap) <= MAX_LOG_RATIO, free, 0.0)
-    if kind == "importance_sampling":
-        return free, moving
-    if kind == "cispo":
-        slope = -advantages * np.minimum(ratio, high)
-        return slope * new, slope
-    bounded = -advantages * np.clip(ratio, low, high)
-    return np.maximum(free, bounded), np.where(bounded > free, 0.0, moving)
+                found = surrogate(settings, table[own, beside], others.old_logprobs, others.advantages, kind="ppo")
+                slopes[own, beside] = weight * found.slope
+                total += weight * float(found.loss.sum())
+        all_slopes.append(slopes)
+    return Slopes(total, all_slopes)
 
 
 def width(sequences: Sequence[TrainingSequence]) -> int:
