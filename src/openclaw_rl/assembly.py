@@ -27,7 +27,6 @@ from openclaw_rl.plugins import load_plugin
 from openclaw_rl.rendering.chat import ChatRenderer
 from openclaw_rl.rendering.tokenizer import ChatTokenizer
 from openclaw_rl.rollouts import Rollout
-from openclaw_rl.types import LossSettings
 
 
 class Backend(Protocol):
@@ -182,17 +181,10 @@ def learner_options(config: Config, folder: Path) -> LearnerOptions:
         alpha=config.lora_alpha or 2.0 * config.lora_rank,
         dropout=config.lora_dropout,
         modules=config.adapted_modules,
-        loss=LossSettings(config.loss_fn, config.eps_clip, config.eps_clip_high, config.kl_loss_coef),
-        epochs=config.train_epochs,
-        learning_rate=config.step_size,
-        betas=(config.adam_beta1, config.adam_beta2),
-        weight_decay=config.weight_decay,
-        max_grad_norm=config.max_grad_norm,
-        max_kl=config.max_kl,
+        training=config.training,
         micro_batch_tokens=config.micro_batch_tokens,
         checkpointing=config.gradient_checkpointing,
         offload=config.offload_optimizer_state,
-        seed=config.seed,
         base_model=config.model_name or EMBEDDED,
         custom_loss=config.custom_loss_function_path,
     )

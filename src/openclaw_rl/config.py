@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from openclaw_rl.models import EMBEDDED
 from openclaw_rl.options import flag, option, option_of, problem, read
+from openclaw_rl.types import LossSettings, TrainingSettings
 
 LOOPBACK = "127.0.0.1"
 #: Reached under these names, the server is reached from this machine only.
@@ -571,6 +572,20 @@ class Config(BaseModel):
     def learns(self) -> bool:
         """Whether anything is trained at all."""
         return self.capture and self.judging != "none" and self.max_steps > 0
+
+    @property
+    def training(self) -> TrainingSettings:
+        """How a step is made."""
+        return TrainingSettings(
+            loss=LossSettings(self.loss_fn, self.eps_clip, self.eps_clip_high, self.kl_loss_coef),
+            epochs=self.train_epochs,
+            learning_rate=self.step_size,
+            betas=(self.adam_beta1, self.adam_beta2),
+            weight_decay=self.weight_decay,
+            max_grad_norm=self.max_grad_norm,
+            max_kl=self.max_kl,
+            seed=self.seed,
+        )
 
     @property
     def step_size(self) -> float:

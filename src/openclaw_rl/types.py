@@ -306,3 +306,18 @@ class LossSettings:
     eps_clip_high: float = 0.28
     kl_coef: float = 0.0
     """Weight of the divergence from the base model."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingSettings:
+    """How a step is made, whichever engine makes it."""
+
+    loss: LossSettings
+    epochs: int
+    learning_rate: float
+    betas: tuple[float, float]
+    weight_decay: float
+    max_grad_norm: float
+    max_kl: float
+    """A step that moves the policy further than this, a token, is refused."""
+    seed: int

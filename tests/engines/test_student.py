@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from training_settings import taken_out
 
 from openclaw_rl.engines.base import StepRefused
 from openclaw_rl.engines.local import student as module
@@ -46,20 +47,18 @@ def options(**given: Any) -> LearnerOptions:
         "alpha": 8.0,
         "dropout": 0.0,
         "modules": MODULES,
-        "loss": LossSettings(),
-        "epochs": 1,
-        "learning_rate": 1e-3,
-        "betas": (0.9, 0.95),
-        "weight_decay": 0.0,
-        "max_grad_norm": 1.0,
-        "max_kl": 0.5,
+        "training": taken_out(given),
         "micro_batch_tokens": 64,
         "checkpointing": False,
         "offload": False,
-        "seed": 0,
         "base_model": "tiny",
     }
     return LearnerOptions(**{**values, **given})
+
+
+def change_training(student: Student, **changes: Any) -> None:
+    training = dataclasses.replace(student.options.training, **changes)
+    student.options = dataclasses.replace(student.options, training=training)
 
 
 def batch(student: Student, seed: int = 0, count: int = 4, advantage: float | None = None) -> list[TrainingSequence]:
@@ -201,7 +200,7 @@ def test_a_refused_step_leaves_everything_bit_for_bit_as_it_was(
     student = trained(decoder, steps, dropout=dropout, max_kl=5.0, epochs=2)
     before = state(student, tmp_path / "before")
     sequences = batch(student, 9)
-    student.options = dataclasses.replace(student.options, max_kl=1e-12 if cause == "max_kl" else 5.0)
+    change_training(student, max_kl=1e-12 if cause == "max_kl" else 5.0)
     if cause == "advantage":
         sequences = [
             dataclasses.replace(s, spans=[dataclasses.replace(s.spans[0], advantages=[float("nan")] * n)])
@@ -240,7 +239,7 @@ def test_a_step_that_is_taken_back_never_was(decoder: Decoder, tmp_path: Path, s
 
 def test_what_dropout_does_to_a_pass_is_not_taken_for_a_move_of_the_policy(decoder: Decoder) -> None:
     student = trained(decoder, 3, dropout=0.0, learning_rate=2e-2, max_kl=100)
-    student.options = dataclasses.replace(student.options, learning_rate=0.0)
+    change_training(student, learning_rate=0.0)
     noisy = dataclasses.replace(student.weights, dropout=0.5)
     student._take(noisy)
     assert student.step(batch(student, 9)).kl_old < 1e-9

@@ -13,6 +13,7 @@ import pytest
 import pytest_asyncio
 import torch
 from tinker_double import ALPHA, RANK, Cloud, failed_request, status_error, tensor, tinker, types
+from training_settings import USUAL, taken_out
 
 from openclaw_rl.engines.base import EngineAway, EngineUnavailable, StepRefused
 from openclaw_rl.engines.local.lora import LoraWeights
@@ -49,20 +50,8 @@ def cloud(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def options(**given: Any) -> TrainingOptions:
-    values: dict[str, Any] = {
-        "rank": RANK,
-        "train_attn": True,
-        "train_mlp": True,
-        "loss": LossSettings(),
-        "epochs": 1,
-        "learning_rate": 1e-3,
-        "betas": (0.9, 0.95),
-        "weight_decay": 0.0,
-        "max_grad_norm": 1.0,
-        "max_kl": 0.5,
-        "seed": 3,
-    }
-    return TrainingOptions(**{**values, **given})
+    training = taken_out(given, dataclasses.replace(USUAL, seed=3))
+    return TrainingOptions(**{"rank": RANK, "train_attn": True, "train_mlp": True, "training": training, **given})
 
 
 async def a_learner(model: Path, timeout: float = 20.0, **given: Any) -> TinkerLearner:

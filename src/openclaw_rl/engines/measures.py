@@ -2,6 +2,7 @@
 
 import math
 
+from openclaw_rl.engines.base import StepRefused
 from openclaw_rl.types import MAX_LOG_RATIO
 
 #: For each sequence, for each of its spans, one log-prob a token.
@@ -20,3 +21,9 @@ def distance(one: SpanLogprobs, other: SpanLogprobs) -> float:
         return 0.0
     ratios = [min(max(b - a, -MAX_LOG_RATIO), MAX_LOG_RATIO) for a, b in pairs]
     return sum(math.exp(ratio) - 1 - ratio for ratio in ratios) / len(ratios)
+
+
+def check_move(moved: float, most: float) -> None:
+    """Raise StepRefused if a step went too far, or nobody knows where."""
+    if not moved <= most:
+        raise StepRefused(f"the step would move the policy by {moved:.3g} a token, more than --max-kl {most:g}")

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from openclaw_rl.engines.base import StepResult
-from openclaw_rl.types import LossSettings, TrainingSequence
+from openclaw_rl.types import TrainingSequence, TrainingSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,19 +19,11 @@ class LearnerOptions:
     alpha: float
     dropout: float
     modules: tuple[str, ...]
-    loss: LossSettings
-    epochs: int
-    learning_rate: float
-    betas: tuple[float, float]
-    weight_decay: float
-    max_grad_norm: float
-    max_kl: float
-    """A step that moves the policy further than this, a token, is refused."""
+    training: TrainingSettings
     micro_batch_tokens: int
     checkpointing: bool
     offload: bool
     """Whether the optimiser's state leaves the device between steps."""
-    seed: int
     base_model: str
     """How the base model is called in the adapters' files."""
     custom_loss: str | None = None

@@ -50,7 +50,7 @@ def main(connection: Connection, options: LearnerOptions) -> None:
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         try:
             decoder = take_up(options.shared) if options.shared else load_alone(options)
-            torch.manual_seed(options.seed)
+            torch.manual_seed(options.training.seed)
             student = Student(decoder, options)
         except Exception as error:
             log.debug("loading failed", exc_info=True)

@@ -21,7 +21,7 @@ from openclaw_rl.engines.local.learner_messages import LearnerOptions
 from openclaw_rl.engines.local.lora import LoraWeights
 from openclaw_rl.engines.local.training import Metrics, TrainedWeights, Trainer
 from openclaw_rl.engines.local.whole import WholeWeights
-from openclaw_rl.engines.measures import distance
+from openclaw_rl.engines.measures import check_move, distance
 from openclaw_rl.losses.custom import LossFailed, load_loss
 from openclaw_rl.losses.policy import Loss, PolicyLoss
 from openclaw_rl.types import TrainingSequence
@@ -51,7 +51,7 @@ class Student:
 
     def __init__(self, decoder: Decoder, options: LearnerOptions) -> None:
         self.decoder, self.options = decoder, options
-        settings = PolicyLoss(**asdict(options.loss))
+        settings = PolicyLoss(**asdict(options.training.loss))
         self.loss: Loss = load_loss(options.custom_loss, settings) if options.custom_loss else settings
         self._before: Snapshot | None = None
         self.reset()
@@ -61,7 +61,7 @@ class Student:
         if not options.rank:
             self._take(WholeWeights.create(base, options.model))
             return
-        settings = (options.rank, options.alpha, options.modules, options.dropout, options.seed)
+        settings = (options.rank, options.alpha, options.modules, options.dropout, options.training.seed)
         self._take(LoraWeights.create(base.shape, *settings, base.embed.device))
 
     def undo(self) -> None:
@@ -136,11 +136,11 @@ class Student:
         return lora
 
     def _take(self, weights: TrainedWeights) -> None:
-        options = self.options
+        options, training = self.options, self.options.training
         self.weights, self.steps, self._before = weights, 0, None
         self.trainer = Trainer(self.decoder, weights, self.loss, options.micro_batch_tokens, options.checkpointing)
         self.optimizer = torch.optim.AdamW(
-            weights.parameters(), lr=options.learning_rate, betas=options.betas, weight_decay=options.weight_decay
+            weights.parameters(), lr=training.learning_rate, betas=training.betas, weight_decay=training.weight_decay
         )
 
     def _step(self, sequences: Sequence[TrainingSequence], budget: int) -> StepResult:
@@ -152,16 +152,13 @@ class Student:
         kl_base = self._distance_from_base(sequences)
         # What dropout does to a pass is not a move of the policy.
         before = self.trainer.score(sequences) if self.weights.dropout else None
-        for _ in range(self.options.epochs):
+        for _ in range(self.options.training.epochs):
             metrics = self.trainer.forward_backward(sequences)
             first = first or metrics
             norms.append(self._update(metrics.loss))
         assert first is not None
         kl = distance(before or first.logprobs, self.trainer.score(sequences))
-        if not kl <= self.options.max_kl:
-            raise StepRefused(
-                f"the step would move the policy by {kl:.3g} a token, more than --max-kl {self.options.max_kl:g}"
-            )
+        check_move(kl, self.options.training.max_kl)
         self.steps += 1
         if self.options.offload:
             self._move_moments(torch.device("cpu"))
@@ -179,7 +176,7 @@ class Student:
 
     def _update(self, loss: float) -> float:
         """Apply the gradient that has been gathered; its norm. Raises StepRefused if it is not finite."""
-        norm = float(torch.nn.utils.clip_grad_norm_(self.weights.parameters(), self.options.max_grad_norm))
+        norm = float(torch.nn.utils.clip_grad_norm_(self.weights.parameters(), self.options.training.max_grad_norm))
         if not math.isfinite(loss) or not math.isfinite(norm):
             raise StepRefused(f"the {'gradient' if math.isfinite(loss) else 'loss'} is not finite")
         self.optimizer.step()

@@ -11,7 +11,6 @@ from openclaw_rl.engines.tinker.learner import TinkerLearner
 from openclaw_rl.engines.tinker.run import TrainingOptions
 from openclaw_rl.engines.tinker.sampler import SamplerOptions, TinkerSampler
 from openclaw_rl.options import ConfigError
-from openclaw_rl.types import LossSettings
 
 ATTENTION, MLP = {"q_proj", "k_proj", "v_proj", "o_proj"}, {"gate_proj", "up_proj", "down_proj"}
 
@@ -83,13 +82,6 @@ def build_learner(config: Config, connection: Connection, sampler: TinkerSampler
             rank=config.lora_rank,
             train_attn=bool(modules & ATTENTION),
             train_mlp=bool(modules & MLP),
-            loss=LossSettings(config.loss_fn, config.eps_clip, config.eps_clip_high),
-            epochs=config.train_epochs,
-            learning_rate=config.step_size,
-            betas=(config.adam_beta1, config.adam_beta2),
-            weight_decay=config.weight_decay,
-            max_grad_norm=config.max_grad_norm,
-            max_kl=config.max_kl,
-            seed=config.seed,
+            training=config.training,
         ),
     )

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from openclaw_rl.engines.base import EngineAway, EngineError, EngineUnavailable, StepRefused, StepResult
-from openclaw_rl.engines.measures import SpanLogprobs, distance
+from openclaw_rl.engines.measures import SpanLogprobs, check_move, distance
 from openclaw_rl.engines.tinker.connection import FIRST_PAUSE, Connection
 from openclaw_rl.engines.tinker.datum import BadOutput, NotFinite, read_length, span_logprobs, to_data
 from openclaw_rl.engines.tinker.errors import CallFailed, Kind
@@ -147,7 +147,7 @@ class TinkerLearner:
         base = asyncio.create_task(self._base_logprobs(sequences if self.steps else ()))
         try:
             one_pass = self._weighted_pass if is_weighted(sequences) else self._pass
-            passes = [await one_pass(sequences) for _ in range(self.options.epochs)]
+            passes = [await one_pass(sequences) for _ in range(self.options.training.epochs)]
             norm = max(done.norm for done in passes)
             if not math.isfinite(norm):
                 raise StepRefused("the gradient is not finite")
@@ -161,14 +161,14 @@ class TinkerLearner:
         data = to_data(self.connection.types, sequences, takes_means=self.connection.traits.takes_means)
         output, told = await self.run.train(data)
         logprobs = span_logprobs(sequences, output)
-        return Pass(logprobs, measure(self.options.loss, sequences, logprobs).loss, gradient_norm(told))
+        return Pass(logprobs, measure(self.options.training.loss, sequences, logprobs).loss, gradient_norm(told))
 
     async def _weighted_pass(self, sequences: Sequence[TrainingSequence]) -> Pass:
         """One update by a loss whose slopes are computed here."""
         types, means = self.connection.types, self.connection.traits.takes_means
         output = await self.run.look(to_weighted_data(types, sequences), CROSS_ENTROPY)
         tables = read_tables(sequences, output)
-        found = slopes_of(self.options.loss, sequences, tables)
+        found = slopes_of(self.options.training.loss, sequences, tables)
         if math.isfinite(found.loss):
             data = to_weighted_data(types, sequences, found.tables, factor=means)
             _, told = await self.run.train(data, CROSS_ENTROPY)
@@ -193,15 +193,12 @@ class TinkerLearner:
         started: float,
     ) -> StepResult:
         """What a step did, from the policy's log-probs in each pass and after the last. Raises StepRefused."""
-        options = self.options
-        last = measure(options.loss, sequences, seen[-2])
+        training = self.options.training
+        last = measure(training.loss, sequences, seen[-2])
         if not math.isfinite(loss):
             raise StepRefused("the loss is not finite")
         moved = distance(seen[0], seen[-1])
-        if not moved <= options.max_kl:
-            raise StepRefused(
-                f"the step would move the policy by {moved:.3g} a token, more than --max-kl {options.max_kl:g}"
-            )
+        check_move(moved, training.max_kl)
         tokens = sum(span.stop - span.start for sequence in sequences for span in sequence.spans)
         return StepResult(
             loss=loss,

@@ -11,7 +11,7 @@ from openclaw_rl.engines.tinker import sdk
 from openclaw_rl.engines.tinker.connection import TRIALS, Connection
 from openclaw_rl.engines.tinker.errors import CallFailed
 from openclaw_rl.engines.tinker.surrogate import loss_config
-from openclaw_rl.types import LossSettings
+from openclaw_rl.types import TrainingSettings
 
 log = logging.getLogger(__name__)
 
@@ -30,14 +30,7 @@ class TrainingOptions:
     rank: int
     train_attn: bool
     train_mlp: bool
-    loss: LossSettings
-    epochs: int
-    learning_rate: float
-    betas: tuple[float, float]
-    weight_decay: float
-    max_grad_norm: float
-    max_kl: float
-    seed: int
+    training: TrainingSettings
 
 
 class TrainingRun:
@@ -68,15 +61,15 @@ class TrainingRun:
 
         With the options' loss, unless another one is named, which has no settings.
         """
-        options, client = self.options, self.client
+        training, client = self.options.training, self.client
         self.state = None
         adam = self.connection.types.AdamParams(
-            learning_rate=options.learning_rate,
-            beta1=options.betas[0],
-            beta2=options.betas[1],
+            learning_rate=training.learning_rate,
+            beta1=training.betas[0],
+            beta2=training.betas[1],
             eps=ADAM_EPS,
-            weight_decay=options.weight_decay,
-            grad_clip_norm=options.max_grad_norm,
+            weight_decay=training.weight_decay,
+            grad_clip_norm=training.max_grad_norm,
         )
 
         async def both() -> tuple[Any, Any]:
@@ -96,7 +89,7 @@ class TrainingRun:
         return await self.connection.work(look, "look at the policy")
 
     def _loss(self, named: str | None) -> tuple[str, dict[str, float] | None]:
-        own = self.options.loss
+        own = self.options.training.loss
         return (named, None) if named else (own.kind, loss_config(own))
 
     async def saved_state(self, *, lasting: bool = False) -> str:
@@ -136,7 +129,7 @@ class TrainingRun:
         return await self.connection.service.create_lora_training_client_async(
             base_model=base_model,
             rank=options.rank,
-            seed=options.seed,
+            seed=options.training.seed,
             train_attn=options.train_attn,
             train_mlp=options.train_mlp,
             train_unembed=False,
