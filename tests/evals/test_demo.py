@@ -21,20 +21,21 @@ def test_a_demo_holds_conversations_learns_and_leaves_a_picture_and_a_page(
     monkeypatch.setattr(trial, "SHORT_EXAM", 4)
     out = tmp_path / "demo"
     server = ["--", "--batch-size", "2", "--kv-cache-gib", "0.1", "--max-kl", "100"]
-    line = ["demo", "--method", "rl", "--sessions", "6", "--minutes", "1", "--out", str(out)]
-    assert main([*line, "--model-name", str(tiny_model), *server]) == 0
+    line = ["demo", "--method", "rl", "--sessions", "6", "--minutes", "1", "--seeds", "2", "--at-once", "2"]
+    assert main([*line, "--out", str(out), "--model-name", str(tiny_model), *server]) == 0
     shown = capsys.readouterr().out
     assert "adherence" in shown
     assert "sessions until" in shown
     assert (out / "curve.png").read_bytes().startswith(b"\x89PNG")
     assert "<svg" in (out / "index.html").read_text()
     results = json.loads((out / "results.json").read_text())
-    (only,) = results["trials"]
-    assert (only["method"], only["persona"], len(only["first_replies"])) == ("rl", "brief", 6)
-    first, *_, last = only["exams"]
-    assert first["version"] == 0
-    assert last["version"] >= 1
-    assert {"--model-name", str(tiny_model), "--batch-size"} <= set(only["settings"])
+    assert [trial["seed"] for trial in results["trials"]] == [0, 1]
+    for held in results["trials"]:
+        assert (held["method"], held["persona"], len(held["first_replies"])) == ("rl", "brief", 6)
+        first, *_, last = held["exams"]
+        assert first["version"] == 0
+        assert last["version"] >= 1
+        assert {"--model-name", str(tiny_model), "--batch-size"} <= set(held["settings"])
     # A page about the run of the trial, from the same files that any server leaves.
     assert main(["report", str(out / "rl-brief-0"), "--no-answers", "--model-name", str(tiny_model)]) == 0
     assert "<svg" in (out / "rl-brief-0" / "report.html").read_text()

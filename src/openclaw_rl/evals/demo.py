@@ -59,10 +59,11 @@ def demo(config: Config, options: argparse.Namespace) -> int:
         raise ConfigError(str(error)) from None
     outcomes: list[Outcome] = []
     try:
-        asyncio.run(hold_all(plans, outcomes, console))
+        asyncio.run(hold_all(plans, outcomes, console, options.at_once))
     except KeyboardInterrupt:
         console.print("Stopped.")
     if outcomes:
+        outcomes.sort(key=lambda outcome: plans.index(outcome.plan))
         try:
             with console.status("Asking the base model how probable the answers are …"):
                 asyncio.run(look_at_perplexity(outcomes, folder, config.device))
@@ -82,8 +83,8 @@ def free_folder() -> Path:
 
 def make_plans(config: Config, options: argparse.Namespace, out: Path) -> list[Plan]:
     """All trials. Raises ConfigError."""
-    if options.minutes <= 0 or options.sessions < 1 or options.seeds < 1:
-        raise ConfigError("--minutes, --sessions and --seeds are numbers above 0.")
+    if options.minutes <= 0 or min(options.sessions, options.seeds, options.at_once) < 1:
+        raise ConfigError("--minutes, --sessions, --seeds and --at-once are numbers above 0.")
     methods = METHODS if options.method == "all" else (options.method,)
     personas = [load(name) for name in (BUILT_IN if options.persona == "all" else (options.persona,))]
     model = ("--model-name", config.model_name) if config.model_name else ()
@@ -112,14 +113,22 @@ def make_plans(config: Config, options: argparse.Namespace, out: Path) -> list[P
     return plans
 
 
-async def hold_all(plans: Sequence[Plan], outcomes: list[Outcome], console: Console) -> None:
-    """One trial after the other; what is done is in `outcomes`, whatever comes after it."""
+async def hold_all(plans: Sequence[Plan], outcomes: list[Outcome], console: Console, at_once: int) -> None:
+    """Hold the trials, so many at a time; what is done is in `outcomes`, whatever comes after it."""
+    room = asyncio.Semaphore(at_once)
     with Screen(console, len(plans)) as screen:
-        for plan in plans:
-            try:
+
+        async def hold(plan: Plan) -> None:
+            async with room:
                 outcomes.append(await run(plan, screen))
-            except* (ServerFailed, ChatFailed) as errors:
-                raise ConfigError(str(first(errors))) from None
+                screen.ended(plan)
+
+        try:
+            async with asyncio.TaskGroup() as trials:
+                for plan in plans:
+                    trials.create_task(hold(plan))
+        except* (ServerFailed, ChatFailed) as errors:
+            raise ConfigError(str(first(errors))) from None
 
 
 def first(errors: BaseException) -> BaseException:
@@ -163,6 +172,8 @@ def command_line(options: argparse.Namespace) -> str:
     """What to type to do this again."""
     given = ["openclaw-rl", "demo", "--method", options.method, "--persona", options.persona]
     given += ["--minutes", f"{options.minutes:g}", "--sessions", str(options.sessions), "--seeds", str(options.seeds)]
+    if options.at_once > 1:
+        given += ["--at-once", str(options.at_once)]
     if options.user_base_url:
         given += ["--user-base-url", options.user_base_url, "--user-model", options.user_model]
     return shlex.join([*given, *(["--", *options.server] if options.server else [])])

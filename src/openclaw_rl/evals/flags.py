@@ -23,6 +23,9 @@ def add_demo_options(parser: Any) -> None:
     parser.add_argument("--minutes", type=float, default=9.0, help="longest time to talk (default: 9)")
     parser.add_argument("--sessions", type=int, default=300, help="most sessions to hold (default: 300)")
     parser.add_argument("--seeds", type=int, default=1, help="repeat each trial with so many seeds (default: 1)")
+    parser.add_argument(
+        "--at-once", type=int, default=1, help="trials side by side, each with its own server (default: 1)"
+    )
     parser.add_argument("--out", type=Path, help="a new folder to write to (default: runs/demo, or runs/demo-2 …)")
     parser.add_argument(
         "--user-base-url", default="", help=f"let a model play the person, at this address (key: {USER_KEY})"

@@ -1,5 +1,8 @@
 """What somebody sees of a trial while it runs: how far it is, what it can do by now, and an answer before and now."""
 
+from dataclasses import dataclass
+from pathlib import Path
+
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
@@ -15,13 +18,17 @@ BAR_WIDTH = 30
 
 
 class Screen:
-    """Implements `Watch`: a live panel in a terminal, a line an examination elsewhere."""
+    """Implements `Watch` for trials that run one after the other or side by side.
+
+    In a terminal a live panel, or a table when there are several; elsewhere a line for each examination.
+    """
 
     def __init__(self, console: Console, total: int) -> None:
         self.console, self.total = console, total
         self.live = Live(console=console, refresh_per_second=4, transient=True) if console.is_terminal else None
-        self._number = 0
-        self._what = ""
+        self._titles: dict[Path, str] = {}
+        #: What is known of the trials that run, in the order in which they began.
+        self._running: dict[Path, Glance] = {}
 
     def __enter__(self) -> "Screen":
         if self.live:
@@ -33,10 +40,10 @@ class Screen:
             self.live.stop()
 
     def starting(self, plan: Plan) -> None:
-        self._number += 1
-        which = f"{self._number} of {self.total}: " if self.total > 1 else ""
-        self._what = f"{which}{plan.method}, persona {plan.persona.name}, seed {plan.seed}"
-        self.console.print(f"[bold]{self._what}[/bold]  [dim]{plan.run_dir}[/dim]")
+        which = f"{len(self._titles) + 1} of {self.total}: " if self.total > 1 else ""
+        title = f"{which}{plan.method}, persona {plan.persona.name}, seed {plan.seed}"
+        self._titles[plan.run_dir] = title
+        self.console.print(f"[bold]{title}[/bold]  [dim]{plan.run_dir}[/dim]")
         self._show(Outcome(plan), "Starting a server (the first start converts the model) …", 0.0)
 
     def talking(self, outcome: Outcome, seconds: float, state: str) -> None:
@@ -48,30 +55,68 @@ class Screen:
 
     def examined(self, outcome: Outcome, exam: Exam) -> None:
         fine = sum(not answer.faults for answer in exam.answers) / len(exam.answers)
+        which = f"   [dim]{self._titles[outcome.plan.run_dir]}[/dim]" if len(self._running) > 1 else ""
         self.console.print(
             f"  {exam.seconds / 60:4.1f} min  {exam.sessions:4d} sessions  policy {exam.version:3d}   "
-            f"adherence [bold]{exam.adherence:.2f}[/bold]   sensible answers {fine:.2f}"
+            f"adherence [bold]{exam.adherence:.2f}[/bold]   sensible answers {fine:.2f}{which}"
         )
+
+    def ended(self, plan: Plan) -> None:
+        del self._running[plan.run_dir]
 
     def _show(self, outcome: Outcome, doing: str, seconds: float) -> None:
-        if self.live:
-            self.live.update(Panel(Group(*self._lines(outcome, doing, seconds)), title=self._what, title_align="left"))
+        glance = self._running[outcome.plan.run_dir] = Glance(outcome, doing, seconds)
+        if not self.live:
+            return
+        if len(self._running) > 1:
+            self.live.update(self._side_by_side())
+        else:
+            title = self._titles[outcome.plan.run_dir]
+            self.live.update(Panel(Group(*closely(glance)), title=title, title_align="left"))
 
-    def _lines(self, outcome: Outcome, doing: str, seconds: float) -> list[RenderableType]:
-        plan, exams = outcome.plan, outcome.exams
-        table = Table.grid(padding=(0, 2))
-        table.add_row("time", ProgressBar(60 * plan.minutes, seconds, width=BAR_WIDTH), f"{seconds / 60:.1f} min")
-        table.add_row(
-            "sessions", ProgressBar(plan.sessions, len(outcome.sessions), width=BAR_WIDTH), str(len(outcome.sessions))
-        )
-        if exams:
-            last = exams[-1].adherence
-            change = f"{exams[0].adherence:.2f} → {last:.2f}"
-            table.add_row("adherence", ProgressBar(1.0, last, width=BAR_WIDTH), change)
-        lines: list[RenderableType] = [table, Text(doing, style="dim")]
-        if len(exams) > 1:
-            lines.append(before_and_now(exams[0], exams[-1]))
-        return lines
+    def _side_by_side(self) -> Table:
+        """A row for each trial that runs."""
+        table = Table("trial", "time", "sessions", "adherence", "")
+        for run_dir, glance in self._running.items():
+            table.add_row(self._titles[run_dir], glance.time, glance.held, glance.change, Text(glance.doing, "dim"))
+        return table
+
+
+@dataclass(frozen=True, slots=True)
+class Glance:
+    """A trial at a moment."""
+
+    outcome: Outcome
+    doing: str
+    seconds: float
+
+    @property
+    def time(self) -> str:
+        return f"{self.seconds / 60:.1f} min"
+
+    @property
+    def held(self) -> str:
+        return str(len(self.outcome.sessions))
+
+    @property
+    def change(self) -> str:
+        """Adherence at first and now."""
+        exams = self.outcome.exams
+        return f"{exams[0].adherence:.2f} → {exams[-1].adherence:.2f}" if exams else ""
+
+
+def closely(glance: Glance) -> list[RenderableType]:
+    """A trial with bars, and with two answers to compare."""
+    outcome, plan, exams = glance.outcome, glance.outcome.plan, glance.outcome.exams
+    table = Table.grid(padding=(0, 2))
+    table.add_row("time", ProgressBar(60 * plan.minutes, glance.seconds, width=BAR_WIDTH), glance.time)
+    table.add_row("sessions", ProgressBar(plan.sessions, len(outcome.sessions), width=BAR_WIDTH), glance.held)
+    if exams:
+        table.add_row("adherence", ProgressBar(1.0, exams[-1].adherence, width=BAR_WIDTH), glance.change)
+    lines: list[RenderableType] = [table, Text(glance.doing, style="dim")]
+    if len(exams) > 1:
+        lines.append(before_and_now(exams[0], exams[-1]))
+    return lines
 
 
 def before_and_now(first: Exam, last: Exam) -> Table:
