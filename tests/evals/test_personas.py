@@ -33,8 +33,8 @@ FAILING = {
     ],
     "teaching-assistant": [(LIGHT, "Because the pigment goes away."), ("What is inflation?", "Prices rise over time.")],
     "teacher": [
-        ('My pupil wrote: "7 x 8 = 54." Please comment.', "The answer is wrong. 7 x 8 is 56."),
-        ('My pupil wrote: "He go to school." Please comment.', "The verb needs an s."),
+        (LIGHT, "Leaves change colour because the green pigment breaks down."),
+        ("How do vaccines work?", "A vaccine shows the body a part of a germ, so that it learns to fight it."),
     ],
     "brief": [
         (LIGHT, LONG),
@@ -44,7 +44,7 @@ FAILING = {
 PASSING = {
     "student": [(LIGHT, "Leaves change colour because the green pigment breaks down and the yellow one shows.")],
     "teaching-assistant": [(LIGHT, f"{LONG} For example, {LONG} {LONG}")],
-    "teacher": [('My pupil wrote: "7 x 8 = 54." Please comment.', "Good try! You were close: 7 x 8 is 56.")],
+    "teacher": [(LIGHT, "Great question! Leaves change colour because the green pigment breaks down.")],
     "brief": [(LIGHT, "Their green pigment breaks down, so that yellow and red ones show.")],
 }
 

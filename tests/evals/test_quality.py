@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from openclaw_rl.evals.quality import LONGEST, MOST_PERPLEXITY, check
 from openclaw_rl.evals.questions import all_questions
 
-#: Written by hand, with whether they are good.
+#: Written by hand, with whether they are good, and with a reference where the question is none of ours.
 ANSWERS = [json.loads(line) for line in Path(__file__).with_name("answers.jsonl").read_text("utf-8").splitlines()]
 REFERENCES = {question.text: question.reference for question in all_questions()}
+REFERENCES |= {case["question"]: case["reference"] for case in ANSWERS if "reference" in case}
 SKY = "Why is the sky blue?"
 GOOD = "Because air scatters blue light from the sun more than any other colour."
 

@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 from openclaw_rl.judge.reader import ReplyKind, instruct, read_reply
 
 ONE = "Answer in one short sentence only."
+PLAIN = "Answer in one paragraph of plain text."
+DETAIL = "Give a longer and more detailed answer, with an example."
 SHORTER = "Give a much shorter answer, in one or two sentences."
 
 
@@ -16,7 +18,7 @@ SHORTER = "Give a much shorter answer, in one or two sentences."
         ("One sentence, please.", ONE),
         ("shorter pls", SHORTER),
         ("Too long.", SHORTER),
-        ("No bold, please.", "Use plain text, without bold or other formatting."),
+        ("No bold, please.", PLAIN),
         ("Kürzer bitte, ein Satz.", "Antworte nur in einem kurzen Satz."),
         ("Sans gras, s'il te plaît.", "Écris du texte simple, sans gras."),
         ("太长了。", "请简短回答，最多一两句话。"),
@@ -26,6 +28,16 @@ SHORTER = "Give a much shorter answer, in one or two sentences."
         ("Kannst du das kürzer machen?", "Antworte viel kürzer, in ein oder zwei Sätzen."),
         ("Résume en une phrase, c'est trop long.", "Réponds en une seule phrase courte."),
         ("Hazlo más breve, por favor.", "Responde mucho más corto, en una o dos frases."),
+        ("I asked for plain text, not bold.", PLAIN),
+        ("I can't copy the bold parts. Make it plain text, please.", PLAIN),
+        ("Can you make it a paragraph instead of a list?", PLAIN),
+        ("Too many points. Write it as one paragraph, please.", PLAIN),
+        ("I asked for plain text, not a list, and no bold.", PLAIN),
+        ("Please add some praise.", 'Start with "Great question!", then answer.'),
+        ("Too harsh. Please be kinder.", "Be warm, kind and encouraging."),
+        ("I wanted the plain number, not a box.", "Write the result in plain words, without \\boxed."),
+        ("I asked for an explanation, not a one-liner.", DETAIL),
+        ("Too short. I need more detail, please.", DETAIL),
     ],
 )
 def test_a_wish_that_says_nothing_else_becomes_the_instruction(hint: str, instruction: str) -> None:
@@ -45,6 +57,8 @@ def test_what_else_was_said_stays_before_the_instruction(hint: str) -> None:
         "Make it two sentences.",
         "At most 20 words, please.",
         "Use a table instead of a list, please.",
+        "Give me a list.",
+        "Put the names in bold.",
         "Paris is not the capital of Italy, Rome is.",
         "Use the metric system.",
         "",

@@ -1,0 +1,26 @@
+"""The built-in rules with several hints a turn, for topk-select to choose from:
+
+openclaw-rl serve --method topk-select --custom-rm-path examples/several_hints.py
+
+Rules find one hint in what somebody says; a language model's votes give several. Here they are three ways to put the
+same wish: as an instruction, in the person's own words, and both.
+"""
+
+from openclaw_rl.judge.judges import ABOUT_FORM, READINGS
+from openclaw_rl.judge.reader import Reading, instruct, read_reply
+
+
+class Judge:
+    def score(self, prompt: str, response: str, next_state: str) -> float | None:
+        return READINGS.get(read(prompt, response, next_state).kind)
+
+    def hint(self, prompt: str, response: str, next_state: str) -> list[str]:
+        reading = read(prompt, response, next_state)
+        if READINGS.get(reading.kind) != -1.0 or not reading.hint:
+            return []
+        instruction = instruct(reading.hint, response) if reading.kind in ABOUT_FORM else reading.hint
+        return list(dict.fromkeys([instruction, reading.hint, f"{reading.hint} {instruction}"]))
+
+
+def read(prompt: str, response: str, next_state: str) -> Reading:
+    return read_reply(prompt, response, [{"role": "user", "content": next_state}])
