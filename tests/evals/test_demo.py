@@ -96,6 +96,26 @@ def test_all_methods_and_seeds_are_one_trial_each(tmp_path: Path) -> None:
         make_plans(Config(), options, tmp_path)
 
 
+def test_a_server_that_does_not_start_is_said_and_fails_the_demo(
+    tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = [
+        "demo",
+        "--method",
+        "all",
+        "--at-once",
+        "4",
+        "--out",
+        str(tmp_path / "out"),
+        "--model-name",
+        str(tiny_model),
+    ]
+    assert main([*line, "--", "--no-such-option"]) == 1
+    shown = capsys.readouterr().out
+    assert shown.count("failed: The server did not start") == len(METHODS)
+    assert "no-such-option" in shown
+
+
 def test_a_demo_without_a_folder_takes_one_that_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert free_folder() == Path("runs/demo")

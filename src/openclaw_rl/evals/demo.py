@@ -58,8 +58,9 @@ def demo(config: Config, options: argparse.Namespace) -> int:
     except ModelNotFound as error:
         raise ConfigError(str(error)) from None
     outcomes: list[Outcome] = []
+    failed = 0
     try:
-        asyncio.run(hold_all(plans, outcomes, console, options.at_once))
+        failed = asyncio.run(hold_all(plans, outcomes, console, options.at_once))
     except KeyboardInterrupt:
         console.print("Stopped.")
     if outcomes:
@@ -72,7 +73,7 @@ def demo(config: Config, options: argparse.Namespace) -> int:
         write_results(outcomes, out, command_line(options), config.model_name or EMBEDDED)
         console.print(table(summarise(outcomes)))
         console.print(f"Picture: {out / 'curve.png'}   Page: {out / 'index.html'}", soft_wrap=True)
-    return 0
+    return 1 if failed else 0
 
 
 def free_folder() -> Path:
@@ -85,7 +86,7 @@ def make_plans(config: Config, options: argparse.Namespace, out: Path) -> list[P
     """All trials. Raises ConfigError."""
     if options.minutes <= 0 or min(options.sessions, options.seeds, options.at_once) < 1:
         raise ConfigError("--minutes, --sessions, --seeds and --at-once are numbers above 0.")
-    methods = METHODS if options.method == "all" else (options.method,)
+    methods = METHODS if options.methods == "all" else (options.methods,)
     personas = [load(name) for name in (BUILT_IN if options.persona == "all" else (options.persona,))]
     model = ("--model-name", config.model_name) if config.model_name else ()
     common = ("--device", config.device, "--cache-dir", str(config.cache_dir))
@@ -113,22 +114,23 @@ def make_plans(config: Config, options: argparse.Namespace, out: Path) -> list[P
     return plans
 
 
-async def hold_all(plans: Sequence[Plan], outcomes: list[Outcome], console: Console, at_once: int) -> None:
-    """Hold the trials, so many at a time; what is done is in `outcomes`, whatever comes after it."""
+async def hold_all(plans: Sequence[Plan], outcomes: list[Outcome], console: Console, at_once: int) -> int:
+    """Hold the trials, so many at a time; how many failed. What is done is in `outcomes`, whatever comes after it."""
     room = asyncio.Semaphore(at_once)
     with Screen(console, len(plans)) as screen:
 
         async def hold(plan: Plan) -> None:
             async with room:
-                outcomes.append(await run(plan, screen))
+                try:
+                    outcomes.append(await run(plan, screen))
+                except* (ServerFailed, ChatFailed) as errors:
+                    screen.failed(plan, str(first(errors)))
                 screen.ended(plan)
 
-        try:
-            async with asyncio.TaskGroup() as trials:
-                for plan in plans:
-                    trials.create_task(hold(plan))
-        except* (ServerFailed, ChatFailed) as errors:
-            raise ConfigError(str(first(errors))) from None
+        async with asyncio.TaskGroup() as trials:
+            for plan in plans:
+                trials.create_task(hold(plan))
+    return len(plans) - len(outcomes)
 
 
 def first(errors: BaseException) -> BaseException:
@@ -170,7 +172,7 @@ def plain(outcome: Outcome) -> dict[str, Any]:
 
 def command_line(options: argparse.Namespace) -> str:
     """What to type to do this again."""
-    given = ["openclaw-rl", "demo", "--method", options.method, "--persona", options.persona]
+    given = ["openclaw-rl", "demo", "--method", options.methods, "--persona", options.persona]
     given += ["--minutes", f"{options.minutes:g}", "--sessions", str(options.sessions), "--seeds", str(options.seeds)]
     if options.at_once > 1:
         given += ["--at-once", str(options.at_once)]

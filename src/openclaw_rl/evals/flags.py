@@ -14,7 +14,10 @@ USER_KEY = "OPENCLAW_DEMO_USER_API_KEY"
 def add_demo_options(parser: Any) -> None:
     """The demo's own options; everything after `--` is the server's."""
     methods = (*METHODS, "all")
-    parser.add_argument("--method", choices=methods, default="combine", help="how to learn (default: combine)")
+    # Not `method`, which is an option of the server, and never all of them.
+    parser.add_argument(
+        "--method", dest="methods", choices=methods, default="combine", help="how to learn (default: combine)"
+    )
     parser.add_argument(
         "--persona",
         default="brief",

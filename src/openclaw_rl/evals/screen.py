@@ -5,6 +5,7 @@ from pathlib import Path
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.markup import escape
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -60,6 +61,9 @@ class Screen:
             f"  {exam.seconds / 60:4.1f} min  {exam.sessions:4d} sessions  policy {exam.version:3d}   "
             f"adherence [bold]{exam.adherence:.2f}[/bold]   sensible answers {fine:.2f}{which}"
         )
+
+    def failed(self, plan: Plan, why: str) -> None:
+        self.console.print(f"[red]{self._titles[plan.run_dir]} failed:[/red] {escape(why)}", soft_wrap=True)
 
     def ended(self, plan: Plan) -> None:
         del self._running[plan.run_dir]
