@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from common import machine, table, verdict
 from measuring import Step, best, peak, timed
-from shapes import QWEN3_0_6B, QWEN3_4B, random_decoder
+from shapes import QWEN3_0_6B, QWEN3_4B, random_decoder, transformers_model
 
 from openclaw_rl.engines.local.decoder import PROJECTIONS, Decoder, Shape, load_decoder
 from openclaw_rl.engines.local.lora import LoraWeights
@@ -99,23 +99,12 @@ def peft_step(model: Any, batch: list[TrainingSequence]) -> Step:
     return step
 
 
-def transformers_model(device: str, shape: Shape | None) -> Any:
-    from transformers import AutoModelForCausalLM, Qwen3Config
+def peft_model(device: str, shape: Shape | None) -> Any:
+    from transformers import AutoModelForCausalLM
 
     if shape is None:
         return AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
-    config = Qwen3Config(
-        vocab_size=shape.vocab,
-        hidden_size=shape.hidden,
-        intermediate_size=shape.intermediate,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
-        num_key_value_heads=shape.kv_heads,
-        head_dim=shape.head_dim,
-        tie_word_embeddings=True,
-    )
-    with torch.device(device):
-        return AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    return transformers_model(shape, device)
 
 
 def our_decoder(device: str, shape: Shape | None) -> Decoder:
@@ -128,7 +117,7 @@ def make_step(side: str, device: str, shape: Shape | None) -> Step:
     """The step of 8 samples, of one side."""
     random.seed(0)
     if side == PEFT:
-        model = transformers_model(device, shape)
+        model = peft_model(device, shape)
         return peft_step(model, samples(model.config.vocab_size))
     decoder = our_decoder(device, shape)
     micro_batch_tokens = CPU_MICRO_BATCH if device == "cpu" else MICRO_BATCH_TOKENS

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from common import machine, table, verdict
-from shapes import QWEN3_4B, random_decoder
+from shapes import QWEN3_4B, random_decoder, transformers_model
 
 from openclaw_rl.engines.local.messages import Add, WorkerOptions
 from openclaw_rl.engines.local.sampler import LocalSampler
@@ -151,20 +151,7 @@ def show_cpu(alone: float, ours: float, burst: float, theirs: tuple[float, float
 
 
 def baseline_on_cuda(batches: list[int]) -> dict[int, float]:
-    from transformers import AutoModelForCausalLM, Qwen3Config
-
-    config = Qwen3Config(
-        vocab_size=QWEN3_4B.vocab,
-        hidden_size=QWEN3_4B.hidden,
-        intermediate_size=QWEN3_4B.intermediate,
-        num_hidden_layers=QWEN3_4B.layers,
-        num_attention_heads=QWEN3_4B.heads,
-        num_key_value_heads=QWEN3_4B.kv_heads,
-        head_dim=QWEN3_4B.head_dim,
-        tie_word_embeddings=True,
-    )
-    with torch.device("cuda"):
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
+    model = transformers_model(QWEN3_4B, "cuda").eval()
     results = {}
     for batch in batches:
         prompts = [random_prompt(512, QWEN3_4B.vocab) for _ in range(batch)]

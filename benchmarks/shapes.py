@@ -1,6 +1,7 @@
 """Decoders with random weights at real shapes, for measurements where no checkpoint can be had."""
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -42,3 +43,21 @@ def random_decoder(shape: Shape, dtype: torch.dtype, device: torch.device) -> De
     embed = normal(shape.vocab, shape.hidden)
     layers = [layer() for _ in range(shape.layers)]
     return Decoder(shape, embed, layers, ones(shape.hidden), Linear(embed), 1.0 / 1e6**exponents)
+
+
+def transformers_model(shape: Shape, device: str) -> Any:
+    """The baseline of the same sizes, with random weights too."""
+    from transformers import AutoModelForCausalLM, Qwen3Config
+
+    config = Qwen3Config(
+        vocab_size=shape.vocab,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.intermediate,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        tie_word_embeddings=True,
+    )
+    with torch.device(device):
+        return AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
