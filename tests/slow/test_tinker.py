@@ -16,6 +16,7 @@ from typing import Any
 
 import httpx
 import pytest
+from others import started
 
 from openclaw_rl.learn.checkpoints import Checkpoints
 from openclaw_rl.ledger import queries
@@ -43,25 +44,8 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         return
     folder, port = tmp_path_factory.mktemp("tinker"), free_port()
     line = [sys.executable, "examples/tinker_server.py", "--python", SERVER, "--port", str(port), "--data", str(folder)]
-    with (folder / "log").open("w") as log:
-        process = subprocess.Popen(line, stdout=log, stderr=log, cwd=ROOT)
-    try:
-        end = time.monotonic() + START_SECONDS
-        while not answers(f"http://127.0.0.1:{port}"):
-            assert process.poll() is None, (folder / "log").read_text()[-4000:]
-            assert time.monotonic() < end, (folder / "log").read_text()[-4000:]
-            time.sleep(1)
+    with started(line, f"http://127.0.0.1:{port}/api/v1/healthz", folder / "log", START_SECONDS):
         yield f"http://127.0.0.1:{port}"
-    finally:
-        process.terminate()
-        process.wait(60)
-
-
-def answers(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/api/v1/healthz", timeout=2).status_code == 200
-    except httpx.HTTPError:
-        return False
 
 
 @pytest.fixture(autouse=True)
@@ -111,10 +95,10 @@ def report(run_dir: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("method", ["rl", "opd", "combine"])
 def test_it_serves_learns_swaps_and_goes_on_after_being_killed(method: str, tmp_path: Path) -> None:
-    started, lines = time.monotonic(), []
+    began, lines = time.monotonic(), []
 
     def lap(what: str) -> None:
-        lines.append(f"{time.monotonic() - started:6.0f} s  {what}")
+        lines.append(f"{time.monotonic() - began:6.0f} s  {what}")
 
     with serving(SERVE, Path(EMBEDDED), "--run-dir", str(tmp_path), "--method", method, *FLAGS) as program:
         lap("ready")

@@ -4,15 +4,13 @@ OPENCLAW_RL_VLLM names a Python that has vLLM: it wants an environment of its ow
 """
 
 import os
-import socket
-import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 import torch
+from others import started
 
 from openclaw_rl.engines.local.decoder import load_decoder
 from openclaw_rl.engines.local.lora import LoraWeights
@@ -20,6 +18,7 @@ from openclaw_rl.engines.local.messages import Add, LoadPolicy, WorkerOptions
 from openclaw_rl.engines.local.worker import Worker
 from openclaw_rl.models import fetch_model
 from openclaw_rl.types import SampledToken, SampleRequest, SamplingParams
+from test_server import free_port
 
 VLLM = os.environ.get("OPENCLAW_RL_VLLM", "")
 PROMPT = [504, 6330, 282, 260, 2591, 357, 451, 260, 3505, 282]
@@ -50,33 +49,14 @@ def adapter(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def url(model: Path, adapter: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     line = [VLLM, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--served-model-name", "base"]
     line += ["--dtype", "float32", "--max-model-len", "512", "--enforce-eager", "--port", str(port)]
     line += ["--enable-lora", "--max-lora-rank", "16", "--lora-modules", f"learned={adapter}"]
     log = tmp_path_factory.mktemp("vllm") / "log"
-    environment = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "2"}
-    with log.open("w") as file:
-        process = subprocess.Popen(line, env=environment, stdout=file, stderr=file)
-    try:
-        end = time.monotonic() + START_SECONDS
-        while not answers(f"http://127.0.0.1:{port}"):
-            assert process.poll() is None, log.read_text()[-4000:]
-            assert time.monotonic() < end, log.read_text()[-4000:]
-            time.sleep(1)
+    environment = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "2"}
+    with started(line, f"http://127.0.0.1:{port}/health", log, START_SECONDS, environment):
         yield f"http://127.0.0.1:{port}"
-    finally:
-        process.terminate()
-        process.wait(60)
-
-
-def answers(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/health", timeout=2).status_code == 200
-    except httpx.HTTPError:
-        return False
 
 
 def theirs(url: str, name: str) -> tuple[list[str], list[float]]:
