@@ -18,8 +18,9 @@ class Judge:
         reading = read(prompt, response, next_state)
         if READINGS.get(reading.kind) != -1.0 or not reading.hint:
             return []
-        instruction = instruct(reading.hint, response) if reading.kind in ABOUT_FORM else reading.hint
-        return list(dict.fromkeys([instruction, reading.hint, f"{reading.hint} {instruction}"]))
+        words = reading.hint
+        instruction = instruct(words, response) if reading.kind in ABOUT_FORM else words
+        return [words] if instruction == words else [instruction, words, f"{words} {instruction}"]
 
 
 def read(prompt: str, response: str, next_state: str) -> Reading:

@@ -35,6 +35,20 @@ async def test_the_judge_likes_short_answers_and_says_so() -> None:
     assert (long.score, long.hints) == (-1.0, ("Answer in at most 40 words.",))
 
 
+async def test_the_judge_with_several_hints_puts_a_wish_in_three_ways() -> None:
+    judge = CustomJudge(str(EXAMPLES / "several_hints.py"), {}, timeout=60)
+    both, long = frozenset(Question), "It is a long story. " * 20
+    shorter = "Give a much shorter answer, in one or two sentences."
+    for said, hints in (
+        ("Shorter, please.", (shorter, "Shorter, please.", f"Shorter, please. {shorter}")),
+        ("It was 1987, not 1986.", ("It was 1987, not 1986.",)),
+    ):
+        found = await judge.judge(Case(1, "When was it?", long, [{"role": "user", "content": said}], ()), both)
+        assert (found.score, found.hints) == (-1.0, hints)
+    content = await judge.judge(Case(1, "When?", long, [{"role": "user", "content": "Great, thanks!"}], ()), both)
+    assert (content.score, content.hints) == (1.0, ())
+
+
 def test_the_loss_reinforces_what_was_good() -> None:
     loss = load_loss(str(EXAMPLES / "custom_loss.py"), PolicyLoss())
     logprobs = torch.tensor([-1.0, -1.0], requires_grad=True)
