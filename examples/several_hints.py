@@ -3,7 +3,8 @@
 openclaw-rl serve --method topk-select --custom-rm-path examples/several_hints.py
 
 Rules find one hint in what somebody says; a language model's votes give several. Here they are three ways to put the
-same wish: as an instruction, in the person's own words, and both.
+same wish: as an instruction, in the person's own words, and both. For conversations without tools: a judge of one's
+own is not told who said what came next.
 """
 
 from openclaw_rl.judge.judges import ABOUT_FORM, READINGS
@@ -20,7 +21,8 @@ class Judge:
             return []
         words = reading.hint
         instruction = instruct(words, response) if reading.kind in ABOUT_FORM else words
-        return [words] if instruction == words else [instruction, words, f"{words} {instruction}"]
+        ways = [instruction, words] if instruction.startswith(words) else [instruction, words, f"{words} {instruction}"]
+        return list(dict.fromkeys(ways))
 
 
 def read(prompt: str, response: str, next_state: str) -> Reading:

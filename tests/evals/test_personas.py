@@ -149,7 +149,7 @@ def test_enough_phrases_and_none_twice(name: str) -> None:
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_what_they_say_can_be_understood(language: str) -> None:
     """Nine in ten are read as they are meant: people also say what the reader does not know, and so do these."""
-    read = {"pleased": [0, 0], "displeased": [0, 0]}
+    read = {(name, kind): [0, 0] for name in BUILT_IN for kind in ("pleased", "displeased")}
     wrong_sign = []
     for name in BUILT_IN:
         for key, phrases in all_phrases(load(name)).items():
@@ -158,13 +158,13 @@ def test_what_they_say_can_be_understood(language: str) -> None:
                 for question, answer in cases:
                     reading = read_reply(question, answer, [{"role": "user", "content": phrase}])
                     good = reading.kind in POSITIVE if kind == "pleased" else reading.kind in HINTING and reading.hint
-                    read[kind][0] += bool(good)
-                    read[kind][1] += 1
+                    read[name, kind][0] += bool(good)
+                    read[name, kind][1] += 1
                     if reading.kind in (NEGATIVE if kind == "pleased" else POSITIVE):
                         wrong_sign.append(phrase)
-    for kind, (understood, total) in read.items():
-        assert understood >= 0.9 * total, (kind, understood, total)
-    assert len(wrong_sign) <= 0.02 * (read["pleased"][1] + read["displeased"][1]), wrong_sign
+    for whose, (understood, total) in read.items():
+        assert understood >= 0.9 * total, (whose, understood, total)
+    assert len(wrong_sign) <= 0.02 * sum(total for _, total in read.values()), wrong_sign
 
 
 def test_languages_are_chosen() -> None:

@@ -29,13 +29,13 @@ SHORTER = "Give a much shorter answer, in one or two sentences."
         ("Résume en une phrase, c'est trop long.", "Réponds en une seule phrase courte."),
         ("Hazlo más breve, por favor.", "Responde mucho más corto, en una o dos frases."),
         ("I asked for plain text, not bold.", PLAIN),
-        ("I can't copy the bold parts. Make it plain text, please.", PLAIN),
+        ("Please write it as plain text, without bold.", PLAIN),
         ("Can you make it a paragraph instead of a list?", PLAIN),
-        ("Too many points. Write it as one paragraph, please.", PLAIN),
+        ("Please write it as one paragraph.", PLAIN),
         ("I asked for plain text, not a list, and no bold.", PLAIN),
-        ("Please add some praise.", 'Start with "Great question!", then answer.'),
+        ("Please add some praise.", "Be warm, kind and encouraging."),
         ("Too harsh. Please be kinder.", "Be warm, kind and encouraging."),
-        ("I wanted the plain number, not a box.", "Write the result in plain words, without \\boxed."),
+        ("I'd prefer it without the box.", "Write the result in plain words, without \\boxed."),
         ("I asked for an explanation, not a one-liner.", DETAIL),
         ("Too short. I need more detail, please.", DETAIL),
     ],
@@ -66,6 +66,84 @@ def test_what_else_was_said_stays_before_the_instruction(hint: str) -> None:
 )
 def test_what_is_no_such_wish_or_names_a_number_stays_as_it_is(hint: str) -> None:
     assert instruct(hint) == hint
+
+
+@pytest.mark.parametrize(
+    "hint",
+    [
+        "No praise please.",
+        "Skip the praise.",
+        "I want an answer, not a compliment.",
+        "Please don't start with praise.",
+        "Be less warm.",
+        "Make it formal, not friendly.",
+        "It was cold, not warm.",
+        "No examples please.",
+        "I asked for no examples.",
+        "Skip the explanation with examples.",
+        "Remove the whole paragraph.",
+        "You need to expand the brackets.",
+        "It should be some numbers, not words.",
+        "The result should be positive.",
+        "Please use a numbered list instead of one paragraph.",
+        "No running text please, use a list.",
+        "I'd prefer a list rather than full sentences.",
+        "That's not a list, make it a list.",
+        "I asked for a list and got one paragraph.",
+        "You did not list the steps.",
+        "It's all in one paragraph, hard to read.",
+        "Give me another list.",
+        "There should not be negative numbers in the list.",
+        "Put the numbers at the start.",
+        "Use many bold words please.",
+        "Use markdown, not plain text.",
+        "Use latex instead of plain text.",
+        "Put the result in a box.",
+        "The result should be boxed.",
+        "You forgot the box.",
+        "Use a box plot instead.",
+        "It's the second box, not the first one.",
+        "Not shorter, please.",
+        "I asked for an essay.",
+        "Please add one more sentence.",
+        "You didn't use a list.",
+        "The bold is good, but add more of it.",
+        "Keep it on one line.",
+        "Keine Beispiele, bitte.",
+        "Pas d'exemples, s'il te plaît.",
+        "Sin ejemplos, por favor.",
+    ],
+)
+def test_who_wants_the_opposite_or_something_else_is_not_told_otherwise(hint: str) -> None:
+    assert instruct(hint) == hint
+
+
+@pytest.mark.parametrize(
+    "hint",
+    [
+        "Shorter, and put the result first.",
+        "Shorter, but keep the examples.",
+        "Shorter, without the example.",
+        "Make it shorter but don't drop the second step.",
+        "Shorter and more formal.",
+        "Write it for children, shorter.",
+        "The last sentence is too long.",
+        "Too dry. Use real life examples.",
+        "One sentence at the beginning, then the list.",
+        "No bold please, just a numbered list.",
+    ],
+)
+def test_a_second_wish_is_not_lost(hint: str) -> None:
+    assert instruct(hint).startswith(hint)
+
+
+def test_bold_words_are_no_reason_to_lose_a_list_or_code() -> None:
+    kept = "Use plain text, without bold or other formatting."
+    assert instruct("No bold, please.", "**Why?** Because.") == PLAIN
+    for response in ("1. **Boil** the water.\n2. Wait.", "Do this:\n```\nprint(1)\n```", "- one\n- **two**"):
+        assert instruct("No bold, please.", response) == kept
+        assert instruct("No list, please.", response) == PLAIN
+    assert instruct("No bold please, just a numbered list.").endswith(kept)
 
 
 def test_an_answer_that_is_short_already_is_told_to_be_one_sentence() -> None:

@@ -63,17 +63,24 @@ def demo(config: Config, options: argparse.Namespace) -> int:
         failed = asyncio.run(hold_all(plans, outcomes, console, options.at_once))
     except KeyboardInterrupt:
         console.print("Stopped.")
-    if outcomes:
+    finally:
+        # Whatever ended it: hours may lie in what is done.
         outcomes.sort(key=lambda outcome: plans.index(outcome.plan))
-        try:
-            with console.status("Asking the base model how probable the answers are …"):
-                asyncio.run(look_at_perplexity(outcomes, folder, config.device))
-        except EngineError as error:
-            console.print(f"The answers' probability under the base model could not be looked at: {error}")
-        write_results(outcomes, out, command_line(options), config.model_name or EMBEDDED)
-        console.print(table(summarise(outcomes)))
-        console.print(f"Picture: {out / 'curve.png'}   Page: {out / 'index.html'}", soft_wrap=True)
+        if outcomes:
+            tell(outcomes, out, command_line(options), config, folder, console)
     return 1 if failed else 0
+
+
+def tell(outcomes: Sequence[Outcome], out: Path, command: str, config: Config, model: Path, console: Console) -> None:
+    """The end of a demo: files, and a table."""
+    try:
+        with console.status("Asking the base model how probable the answers are …"):
+            asyncio.run(look_at_perplexity(outcomes, model, config.device))
+    except EngineError as error:
+        console.print(f"The answers' probability under the base model could not be looked at: {error}")
+    write_results(outcomes, out, command, config.model_name or EMBEDDED)
+    console.print(table(summarise(outcomes)))
+    console.print(f"Picture: {out / 'curve.png'}   Page: {out / 'index.html'}", soft_wrap=True)
 
 
 def free_folder() -> Path:

@@ -56,7 +56,7 @@ class Screen:
 
     def examined(self, outcome: Outcome, exam: Exam) -> None:
         fine = sum(not answer.faults for answer in exam.answers) / len(exam.answers)
-        which = f"   [dim]{self._titles[outcome.plan.run_dir]}[/dim]" if len(self._running) > 1 else ""
+        which = f"   [dim]{self._titles[outcome.plan.run_dir]}[/dim]" if self.total > 1 else ""
         self.console.print(
             f"  {exam.seconds / 60:4.1f} min  {exam.sessions:4d} sessions  policy {exam.version:3d}   "
             f"adherence [bold]{exam.adherence:.2f}[/bold]   sensible answers {fine:.2f}{which}"

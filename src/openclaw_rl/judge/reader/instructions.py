@@ -2,8 +2,9 @@
 
 A hint is for a teacher that reads it beside the request. "Answer in one short sentence only." is followed far more
 often than "shorter pls", most of all by small models. What each language says is in the `[[instructions]]` of its
-phrase file: `when` (phrases), `say`, `to_short` (said of an answer that is short already), and `about`, of which the
-first that fits counts.
+phrase file: `when` (phrases), `say`, `to_short` and `to_structured` (said instead of an answer that is short already,
+or has lists or code), `complaint` (the phrases say what was wrong, not what is wished), and `about`, of which the first
+that fits counts.
 """
 
 import re
@@ -22,6 +23,8 @@ _NUMBER = re.compile(
 _WORD = re.compile(r"\w+")
 #: An answer of so many words has two or three sentences.
 SHORT_WORDS = 60
+#: In an answer, or in what somebody says: form that one paragraph of text would take away.
+_STRUCTURE = re.compile(r"```|^\s*(?:[-*+•]|\d+[.)])\s|\b(?:list|bullets?|table|code)\b", re.MULTILINE | re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +34,22 @@ class Instruction:
     about: str
     when: Phrases
     say: str
-    to_short: str
+    to_short: str | None
     """What to say instead, of an answer that is short already."""
+    to_structured: str | None
+    """What to say instead, where there are lists or code."""
+    complaint: bool
+    """Whether `when` says what was wrong: a "not" before it changes nothing then."""
+
+    def of(self, answer: "Answer") -> str:
+        return (answer.short and self.to_short) or (answer.structured and self.to_structured) or self.say
+
+
+class Answer(NamedTuple):
+    """What is known of the answer that somebody speaks of."""
+
+    short: bool
+    structured: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,24 +57,30 @@ class Instructions:
     """Those of one language."""
 
     script: re.Pattern[str]
+    denial: re.Pattern[str] | None
+    """What stands before a wish that is none."""
     small_words: frozenset[str]
     words_of_asking: frozenset[str]
     """With which a wish is made, and nothing else is said."""
     listed: tuple[Instruction, ...]
 
-    def read(self, text: str, short: bool) -> "Wish":
-        """What a normalised text wishes of a short or long answer: at most one instruction about each matter."""
+    def read(self, text: str, answer: Answer) -> "Wish":
+        """What a normalised text wishes: at most one instruction about each matter."""
         found: dict[str, str] = {}
         rest = text
         for one in self.listed:
             match = find(one.when, text)
-            if match and one.about not in found:
-                found[one.about] = one.to_short if short else one.say
-            if match:
-                rest = rest.replace(match.group(), " ")
+            if not match or (not one.complaint and self.denies(text[: match.start()])):
+                continue
+            found.setdefault(one.about, one.of(answer))
+            rest = rest.replace(match.group(), " ")
         words = set(_WORD.findall(text)) & self.small_words
         more = set(_WORD.findall(rest)) - self.small_words - self.words_of_asking
-        return Wish(" ".join(found.values()), len(found), len(words), bool(more))
+        # Two matters may have one instruction.
+        return Wish(" ".join(dict.fromkeys(found.values())), len(found), len(words), bool(more))
+
+    def denies(self, before: str) -> bool:
+        return bool(self.denial and self.denial.search(before))
 
 
 class Wish(NamedTuple):
@@ -74,13 +97,14 @@ class Wish(NamedTuple):
 def instruct(hint: str, response: str = "") -> str:
     """A hint with its wishes about form as instructions, in place of it if it says nothing else.
 
-    Whoever finds a `response` of two sentences too long has to be given one.
+    Whoever finds a `response` of two sentences too long has to be given one; bold words are no reason to lose a list.
     """
     text = normalise(hint)
     short = bool(response) and len(_WORD.findall(response)) <= SHORT_WORDS
+    answer = Answer(short, bool(_STRUCTURE.search(response) or _STRUCTURE.search(text)))
     if _NUMBER.search(text):
         return hint
-    wishes = [wish for own in all_instructions() if own.script.search(text) and (wish := own.read(text, short)).say]
+    wishes = [wish for own in all_instructions() if own.script.search(text) and (wish := own.read(text, answer)).say]
     if not wishes:
         return hint
     best = max(wishes, key=lambda wish: (wish.matters, wish.familiar))
@@ -103,12 +127,15 @@ def read_instructions(table: dict[str, Any]) -> Instructions:
             one["about"],
             compile_phrases([expand(phrase, words) for phrase in one["when"]], spaced),
             one["say"],
-            one.get("to_short", one["say"]),
+            one.get("to_short"),
+            one.get("to_structured"),
+            one.get("complaint", False),
         )
         for one in table["instructions"]
     )
+    denial = re.compile(rf"\b{table['denial']}") if "denial" in table else None
     return Instructions(
-        SCRIPTS[table["script"]], word_list(table, "small_words"), word_list(table, "words_of_asking"), listed
+        SCRIPTS[table["script"]], denial, word_list(table, "small_words"), word_list(table, "words_of_asking"), listed
     )
 
 
