@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install run demo test test-browser test-vllm test-tinker tinker-server lint bench docs clean
+.PHONY: help install run demo test test-whole test-parts test-browser test-vllm test-tinker tinker-server lint bench docs clean
 
 help: ## show what can be done here
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -60,8 +60,20 @@ run: install ## serve the embedded model on 127.0.0.1:30000; ARGS="--proxy-port 
 demo: $(VENV)/.installed-pictures ## watch it learn from a simulated person, ten minutes; ARGS="--method all" passes flags
 	@$(BIN)/openclaw-rl demo $(ARGS)
 
-test: $(VENV)/.installed-dev ## run the tests; ARGS="-k stream" passes flags to pytest
+# Half of the time of the tests goes into whole servers: the other half can run beside them.
+WHOLE := $(wildcard tests/test_*.py) tests/evals tests/report tests/pages
+test: $(VENV)/.installed-dev ## run the tests, two at a time; ARGS="-k stream" passes flags to pytest
+ifeq ($(ARGS),)
+	@$(MAKE) --no-print-directory -j2 test-whole test-parts
+else
 	@$(BIN)/python -m pytest $(ARGS)
+endif
+
+test-whole:
+	@$(BIN)/python -m pytest $(WHOLE)
+
+test-parts:
+	@$(BIN)/python -m pytest $(addprefix --ignore=,$(WHOLE))
 
 test-browser: $(VENV)/.installed-browser ## look at the pages in headless Chromium (Debian: apt install chromium)
 	@$(BIN)/python -m pytest -rs tests/pages/test_browser.py $(ARGS)
