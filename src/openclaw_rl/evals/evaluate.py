@@ -144,6 +144,8 @@ async def measure(flags: Sequence[str], names: Sequence[str], seed: int, console
 
                 results.append(await RUNS[name](chat, seed, count))
                 progress.remove_task(line)
+                if not console.is_terminal:
+                    console.print(f"{name}: {share(results[-1])} of {len(results[-1].cases)}")
             return results
 
 
