@@ -69,10 +69,10 @@ else
 	@$(BIN)/python -m pytest $(ARGS)
 endif
 
-test-whole:
+test-whole: $(VENV)/.installed-dev
 	@$(BIN)/python -m pytest $(WHOLE)
 
-test-parts:
+test-parts: $(VENV)/.installed-dev
 	@$(BIN)/python -m pytest $(addprefix --ignore=,$(WHOLE))
 
 test-browser: $(VENV)/.installed-browser ## look at the pages in headless Chromium (Debian: apt install chromium)

@@ -1,6 +1,7 @@
 """The demo and the evaluation as people call them: real servers, real conversations, files that can be looked at."""
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -22,14 +23,17 @@ def test_a_demo_holds_conversations_learns_and_leaves_a_picture_and_a_page(
     out = tmp_path / "demo"
     server = ["--", "--batch-size", "2", "--kv-cache-gib", "0.1", "--max-kl", "100"]
     line = ["demo", "--method", "rl", "--sessions", "6", "--minutes", "1", "--seeds", "2", "--at-once", "2"]
-    assert main([*line, "--out", str(out), "--model-name", str(tiny_model), *server]) == 0
+    model = ["--seed", "3", "--model-name", str(tiny_model)]
+    assert main([*line, "--out", str(out), *model, *server]) == 0
     shown = capsys.readouterr().out
     assert "adherence" in shown
     assert "sessions until" in shown
     assert (out / "curve.png").read_bytes().startswith(b"\x89PNG")
     assert "<svg" in (out / "index.html").read_text()
     results = json.loads((out / "results.json").read_text())
-    assert [trial["seed"] for trial in results["trials"]] == [0, 1]
+    assert [trial["seed"] for trial in results["trials"]] == [3, 4]
+    again = build_parser().parse_args(shlex.split(results["command"])[1:])
+    assert (again.seed, again.model_name, again.seeds, again.server) == ("3", str(tiny_model), 2, server[1:])
     for held in results["trials"]:
         assert (held["method"], held["persona"], len(held["first_replies"])) == ("rl", "brief", 6)
         first, *_, last = held["exams"]
@@ -37,9 +41,9 @@ def test_a_demo_holds_conversations_learns_and_leaves_a_picture_and_a_page(
         assert last["version"] >= 1
         assert {"--model-name", str(tiny_model), "--batch-size"} <= set(held["settings"])
     # A page about the run of the trial, from the same files that any server leaves.
-    assert main(["report", str(out / "rl-brief-0"), "--no-answers", "--model-name", str(tiny_model)]) == 0
-    assert "<svg" in (out / "rl-brief-0" / "report.html").read_text()
-    assert main(["demo", "--method", "rl", "--out", str(out), "--model-name", str(tiny_model)]) == 2
+    assert main(["report", str(out / "rl-brief-3"), "--no-answers", "--model-name", str(tiny_model)]) == 0
+    assert "<svg" in (out / "rl-brief-3" / "report.html").read_text()
+    assert main(["demo", "--method", "rl", "--out", str(out), *model]) == 2
     assert "is there already" in capsys.readouterr().err
 
 

@@ -30,7 +30,7 @@ from openclaw_rl.evals.statistics import Interval
 from openclaw_rl.evals.summary import Summary, summarise
 from openclaw_rl.evals.trial import Outcome, Plan, run
 from openclaw_rl.models import EMBEDDED, ModelNotFound, fetch_model
-from openclaw_rl.options import ConfigError
+from openclaw_rl.options import ConfigError, flag
 from openclaw_rl.pages import charts
 
 #: What the server is told in a demo, where it should learn within minutes from few people: bolder steps than its
@@ -67,7 +67,7 @@ def demo(config: Config, options: argparse.Namespace) -> int:
         # Whatever ended it: hours may lie in what is done.
         outcomes.sort(key=lambda outcome: plans.index(outcome.plan))
         if outcomes:
-            tell(outcomes, out, command_line(options), config, folder, console)
+            tell(outcomes, out, command_line(config, options), config, folder, console)
     return 1 if failed else 0
 
 
@@ -177,10 +177,14 @@ def plain(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def command_line(options: argparse.Namespace) -> str:
+def command_line(config: Config, options: argparse.Namespace) -> str:
     """What to type to do this again."""
     given = ["openclaw-rl", "demo", "--method", options.methods, "--persona", options.persona]
     given += ["--minutes", f"{options.minutes:g}", "--sessions", str(options.sessions), "--seeds", str(options.seeds)]
+    # The options of the server that a demo has itself, where they are not the usual ones.
+    for name in ("seed", "device", "model_name"):
+        if (value := getattr(config, name)) != Config.model_fields[name].default:
+            given += [flag(name), str(value)]
     if options.at_once > 1:
         given += ["--at-once", str(options.at_once)]
     if options.user_base_url:
