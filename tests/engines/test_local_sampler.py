@@ -1,6 +1,7 @@
 """The sampler and its real worker process: streams, limits, versions, and death."""
 
 import asyncio
+import multiprocessing
 import os
 import shutil
 import signal
@@ -167,6 +168,36 @@ async def test_a_model_that_cannot_be_loaded_is_said_at_the_start(tmp_path: Path
     with pytest.raises(EngineUnavailable, match="GPT2LMHeadModel"):
         await sampler.start()
     await sampler.close()
+
+
+async def test_a_worker_that_is_killed_while_it_loads_is_said_with_the_signal(tiny_model: Path) -> None:
+    sampler = LocalSampler(options(tiny_model), max_queue=4)
+    starting = asyncio.create_task(sampler.start())
+    others = {process.pid for process in multiprocessing.active_children()}
+    await until(lambda: {process.pid for process in multiprocessing.active_children()} - others)
+    (pid,) = {process.pid for process in multiprocessing.active_children()} - others
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(EngineUnavailable, match=r"loading the model.*SIGKILL.*memory"):
+        await starting
+    await sampler.close()
+
+
+async def test_a_worker_that_crashes_leaves_the_signal_and_the_place_in_the_log(
+    capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, tiny_model: Path
+) -> None:
+    sampler = LocalSampler(options(tiny_model), max_queue=4)
+    await sampler.start()
+    running = asyncio.create_task(collect(sampler, request(500)))
+    await until(lambda: sampler.stats().active == 1)
+    assert sampler.worker_pid is not None
+    os.kill(sampler.worker_pid, signal.SIGSEGV)
+    with pytest.raises(EngineUnavailable, match=r"Please send it again\.$"):
+        await running
+    await until(lambda: sampler.stats().ready)
+    await sampler.close()
+    assert "SIGSEGV" in caplog.text
+    assert "worker.py" in capfd.readouterr().err
 
 
 async def test_requests_that_wait_for_a_restart_end_when_the_server_does(tiny_model: Path) -> None:

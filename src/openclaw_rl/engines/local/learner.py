@@ -112,9 +112,11 @@ class LocalLearner:
         return self._link
 
     async def _next(self) -> Report:
+        assert self._link is not None
         assert self._reports is not None
         try:
             return await anext(self._reports)
         except StopAsyncIteration:
-            await self.close()
-            raise EngineUnavailable(DIED) from None
+            link, self._link = self._link, None
+            await link.close()
+            raise EngineUnavailable(f"{DIED} {link.end}".rstrip()) from None

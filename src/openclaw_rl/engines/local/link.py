@@ -5,10 +5,12 @@ Nothing here blocks the loop: commands leave through a thread, reports come in w
 
 import asyncio
 import contextlib
+import faulthandler
 import importlib
 import multiprocessing
 import os
 import queue
+import signal
 import threading
 from collections.abc import AsyncIterator, Iterator
 from multiprocessing.connection import Connection
@@ -27,6 +29,8 @@ WAIT_SETTINGS = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 
 def run_worker(connection: Connection, module: str, options: object) -> None:
     """Entry of a worker process. The import is here so that the server never loads PyTorch."""
+    # Drivers and kernels can crash without a word; this way the server's log has the line where they did.
+    faulthandler.enable()
     importlib.import_module(module).main(connection, options)
 
 
@@ -64,6 +68,17 @@ class Link(Generic[Command, Report]):
         self._sender = threading.Thread(target=self._send_all, name=f"{name}-commands", daemon=True)
         self._sender.start()
         self._arrived: asyncio.Queue[Report | None] = asyncio.Queue()
+        self._given_up = False
+
+    @property
+    def end(self) -> str:
+        """How the process ended, in a sentence; empty while it runs, and where it left in order or by our hand."""
+        code = self.process.exitcode
+        if not code or self._given_up:
+            return ""
+        if code == -signal.SIGKILL:
+            return "It was ended by SIGKILL, which systems send when memory runs out."
+        return f"It was ended by {signal.Signals(-code).name}." if code < 0 else f"It left with exit code {code}."
 
     def send(self, command: Command) -> None:
         self._outbox.put(command)
@@ -97,6 +112,7 @@ class Link(Generic[Command, Report]):
         self._arrived.put_nowait(None)
         await asyncio.to_thread(self.process.join, patience)
         if self.process.exitcode is None:
+            self._given_up = True
             self.process.kill()
             await asyncio.to_thread(self.process.join)
 

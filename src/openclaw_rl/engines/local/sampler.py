@@ -209,27 +209,29 @@ class LocalSampler:
         """Keep a worker running: start it, wait for its end, tell its requests, start it again."""
         quick_deaths = 0
         while True:
-            reason, lived = await self._run_worker(first)
+            reason, how, lived = await self._run_worker(first)
+            told = f"{reason} {how}".rstrip()
             if not first.done():
-                first.set_exception(EngineUnavailable(reason))
+                first.set_exception(EngineUnavailable(told))
                 return
             quick_deaths = 1 if lived >= STABLE_SECONDS else quick_deaths + 1
             if quick_deaths > MAX_QUICK_DEATHS:
-                self._failure = f"The model's worker process does not stay up: {reason}"
+                self._failure = f"The model's worker process does not stay up: {told}"
                 self._backlog.clear()
             self._fail_all(reason)
             self.restarts += 1
             pause = min(MAX_PAUSE_SECONDS, 2.0 ** (quick_deaths - 2)) if quick_deaths > 1 else 0.0
-            log.error("The sampler's worker ended (%s) Starting it again in %g s.", reason, pause)
+            log.error("The sampler's worker ended (%s) Starting it again in %g s.", told, pause)
             await asyncio.sleep(pause)
 
-    async def _run_worker(self, first: asyncio.Future[None]) -> tuple[str, float]:
-        """One worker from start to end: why it ended, and how long it served."""
+    async def _run_worker(self, first: asyncio.Future[None]) -> tuple[str, str, float]:
+        """One worker from start to end: what its requests are told, how it ended, and how long it served."""
         try:
             link: Link[Command, Report] = Link(WORKER, self.options, SPINS)
         except OSError as error:
-            return f"The model's worker process could not be started: {error}", 0.0
-        reason, ready_at = DIED_LOADING, None
+            return f"The model's worker process could not be started: {error}", "", 0.0
+        # While it loads it does not hear that it should leave.
+        reason, ready_at, patience = DIED_LOADING, None, 0.0
         try:
             async for report in link.reports():
                 if isinstance(report, Failed):
@@ -237,14 +239,16 @@ class LocalSampler:
                     continue
                 if isinstance(report, Ready):
                     reason, ready_at, self._failure = DIED_WORKING, time.monotonic(), ""
+                    patience = EXIT_SECONDS
                     self._connect(link, report)
                     if not first.done():
                         first.set_result(None)
                 self._receive(report)
+            patience = EXIT_SECONDS
         finally:
             self._link, self._active = None, 0
-            await link.close(EXIT_SECONDS if ready_at else 0.0)
-        return reason, time.monotonic() - ready_at if ready_at else 0.0
+            await link.close(patience)
+        return reason, link.end, time.monotonic() - ready_at if ready_at else 0.0
 
     def _connect(self, link: Link[Command, Report], ready: Ready) -> None:
         self.ready, self._link = ready, link
