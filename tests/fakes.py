@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from openclaw_rl.engines.base import EngineLimits, EngineStats, EngineUnavailable, QueueFull, StepResult
+from openclaw_rl.engines.base import EngineLimits, EngineStats, EngineUnavailable, QueueFull, StepRefused, StepResult
 from openclaw_rl.types import (
     BASE_VERSION,
     FinishReason,
@@ -156,7 +156,8 @@ class ScriptedLearner:
 
     async def undo(self) -> None:
         await self._call("undo")
-        assert self.before is not None
+        if self.before is None:
+            raise StepRefused("there is no step to take back")
         self.policy, self.before = self.before, None
 
     async def write_policy(self, folder: Path) -> None:

@@ -68,7 +68,7 @@ class PickySampler(ScriptedSampler):
         self.candidates.discard(version)
 
     def retract(self, version: int) -> None:
-        del self.served[version]
+        self.served.pop(version, None)
         self.candidates.discard(version)
 
 
@@ -349,6 +349,24 @@ async def test_a_turn_that_is_forgotten_during_its_step_is_not_learned_from(run:
     (kept, another) = run.judged(2)
     await run.trained(kept, another)
     assert run.learner.policy == [[kept, another]]
+    assert all(forgotten not in flat(policy) for policy in run.sampler.served.values())
+
+
+async def test_a_turn_that_is_forgotten_during_its_step_costs_no_other_step(tmp_path: Path) -> None:
+    async with a_run(tmp_path / "run", save_interval=100) as run:
+        await run.start()
+        before = run.judged()
+        await run.trained(*before)
+
+        def forget(_sequences: Any) -> None:
+            del run.learner.hooks["step"]
+            run.book.change(changes.forget, [run.book.scalar("SELECT session FROM turns WHERE number = ?", forgotten)])
+
+        run.learner.hooks["step"] = forget
+        (forgotten,) = run.judged(1, session="secret")
+        rest = run.judged(2)
+        await run.trained(*before, *rest)
+        assert run.outcomes() == ["applied", "applied"]
 
 
 # refusals
@@ -384,6 +402,17 @@ async def test_a_policy_that_fails_the_gate_is_not_promoted_and_its_step_is_undo
     await run.rest()
     run.check()
     assert run.gate.examined == [0, 1, 2, 3]
+
+
+async def test_policies_that_fail_the_gate_take_no_place_from_the_one_that_serves(run: Run) -> None:
+    run.gate = Examiner(lambda version: 1.0 if version <= 1 else 0.0)
+    await run.start()
+    await run.trained(*run.judged())
+    for _ in range(run.loop.line.policies.keep + 1):
+        bad = run.judged()
+        await run.until(lambda turns=bad: run.states(turns) == {State.DROPPED})
+    assert run.sampler.newest_version == 1
+    assert [folder.name for folder in (run.folder / "policies").iterdir()] == ["v000001"]
 
 
 @pytest.mark.parametrize("error", [QueueFull(7), EngineUnavailable("The worker died.")])
@@ -495,6 +524,53 @@ async def test_a_ledger_that_cannot_be_written_costs_no_turn(run: Run, monkeypat
 
     monkeypatch.setattr(run.book.ledger, "apply_step", fail)
     await run.trained(*run.judged())
+
+
+@pytest.mark.parametrize("call", ["claim", "apply_step"])
+async def test_a_locked_ledger_costs_no_step_that_was_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    async with a_run(tmp_path / "run", save_interval=100) as run:
+        await run.start()
+        turns = [run.judged()]
+        await run.trained(*turns[0])
+        real, fail = getattr(run.book.ledger, call), once(module.LedgerError("database is locked"))
+
+        async def locked(*arguments: Any) -> Any:
+            fail()
+            return await real(*arguments)
+
+        monkeypatch.setattr(run.book.ledger, call, locked)
+        turns.append(run.judged())
+        await run.trained(*flat(turns))
+        assert run.outcomes() == ["applied", "applied"]
+        assert run.learner.calls.count("reset") == 1
+
+
+async def test_a_sampler_that_fails_costs_no_step_that_was_made(tmp_path: Path) -> None:
+    async with a_run(tmp_path / "run", save_interval=100) as run:
+        await run.start()
+        turns = [run.judged()]
+        await run.trained(*turns[0])
+        run.sampler.hook = once(EngineUnavailable("The worker died."))
+        turns.append(run.judged())
+        await run.trained(*flat(turns))
+        assert run.outcomes() == ["applied", "applied"]
+        assert run.learner.policy == turns
+
+
+async def test_steps_that_are_lost_with_a_learner_are_made_again_of_all_their_turns(tmp_path: Path) -> None:
+    """However many there were: the turns do not become stale by it."""
+    async with a_run(tmp_path / "run", save_interval=100, max_staleness=2) as run:
+        await run.start()
+        turns = []
+        for _ in range(7):
+            turns.append(run.judged())
+            await run.trained(*turns[-1])
+        run.learner.hooks["step"] = dies()
+        turns.append(run.judged())
+        await run.trained(*flat(turns))
+        assert run.learner.policy == turns
 
 
 async def test_while_nothing_can_be_trained_the_status_says_why(run: Run) -> None:
@@ -915,7 +991,7 @@ async def test_whatever_breaks_whenever_every_turn_is_trained_on_once(tmp_path: 
 
         for _ in range(8):
             await run.start()
-            for name in ("write_policy", "save", "load", "start"):
+            for name in ("write_policy", "save", "load", "start", "undo"):
                 run.learner.hooks[name] = trouble
             run.sampler.hook = trouble
             for _ in range(draw.randint(1, 4)):

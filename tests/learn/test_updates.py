@@ -25,8 +25,8 @@ def judged(book: Book, count: int = 1, **given: Any) -> list[int]:
     return numbers
 
 
-def claim(book: Book, count: int, newest: int = 0, max_staleness: int = PATIENT) -> list[int]:
-    claimed: list[int] = book.change(updates.claim, count, newest, max_staleness)
+def claim(book: Book, count: int, step: int = 0, max_staleness: int = PATIENT) -> list[int]:
+    claimed: list[int] = book.change(updates.claim, count, step, max_staleness)
     return claimed
 
 
@@ -88,7 +88,7 @@ def test_what_a_policy_too_many_steps_ago_answered_is_dropped_with_the_reason(bo
         judged(book, 1)
         apply(book, step, 1)
     turns = {version: judged(book, 1, version=version)[0] for version in range(6)}
-    assert claim(book, 10, newest=5, max_staleness=2) == [turns[3], turns[4], turns[5]]
+    assert claim(book, 10, step=5, max_staleness=2) == [turns[3], turns[4], turns[5]]
     assert states(book, [turns[0], turns[1], turns[2]]) == {State.DROPPED}
     assert book.read(turns[0]).reason == "stale: answered more than 2 policy versions ago"
     assert book.change(updates.claim, 1, 5, 0) == []

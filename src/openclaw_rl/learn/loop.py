@@ -29,7 +29,7 @@ from openclaw_rl.learn.lineage import Lineage
 from openclaw_rl.learn.methods import Weights, lesson
 from openclaw_rl.learn.policies import Policies
 from openclaw_rl.learn.records import Records
-from openclaw_rl.learn.reporting import Reporter, make_report
+from openclaw_rl.learn.reporting import Reporter, StepReport, make_report
 from openclaw_rl.learn.warming import warm
 from openclaw_rl.ledger.changes import UnknownTurn
 from openclaw_rl.ledger.ledger import Ledger
@@ -90,8 +90,9 @@ class LearnLoop:
         self._busy = asyncio.Lock()
         self._training = False
         self._stopping = False
-        self._astray = False
+        self._astray = True
         """Whether the learner may hold something else than this loop believes, so that it has to be prepared again."""
+        self._pause = FIRST_PAUSE
         self._short_since: float | None = None
 
     @property
@@ -108,21 +109,20 @@ class LearnLoop:
 
     async def run(self) -> None:
         """Learn until cancelled."""
-        pause = FIRST_PAUSE
         while True:
             try:
                 async with self._busy:
-                    self._astray = False
-                    await self.line.prepare()
-                self.trouble, pause = "", FIRST_PAUSE
+                    await self._agree()
+                self.trouble = ""
                 await self._learn()
             except (EngineError, LedgerError, OSError) as error:
                 self.trouble = str(error)
-                # What the learner holds now is nothing to make a checkpoint of.
-                self.line.unsaved.clear()
-                log.error("Learning pauses for %.0f s: %s", pause, error)
-            await asyncio.sleep(pause)
-            pause = min(LONGEST_PAUSE, 2 * pause)
+                if self._astray:
+                    # What the learner holds now is nothing to make a checkpoint of.
+                    self.line.unsaved.clear()
+                log.error("Learning pauses for %.0f s: %s", self._pause, error)
+            await asyncio.sleep(self._pause)
+            self._pause = min(LONGEST_PAUSE, 2 * self._pause)
 
     def progress(self) -> NextStep | None:
         """How far the next step is, if there will be one."""
@@ -164,6 +164,14 @@ class LearnLoop:
         log.info("Policy %d serves now: that of step %d again.", version, checkpoint.step)
         return version
 
+    async def _agree(self) -> None:
+        """See that learner and ledger are where this loop believes them; a learner that was not lost keeps its steps."""
+        if not self._astray:
+            await self.ledger.release_batches()
+            return
+        await self.line.prepare()
+        self._astray = False
+
     async def _learn(self) -> None:
         with self.ledger.watch() as changed:
             while not self._astray:
@@ -201,39 +209,51 @@ class LearnLoop:
     async def _train(self, count: int) -> None:
         """One step, from the claim to the record."""
         self._short_since = None
-        numbers = await self.ledger.claim(count, self.version, self.settings.max_staleness)
+        numbers = await self.ledger.claim(count, self.step, self.settings.max_staleness)
         turns = await self._with_signal(numbers)
         if len(turns) < count:
             # Some were too old or had nothing to teach: what is left waits for others.
             await self.ledger.release_batches()
             return
-        self._training, generation = True, self._generation
+        self._training = True
+        try:
+            report = await self._make(turns)
+        finally:
+            self._training = False
+        if report is not None:
+            await self._report(turns, report)
+
+    async def _make(self, turns: Sequence[StoredTurn]) -> StepReport | None:
+        """Make a step that serves and counts; None if there is none, which the ledger then knows."""
+        generation = self._generation
         try:
             result = await self._step(turns)
             if result is None:
-                return
-            if generation != self._generation:
-                await self.ledger.release_batches()
-                return
-            version = await self._serve()
+                return None
+            if generation == self._generation:
+                return await self._keep(turns, result)
+            await self._take_back()
         except NotPromoted as error:
             await self._quarantine(turns, str(error))
-            return
+            return None
+        except UnknownTurn:
+            log.info("A turn was forgotten while step %d was made of it: it is taken back.", self.step + 1)
         except EngineError:
             if generation == self._generation:
                 raise
             # The owner has gone back meanwhile: what could not be served is not wanted any more.
-            await self.ledger.release_batches()
-            return
-        finally:
-            self._training = False
-        await self._applied(turns, version, result)
+        await self.ledger.release_batches()
+        return None
 
     async def _step(self, turns: Sequence[StoredTurn]) -> StepResult | None:
         """Let the learner make the step; None if it refuses it. Only what happens here is the batch's own fault."""
+        sequences = await asyncio.to_thread(to_sequences, turns, self.weights)
+        # Until the step counts, or is taken back.
+        self._astray = True
         try:
-            return await self.learner.step(await asyncio.to_thread(to_sequences, turns, self.weights))
+            return await self.learner.step(sequences)
         except StepRefused as error:
+            self._astray = False
             await self._quarantine(turns, str(error))
             return None
         except EngineAway:
@@ -241,6 +261,23 @@ class LearnLoop:
         except EngineUnavailable:
             await self._count_death(turns)
             raise
+
+    async def _keep(self, turns: Sequence[StoredTurn], result: StepResult) -> StepReport:
+        """Serve and record the step that was made. One that cannot be is taken back."""
+        try:
+            report = await self._serve(turns, result)
+        except (EngineError, LedgerError, OSError, NotPromoted):
+            # A learner that was lost cannot; it is brought back to its checkpoint then.
+            with contextlib.suppress(EngineError):
+                await self._take_back()
+            raise
+        self._astray, self._pause = False, FIRST_PAUSE
+        return report
+
+    async def _take_back(self) -> None:
+        """Let the learner forget a step that does not count."""
+        await self.learner.undo()
+        self._astray = False
 
     async def _with_signal(self, numbers: Sequence[int]) -> list[StoredTurn]:
         """The turns that the method can learn from; the others are dropped with the reason."""
@@ -256,30 +293,37 @@ class LearnLoop:
                 await self.ledger.drop(number, f"no signal: {error}")
         return fit
 
-    async def _serve(self) -> int:
-        """Put the learner's policy in place of the one that serves, if it passes. Raises NotPromoted if not."""
-        version, folder = await self.line.write_policy()
-        await self.sampler.publish(version, folder, candidate=True)
-        if self.gate is not None:
-            await self._examine(self.gate, version)
-        await warm(self.ledger, self.sampler, version)
-        self.sampler.promote(version)
-        return version
+    async def _serve(self, turns: Sequence[StoredTurn], result: StepResult) -> StepReport:
+        """Put the learner's policy in place of the one that serves, if it passes. Raises NotPromoted if not.
 
-    async def _examine(self, gate: Gate, version: int) -> None:
-        """Let a candidate take the examination; if it does worse than the policy before, the step is taken back."""
+        It serves once the ledger has the step, so that nobody is answered by a policy that does not count.
+        """
+        version, folder = await self.line.write_policy()
+        report = make_report(self.step + 1, version, self.version, turns, self.weights, result)
+        try:
+            await self.sampler.publish(version, folder, candidate=True)
+            passed = await self._examine(self.gate, version) if self.gate else None
+            await warm(self.ledger, self.sampler, version)
+            await self.line.advance(version, [turn.number for turn in turns], asdict(report))
+        except (EngineError, LedgerError, OSError, NotPromoted):
+            self.sampler.retract(version)
+            self.line.policies.remove(version)
+            raise
+        self.sampler.promote(version)
+        self._exam = passed
+        return report
+
+    async def _examine(self, gate: Gate, version: int) -> float:
+        """Let a candidate take the examination. Raises NotPromoted if it does worse than the policy before."""
         if self._exam is None:
             self._exam = await gate.examine(self.version)
         passed = await gate.examine(version)
         if passed < self._exam - gate.margin:
-            self.sampler.retract(version)
-            await self.learner.undo()
             raise NotPromoted(f"the gate: {passed:.2f} of the prompts passed, {self._exam:.2f} before the step")
-        self._exam = passed
+        return passed
 
-    async def _applied(self, turns: Sequence[StoredTurn], version: int, result: StepResult) -> None:
-        report = make_report(self.step + 1, version, self.version, turns, self.weights, result)
-        await self.line.advance(version, [turn.number for turn in turns], asdict(report))
+    async def _report(self, turns: Sequence[StoredTurn], report: StepReport) -> None:
+        """Tell of a step that counts, and make a checkpoint when it is time."""
         self.reporter.write(report)
         if self.records is not None:
             await asyncio.to_thread(self.records.write, report.step, turns, self.weights)
@@ -289,6 +333,9 @@ class LearnLoop:
                 await self.line.save()
             except (StepRefused, OSError) as error:
                 log.error("No checkpoint could be made at step %d, the next step tries again: %s", self.step, error)
+            except EngineUnavailable:
+                self._astray = True
+                raise
 
     async def _quarantine(self, turns: Sequence[StoredTurn], reason: str) -> None:
         log.error("Step %d was refused, and its %d turns are set aside: %s.", self.step + 1, len(turns), reason)

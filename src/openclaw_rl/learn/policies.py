@@ -36,8 +36,15 @@ class Policies:
                 shutil.copy(path, unfinished)
         return self._finish(unfinished, version)
 
+    def remove(self, version: int) -> None:
+        """A version that serves nobody takes no place from those that do."""
+        shutil.rmtree(self._of(version), ignore_errors=True)
+
+    def _of(self, version: int) -> Path:
+        return self.folder / f"v{version:06d}"
+
     def _finish(self, unfinished: Path, version: int) -> Path:
-        target = self.folder / f"v{version:06d}"
+        target = self._of(version)
         replace_folder(unfinished, target)
         for folder in sorted(self.folder.glob("v*"))[: -self.keep]:
             shutil.rmtree(folder, ignore_errors=True)

@@ -80,8 +80,8 @@ class Ledger:
             return []
         return await self._write(lambda db: verdicts.settle_sessions(db, at_least_one))
 
-    async def claim(self, count: int, newest: int, max_staleness: int) -> list[int]:
-        return await self._write(lambda db: updates.claim(db, count, newest, max_staleness))
+    async def claim(self, count: int, step: int, max_staleness: int) -> list[int]:
+        return await self._write(lambda db: updates.claim(db, count, step, max_staleness))
 
     async def release_batches(self) -> None:
         await self._write(updates.release)

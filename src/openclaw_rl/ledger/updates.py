@@ -57,15 +57,15 @@ def waiting(db: sqlite3.Connection) -> int:
     return int(count)
 
 
-def claim(db: sqlite3.Connection, count: int, newest: int, max_staleness: int) -> list[int]:
-    """Take the next turns for a step, the longest judged first. Those of too old a policy are dropped before.
+def claim(db: sqlite3.Connection, count: int, step: int, max_staleness: int) -> list[int]:
+    """Take the next turns for the step after `step`, the longest judged first. Those of too old a policy are dropped.
 
     A policy's age is counted in steps: those that were lost and made again have new version numbers, and the turns that
     were fresh then are as fresh now.
     """
     stale = db.execute(
-        f"SELECT number FROM turns WHERE state = ? AND {STEP_OF.format('turns.version')} < {STEP_OF.format('?')} - ?",
-        (State.JUDGED, newest, max_staleness),
+        f"SELECT number FROM turns WHERE state = ? AND {STEP_OF.format('turns.version')} < ? - ?",
+        (State.JUDGED, step, max_staleness),
     ).fetchall()
     for row in stale:
         move(db, row["number"], State.DROPPED, f"stale: answered more than {max_staleness} policy versions ago")
