@@ -64,15 +64,15 @@ class Loops:
         if self.learning is None:
             raise OperationFailed("This server does not learn, so there is nothing to roll back.")
         try:
-            checkpoint = choose(self.learning.line.checkpoints.all(), version, self.learning.version)
+            checkpoint = choose(self.learning.line.checkpoints.all(), version, self.learning.step)
             return await self.learning.roll_back(checkpoint)
         except (EngineError, LedgerError, OSError) as error:
             raise OperationFailed(f"The policy could not be loaded: {error}") from error
 
 
-def choose(checkpoints: list[Checkpoint], version: int | None, current: int) -> Checkpoint:
-    """The checkpoint to go back to: of a version, or else the last one before what serves. Raises OperationFailed."""
-    before = [checkpoint for checkpoint in checkpoints if checkpoint.version < current]
+def choose(checkpoints: list[Checkpoint], version: int | None, step: int) -> Checkpoint:
+    """The checkpoint to go back to: of a version, or else the last one before a step. Raises OperationFailed."""
+    before = [checkpoint for checkpoint in checkpoints if checkpoint.step < step]
     found = before[-1:] if version is None else [c for c in checkpoints if c.version == version]
     if not found:
         have = ", ".join(str(checkpoint.version) for checkpoint in checkpoints) or "none"

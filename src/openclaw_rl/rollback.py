@@ -44,7 +44,7 @@ def roll_back_offline(db: sqlite3.Connection, config: Config, version: int | Non
     checkpoints = run_checkpoints(config)
     found = checkpoints.all()
     try:
-        chosen = choose(found, version, found[-1].version if found else 0)
+        chosen = choose(found, version, found[-1].step if found else 0)
     except OperationFailed as error:
         raise ConfigError(str(error)) from None
 
@@ -54,7 +54,7 @@ def roll_back_offline(db: sqlite3.Connection, config: Config, version: int | Non
                 shutil.copy(path, folder / path.name)
 
     new = max(updates.latest_version(db), found[-1].version) + 1
-    asyncio.run(checkpoints.save(chosen.step, new, (), copy))
+    asyncio.run(checkpoints.save(chosen.step, new, (), copy, replaced=chosen))
     db.execute("BEGIN IMMEDIATE")
     updates.roll_back(db, chosen.step)
     db.execute("COMMIT")

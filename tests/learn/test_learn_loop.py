@@ -16,6 +16,7 @@ import pytest_asyncio
 from prometheus_client import CollectorRegistry, generate_latest
 
 from fakes import ScriptedLearner, ScriptedSampler, read_policy
+from openclaw_rl.api.operations import OperationFailed
 from openclaw_rl.config import Config
 from openclaw_rl.engines.base import EngineUnavailable, QueueFull, StepRefused
 from openclaw_rl.learn import loop as module
@@ -935,6 +936,21 @@ async def test_killed_while_going_back_it_either_happened_or_it_did_not(
     # Either all six steps count, or the first two and no turn of the others is trained on again.
     assert run.learner.policy in ([*turns, more], [*turns[:2], more])
     assert run.states(flat(turns)) == {State.APPLIED}
+
+
+async def test_going_back_again_goes_further_back_until_there_is_nothing_before(run: Run) -> None:
+    await run.start()
+    turns = [run.judged() for _ in range(7)]
+    await run.trained(*flat(turns))
+    loops = Loops(None, run.loop, 5.0)
+    for step in (6, 4, 2):
+        await loops.roll_back(None)
+        await run.rest()
+        run.check()
+        assert run.learner.policy == turns[:step]
+        assert {checkpoint.step for checkpoint in run.checkpoints} == {2, 4, 6}
+    with pytest.raises(OperationFailed, match="no checkpoint of an earlier policy"):
+        await loops.roll_back(None)
 
 
 # reports

@@ -71,9 +71,17 @@ class Checkpoints:
         return None
 
     async def save(
-        self, step: int, version: int, batches: Sequence[Batch], write: Callable[[Path], Awaitable[None]]
+        self,
+        step: int,
+        version: int,
+        batches: Sequence[Batch],
+        write: Callable[[Path], Awaitable[None]],
+        replaced: Checkpoint | None = None,
     ) -> Checkpoint:
-        """Let `write` fill a folder, and make it a checkpoint in one instant; then remove the oldest."""
+        """Let `write` fill a folder, and make it a checkpoint in one instant; then remove the oldest.
+
+        One that is `replaced`, by the same policy under a new number, goes first.
+        """
         name = f"step-{step:06d}-v{version}"
         unfinished = self.folder / f"{UNFINISHED}{name}"
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -86,23 +94,30 @@ class Checkpoints:
             "batches": [asdict(batch) for batch in batches],
         }
         # Files of gigabytes are read and brought to the disk: requests go on meanwhile.
-        return await asyncio.to_thread(self._finish, unfinished, self.folder / name, record)
+        return await asyncio.to_thread(self._finish, unfinished, self.folder / name, record, replaced)
 
-    def _finish(self, unfinished: Path, target: Path, record: dict[str, Any]) -> Checkpoint:
+    def _finish(
+        self, unfinished: Path, target: Path, record: dict[str, Any], replaced: Checkpoint | None
+    ) -> Checkpoint:
         record["files"] = {path.name: digest(path) for path in sorted(unfinished.iterdir())}
         (unfinished / RECORD).write_text(json.dumps(record, indent=1) + "\n")
         replace_folder(unfinished, target)
+        if replaced is not None:
+            self._discard(replaced)
         self.prune()
         return read_record(target)
 
     def prune(self) -> None:
         """Remove all but the newest, and what was never finished."""
         for checkpoint in self.all()[: -self.keep]:
-            # What is half removed is no checkpoint, and is recognised when the removal was cut short.
-            with contextlib.suppress(OSError):
-                checkpoint.folder.rename(self.folder / f"{UNFINISHED}{checkpoint.folder.name}")
+            self._discard(checkpoint)
         for folder in self.folder.glob(f"{UNFINISHED}*"):
             shutil.rmtree(folder, ignore_errors=True)
+
+    def _discard(self, checkpoint: Checkpoint) -> None:
+        """What is half removed is no checkpoint, and is recognised when the removal was cut short."""
+        with contextlib.suppress(OSError):
+            checkpoint.folder.rename(self.folder / f"{UNFINISHED}{checkpoint.folder.name}")
 
 
 def read_record(folder: Path) -> Checkpoint:

@@ -7,7 +7,7 @@ of texts, case ignored), `matches` (regular expression), `max_words`, `min_words
 import asyncio
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,9 @@ from openclaw_rl.types import Priority, SampleRequest, SamplingParams
 
 #: Longest answer in an examination.
 ANSWER_TOKENS = 256
+#: Prompts that are asked at the same time: a batch of the usual size. More would not be answered sooner, and would stand
+#: in the queue in front of judges.
+AT_ONCE = 16
 CHECKS = ("contains", "excludes", "matches", "max_words", "min_words")
 
 
@@ -53,8 +56,21 @@ class Gate:
 
     async def examine(self, version: int) -> float:
         """The share of items that a policy version passes, answering without chance."""
-        answers = await asyncio.gather(*(self._answer(item, version) for item in self.items))
-        return sum(item.passes(answer) for item, answer in zip(self.items, answers, strict=True)) / len(self.items)
+        left = iter(self.items)
+        examiners = [
+            asyncio.create_task(self._examine_each(left, version))
+            for _ in range(min(AT_ONCE, self.sampler.limits.max_sequences))
+        ]
+        try:
+            return sum(await asyncio.gather(*examiners)) / len(self.items)
+        finally:
+            for examiner in examiners:
+                examiner.cancel()
+            await asyncio.gather(*examiners, return_exceptions=True)
+
+    async def _examine_each(self, left: Iterator[Item], version: int) -> int:
+        """Take one item after the other, beside others that do the same; how many were passed."""
+        return sum([item.passes(await self._answer(item, version)) for item in left])
 
     async def _answer(self, item: Item, version: int) -> str:
         ids = self.renderer.prompt(self.renderer.text(item.messages)).ids

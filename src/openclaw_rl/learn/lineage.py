@@ -79,9 +79,9 @@ class Lineage:
         self.step, self.version = self.step + 1, version
         self.unsaved.append(Batch(self.step, version, tuple(turns)))
 
-    async def save(self) -> None:
-        """Make a checkpoint of where learning is."""
-        self._last = await self.checkpoints.save(self.step, self.version, self.unsaved, self.learner.save)
+    async def save(self, replaced: Checkpoint | None = None) -> None:
+        """Make a checkpoint of where learning is, perhaps in place of one that was gone back to."""
+        self._last = await self.checkpoints.save(self.step, self.version, self.unsaved, self.learner.save, replaced)
         self.unsaved = []
 
     async def serve_again(self, checkpoint: Checkpoint) -> int:
@@ -98,7 +98,7 @@ class Lineage:
             version = await self.serve_again(checkpoint)
         self.step, self.version = checkpoint.step, version
         # From here on a start goes on from the earlier policy, whether or not the ledger has heard of it.
-        await self.save()
+        await self.save(replaced=checkpoint)
         await self.ledger.roll_back(checkpoint.step)
         return version
 

@@ -165,7 +165,7 @@ class LearnLoop:
         return version
 
     async def _agree(self) -> None:
-        """See that learner and ledger are where this loop believes them; a learner that was not lost keeps its steps."""
+        """Bring learner and ledger to where this loop believes them; a learner that was not lost is there already."""
         if not self._astray:
             await self.ledger.release_batches()
             return
