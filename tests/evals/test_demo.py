@@ -1,17 +1,21 @@
 """The demo and the evaluation as people call them: real servers, real conversations, files that can be looked at."""
 
+import contextlib
 import json
 import shlex
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
+from harness import Bench, running
 from openclaw_rl.cli import build_parser, main
-from openclaw_rl.config import Config
-from openclaw_rl.evals import evaluate, trial
+from openclaw_rl.config import ApiKey, Config, load
+from openclaw_rl.evals import coding, evaluate, trial
 from openclaw_rl.evals.demo import free_folder, make_plans
 from openclaw_rl.evals.evaluate import chosen_tasks, serving
-from openclaw_rl.evals.flags import METHODS
+from openclaw_rl.evals.flags import METHODS, TASKS
+from openclaw_rl.evals.served import Served
 from openclaw_rl.options import ConfigError
 
 
@@ -70,6 +74,54 @@ def test_an_evaluation_compares_a_checkpoint_with_the_base_model(
     assert [case["case"] for case in own] == [case["case"] for case in base]
     assert [case["answer"] for case in own] != [case["answer"] for case in base]
     assert 0 <= task["difference"]["p"] <= 1
+
+
+def test_the_options_of_the_owner_s_own_server_do_not_reach_the_one_that_is_measured(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = coding.problems()[:2]
+    monkeypatch.setattr(coding, "problems", lambda: few)
+    monkeypatch.setenv("SGLANG_API_KEY", "abc")
+    found = tmp_path / "found.json"
+    line = ["eval", "--model-path", str(tiny_model), "--eval-tasks", "coding", "--json", str(found)]
+    assert main(line) == 0
+    cases = json.loads(found.read_text())["tasks"]["coding"][str(tiny_model)]["cases"]
+    assert all(case["answer"] for case in cases), cases
+
+
+def test_where_the_model_runs_is_the_owner_s_choice(tmp_path: Path) -> None:
+    """Also where it was said in the environment or a file, of which the servers of demo and eval read neither."""
+    file = tmp_path / "server.toml"
+    file.write_text('dtype = "float32"\nbatch_size = 2\n')
+    environment = {"BACKEND": "local", "KV_CACHE_GIB": "3", "OPENCLAW_RL_CACHE": "/cache", "SGLANG_API_KEY": "abc"}
+    config = load({"device": "cpu"}, environment, file).config
+    options = build_parser().parse_args(["demo"])
+    (plan,) = make_plans(config, options, tmp_path)
+    for flags in (serving(config, "base"), plan.flags):
+        told = build_parser().parse_args(["serve", *flags])
+        assert (told.device, told.backend, told.dtype, told.cache_dir) == ("cpu", "local", "float32", "/cache")
+        assert "abc" not in flags
+    assert build_parser().parse_args(["serve", *serving(config, "base")]).kv_cache_gib == "3.0"
+    # The demo's own settings stay what they are.
+    assert (told.kv_cache_gib, told.batch_size) == ("1", "8")
+
+
+@pytest.mark.parametrize("task", TASKS[:3])
+def test_a_server_that_refuses_ends_the_evaluation_with_a_sentence(
+    task: str, tiny_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with running(Bench(tiny_model, keys=(ApiKey("owner", "abc"),))) as bench:
+
+        @contextlib.asynccontextmanager
+        async def refusing(run_dir: Path, *_: str) -> AsyncIterator[Served]:
+            yield Served(bench.url, run_dir)
+
+        monkeypatch.setattr(evaluate, "served", refusing)
+        assert main(["eval", "--model-path", str(tiny_model), "--eval-tasks", task]) == 2
+    shown = capsys.readouterr()
+    assert "answers 401" in shown.err
+    assert shown.err.count("\n") == 1
+    assert task not in shown.out
 
 
 def test_what_cannot_be_evaluated_is_said_in_a_sentence(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from starlette.routing import Route
 from harness import Bench, running
 from openclaw_rl.evals import chat as chat_module
 from openclaw_rl.evals import tool_use
-from openclaw_rl.evals.chat import Chat, ChatFailed, ChatUnreachable, HttpChat, Reply, ToolCall, pause, read_reply
+from openclaw_rl.evals.chat import Chat, ChatFailed, ChatTooLong, HttpChat, Reply, ToolCall, pause, read_reply
 from openclaw_rl.ledger import queries
 from openclaw_rl.ledger.ledger import Ledger
 from openclaw_rl.ledger.schema import FILE, connect
@@ -60,7 +60,7 @@ async def chat(endpoint: Endpoint) -> AsyncIterator[HttpChat]:
 
 async def test_only_what_is_wished_is_sent(endpoint: Endpoint, chat: HttpChat):
     reply = await chat.ask(HELLO)
-    assert reply == Reply("hi", (), "stop", "chatcmpl-7")
+    assert reply == Reply("hi")
     assert endpoint.bodies == [{"model": "tiny", "messages": HELLO, "max_tokens": 512}]
     assert endpoint.headers[0]["authorization"] == "Bearer sesame"
 
@@ -129,8 +129,15 @@ async def test_other_answers_are_failures_at_once(
     endpoint.answers = [answer]
     with pytest.raises(ChatFailed, match=complaint) as failure:
         await chat.ask(HELLO)
-    assert not isinstance(failure.value, ChatUnreachable)
+    assert not isinstance(failure.value, ChatTooLong)
     assert len(endpoint.bodies) == 1
+
+
+async def test_the_real_server_says_what_the_model_cannot_hold(tiny_model: Path):
+    with running(Bench(tiny_model)) as bench:
+        async with HttpChat(bench.url) as chat:
+            with pytest.raises(ChatTooLong, match="this model's limit is"):
+                await chat.ask([{"role": "user", "content": "a long story " * 5000}])
 
 
 async def test_a_server_that_is_too_slow_is_a_failure(endpoint: Endpoint):
@@ -158,7 +165,7 @@ async def test_a_connection_that_breaks_off_is_a_failure():
 @pytest.mark.parametrize("address", ["http://127.0.0.1:9", "127.0.0.1:9", "http://[", "http://nowhere.invalid"])
 async def test_nobody_there_is_said_as_such(address: str):
     async with HttpChat(address) as chat:
-        with pytest.raises(ChatUnreachable, match="start the server or check the address"):
+        with pytest.raises(ChatFailed, match="start the server or check the address"):
             await chat.ask(HELLO)
 
 
@@ -171,7 +178,7 @@ async def test_a_key_that_is_none_is_not_shown():
 
 async def test_a_run_against_nobody_ends_at_once():
     async with HttpChat("http://127.0.0.1:9") as chat:
-        with pytest.raises(ChatUnreachable):
+        with pytest.raises(ChatFailed, match="Nobody answers"):
             await tool_use.run(chat)
 
 
@@ -201,10 +208,11 @@ async def test_the_real_server_records_what_is_kept_and_nothing_else(tiny_model:
     with running(Bench(tiny_model, ledger)) as bench:
         async with HttpChat(bench.url) as chat:
             await chat.ask([{"role": "user", "content": "between us"}], session="mine", keep=False)
-            kept = await chat.ask([{"role": "user", "content": "for all"}], session="mine", max_tokens=3)
+            await chat.ask([{"role": "user", "content": "for all"}], session="mine", max_tokens=3)
     db = connect(tmp_path / FILE, readonly=True)
     turns = [queries.load_turn(db, number) for number in queries.turn_numbers(db)]
-    assert [(turn.session.id, turn.completion) for turn in turns] == [("mine", kept.turn_id)]
+    said = [message["content"] for turn in turns for message in turn.messages]
+    assert ([turn.session.id for turn in turns], said) == (["mine"], ["for all"])
     db.close()
     ledger.close()
 

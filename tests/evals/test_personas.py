@@ -175,7 +175,7 @@ def test_languages_are_chosen() -> None:
     assert said & set(german)
     assert said & set(chinese)
     with pytest.raises(ConfigError, match=r"has no phrases in xx"):
-        persona.speaking(["xx"])
+        load("brief", ["xx"])
 
 
 OWN = """

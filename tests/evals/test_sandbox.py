@@ -76,9 +76,9 @@ async def test_an_error_of_the_program_is_told():
 async def test_it_starts_with_nothing(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("OPENCLAW_SECRET", "sesame")
     seen = await outcome(
-        "import os, sys\nprint(dict(os.environ), sys.argv[1:], os.listdir('.'), repr(sys.stdin.read()))"
+        "import os, sys\nprint(dict(os.environ), sys.argv[1:], sys.orig_argv, os.listdir('.'), repr(sys.stdin.read()))"
     )
-    assert seen.stdout == "{} [] [] ''\n"
+    assert seen.stdout == "{} [] [] [] ''\n"
 
 
 async def test_secrets_of_the_parent_stay_there(monkeypatch: pytest.MonkeyPatch):

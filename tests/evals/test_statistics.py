@@ -1,17 +1,21 @@
 """Means, intervals, differences, and sessions until adherence."""
 
 import math
+import random
+from collections import Counter
+from statistics import pvariance
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from openclaw_rl.evals.statistics import (
-    compare_means,
+    Marks,
     compare_passes,
     mean,
     mean_until,
     proportion,
+    proportion_of_trials,
     sessions_until_adherence,
 )
 
@@ -38,6 +42,78 @@ def test_a_share_lies_in_its_interval(passes: list[bool]) -> None:
     interval = proportion(passes)
     assert 0 <= interval.low <= interval.mean <= interval.high <= 1
     assert interval.n == len(passes)
+
+
+def held(dice: random.Random, questions: int = 23, trials: int = 3, answers: int = 40) -> list[Marks]:
+    """Trials as the demo holds them: some questions are nearly always answered well and some nearly never."""
+    chances = {f"Question {number}?": dice.betavariate(0.5, 0.5) for number in range(questions)}
+    orders = [dice.sample(list(chances), k=questions) for _ in range(trials)]
+    asked = [[order[place % questions] for place in range(answers)] for order in orders]
+    return [[(question, dice.random() < chances[question]) for question in trial] for trial in asked]
+
+
+def test_intervals_hold_the_truth_as_often_as_they_say_where_questions_are_asked_again_and_again() -> None:
+    dice, truth, simulated = random.Random(0), 0.5, 400
+    found = [proportion_of_trials(held(dice)) for _ in range(simulated)]
+    covered = sum(interval.low <= truth <= interval.high for interval in found)
+    assert covered >= 0.88 * simulated
+    # Not by being useless: 23 independent answers would allow 0.38.
+    assert sum(interval.high - interval.low for interval in found) < 0.36 * simulated
+
+
+def test_one_trial_that_asks_each_question_once_has_wilson_s_interval() -> None:
+    passes = [number % 3 > 0 for number in range(30)]
+    found, plain = proportion_of_trials([list(zip(map(str, range(30)), passes, strict=True))]), proportion(passes)
+    assert found == plain
+
+
+def test_asking_again_and_hearing_the_same_is_to_know_nothing_more() -> None:
+    marks = [(str(number), number % 2 > 0) for number in range(20)]
+    once, often = proportion_of_trials([marks]), proportion_of_trials([marks * 5])
+    assert often.n == 5 * once.n
+    assert (often.low, often.high) == pytest.approx((once.low, once.high))
+
+
+def test_policies_that_differ_say_little_of_the_next_one() -> None:
+    questions = [str(number) for number in range(40)]
+    trials = [[(question, passed) for question in questions] for passed in (True, False, True)]
+    found = proportion_of_trials(trials)
+    few = proportion([True, False, True])
+    assert (found.low, found.high) == pytest.approx((few.low, few.high), abs=0.03)
+
+
+@pytest.mark.parametrize("passed", [True, False])
+def test_where_all_answers_are_alike_each_question_counts_once(passed: bool) -> None:
+    found = proportion_of_trials([[("a", passed), ("b", passed)] * 20] * 3)
+    few = proportion([passed] * 2)
+    assert (found.mean, found.low, found.high, found.n) == (few.mean, few.low, few.high, 120)
+
+
+def test_trials_and_questions_drawn_anew_scatter_as_the_interval_says() -> None:
+    dice = random.Random(1)
+    trials = held(dice)
+    questions = sorted({question for marks in trials for question, _ in marks})
+    shares = []
+    for _ in range(3000):
+        often = Counter(dice.choices(questions, k=len(questions)))
+        drawn = [(often[q], passed) for marks in dice.choices(trials, k=len(trials)) for q, passed in marks]
+        shares.append(sum(times * passed for times, passed in drawn) / sum(times for times, _ in drawn))
+    found = proportion_of_trials(trials)
+    few = found.mean * (1 - found.mean) / pvariance(shares)
+    expected = proportion([number < round(few * found.mean) for number in range(round(few))])
+    assert found.high - found.low == pytest.approx(expected.high - expected.low, rel=0.06)
+
+
+marked = st.lists(st.tuples(st.sampled_from("abcdefg"), st.booleans()), max_size=9)
+
+
+@settings(deadline=None)
+@given(st.lists(marked, min_size=1, max_size=4).filter(any))
+def test_a_share_of_any_trials_lies_in_its_interval(trials: list[Marks]) -> None:
+    """Also where a trial was cut short, or has questions of its own."""
+    interval = proportion_of_trials(trials)
+    assert 0 <= interval.low <= interval.mean <= interval.high <= 1
+    assert interval.n == sum(map(len, trials))
 
 
 @settings(deadline=None)
@@ -70,7 +146,6 @@ def test_mcnemar_looks_at_the_cases_that_changed() -> None:
 
 def test_no_change_is_no_difference() -> None:
     assert compare_passes([True, False], [True, False]).p == 1.0
-    assert compare_means([1.0, 2.0], [1.0, 2.0]).p == 1.0
 
 
 @settings(deadline=None)
@@ -87,21 +162,12 @@ def test_many_cases_do_not_overflow() -> None:
     assert compare_passes([False] * 5000, [True] * 5000).p < 1e-300
 
 
-def test_paired_means_see_what_is_the_same_in_every_case() -> None:
-    before = [float(place) for place in range(20)]
-    clear = compare_means(before, [value + 1 + 0.1 * (place % 3) for place, value in enumerate(before)])
-    assert clear.low > 0.9
-    assert clear.p < 0.01
-    noise = compare_means(before, [value + (3 if place % 2 else -3) for place, value in enumerate(before)])
-    assert noise.low < 0 < noise.high
-    assert noise.p > 0.5
-
-
 def test_unpaired_results_and_no_results_are_refused() -> None:
     with pytest.raises(ValueError, match="not 1 and 2"):
-        compare_means([1.0], [1.0, 2.0])
-    with pytest.raises(ValueError, match="no results"):
-        proportion([])
+        compare_passes([True], [True, False])
+    for nothing in (lambda: proportion([]), lambda: proportion_of_trials([]), lambda: proportion_of_trials([[]])):
+        with pytest.raises(ValueError, match="no results"):
+            nothing()
     with pytest.raises(ValueError, match="finite"):
         mean([1.0, math.nan])
 

@@ -1,11 +1,18 @@
 """What trials came to: the numbers are those of the statistics, and nothing is said that is not known."""
 
+from collections.abc import Sequence
+
 import pytest
 
-from openclaw_rl.evals.statistics import mean_until, proportion
+from openclaw_rl.evals.statistics import Interval, mean_until, proportion_of_trials
 from openclaw_rl.evals.summary import grouped, summarise
 from openclaw_rl.evals.trial import Exam
 from trials import a_trial, an_answer, an_exam
+
+
+def share(*trials: Sequence[bool]) -> Interval:
+    """Of trials that ask the same questions in the same order."""
+    return proportion_of_trials([[(f"Question {n}?", passed) for n, passed in enumerate(marks)] for marks in trials])
 
 
 def test_shares_are_of_all_seeds_together() -> None:
@@ -13,22 +20,22 @@ def test_shares_are_of_all_seeds_together() -> None:
     other = a_trial(an_exam([False, False]), an_exam([True, False], 180.0), seed=0)
     (found,) = summarise([one, other])
     assert found.seeds == (0, 1)
-    assert found.before == proportion([False, False, True, False])
-    assert found.after == proportion([True, False, True, True])
+    assert found.before == share([False, False], [True, False])
+    assert found.after == share([True, False], [True, True])
     assert found.minutes == pytest.approx(2.0)
 
 
 def test_quality_is_of_the_guard_alone_and_adherence_needs_both() -> None:
     answers = (an_answer(0, False), an_answer(1, True, keeps_rules=True, faults=("it is garbled",)), an_answer(2))
     (found,) = summarise([a_trial(Exam(0, 0.0, 0, answers), Exam(4, 9.0, 3, answers))])
-    assert found.after == proportion([False, False, True])
-    assert found.quality_after == proportion([True, False, True])
+    assert found.after == share([False, False, True])
+    assert found.quality_after == share([True, False, True])
 
 
 def test_examinations_on_the_way_do_not_count_and_order_is_that_of_time() -> None:
     first, middle, last = an_exam([False] * 4), an_exam([True] * 4, 30.0, 2, 4), an_exam([True, False] * 2, 60.0, 4, 8)
     (found,) = summarise([a_trial(last, first, middle)])
-    assert (found.before, found.after) == (proportion([False] * 4), proportion([True, False] * 2))
+    assert (found.before, found.after) == (share([False] * 4), share([True, False] * 2))
 
 
 def test_a_trial_that_has_only_begun_has_no_after() -> None:

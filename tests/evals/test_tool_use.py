@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from openclaw_rl.evals import schema, tool_use
 from openclaw_rl.evals.bfcl import bfcl_cases
-from openclaw_rl.evals.chat import ChatFailed, ChatUnreachable, Message, Reply, ToolCall
+from openclaw_rl.evals.chat import ChatFailed, ChatTooLong, Message, Reply, ToolCall
 from openclaw_rl.evals.tool_use import Expected, ToolCase, cases, grade, plain
 from openclaw_rl.options import ConfigError
 
@@ -244,13 +244,13 @@ async def test_all_cases_are_run_unless_some_are_given():
     assert (await tool_use.run(model, cases=[])).cases == ()
 
 
-async def test_a_failed_request_is_the_failure_of_its_case_alone():
+async def test_a_case_that_the_model_cannot_hold_fails_alone_and_a_refusal_ends_them_all():
     first, second = cases()[:2]
-    model = Scripted({first.prompt: ChatFailed("The context is too long."), second.prompt: right_reply(second)})
+    model = Scripted({first.prompt: ChatTooLong("The context is too long."), second.prompt: right_reply(second)})
     scores = await tool_use.run(model, cases=[first, second])
     assert [(case.passed, case.detail) for case in scores.cases] == [(False, "The context is too long."), (True, "")]
-    model.replies[second.prompt] = ChatUnreachable("Nobody answers.")
-    with pytest.raises(ChatUnreachable):
+    model.replies[second.prompt] = ChatFailed("Nobody answers.")
+    with pytest.raises(ChatFailed, match="Nobody answers"):
         await tool_use.run(model, cases=[first, second])
 
 

@@ -12,7 +12,7 @@ from openclaw_rl.evals import served as module
 from openclaw_rl.evals import trial
 from openclaw_rl.evals.chat import ChatFailed, Reply
 from openclaw_rl.evals.personas.persona import load
-from openclaw_rl.evals.served import ServerFailed, served
+from openclaw_rl.evals.served import ServerFailed, served, without_options
 from openclaw_rl.evals.trial import Exam, Outcome, Plan, Trial
 
 WAITING = {"policy_version": 0, "learner": "", "next_step": {"samples": 8, "needed": 8}}
@@ -98,6 +98,12 @@ async def test_a_server_that_cannot_start_is_said_with_its_last_words(tmp_path: 
     with pytest.raises(ServerFailed, match=r"did not start.*no-such-option"):
         async with served(tmp_path, "--no-such-option"):
             raise AssertionError("it started")
+
+
+def test_a_server_inherits_everything_but_the_options_of_the_owner_s_own() -> None:
+    kept = {"PATH": "/bin", "CUDA_VISIBLE_DEVICES": "1", "HTTPS_PROXY": "http://proxy", "TINKER_API_KEY": "tml-1"}
+    options = {"SGLANG_API_KEY": "abc", "METHOD": "opd", "TINKER_HOST": "http://there", "CAPTURE": "0"}
+    assert without_options({**kept, **options}) == kept
 
 
 async def test_a_server_that_does_not_become_ready_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

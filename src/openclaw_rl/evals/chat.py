@@ -18,6 +18,8 @@ Tool = Mapping[str, Any]
 MAX_TOKENS = 512
 #: Statuses of a server that is busy or restarting, and will answer later.
 BUSY = (429, 503)
+#: The code of a refusal that only this question gets.
+TOO_LONG = "context_length_exceeded"
 #: How often a busy server is asked before it counts as a failure.
 ATTEMPTS = 6
 #: The first pause where the server names none; it doubles, up to the longest.
@@ -29,11 +31,11 @@ MAX_QUOTE = 200
 
 
 class ChatFailed(Exception):
-    """One question got no reply; another may."""
+    """There is no reply, for a reason that is not the model's: nothing can be said of it."""
 
 
-class ChatUnreachable(ChatFailed):
-    """Nobody listens there: no other question will get a reply."""
+class ChatTooLong(ChatFailed):
+    """The model cannot hold this question; it may hold another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +52,6 @@ class Reply:
 
     text: str
     tool_calls: tuple[ToolCall, ...] = ()
-    finish_reason: str = "stop"
-    turn_id: str | None = None
-    """The completion's id, by which feedback names it."""
 
 
 class Chat(Protocol):
@@ -106,7 +105,7 @@ class HttpChat:
         session: str | None = None,
         keep: bool = True,
     ) -> Reply:
-        """Raises ChatUnreachable when nobody listens, ChatFailed for every other request that gets no reply."""
+        """Raises ChatFailed when there is no reply, ChatTooLong where the model has no room for one."""
         wishes = {
             "tools": list(tools) or None,
             "temperature": temperature,
@@ -125,7 +124,9 @@ class HttpChat:
                 break
             await asyncio.sleep(pause(response.headers, attempt))
         if response.status_code != 200:
-            raise ChatFailed(f"{self.url} answers {response.status_code}: {complaint(response)}")
+            said, code = complaint(response)
+            failure = ChatTooLong if code == TOO_LONG else ChatFailed
+            raise failure(f"{self.url} answers {response.status_code}: {said}")
         try:
             return response.json()
         except ValueError as error:
@@ -136,9 +137,9 @@ class HttpChat:
             return await self._client.post(self.url, content=content)
         except httpx.LocalProtocolError:
             # What it says would show the key.
-            raise ChatUnreachable("The API key cannot be sent in a header: check it.") from None
+            raise ChatFailed("The API key cannot be sent in a header: check it.") from None
         except (httpx.ConnectError, httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
-            raise ChatUnreachable(f"Nobody answers at {self.url}: start the server or check the address.") from error
+            raise ChatFailed(f"Nobody answers at {self.url}: start the server or check the address.") from error
         except httpx.TimeoutException as error:
             raise ChatFailed(f"{self.url} took too long to reply.") from error
         except httpx.HTTPError as error:
@@ -156,12 +157,13 @@ def pause(headers: Mapping[str, str], attempt: int) -> float:
     return min(max(wanted, 0.0), LONGEST_PAUSE) * random.uniform(1.0, 1.25)
 
 
-def complaint(response: httpx.Response) -> str:
-    """What a server says is wrong, in OpenAI's shape or in whatever it has."""
+def complaint(response: httpx.Response) -> tuple[str, Any]:
+    """What a server says is wrong, and the code that it gives, in OpenAI's shape or in whatever it has."""
     try:
-        return str(response.json()["error"]["message"])
+        error = response.json()["error"]
+        return str(error["message"]), error.get("code")
     except (ValueError, KeyError, TypeError):
-        return response.text[:MAX_QUOTE]
+        return response.text[:MAX_QUOTE], None
 
 
 def read_reply(body: Any) -> Reply:
@@ -173,8 +175,6 @@ def read_reply(body: Any) -> Reply:
         reply = Reply(
             message.get("content") or "",
             tuple(ToolCall(call["name"], call["arguments"]) for call in calls),
-            choice.get("finish_reason") or "",
-            body.get("id"),
         )
     except (TypeError, KeyError, IndexError, AttributeError) as error:
         raise ChatFailed("The reply is not a chat completion: check the address.") from error

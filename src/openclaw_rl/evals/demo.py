@@ -25,7 +25,7 @@ from openclaw_rl.evals.perplexity import look_at_perplexity
 from openclaw_rl.evals.personas.persona import BUILT_IN, load
 from openclaw_rl.evals.pictures import save_curve
 from openclaw_rl.evals.screen import Screen
-from openclaw_rl.evals.served import ServerFailed
+from openclaw_rl.evals.served import ServerFailed, machine_flags
 from openclaw_rl.evals.statistics import Interval
 from openclaw_rl.evals.summary import Summary, summarise
 from openclaw_rl.evals.trial import Outcome, Plan, run
@@ -96,7 +96,6 @@ def make_plans(config: Config, options: argparse.Namespace, out: Path) -> list[P
     methods = METHODS if options.methods == "all" else (options.methods,)
     personas = [load(name) for name in (BUILT_IN if options.persona == "all" else (options.persona,))]
     model = ("--model-name", config.model_name) if config.model_name else ()
-    common = ("--device", config.device, "--cache-dir", str(config.cache_dir))
     plans = []
     for persona in personas:
         for method in methods:
@@ -112,7 +111,7 @@ def make_plans(config: Config, options: argparse.Namespace, out: Path) -> list[P
                         run_dir,
                         options.sessions,
                         options.minutes,
-                        (*SETTINGS, *model, *common, *options.server),
+                        (*machine_flags(config), *SETTINGS, *model, *options.server),
                         user_url=options.user_base_url,
                         user_model=options.user_model,
                         user_key=os.environ.get(USER_KEY, ""),

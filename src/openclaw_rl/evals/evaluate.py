@@ -25,7 +25,7 @@ from openclaw_rl.evals.flags import BASE, TASKS
 from openclaw_rl.evals.personas.persona import BUILT_IN, load
 from openclaw_rl.evals.questions import questions
 from openclaw_rl.evals.scores import CaseScore, OnCase, TaskScores
-from openclaw_rl.evals.served import ServerFailed, served
+from openclaw_rl.evals.served import ServerFailed, machine_flags, served
 from openclaw_rl.evals.statistics import Difference, compare_passes, proportion
 from openclaw_rl.models import ModelNotFound, adapter_rank
 from openclaw_rl.options import ConfigError
@@ -112,8 +112,7 @@ def chosen_tasks(given: str) -> list[str]:
 
 def serving(config: Config, model: str) -> tuple[str, ...]:
     """A server's options for a checkpoint, a model folder, or the base model. Raises ConfigError."""
-    own = ["--no-capture", "--max-steps", "0", "--device", config.device, "--cache-dir", str(config.cache_dir)]
-    own += ["--seed", str(config.seed)]
+    own = ["--no-capture", "--max-steps", "0", *machine_flags(config), "--seed", str(config.seed)]
     folder = Path(model).expanduser()
     if model != BASE and not (folder / "checkpoint.json").exists():
         if not (folder / "config.json").exists():
@@ -167,6 +166,7 @@ def table(models: Sequence[str], results: Sequence[Sequence[TaskScores]]) -> Tab
 
 
 def share(scores: TaskScores) -> str:
+    """Each case was put to one model once, so its cases count as independent."""
     if not scores.cases:
         return "–"
     interval = proportion([case.passed for case in scores.cases])

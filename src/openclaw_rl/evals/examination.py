@@ -1,6 +1,5 @@
 """How well a policy pleases a persona on questions it was never asked: the rules and the guard, on each answer."""
 
-import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -8,6 +7,7 @@ from openclaw_rl.evals.chat import Chat
 from openclaw_rl.evals.personas.persona import Persona
 from openclaw_rl.evals.quality import check
 from openclaw_rl.evals.questions import Question
+from openclaw_rl.evals.scores import side_by_side
 
 #: Asked at the same time: enough to fill a batch on a laptop.
 AT_ONCE = 8
@@ -38,20 +38,17 @@ async def examine(
     on_answer: Callable[[Answered], None] | None = None,
 ) -> tuple[Answered, ...]:
     """Ask each question once, without a trace in the record. Raises ChatFailed."""
-    places = asyncio.Semaphore(AT_ONCE)
 
-    async def one(number: int, question: Question) -> Answered:
-        async with places:
-            message = {"role": "user", "content": question.text}
-            reply = await chat.ask([message], max_tokens=max_tokens, seed=seed + number, keep=False)
+    async def one(numbered: tuple[int, Question]) -> Answered:
+        number, question = numbered
+        message = {"role": "user", "content": question.text}
+        reply = await chat.ask([message], max_tokens=max_tokens, seed=seed + number, keep=False)
         found = judge(persona, question, reply.text)
         if on_answer is not None:
             on_answer(found)
         return found
 
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(one(number, question)) for number, question in enumerate(questions)]
-    return tuple(task.result() for task in tasks)
+    return await side_by_side(list(enumerate(questions)), one, AT_ONCE)
 
 
 def judge(persona: Persona, question: Question, answer: str, perplexity: float | None = None) -> Answered:

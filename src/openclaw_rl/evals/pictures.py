@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from markupsafe import Markup
 
-from openclaw_rl.evals.statistics import proportion
-from openclaw_rl.evals.summary import exams, grouped, in_order, summarise
+from openclaw_rl.evals.statistics import proportion_of_trials
+from openclaw_rl.evals.summary import exams, grouped, in_order, is_wanted, marks, summarise
 from openclaw_rl.evals.trial import Exam, Outcome
 from openclaw_rl.pages import charts
 
@@ -51,7 +51,7 @@ def curve(group: Sequence[Outcome], x: X) -> Curve | None:
     quality = np.array([_at(places, line, quality_of) for line in lines])
     low, high = adherence.min(0), adherence.max(0)
     if len(lines) == 1:
-        intervals = [proportion([answer.passed for answer in lines[0][place].answers]) for place in places]
+        intervals = [proportion_of_trials([marks(lines[0][place], is_wanted)]) for place in places]
         low, high = np.array([i.low for i in intervals]), np.array([i.high for i in intervals])
     return Curve(places, adherence.mean(0).tolist(), low.tolist(), high.tolist(), quality.mean(0).tolist(), len(lines))
 

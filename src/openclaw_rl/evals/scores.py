@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 Case = TypeVar("Case")
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,19 +50,30 @@ async def score_all(
     at_once: int,
     on_case: OnCase | None = None,
 ) -> TaskScores:
-    """Score all cases, `at_once` at a time; `on_case` hears of each when it is done. The first error ends them all."""
-    places = asyncio.Semaphore(at_once)
+    """Score all cases as `side_by_side` does; `on_case` hears of each when it is done."""
 
     async def one(case: Case) -> CaseScore:
-        async with places:
-            scored = await score(case)
+        scored = await score(case)
         if on_case is not None:
             on_case(scored)
         return scored
 
-    tasks = [asyncio.create_task(one(case)) for case in cases]
+    return TaskScores(task, await side_by_side(cases, one, at_once))
+
+
+async def side_by_side(
+    cases: Sequence[Case], one: Callable[[Case], Awaitable[Result]], at_once: int
+) -> tuple[Result, ...]:
+    """The result of each case, in order, `at_once` at a time. The first error ends them all, and is raised as it is."""
+    places = asyncio.Semaphore(at_once)
+
+    async def in_place(case: Case) -> Result:
+        async with places:
+            return await one(case)
+
+    tasks = [asyncio.create_task(in_place(case)) for case in cases]
     try:
-        return TaskScores(task, tuple(await asyncio.gather(*tasks)))
+        return tuple(await asyncio.gather(*tasks))
     finally:
         for unfinished in tasks:
             unfinished.cancel()

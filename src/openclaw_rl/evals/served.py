@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import sys
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -11,7 +12,9 @@ from typing import Any
 
 import httpx
 
+from openclaw_rl.config import Config
 from openclaw_rl.ledger.lock import read_server
+from openclaw_rl.options import flag, option_of
 
 #: How long a server may take until it answers: the first start converts the model.
 START_SECONDS = 900.0
@@ -19,6 +22,8 @@ START_SECONDS = 900.0
 STOP_SECONDS = 120.0
 LOOK_SECONDS = 0.2
 LOG = "server.log"
+#: The group of the options that say where a model runs and what it may take there.
+MACHINE = "Engine"
 
 
 class ServerFailed(Exception):
@@ -44,18 +49,40 @@ class Served:
 
 @contextlib.asynccontextmanager
 async def served(run_dir: Path, *flags: str) -> AsyncIterator[Served]:
-    """`openclaw-rl serve` with a free port on this machine, for as long as the context lasts. Raises ServerFailed."""
+    """`openclaw-rl serve` with a free port on this machine, for as long as the context lasts. Raises ServerFailed.
+
+    Its options are the flags alone.
+    """
     run_dir.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "openclaw_rl", "serve", "--run-dir", str(run_dir), "--proxy-port", "0", *flags]
     with (run_dir / LOG).open("ab") as log:
         # A session of its own: Ctrl-C is for whoever asked for the server, who then stops it in order.
         process = await asyncio.create_subprocess_exec(
-            *command, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            *command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=without_options(os.environ),
+            start_new_session=True,
         )
     try:
         yield Served(await ready(process, run_dir), run_dir)
     finally:
         await stop(process)
+
+
+def without_options(environment: Mapping[str, str]) -> dict[str, str]:
+    """An environment in which no option is set: what is there is for a server of the owner's own."""
+    options = {variable for field in Config.model_fields.values() for variable in option_of(field).env}
+    return {name: value for name, value in environment.items() if name not in options}
+
+
+def machine_flags(config: Config) -> tuple[str, ...]:
+    """Where the model runs, what it may take there and where it is kept, as far as anybody said so."""
+    groups = {name: option_of(field).group for name, field in Config.model_fields.items()}
+    given = [name for name in groups if name in config.model_fields_set]
+    told = [name for name in given if groups[name] == MACHINE or name == "cache_dir"]
+    return tuple(part for name in told for part in (flag(name), str(getattr(config, name))))
 
 
 async def ready(process: asyncio.subprocess.Process, run_dir: Path) -> str:

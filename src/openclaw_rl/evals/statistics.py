@@ -5,15 +5,20 @@ Pure Python; the same input and seed give the same numbers everywhere.
 
 import math
 import random
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist, fmean
+from typing import Any
 
 CONFIDENCE = 0.95
 #: Enough for two digits of an interval's ends.
 RESAMPLES = 2_000
 #: Sessions in a row whose first reply has to pass.
 RUN = 3
+
+#: A trial's answers: the question of each, and whether it passed.
+Marks = Sequence[tuple[str, bool]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +62,28 @@ class Until:
 
 
 def proportion(passes: Sequence[bool], confidence: float = CONFIDENCE) -> Interval:
-    """The share that passed, with Wilson's interval. Raises ValueError without any."""
+    """The share that passed of independent cases, with Wilson's interval. Raises ValueError without any."""
     n = _size(passes)
-    share, z = sum(passes) / n, NormalDist().inv_cdf((1 + confidence) / 2)
-    centre = (share + z * z / (2 * n)) / (1 + z * z / n)
-    half = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
-    # Rounding must not put the share outside.
-    return Interval(share, min(share, max(0.0, centre - half)), max(share, min(1.0, centre + half)), n)
+    share = sum(passes) / n
+    return Interval(share, *_wilson(share, n, confidence), n)
+
+
+def proportion_of_trials(trials: Sequence[Marks], confidence: float = CONFIDENCE) -> Interval:
+    """The share that passed where every trial was asked the same questions, some of them more than once.
+
+    Answers to one question are alike, and so are those of one trial. So the interval is Wilson's of fewer answers: as
+    many independent ones as would scatter like the share does when questions and trials are drawn anew, with
+    replacement and apart from each other (Owen's pigeonhole bootstrap, whose variance needs no drawing). Where nothing
+    scatters, as when all passed, every question counts as one answer.
+
+    Assumes that the questions are a random sample of those that could be asked, and the trials of those that could be
+    held. It is rather wide where trials are alike, and rough where a few trials differ much; one trial says nothing of
+    others. Raises ValueError without answers.
+    """
+    passes = [passed for marks in trials for _, passed in marks]
+    n = _size(passes)
+    share = sum(passes) / n
+    return Interval(share, *_wilson(share, _worth(trials, n, sum(passes)), confidence), n)
 
 
 def mean(values: Sequence[float], seed: int = 0, confidence: float = CONFIDENCE) -> Interval:
@@ -80,21 +100,6 @@ def compare_passes(before: Sequence[bool], after: Sequence[bool], seed: int = 0)
     better, worse = gaps.count(1.0), gaps.count(-1.0)
     interval = mean(gaps, seed)
     return Difference(interval.mean, interval.low, interval.high, _mcnemar(better, worse), len(gaps))
-
-
-def compare_means(before: Sequence[float], after: Sequence[float], seed: int = 0) -> Difference:
-    """The difference of two means on the same cases, with a paired bootstrap. Raises ValueError if not paired.
-
-    The significance is how often resampled differences, moved to a mean of none, are as far from it as the real one.
-    """
-    gaps = _gaps(before, after)
-    interval = mean(gaps, seed)
-    moved = _resampled([gap - interval.mean for gap in gaps], seed + 1)
-    # A little less than the difference itself, so that rounding does not decide.
-    limit = abs(interval.mean) * (1 - 1e-9)
-    extreme = sum(1 for value in moved if abs(value) >= limit)
-    # The real one counts as one of them, so that a probability is never 0.
-    return Difference(interval.mean, interval.low, interval.high, (extreme + 1) / (len(moved) + 1), len(gaps))
 
 
 def sessions_until_adherence(passes: Sequence[bool], run: int = RUN) -> int | None:
@@ -131,6 +136,34 @@ def _gaps(before: Sequence[float], after: Sequence[float]) -> list[float]:
     if len(before) != len(after):
         raise ValueError(f"Results on the same cases are as many: not {len(before)} and {len(after)}.")
     return [float(new) - float(old) for old, new in zip(before, after, strict=True)]
+
+
+def _wilson(share: float, n: float, confidence: float) -> tuple[float, float]:
+    """Wilson's interval of a share of `n` independent answers."""
+    z = NormalDist().inv_cdf((1 + confidence) / 2)
+    centre = (share + z * z / (2 * n)) / (1 + z * z / n)
+    half = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
+    # Rounding must not put the share outside.
+    return min(share, max(0.0, centre - half)), max(share, min(1.0, centre + half))
+
+
+def _worth(trials: Sequence[Marks], n: int, passes: int) -> float:
+    """How many independent answers say as much as these `n`."""
+    cells, rows, columns = Counter[tuple[int, str]](), Counter[int](), Counter[str]()
+    for trial, marks in enumerate(trials):
+        for question, passed in marks:
+            # What it is above the share, times n: whole numbers, so that nothing scatters by rounding.
+            excess = n * passed - passes
+            cells[trial, question] += excess
+            rows[trial] += excess
+            columns[question] += excess
+    # The variance of a sum over cells, each weighted by how often its row and its column are drawn.
+    scatter = _squares(cells) + (1 - 1 / len(columns)) * _squares(rows) + (1 - 1 / len(rows)) * _squares(columns)
+    return min(n, passes * (n - passes) * n**2 / scatter) if scatter else len(columns)
+
+
+def _squares(sums: Counter[Any]) -> int:
+    return sum(value**2 for value in sums.values())
 
 
 def _resampled(values: Sequence[float], seed: int) -> list[float]:

@@ -1,18 +1,28 @@
 """What trials came to: a line for each method with each persona, over all seeds."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
 from openclaw_rl.evals.examination import Answered
 from openclaw_rl.evals.flags import METHODS
-from openclaw_rl.evals.statistics import Interval, Until, mean_until, proportion, sessions_until_adherence
+from openclaw_rl.evals.statistics import (
+    Interval,
+    Marks,
+    Until,
+    mean_until,
+    proportion_of_trials,
+    sessions_until_adherence,
+)
 from openclaw_rl.evals.trial import Exam, Outcome
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """How a method did with a persona. Shares are of the answers of all seeds together."""
+    """How a method did with a persona.
+
+    Shares are of the answers of all seeds together; the intervals know that all were asked the same questions.
+    """
 
     method: str
     persona: str
@@ -57,29 +67,38 @@ def summarise(outcomes: Iterable[Outcome]) -> list[Summary]:
 
 
 def _summary(persona: str, method: str, group: Sequence[Outcome]) -> Summary:
-    first = [answer for outcome in group for exam in exams(outcome)[:1] for answer in exam.answers]
+    first = [exam for outcome in group for exam in exams(outcome)[:1]]
     # One examination is the beginning only.
-    last = [answer for outcome in group for exam in exams(outcome)[1:][-1:] for answer in exam.answers]
+    last = [exam for outcome in group for exam in exams(outcome)[1:][-1:]]
     return Summary(
         method,
         persona,
         tuple(outcome.plan.seed for outcome in group),
-        _adherence(first),
-        _adherence(last),
-        _quality(first),
-        _quality(last),
+        _share(first, is_wanted),
+        _share(last, is_wanted),
+        _share(first, is_sensible),
+        _share(last, is_sensible),
         _until(group),
         sum(len(outcome.sessions) for outcome in group),
         fmean(max((exam.seconds for exam in outcome.exams), default=0.0) for outcome in group) / 60,
     )
 
 
-def _adherence(answers: Sequence[Answered]) -> Interval | None:
-    return proportion([answer.passed for answer in answers]) if answers else None
+def _share(held: Sequence[Exam], is_good: Callable[[Answered], bool]) -> Interval | None:
+    """Of good answers in examinations, one of each seed; None without any."""
+    return proportion_of_trials([marks(exam, is_good) for exam in held]) if held else None
 
 
-def _quality(answers: Sequence[Answered]) -> Interval | None:
-    return proportion([not answer.faults for answer in answers]) if answers else None
+def marks(exam: Exam, is_good: Callable[[Answered], bool]) -> Marks:
+    return [(answer.question.text, is_good(answer)) for answer in exam.answers]
+
+
+def is_wanted(answer: Answered) -> bool:
+    return answer.passed
+
+
+def is_sensible(answer: Answered) -> bool:
+    return not answer.faults
 
 
 def _until(group: Sequence[Outcome]) -> Until | None:

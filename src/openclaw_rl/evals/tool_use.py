@@ -17,7 +17,7 @@ from importlib import resources
 from typing import Any
 
 from openclaw_rl.evals import schema
-from openclaw_rl.evals.chat import Chat, ChatFailed, ChatUnreachable, Reply, Tool, ToolCall
+from openclaw_rl.evals.chat import Chat, ChatTooLong, Reply, Tool, ToolCall
 from openclaw_rl.evals.scores import CaseScore, OnCase, TaskScores, score_all
 
 TASK = "tool use"
@@ -86,16 +86,14 @@ async def run(
     on_case: OnCase | None = None,
     at_once: int = 4,
 ) -> TaskScores:
-    """Put all cases to a model and grade its calls. Nothing of it is recorded. Raises ChatUnreachable."""
+    """Put all cases to a model and grade its calls. Nothing of it is recorded. Raises ChatFailed."""
 
     async def one(case: ToolCase) -> CaseScore:
         asked = [{"role": "user", "content": case.prompt}]
         how: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed, "keep": False}
         try:
             return grade(case, await chat.ask(asked, tools=case.tools, **how))
-        except ChatUnreachable:
-            raise
-        except ChatFailed as error:
+        except ChatTooLong as error:
             return CaseScore(case.name, False, {}, "", str(error))
 
     return await score_all(TASK, _all_unless(cases), one, at_once=at_once, on_case=on_case)

@@ -46,6 +46,7 @@ def _forget_parent() -> None:
     os.environ.clear()
     sys.path.pop()
     sys.argv[:] = [""]
+    sys.orig_argv.clear()
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, sys.stdin.fileno())
     os.close(nothing)

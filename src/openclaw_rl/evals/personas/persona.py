@@ -82,10 +82,6 @@ class Persona:
             return self.rules
         return tuple(rule for rule in self.rules if not rule.check(answer, count))
 
-    def speaking(self, languages: Sequence[str]) -> "Persona":
-        """The same person with other languages. Raises ConfigError if it has no words in one of them."""
-        return _checked(replace(self, languages=tuple(languages)), self.name)
-
 
 def load(name: str, languages: Sequence[str] = ()) -> Persona:
     """A built-in persona, or one from a TOML file, with the languages given or else those that it has itself."""
