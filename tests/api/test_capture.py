@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import shutil
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from harness import Bench, running, wait_for
 from openclaw_rl.config import ApiKey
+from openclaw_rl.engines.base import EngineLimits
 from openclaw_rl.ledger import queries
 from openclaw_rl.ledger.ledger import Ledger
 from openclaw_rl.ledger.schema import FILE, connect
@@ -259,6 +261,36 @@ def test_a_retry_replaces_the_earlier_attempt_and_is_no_feedback(bench: Recordin
     assert retry.number == bench.turns()[2].number
 
 
+@pytest.mark.parametrize("context", [None, "now: 12:00"])
+def test_asking_the_first_question_again_is_no_feedback(bench: Recording, context: str | None) -> None:
+    """Nothing was said before it that could tell the attempts apart, and a client's context changes in between."""
+    headers = {"X-Session-Id": "s"}
+    question = user("a tip for sleeping better")
+    for answer, now in (("tea", context), ("a walk", context and "now: 12:01"), ("a book", context)):
+        passing = [user(f"<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>> {now}")] if now else []
+        kept = bench.say(answer, [question, *passing], headers, tools=TOOLS)
+    *attempts, last = bench.turns()
+    assert [(turn.state, turn.next_state) for turn in attempts] == [(State.DROPPED, None)] * 2
+    assert all("superseded" in turn.reason for turn in attempts)
+    bench.say("bye", [question, kept, user("thanks")], headers, tools=TOOLS)
+    assert last.state is State.AWAITING
+    assert bench.turns()[2].next_state == [user("thanks")]
+
+
+def test_a_retry_with_a_rewritten_history_is_the_next_state_of_one_answer_only(bench: Recording) -> None:
+    """Two answers waited; the first attempt told one of them, and the second tells neither itself nor the other."""
+    headers = {"X-Session-Id": "s"}
+    bench.says = "answer {index}"
+    bench.post({"messages": [user("hi")], "n": 2}, **headers)
+    rewritten = [user("hi"), {"role": "assistant", "content": "said otherwise"}, user("go on")]
+    bench.say("knock knock", rewritten, headers)
+    bench.say("a better one", rewritten, headers)
+    one, other, attempt, retry = bench.turns()
+    assert [turn.next_state for turn in (one, other)] == [None, [user("go on")]]
+    assert (attempt.state, attempt.next_state) == (State.DROPPED, None)
+    assert (retry.state, retry.next_state) == (State.AWAITING, None)
+
+
 def test_a_session_ends_by_header_by_field_and_by_request(bench: Recording) -> None:
     bench.say("bye", [user("hi")], {"X-Session-Id": "a", "X-Session-Done": "true"})
     bench.say("bye", [user("hi")], {"X-Session-Id": "b"}, session_done=True)
@@ -391,3 +423,42 @@ def test_the_ledger_survives_a_restart_of_the_server(tiny_model: Path, tmp_path:
         assert second.prompt_ids[: len(first.prompt_ids + first.response_ids)] == first.prompt_ids + first.response_ids
         assert first.next_state == [user("thanks")]
         bench.ledger.close()
+
+
+def test_thoughts_that_the_client_left_out_do_not_make_a_request_too_long(bench: Recording) -> None:
+    """With them the recorded tokens leave no room for an answer; the request as it came does."""
+    answer = bench.say(f"<think>{'hm ' * 50}</think>Yes.", [user("hi")])
+    (first,) = bench.turns()
+    bench.sampler.limits = EngineLimits(len(first.prompt_ids + first.response_ids), max_sequences=1, max_choices=1)
+    bench.say("ok", [user("hi"), {"role": "assistant", "content": answer["content"]}, user("more")])
+    first, second = bench.turns()
+    assert second.continuation == "forked"
+    assert second.session == first.session
+
+
+#: Mistral's habit: questions and answers must take turns, not counting calls and their results.
+ALTERNATES = """\
+{%- set seen = namespace(count=0) %}
+{%- for message in messages if message.role != 'tool' and not message.tool_calls %}
+{%- if (message.role == 'user') != (seen.count % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}
+{%- set seen.count = seen.count + 1 %}
+{%- endfor %}"""
+
+
+def test_a_record_that_the_template_does_not_accept_forks(tiny_model: Path, tmp_path: Path) -> None:
+    """A call as it was sampled is an ordinary answer to the template, and two of those in a row are refused."""
+    folder = shutil.copytree(tiny_model, tmp_path / "model")
+    template = folder / "chat_template.jinja"
+    template.write_text(ALTERNATES + template.read_text())
+    with running(Recording(folder, tmp_path / "ledger")) as bench:
+        assert isinstance(bench, Recording)
+        asked = [user("where is the fox?")]
+        call = bench.say('<tool_call>\n{"name": "look", "arguments": {"at": 5.0}}\n</tool_call>', asked, tools=TOOLS)
+        asked += [call, {"role": "tool", "tool_call_id": call["tool_calls"][0]["id"], "content": "a fox"}]
+        answer = bench.say("The fox is here.", asked, tools=TOOLS)
+        bench.say("Bye.", [*asked, answer, user("thanks")], tools=TOOLS)
+        turns = bench.turns()
+        bench.ledger.close()
+    assert [turn.continuation for turn in turns] == ["new", "realigned", "forked"]
+    assert len({turn.session for turn in turns}) == 1
+    assert turns[1].next_state == [user("thanks")]

@@ -26,3 +26,17 @@ def test_a_turn_that_the_ledger_refuses_is_served_all_the_same(
         lost = [line for line in bench.service.metrics.text().decode().splitlines() if "lost" in line]
     ledger.close()
     assert any(line.endswith(" 1.0") for line in lost)
+
+
+def test_a_fault_before_the_answer_is_logged_and_the_request_served(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    ledger = Ledger(tmp_path)
+    monkeypatch.setattr(ledger, "find_ancestor", lambda *_: 1 / 0)
+    with running(Bench(tiny_model, ledger)) as bench:
+        assert bench.post({"messages": [{"role": "user", "content": "hello"}]}).status_code == 200
+        assert "openclaw_lost_turns_total 1.0" in bench.service.metrics.text().decode()
+    ledger.close()
+    (fault,) = [record for record in caplog.records if record.exc_info]
+    assert fault.exc_info is not None
+    assert fault.exc_info[0] is ZeroDivisionError

@@ -17,6 +17,7 @@ from openclaw_rl.api.auth import KeyCheck
 from openclaw_rl.api.completion import ChatService, Completion
 from openclaw_rl.api.encode import Encoder
 from openclaw_rl.api.errors import ApiError
+from openclaw_rl.api.loopback import LoopbackOnly
 from openclaw_rl.api.operations import NoOperations, OperationFailed, Operations
 from openclaw_rl.api.wire import ChatRequest, FeedbackRequest, RollbackRequest, parse, parse_feedback, parse_request
 from openclaw_rl.config import ApiKey
@@ -40,8 +41,11 @@ def create_app(
 ) -> FastAPI:
     """The server's application for one model, known to clients as `model` or one of `aliases`."""
     loops = operations or NoOperations()
-    app = FastAPI(title="openclaw-rl", version=__version__, docs_url="/docs", redoc_url=None)
+    # No page of documentation: FastAPI's loads its parts from elsewhere, and nothing here calls anybody.
+    app = FastAPI(title="openclaw-rl", version=__version__, docs_url=None, redoc_url=None)
     errors.install(app)
+    if not keys:
+        app.add_middleware(LoopbackOnly)
     check = KeyCheck(keys)
     encoder = Encoder(model, service.renderer.tokenizer.backend)
     started = int(time.time())

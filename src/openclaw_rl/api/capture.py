@@ -2,7 +2,7 @@
 
 `Capture.open` looks at a request before it is answered: whose session it is, what it is, which recorded turn it
 goes on from and with which tokens. What it returns records the answer when there is one. Nothing here can fail a
-request: when the ledger cannot be read or written, requests are served and not captured.
+request: when the ledger cannot be read or written, or anything else goes wrong, requests are served and not captured.
 """
 
 import logging
@@ -48,6 +48,8 @@ class Incoming:
     request: ChatRequest
     conversation: history.Conversation
     plain: Prompt
+    context: int
+    """How many tokens the model can take, its answer included."""
 
 
 class Capture:
@@ -70,8 +72,11 @@ class Capture:
             return self._open(incoming)
         except LedgerError as error:
             log.warning("A turn is not captured: %s", error)
-            self.metrics.lost_turns.inc()
-            return None
+        except Exception:
+            # A fault of ours: the client can be answered all the same, and whoever mends it needs the traceback.
+            log.exception("A turn is not captured.")
+        self.metrics.lost_turns.inc()
+        return None
 
     def _open(self, incoming: Incoming) -> "OpenTurn":
         request, messages = incoming.request, incoming.conversation.messages
@@ -83,7 +88,7 @@ class Capture:
         session = SessionKey(incoming.owner, name)
         kind, reason = kind_of(incoming.headers, request, messages)
         if kind is TurnKind.MAIN:
-            self._tell_the_turn_before(session, messages, transient, ancestor)
+            self._tell_the_turn_before(session, messages, transient, ancestor, keys.request)
         prompt, continuation, keep = self._prompt(incoming, ancestor)
         self.metrics.continuations[continuation].inc()
         if ancestor is not None:
@@ -115,6 +120,9 @@ class Capture:
             earlier=partial(self.ledger.earlier_responses, ancestor.number),
         )
         prompt, continuation = history.go_on(self.renderer, incoming.conversation, incoming.plain, ancestor.depth, turn)
+        if continuation is Continuation.REALIGNED and len(prompt.ids) >= incoming.context:
+            # The record has thoughts that the client left out, and with them no room for an answer.
+            prompt, continuation = incoming.plain, Continuation.FORKED
         return prompt, continuation, common_prefix(prompt.ids, turn.ids)
 
     def _tell_the_turn_before(
@@ -123,11 +131,12 @@ class Capture:
         messages: Sequence[Message],
         transient: Sequence[bool],
         ancestor: Ancestor | None,
+        request_key: bytes,
     ) -> None:
         """This request is what came next for the turn it goes on from."""
         if ancestor is None:
             # The client cut or rewrote its history, but says that the session goes on.
-            number = self.ledger.last_waiting(session)
+            number = self._last_waiting(session, request_key)
             answered = [i for i, message in enumerate(messages, start=1) if message["role"] == "assistant"]
             covered = answered[-1] if answered else 0
         else:
@@ -138,6 +147,18 @@ class Capture:
             came = [next_state_message(message) for message, passing in after if not passing]
             # The request does not wait for this to be written.
             self.ledger.set_next_state(number, came).add_done_callback(report_failure)
+
+    def _last_waiting(self, session: SessionKey, request_key: bytes) -> int | None:
+        """The newest turn of a session that waits for what comes next; None if it answered this very request.
+
+        Asking again is no feedback, and what came before was told by the first attempt.
+        """
+        number = self.ledger.last_waiting(session)
+        if number is None:
+            return None
+        asked = [message for message in self.ledger.request(number) if message["role"] != "tools"]
+        answered = history.keys(session.owner, asked, [is_transient(message) for message in asked])
+        return None if answered.request == request_key else number
 
     def release(self, turn: int | None) -> None:
         """A request that went on from this turn is over."""

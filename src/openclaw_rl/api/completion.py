@@ -222,7 +222,9 @@ class ChatService:
         messages = [message.model_dump(exclude_none=True) for message in request.messages]
         conversation = Conversation(messages, request.offered_tools, request.chat_template_kwargs)
         prompt = await self._prompt(conversation)
-        turn = self.capture.open(Incoming(owner, headers, request, conversation, prompt)) if self.capture else None
+        context = self.sampler.limits.max_context_tokens
+        incoming = Incoming(owner, headers, request, conversation, prompt, context)
+        turn = self.capture.open(incoming) if self.capture else None
         try:
             return self._start(request, turn.prompt if turn else prompt, turn, arrived)
         except (QueueFull, EngineUnavailable, ApiError) as error:

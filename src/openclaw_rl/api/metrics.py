@@ -36,7 +36,7 @@ class Metrics:
         captured = self._counter("openclaw_captured_turns", "Turns recorded, main and side.", "kind")
         self.captured_turns = {kind: captured.labels(kind) for kind in TurnKind}
         self.lost_turns = Counter(
-            "openclaw_lost_turns", "Turns served while the ledger could not be used.", registry=self.registry
+            "openclaw_lost_turns", "Turns served that could not be recorded.", registry=self.registry
         )
         continuations = self._counter("openclaw_continuations", "How prompts go on from recorded turns.", "kind")
         self.continuations = {kind: continuations.labels(kind) for kind in Continuation}

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
-from openclaw_rl.rendering.chat import ChatRenderer, Message, Prompt, content_text
+from openclaw_rl.rendering.chat import ChatError, ChatRenderer, Message, Prompt, content_text
 from openclaw_rl.types import Continuation
 
 #: A noncharacter, as the tokenizer's guard is one.
@@ -107,7 +107,7 @@ def go_on(
         return plain, Continuation.EXTENDS
     shown = shown_whole(renderer, conversation.messages[covered - 1], turn.response)
     same = shown and same_request(conversation, covered, turn)
-    new = new_part(renderer, conversation, covered, [turn.response, *turn.earlier()]) if same else None
+    new = accepted_part(renderer, conversation, covered, [turn.response, *turn.earlier()]) if same else None
     if new is None:
         return plain, Continuation.FORKED
     ids = turn.ids + renderer.tokenizer.encode_chat(new)
@@ -126,6 +126,17 @@ def same_request(conversation: Conversation, covered: int, turn: Recorded) -> bo
     if conversation.tools:
         now.insert(0, ["tools", list(conversation.tools)])
     return now == [meaning(message) for message in turn.request()]
+
+
+def accepted_part(
+    renderer: ChatRenderer, conversation: Conversation, covered: int, responses: Sequence[list[int]]
+) -> str | None:
+    """The new part; None also if the template accepts the conversation only as the client returns it."""
+    try:
+        return new_part(renderer, conversation, covered, responses)
+    except ChatError:
+        # A call as it was sampled is an ordinary answer to the template, which may not stand where a call may.
+        return None
 
 
 def new_part(
