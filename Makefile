@@ -19,16 +19,12 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@echo "Installing into $(VENV) (a few minutes, once) …"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(INSTALL) torch
-	@$(INSTALL) -e .
+	@$(INSTALL) -e '.[pictures]'
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
 	@echo "Installing what the tests need …"
 	@$(INSTALL) -e '.[dev]'
-	@touch $@
-
-$(VENV)/.installed-pictures: $(VENV)/.installed
-	@$(INSTALL) -e '.[pictures]'
 	@touch $@
 
 # vLLM wants its own versions of what we use too. The last three would not fit the PyTorch that it runs with.
@@ -57,7 +53,7 @@ install: $(VENV)/.installed ## set up .venv
 run: install ## serve the embedded model on 127.0.0.1:30000; ARGS="--proxy-port 31000" passes flags
 	@$(BIN)/python run.py $(ARGS)
 
-demo: $(VENV)/.installed-pictures ## watch it learn from a simulated person, ten minutes; ARGS="--method all" passes flags
+demo: install ## watch it learn from a simulated person, ten minutes; ARGS="--method all" passes flags
 	@$(BIN)/openclaw-rl demo $(ARGS)
 
 # Half of the time of the tests goes into whole servers: the other half can run beside them.

@@ -1,5 +1,6 @@
 """The commands about what is recorded say what is, in words and for programs, and never with a traceback."""
 
+import contextlib
 import json
 import threading
 from collections.abc import Callable, Iterator
@@ -105,6 +106,13 @@ def test_status_without_a_run_directory_says_what_to_do_and_makes_none(folder: P
     assert not folder.exists()
 
 
+def test_status_of_a_file_is_refused(folder: Path, program: Program) -> None:
+    folder.write_text("mine")
+    code, out, err = program("status")
+    assert (code, out) == (2, "")
+    assert err == f"openclaw-rl: {folder} is a file. Give --run-dir the run directory of a server.\n"
+
+
 def nothing(book: Book) -> None:
     pass
 
@@ -117,6 +125,13 @@ def waiting(book: Book) -> None:
 def ready(book: Book) -> None:
     waiting(book)
     book.put(State.READY)
+
+
+def judged(book: Book) -> None:
+    """Whatever else waits, this can be trained on at once."""
+    waiting(book)
+    for _ in range(5):
+        book.put(State.JUDGED)
 
 
 def imported(book: Book) -> None:
@@ -136,6 +151,10 @@ def dropped(book: Book) -> None:
         (nothing, "No turn has been recorded yet. Start the server and talk to it."),
         (waiting, "2 turns wait for what comes next: the next message of the same session, or POST /v1/feedback."),
         (ready, "1 turn waits to be judged, which the server does"),
+        (
+            judged,
+            "The server is not running. 5 judged turns wait to be trained on, which it does once it is started",
+        ),
         (imported, "1 imported turn waits to be scored by the policy."),
         (
             dropped,
@@ -227,6 +246,12 @@ def test_status_bears_with_a_server_that_does_not_answer(folder: Path, book: Boo
     lock.tell("http://127.0.0.1:1")
     assert status(program)["suspended"] is None
     lock.close()
+
+
+def test_judged_turns_beside_a_server_that_does_not_learn(beside_a_server: str, book: Book, program: Program) -> None:
+    Readyz.answer = (200, b'{"ready": true, "learner": "off"}')
+    book.put(State.JUDGED)
+    assert status(program)["why_no_update"] == "1 judged turn waits for a training step."
 
 
 # sessions
@@ -373,6 +398,21 @@ def test_a_ledger_that_another_program_holds_is_said_in_a_sentence(
     other.execute("ROLLBACK")
     other.close()
     assert program("forget", "--session", "one")[0] == 0
+
+
+def test_a_large_ledger_is_not_written_anew_beside_a_server(
+    book: Book, program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It could not record anything meanwhile."""
+    monkeypatch.setattr(commands, "QUICKLY_WRITTEN", 0)
+    for session in ("one", "two"):
+        book.capture(a_turn(session))
+    with contextlib.closing(RunDirLock(book.folder)):
+        code, _out, err = program("forget", "--session", "one")
+        assert code == 1
+        assert "again when it is stopped" in err
+    assert program("forget", "--session", "two")[0] == 0
+    assert queries.sessions(book.db) == []
 
 
 def test_what_could_not_be_wiped_yet_is_said(book: Book, program: Program, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -248,6 +248,16 @@ def test_words_survive_export_import_export(recorded: Book, run: Run) -> None:
     assert run.exports() == first
 
 
+def test_what_was_exported_here_is_known_when_it_comes_back(recorded: Book, run: Run) -> None:
+    here = Run(recorded.folder, run.model, run.capsys)
+    lines = here.exports()
+    code, said, _complaints = here.imports("\n".join(json.dumps(one) for one in lines))
+    assert (code, said) == (0, "0 turns imported, 4 were there already, 0 lines refused")
+    assert here.exports() == lines
+    # What was written by hand under the name of a session that is here is something else.
+    assert here.imports(line("s"))[1] == "1 turns imported, 0 lines refused"
+
+
 def test_equal_session_names_of_two_owners_survive_export_and_import(tmp_path: Path, run: Run) -> None:
     book = Book(tmp_path / "recorded")
     for owner in ("me", "you"):
@@ -256,7 +266,10 @@ def test_equal_session_names_of_two_owners_survive_export_and_import(tmp_path: P
     book.close()
     first = Run(book.folder, run.model, run.capsys).exports()
     assert len(first) == 2
-    assert run.imports("\n".join(json.dumps(one) for one in first))[1] == "2 turns imported, 0 lines refused"
+    there = "\n".join(json.dumps(one) for one in first)
+    assert run.imports(there)[1] == "2 turns imported, 0 lines refused"
+    back = Run(book.folder, run.model, run.capsys).imports(there)
+    assert back[1] == "0 turns imported, 2 were there already, 0 lines refused"
 
 
 def test_jsonl_has_everything_a_turn_a_line(recorded: Book, run: Run) -> None:

@@ -36,6 +36,8 @@ from openclaw_rl.types import Question, Verdict
 PROBE_SECONDS = 2.0
 #: Another writer may hold the ledger for a moment.
 LOCK_SECONDS = 10
+#: So much SQLite writes anew in about a second, for which a server's requests can wait.
+QUICKLY_WRITTEN = 256 << 20
 #: Batches that were set aside, the last ones, in the table of `status`.
 SHOWN_BATCHES = 5
 
@@ -304,12 +306,12 @@ def forget(config: Config, options: argparse.Namespace) -> int:
     with opened(config) as db:
         found = queries.sessions(db, id=options.session, owner=options.user)
         if not found:
-            wipe(db)  # perhaps what could not be done the last time
+            wipe(db, config)  # perhaps what could not be done the last time
             raise ConfigError("There is nothing of that session or user in the ledger.")
         db.execute("BEGIN IMMEDIATE")
         steps = changes.forget(db, [summary.number for summary in found])
         db.execute("COMMIT")
-        wiped = wipe(db)
+        remains = wipe(db, config)
         records.prune(config.run_dir.expanduser() / records.FILE, set(queries.turn_numbers(db)))
     turns = sum(summary.turns for summary in found)
     out = console()
@@ -318,19 +320,19 @@ def forget(config: Config, options: argparse.Namespace) -> int:
     out.print(
         f"Training steps that had used them: {used}." + (" Their effect on the weights remains." if steps else "")
     )
-    if not wiped:
-        sys.stderr.write(
-            "Remains are still in the ledger's files, because another program reads an older state of them: "
-            "run the same command again later.\n"
-        )
-    return 0 if wiped else 1
+    if remains:
+        sys.stderr.write(f"Remains are still in the ledger's files, because {remains}.\n")
+    return 1 if remains else 0
 
 
-def wipe(db: sqlite3.Connection) -> bool:
-    """Take what was deleted out of the files; False if another program still holds on to it.
+def wipe(db: sqlite3.Connection, config: Config) -> str:
+    """Take what was deleted out of the files; why not and what to do, if that cannot be done now.
 
     SQLite overwrites what it deletes, but not the copies that it leaves behind when it moves rows between pages.
     """
+    size = (config.ledger_dir / FILE).stat().st_size
+    if size > QUICKLY_WRITTEN and read_server(config.run_dir.expanduser()):
+        return "writing so large a ledger anew would keep the server from recording: run this again when it is stopped"
     db.execute("VACUUM")
     busy, _log, _checkpointed = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-    return not busy
+    return "another program reads an older state of them: run the same command again later" if busy else ""

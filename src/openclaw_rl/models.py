@@ -10,6 +10,7 @@ import hashlib
 import importlib
 import json
 import logging
+import re
 import shutil
 import subprocess
 import sys
@@ -37,6 +38,8 @@ ADAPTER_CONFIG = "adapter_config.json"
 ON_TINKER = "tinker.json"
 #: Of a model's folder, what is not weights and belongs to the model.
 BELONGINGS = ("*.json", "*.model", "*.jinja", "*.txt")
+#: What a checkpoint's folder holds beside the policy: its own record, and what the learner goes on with.
+NOT_THE_POLICY = re.compile(r"checkpoint\.json|learner\..*")
 
 #: Families whose layers are exactly what the local engine computes. Others would load and then speak nonsense.
 SUPPORTED_FAMILIES = (
@@ -265,4 +268,5 @@ def copy_belongings(source: Path, target: Path) -> None:
     """Copy what belongs to a model besides its weights: configuration, tokenizer, the list of its files."""
     for pattern in BELONGINGS:
         for path in source.glob(pattern):
-            shutil.copy(path, target)
+            if not NOT_THE_POLICY.fullmatch(path.name):
+                shutil.copy(path, target)

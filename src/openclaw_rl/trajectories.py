@@ -118,7 +118,10 @@ def import_file(db: sqlite3.Connection, path: Path, renderer: ChatRenderer) -> I
 
 
 def import_session(db: sqlite3.Connection, session: Trajectory, renderer: ChatRenderer, result: Imported) -> None:
-    """One session, whole or not at all."""
+    """One session, whole or not at all; one that this ledger wrote into the file itself is there already."""
+    if is_own(db, session):
+        result.known += len(session.turns)
+        return
     turns = list(imported_turns(session, renderer))
     db.execute("BEGIN IMMEDIATE")
     try:
@@ -130,6 +133,19 @@ def import_session(db: sqlite3.Connection, session: Trajectory, renderer: ChatRe
         db.execute("ROLLBACK")
         raise
     db.execute("COMMIT")
+
+
+def is_own(db: sqlite3.Connection, session: Trajectory) -> bool:
+    """Whether people had this very session here, so that the file is an export that comes back."""
+    written = {(turn.prompt, turn.response) for turn in session.turns}
+    owner, _, id = session.session_id.rpartition("/")
+    named = [*queries.sessions(db, id=session.session_id), *(queries.sessions(db, id=id) if owner else ())]
+    for summary in named:
+        if summary.key.owner != IMPORTED and (summary.key.id == session.session_id or summary.key.owner == owner):
+            found = (in_words(queries.load_turn(db, number)) for number in queries.turn_numbers(db, summary.key))
+            if written <= {(words["prompt"], words["response"]) for words in found}:
+                return True
+    return False
 
 
 def store_imported(

@@ -322,9 +322,25 @@ def test_no_folder_and_no_matplotlib_are_sentences(
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert cli.main(["report", str(folder)]) == 2
     assert capsys.readouterr().err == (
-        "openclaw-rl: openclaw-rl report needs matplotlib: pip install 'openclaw-rl[pictures]'.\n"
+        f"openclaw-rl: openclaw-rl report needs matplotlib: {sys.executable} -m pip install matplotlib\n"
     )
     assert not (folder / "report.html").exists()
+
+
+def test_a_folder_of_other_things_is_refused_and_left_alone(
+    folder: Path, book: Book, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "passwd").write_text("mine")
+    assert cli.main(["report", str(other), "--no-answers"]) == 2
+    assert capsys.readouterr().err == (
+        f"openclaw-rl: There is no ledger in {other}: give the run directory of a server.\n"
+    )
+    assert [path.name for path in other.iterdir()] == ["passwd"]
+    # A run may have its ledger elsewhere.
+    assert cli.main(["report", str(other), "--no-answers", "--rl-buffer-dir", str(folder)]) == 0
+    assert (other / "report.html").is_file()
 
 
 # Answers before and after

@@ -1,15 +1,12 @@
 """The policies that were served: a folder a version, in the run directory."""
 
 import asyncio
-import re
 import shutil
 from pathlib import Path
 
 from openclaw_rl.engines.base import Learner
-from openclaw_rl.learn.checkpoints import RECORD, UNFINISHED, replace_folder
-
-#: What a checkpoint holds beside the policy's own files.
-NOT_THE_POLICY = re.compile(rf"{re.escape(RECORD)}|learner\..*")
+from openclaw_rl.learn.checkpoints import UNFINISHED, replace_folder
+from openclaw_rl.models import NOT_THE_POLICY
 
 
 class Policies:

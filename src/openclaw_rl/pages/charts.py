@@ -6,6 +6,7 @@ opens. The same figure gives the same text every time.
 
 import io
 import re
+import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -47,7 +48,7 @@ def need_matplotlib(what: str) -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError:
-        raise ConfigError(f"{what} needs matplotlib: pip install 'openclaw-rl[pictures]'.") from None
+        raise ConfigError(f"{what} needs matplotlib: {sys.executable} -m pip install matplotlib") from None
 
 
 def new_figure(width: float, height: float) -> "Figure":
