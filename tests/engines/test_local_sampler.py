@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from conftest import save_tiny_model
 from openclaw_rl.engines.base import EngineError, EngineUnavailable, QueueFull
 from openclaw_rl.engines.local.messages import WorkerOptions
 from openclaw_rl.engines.local.sampler import LocalSampler
-from openclaw_rl.types import SampledToken, SampleRequest, SamplingParams, ScoreRequest
+from openclaw_rl.types import Priority, SampledToken, SampleRequest, SamplingParams, ScoreRequest
 
 
 def options(model: Path, **changes: object) -> WorkerOptions:
@@ -50,9 +51,11 @@ async def sampler(tiny_model: Path) -> AsyncIterator[LocalSampler]:
     await sampler.close()
 
 
-def request(tokens: int = 10, n: int = 1, version: int | None = None, seed: int = 0) -> SampleRequest:
+def request(
+    tokens: int = 10, n: int = 1, version: int | None = None, seed: int = 0, priority: Priority = Priority.USER
+) -> SampleRequest:
     params = SamplingParams(max_tokens=tokens, temperature=1.0, seed=seed)
-    return SampleRequest([1, 2, 3, 4, 5], params, n=n, version=version)
+    return SampleRequest([1, 2, 3, 4, 5], params, n=n, version=version, priority=priority)
 
 
 async def collect(sampler: LocalSampler, job: SampleRequest) -> list[SampledToken]:
@@ -81,6 +84,27 @@ async def test_a_full_queue_refuses_at_once_and_recovers(shared: LocalSampler) -
     for stream in streams:
         stream.close()
     assert len(await collect(shared, request())) == 10
+
+
+@pytest.mark.parametrize("full", Priority)
+async def test_users_and_background_have_queues_of_their_own(shared: LocalSampler, full: Priority) -> None:
+    (other,) = set(Priority) - {full}
+    streams = [shared.sample(request(400, priority=full)) for _ in range(8)]
+    with pytest.raises(QueueFull, match="4 sequences wait"):
+        shared.sample(request(priority=full))
+    streams.append(shared.sample(request(400, n=8, priority=other)))
+    with pytest.raises(QueueFull, match="4 sequences wait"):
+        shared.sample(request(priority=other))
+    for stream in streams:
+        stream.close()
+
+
+async def test_users_are_answered_at_once_while_background_fills_its_queue(shared: LocalSampler) -> None:
+    streams = [shared.sample(request(400, priority=Priority.BACKGROUND)) for _ in range(8)]
+    assert len(await collect(shared, request(3))) == 3
+    assert all(stream.running for stream in streams)
+    for stream in streams:
+        stream.close()
 
 
 async def test_leaving_a_stream_stops_its_generation(shared: LocalSampler) -> None:
@@ -122,6 +146,25 @@ async def test_kill_9_fails_what_ran_and_the_next_request_is_served(
     assert [t.token_id for t in after] == [t.token_id for t in before]
     assert sampler.stats().restarts == 1
     assert sampler.stats().ready
+
+
+async def test_requests_that_wait_for_a_restart_wait_for_a_whole_model_too(
+    tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Such a policy is read a piece at a time, here after another one."""
+    sampler = LocalSampler(options(tiny_model, lora_rank=0), max_queue=4)
+    await sampler.start()
+    for version in (1, 2):
+        await sampler.publish(version, save_tiny_model(tmp_path_factory.mktemp("policy"), seed=version))
+    before = await collect(sampler, request())
+    assert sampler.worker_pid is not None
+    os.kill(sampler.worker_pid, signal.SIGKILL)
+    await until(lambda: not sampler.stats().ready)
+    scoring = asyncio.create_task(sampler.score(ScoreRequest([1, 2, 3], 2, version=2)))
+    answers = await asyncio.gather(*(collect(sampler, request()) for _ in range(3)))
+    assert [[t.token_id for t in answer] for answer in answers] == [[t.token_id for t in before]] * 3
+    assert len((await scoring).logprobs) == 2
+    await sampler.close()
 
 
 async def test_requests_finish_on_the_version_they_started_on(sampler: LocalSampler, adapters: list[Path]) -> None:

@@ -82,6 +82,20 @@ class PoolMachine(RuleBasedStateMachine):
         self.held.remove(held)
         self.pool.release(held.pages)
 
+    @rule(data=st.data(), root=st.sampled_from(ROOTS), letters=st.text("ab", min_size=1, max_size=6))
+    def take_the_place_of_others(self, data: st.DataObject, root: bytes, letters: str) -> None:
+        """What would be left is what then is left."""
+        chosen = data.draw(st.lists(st.sampled_from(range(len(self.held))), unique=True) if self.held else st.just([]))
+        leaving = [self.held[number] for number in chosen]
+        digests = digests_of(root, letters)
+        given_back = [page for held in leaving for page in held.pages]
+        foreseen = self.pool.available_beside(digests[: self.pool.known(digests)], given_back)
+        for held in leaving:
+            self.held.remove(held)
+            self.pool.release(held.pages)
+        self.take_up(root, letters)
+        assert self.pool.available == foreseen
+
     @rule()
     def forget(self) -> None:
         self.pool.forget()

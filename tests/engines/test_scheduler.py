@@ -258,6 +258,103 @@ def test_background_gives_its_pages_to_a_user() -> None:
     assert [driver.finished[number, 0] for number in (background, user)] == [alone(r, 0) for r in asked]
 
 
+def steps_until_finished(driver: Driver, number: int) -> int:
+    steps = 0
+    while (number, 0) not in driver.finished:
+        driver.step()
+        steps += 1
+    return steps
+
+
+def test_a_user_whose_prompt_does_not_fit_takes_the_pages_of_background() -> None:
+    """Seven pages that are in use for long, fourteen that are needed, twenty in all."""
+    driver = Driver(pages=20)
+    answering = Request(prompt_of(100), max_tokens=150, priority=Priority.BACKGROUND)
+    background = driver.add(answering)
+    for _ in range(10):
+        driver.step()
+    user = driver.add(Request(prompt_of(220, 50), max_tokens=1))
+    assert steps_until_finished(driver, user) == 7, "as many as reading 220 tokens takes, 32 in a step"
+    driver.run()
+    assert driver.restarts == {(background, 0): 1}
+    assert driver.finished[background, 0] == alone(answering, 0)
+
+
+def test_only_as_much_background_as_is_needed_steps_back_and_the_newest_first() -> None:
+    driver = Driver(pages=20, max_sequences=8)
+    older, newer = (
+        driver.add(Request(prompt_of(60, start), max_tokens=50, priority=Priority.BACKGROUND)) for start in (0, 20)
+    )
+    for _ in range(5):
+        driver.step()
+    user = driver.add(Request(prompt_of(200, 50), max_tokens=1))
+    assert steps_until_finished(driver, user) == 7
+    driver.run()
+    assert driver.restarts == {(newer, 0): 1}
+    assert (older, 0) in driver.finished
+
+
+def test_background_goes_on_where_its_pages_would_not_help() -> None:
+    """The second user has to wait for the first in any case."""
+    driver = Driver(pages=20)
+    driver.add(Request(prompt_of(159), max_tokens=30))
+    background = driver.add(Request(prompt_of(16, 40), max_tokens=60, priority=Priority.BACKGROUND))
+    for _ in range(8):
+        driver.step()
+    driver.add(Request(prompt_of(200, 50), max_tokens=1))
+    driver.run()
+    assert driver.restarts[background, 0] == 0
+
+
+def test_background_that_fills_the_batch_makes_place_for_all_users_at_once() -> None:
+    driver = Driver(pages=50, max_sequences=2)
+    for start in (0, 10):
+        driver.add(Request(prompt_of(8, start), max_tokens=40, priority=Priority.BACKGROUND))
+    driver.step()
+    users = {(driver.add(Request(prompt_of(8, start), max_tokens=1)), 0) for start in (20, 30)}
+    driver.step()
+    assert users <= driver.finished.keys()
+
+
+@pytest.mark.parametrize("others", [0, 8])
+def test_users_prompts_are_read_as_if_there_were_no_background(others: int) -> None:
+    driver = Driver(pages=200, max_sequences=16, prefill_tokens=32)
+    for number in range(others):
+        driver.add(Request(prompt_of(160, number + 1), max_tokens=2, priority=Priority.BACKGROUND))
+    user = driver.add(Request(prompt_of(96), max_tokens=1))
+    assert steps_until_finished(driver, user) == 3
+
+
+def test_background_prompts_are_read_with_what_users_leave() -> None:
+    driver = Driver(pages=60, prefill_tokens=32)
+    driver.add(Request(prompt_of(100, 50), priority=Priority.BACKGROUND))
+    driver.add(Request(prompt_of(8)))
+    assert [(Priority(item.sequence.order[0]), item.count) for item in driver.scheduler.plan()] == [
+        (Priority.USER, 8),
+        (Priority.BACKGROUND, 24),
+    ]
+
+
+def test_a_user_does_not_wait_for_pages_that_background_is_computing() -> None:
+    """Another user's prompt takes what there is to read, so those pages may be long in coming."""
+    driver = Driver(pages=80, prefill_tokens=32)
+    driver.add(Request(prompt_of(160), priority=Priority.BACKGROUND))
+    driver.step()
+    driver.add(Request(prompt_of(320, 50), max_tokens=1))
+    user = driver.add(Request(prompt_of(96), max_tokens=1))
+    assert steps_until_finished(driver, user) <= 4, "two pages were there, and half of each step reads the others"
+
+
+def test_siblings_still_wait_for_each_other_when_background_computes_the_same_pages() -> None:
+    driver = Driver(pages=80, prefill_tokens=32)
+    driver.add(Request(prompt_of(160), priority=Priority.BACKGROUND))
+    driver.step()
+    user = driver.add(Request(prompt_of(96), max_tokens=1, n=3))
+    driver.run()
+    computed = [driver.computed[user, index] for index in range(3)]
+    assert computed == [96 - 32, 16, 16], "two pages were there, and five are shared"
+
+
 @given(st.integers(1, 100), st.integers(2, 6), st.sampled_from((16, 40, 200)))
 @settings(max_examples=50, deadline=None)
 def test_siblings_compute_their_prompt_once(length: int, n: int, prefill_tokens: int) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from test_decoder import FAMILIES
 from test_student import batch, options, state
 from test_training import over_alternatives, ragged
@@ -15,13 +16,21 @@ from openclaw_rl.engines.base import StepRefused
 from openclaw_rl.engines.local.adapters import BadPolicy
 from openclaw_rl.engines.local.decoder import load_decoder, take_apart
 from openclaw_rl.engines.local.lora import LoraWeights
-from openclaw_rl.engines.local.messages import Add, LoadPolicy, PolicyLoaded, WorkerOptions
+from openclaw_rl.engines.local.messages import (
+    Add,
+    Cancel,
+    LoadPolicy,
+    PolicyLoaded,
+    RequestFailed,
+    Score,
+    WorkerOptions,
+)
 from openclaw_rl.engines.local.student import Student
 from openclaw_rl.engines.local.training import TrainedWeights, Trainer
 from openclaw_rl.engines.local.whole import ModelSlots, WholeWeights
 from openclaw_rl.engines.local.worker import Worker
 from openclaw_rl.losses.policy import PolicyLoss
-from openclaw_rl.types import TrainingSequence
+from openclaw_rl.types import ScoreRequest, TrainingSequence
 
 CPU = torch.device("cpu")
 
@@ -159,8 +168,58 @@ def test_requests_are_answered_while_a_model_is_loaded(tiny_model: Path, tmp_pat
     answers = run(worker, [(0, Add(1, request(prompt), 0))])
     assert ids(answers[1, 0]) == transformers_greedy(LlamaForCausalLM.from_pretrained(tiny_model), prompt)
     assert worker.loading
-    refused = worker.obey(Add(2, request(prompt), 1, 1))
-    assert refused is not None
+
+
+def test_what_comes_for_a_model_that_is_still_loaded_waits_for_it(tiny_model: Path, tmp_path: Path) -> None:
+    folder = another(tiny_model, tmp_path, 1)
+    worker = make_whole_worker(tiny_model)
+    prompt = random.Random(0).choices(range(300), k=20)
+    assert worker.obey(LoadPolicy(1, 1, folder)) is None
+    commands = [
+        Add(1, request(prompt), 1, 1),
+        Add(2, request(prompt, n=3), 1, 1),
+        Cancel(2, 1),
+        Add(3, request(prompt), 1, 1),
+        Score(4, ScoreRequest(prompt, 5, version=1), 1),
+        Cancel(3, None),
+    ]
+    for command in commands:
+        assert worker.obey(command) is None
+    assert worker.scheduler.idle
+    assert not worker.due()
+    while worker.loading:
+        worker.load_on()
+    for command in worker.due():
+        assert worker.obey(command) is None
+    assert not worker.due(), "each is given once"
+    assert len(worker.scheduler.waiting) == 4
+    answers = run(worker, [])
+    expected = transformers_greedy(LlamaForCausalLM.from_pretrained(folder), prompt)
+    assert {key: ids(tokens) for key, tokens in answers.items()} == dict.fromkeys([(1, 0), (2, 0), (2, 2)], expected)
+
+
+def test_what_waits_for_a_model_that_cannot_be_loaded_is_told_so(tiny_model: Path, tmp_path: Path) -> None:
+    worker = make_whole_worker(tiny_model)
+    folders = [another(tiny_model, tmp_path / str(seed), seed) for seed in (1, 2)]
+    weights = load_file(folders[0] / "model.safetensors")
+    last = "model.layers.1.mlp.down_proj.weight"
+    save_file({**weights, last: weights[last].to(torch.float8_e4m3fn)}, folders[0] / "model.safetensors")
+    for version, folder in enumerate(folders, start=1):
+        assert worker.obey(LoadPolicy(version, version, folder)) is None
+        assert worker.obey(Add(version, request([1, 2, 3]), version, version)) is None
+    loaded = None
+    while loaded is None:
+        loaded = worker.load_on()
+    assert "quantised" in (loaded.error or "")
+    (command,) = worker.due()
+    assert worker.obey(command) == RequestFailed(1, "Policy version 1 could not be loaded again.")
+    assert worker.loading, "the other one goes on, and its request waits"
+    assert not worker.due()
+
+
+def make_whole_worker(model: Path) -> Worker:
+    decoder = load_decoder(model, torch.float32, CPU)
+    return Worker(decoder, WorkerOptions(model, "cpu", "float32", 8, None, 0.05, 2, 0))
 
 
 def test_a_folder_that_does_not_fit_is_refused_with_the_reason(
@@ -205,3 +264,15 @@ def test_gradients_on_cuda_are_those_of_the_cpu(family: str, rank: int, tmp_path
     assert len(found[0]) == len(found[1]) > 4
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(other, one, rtol=1e-3, atol=1e-5)
+
+
+def test_a_policy_of_a_checkpoint_s_model_is_not_taken_for_that_checkpoint(tmp_path: Path) -> None:
+    """`--model-name` may be a checkpoint of another run, with that run's records in it."""
+    save_family("llama", tmp_path / "model")
+    for name in ("checkpoint.json", "learner.json"):
+        (tmp_path / "model" / name).write_text("{}")
+    base = load_decoder(tmp_path / "model", torch.float32, CPU)
+    WholeWeights.create(base, tmp_path / "model").save(tmp_path / "saved", "model")
+    names = {path.name for path in (tmp_path / "saved").iterdir()}
+    assert "config.json" in names
+    assert names.isdisjoint({"checkpoint.json", "learner.json"})

@@ -1,5 +1,8 @@
 """The owner's own judge, in the forms it may have; what is wrong with it is said with its file and line."""
 
+import asyncio
+import os
+import subprocess
 import sys
 import textwrap
 import threading
@@ -10,8 +13,8 @@ from typing import Any
 import pytest
 
 from openclaw_rl.judge.case import Case
-from openclaw_rl.judge.custom import CustomJudge
-from openclaw_rl.judge.errors import JudgeFailed
+from openclaw_rl.judge.custom import MOST_HANGING, THREAD, CustomJudge
+from openclaw_rl.judge.errors import JudgeDown, JudgeFailed
 from openclaw_rl.judge.judges import Opinion
 from openclaw_rl.options import ConfigError
 from openclaw_rl.types import Question
@@ -321,3 +324,102 @@ async def test_one_that_takes_too_long_is_given_up(write: Write) -> None:
     judge = CustomJudge(path, {}, timeout=0.05)
     with pytest.raises(JudgeFailed, match="takes longer than --judge-timeout"):
         await judge.judge(Case(1, "request", "response", (), ()), frozenset([Question.SCORE]))
+
+
+# one that hangs
+
+HANGING = """
+    import time
+    from pathlib import Path
+
+    MENDED = Path(__file__).with_name("mended")
+
+    def score(*parts):
+        while not MENDED.exists():
+            time.sleep(0.01)
+        return 1
+"""
+
+
+@pytest.fixture
+def mend(tmp_path: Path) -> Iterator[Callable[[], None]]:
+    """Lets the calls return that hang; at the end of a test all do."""
+    file = tmp_path / "mended"
+    yield file.touch
+    file.touch()
+    for thread in threading.enumerate():
+        if thread.name == THREAD:
+            thread.join(10)
+
+
+def at_work() -> int:
+    return sum(thread.name == THREAD for thread in threading.enumerate())
+
+
+async def hang(judge: CustomJudge, times: int) -> None:
+    for _ in range(times):
+        with pytest.raises(JudgeFailed, match="takes longer than --judge-timeout"):
+            await judge.judge(CASE, SCORE)
+
+
+@pytest.mark.usefixtures("mend")
+async def test_one_that_hangs_takes_no_thread_from_the_server(write: Write) -> None:
+    judge = CustomJudge(write(HANGING), {}, timeout=0.01)
+    servers = min(32, (os.cpu_count() or 1) + 4)  # so many threads asyncio.to_thread has
+    outcomes = await asyncio.gather(*(judge.judge(CASE, SCORE) for _ in range(servers)), return_exceptions=True)
+    assert all(isinstance(outcome, JudgeFailed) for outcome in outcomes)
+    async with asyncio.timeout(5):
+        assert await asyncio.to_thread(int) == 0
+
+
+async def test_a_judge_of_which_many_calls_hang_is_down_until_one_returns(
+    write: Write, mend: Callable[[], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    judge = CustomJudge(write(HANGING), {}, timeout=0.01)
+    await hang(judge, MOST_HANGING)
+    assert at_work() == MOST_HANGING
+    sentence = f"{MOST_HANGING} calls of my_judge.py hang"
+    for _ in range(3):
+        with pytest.raises(JudgeDown, match=sentence) as caught:
+            await judge.judge(CASE, SCORE)
+        assert caught.value.retry_after > 0
+    assert at_work() == MOST_HANGING
+    assert caplog.text.count(sentence) == 1
+    mend()
+    async with asyncio.timeout(5):
+        while at_work():
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0)  # the loop hears of the last one
+    judge.timeout = 5.0
+    assert (await judge.judge(CASE, SCORE)).score == 1
+
+
+def test_one_that_hangs_does_not_keep_the_process_from_ending(write: Write) -> None:
+    program = f"""
+        import asyncio
+        from openclaw_rl.judge.case import Case
+        from openclaw_rl.judge.custom import CustomJudge
+        from openclaw_rl.judge.errors import JudgeFailed
+        from openclaw_rl.types import Question
+
+        async def main():
+            try:
+                await CustomJudge({write(HANGING)!r}, {{}}, 0.1).judge(Case(1, "q", "a", (), ()), [Question.SCORE])
+            except JudgeFailed as error:
+                print(error)
+
+        asyncio.run(main())
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert "takes longer than --judge-timeout 0.1" in ended.stdout
+
+
+async def test_one_that_wants_to_end_the_process_only_fails(write: Write) -> None:
+    said = await failure(write("import sys\ndef score(*parts):\n    sys.exit(3)\n"))
+    assert said == "the custom judge failed: my_judge.py:3: SystemExit: 3"
+
+
+async def test_an_iterator_that_is_empty_is_an_error_like_any_other(write: Write) -> None:
+    assert "StopIteration" in await failure(write("def score(*parts):\n    return next(iter([]))\n"))

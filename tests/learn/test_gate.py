@@ -1,5 +1,6 @@
 """The examination before a policy serves: what passes, what does not, and what is wrong with the file."""
 
+import asyncio
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,9 @@ from hypothesis import strategies as st
 
 from fakes import ScriptedSampler
 from openclaw_rl.engines.base import EngineUnavailable
-from openclaw_rl.learn.gate import ANSWER_TOKENS, Gate, Item, read_item, read_items
+from openclaw_rl.engines.local.messages import WorkerOptions
+from openclaw_rl.engines.local.sampler import LocalSampler
+from openclaw_rl.learn.gate import ANSWER_TOKENS, AT_ONCE, Gate, Item, read_item, read_items
 from openclaw_rl.options import ConfigError
 from openclaw_rl.rendering.chat import ChatRenderer
 from openclaw_rl.types import Priority, SampleRequest
@@ -88,6 +91,41 @@ async def test_an_engine_that_fails_is_no_mark(renderer: ChatRenderer) -> None:
     examined.sampler.dies_after = 0
     with pytest.raises(EngineUnavailable):
         await examined.examine(1)
+
+
+async def test_only_so_many_prompts_are_asked_at_once(renderer: ChatRenderer) -> None:
+    items = [item(contains="hello")] * (2 * AT_ONCE + 1)
+    examined = gate(renderer, lambda request: "hello", *items, seconds_per_token=0.02)
+    assert isinstance(examined.sampler, ScriptedSampler)
+    examining = asyncio.create_task(examined.examine(1))
+    while not examined.sampler.requests:
+        await asyncio.sleep(0)
+    assert len(examined.sampler.requests) == AT_ONCE
+    assert await examining == 1.0
+    assert len(examined.sampler.requests) == len(items)
+
+
+async def test_an_engine_with_a_short_queue_examines_any_number_of_prompts(
+    renderer: ChatRenderer, tiny_model: Path
+) -> None:
+    options = WorkerOptions(tiny_model, "cpu", "float32", 2, None, 0.05, 2, 4)
+    sampler = LocalSampler(options, max_queue=0)
+    await sampler.start()
+    try:
+        assert await Gate([item(max_words=ANSWER_TOKENS)] * 5, 0.0, sampler, renderer).examine(0) == 1.0
+    finally:
+        await sampler.close()
+
+
+async def test_nothing_is_asked_any_more_once_an_examination_has_failed(renderer: ChatRenderer) -> None:
+    examined = gate(renderer, lambda request: "hello", *[item(contains="hello")] * (2 * AT_ONCE))
+    assert isinstance(examined.sampler, ScriptedSampler)
+    examined.sampler.dies_after = 0
+    with pytest.raises(EngineUnavailable):
+        await examined.examine(1)
+    asked = len(examined.sampler.requests)
+    await asyncio.sleep(0.05)
+    assert len(examined.sampler.requests) == asked < 2 * AT_ONCE
 
 
 def test_a_file_is_read_line_by_line_and_empty_lines_do_not_count(tmp_path: Path) -> None:

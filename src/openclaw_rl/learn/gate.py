@@ -19,8 +19,8 @@ from openclaw_rl.types import Priority, SampleRequest, SamplingParams
 
 #: Longest answer in an examination.
 ANSWER_TOKENS = 256
-#: Prompts that are asked at the same time: a batch of the usual size. More would not be answered sooner, and would stand
-#: in the queue in front of judges.
+#: Prompts that are asked at the same time: a batch of the usual size. More would not be answered sooner, and would
+#: stand in the queue in front of judges.
 AT_ONCE = 16
 CHECKS = ("contains", "excludes", "matches", "max_words", "min_words")
 

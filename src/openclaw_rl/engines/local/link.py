@@ -29,6 +29,8 @@ WAIT_SETTINGS = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 
 def run_worker(connection: Connection, module: str, options: object) -> None:
     """Entry of a worker process. The import is here so that the server never loads PyTorch."""
+    # Ctrl-C is for the server, which then ends this process; importing PyTorch takes seconds in which it may come.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Drivers and kernels can crash without a word; this way the server's log has the line where they did.
     faulthandler.enable()
     importlib.import_module(module).main(connection, options)

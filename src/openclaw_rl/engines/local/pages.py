@@ -57,9 +57,11 @@ class PagePool:
         """How many pages from the start could be taken up."""
         return next((i for i, digest in enumerate(digests) if digest not in self._page_of), len(digests))
 
-    def available_beside(self, digests: Sequence[Digest]) -> int:
-        """Pages that `allocate` could still give if these were taken up."""
-        return self.available - sum(self._page_of[digest] in self._cached for digest in digests)
+    def available_beside(self, digests: Sequence[Digest], given_back: Iterable[int] = ()) -> int:
+        """Pages that `allocate` could still give if these were taken up, after some others had been released."""
+        freed = {page for page, count in Counter(given_back).items() if count == self._references[page]}
+        taken = [self._page_of[digest] for digest in digests]
+        return self.available + len(freed) - sum(page in self._cached or page in freed for page in taken)
 
     def match(self, digests: Iterable[Digest]) -> list[int]:
         """Take up the longest known run of pages from the start; the caller now refers to them."""

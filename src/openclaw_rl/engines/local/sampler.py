@@ -2,7 +2,8 @@
 
 Guarantees: a request that the worker has not answered when the worker dies fails with EngineUnavailable, the worker
 is started again with the same adapters, and requests that come meanwhile wait for it. If it keeps dying, requests are
-refused with the reason, and it is started again ever more patiently.
+refused with the reason, and it is started again ever more patiently. Users and background work have queues of their
+own, so neither is refused because of the other.
 """
 
 import asyncio
@@ -29,8 +30,8 @@ from openclaw_rl.engines.local.messages import (
     WorkerOptions,
 )
 from openclaw_rl.engines.local.policies import PolicySlots
-from openclaw_rl.engines.stream import TokenStream
-from openclaw_rl.types import SampleRequest, ScoreRequest, Scores
+from openclaw_rl.engines.stream import Owner, TokenStream
+from openclaw_rl.types import Priority, SampleRequest, ScoreRequest, Scores
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +57,14 @@ class Scored(NamedTuple):
     done: "asyncio.Future[Scores]"
 
 
+class LocalStream(TokenStream):
+    """A stream that knows in whose queue it stands."""
+
+    def __init__(self, owner: Owner, id: int, version: int, request: SampleRequest) -> None:
+        super().__init__(owner, id, version, request.n)
+        self.priority = request.priority
+
+
 class LocalSampler:
     """Implements `Sampler` with one worker process."""
 
@@ -65,7 +74,7 @@ class LocalSampler:
         self.restarts = 0
         self._policies = PolicySlots(options.policy_slots)
         self._ids = count(1)
-        self._streams: dict[int, TokenStream] = {}
+        self._streams: dict[int, LocalStream] = {}
         self._scoring: dict[int, Scored] = {}
         self._publishing = asyncio.Lock()
         self._loading: dict[int, asyncio.Future[None]] = {}
@@ -96,7 +105,7 @@ class LocalSampler:
         return self.ready.shared if self.ready and self._link else None
 
     def stats(self) -> EngineStats:
-        outstanding = self._outstanding()
+        outstanding = sum(self._outstanding(priority) for priority in Priority)
         detail = self._failure or ("" if self._link else "The worker is starting.")
         # The worker reports when it steps, so after the last sequence has left its count is one step old.
         active = min(self._active, outstanding)
@@ -118,12 +127,12 @@ class LocalSampler:
     def sample(self, request: SampleRequest) -> TokenStream:
         if self._failure:
             raise EngineUnavailable(self._failure)
-        outstanding = self._outstanding()
+        outstanding = self._outstanding(request.priority)
         if outstanding + request.n > self.options.max_sequences + self.max_queue:
             raise QueueFull(max(0, outstanding - self.options.max_sequences))
         version = self.newest_version if request.version is None else request.version
         slot = self._slot(version)
-        stream = TokenStream(self, next(self._ids), version, request.n)
+        stream = LocalStream(self, next(self._ids), version, request)
         self._streams[stream.id] = stream
         self._send(Add(stream.id, request, version, slot))
         return stream
@@ -186,8 +195,8 @@ class LocalSampler:
             self._released.clear()
             await self._released.wait()
 
-    def _outstanding(self) -> int:
-        return sum(stream.running for stream in self._streams.values())
+    def _outstanding(self, priority: Priority) -> int:
+        return sum(stream.running for stream in self._streams.values() if stream.priority is priority)
 
     def _send(self, command: Command) -> None:
         if self._link is None:

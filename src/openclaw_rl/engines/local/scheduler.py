@@ -3,16 +3,23 @@
 Sequences join and leave the running batch at token boundaries. Each step computes one token of every sequence
 that is generating, plus a bounded share of the prompts that are still being read, so that a long prompt never
 stops the others. When pages run out, the least urgent sequence gives its pages back and is resumed later.
+
+Users do not wait for background work: it gives its places and its pages up to them, and prompts of its own are read
+with what theirs leave of a step.
 """
 
 import random
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import groupby
 
 from openclaw_rl.engines.local.pages import PAGE_SIZE, Digest, PagePool, chain, next_digest
 from openclaw_rl.engines.local.scoring import Scoring
-from openclaw_rl.types import FinishReason, SamplingParams
+from openclaw_rl.types import FinishReason, Priority, SamplingParams
+
+#: Beyond every priority: that of a page which nobody computes.
+NEVER = max(Priority) + 1
 
 
 @dataclass(eq=False, slots=True)
@@ -42,6 +49,10 @@ class Sequence:
     def __post_init__(self) -> None:
         self.rng = random.Random(f"{self.params.seed}:{self.index}")
         self.prompt_length = len(self.tokens)
+
+    @property
+    def priority(self) -> int:
+        return self.order[0]
 
     @property
     def root(self) -> Digest:
@@ -146,15 +157,27 @@ class Scheduler:
         generating = sorted((s for s in self.running if s.remaining == 1), key=lambda s: s.slot)
         reading = [s for s in self.running if s.remaining > 1]
         work = [Work(s, s.computed, 1) for s in generating if self._make_room(s, 1)]
-        # Prompts share the budget, so that a short one behind a long one is read soon; what is left over goes to
-        # the most urgent.
-        shares = fair_shares([s.remaining for s in reading], self.prefill_tokens, self.prefill_share)
-        for sequence, count in zip(reading, shares, strict=True):
+        for sequence, count in self._shares(reading):
             if count and self._make_room(sequence, count):
                 work.append(Work(sequence, sequence.computed, count))
         # Making room for one sequence may have sent another, planned before it, back to the queue.
         work = [item for item in work if item.sequence in self.running]
         return sorted(work, key=lambda item: item.count > 1)
+
+    def _shares(self, reading: list[Sequence]) -> list[tuple[Sequence, int]]:
+        """How much of each prompt is read in this step: users' first, background's with what they leave.
+
+        Those of one priority share, so that a short one behind a long one is read soon; what is left over goes to the
+        most urgent of them.
+        """
+        shares: list[tuple[Sequence, int]] = []
+        budget = self.prefill_tokens
+        for _, equals in groupby(reading, key=lambda s: s.priority):
+            prompts = list(equals)
+            counts = fair_shares([s.remaining for s in prompts], budget, self.prefill_share)
+            budget -= sum(counts)
+            shares += zip(prompts, counts, strict=True)
+        return shares
 
     def commit(self, work: list[Work]) -> None:
         """The step ran: its tokens are in the cache, and the pages that they filled may be shared."""
@@ -173,30 +196,35 @@ class Scheduler:
 
     def _admit(self) -> None:
         """Move waiting sequences into the batch while there is room for them."""
-        if self.waiting:
-            self._make_place()
-        coming = set(self._pages_being_computed()) if self.waiting else set()
+        coming = self._pages_being_computed() if self.waiting else {}
         later: list[Sequence] = []
-        while self.waiting and len(self.running) < self.max_sequences:
+        while self.waiting and self._may_join(self.waiting[0]):
             sequence = self.waiting.popleft()
             digests = sequence.prompt_digests()
             known = self.pool.known(digests)
-            if known < len(digests) and digests[known] in coming:
-                # Another sequence is computing the very pages this one needs next: wait for them.
+            if known < len(digests) and coming.get(digests[known], NEVER) <= sequence.priority:
+                # Another sequence, no less urgent, is computing the very pages this one needs next: wait for them.
                 later.append(sequence)
                 continue
-            if not self._fits(sequence, digests, known):
+            if not self._make_place(sequence, digests, known):
                 later.append(sequence)
                 break
             self._start(sequence, self.pool.match(digests), digests[:known])
-            coming.update(digests[known:])
+            coming.update(dict.fromkeys(digests[known:], sequence.priority))
         self.waiting.extendleft(reversed(later))
 
-    def _make_place(self) -> None:
-        """Users do not wait for background work: if that fills the batch, its newest sequence steps back."""
-        least = max(self.running, key=lambda s: s.order, default=None)
-        if least and len(self.running) >= self.max_sequences and self.waiting[0].order[0] < least.order[0]:
+    def _may_join(self, sequence: Sequence) -> bool:
+        """Whether the batch is not full, or holds something less urgent."""
+        return len(self.running) < self.max_sequences or self.running[-1].priority > sequence.priority
+
+    def _make_place(self, sequence: Sequence, digests: list[Digest], known: int) -> bool:
+        """Send back what is less urgent, the newest first, until the sequence fits; nothing if that would not help."""
+        less_urgent = sum(s.priority > sequence.priority for s in self.running)
+        if not self._fits(sequence, digests, known, without=less_urgent):
+            return False
+        while not self._fits(sequence, digests, known):
             self._preempt()
+        return True
 
     def _start(self, sequence: Sequence, pages: list[int], digests: list[Digest]) -> None:
         sequence.pages, sequence.digests = pages, digests
@@ -205,16 +233,27 @@ class Scheduler:
         self.running.append(sequence)
         self.running.sort(key=lambda s: s.order)
 
-    def _pages_being_computed(self) -> Iterator[Digest]:
+    def _pages_being_computed(self) -> dict[Digest, int]:
+        """With the priority of the most urgent sequence that computes them."""
+        coming: dict[Digest, int] = {}
         for sequence in self.running:
             if sequence.remaining > 1:
-                yield from sequence.prompt_digests()
+                for digest in sequence.prompt_digests():
+                    coming.setdefault(digest, sequence.priority)
+        return coming
 
-    def _fits(self, sequence: Sequence, digests: list[Digest], known: int) -> bool:
-        """Whether its prompt fits beside what runs, counting what the others' prompts will still take."""
-        pending = sum(pages_for(len(s.tokens) + 1) - len(s.pages) for s in self.running)
+    def _fits(self, sequence: Sequence, digests: list[Digest], known: int, without: int = 0) -> bool:
+        """Whether its prompt fits beside what runs, counting what the others' prompts will still take.
+
+        `without`: how many of those that run, the least urgent ones, are counted as gone.
+        """
+        stay = len(self.running) - without
+        beside, gone = self.running[:stay], self.running[stay:]
+        pending = sum(pages_for(len(s.tokens) + 1) - len(s.pages) for s in beside)
         new = pages_for(len(sequence.tokens) + 1) - known
-        return new + max(pending, 0) <= self.pool.available_beside(digests[:known])
+        given_back = [page for s in gone for page in s.pages]
+        room = self.pool.available_beside(digests[:known], given_back)
+        return stay < self.max_sequences and new + max(pending, 0) <= room
 
     def _make_room(self, sequence: Sequence, count: int) -> bool:
         """Pages for the sequence's next `count` tokens; takes them from less urgent sequences if it must."""

@@ -41,6 +41,9 @@ from openclaw_rl.types import Priority, SampledToken, SamplingParams, Scores
 
 log = logging.getLogger(__name__)
 
+#: Commands that are about one request.
+ForRequest = Add | Score | Cancel
+
 #: Prompt tokens read per step. On a CPU, about a quarter of a second, the longest that others wait for a token;
 #: on CUDA, enough to keep the device busy.
 PREFILL_TOKENS = {"cpu": 128, "cuda": 4096}
@@ -69,6 +72,8 @@ class Worker:
         self.scheduler = Scheduler(pool, options.max_sequences, PREFILL_TOKENS[device.type], PREFILL_SHARE[device.type])
         self.loaded = {0}
         self.loading: deque[tuple[LoadPolicy, Iterator[None]]] = deque()
+        self.held: list[ForRequest] = []
+        """What came for a policy that was still being loaded, and what was said of it since."""
         self.arrivals = 0
 
     def _runner(self, decoder: Decoder, pages: int, options: WorkerOptions) -> Runner:
@@ -84,6 +89,9 @@ class Worker:
         return runner
 
     def obey(self, command: Command) -> PolicyLoaded | RequestFailed | None:
+        if not isinstance(command, LoadPolicy) and self._must_wait(command):
+            self.held.append(command)
+            return None
         match command:
             case Add():
                 return self._add(command)
@@ -94,6 +102,20 @@ class Worker:
             case LoadPolicy():
                 return self._load(command)
         return None
+
+    def _must_wait(self, command: ForRequest) -> bool:
+        """Whether its policy is still being loaded; who is to be cancelled may be among those that wait for one."""
+        if isinstance(command, Cancel):
+            return any(other.id == command.id for other in self.held)
+        return any(load.slot == command.slot for load, _ in self.loading)
+
+    def due(self) -> list[ForRequest]:
+        """Commands that need not be held any longer, as their policy is there or has failed; to be obeyed now."""
+        waited, self.held = self.held, []
+        due: list[ForRequest] = []
+        for command in waited:
+            (self.held if self._must_wait(command) else due).append(command)
+        return due
 
     def step(self) -> Tokens:
         """Run the next batch and draw what can be drawn."""
@@ -233,13 +255,18 @@ def serve(connection: Connection, worker: Worker) -> None:
     """Obey what has come, load a piece of a policy, take a step; sleep on the pipe while there is nothing to do."""
     while True:
         while (worker.scheduler.idle and not worker.loading) or connection.poll():
-            answer = worker.obey(connection.recv())
-            if answer is not None:
-                connection.send(answer)
-        if worker.loading and (loaded := worker.load_on()):
-            connection.send(loaded)
+            report(connection, worker, worker.obey(connection.recv()))
+        if worker.loading:
+            report(connection, worker, worker.load_on())
         if not worker.scheduler.idle:
             connection.send(worker.step())
+
+
+def report(connection: Connection, worker: Worker, answer: PolicyLoaded | RequestFailed | None) -> None:
+    """Send what there is to say, and at once obey what waited for a policy that it may be about."""
+    for said in (answer, *map(worker.obey, worker.due())):
+        if said is not None:
+            connection.send(said)
 
 
 def placement(name: str, precision: str) -> tuple[torch.device, torch.dtype]:
