@@ -202,6 +202,7 @@ class TestMistakes:
             ({"eval_mode": True, "method": "rl"}, ["--eval-mode", "--method opd"]),
             ({"eval_mode": True}, ["--eval-mode", "--method opd"]),
             ({"w_opd": 0, "w_rl": 0}, ["--w-opd", "--w-rl"]),
+            ({"baseline": "batch", "batch_size": 1}, ["--baseline", "--batch-size"]),
             ({"judge_base_url": "http://judge/v1"}, ["--judge-base-url", "--judge-model"]),
             ({"judge_model": "judge-1"}, ["--judge-base-url", "--judge-model"]),
             ({"judge_base_url": "judge:8000/v1", "judge_model": "judge-1"}, ["--judge-base-url", "http://"]),

@@ -486,6 +486,8 @@ class Config(BaseModel):
             raise ValueError(f"--lora-target-modules takes all-linear, or some of {', '.join(LINEAR_MODULES)}")
         if self.method in BOTH_SIGNALS and self.w_opd == self.w_rl == 0:
             raise ValueError("--w-opd and --w-rl are both 0, so there would be nothing to learn from")
+        if self.baseline == "batch" and self.batch_size == 1:
+            raise ValueError("--baseline batch with --batch-size 1 would measure each sample from itself: take 2 or more")
         return self
 
     @property

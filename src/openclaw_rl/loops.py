@@ -77,7 +77,10 @@ def choose(checkpoints: list[Checkpoint], version: int | None, step: int) -> Che
     if not found:
         have = ", ".join(str(checkpoint.version) for checkpoint in checkpoints) or "none"
         what = "an earlier policy" if version is None else f"policy version {version}"
-        raise OperationFailed(f"There is no checkpoint of {what}; there are checkpoints of: {have}.")
+        raise OperationFailed(
+            f"There is no checkpoint of {what}; there are checkpoints of: {have}. One is made every --save-interval "
+            "steps and when the server stops; --resume-from-ckpt none begins anew with the base model."
+        )
     try:
         verify(found[0].folder)
     except BadCheckpoint as error:
