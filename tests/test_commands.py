@@ -1,5 +1,6 @@
 """The commands about what is recorded say what is, in words and for programs, and never with a traceback."""
 
+import asyncio
 import contextlib
 import json
 import threading
@@ -12,6 +13,7 @@ import pytest
 
 from openclaw_rl import commands
 from openclaw_rl.cli import main
+from openclaw_rl.learn.checkpoints import Checkpoints
 from openclaw_rl.ledger import changes, queries, updates
 from openclaw_rl.ledger.lock import RunDirLock
 from openclaw_rl.ledger.schema import FILE, connect
@@ -252,6 +254,25 @@ def test_judged_turns_beside_a_server_that_does_not_learn(beside_a_server: str, 
     Readyz.answer = (200, b'{"ready": true, "learner": "off"}')
     book.put(State.JUDGED)
     assert status(program)["why_no_update"] == "1 judged turn waits for a training step."
+
+
+# rollback
+
+
+def test_going_back_names_the_step_and_status_the_policy_that_will_serve(
+    folder: Path, book: Book, program: Program
+) -> None:
+    async def write(target: Path) -> None:
+        (target / "weights").write_text("w")
+
+    saved = Checkpoints(folder / "checkpoints", 3)
+    for step in (2, 4):
+        book.change(updates.apply, step, step, [book.put(State.BATCHED)])
+        asyncio.run(saved.save(step, step, (), write))
+    code, out, _err = program("rollback")
+    assert (code, out) == (0, "The next start serves policy 5: that of step 2, and learning goes on from it.\n")
+    told = status(program)
+    assert (told["step"], told["policy_version"]) == (2, 5)
 
 
 # sessions

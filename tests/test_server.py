@@ -1,10 +1,12 @@
 """The whole program as a user runs it: real processes, real signals, the official client."""
 
+import asyncio
 import contextlib
 import json
 import os
 import random
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -20,9 +22,15 @@ from typing import IO
 import httpx
 import openai
 import pytest
+import transformers
 
+from openclaw_rl.config import Config
+from openclaw_rl.learn.checkpoints import Checkpoints
 from openclaw_rl.ledger import queries
+from openclaw_rl.ledger.lock import FILE as SERVER
 from openclaw_rl.ledger.schema import FILE, connect
+from openclaw_rl.options import ConfigError
+from openclaw_rl.server import model_folder
 
 ROOT = Path(__file__).parent.parent
 HELLO = [{"role": "user", "content": "Hello!"}]
@@ -143,6 +151,23 @@ def test_sigterm_does_not_wait_longer_than_it_may(tiny_model: Path) -> None:
         answers = [future.result() for future in running]
         assert 503 in {answer.status_code for answer in answers}
         assert all("shutting down" in answer.text for answer in answers if answer.status_code == 503)
+        assert program.process.wait(15) == 0
+        assert "Traceback" not in program.log
+
+
+def test_a_second_ctrl_c_tells_who_waits_and_ends_quietly(tiny_model: Path) -> None:
+    with serving(SERVE, tiny_model) as program, ThreadPoolExecutor(12) as pool:
+        ask = {"messages": HELLO, "max_tokens": 450, "n": 16}
+        url = f"{program.url}/v1/chat/completions"
+        running = [pool.submit(httpx.post, url, json=ask, timeout=60) for _ in range(12)]
+        wait_for_load(program)
+        program.process.send_signal(signal.SIGINT)
+        while "Stopping" not in program.log:
+            time.sleep(0.01)
+        program.process.send_signal(signal.SIGINT)
+        answers = [future.result() for future in running]
+        assert {answer.status_code for answer in answers} <= {200, 503}
+        assert any("shutting down" in answer.text for answer in answers)
         assert program.process.wait(15) == 0
         assert "Traceback" not in program.log
 
@@ -325,3 +350,112 @@ def test_a_taken_port_is_said_in_one_sentence(tiny_model: Path, tmp_path: Path) 
     assert done.returncode == 2
     assert re.search(rf"Cannot listen on 127.0.0.1:{port}.*--proxy-port", done.stderr)
     assert "Traceback" not in done.stderr
+
+
+def test_a_run_directory_of_another_model_is_not_gone_on_with(tiny_model: Path, tmp_path: Path) -> None:
+    other = Path(shutil.copytree(tiny_model, tmp_path / "another"))
+    run = ("--run-dir", str(tmp_path / "run"))
+    with serving(SERVE, tiny_model, *run):
+        pass
+    assert f"holds what {tiny_model.name} said and learned" in refused(other, *run)
+    with serving(SERVE, tiny_model, *run):
+        pass
+
+
+def refused(model: Path, *flags: str) -> str:
+    """What is said where a server does not start: one sentence, with status 2."""
+    command = [*SERVE, "--model-name", str(model), "--proxy-port", str(free_port()), *flags]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert done.stderr.count("\n") == 1
+    return done.stderr
+
+
+@pytest.mark.parametrize("option", ["--run-dir", "--rl-buffer-dir"])
+@pytest.mark.parametrize("dry", [(), ("--dry-run",)])
+def test_folders_that_cannot_be_written_to_are_said_in_one_sentence(
+    tiny_model: Path, tmp_path: Path, option: str, dry: tuple[str, ...]
+) -> None:
+    run_dir, file = tmp_path / "run", tmp_path / "file"
+    file.write_text("mine")
+    for folder in (file, Path("/proc/x")):
+        said = refused(tiny_model, "--run-dir", str(run_dir), option, str(folder), *dry)
+        assert f"{folder} cannot be used" in said
+        assert f"Give {option} " in said
+    assert file.read_text() == "mine"
+    assert not run_dir.exists()
+
+
+def test_a_model_that_cannot_be_kept_is_said_in_one_sentence(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gguf = tmp_path / "my.gguf"
+    gguf.touch()
+    for kind in ("AutoModelForCausalLM", "AutoTokenizer"):
+        load = getattr(transformers, kind).from_pretrained
+        monkeypatch.setattr(f"transformers.{kind}.from_pretrained", lambda *_, load=load, **__: load(tiny_model))
+    config = Config(model_name=str(gguf), cache_dir=Path("/proc/x"))
+    with pytest.raises(ConfigError, match=r"The model cannot be kept in /proc/x: .*--cache-dir"):
+        model_folder(config)
+    assert model_folder(config.model_copy(update={"cache_dir": tmp_path / "cache"})).is_dir()
+
+
+def test_a_damaged_ledger_is_said_in_one_sentence_and_left_alone(tiny_model: Path, tmp_path: Path) -> None:
+    damage = "this is no database, whatever its name says " * 50
+    (tmp_path / FILE).write_text(damage)
+    said = refused(tiny_model, "--run-dir", str(tmp_path))
+    assert f"The ledger in {tmp_path} is damaged: file is not a database." in said
+    assert "move it away" in said
+    assert (tmp_path / FILE).read_text() == damage
+
+
+def test_two_servers_do_not_share_a_ledger(tiny_model: Path, tmp_path: Path) -> None:
+    """Each would take the other's steps for lost ones."""
+    ledger, first, second = (str(tmp_path / name) for name in ("ledger", "first", "second"))
+    with serving(SERVE, tiny_model, "--run-dir", first, "--rl-buffer-dir", ledger) as program:
+        told = json.loads((tmp_path / "first" / SERVER).read_text())
+        assert told == {"pid": program.process.pid, "url": program.url}
+        said = refused(tiny_model, "--run-dir", second, "--rl-buffer-dir", ledger)
+        assert f"{ledger} is in use by the server with process id {program.process.pid}." in said
+        assert "another --rl-buffer-dir." in said
+        assert "another --run-dir." in refused(tiny_model, "--run-dir", ledger)
+        # The server is found by its own run directory alone: what is told there is what answers and goes back.
+        assert status(tmp_path / "first")["server"] == program.url
+        assert status(tmp_path / "ledger")["server"] is None
+
+
+def test_the_run_directory_may_be_named_twice(tiny_model: Path, tmp_path: Path) -> None:
+    (tmp_path / "same").symlink_to(tmp_path)
+    flags = ("--run-dir", str(tmp_path), "--rl-buffer-dir", str(tmp_path / "same"))
+    with serving(SERVE, tiny_model, *flags) as program:
+        assert status(tmp_path)["server"] == program.url
+
+
+def test_a_restart_says_where_it_goes_on_from(tiny_model: Path, tmp_path: Path, adapters: list[Path]) -> None:
+    async def copy(target: Path) -> None:
+        shutil.copytree(adapters[0], target, dirs_exist_ok=True)
+
+    run_dir, quick = tmp_path / "run", ("--max-steps", "0", "--lora-rank", "4")
+    with serving(SERVE, tiny_model, "--run-dir", str(run_dir), *quick) as program:
+        assert "policy the model as it is" in " ".join(program.log.split())
+    saved = asyncio.run(Checkpoints(run_dir / "checkpoints", 3).save(3, 4, (), copy))
+    with serving(SERVE, tiny_model, "--run-dir", str(run_dir), *quick) as program:
+        said = " ".join(program.log.split())
+        assert "policy goes on from step 3 (policy 4, checkpoint step-000003-v4)" in said
+    another = ("--run-dir", str(tmp_path / "another"), "--resume-from-ckpt", str(saved.folder))
+    with serving(SERVE, tiny_model, *another, *quick) as program:
+        # A path that is longer than a line is broken anywhere.
+        assert f"goesonfrom{saved.folder}(policy4)" in "".join(program.log.split())
+
+
+def test_going_back_without_the_servers_key_says_how_to_give_it(tiny_model: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "openclaw_rl", "rollback", "--run-dir", str(tmp_path)]
+    with serving(SERVE, tiny_model, "--run-dir", str(tmp_path), "--api-key", "S3CRET"):
+        for key in ((), ("--api-key", "WR0NG")):
+            done = subprocess.run([*command, *key], capture_output=True, text=True, check=False)
+            assert done.returncode == 2
+            assert done.stderr.endswith(" Give --api-key, or set SGLANG_API_KEY.\n")
+            assert done.stderr.count("\n") == 1
+        known = subprocess.run([*command, "--api-key", "S3CRET"], capture_output=True, text=True, check=False)
+        assert "no checkpoint of an earlier policy" in known.stderr

@@ -6,6 +6,8 @@ from rich.table import Table
 
 from openclaw_rl.config import LOOPBACK, Config
 from openclaw_rl.judge.build import describe
+from openclaw_rl.learn.build import run_checkpoints
+from openclaw_rl.types import BASE_VERSION
 
 
 def local_url(config: Config, port: int) -> str:
@@ -29,7 +31,18 @@ def learning(config: Config) -> str:
     return f"{config.method}: from {what}; {how}, in {config.run_dir}"
 
 
-def banner(config: Config, backend: str, port: int) -> None:
+def beginning(config: Config, version: int) -> str:
+    """Where the policy that serves first comes from: whether what was learned before has been kept."""
+    if version == BASE_VERSION:
+        return "the model as it is"
+    for checkpoint in run_checkpoints(config).all():
+        if checkpoint.version == version:
+            return f"goes on from step {checkpoint.step} (policy {version}, checkpoint {checkpoint.folder.name})"
+    # Another run's checkpoint has a number of its own here.
+    return f"goes on from {config.resume_from_ckpt} (policy {version})"
+
+
+def banner(config: Config, backend: str, version: int, port: int) -> None:
     """What a newcomer needs to know, and a line to try."""
     url = local_url(config, port) + "/v1"
     keys = config.api_keys
@@ -39,10 +52,14 @@ def banner(config: Config, backend: str, port: int) -> None:
         else ("no key, so only this machine can connect; --api-key opens it to the network")
     )
     table = Table.grid(padding=(0, 2))
+    table.add_column()
+    # Paths are to be copied, so that none may be cut short.
+    table.add_column(overflow="fold")
     for label, value in (
         ("URL", url),
         ("model", f"{config.model_label}  ({config.policy_name})"),
         ("backend", backend),
+        ("policy", beginning(config, version)),
         ("learning", learning(config)),
         ("judge", describe(config) if config.capture else "none: turns are not recorded"),
         ("turns", f"recorded in {config.ledger_dir}" if config.capture else "not recorded (--no-capture)"),

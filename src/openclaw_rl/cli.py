@@ -72,7 +72,11 @@ def build_parser() -> Parser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    serve.add_argument("--dry-run", action="store_true", help="check everything, show the configuration, and exit")
+    serve.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="check options, files and folders, show the configuration, and exit; the port is not tried",
+    )
     serve.add_argument("--config", type=Path, metavar="FILE.toml", help="read options from a TOML file")
     add_flags(serve, Config)
     serve.set_defaults(run=run_serve)

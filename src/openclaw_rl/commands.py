@@ -30,7 +30,7 @@ from openclaw_rl.ledger.status import Status, read_status
 from openclaw_rl.options import ConfigError
 from openclaw_rl.rendering.chat import content_text
 from openclaw_rl.terminal import console
-from openclaw_rl.types import Question, Verdict
+from openclaw_rl.types import BASE_VERSION, Question, Verdict
 
 #: How long to wait for a server on this machine to say how it is.
 PROBE_SECONDS = 2.0
@@ -66,16 +66,24 @@ def opened(config: Config, *, create: bool = False) -> Iterator[sqlite3.Connecti
 def status(config: Config, options: argparse.Namespace) -> int:
     server = read_server(config.run_dir.expanduser()).get("url")
     told = ask_ready(server) if server else {}
+    saved = newest_saved(config)
     if (config.ledger_dir / FILE).is_file():
         with opened(config) as db:
-            found = read_status(db, server, told)
+            found = read_status(db, server, told, saved)
     else:
-        found = read_status(None, server, told)
+        found = read_status(None, server, told, saved)
     if options.json:
         sys.stdout.write(json.dumps(found.as_json(), indent=2) + "\n")
     else:
         show_status(config, found)
     return 0
+
+
+def newest_saved(config: Config) -> int:
+    """The policy version of the newest checkpoint."""
+    from openclaw_rl.learn.build import run_checkpoints
+
+    return max((checkpoint.version for checkpoint in run_checkpoints(config).all()), default=BASE_VERSION)
 
 
 def ask_ready(server: str) -> dict[str, Any]:
@@ -129,16 +137,17 @@ def checkpoints(config: Config, options: argparse.Namespace) -> int:
 
 
 def rollback(config: Config, options: argparse.Namespace) -> int:
-    from openclaw_rl.rollback import roll_back_offline, roll_back_server
+    from openclaw_rl.rollback import roll_back_offline, roll_back_server, step_named
 
     server = read_server(config.run_dir.expanduser()).get("url")
     if server:
         version = roll_back_server(server, config, options.version)
-        console().print(f"Policy {version} serves now, and learning goes on from it.")
+        console().print(f"Policy {version} serves now{step_named(config, version)}, and learning goes on from it.")
     else:
         with opened(config) as db:
             version = roll_back_offline(db, config, options.version)
-        console().print(f"The next start serves policy {version}, and learning goes on from it.")
+        of_step = step_named(config, version)
+        console().print(f"The next start serves policy {version}{of_step}, and learning goes on from it.")
     return 0
 
 

@@ -1,6 +1,7 @@
 """Going back to an earlier policy, with the server running or without it: `openclaw-rl rollback`."""
 
 import asyncio
+import http
 import json
 import shutil
 import sqlite3
@@ -34,7 +35,10 @@ def roll_back_server(server: str, config: Config, version: int | None) -> int:
             return int(json.load(answer)["policy_version"])
     except urllib.error.HTTPError as error:
         with error:
-            raise ConfigError(json.load(error)["error"]["message"]) from None
+            message = json.load(error)["error"]["message"]
+        if error.code == http.HTTPStatus.UNAUTHORIZED:
+            message += " Give --api-key, or set SGLANG_API_KEY."
+        raise ConfigError(message) from None
     except OSError as error:
         raise ConfigError(f"The server at {server} does not answer: {error}.") from None
 
@@ -59,3 +63,9 @@ def roll_back_offline(db: sqlite3.Connection, config: Config, version: int | Non
     updates.roll_back(db, chosen.step)
     db.execute("COMMIT")
     return new
+
+
+def step_named(config: Config, version: int) -> str:
+    """`: that of step N`, to be said after a policy's number; empty if no checkpoint tells."""
+    steps = [checkpoint.step for checkpoint in run_checkpoints(config).all() if checkpoint.version == version]
+    return f": that of step {steps[0]}" if steps else ""

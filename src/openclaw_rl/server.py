@@ -6,6 +6,7 @@ import logging
 import math
 import signal
 import socket
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
@@ -35,8 +36,9 @@ from openclaw_rl.judge.reader import warm_up
 from openclaw_rl.learn.build import check_learning, where_to_begin
 from openclaw_rl.learn.imported import score_imported
 from openclaw_rl.ledger.ledger import Ledger
-from openclaw_rl.ledger.lock import RunDirInUse, RunDirLock
-from openclaw_rl.ledger.schema import NewerLedger
+from openclaw_rl.ledger.lock import RunDirInUse, RunDirLock, check_usable
+from openclaw_rl.ledger.one_model import OtherModel, keep_to_model
+from openclaw_rl.ledger.schema import FILE, NewerLedger
 from openclaw_rl.ledger.writer import CaptureSuspended
 from openclaw_rl.models import EMBEDDED_TEMPERATURE, ModelNotFound, can_be_fetched, checked, find_model
 from openclaw_rl.options import ConfigError
@@ -62,6 +64,16 @@ def check(config: Config) -> None:
     if config.resume_from_ckpt not in ("auto", "none"):
         where_to_begin(config)
     check_own_code(config)
+    for folder, option in own_folders(config).items():
+        check_usable(folder, option)
+
+
+def own_folders(config: Config) -> dict[Path, str]:
+    """The folders that only one server may write to, and the options that name them; the run directory first."""
+    folders = {config.run_dir.expanduser().resolve(): "--run-dir"}
+    if config.capture:
+        folders.setdefault(config.ledger_dir.resolve(), "--rl-buffer-dir")
+    return folders
 
 
 def check_local(config: Config) -> None:
@@ -89,18 +101,50 @@ def serve(config: Config) -> int:
     check(config)
     try:
         with contextlib.ExitStack() as stack:
-            lock = stack.enter_context(contextlib.closing(RunDirLock(config.run_dir.expanduser())))
+            lock, *_ = [
+                stack.enter_context(contextlib.closing(RunDirLock(folder, option)))
+                for folder, option in own_folders(config).items()
+            ]
             listener = stack.enter_context(contextlib.closing(bind(config.host, config.proxy_port)))
             lock.tell(local_url(config, listener.getsockname()[1]))
-            folder = fetch(config, config.model_name)
-            ledger = stack.enter_context(contextlib.closing(Ledger(config.ledger_dir))) if config.capture else None
+            folder = model_folder(config)
+            for owned in own_folders(config) if config.capture else ():
+                keep_to_model(owned, config.model_label)
+            ledger = stack.enter_context(contextlib.closing(open_ledger(config.ledger_dir))) if config.capture else None
             runner = stack.enter_context(asyncio.Runner(loop_factory=event_loop))
             runner.run(run(config, folder, ledger, listener))
-    except (ModelNotFound, EngineUnavailable, NewerLedger, RunDirInUse, BadModelFolder) as error:
+    except (ModelNotFound, EngineUnavailable, NewerLedger, RunDirInUse, OtherModel, BadModelFolder) as error:
         raise ConfigError(str(error)) from None
     except KeyboardInterrupt:
         log.info("Stopped before it was ready.")
     return 0
+
+
+def model_folder(config: Config) -> Path:
+    """The policy's model on this machine. Raises ModelNotFound, and ConfigError if it cannot be kept there."""
+    try:
+        return fetch(config, config.model_name)
+    except OSError as error:
+        raise ConfigError(
+            f"The model cannot be kept in {config.cache_dir.expanduser()}: {error}. "
+            "Give --cache-dir a folder that can be written to."
+        ) from None
+
+
+def open_ledger(folder: Path) -> Ledger:
+    """The run's ledger, made if there is none. Raises NewerLedger, and ConfigError if it cannot be opened."""
+    try:
+        return Ledger(folder)
+    except sqlite3.OperationalError as error:
+        raise ConfigError(
+            f"The ledger in {folder} cannot be used at the moment: {error}. Another program may hold it, or its disk "
+            "may be full or read-only."
+        ) from None
+    except sqlite3.DatabaseError as error:
+        raise ConfigError(
+            f"The ledger in {folder} is damaged: {error}. Put a copy of {FILE} in its place, or move it away to begin "
+            "a new one."
+        ) from None
 
 
 async def run(config: Config, folder: Path, ledger: Ledger | None, listener: socket.socket) -> None:
@@ -148,7 +192,7 @@ async def run(config: Config, folder: Path, ledger: Ledger | None, listener: soc
         if warming is not None:
             await warming
         port = listener.getsockname()[1]
-        banner(config, backend.describe(), port)
+        banner(config, backend.describe(), sampler.newest_version, port)
         others = [end_idle_sessions(ledger, config.session_timeout)] if ledger else []
         if loops.learning is not None and ledger is not None:
             others.append(score_imported(ledger, sampler, config.recorded_top))
@@ -176,12 +220,14 @@ async def end_idle_sessions(ledger: Ledger, timeout: float) -> None:
 class Server(uvicorn.Server):
     """A server for which Ctrl-C and SIGTERM are ordinary ends, with exit status 0.
 
-    Requests in flight may finish for `patience` seconds; those that have not are then told that the server stops.
+    Requests in flight may finish for `patience` seconds, or until a second Ctrl-C; those that have not are then told
+    that the server stops. A third one waits for nobody.
     """
 
     def __init__(self, config: uvicorn.Config, sampler: Sampler, patience: float) -> None:
         super().__init__(config)
         self.sampler, self.patience = sampler, patience
+        self._hurried = asyncio.Event()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         hurry = asyncio.create_task(self._close_sampler_later())
@@ -189,12 +235,19 @@ class Server(uvicorn.Server):
         hurry.cancel()
 
     async def _close_sampler_later(self) -> None:
-        await asyncio.sleep(self.patience)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.patience):
+                await self._hurried.wait()
         await self.sampler.close()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+
         def stop(number: int, frame: FrameType | None) -> None:
+            if self.should_exit and not self._hurried.is_set():
+                loop.call_soon_threadsafe(self._hurried.set)
+                return
             if not self.should_exit:
                 log.info("Stopping: requests in flight may finish. Press Ctrl-C again to stop at once.")
             self.handle_exit(number, frame)

@@ -35,6 +35,13 @@ def report(step: int) -> StepReport:
     )
 
 
+def test_the_line_says_what_each_number_is_measured_from() -> None:
+    """One divergence is of the step, the other of where it began: neither is of the same two policies."""
+    line = report(1).line()
+    assert "KL 0.0100 by this step and 0.0200 to the base before it" in line
+    assert "staleness 0.5 versions" in line
+
+
 def test_tensorboard_reads_what_was_written_for_it(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from openclaw_rl.ledger.lock import FILE, RunDirInUse, RunDirLock, read_server
+from openclaw_rl.ledger.lock import FILE, RunDirInUse, RunDirLock, check_usable, read_server
+from openclaw_rl.options import ConfigError
 
 HOLD = """
 import sys, time
@@ -97,3 +98,34 @@ def test_a_file_that_says_nothing_of_use_is_no_server(tmp_path: Path, content: s
     (tmp_path / FILE).write_bytes(content.encode("utf-8", "surrogateescape"))
     assert read_server(tmp_path) == {}
     RunDirLock(tmp_path).close()
+
+
+def test_a_refusal_names_the_option_that_chose_the_directory(tmp_path: Path, holder: subprocess.Popen[str]) -> None:
+    with pytest.raises(RunDirInUse, match=r"another --rl-buffer-dir\."):
+        RunDirLock(tmp_path, "--rl-buffer-dir")
+
+
+def test_a_directory_that_cannot_be_used_is_said_with_the_option(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for folder in (tmp_path / "file", tmp_path / "file" / "under", Path("/proc/x")):
+        for use in (RunDirLock, check_usable):
+            with pytest.raises(ConfigError, match=rf"{folder} cannot be used: .*--some-dir"):
+                use(folder, "--some-dir")
+
+
+def test_a_lock_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+    (tmp_path / FILE).mkdir()
+    with pytest.raises(ConfigError, match=r"cannot be used: Is a directory.*--run-dir"):
+        RunDirLock(tmp_path)
+
+
+def test_looking_whether_a_directory_can_be_used_leaves_nothing_behind(tmp_path: Path) -> None:
+    check_usable(tmp_path / "not" / "yet", "--run-dir")
+    check_usable(tmp_path, "--run-dir")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_is_no_run_directory_to_look_into(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"file is a file\. Give --run-dir"):
+        read_server(tmp_path / "file")

@@ -151,6 +151,7 @@ class LearnLoop:
         async with self._busy:
             if self.line.unsaved:
                 await self.line.save()
+                log.info("What was learned up to step %d is saved: the next start goes on from it.", self.step)
 
     async def roll_back(self, checkpoint: Checkpoint) -> int:
         """Serve an earlier policy at once, and learn on from it; the number under which it serves now."""

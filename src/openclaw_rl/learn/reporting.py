@@ -53,8 +53,10 @@ class StepReport:
     def line(self) -> str:
         return (
             f"step {self.step}: {self.samples} samples ({self.opd_rl} opd+rl, {self.opd} opd, {self.rl} rl), "
-            f"reward {self.reward:+.2f}, KL {self.kl_old:.4f} to the policy before and {self.kl_base:.4f} to the base, "
-            f"clipped {self.clip_fraction:.1%}, gradient {self.grad_norm:.3g}, staleness {self.staleness:.1f}, "
+            f"reward {self.reward:+.2f}, "
+            f"KL {self.kl_old:.4f} by this step and {self.kl_base:.4f} to the base before it, "
+            f"clipped {self.clip_fraction:.1%}, gradient {self.grad_norm:.3g}, "
+            f"staleness {self.staleness:.1f} versions, "
             f"{self.step_seconds:.1f} s; policy {self.version} serves {self.latency_seconds:.1f} s after the feedback"
         )
 

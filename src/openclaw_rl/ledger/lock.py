@@ -1,33 +1,41 @@
-"""One server a run directory."""
+"""One server a run directory, and one a ledger's."""
 
 import contextlib
 import fcntl
 import json
 import os
+import tempfile
 import time
 from pathlib import Path
 from typing import IO, Any
+
+from openclaw_rl.options import ConfigError
 
 FILE = "server.json"
 
 
 class RunDirInUse(Exception):
-    """Another server already uses the run directory; the message names its process."""
+    """Another server already uses the directory; the message names its process."""
 
 
 class RunDirLock:
-    """Held from creation until the process ends, however it ends. The file tells others who and where."""
+    """Held from creation until the process ends, however it ends. The file tells others who and where.
 
-    def __init__(self, run_dir: Path) -> None:
-        run_dir.mkdir(parents=True, exist_ok=True)
-        self._path = run_dir / FILE
-        self._file = self._path.open("a+")
+    `option` is the one that names the directory. Raises RunDirInUse, and ConfigError for one that cannot be used.
+    """
+
+    def __init__(self, run_dir: Path, option: str = "--run-dir") -> None:
+        try:
+            run_dir.mkdir(parents=True, exist_ok=True)
+            self._file = (run_dir / FILE).open("a+")
+        except OSError as error:
+            raise unusable(run_dir, option, error) from None
         if not self._lock():
             pid = read_server(run_dir).get("pid", "unknown")
             self._file.close()
             raise RunDirInUse(
                 f"{run_dir} is in use by the server with process id {pid}. Stop that one, or give this one "
-                "another --run-dir."
+                f"another {option}."
             )
         self.tell(url=None)
 
@@ -51,8 +59,25 @@ class RunDirLock:
         self._file.close()
 
 
+def check_usable(folder: Path, option: str) -> None:
+    """Whether files can be made in a folder, which need not be there yet. Leaves nothing behind. Raises ConfigError."""
+    try:
+        nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+        # Tried, because permissions do not tell: not of a disk that is read-only, and nothing to an administrator.
+        with tempfile.TemporaryDirectory(dir=nearest):
+            pass
+    except OSError as error:
+        raise unusable(folder, option, error) from None
+
+
+def unusable(folder: Path, option: str, error: OSError) -> ConfigError:
+    return ConfigError(f"{folder} cannot be used: {error.strerror}. Give {option} a folder that can be written to.")
+
+
 def read_server(run_dir: Path) -> dict[str, Any]:
-    """What the server of a run directory told; empty if none did or it is gone."""
+    """What the server of a run directory told; empty if none did or it is gone. Raises ConfigError for a file."""
+    if run_dir.is_file():
+        raise ConfigError(f"{run_dir} is a file. Give --run-dir the run directory of a server.")
     try:
         with (run_dir / FILE).open() as file:
             if not is_locked(file):

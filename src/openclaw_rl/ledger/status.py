@@ -9,6 +9,7 @@ from typing import Any
 from openclaw_rl.ledger import updates, verdicts
 from openclaw_rl.ledger.queries import Counts, counts
 from openclaw_rl.ledger.states import State
+from openclaw_rl.types import BASE_VERSION
 
 #: How a part of the server says that it does not work, before the reason.
 SUSPENDED = "suspended: "
@@ -56,10 +57,12 @@ class Status:
     quarantined: list[updates.Quarantined] = field(default_factory=list)
     serving: int | None = None
     """The policy version that the running server serves: after going back it is not the last step's."""
+    saved: int = BASE_VERSION
+    """The newest checkpoint's policy version, which after going back the ledger does not know."""
 
     @property
     def version(self) -> int:
-        return self.counts.version if self.serving is None else self.serving
+        return max(self.counts.version, self.saved) if self.serving is None else self.serving
 
     @property
     def why_no_update(self) -> str:
@@ -79,6 +82,12 @@ class Status:
             return f"{waiting} to be judged" + ("." if self.server else ", which the server does while it runs.")
         if states[State.JUDGED] and self.learner not in ("", "off"):
             return f"There are {self.learner}."
+        under_way = states[State.JUDGED] + states[State.BATCHED]
+        if under_way and not self.server:
+            return (
+                f"The server is not running. {plural(under_way, 'judged turn waits', 'judged turns wait')} to be "
+                "trained on, which it does once it is started and there are enough of them for a step."
+            )
         if states[State.AWAITING]:
             return (
                 f"{plural(states[State.AWAITING], 'turn waits', 'turns wait')} for what comes next: the next "
@@ -89,11 +98,8 @@ class Status:
                 f"{plural(states[State.CAPTURED], 'imported turn waits', 'imported turns wait')} to be scored by "
                 "the policy."
             )
-        if under_way := states[State.JUDGED] + states[State.BATCHED]:
-            waiting = plural(under_way, "judged turn waits", "judged turns wait")
-            return f"{waiting} for a training step" + (
-                "." if self.server else ", which the server makes while it runs."
-            )
+        if under_way:
+            return f"{plural(under_way, 'judged turn waits', 'judged turns wait')} for a training step."
         if states[State.APPLIED]:
             return "Every turn that could be trained on has been."
         reasons = ", ".join(f"{count} × {reason}" for reason, count in list(self.counts.dropped.items())[:3])
@@ -115,7 +121,9 @@ class Status:
         }
 
 
-def read_status(db: sqlite3.Connection | None, server: str | None, told: Mapping[str, Any]) -> Status:
+def read_status(
+    db: sqlite3.Connection | None, server: str | None, told: Mapping[str, Any], saved: int = BASE_VERSION
+) -> Status:
     """The status of a run from its ledger, which may not exist yet, and from what its server tells (`/readyz`)."""
     nothing = Counts(dict.fromkeys(State, 0), {}, 0, 0)
     return Status(
@@ -127,6 +135,7 @@ def read_status(db: sqlite3.Connection | None, server: str | None, told: Mapping
         trouble=judging_trouble(verdicts.recent(db, COLLAPSE_WINDOW)) if db else "",
         quarantined=updates.quarantined(db) if db else [],
         serving=told.get("policy_version"),
+        saved=saved,
     )
 
 

@@ -32,12 +32,26 @@ def report(config: Config, options: argparse.Namespace) -> int:
     folder = config.run_dir.expanduser()
     if not folder.is_dir():
         raise ConfigError(f"There is no folder {folder}: give the run directory of a server.")
+    if not may_be_run(config):
+        raise ConfigError(f"There is no ledger in {config.ledger_dir}: give the run directory of a server.")
     server = read_server(folder).get("url")
     run = read_run(config, server, ask_ready(server) if server else {})
     out = options.out or folder / NAME
     write(out, page(config, run, answers=not options.no_answers))
     console().print(f"The report is in {out}", markup=False, soft_wrap=True)
     return 0
+
+
+def may_be_run(config: Config) -> bool:
+    """Whether a folder holds something of a run, or nothing else yet; a page is not written beside other things."""
+    from openclaw_rl.ledger.lock import FILE as SERVER
+    from openclaw_rl.ledger.schema import FILE as LEDGER
+    from openclaw_rl.report.metrics import FILE as METRICS
+
+    folder = config.run_dir.expanduser()
+    marks = (config.ledger_dir / LEDGER, folder / SERVER, folder / METRICS)
+    others = (path for path in folder.iterdir() if path.name != NAME)
+    return any(mark.is_file() for mark in marks) or not any(others)
 
 
 def page(config: Config, run: "Run", *, answers: bool = True) -> str:

@@ -118,11 +118,12 @@ class LocalSampler:
 
     async def close(self) -> None:
         self._failure = CLOSING
+        self._backlog.clear()
+        # Before the worker is gone, which may take seconds.
+        self._fail_all(CLOSING)
         if self._supervisor is not None:
             self._supervisor.cancel()
             await asyncio.gather(self._supervisor, return_exceptions=True)
-        self._backlog.clear()
-        self._fail_all(CLOSING)
 
     def sample(self, request: SampleRequest) -> TokenStream:
         if self._failure:
