@@ -118,6 +118,6 @@ def test_the_file_is_a_picture(tmp_path: Path) -> None:
 
 def test_without_matplotlib_there_is_a_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ConfigError, match=r"openclaw-rl\[pictures\]"):
+    with pytest.raises(ConfigError, match=r"pip install matplotlib$"):
         save_curve([learning()], tmp_path / "curve.png")
     assert not (tmp_path / "curve.png").exists()

@@ -101,7 +101,7 @@ def test_a_picture_that_cannot_be_saved_is_said(tmp_path: Path) -> None:
 
 def test_without_matplotlib_there_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    sentence = r"needs matplotlib: pip install 'openclaw-rl\[pictures\]'\.$"
+    sentence = rf"needs matplotlib: {re.escape(sys.executable)} -m pip install matplotlib$"
     with pytest.raises(ConfigError, match=f"^The demo {sentence}"):
         charts.need_matplotlib("The demo")
     with pytest.raises(ConfigError, match=sentence):
