@@ -641,6 +641,31 @@ async def test_finishing_after_the_learner_has_died_does_not_save_an_empty_polic
         assert run.learner.policy == turns
 
 
+async def test_finishing_after_it_died_while_nobody_could_go_back_does_not_save_an_empty_policy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "FIRST_PAUSE", 10 * SECONDS)
+    async with a_run(tmp_path / "run") as run:
+        await run.start()
+        turns = [run.judged() for _ in range(3)]
+        await run.trained(*flat(turns))
+
+        async def die(_sequences: Any) -> None:
+            run.sampler.hook = once(EngineUnavailable("The worker died."))
+            with contextlib.suppress(EngineUnavailable):
+                await run.loop.roll_back(run.checkpoints[0])
+            raise EngineUnavailable("The learner's process ended.")
+
+        run.learner.hooks["step"] = die
+        turns.append(run.judged())
+        await run.until(lambda: run.loop._astray and not run.loop._training)
+        await run.loop.finish()
+        await run.kill()
+        await run.start()
+        await run.trained(*flat(turns))
+        assert run.learner.policy == turns
+
+
 # resuming
 
 

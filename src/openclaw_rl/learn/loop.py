@@ -1,8 +1,9 @@
 """Trains as judged turns come in, and puts each better policy in place of the one that serves.
 
-Exactly once: turns are claimed, a step is made, its policy serves, and the ledger records it. What a crash leaves in
-between is settled at the next start from the checkpoint's own record (`lineage`). A step that would harm the policy is
-taken back and its batch set aside. Nothing here is waited for by a request.
+Exactly once: turns are claimed, a step is made, the ledger records it, and its policy serves. What a crash leaves in
+between is settled at the next start from the checkpoint's own record (`lineage`). A step that cannot be served or
+recorded is taken back; one that would harm the policy too, and its batch is set aside. Nothing here is waited for by a
+request.
 """
 
 import asyncio
@@ -149,7 +150,7 @@ class LearnLoop:
         """Let a step that is under way end, and make a checkpoint of where learning is."""
         self._stopping = True
         async with self._busy:
-            if self.line.unsaved:
+            if self.line.unsaved and not self._astray:
                 await self.line.save()
                 log.info("What was learned up to step %d is saved: the next start goes on from it.", self.step)
 
@@ -308,7 +309,7 @@ class LearnLoop:
             await self.line.advance(version, [turn.number for turn in turns], asdict(report))
         except (EngineError, LedgerError, OSError, NotPromoted):
             self.sampler.retract(version)
-            self.line.policies.remove(version)
+            await asyncio.to_thread(self.line.policies.remove, version)
             raise
         self.sampler.promote(version)
         self._exam = passed
