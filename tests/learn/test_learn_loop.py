@@ -188,6 +188,14 @@ class Run:
         await self.rest()
         self.check()
 
+    async def make_steps(self, count: int) -> list[list[int]]:
+        """One step after the other, each of turns that the policy before it answered; their turns."""
+        turns = []
+        for _ in range(count):
+            turns.append(self.judged())
+            await self.trained(*turns[-1])
+        return turns
+
     async def rest(self) -> None:
         """Wait until the learner knows where it is and no step is due."""
         await self.until(lambda: not {"load", "reset"}.isdisjoint(self.learner.calls))
@@ -564,10 +572,7 @@ async def test_steps_that_are_lost_with_a_learner_are_made_again_of_all_their_tu
     """However many there were: the turns do not become stale by it."""
     async with a_run(tmp_path / "run", save_interval=100, max_staleness=2) as run:
         await run.start()
-        turns = []
-        for _ in range(7):
-            turns.append(run.judged())
-            await run.trained(*turns[-1])
+        turns = await run.make_steps(7)
         run.learner.hooks["step"] = dies()
         turns.append(run.judged())
         await run.trained(*flat(turns))
@@ -720,10 +725,7 @@ async def test_many_steps_that_were_lost_are_made_again_without_losing_a_turn(tm
     """Turns that were fresh when they were trained on are not stale because the steps are made again."""
     async with a_run(tmp_path / "run", save_interval=100, max_staleness=2) as run:
         await run.start()
-        turns = []
-        for _ in range(7):
-            turns.append(run.judged())
-            await run.trained(*turns[-1])
+        turns = await run.make_steps(7)
         waiting = run.judged(1)
         await run.kill()
         await run.start()
