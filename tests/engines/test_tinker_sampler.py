@@ -378,6 +378,23 @@ async def test_a_full_queue_refuses_at_once(cloud: Cloud, sampler: TinkerSampler
     assert await collect(sampler, request(4))
 
 
+@pytest.mark.parametrize("full", Priority)
+async def test_users_and_background_have_queues_of_their_own(
+    cloud: Cloud, sampler: TinkerSampler, full: Priority
+) -> None:
+    (other,) = set(Priority) - {full}
+    cloud.fail("sample", *[30.0] * 16)
+    streams = [sampler.sample(request(4, priority=full)) for _ in range(8)]
+    with pytest.raises(QueueFull, match="4 sequences wait"):
+        sampler.sample(request(priority=full))
+    streams.append(sampler.sample(request(4, n=8, priority=other)))
+    with pytest.raises(QueueFull, match="4 sequences wait"):
+        sampler.sample(request(priority=other))
+    assert sampler.stats().active == 16
+    for stream in streams:
+        stream.close()
+
+
 async def test_closing_tells_those_who_wait_and_ends_the_session(cloud: Cloud, tiny_model: Path) -> None:
     sampler = a_sampler(tiny_model)
     await sampler.start()

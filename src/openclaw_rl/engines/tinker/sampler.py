@@ -76,7 +76,8 @@ class TinkerSampler:
 
     def stats(self) -> EngineStats:
         trouble = CLOSING if self._closed else self.connection.sampling_trouble
-        return EngineStats(self._limits is not None and not trouble, self._outstanding(), 0, 0, trouble)
+        outstanding = sum(self._outstanding(priority) for priority in Priority)
+        return EngineStats(self._limits is not None and not trouble, outstanding, 0, 0, trouble)
 
     async def start(self) -> None:
         await self.connection.open()
@@ -107,7 +108,7 @@ class TinkerSampler:
 
     def sample(self, request: SampleRequest) -> TokenStream:
         policy = self._open_policy(request.version)
-        outstanding, most = self._outstanding(), self.options.max_sequences
+        outstanding, most = self._outstanding(request.priority), self.options.max_sequences
         if outstanding + request.n > most + self.options.max_queue:
             raise QueueFull(max(0, outstanding - most))
         version = self.newest_version if request.version is None else request.version
@@ -194,8 +195,10 @@ class TinkerSampler:
             if version != self.newest_version:
                 del self._policies[version]
 
-    def _outstanding(self) -> int:
-        return sum(stream.running for stream, _generation in self._running.values())
+    def _outstanding(self, priority: Priority) -> int:
+        """Users and background work have queues of their own."""
+        running = self._running.values()
+        return sum(stream.running for stream, generation in running if generation.request.priority is priority)
 
 
 def own_context(folder: Path) -> int | None:
