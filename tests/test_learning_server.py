@@ -217,8 +217,7 @@ def test_likeliest_tokens_are_distilled_under_hints_and_recorded(tiny_model: Pat
         assert len(record["d"]) == len(record["response"]) == len(record["overlaps"][0])
         assert [sum(row) for row in record["w"]] == pytest.approx([1.0] * len(record["w"]))
     page = tmp_path / "report.html"
-    looked = ("report", "--no-answers", "--model-name", str(tiny_model), "--out", str(page))
-    command(tmp_path, *looked, "--method", "topk-select", "--topk-k", "3")
+    command(tmp_path, "report", "--no-answers", "--out", str(page))
     assert "of the 3 likeliest tokens in common, taught 100% of the response" in page.read_text()
     (session,) = {
         row

@@ -11,6 +11,7 @@ from openclaw_rl import __version__
 from openclaw_rl.config import Config, Loaded, load
 from openclaw_rl.evals.flags import add_demo_options, add_eval_options
 from openclaw_rl.options import ConfigError, add_flags, option_of
+from openclaw_rl.run_options import load_for_run
 
 EPILOG = """\
 examples:
@@ -148,7 +149,7 @@ def add_ledger_commands(commands: Any) -> None:
     report = add(
         "report",
         "write a page about a run: curves, verdicts, turns token by token, answers before and after",
-        *("model_name", "cache_dir", "device", "dtype", "method", "w_opd", "w_rl", "opd_clip", "topk_k"),
+        *("model_name", "cache_dir", "device", "dtype", "method"),
     )
     report.add_argument("run_dir", nargs="?", default=argparse.SUPPRESS, metavar="RUN_DIR", help="the run's directory")
     report.add_argument("--out", type=Path, metavar="FILE.html", help="where to (default: RUN_DIR/report.html)")
@@ -171,7 +172,7 @@ def run_ledger_command(options: argparse.Namespace) -> int:
     from openclaw_rl import commands
     from openclaw_rl.report.command import report
 
-    config = load_options(options).config
+    config = load_for_run(flags_of(options), options.config).config
     run = {
         "status": commands.status,
         "sessions": commands.sessions,
@@ -212,8 +213,12 @@ def run_serve(options: argparse.Namespace) -> int:
 
 def load_options(options: argparse.Namespace) -> Loaded:
     """The configuration that a command's flags, the environment and a file make together."""
-    flags = {name: value for name, value in vars(options).items() if name in Config.model_fields}
-    return load(flags, file=options.config)
+    return load(flags_of(options), file=options.config)
+
+
+def flags_of(options: argparse.Namespace) -> dict[str, Any]:
+    """The options of the server among a command's."""
+    return {name: value for name, value in vars(options).items() if name in Config.model_fields}
 
 
 def show(loaded: Loaded) -> None:

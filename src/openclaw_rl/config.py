@@ -5,7 +5,7 @@ starts.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from openclaw_rl.models import EMBEDDED
-from openclaw_rl.options import flag, option, option_of, problem, read
+from openclaw_rl.options import flag, option, option_of, problem, read, read_file
 from openclaw_rl.types import LossSettings, TrainingSettings
 
 LOOPBACK = "127.0.0.1"
@@ -624,9 +624,16 @@ class Loaded:
         return rows
 
 
-def load(flags: Mapping[str, Any], environment: Mapping[str, str] | None = None, file: Path | None = None) -> Loaded:
-    """Resolve every option. Raises ConfigError with one sentence."""
-    values, origins = read(Config, flags, os.environ if environment is None else environment, file)
+def load(
+    flags: Mapping[str, Any],
+    environment: Mapping[str, str] | None = None,
+    file: Path | None = None,
+    only: Callable[[str], bool] = lambda name: True,
+) -> Loaded:
+    """Resolve every option; `only` says which of them may come from the file. Raises ConfigError with one sentence."""
+    in_file = read_file(file, Config) if file else {}
+    wanted = {name: value for name, value in in_file.items() if only(name)}
+    values, origins = read(Config, flags, os.environ if environment is None else environment, wanted, file)
     try:
         return Loaded(Config(**values), origins)
     except ValidationError as error:

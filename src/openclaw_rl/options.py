@@ -82,12 +82,15 @@ def add_flags(parser: argparse.ArgumentParser, model: type[BaseModel], only: Seq
 
 
 def read(
-    model: type[BaseModel], flags: Mapping[str, Any], environment: Mapping[str, str], file: Path | None
+    model: type[BaseModel],
+    flags: Mapping[str, Any],
+    environment: Mapping[str, str],
+    in_file: Mapping[str, Any],
+    file: Path | None,
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """The values that were given for a model's options, and where each option's value comes from."""
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
-    in_file = read_file(file, model) if file else {}
     for name, field in model.model_fields.items():
         variable = next((v for v in option_of(field).env if environment.get(v)), None)
         if name in flags:

@@ -44,6 +44,7 @@ from openclaw_rl.models import EMBEDDED_TEMPERATURE, ModelNotFound, can_be_fetch
 from openclaw_rl.options import ConfigError
 from openclaw_rl.progress import show_learning
 from openclaw_rl.rendering.tokenizer import BadModelFolder
+from openclaw_rl.run_options import keep_options
 
 log = logging.getLogger(__name__)
 
@@ -110,6 +111,7 @@ def serve(config: Config) -> int:
             folder = model_folder(config)
             for owned in own_folders(config) if config.capture else ():
                 keep_to_model(owned, config.model_label)
+            keep_options(config)
             ledger = stack.enter_context(contextlib.closing(open_ledger(config.ledger_dir))) if config.capture else None
             runner = stack.enter_context(asyncio.Runner(loop_factory=event_loop))
             runner.run(run(config, folder, ledger, listener))

@@ -1,0 +1,108 @@
+"""What a run remembers of how it was started, and who makes use of it."""
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from openclaw_rl.cli import main
+from openclaw_rl.config import load
+from openclaw_rl.ledger.states import State
+from openclaw_rl.run_options import FILE, keep_options, load_for_run, to_toml
+from records import Book
+
+VALUES = st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | st.text()
+
+
+def kept(run_dir: Path, **flags: Any) -> dict[str, Any]:
+    """The options that a server remembers which was given these flags."""
+    keep_options(load({"run_dir": run_dir, **flags}, environment={}).config)
+    return tomllib.loads((run_dir / FILE).read_text())
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.dictionaries(st.from_regex(r"[a-z]+(_[a-z]+)*", fullmatch=True), VALUES))
+def test_a_file_says_what_was_written(options: dict[str, Any]) -> None:
+    text = to_toml(options)
+    assert tomllib.loads(text) == {name.replace("_", "-"): value for name, value in options.items()}
+
+
+def test_a_server_started_with_the_file_has_the_same_options(tmp_path: Path) -> None:
+    flags: dict[str, Any] = {
+        "method": "topk-select",
+        "topk_k": 8,
+        "record": True,
+        "learning_rate": 1e-6,
+        "judge": "llm",
+    }
+    kept(tmp_path, **flags, lora_rank=8, batch_timeout=2.5, custom_loss_function_path="my.package:loss")
+    again = load({"run_dir": tmp_path}, environment={}, file=tmp_path / FILE).config
+    assert (
+        again
+        == load(
+            {"run_dir": tmp_path, **flags, "lora_rank": 8, "batch_timeout": 2.5}
+            | {"custom_loss_function_path": "my.package:loss"},
+            environment={},
+        ).config
+    )
+
+
+def test_secrets_and_what_belongs_to_one_start_are_not_kept(tmp_path: Path) -> None:
+    told = kept(tmp_path, api_key="alice=S3CRET", judge_api_key="S3CRET", resume_from_ckpt="none", proxy_port=31000)
+    assert told == {"proxy-port": 31000}
+    assert "S3CRET" not in (tmp_path / FILE).read_text()
+
+
+def test_places_are_kept_wherever_the_next_command_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("model", "run", "ledger"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "judge.py").touch()
+    flags = {"model_name": "./model", "rl_buffer_dir": "ledger", "custom_rm_path": "judge.py:mine"}
+    assert kept(tmp_path / "run", **flags, teacher_model_name="some/teacher") == {
+        "model-name": str(tmp_path / "model"),
+        "rl-buffer-dir": str(tmp_path / "ledger"),
+        "custom-rm-path": f"{tmp_path / 'judge.py'}:mine",
+        "teacher-model-name": "some/teacher",
+    }
+
+
+def test_commands_take_what_the_run_is_and_not_who_judges_or_serves_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SGLANG_API_KEY", raising=False)
+    served = {"proxy_host": "0.0.0.0", "api_key": "S3CRET", "custom_rm_path": "mine.py"}
+    kept(tmp_path, **served, method="opd", eval_mode=True, keep_checkpoints=9, lora_rank=8)
+    config = load_for_run({"run_dir": tmp_path, "judge": "llm"}).config
+    assert (config.method, config.eval_mode, config.keep_checkpoints, config.lora_rank) == ("opd", True, 9, 8)
+    assert (config.judge, config.custom_rm_path, config.proxy_host) == ("llm", None, None)
+    assert load_for_run({"run_dir": tmp_path, "keep_checkpoints": 2}).config.keep_checkpoints == 2
+    monkeypatch.setenv("KEEP_CHECKPOINTS", "4")
+    assert load_for_run({"run_dir": tmp_path}).config.keep_checkpoints == 4
+
+
+def test_a_configuration_file_is_taken_instead(tmp_path: Path) -> None:
+    kept(tmp_path, method="opd")
+    other = tmp_path / "other.toml"
+    other.write_text("w-rl = 0.5\n")
+    config = load_for_run({"run_dir": tmp_path}, other).config
+    assert (config.method, config.w_rl) == ("combine", 0.5)
+
+
+def test_commands_find_the_ledger_elsewhere(tmp_path: Path, book: Book, capsys: pytest.CaptureFixture[str]) -> None:
+    book.put(State.READY)
+    run_dir = tmp_path / "other"
+    run_dir.mkdir()
+    kept(run_dir, rl_buffer_dir=book.folder)
+    assert main(["status", "--run-dir", str(run_dir), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["turns"]["ready"] == 1
+
+
+def test_a_file_that_was_broken_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / FILE).write_text("method = ")
+    assert main(["status", "--run-dir", str(tmp_path)]) == 2
+    assert f"{tmp_path / FILE} is not valid TOML" in capsys.readouterr().err
