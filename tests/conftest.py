@@ -13,12 +13,17 @@ if not Path("/dev/nvidiactl").exists():
 # own worker processes would take several times as long.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import hypothesis
 import pytest
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from records import Book
+
+# A machine that is busy for a moment is no fault of the code.
+hypothesis.settings.register_profile("patient", deadline=None)
+hypothesis.settings.load_profile("patient")
 
 CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -23,12 +23,11 @@ from openclaw_rl.engines.local.decoder import load_decoder
 from openclaw_rl.engines.local.lora import LoraWeights
 from openclaw_rl.learn.checkpoints import Checkpoints
 from openclaw_rl.ledger.schema import FILE, connect
-from test_server import SERVE, Program, serving
+from test_server import SECONDS, SERVE, Program, serving, until
 
 LEARN = ("--method", "rl", "--judge", "feedback", "--batch-size", "2", "--save-interval", "2", "--lora-rank", "4")
 FAST = ("--learning-rate", "1e-3", "--max-kl", "100", "--kv-cache-gib", "0.1", "--max-staleness", "1000")
 ASK = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 6}
-SECONDS = 90
 ROUNDS = 2
 
 
@@ -57,19 +56,11 @@ def teach(program: Program, count: int = 2) -> None:
 
 
 def version(program: Program) -> int:
-    return int(httpx.get(f"{program.url}/readyz").json()["policy_version"])
+    return int(httpx.get(f"{program.url}/readyz", timeout=60).json()["policy_version"])
 
 
 def version_of(answer: dict[str, Any]) -> int:
     return int(answer["system_fingerprint"].removeprefix("policy-"))
-
-
-def until(condition: Callable[[], bool], program: Program) -> None:
-    end = time.monotonic() + SECONDS
-    while not condition():
-        assert program.process.poll() is None, program.log
-        assert time.monotonic() < end, program.log
-        time.sleep(0.02)
 
 
 def command(run_dir: Path, *arguments: str) -> str:

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO
@@ -28,19 +28,23 @@ from openclaw_rl.config import Config
 from openclaw_rl.learn.checkpoints import Checkpoints
 from openclaw_rl.ledger import queries
 from openclaw_rl.ledger.lock import FILE as SERVER
+from openclaw_rl.ledger.lock import read_server
 from openclaw_rl.ledger.schema import FILE, connect
 from openclaw_rl.options import ConfigError
 from openclaw_rl.server import model_folder
 
 ROOT = Path(__file__).parent.parent
+#: No test waits so long unless it fails: machines are slow at times.
+SECONDS = 300
 HELLO = [{"role": "user", "content": "Hello!"}]
+SHORT = {"messages": HELLO, "max_tokens": 2}
 
 
 class Program:
     """`openclaw-rl serve` on a port of its own."""
 
-    def __init__(self, process: subprocess.Popen[str], port: int, log: IO[str]) -> None:
-        self.process, self.url, self._log = process, f"http://127.0.0.1:{port}", log
+    def __init__(self, process: subprocess.Popen[str], log: IO[str]) -> None:
+        self.process, self.url, self._log = process, "", log
 
     @property
     def log(self) -> str:
@@ -58,50 +62,70 @@ class Program:
         return next(int(pid) for pid in children if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes())
 
     def metric(self, name: str) -> float:
-        lines = httpx.get(f"{self.url}/metrics").text.splitlines()
+        lines = httpx.get(f"{self.url}/metrics", timeout=SECONDS).text.splitlines()
         return sum(float(line.split()[-1]) for line in lines if line.startswith(name + " "))
 
 
 @contextlib.contextmanager
-def serving(command: list[str], model: Path | None, *flags: str) -> Iterator[Program]:
-    port = free_port()
+def starting(command: list[str], model: Path | None, *flags: str) -> Iterator[Program]:
+    """A server that has taken its address, and loads its model."""
     named = ["--model-name", str(model)] if model else []
-    with tempfile.TemporaryFile("w+") as log, tempfile.TemporaryDirectory() as run_dir:
-        own = [] if "--run-dir" in flags else ["--run-dir", run_dir]
-        arguments = [*command, *named, "--proxy-port", str(port), *own, *flags]
+    with tempfile.TemporaryFile("w+") as log, tempfile.TemporaryDirectory() as folder:
+        run_dir = Path(flags[flags.index("--run-dir") + 1] if "--run-dir" in flags else folder)
+        arguments = [*command, *named, "--proxy-port", "0", *flags, "--run-dir", str(run_dir)]
         process = subprocess.Popen(arguments, stderr=log, text=True, cwd=ROOT)
-        program = Program(process, port, log)
+        program = Program(process, log)
+
+        def told() -> bool:
+            # The folder may still name a server that was killed before.
+            found = read_server(run_dir)
+            program.url = found.get("url") or "" if found.get("pid") == process.pid else ""
+            return program.url != ""
+
         try:
-            wait_until_ready(program)
+            until(told, program)
             yield program
         finally:
             process.kill()
             process.wait()
 
 
+@contextlib.contextmanager
+def serving(command: list[str], model: Path | None, *flags: str) -> Iterator[Program]:
+    """A server that answers."""
+    with starting(command, model, *flags) as program:
+
+        def ready() -> bool:
+            with contextlib.suppress(httpx.TransportError):
+                return httpx.get(f"{program.url}/readyz").status_code == 200
+            return False
+
+        until(ready, program)
+        yield program
+
+
+def until(condition: Callable[[], bool], program: Program) -> None:
+    """Wait for something that a server does."""
+    end = time.monotonic() + SECONDS
+    while not condition():
+        assert program.process.poll() is None, f"the server has ended: {program.log}"
+        assert time.monotonic() < end, f"waited in vain: {program.log}"
+        time.sleep(0.02)
+
+
+def wait_for_load(program: Program, sequences: int = 1) -> None:
+    """Until so many sequences have been asked for, and some are being sampled."""
+
+    def asked() -> float:
+        return sum(program.metric(f"openclaw_{which}_sequences") for which in ("active", "queued"))
+
+    until(lambda: asked() >= sequences and program.metric("openclaw_active_sequences") > 0, program)
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-def wait_until_ready(program: Program, seconds: float = 300) -> None:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if program.process.poll() is not None:
-            pytest.fail(f"the server ended: {program.log}")
-        with contextlib.suppress(httpx.TransportError):
-            if httpx.get(f"{program.url}/readyz").status_code == 200:
-                return
-        time.sleep(0.1)
-    pytest.fail("the server did not become ready")
-
-
-def wait_for_load(program: Program) -> None:
-    """Until sequences are being sampled."""
-    deadline = time.monotonic() + 30
-    while not program.metric("openclaw_active_sequences"):
-        assert time.monotonic() < deadline
 
 
 SERVE = [sys.executable, "-m", "openclaw_rl", "serve"]
@@ -138,20 +162,20 @@ def test_sigterm_lets_a_request_finish_and_exits_0(tiny_model: Path) -> None:
         program.process.send_signal(signal.SIGTERM)
         rest = list(chunks)
         assert rest[-1].choices[0].finish_reason in ("stop", "length")
-        assert program.process.wait(30) == 0
+        assert program.process.wait(SECONDS) == 0
 
 
 def test_sigterm_does_not_wait_longer_than_it_may(tiny_model: Path) -> None:
     with serving(SERVE, tiny_model, "--shutdown-seconds", "1") as program, ThreadPoolExecutor(12) as pool:
         ask = {"messages": HELLO, "max_tokens": 450, "n": 16}
         url = f"{program.url}/v1/chat/completions"
-        running = [pool.submit(httpx.post, url, json=ask, timeout=60) for _ in range(12)]
-        wait_for_load(program)
+        running = [pool.submit(httpx.post, url, json=ask, timeout=SECONDS) for _ in range(12)]
+        wait_for_load(program, 12 * 16)
         program.process.send_signal(signal.SIGINT)
         answers = [future.result() for future in running]
         assert 503 in {answer.status_code for answer in answers}
         assert all("shutting down" in answer.text for answer in answers if answer.status_code == 503)
-        assert program.process.wait(15) == 0
+        assert program.process.wait(SECONDS) == 0
         assert "Traceback" not in program.log
 
 
@@ -159,16 +183,15 @@ def test_a_second_ctrl_c_tells_who_waits_and_ends_quietly(tiny_model: Path) -> N
     with serving(SERVE, tiny_model) as program, ThreadPoolExecutor(12) as pool:
         ask = {"messages": HELLO, "max_tokens": 450, "n": 16}
         url = f"{program.url}/v1/chat/completions"
-        running = [pool.submit(httpx.post, url, json=ask, timeout=60) for _ in range(12)]
-        wait_for_load(program)
+        running = [pool.submit(httpx.post, url, json=ask, timeout=SECONDS) for _ in range(12)]
+        wait_for_load(program, 12 * 16)
         program.process.send_signal(signal.SIGINT)
-        while "Stopping" not in program.log:
-            time.sleep(0.01)
+        until(lambda: "Stopping" in program.log, program)
         program.process.send_signal(signal.SIGINT)
         answers = [future.result() for future in running]
         assert {answer.status_code for answer in answers} <= {200, 503}
         assert any("shutting down" in answer.text for answer in answers)
-        assert program.process.wait(15) == 0
+        assert program.process.wait(SECONDS) == 0
         assert "Traceback" not in program.log
 
 
@@ -180,38 +203,27 @@ def test_a_client_that_never_finishes_its_request_does_not_hold_up_the_end(tiny_
         client.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{")
         time.sleep(0.2)
         program.process.send_signal(signal.SIGTERM)
-        assert program.process.wait(20) == 0
+        assert program.process.wait(SECONDS) == 0
 
 
 def test_sigterm_to_the_whole_group_lets_a_request_finish(tiny_model: Path) -> None:
     """As `systemctl stop` does it: the worker gets the signal too."""
     with serving(SERVE, tiny_model) as program, ThreadPoolExecutor(1) as pool:
         ask = {"messages": HELLO, "max_tokens": 300, "n": 8, "seed": 3}
-        running = pool.submit(httpx.post, f"{program.url}/v1/chat/completions", json=ask, timeout=60)
-        wait_for_load(program)
+        running = pool.submit(httpx.post, f"{program.url}/v1/chat/completions", json=ask, timeout=SECONDS)
+        wait_for_load(program, 8)
         os.kill(program.worker(), signal.SIGTERM)
         program.process.send_signal(signal.SIGTERM)
         assert running.result().status_code == 200
-        assert program.process.wait(30) == 0
+        assert program.process.wait(SECONDS) == 0
 
 
 def test_stopping_while_the_model_loads_is_quiet(tiny_model: Path, tmp_path: Path) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
-        command = [
-            *SERVE,
-            "--model-name",
-            str(tiny_model),
-            "--proxy-port",
-            str(free_port()),
-            "--run-dir",
-            str(tmp_path),
-        ]
-        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-            time.sleep(2.5)
-            process.send_signal(number)
-            _out, said = process.communicate(timeout=20)
-        assert process.returncode == 0
-        assert "Traceback" not in said
+        with starting(SERVE, tiny_model, "--run-dir", str(tmp_path)) as program:
+            program.process.send_signal(number)
+            assert program.process.wait(SECONDS) == 0
+            assert "Traceback" not in program.log
 
 
 def test_kill_9_of_the_worker_under_load(tiny_model: Path) -> None:
@@ -219,16 +231,16 @@ def test_kill_9_of_the_worker_under_load(tiny_model: Path) -> None:
 
         def request(seed: int) -> int:
             ask = {"messages": HELLO, "max_tokens": 400, "seed": seed, "n": 4}
-            answer = httpx.post(f"{program.url}/v1/chat/completions", json=ask, timeout=60)
+            answer = httpx.post(f"{program.url}/v1/chat/completions", json=ask, timeout=SECONDS)
             assert answer.status_code == 200 or answer.json()["error"]["type"] == "server_error"
             return answer.status_code
 
         running = [pool.submit(request, seed) for seed in range(8)]
-        wait_for_load(program)
+        wait_for_load(program, 8 * 4)
         os.kill(program.worker(), signal.SIGKILL)
         assert {future.result() for future in running} <= {200, 503}
         assert 503 in {future.result() for future in running}
-        assert httpx.get(f"{program.url}/healthz").status_code == 200
+        assert httpx.get(f"{program.url}/healthz", timeout=SECONDS).status_code == 200
         # The next request waits for the new worker instead of failing.
         assert request(99) == 200
         assert program.metric("openclaw_engine_restarts") == 1
@@ -239,7 +251,7 @@ def test_the_worker_does_not_outlive_a_killed_server(tiny_model: Path) -> None:
         worker = program.worker()
         program.process.kill()
         program.process.wait()
-        end = time.monotonic() + 20
+        end = time.monotonic() + SECONDS
         while Path(f"/proc/{worker}").exists() and "zombie" not in Path(f"/proc/{worker}/status").read_text():
             assert time.monotonic() < end
             time.sleep(0.05)
@@ -256,7 +268,9 @@ def test_whatever_a_client_received_whole_survives_kill_9(tiny_model: Path, tmp_
         ):
             stop = threading.Event()
             clients = [pool.submit(talk, program.url, seed, received, stop) for seed in range(6)]
-            time.sleep(rng.uniform(0.5, 2.5))
+            enough = len(received) + 8
+            until(lambda enough=enough: len(received) >= enough, program)
+            time.sleep(rng.uniform(0, 2))
             program.process.kill()
             stop.set()
             for client in clients:
@@ -269,7 +283,7 @@ def talk(url: str, seed: int, received: dict[str, str], stop: threading.Event) -
     """Hold conversations, streamed and not, noting each answer that came whole."""
     rng = random.Random(seed)
     messages = [{"role": "user", "content": f"hello {seed}"}]
-    with httpx.Client(base_url=url, timeout=30) as client, contextlib.suppress(httpx.TransportError, OSError):
+    with httpx.Client(base_url=url, timeout=SECONDS) as client, contextlib.suppress(httpx.TransportError, OSError):
         while not stop.is_set():
             ask = {"messages": messages, "max_tokens": rng.randint(1, 12), "stream": rng.random() < 0.5}
             answer = client.post("/v1/chat/completions", json=ask)
@@ -303,10 +317,8 @@ def assert_recorded(path: Path, received: dict[str, str]) -> None:
 def test_a_silent_session_ends(tiny_model: Path, tmp_path: Path) -> None:
     flags = ("--run-dir", str(tmp_path), "--session-timeout", "0.5")
     with serving(SERVE, tiny_model, *flags) as program:
-        httpx.post(f"{program.url}/v1/chat/completions", json={"messages": HELLO, "max_tokens": 2})
-        deadline = time.monotonic() + 20
-        while status(tmp_path)["turns"]["dropped"] == 0:
-            assert time.monotonic() < deadline
+        httpx.post(f"{program.url}/v1/chat/completions", json=SHORT, timeout=SECONDS)
+        until(lambda: status(tmp_path)["turns"]["dropped"] > 0, program)
         assert status(tmp_path)["server"] == program.url
     assert status(tmp_path)["server"] is None
 
@@ -318,22 +330,11 @@ def status(run_dir: Path) -> dict:
 
 def test_no_capture_stores_nothing_and_two_servers_do_not_share_a_run_dir(tiny_model: Path, tmp_path: Path) -> None:
     with serving(SERVE, tiny_model, "--run-dir", str(tmp_path), "--no-capture") as program:
-        answer = httpx.post(f"{program.url}/v1/chat/completions", json={"messages": HELLO, "max_tokens": 2})
+        answer = httpx.post(f"{program.url}/v1/chat/completions", json=SHORT, timeout=SECONDS)
         assert answer.status_code == 200
         assert not (tmp_path / FILE).exists()
-        assert httpx.get(f"{program.url}/readyz").json()["capture"] == "off"
-        second = [
-            *SERVE,
-            "--model-name",
-            str(tiny_model),
-            "--proxy-port",
-            str(free_port()),
-            "--run-dir",
-            str(tmp_path),
-        ]
-        refused = subprocess.run(second, capture_output=True, text=True, check=False)
-        assert refused.returncode == 2
-        assert f"process id {program.process.pid}" in refused.stderr
+        assert httpx.get(f"{program.url}/readyz", timeout=SECONDS).json()["capture"] == "off"
+        assert f"process id {program.process.pid}" in refused(tiny_model, "--run-dir", str(tmp_path))
 
 
 def test_a_taken_port_is_said_in_one_sentence(tiny_model: Path, tmp_path: Path) -> None:
@@ -364,8 +365,8 @@ def test_a_run_directory_of_another_model_is_not_gone_on_with(tiny_model: Path, 
 
 def refused(model: Path, *flags: str) -> str:
     """What is said where a server does not start: one sentence, with status 2."""
-    command = [*SERVE, "--model-name", str(model), "--proxy-port", str(free_port()), *flags]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    command = [*SERVE, "--model-name", str(model), "--proxy-port", "0", *flags]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=SECONDS)
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
     assert done.stderr.count("\n") == 1

@@ -79,7 +79,7 @@ async def under_way(learner: LocalLearner, sequences: list[TrainingSequence]) ->
 
     before = used()
     task = asyncio.create_task(learner.step(sequences))
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         while used() < before + 20:
             await asyncio.sleep(0.01)
     assert not task.done()
@@ -149,6 +149,7 @@ async def test_what_is_refused_is_a_sentence_and_the_process_stays(
     await learner.step(sequences)
 
 
+@pytest.mark.skipif(os.getpriority(os.PRIO_PROCESS, 0) == 19, reason="nothing stands behind the last")
 async def test_it_stands_behind_the_sampler(learner: LocalLearner, tiny_model: Path) -> None:
     sampler = LocalSampler(WorkerOptions(tiny_model, "cpu", "float32", 4, None, 0.05, 2, 4), max_queue=4)
     await sampler.start()
@@ -238,7 +239,7 @@ async def test_a_model_that_cannot_be_loaded_is_a_sentence_and_can_be_mended(
         with pytest.raises(EngineUnavailable, match="could not load the model"):
             await learner.start()
         shutil.copytree(tiny_model, tmp_path / "model")
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             await learner.start()
             await learner.step(sequences)
     finally:

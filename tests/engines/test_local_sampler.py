@@ -62,7 +62,7 @@ async def collect(sampler: LocalSampler, job: SampleRequest) -> list[SampledToke
     return [token async for batch in sampler.sample(job) for token in batch]
 
 
-async def until(condition: object, seconds: float = 30) -> None:
+async def until(condition: object, seconds: float = 180) -> None:
     async with asyncio.timeout(seconds):
         while not condition():  # type: ignore[operator]
             await asyncio.sleep(0.01)
@@ -191,7 +191,7 @@ async def test_old_versions_make_room_but_not_while_they_serve(sampler: LocalSam
     await asyncio.sleep(0.1)
     assert not third.done()
     held.close()
-    await asyncio.wait_for(third, 10)
+    await asyncio.wait_for(third, 60)
     assert sampler.newest_version == 3
     assert len([t async for batch in other for t in batch]) == 400
     with pytest.raises(EngineUnavailable, match="version 1"):
@@ -253,7 +253,7 @@ async def test_requests_that_wait_for_a_restart_end_when_the_server_does(tiny_mo
     await asyncio.sleep(0)
     await sampler.close()
     with pytest.raises(EngineUnavailable, match="shutting down"):
-        await asyncio.wait_for(waiting, 5)
+        await asyncio.wait_for(waiting, 60)
     with pytest.raises(EngineUnavailable, match="shutting down"):
         sampler.sample(request())
 
@@ -319,12 +319,14 @@ async def test_what_does_not_fit_the_context_is_not_scored(shared: LocalSampler)
 
 
 async def test_scoring_ends_when_the_worker_is_killed_and_works_again(sampler: LocalSampler) -> None:
-    waiting = [asyncio.create_task(sampler.score(ScoreRequest([1] * 500, 499))) for _ in range(40)]
-    await asyncio.sleep(0.05)
     assert sampler.worker_pid is not None
+    # It does not get to any of them.
+    os.kill(sampler.worker_pid, signal.SIGSTOP)
+    waiting = [asyncio.create_task(sampler.score(ScoreRequest([1] * 500, 499))) for _ in range(40)]
+    await asyncio.sleep(0)
     os.kill(sampler.worker_pid, signal.SIGKILL)
     results = await asyncio.gather(*waiting, return_exceptions=True)
-    assert any(isinstance(result, EngineUnavailable) for result in results)
+    assert all(isinstance(result, EngineUnavailable) for result in results)
     assert len((await sampler.score(ScoreRequest([1, 2, 3], 2))).logprobs) == 2
 
 

@@ -54,8 +54,8 @@ def options(**given: Any) -> TrainingOptions:
     return TrainingOptions(**{"rank": RANK, "train_attn": True, "train_mlp": True, "training": training, **given})
 
 
-async def a_learner(model: Path, timeout: float = 20.0, **given: Any) -> TinkerLearner:
-    connection = Connection(Account(None, "tml-key", timeout))
+async def a_learner(model: Path, **given: Any) -> TinkerLearner:
+    connection = Connection(Account(None, "tml-key", timeout=60.0))
     sampler = TinkerSampler(connection, SamplerOptions("tiny/model", model, None, 4, 4, 8, 3))
     await sampler.start()
     learner = TinkerLearner(connection, sampler, options(**given))
@@ -338,9 +338,12 @@ async def test_answers_of_the_wrong_length_are_not_trained_on(cloud: Cloud, lear
 
 
 async def test_a_slow_save_is_made_again_and_serving_goes_on(cloud: Cloud, tiny_model: Path, tmp_path: Path) -> None:
-    learner = await a_learner(tiny_model, timeout=0.5)
-    cloud.fail("save_weights", 1.0)
+    learner = await a_learner(tiny_model)
+    patient = learner.connection.account
+    learner.connection.account = dataclasses.replace(patient, timeout=1.0)
+    cloud.fail("save_weights", 1.5)
     await learner.write_policy(tmp_path)
+    learner.connection.account = patient
     assert cloud.calls.count("save_weights") >= 2
     await learner.sampler.publish(1, tmp_path)
     await learner.connection.close()

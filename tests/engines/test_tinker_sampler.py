@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ def cloud(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     return cloud
 
 
-def a_sampler(folder: Path, timeout: float = 20.0, **given: Any) -> TinkerSampler:
+def a_sampler(folder: Path, **given: Any) -> TinkerSampler:
     values: dict[str, Any] = {
         "model": "tiny/model",
         "folder": folder,
@@ -63,7 +64,7 @@ def a_sampler(folder: Path, timeout: float = 20.0, **given: Any) -> TinkerSample
         "stream_chunk": 8,
         "policies": 2,
     }
-    return TinkerSampler(Connection(Account(None, "tml-key", timeout)), SamplerOptions(**{**values, **given}))
+    return TinkerSampler(Connection(Account(None, "tml-key", timeout=60.0)), SamplerOptions(**{**values, **given}))
 
 
 @pytest_asyncio.fixture
@@ -266,8 +267,10 @@ async def test_a_key_that_is_not_accepted_is_told_at_once(cloud: Cloud, sampler:
 
 
 async def test_who_gets_no_answer_does_not_wait_for_ever_and_hears_why(cloud: Cloud, tiny_model: Path) -> None:
-    sampler = a_sampler(tiny_model, timeout=0.3)
+    sampler = a_sampler(tiny_model)
     await sampler.start()
+    patient = sampler.connection.account
+    sampler.connection.account = replace(patient, timeout=0.3)
     cloud.fail("sample", 30.0)
     waiting = asyncio.create_task(collect(sampler, request(5)))
     await asyncio.sleep(0.1)
@@ -275,6 +278,7 @@ async def test_who_gets_no_answer_does_not_wait_for_ever_and_hears_why(cloud: Cl
     logging.getLogger("tinker.lib").warning("The job is paused due to billing status.")
     with pytest.raises(EngineAway, match=r"no answer in 0.3.* s; the SDK said: The job is paused"):
         await waiting
+    sampler.connection.account = patient
     assert len(await collect(sampler, request(5))) == 5
     await sampler.connection.close()
 

@@ -21,7 +21,7 @@ from openclaw_rl.ledger.schema import FILE, connect
 from openclaw_rl.ledger.states import State
 from openclaw_rl.types import SampleKind, Source, Verdict
 from records import Book, a_turn
-from test_server import SERVE, Program, free_port, serving
+from test_server import SECONDS, SERVE, Program, serving
 
 HINT = "Give the distance in kilometres."
 
@@ -84,7 +84,7 @@ def test_a_conversation_is_judged_and_every_command_shows_it(
 
     with serving(SERVE, tiny_model, "--run-dir", str(tmp_path), *by(server)) as program:
         talk(program, "mine", "In kilometres, please.")
-        wait_for(lambda: status()["turns"]["judged"] == 1, 30)
+        wait_for(lambda: status()["turns"]["judged"] == 1, SECONDS)
         first, second = stored(tmp_path)
         assert (first.sample, second.state) == (SampleKind.OPD_RL, State.AWAITING)
         assert first.verdict is not None
@@ -101,22 +101,24 @@ def test_a_conversation_is_judged_and_every_command_shows_it(
             "scored by the teacher",
         ):
             assert part in shown
-        metrics = httpx.get(f"{program.url}/metrics").text
-        assert 'openclaw_verdicts_total{score="bad",source="llm"} 1.0' in metrics
+        # The verdict is counted after it is stored.
+        counted = 'openclaw_verdicts_total{score="bad",source="llm"} 1.0'
+        wait_for(lambda: counted in httpx.get(f"{program.url}/metrics", timeout=60).text, SECONDS)
+        metrics = httpx.get(f"{program.url}/metrics", timeout=60).text
         for name in ("openclaw_judge_seconds_count 1.0", "openclaw_vote_agreement_count 1.0"):
             assert name in metrics
         assert program.metric("openclaw_judge_tokens_total") > 0
-        assert httpx.get(f"{program.url}/readyz").json()["judge"] == "on"
+        assert httpx.get(f"{program.url}/readyz", timeout=60).json()["judge"] == "on"
         server.stop()
         talk(program, "yours", "Thanks.")
-        wait_for(lambda: status()["judge_down"] is not None, 30)
+        wait_for(lambda: status()["judge_down"] is not None, SECONDS)
         assert "cannot be reached" in status()["judge_down"]
         assert status()["why_no_update"].startswith("1 turn waits for the judge, which cannot be asked: ")
-        assert httpx.get(f"{program.url}/readyz").json()["judge"].startswith("suspended: ")
-        assert httpx.get(f"{program.url}/readyz").status_code == 200, "serving does not depend on judging"
+        assert httpx.get(f"{program.url}/readyz", timeout=60).json()["judge"].startswith("suspended: ")
+        assert httpx.get(f"{program.url}/readyz", timeout=60).status_code == 200, "serving does not depend on judging"
         server.answer = opinion("1")
         server.start()
-        wait_for(lambda: status()["turns"]["judged"] == 2, 60)
+        wait_for(lambda: status()["turns"]["judged"] == 2, SECONDS)
         assert status()["judge_down"] is None
     before = everything(tmp_path)
     shown = command("rejudge", *by(server))
@@ -149,7 +151,7 @@ def test_whatever_kill_9_interrupts_every_turn_is_judged_once(
     answer.set()
     assert all(turn.verdict is None for turn in stored(tmp_path))
     with serving(SERVE, tiny_model, *flags):
-        wait_for(lambda: sum(turn.state is State.JUDGED for turn in stored(tmp_path)) == 6, 60)
+        wait_for(lambda: sum(turn.state is State.JUDGED for turn in stored(tmp_path)) == 6, SECONDS)
     rows = everything(tmp_path)["verdicts"]
     assert len(rows) == 6
     assert all(turn.verdict is not None or turn.next_state is None for turn in stored(tmp_path))
@@ -159,7 +161,7 @@ def test_without_a_judge_turns_are_recorded_and_wait(tiny_model: Path, tmp_path:
     with serving(SERVE, tiny_model, "--run-dir", str(tmp_path), "--judge", "none") as program:
         talk(program, "mine", "Thanks.")
         assert "none: turns are recorded and wait" in program.log
-        told = httpx.get(f"{program.url}/readyz").json()
+        told = httpx.get(f"{program.url}/readyz", timeout=60).json()
         turns = json.loads(command("status", "--json"))["turns"]
     assert (turns["ready"], turns["judged"], turns["dropped"]) == (1, 0, 0)
     assert told["judge"] == "off"
@@ -172,7 +174,7 @@ def test_a_teacher_with_another_vocabulary_is_refused_with_a_sentence(tiny_model
     tokenizer.save(str(teacher / "tokenizer.json"))
     arguments = ("--model-name", str(tiny_model), "--teacher-model-name", str(teacher), "--run-dir", str(tmp_path))
     done = subprocess.run(
-        [*SERVE, *arguments, "--proxy-port", str(free_port())], capture_output=True, text=True, timeout=120, check=False
+        [*SERVE, *arguments, "--proxy-port", "0"], capture_output=True, text=True, timeout=SECONDS, check=False
     )
     assert done.returncode == 2
     assert "--teacher-model-name has another vocabulary than the policy" in done.stderr

@@ -101,7 +101,7 @@ async def judging(
         assert not task.done(), "it goes on until it is cancelled"
     finally:
         task.cancel()
-        async with asyncio.timeout(10):  # it must not miss that it is to end, whatever it was about to do
+        async with asyncio.timeout(60):  # it must not miss that it is to end, whatever it was about to do
             await asyncio.gather(task, return_exceptions=True)
 
 
@@ -112,7 +112,7 @@ async def endpoint(server: JudgeServer, votes: int = 3, timeout: float = 20) -> 
     await asker.close()
 
 
-async def until(condition: Callable[[], bool], seconds: float = 10) -> None:
+async def until(condition: Callable[[], bool], seconds: float = 60) -> None:
     async with asyncio.timeout(seconds):
         while not condition():
             await asyncio.sleep(0.005)
@@ -335,18 +335,27 @@ async def test_a_judge_that_often_refuses_others_loses_no_turn(book: Book, serve
     assert [score(book, turn) for turn in turns] == [1.0] * 8
 
 
-async def test_turns_that_were_not_even_asked_about_are_not_given_up(book: Book, server: JudgeServer) -> None:
+async def test_turns_that_were_not_even_asked_about_are_not_given_up(
+    book: Book, server: JudgeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The judge comes and goes. A turn that is refused because the judge is left alone has had no trial."""
     turns = ready(book, 4)
     async with endpoint(server) as judge:
-        judge.breaker.reason = "away"
-        judge.breaker._until = judge.breaker._clock() + 0.1
+        breaker, now, refused = judge.breaker, [0.0], [0]
+        breaker.reason, breaker._until, breaker._clock = "away", 0.05, lambda: now[0]
+        call = breaker.call
+
+        async def counted(ask: Callable[[], Awaitable[Any]]) -> Any:
+            refused[0] += 1
+            return await call(ask)
+
+        monkeypatch.setattr(breaker, "call", counted)
         async with judging(book, judge):
-            for _ in range(3 * TRIALS):
-                judge.breaker.answered += 1
-                judge.breaker._until = judge.breaker._clock() + 0.1
-                await asyncio.sleep(0.05)
+            for trial in range(1, 3 * TRIALS + 1):
+                breaker.answered += 1
+                await until(lambda trial=trial: refused[0] >= 4 * trial)
             assert open_turns(book) == 4
+            now[0] = 1.0
             await all_judged(book)
     assert [score(book, turn) for turn in turns] == [1.0] * 4
 
@@ -783,8 +792,10 @@ async def test_a_session_that_goes_on_gets_no_good_turn_yet(book: Book) -> None:
 
 async def warnings(book: Book, caplog: pytest.LogCaptureFixture, say: Callable[[Case], Opinion]) -> list[str]:
     with caplog.at_level(logging.WARNING, "openclaw_rl.judge.loop"):
-        async with judging(book, Scripted(say), workers=8):
+        async with judging(book, Scripted(say), workers=8) as at_work:
             await all_judged(book)
+            # A verdict is looked at after it is stored.
+            await until(lambda: not at_work.loop._running)
     return [record.getMessage() for record in caplog.records]
 
 
