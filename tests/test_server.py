@@ -226,6 +226,33 @@ def test_stopping_while_the_model_loads_is_quiet(tiny_model: Path, tmp_path: Pat
             assert "Traceback" not in program.log
 
 
+@pytest.mark.parametrize("number", ["SIGINT", "SIGTERM"])
+def test_a_signal_that_others_swallow_ends_the_start_too(tiny_model: Path, tmp_path: Path, number: str) -> None:
+    """Libraries catch what they should not, above all while they are imported."""
+    own = tmp_path / "own.py"
+    own.write_text(SWALLOWING.replace("NUMBER", number))
+    command = [*SERVE, "--model-name", str(tiny_model), "--run-dir", str(tmp_path / "run"), "--proxy-port", "0"]
+    own_code = ("--custom-generate-function-path", str(own))
+    done = subprocess.run([*command, *own_code], capture_output=True, text=True, check=False, timeout=SECONDS)
+    assert done.returncode == 0
+    assert "Stopped before it was ready." in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+SWALLOWING = """
+import os, signal, time
+
+try:
+    os.kill(os.getpid(), signal.NUMBER)
+    time.sleep(1)
+except BaseException:
+    pass
+
+async def generate(request, sampler):
+    return await sampler.sample(request)
+"""
+
+
 def test_kill_9_of_the_worker_under_load(tiny_model: Path) -> None:
     with serving(SERVE, tiny_model) as program, ThreadPoolExecutor(8) as pool:
 

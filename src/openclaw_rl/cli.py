@@ -12,6 +12,7 @@ from openclaw_rl.config import Config, Loaded, load
 from openclaw_rl.evals.flags import add_demo_options, add_eval_options
 from openclaw_rl.options import ConfigError, add_flags, option_of
 from openclaw_rl.run_options import load_for_run
+from openclaw_rl.starting import Start
 
 EPILOG = """\
 examples:
@@ -25,6 +26,8 @@ Each option can also be set by the environment variable in brackets, or in the -
 
 #: Exit status for "you asked for something that cannot be done", as argparse uses it.
 USAGE_ERROR = 2
+#: That of a program which Ctrl-C ended, as shells give it.
+INTERRUPTED = 130
 
 
 class Parser(argparse.ArgumentParser):
@@ -54,6 +57,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         print(f"openclaw-rl: {error}", file=sys.stderr)  # noqa: T201
         return USAGE_ERROR
+    except KeyboardInterrupt:
+        return INTERRUPTED
 
 
 def build_parser() -> Parser:
@@ -202,13 +207,18 @@ def run_eval(options: argparse.Namespace) -> int:
 
 def run_serve(options: argparse.Namespace) -> int:
     loaded = load_options(options)
-    from openclaw_rl import server
+    start = Start()
+    try:
+        from openclaw_rl import server
 
-    if options.dry_run:
-        server.check(loaded.config)
-        show(loaded)
-        return 0
-    return server.serve(loaded.config)
+        if options.dry_run:
+            server.check(loaded.config)
+            show(loaded)
+        else:
+            server.serve(loaded.config, start)
+    except KeyboardInterrupt:
+        print("openclaw-rl: Stopped before it was ready.", file=sys.stderr)  # noqa: T201
+    return 0
 
 
 def load_options(options: argparse.Namespace) -> Loaded:

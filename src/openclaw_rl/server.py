@@ -45,6 +45,7 @@ from openclaw_rl.options import ConfigError
 from openclaw_rl.progress import show_learning
 from openclaw_rl.rendering.tokenizer import BadModelFolder
 from openclaw_rl.run_options import keep_options
+from openclaw_rl.starting import Start
 
 log = logging.getLogger(__name__)
 
@@ -94,11 +95,9 @@ def check_local(config: Config) -> None:
         raise ConfigError(f"There is no folder or GGUF file {config.model_name}. --model-name also takes a Hub id.")
 
 
-def serve(config: Config) -> int:
-    """Run the server until it is told to stop; returns the exit status."""
+def serve(config: Config, start: Start) -> None:
+    """Run the server until it is told to stop. Raises KeyboardInterrupt if that was before it was ready."""
     start_logging(config.log_level)
-    # Until the server takes over both signals, either ends the start quietly.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     check(config)
     try:
         with contextlib.ExitStack() as stack:
@@ -114,12 +113,9 @@ def serve(config: Config) -> int:
             keep_options(config)
             ledger = stack.enter_context(contextlib.closing(open_ledger(config.ledger_dir))) if config.capture else None
             runner = stack.enter_context(asyncio.Runner(loop_factory=event_loop))
-            runner.run(run(config, folder, ledger, listener))
+            runner.run(run(config, folder, ledger, listener, start))
     except (ModelNotFound, EngineUnavailable, NewerLedger, RunDirInUse, OtherModel, BadModelFolder) as error:
         raise ConfigError(str(error)) from None
-    except KeyboardInterrupt:
-        log.info("Stopped before it was ready.")
-    return 0
 
 
 def model_folder(config: Config) -> Path:
@@ -149,7 +145,7 @@ def open_ledger(folder: Path) -> Ledger:
         ) from None
 
 
-async def run(config: Config, folder: Path, ledger: Ledger | None, listener: socket.socket) -> None:
+async def run(config: Config, folder: Path, ledger: Ledger | None, listener: socket.socket, start: Start) -> None:
     """Start the engines, serve, and stop everything in the right order."""
     async with contextlib.AsyncExitStack() as stack:
         # Patterns in ten languages are compiled while the model is loaded, not while somebody waits for an answer.
@@ -202,6 +198,7 @@ async def run(config: Config, folder: Path, ledger: Ledger | None, listener: soc
                 others.append(show_learning(loops.learning, console))
         if rollout is not None:
             others.append(rollout.run(local_url(config, port) + "/v1"))
+        start.go_on()
         loops.start(*others)
         stack.push_async_callback(loops.stop)
         await server.serve(sockets=[listener])
