@@ -273,6 +273,9 @@ def test_going_back_names_the_step_and_status_the_policy_that_will_serve(
     assert (code, out) == (0, "The next start serves policy 5: that of step 2, and learning goes on from it.\n")
     told = status(program)
     assert (told["step"], told["policy_version"]) == (2, 5)
+    code, _out, err = program("rollback")
+    assert code == 2
+    assert "--resume-from-ckpt none" in err
 
 
 # sessions

@@ -158,6 +158,12 @@ def test_it_learns_while_it_serves_saves_when_it_is_stopped_and_goes_back_when_i
         new = load_file(last.folder / "adapter_model.safetensors")
         assert (last.step, last.version) == (2, 6)
         assert all(old[name].equal(new[name]) for name in old)
+        assert "Policy 7 serves now: the base model, and" in command(tmp_path, "rollback", "0")
+        assert version_of(ask(program)) == 7
+        base = checkpoints.latest()
+        assert base is not None
+        added = load_file(base.folder / "adapter_model.safetensors")
+        assert not any(added[name].any() for name in added if "lora_B" in name)
     refused = subprocess.run(
         [sys.executable, "-m", "openclaw_rl", "rollback", "77", "--run-dir", str(tmp_path)],
         capture_output=True,

@@ -146,7 +146,7 @@ def add_ledger_commands(commands: Any) -> None:
         nargs="?",
         type=int,
         metavar="VERSION",
-        help="a policy version that has a checkpoint (default: the one before)",
+        help="a policy version that has a checkpoint, or 0 for the base model (default: the checkpoint before)",
     )
     merge = add("merge", "write a model with an adapter merged into its weights", "model_name", "cache_dir")
     merge.add_argument("checkpoint", type=Path, metavar="CKPT", help="a checkpoint, or any PEFT folder of this model")

@@ -70,16 +70,22 @@ class Loops:
             raise OperationFailed(f"The policy could not be loaded: {error}") from error
 
 
-def choose(checkpoints: list[Checkpoint], version: int | None, step: int) -> Checkpoint:
-    """The checkpoint to go back to: of a version, or else the last one before a step. Raises OperationFailed."""
+def choose(checkpoints: list[Checkpoint], version: int | None, step: int) -> Checkpoint | None:
+    """The checkpoint to go back to: of a version, or else the last one before a step. Raises OperationFailed.
+
+    None is the base model: version 0, and what was before the first checkpoint.
+    """
+    if not version and not step:
+        raise OperationFailed("Nothing has been learned, so there is nothing to go back to.")
     before = [checkpoint for checkpoint in checkpoints if checkpoint.step < step]
     found = before[-1:] if version is None else [c for c in checkpoints if c.version == version]
+    if not found and not version:
+        return None
     if not found:
         have = ", ".join(str(checkpoint.version) for checkpoint in checkpoints) or "none"
-        what = "an earlier policy" if version is None else f"policy version {version}"
         raise OperationFailed(
-            f"There is no checkpoint of {what}; there are checkpoints of: {have}. One is made every --save-interval "
-            "steps and when the server stops; --resume-from-ckpt none begins anew with the base model."
+            f"There is no checkpoint of policy version {version}; there are checkpoints of: {have}. One is made every "
+            "--save-interval steps and when the server stops; 0 is the base model."
         )
     try:
         verify(found[0].folder)

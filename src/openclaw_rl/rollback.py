@@ -51,6 +51,11 @@ def roll_back_offline(db: sqlite3.Connection, config: Config, version: int | Non
         chosen = choose(found, version, found[-1].step if found else 0)
     except OperationFailed as error:
         raise ConfigError(str(error)) from None
+    if chosen is None:
+        raise ConfigError(
+            "There is no earlier checkpoint, so it is the base model that would be gone back to: start the server with "
+            "--resume-from-ckpt none, or roll back while it runs."
+        )
 
     async def copy(folder: Path) -> None:
         for path in chosen.folder.iterdir():
@@ -68,4 +73,6 @@ def roll_back_offline(db: sqlite3.Connection, config: Config, version: int | Non
 def step_named(config: Config, version: int) -> str:
     """`: that of step N`, to be said after a policy's number; empty if no checkpoint tells."""
     steps = [checkpoint.step for checkpoint in run_checkpoints(config).all() if checkpoint.version == version]
-    return f": that of step {steps[0]}" if steps else ""
+    if not steps:
+        return ""
+    return f": that of step {steps[0]}" if steps[0] else ": the base model"

@@ -932,9 +932,11 @@ async def test_going_back_that_fails_does_not_leave_the_learner_with_nothing(run
     assert run.learner.policy == turns
 
 
-@pytest.mark.parametrize("call", ["load", "save", "ledger"])
+@pytest.mark.parametrize(
+    ("call", "steps"), [("load", 2), ("save", 2), ("ledger", 2), ("reset", 0), ("save", 0), ("ledger", 0)]
+)
 async def test_killed_while_going_back_it_either_happened_or_it_did_not(
-    run: Run, call: str, monkeypatch: pytest.MonkeyPatch
+    run: Run, call: str, steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await run.start()
     turns = [run.judged() for _ in range(6)]
@@ -952,7 +954,7 @@ async def test_killed_while_going_back_it_either_happened_or_it_did_not(
         monkeypatch.setattr(run.book.ledger, "roll_back", hang)
     else:
         run.learner.hooks[call] = hang
-    going_back = asyncio.create_task(run.loop.roll_back(earlier))
+    going_back = asyncio.create_task(run.loop.roll_back(earlier if steps else None))
     await reached.wait()
     going_back.cancel()
     await run.kill()
@@ -960,12 +962,12 @@ async def test_killed_while_going_back_it_either_happened_or_it_did_not(
     await run.start()
     more = run.judged()
     await run.trained(*more)
-    # Either all six steps count, or the first two and no turn of the others is trained on again.
-    assert run.learner.policy in ([*turns, more], [*turns[:2], more])
+    # Either all six steps count, or those gone back to and no turn of the others is trained on again.
+    assert run.learner.policy in ([*turns, more], [*turns[:steps], more])
     assert run.states(flat(turns)) == {State.APPLIED}
 
 
-async def test_going_back_again_goes_further_back_until_there_is_nothing_before(run: Run) -> None:
+async def test_going_back_again_goes_further_back_until_nothing_is_left(run: Run) -> None:
     await run.start()
     turns = [run.judged() for _ in range(7)]
     await run.trained(*flat(turns))
@@ -976,8 +978,43 @@ async def test_going_back_again_goes_further_back_until_there_is_nothing_before(
         run.check()
         assert run.learner.policy == turns[:step]
         assert {checkpoint.step for checkpoint in run.checkpoints} == {2, 4, 6}
-    with pytest.raises(OperationFailed, match="no checkpoint of an earlier policy"):
+    version = await loops.roll_back(None)
+    assert run.sampler.served[version] == run.learner.policy == []
+    assert run.sampler.newest_version == version
+    run.check()
+    with pytest.raises(OperationFailed, match="Nothing has been learned"):
         await loops.roll_back(None)
+
+
+async def test_before_the_first_checkpoint_the_base_model_is_gone_back_to(run: Run) -> None:
+    await run.start()
+    turns = run.judged()
+    await run.trained(*turns)
+    assert await Loops(None, run.loop, 5.0).roll_back(None) == 2
+    assert run.sampler.served[run.sampler.newest_version] == []
+    assert run.outcomes() == ["rolled_back"]
+    # What was learned is neither learned again nor forgotten, now and after a restart.
+    more = run.judged()
+    await run.trained(*more)
+    await run.kill()
+    await run.start()
+    again = run.judged()
+    await run.trained(*again)
+    assert run.learner.policy == [more, again]
+    assert run.states(turns) == {State.APPLIED}
+
+
+async def test_the_base_model_can_be_asked_for(run: Run) -> None:
+    await run.start()
+    turns = [run.judged() for _ in range(4)]
+    await run.trained(*flat(turns))
+    last = run.checkpoints[-1]
+    loops = Loops(None, run.loop, 5.0)
+    await loops.roll_back(0)
+    assert run.learner.policy == []
+    # And what was left can be come back to.
+    version = await loops.roll_back(last.version)
+    assert run.sampler.served[version] == run.learner.policy == turns
 
 
 # reports

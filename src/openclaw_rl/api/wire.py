@@ -142,7 +142,8 @@ class FeedbackRequest(Wire):
 
 
 class RollbackRequest(Wire):
-    """The body of POST /v1/policy/rollback: the policy version to go back to; without it, the checkpoint before."""
+    """The body of POST /v1/policy/rollback: the policy version to go back to, 0 for the base model; without it,
+    the checkpoint before."""
 
     version: Annotated[int, Field(ge=0)] | None = None
 

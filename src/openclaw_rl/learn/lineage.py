@@ -63,10 +63,7 @@ class Lineage:
         else:
             await self.learner.reset()
         if self._begins_anew():
-            # The next start goes on from here, not from what there was before this beginning.
-            self.version, folder = await self.write_policy()
-            await self.sampler.publish(self.version, folder)
-            await self.save()
+            await self._serve_beginning()
 
     async def write_policy(self) -> tuple[int, Path]:
         """What the learner has, as a new policy version with a folder of its own."""
@@ -101,6 +98,21 @@ class Lineage:
         await self.save(replaced=checkpoint)
         await self.ledger.roll_back(checkpoint.step)
         return version
+
+    async def go_back_to_base(self) -> int:
+        """Learn on from the base model; the version that it serves as."""
+        self.unsaved = []
+        await self.learner.reset()
+        self.step = 0
+        await self._serve_beginning()
+        await self.ledger.roll_back(0)
+        return self.version
+
+    async def _serve_beginning(self) -> None:
+        """Serve what the learner has; the next start goes on from here, not from what there was before."""
+        self.version, folder = await self.write_policy()
+        await self.sampler.publish(self.version, folder)
+        await self.save()
 
     async def _agree(self) -> None:
         step, batches = (self._last.step, self._last.batches) if self._last else (self._origin, ())

@@ -36,7 +36,7 @@ from openclaw_rl.ledger.changes import UnknownTurn
 from openclaw_rl.ledger.ledger import Ledger
 from openclaw_rl.ledger.queries import StoredTurn
 from openclaw_rl.ledger.writer import LedgerError
-from openclaw_rl.types import NextStep
+from openclaw_rl.types import BASE_VERSION, NextStep
 
 log = logging.getLogger(__name__)
 
@@ -154,16 +154,21 @@ class LearnLoop:
                 await self.line.save()
                 log.info("What was learned up to step %d is saved: the next start goes on from it.", self.step)
 
-    async def roll_back(self, checkpoint: Checkpoint) -> int:
-        """Serve an earlier policy at once, and learn on from it; the number under which it serves now."""
+    async def roll_back(self, checkpoint: Checkpoint | None) -> int:
+        """Serve an earlier policy at once, and learn on from it; the number under which it serves now.
+
+        None is the base model, which serves when a step that is under way has ended.
+        """
         # A step that is under way is of the policy that is left behind.
         self._generation += 1
-        version = await self.line.serve_again(checkpoint)
+        served = await self.line.serve_again(checkpoint) if checkpoint else BASE_VERSION
         async with self._busy:
             self._astray, self._exam = True, None
-            version = await self.line.go_back(checkpoint, version)
+            version = await (self.line.go_back(checkpoint, served) if checkpoint else self.line.go_back_to_base())
             self._astray = False
-        log.info("Policy %d serves now: that of step %d again.", version, checkpoint.step)
+        log.info(
+            "Policy %d serves now: %s.", version, f"that of step {self.step} again" if self.step else "the base model"
+        )
         return version
 
     async def _agree(self) -> None:
