@@ -116,6 +116,7 @@ def add_ledger_commands(commands: Any) -> None:
         parser.set_defaults(run=run_ledger_command, command=name)
         return parser
 
+    add("chat", "talk to the running server, which learns from what you say", "api_key")
     status = add("status", "show how many turns are where, and why nothing has been trained yet")
     status.add_argument("--json", action="store_true", help="for programs")
     sessions = add("sessions", "list sessions, or show one in full")
@@ -176,9 +177,11 @@ def positive(text: str) -> int:
 def run_ledger_command(options: argparse.Namespace) -> int:
     from openclaw_rl import commands
     from openclaw_rl.report.command import report
+    from openclaw_rl.talk import chat
 
     config = load_for_run(flags_of(options), options.config).config
     run = {
+        "chat": chat,
         "status": commands.status,
         "sessions": commands.sessions,
         "export": commands.export,
