@@ -3,16 +3,17 @@
 import math
 import random
 from collections import Counter
-from statistics import pvariance
+from statistics import pvariance, variance
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from openclaw_rl.evals.statistics import (
+    RUN,
     Marks,
     compare_passes,
-    mean,
+    mean_interval,
     mean_until,
     proportion,
     proportion_of_trials,
@@ -20,7 +21,7 @@ from openclaw_rl.evals.statistics import (
 )
 
 outcomes = st.lists(st.booleans(), min_size=1, max_size=60)
-numbers = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=20)
+numbers = st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=20, unique=True)
 
 
 def test_wilson_as_it_is_in_tables() -> None:
@@ -117,21 +118,38 @@ def test_a_share_of_any_trials_lies_in_its_interval(trials: list[Marks]) -> None
 
 
 @settings(deadline=None)
-@given(numbers, st.integers(0, 3))
-def test_a_mean_lies_in_its_interval(values: list[float], seed: int) -> None:
-    interval = mean(values, seed)
-    assert interval.low <= interval.mean <= interval.high
-    assert min(values) - 1e-6 <= interval.low
-    assert interval.high <= max(values) + 1e-6
-    assert interval == mean(values, seed)
+@given(numbers)
+def test_a_mean_lies_in_the_middle_of_its_interval(values: list[float]) -> None:
+    interval = mean_interval(values)
+    assert interval is not None
+    assert sum(interval) / 2 == pytest.approx(sum(values) / len(values), abs=1e-6)
+    assert interval[0] <= interval[1]
 
 
-def test_the_bootstrap_agrees_with_the_normal_interval() -> None:
-    values = [float(place % 10) for place in range(200)]
-    half = 1.96 * math.sqrt(8.25 / 200)
-    interval = mean(values)
-    assert interval.low == pytest.approx(4.5 - half, abs=0.08)
-    assert interval.high == pytest.approx(4.5 + half, abs=0.08)
+#: As it is in tables: how many standard errors 95 % are, for so many values.
+STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 10: 2.262, 11: 2.228, 20: 2.093, 31: 2.042, 121: 1.980}
+
+
+@pytest.mark.parametrize(("size", "errors"), STUDENT.items())
+def test_student_as_it_is_in_tables(size: int, errors: float) -> None:
+    values = [float(place % 7) for place in range(size)]
+    interval = mean_interval(values)
+    assert interval is not None
+    assert (interval[1] - interval[0]) / 2 == pytest.approx(errors * math.sqrt(variance(values) / size), rel=2e-4)
+
+
+@pytest.mark.parametrize("size", [2, 3, 5, 20])
+def test_intervals_of_a_few_numbers_hold_the_mean_as_often_as_they_say(size: int) -> None:
+    dice, simulated = random.Random(size), 2000
+    found = [mean_interval([dice.gauss(20.0, 5.0) for _ in range(size)]) for _ in range(simulated)]
+    covered = sum(interval is not None and interval[0] <= 20.0 <= interval[1] for interval in found)
+    # Two standard errors of the simulation are 0.01.
+    assert covered / simulated == pytest.approx(0.95, abs=0.015)
+
+
+@pytest.mark.parametrize("values", [[12.0], [12.0] * 3])
+def test_numbers_that_do_not_scatter_have_no_interval(values: list[float]) -> None:
+    assert mean_interval(values) is None
 
 
 def test_mcnemar_looks_at_the_cases_that_changed() -> None:
@@ -144,8 +162,39 @@ def test_mcnemar_looks_at_the_cases_that_changed() -> None:
     assert found.low <= 0.1 <= found.high
 
 
-def test_no_change_is_no_difference() -> None:
-    assert compare_passes([True, False], [True, False]).p == 1.0
+def test_no_change_is_no_difference_and_no_certainty() -> None:
+    for case in ([True], [False], [True, False]):
+        found = compare_passes(case * 20, case * 20)
+        assert (found.mean, found.p) == (0.0, 1.0)
+        assert found.low == pytest.approx(-found.high)
+        assert found.high > 0.04
+
+
+@pytest.mark.parametrize(
+    ("both", "better", "worse", "neither", "low", "high"),
+    [(36, 12, 2, 0, 0.0569, 0.3404), (20, 12, 2, 16, 0.0562, 0.3292), (36, 14, 0, 0, 0.1528, 0.4167)],
+)
+def test_differences_as_newcombe_published_them(
+    both: int, better: int, worse: int, neither: int, low: float, high: float
+) -> None:
+    before = [True] * both + [False] * better + [True] * worse + [False] * neither
+    after = [True] * (both + better) + [False] * (worse + neither)
+    found = compare_passes(before, after)
+    assert (found.low, found.high) == pytest.approx((low, high), abs=1e-4)
+
+
+@pytest.mark.parametrize(("hard", "change"), [(0.03, 0.02), (0.1, 0.05), (0.5, 0.1), (0.8, 0.3)])
+def test_intervals_of_differences_hold_the_truth_as_often_as_they_say(hard: float, change: float) -> None:
+    """Cases that are failed with a chance, and whose result is another one later with a smaller one."""
+    dice, simulated = random.Random(0), 1000
+    truth = change * (2 * hard - 1)
+    covered = 0
+    for _ in range(simulated):
+        before = [dice.random() >= hard for _ in range(40)]
+        after = [passed != (dice.random() < change) for passed in before]
+        found = compare_passes(before, after)
+        covered += found.low <= truth <= found.high
+    assert covered >= 0.94 * simulated
 
 
 @settings(deadline=None)
@@ -156,6 +205,9 @@ def test_a_difference_has_two_sides(pairs: list[tuple[bool, bool]]) -> None:
     assert there.p == back.p
     assert 0 < there.p <= 1
     assert there.mean == pytest.approx(-back.mean)
+    assert (there.low, there.high) == pytest.approx((-back.high, -back.low))
+    assert -1 - 1e-9 <= there.low <= there.mean <= there.high <= 1 + 1e-9
+    assert there.low < there.high
 
 
 def test_many_cases_do_not_overflow() -> None:
@@ -165,11 +217,17 @@ def test_many_cases_do_not_overflow() -> None:
 def test_unpaired_results_and_no_results_are_refused() -> None:
     with pytest.raises(ValueError, match="not 1 and 2"):
         compare_passes([True], [True, False])
-    for nothing in (lambda: proportion([]), lambda: proportion_of_trials([]), lambda: proportion_of_trials([[]])):
+    for nothing in (
+        lambda: proportion([]),
+        lambda: proportion_of_trials([]),
+        lambda: proportion_of_trials([[]]),
+        lambda: compare_passes([], []),
+        lambda: mean_until([], 9),
+    ):
         with pytest.raises(ValueError, match="no results"):
             nothing()
     with pytest.raises(ValueError, match="finite"):
-        mean([1.0, math.nan])
+        mean_interval([1.0, math.nan])
 
 
 @pytest.mark.parametrize(
@@ -195,6 +253,19 @@ def test_those_that_never_got_there_are_counted_at_the_cap_and_named() -> None:
     until = mean_until([4, 6, None, 40], cap=20)
     assert until.mean == (4 + 6 + 20 + 20) / 4
     assert (until.reached, until.censored) == (2, 2)
-    assert str(until).startswith("≥ 12.5")
-    assert "2 of 4 not within 20" in str(until)
-    assert str(mean_until([4, 6], cap=20)).startswith("5.0 [")
+    assert until.interval is None, "the true mean may be anything above"
+    assert str(until) == "≥ 12.5, 2 of 4 not within 20"
+    assert str(mean_until([None, 25], cap=20)) == "none of 2 within 20"
+
+
+def test_one_trial_is_told_in_few_words_and_without_an_interval() -> None:
+    assert str(mean_until([6], cap=20)) == "6"
+    assert str(mean_until([None], cap=6)) == "not within 6"
+    assert str(mean_until([6, 6, 6], cap=20)) == "6.0"
+
+
+def test_no_row_takes_fewer_sessions_than_it_has() -> None:
+    until = mean_until([4, 6, 40], cap=60)
+    assert until.interval is not None
+    assert until.interval[0] == RUN
+    assert str(until) == "16.7 (3–67)"

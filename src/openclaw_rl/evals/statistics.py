@@ -1,19 +1,17 @@
 """What a few results allow to say: means with intervals, whether a difference is one, and sessions until adherence.
 
-Pure Python; the same input and seed give the same numbers everywhere.
+Pure Python; the same input gives the same numbers everywhere.
 """
 
 import math
-import random
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import NormalDist, fmean
+from functools import cache
+from statistics import NormalDist, fmean, stdev
 from typing import Any
 
 CONFIDENCE = 0.95
-#: Enough for two digits of an interval's ends.
-RESAMPLES = 2_000
 #: Sessions in a row whose first reply has to pass.
 RUN = 3
 
@@ -49,16 +47,22 @@ class Until:
 
     mean: float
     """Those that never got there count as the cap, so that with any of them the true mean is larger."""
-    low: float
-    high: float
+    interval: tuple[float, float] | None
+    """Of the mean; None where it is not known: of one seed, of seeds that are all alike, or if any never got there."""
     cap: int
     reached: int
     censored: int
 
     def __str__(self) -> str:
-        bound = "≥ " if self.censored else ""
-        never = f"; {self.censored} of {self.reached + self.censored} not within {self.cap}" if self.censored else ""
-        return f"{bound}{self.mean:.1f} [{self.low:.1f}, {self.high:.1f}]{never}"
+        seeds = self.reached + self.censored
+        if seeds == 1:
+            return f"not within {self.cap}" if self.censored else f"{self.mean:.0f}"
+        if not self.reached:
+            return f"none of {seeds} within {self.cap}"
+        if self.censored:
+            return f"≥ {self.mean:.1f}, {self.censored} of {seeds} not within {self.cap}"
+        between = f" ({self.interval[0]:.0f}–{self.interval[1]:.0f})" if self.interval else ""
+        return f"{self.mean:.1f}{between}"
 
 
 def proportion(passes: Sequence[bool], confidence: float = CONFIDENCE) -> Interval:
@@ -86,20 +90,37 @@ def proportion_of_trials(trials: Sequence[Marks], confidence: float = CONFIDENCE
     return Interval(share, *_wilson(share, _worth(trials, n, sum(passes)), confidence), n)
 
 
-def mean(values: Sequence[float], seed: int = 0, confidence: float = CONFIDENCE) -> Interval:
-    """The mean with a bootstrap interval. Raises ValueError without values, or where one is not finite."""
+def mean_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> tuple[float, float] | None:
+    """Student's interval of the mean. Raises ValueError without values, or where one is not finite.
+
+    None where the values do not show how they scatter: a single one, or all the same. Assumes that they are drawn from
+    something like a normal distribution; of a few that are not, it is rough.
+    """
     n = _size(values)
+    if len(set(values)) == 1:
+        return None
     centre = fmean(values)
-    low, high = _ends(_resampled(values, seed), confidence)
-    return Interval(centre, min(low, centre), max(high, centre), n)
+    half = _student(n - 1, confidence) * stdev(values) / math.sqrt(n)
+    return centre - half, centre + half
 
 
-def compare_passes(before: Sequence[bool], after: Sequence[bool], seed: int = 0) -> Difference:
-    """The difference of two shares on the same cases, with McNemar's exact test. Raises ValueError if not paired."""
-    gaps = _gaps(before, after)
-    better, worse = gaps.count(1.0), gaps.count(-1.0)
-    interval = mean(gaps, seed)
-    return Difference(interval.mean, interval.low, interval.high, _mcnemar(better, worse), len(gaps))
+def compare_passes(before: Sequence[bool], after: Sequence[bool], confidence: float = CONFIDENCE) -> Difference:
+    """The difference of two shares on the same cases. Raises ValueError if they are not paired, or there are none.
+
+    With McNemar's exact test and Newcombe's interval for paired shares (1998, his method 10), which has a width also
+    where no case changed.
+    """
+    if len(before) != len(after):
+        raise ValueError(f"Results on the same cases are as many: not {len(before)} and {len(after)}.")
+    n = _size(before)
+    old, new = sum(before) / n, sum(after) / n
+    old_low, old_high = _wilson(old, n, confidence)
+    new_low, new_high = _wilson(new, n, confidence)
+    pairs = Counter(zip(map(bool, before), map(bool, after), strict=True))
+    alike = _correlation(pairs)
+    low = new - old - _apart(new - new_low, old_high - old, alike)
+    high = new - old + _apart(new_high - new, old - old_low, alike)
+    return Difference(new - old, low, high, _mcnemar(pairs[False, True], pairs[True, False]), n)
 
 
 def sessions_until_adherence(passes: Sequence[bool], run: int = RUN) -> int | None:
@@ -117,11 +138,15 @@ def sessions_until_adherence(passes: Sequence[bool], run: int = RUN) -> int | No
     return None
 
 
-def mean_until(results: Sequence[int | None], cap: int, seed: int = 0) -> Until:
+def mean_until(results: Sequence[int | None], cap: int, run: int = RUN) -> Until:
     """The mean over seeds; one that is None or over the cap counts as the cap and is marked. ValueError without any."""
+    sessions = [cap if result is None else min(result, cap) for result in results]
     reached = sum(1 for result in results if result is not None and result <= cap)
-    interval = mean([cap if result is None else min(result, cap) for result in results], seed)
-    return Until(interval.mean, interval.low, interval.high, cap, reached, len(results) - reached)
+    # Numbers that are only known to be too small have no interval.
+    found = mean_interval(sessions) if reached == len(sessions) else None
+    # A row takes its own sessions at least.
+    interval = (max(found[0], run), found[1]) if found else None
+    return Until(fmean(sessions), interval, cap, reached, len(sessions) - reached)
 
 
 def _mcnemar(better: int, worse: int) -> float:
@@ -132,10 +157,42 @@ def _mcnemar(better: int, worse: int) -> float:
     return min(1.0, float(2 * tail / 2**changed))
 
 
-def _gaps(before: Sequence[float], after: Sequence[float]) -> list[float]:
-    if len(before) != len(after):
-        raise ValueError(f"Results on the same cases are as many: not {len(before)} and {len(after)}.")
-    return [float(new) - float(old) for old, new in zip(before, after, strict=True)]
+def _correlation(pairs: Counter[tuple[bool, bool]]) -> float:
+    """How alike two results of a case are, with Newcombe's correction for continuity; 0 where one is always the same."""
+    both, neither = pairs[True, True], pairs[False, False]
+    worse, better = pairs[True, False], pairs[False, True]
+    spread = (both + worse) * (better + neither) * (both + better) * (worse + neither)
+    if not spread:
+        return 0.0
+    excess = both * neither - worse * better
+    return (max(excess - pairs.total() / 2, 0.0) if excess > 0 else excess) / math.sqrt(spread)
+
+
+def _apart(one: float, other: float, alike: float) -> float:
+    """How far the difference of two shares reaches, from how far each does."""
+    return math.sqrt(one**2 - 2 * alike * one * other + other**2)
+
+
+@cache
+def _student(freedom: int, confidence: float) -> float:
+    """Student's t that is not exceeded, either way, with this confidence."""
+    low, high = 0.0, math.pi / 2
+    # The probability between -t and t grows with the angle atan(t / √freedom). Halving ends at a float's precision.
+    while low < (middle := (low + high) / 2) < high:
+        low, high = (middle, high) if _within(middle, freedom) < confidence else (low, middle)
+    return math.tan(low) * math.sqrt(freedom)
+
+
+def _within(angle: float, freedom: int) -> float:
+    """The probability that Student's t lies within an angle, as a finite sum (Abramowitz and Stegun, 26.7.3 and 4)."""
+    sine, cosine = math.sin(angle), math.cos(angle)
+    odd = freedom % 2
+    term = cosine if odd else 1.0
+    total = 0.0
+    for power in range(odd, freedom - 1, 2):
+        total += term
+        term *= (power + 1) / (power + 2) * cosine**2
+    return (angle + sine * total) * 2 / math.pi if odd else sine * total
 
 
 def _wilson(share: float, n: float, confidence: float) -> tuple[float, float]:
@@ -164,18 +221,6 @@ def _worth(trials: Sequence[Marks], n: int, passes: int) -> float:
 
 def _squares(sums: Counter[Any]) -> int:
     return sum(value**2 for value in sums.values())
-
-
-def _resampled(values: Sequence[float], seed: int) -> list[float]:
-    """The means of samples drawn with replacement, in order."""
-    dice, n = random.Random(seed), len(values)
-    return sorted(fmean(dice.choices(values, k=n)) for _ in range(RESAMPLES))
-
-
-def _ends(ordered: Sequence[float], confidence: float) -> tuple[float, float]:
-    """The middle part of ordered values."""
-    cut = int(len(ordered) * (1 - confidence) / 2)
-    return ordered[cut], ordered[-1 - cut]
 
 
 def _size(values: Sequence[float]) -> int:
