@@ -7,16 +7,19 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from harness import Bench, running
 from openclaw_rl.cli import build_parser, main
 from openclaw_rl.config import ApiKey, Config, load
 from openclaw_rl.evals import coding, evaluate, trial
-from openclaw_rl.evals.demo import free_folder, make_plans
+from openclaw_rl.evals.demo import free_folder, make_plans, table
 from openclaw_rl.evals.evaluate import chosen_tasks, serving
 from openclaw_rl.evals.flags import METHODS, TASKS
 from openclaw_rl.evals.served import Served
+from openclaw_rl.evals.summary import summarise
 from openclaw_rl.options import ConfigError
+from trials import a_trial, an_exam, learning
 
 
 def test_a_demo_holds_conversations_learns_and_leaves_a_picture_and_a_page(
@@ -184,3 +187,19 @@ def test_a_model_that_cannot_be_had_is_said_in_a_sentence(capsys: pytest.Capture
     line = ["demo", "--out", str(tmp_path / "out"), "--model-name", str(tmp_path / "nowhere.gguf")]
     assert main(line) == 2
     assert "nowhere.gguf" in capsys.readouterr().err
+
+
+def test_the_table_at_the_end_fits_a_terminal_of_80_columns() -> None:
+    """Each trial in two lines, and nothing cut off or broken within a word."""
+    learned = [learning("topk-select", "teaching-assistant", seed) for seed in range(3)]
+    some = [a_trial(an_exam([True] * 9), method="rl", seed=seed, sessions=[seed < 1] * 100) for seed in range(3)]
+    one = a_trial(an_exam([False] * 9), an_exam([True] * 9, 540.0), persona="student", sessions=[False] * 6)
+    console = Console(width=80)
+    with console.capture() as shown:
+        console.print(table(summarise([*learned, *some, one])))
+    lines = shown.get().splitlines()
+    assert max(map(len, lines)) <= 80
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines if line.startswith("│")]
+    assert [row[0] for row in rows] == ["teaching-assistant", "topk-select", "brief", "rl", "student", "combine"]
+    assert [row[4] for row in rows] == ["6.0", "", "≥ 67.7, 2 of 3", "not within 100", "not within 6", ""]
+    assert [row[2] for row in rows] == ["75", "(51–90)", "–", "", "100", "(70–100)"]

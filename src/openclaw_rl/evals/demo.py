@@ -26,7 +26,7 @@ from openclaw_rl.evals.personas.persona import BUILT_IN, load
 from openclaw_rl.evals.pictures import save_curve
 from openclaw_rl.evals.screen import Screen
 from openclaw_rl.evals.served import ServerFailed, machine_flags
-from openclaw_rl.evals.statistics import Interval
+from openclaw_rl.evals.statistics import RUN, Interval
 from openclaw_rl.evals.summary import Summary, summarise
 from openclaw_rl.evals.trial import Outcome, Plan, run
 from openclaw_rl.models import EMBEDDED, ModelNotFound, fetch_model
@@ -192,22 +192,26 @@ def command_line(config: Config, options: argparse.Namespace) -> str:
 
 
 def table(summaries: Sequence[Summary]) -> Table:
-    """The end of a demo in numbers."""
-    found = Table(title="Unseen questions answered as wanted", title_justify="left")
-    for heading in ("persona", "method", "before", "after", "sensible answers", "sessions until 3 in a row", "minutes"):
-        found.add_column(heading)
+    """The end of a demo in numbers: two lines for each row, so that it fits a terminal of 80 columns."""
+    found = Table(title="Unseen questions answered as wanted, in % (95 % interval)", title_justify="left")
+    for heading in ("persona,\nmethod", "before", "after", "sensible\nanswers"):
+        found.add_column(heading, no_wrap=True)
+    found.add_column(f"sessions until\n{RUN} in a row")
+    found.add_column("min", no_wrap=True)
     for line in summaries:
         found.add_row(
-            line.persona,
-            line.method,
+            f"{line.persona}\n{line.method}",
             share(line.before),
             share(line.after),
             share(line.quality_after),
-            str(line.until) if line.until else "",
+            str(line.until or ""),
             f"{line.minutes:.1f}",
+            end_section=True,
         )
     return found
 
 
 def share(interval: Interval | None) -> str:
-    return f"{interval.mean:.2f} ({interval.low:.2f} – {interval.high:.2f})" if interval else "–"
+    if interval is None:
+        return "–"
+    return f"{100 * interval.mean:.0f}\n({100 * interval.low:.0f}–{100 * interval.high:.0f})"

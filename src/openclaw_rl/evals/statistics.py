@@ -158,7 +158,7 @@ def _mcnemar(better: int, worse: int) -> float:
 
 
 def _correlation(pairs: Counter[tuple[bool, bool]]) -> float:
-    """How alike two results of a case are, with Newcombe's correction for continuity; 0 where one is always the same."""
+    """How alike two results of a case are, with Newcombe's correction for continuity; 0 where one is constant."""
     both, neither = pairs[True, True], pairs[False, False]
     worse, better = pairs[True, False], pairs[False, True]
     spread = (both + worse) * (better + neither) * (both + better) * (worse + neither)
