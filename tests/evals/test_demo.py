@@ -1,11 +1,14 @@
 """The demo and the evaluation as people call them: real servers, real conversations, files that can be looked at."""
 
+import asyncio
 import contextlib
 import json
 import shlex
+import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import httpx
 import pytest
 from rich.console import Console
 
@@ -13,9 +16,11 @@ from harness import Bench, running
 from openclaw_rl.cli import build_parser, main
 from openclaw_rl.config import ApiKey, Config, load
 from openclaw_rl.evals import coding, evaluate, trial
+from openclaw_rl.evals.chat import HttpChat
 from openclaw_rl.evals.demo import free_folder, make_plans, table
 from openclaw_rl.evals.evaluate import chosen_tasks, serving
 from openclaw_rl.evals.flags import METHODS, TASKS
+from openclaw_rl.evals.scores import CaseScore, OnCase, TaskScores
 from openclaw_rl.evals.served import Served
 from openclaw_rl.evals.summary import summarise
 from openclaw_rl.options import ConfigError
@@ -125,6 +130,33 @@ def test_a_server_that_refuses_ends_the_evaluation_with_a_sentence(
     assert "answers 401" in shown.err
     assert shown.err.count("\n") == 1
     assert task not in shown.out
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_evaluation_that_is_stopped_tells_what_is_done_and_stops_its_server(
+    number: signal.Signals, tiny_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the second of two models."""
+    urls: list[str] = []
+
+    async def stopped(chat: HttpChat, seed: int, on_case: OnCase) -> TaskScores:
+        urls.append(chat.url)
+        if len(urls) == 2:
+            signal.raise_signal(number)
+            await asyncio.sleep(3600)
+        return TaskScores("coding", (CaseScore("first", True, {}, "", ""),))
+
+    monkeypatch.setitem(evaluate.RUNS, "coding", stopped)
+    line = ["eval", "--model-path", str(tiny_model), "--compare", "base", "--eval-tasks", "coding"]
+    assert main([*line, "--model-name", str(tiny_model)]) == 0
+    shown = capsys.readouterr()
+    assert "Stopped." in shown.out
+    assert "1.00 (0.21 – 1.00)" in shown.out
+    assert "difference" not in shown.out
+    assert not shown.err
+    for url in urls:
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(url, trust_env=False)
 
 
 def test_what_cannot_be_evaluated_is_said_in_a_sentence(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import itertools
 import json
 import os
 import shlex
-import signal
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -25,7 +24,7 @@ from openclaw_rl.evals.perplexity import look_at_perplexity
 from openclaw_rl.evals.personas.persona import BUILT_IN, load
 from openclaw_rl.evals.pictures import save_curve
 from openclaw_rl.evals.screen import Screen
-from openclaw_rl.evals.served import ServerFailed, machine_flags
+from openclaw_rl.evals.served import ServerFailed, machine_flags, stoppable
 from openclaw_rl.evals.statistics import RUN, Interval
 from openclaw_rl.evals.summary import Summary, summarise
 from openclaw_rl.evals.trial import Outcome, Plan, run
@@ -48,8 +47,6 @@ OUT = Path("runs/demo")
 
 def demo(config: Config, options: argparse.Namespace) -> int:
     charts.need_matplotlib("The demo's picture")
-    # Whoever ends the demo, by whatever signal, ends its server too.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     console = terminal.console()
     out = options.out or free_folder()
     plans = make_plans(config, options, out)
@@ -60,9 +57,8 @@ def demo(config: Config, options: argparse.Namespace) -> int:
     outcomes: list[Outcome] = []
     failed = 0
     try:
-        failed = asyncio.run(hold_all(plans, outcomes, console, options.at_once))
-    except KeyboardInterrupt:
-        console.print("Stopped.")
+        with stoppable(console):
+            failed = asyncio.run(hold_all(plans, outcomes, console, options.at_once))
     finally:
         # Whatever ended it: hours may lie in what is done.
         outcomes.sort(key=lambda outcome: plans.index(outcome.plan))

@@ -3,7 +3,6 @@
 import argparse
 import asyncio
 import json
-import signal
 import tempfile
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict
@@ -25,7 +24,7 @@ from openclaw_rl.evals.flags import BASE, TASKS
 from openclaw_rl.evals.personas.persona import BUILT_IN, load
 from openclaw_rl.evals.questions import questions
 from openclaw_rl.evals.scores import CaseScore, OnCase, TaskScores
-from openclaw_rl.evals.served import ServerFailed, machine_flags, served
+from openclaw_rl.evals.served import ServerFailed, machine_flags, served, stoppable
 from openclaw_rl.evals.statistics import Difference, compare_passes, proportion
 from openclaw_rl.models import ModelNotFound, adapter_rank
 from openclaw_rl.options import ConfigError
@@ -82,21 +81,30 @@ SIZES: dict[str, Callable[[], int]] = {
 
 
 def evaluate(config: Config, options: argparse.Namespace) -> int:
-    # Whoever ends the evaluation, by whatever signal, ends its server too.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     names = chosen_tasks(options.eval_tasks)
     models = [options.model_path, *([options.compare] if options.compare else [])]
     flags = [serving(config, model) for model in models]
     console = terminal.console()
+    results: list[list[TaskScores]] = []
     try:
-        results = [asyncio.run(measure(own, names, config.seed, console)) for own in flags]
+        with stoppable(console):
+            for own in flags:
+                results.append(asyncio.run(measure(own, names, config.seed, console)))
     except (ServerFailed, ChatFailed) as error:
         raise ConfigError(str(error)) from None
-    console.print(table(models, results))
-    if options.json:
-        options.json.write_text(json.dumps(plain(models, results), indent=1) + "\n")
-        console.print(f"Every case and answer: {options.json}")
+    finally:
+        # Whatever ended it: many minutes may lie in the model that is done.
+        if results:
+            tell(models[: len(results)], results, options.json, console)
     return 0
+
+
+def tell(models: Sequence[str], results: Sequence[Sequence[TaskScores]], path: Path | None, console: Console) -> None:
+    """The end of an evaluation: a table, and a file if one is wanted."""
+    console.print(table(models, results))
+    if path:
+        path.write_text(json.dumps(plain(models, results), indent=1) + "\n")
+        console.print(f"Every case and answer: {path}")
 
 
 def chosen_tasks(given: str) -> list[str]:

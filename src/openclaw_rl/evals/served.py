@@ -3,14 +3,16 @@
 import asyncio
 import contextlib
 import os
+import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
+from rich.console import Console
 
 from openclaw_rl.config import Config
 from openclaw_rl.ledger.lock import read_server
@@ -69,6 +71,16 @@ async def served(run_dir: Path, *flags: str) -> AsyncIterator[Served]:
         yield Served(await ready(process, run_dir), run_dir)
     finally:
         await stop(process)
+
+
+@contextlib.contextmanager
+def stoppable(console: Console) -> Iterator[None]:
+    """What somebody may end early: Ctrl-C stops it and its servers in order, and is no error; SIGTERM too, from here on."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    except KeyboardInterrupt:
+        console.print("Stopped.")
 
 
 def without_options(environment: Mapping[str, str]) -> dict[str, str]:
