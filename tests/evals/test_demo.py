@@ -18,7 +18,7 @@ from openclaw_rl.config import ApiKey, Config, load
 from openclaw_rl.evals import coding, evaluate, trial
 from openclaw_rl.evals.chat import HttpChat
 from openclaw_rl.evals.demo import free_folder, make_plans, table
-from openclaw_rl.evals.evaluate import chosen_tasks, serving
+from openclaw_rl.evals.evaluate import check_writable, chosen_tasks, serving
 from openclaw_rl.evals.flags import METHODS, TASKS
 from openclaw_rl.evals.scores import CaseScore, OnCase, TaskScores
 from openclaw_rl.evals.served import Served
@@ -159,6 +159,25 @@ def test_an_evaluation_that_is_stopped_tells_what_is_done_and_stops_its_server(
             httpx.get(url, trust_env=False)
 
 
+def test_a_file_that_cannot_be_written_is_said_before_anything_is_measured(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delattr(evaluate, "measure")
+    line = ["eval", "--model-path", str(tiny_model), "--json"]
+    for path, why in ((tmp_path / "nope" / "x.json", "No such file or directory"), (tmp_path, "Is a directory")):
+        assert main([*line, str(path)]) == 2
+        assert capsys.readouterr().err == f"openclaw-rl: {path} cannot be written: {why}.\n"
+
+
+def test_asking_whether_a_file_can_be_written_leaves_no_trace(tmp_path: Path) -> None:
+    new, old = tmp_path / "new.json", tmp_path / "old.json"
+    old.write_text("{}")
+    check_writable(new)
+    check_writable(old)
+    assert not new.exists()
+    assert old.read_text() == "{}"
+
+
 def test_what_cannot_be_evaluated_is_said_in_a_sentence(tmp_path: Path) -> None:
     config = Config()
     with pytest.raises(ConfigError, match="neither a checkpoint nor a model folder"):
@@ -185,6 +204,15 @@ def test_all_methods_and_seeds_are_one_trial_each(tmp_path: Path) -> None:
     options.seeds = 0
     with pytest.raises(ConfigError, match="above 0"):
         make_plans(Config(), options, tmp_path)
+
+
+@pytest.mark.parametrize("alone", [("--user-model", "x"), ("--user-base-url", "http://127.0.0.1:1")])
+def test_half_of_a_model_that_plays_the_person_is_refused(alone: tuple[str, str], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="belong together"):
+        make_plans(Config(), build_parser().parse_args(["demo", *alone]), tmp_path)
+    both = ["--user-base-url", "http://127.0.0.1:1", "--user-model", "x"]
+    (plan,) = make_plans(Config(), build_parser().parse_args(["demo", *both]), tmp_path)
+    assert (plan.user_url, plan.user_model) == ("http://127.0.0.1:1", "x")
 
 
 def test_a_server_that_does_not_start_is_said_and_fails_the_demo(

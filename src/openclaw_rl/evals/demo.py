@@ -89,6 +89,8 @@ def make_plans(config: Config, options: argparse.Namespace, out: Path) -> list[P
     """All trials. Raises ConfigError."""
     if options.minutes <= 0 or min(options.sessions, options.seeds, options.at_once) < 1:
         raise ConfigError("--minutes, --sessions, --seeds and --at-once are numbers above 0.")
+    if bool(options.user_base_url) != bool(options.user_model):
+        raise ConfigError("--user-base-url and --user-model belong together: where the model is, and its name there.")
     methods = METHODS if options.methods == "all" else (options.methods,)
     personas = [load(name) for name in (BUILT_IN if options.persona == "all" else (options.persona,))]
     model = ("--model-name", config.model_name) if config.model_name else ()

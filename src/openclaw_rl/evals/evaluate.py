@@ -28,6 +28,7 @@ from openclaw_rl.evals.served import ServerFailed, machine_flags, served, stoppa
 from openclaw_rl.evals.statistics import Difference, compare_passes, proportion
 from openclaw_rl.models import ModelNotFound, adapter_rank
 from openclaw_rl.options import ConfigError
+from openclaw_rl.pages.render import write
 
 #: Longest answer of a conversation: a detailed one has to fit.
 ANSWER_TOKENS = 200
@@ -84,6 +85,8 @@ def evaluate(config: Config, options: argparse.Namespace) -> int:
     names = chosen_tasks(options.eval_tasks)
     models = [options.model_path, *([options.compare] if options.compare else [])]
     flags = [serving(config, model) for model in models]
+    if options.json:
+        check_writable(options.json)
     console = terminal.console()
     results: list[list[TaskScores]] = []
     try:
@@ -103,7 +106,7 @@ def tell(models: Sequence[str], results: Sequence[Sequence[TaskScores]], path: P
     """The end of an evaluation: a table, and a file if one is wanted."""
     console.print(table(models, results))
     if path:
-        path.write_text(json.dumps(plain(models, results), indent=1) + "\n")
+        write(path, json.dumps(plain(models, results), indent=1) + "\n")
         console.print(f"Every case and answer: {path}")
 
 
@@ -116,6 +119,17 @@ def chosen_tasks(given: str) -> list[str]:
     if "bfcl" in names:
         bfcl_cases()
     return names
+
+
+def check_writable(path: Path) -> None:
+    """Before anything is measured; what is in the file stays. Raises ConfigError."""
+    is_new = not path.exists()
+    try:
+        path.open("a").close()
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror}.") from None
+    if is_new:
+        path.resolve().unlink()
 
 
 def serving(config: Config, model: str) -> tuple[str, ...]:
