@@ -40,6 +40,9 @@ def test_a_demo_holds_conversations_learns_and_leaves_a_picture_and_a_page(
     shown = capsys.readouterr().out
     assert "adherence" in shown
     assert "sessions until" in shown
+    # It is no terminal that this is written to.
+    assert shown.count("sessions  server started") == shown.count("sessions  done") == 2
+    assert "\x1b" not in shown
     assert (out / "curve.png").read_bytes().startswith(b"\x89PNG")
     assert "<svg" in (out / "index.html").read_text()
     results = json.loads((out / "results.json").read_text())
@@ -76,7 +79,10 @@ def test_an_evaluation_compares_a_checkpoint_with_the_base_model(
     found = tmp_path / "found.json"
     line = ["eval", "--model-path", str(checkpoint), "--compare", "base", "--eval-tasks", "conversation"]
     assert main([*line, "--model-name", str(tiny_model), "--json", str(found)]) == 0
-    assert "conversation" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "base: server started\nbase: conversation: 10 of 23 cases\n" in shown
+    assert "base: conversation: done" in shown
+    assert "\x1b" not in shown
     task = json.loads(found.read_text())["tasks"]["conversation"]
     own, base = task[str(checkpoint)]["cases"], task["base"]["cases"]
     assert [case["case"] for case in own] == [case["case"] for case in base]

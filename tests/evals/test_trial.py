@@ -1,17 +1,22 @@
 """A trial ends by its limits, or with an error if anything fails that it needs: it never hangs or goes on blind."""
 
 import asyncio
+import io
+import re
 import time
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from openclaw_rl.evals import served as module
 from openclaw_rl.evals import trial
 from openclaw_rl.evals.chat import ChatFailed, Reply
 from openclaw_rl.evals.personas.persona import load
+from openclaw_rl.evals.screen import Screen
 from openclaw_rl.evals.served import ServerFailed, served, without_options
 from openclaw_rl.evals.trial import Exam, Outcome, Plan, Trial
 
@@ -23,8 +28,9 @@ class Silent:
     """Looks on and says nothing."""
 
     def starting(self, plan: Plan) -> None: ...
+    def started(self, plan: Plan) -> None: ...
     def talking(self, outcome: Outcome, seconds: float, state: str) -> None: ...
-    def examining(self, outcome: Outcome, done: int, total: int) -> None: ...
+    def examining(self, outcome: Outcome, seconds: float, done: int, total: int) -> None: ...
     def examined(self, outcome: Outcome, exam: Exam) -> None: ...
 
 
@@ -63,6 +69,31 @@ async def test_a_trial_ends_after_its_sessions(tmp_path: Path) -> None:
     outcome = await make(tmp_path, lambda: READY, FakeChat()).run()
     assert [held.number for held in outcome.sessions] == list(range(6))
     assert [exam.version for exam in outcome.exams] == [0, 0]
+
+
+class Clock:
+    """A minute goes by whenever somebody looks."""
+
+    def __init__(self) -> None:
+        self._minutes = count(1)
+
+    def monotonic(self) -> float:
+        return 60.0 * next(self._minutes)
+
+
+async def test_the_time_that_is_shown_never_runs_backwards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial, "time", Clock())
+    console = Console(file=io.StringIO(), width=100, force_terminal=True)
+    with Screen(console, 1) as screen:
+        held = make(tmp_path, lambda: READY, FakeChat(), minutes=1000.0)
+        held.watch = screen
+        screen.starting(held.plan)
+        outcome = await held.run()
+    shown = re.findall(r"time .* (\d+\.\d) min", console.file.getvalue())  # type: ignore[attr-defined]
+    minutes = [float(number) for number in shown]
+    assert minutes == sorted(minutes)
+    # That of the last examination goes on too, which is what is seen in the end.
+    assert minutes[-1] > outcome.exams[-1].seconds / 60 > 0
 
 
 async def test_a_server_that_is_gone_ends_the_trial(tmp_path: Path) -> None:

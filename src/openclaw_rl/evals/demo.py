@@ -70,7 +70,10 @@ def demo(config: Config, options: argparse.Namespace) -> int:
 def tell(outcomes: Sequence[Outcome], out: Path, command: str, config: Config, model: Path, console: Console) -> None:
     """The end of a demo: files, and a table."""
     try:
-        with console.status("Asking the base model how probable the answers are …"):
+        what = "Asking the base model how probable the answers are …"
+        if not console.is_terminal:
+            console.print(what)
+        with console.status(what):
             asyncio.run(look_at_perplexity(outcomes, model, config.device))
     except EngineError as error:
         console.print(f"The answers' probability under the base model could not be looked at: {error}")
@@ -129,7 +132,8 @@ async def hold_all(plans: Sequence[Plan], outcomes: list[Outcome], console: Cons
                     outcomes.append(await run(plan, screen))
                 except* (ServerFailed, ChatFailed) as errors:
                     screen.failed(plan, str(first(errors)))
-                screen.ended(plan)
+                else:
+                    screen.ended(plan)
 
         async with asyncio.TaskGroup() as trials:
             for plan in plans:

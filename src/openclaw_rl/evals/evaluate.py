@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
 from openclaw_rl import terminal
@@ -24,6 +23,7 @@ from openclaw_rl.evals.flags import BASE, TASKS
 from openclaw_rl.evals.personas.persona import BUILT_IN, load
 from openclaw_rl.evals.questions import questions
 from openclaw_rl.evals.scores import CaseScore, OnCase, TaskScores
+from openclaw_rl.evals.screen import Bars
 from openclaw_rl.evals.served import ServerFailed, machine_flags, served, stoppable
 from openclaw_rl.evals.statistics import Difference, compare_passes, proportion
 from openclaw_rl.models import ModelNotFound, adapter_rank
@@ -91,8 +91,8 @@ def evaluate(config: Config, options: argparse.Namespace) -> int:
     results: list[list[TaskScores]] = []
     try:
         with stoppable(console):
-            for own in flags:
-                results.append(asyncio.run(measure(own, names, config.seed, console)))
+            for model, own in zip(models, flags, strict=True):
+                results.append(asyncio.run(measure(own, names, config.seed, Bars(console, model))))
     except (ServerFailed, ChatFailed) as error:
         raise ConfigError(str(error)) from None
     finally:
@@ -150,23 +150,21 @@ def serving(config: Config, model: str) -> tuple[str, ...]:
         raise ConfigError(str(error)) from None
 
 
-async def measure(flags: Sequence[str], names: Sequence[str], seed: int, console: Console) -> list[TaskScores]:
+async def measure(flags: Sequence[str], names: Sequence[str], seed: int, bars: Bars) -> list[TaskScores]:
     """All tasks with one model. Raises ServerFailed, ChatFailed."""
-    with tempfile.TemporaryDirectory() as folder, Progress(console=console, transient=True) as progress:
-        starting = progress.add_task("starting a server", total=None)
+    with tempfile.TemporaryDirectory() as folder, bars:
+        bars.begin("starting a server")
         async with served(Path(folder), *flags) as server, HttpChat(server.url) as chat:
-            progress.remove_task(starting)
+            bars.tell("server started")
             results = []
             for name in names:
-                line = progress.add_task(name, total=SIZES[name]())
+                advance = bars.begin(name, SIZES[name]())
 
-                def count(_: CaseScore, line: Any = line) -> None:
-                    progress.advance(line)
+                def on_case(_: CaseScore, advance: Callable[[], None] = advance) -> None:
+                    advance()
 
-                results.append(await RUNS[name](chat, seed, count))
-                progress.remove_task(line)
-                if not console.is_terminal:
-                    console.print(f"{name}: {share(results[-1])} of {len(results[-1].cases)}")
+                results.append(await RUNS[name](chat, seed, on_case))
+                bars.tell(f"{name}: done, {share(results[-1])} of {len(results[-1].cases)}")
             return results
 
 

@@ -23,7 +23,12 @@ def add_demo_options(parser: Any) -> None:
         default="brief",
         help=f"who talks to it: {', '.join(BUILT_IN)}, all of them (all), or a TOML file of yours (default: brief)",
     )
-    parser.add_argument("--minutes", type=float, default=9.0, help="longest time to talk (default: 9)")
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=9.0,
+        help="longest time to talk; the start and the first and last examination come on top (default: 9)",
+    )
     parser.add_argument("--sessions", type=int, default=300, help="most sessions to hold (default: 300)")
     parser.add_argument("--seeds", type=int, default=1, help="repeat each trial with so many seeds (default: 1)")
     parser.add_argument(

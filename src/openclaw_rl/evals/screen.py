@@ -1,12 +1,18 @@
-"""What somebody sees of a trial while it runs: how far it is, what it can do by now, and an answer before and now."""
+"""What somebody sees of trials and evaluations while they run; where there is no terminal, plain lines.
 
+Of a trial: how far it is, what it can do by now, and an answer before and now. Of an evaluation: how far it is.
+"""
+
+from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.markup import escape
 from rich.panel import Panel
+from rich.progress import Progress
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -16,12 +22,14 @@ from openclaw_rl.evals.trial import Exam, Outcome, Plan
 #: Of an answer that is shown beside another.
 SHOWN_CHARACTERS = 320
 BAR_WIDTH = 30
+#: Sessions or cases from one line to the next, where there is no terminal.
+EVERY = 10
 
 
 class Screen:
     """Implements `Watch` for trials that run one after the other or side by side.
 
-    In a terminal a live panel, or a table when there are several; elsewhere a line for each examination.
+    In a terminal a live panel, or a table when there are several; elsewhere lines, as it goes on.
     """
 
     def __init__(self, console: Console, total: int) -> None:
@@ -30,6 +38,8 @@ class Screen:
         self._titles: dict[Path, str] = {}
         #: What is known of the trials that run, in the order in which they began.
         self._running: dict[Path, Glance] = {}
+        #: The sessions of each trial when a line last told of them.
+        self._told: dict[Path, int] = {}
 
     def __enter__(self) -> "Screen":
         if self.live:
@@ -47,26 +57,44 @@ class Screen:
         self.console.print(f"[bold]{title}[/bold]  [dim]{plan.run_dir}[/dim]")
         self._show(Outcome(plan), "Starting a server (the first start converts the model) …", 0.0)
 
+    def started(self, plan: Plan) -> None:
+        self._show(Outcome(plan), "The server has started.", 0.0)
+        self._tell(plan, "server started")
+
     def talking(self, outcome: Outcome, seconds: float, state: str) -> None:
         self._show(outcome, f"Talking. Learner: {state}", seconds)
+        held = len(outcome.sessions)
+        if held // EVERY > self._told.get(outcome.plan.run_dir, 0) // EVERY:
+            self._told[outcome.plan.run_dir] = held
+            self._tell(outcome.plan, f"talking, learner: {escape(state)}")
 
-    def examining(self, outcome: Outcome, done: int, total: int) -> None:
-        last = outcome.exams[-1].seconds if outcome.exams else 0.0
-        self._show(outcome, f"Asking questions that it has never seen: {done} of {total}", last)
+    def examining(self, outcome: Outcome, seconds: float, done: int, total: int) -> None:
+        self._show(outcome, f"Asking questions that it has never seen: {done} of {total}", seconds)
+        if done == 0:
+            self._tell(outcome.plan, f"asking {total} questions that it has never seen")
 
     def examined(self, outcome: Outcome, exam: Exam) -> None:
         fine = sum(not answer.faults for answer in exam.answers) / len(exam.answers)
-        which = f"   [dim]{self._titles[outcome.plan.run_dir]}[/dim]" if self.total > 1 else ""
-        self.console.print(
-            f"  {exam.seconds / 60:4.1f} min  {exam.sessions:4d} sessions  policy {exam.version:3d}   "
-            f"adherence [bold]{exam.adherence:.2f}[/bold]   sensible answers {fine:.2f}{which}"
-        )
+        found = f"adherence [bold]{exam.adherence:.2f}[/bold]   sensible answers {fine:.2f}"
+        self._line(outcome.plan, exam.seconds, exam.sessions, f"policy {exam.version:3d}   {found}")
 
     def failed(self, plan: Plan, why: str) -> None:
         self.console.print(f"[red]{self._titles[plan.run_dir]} failed:[/red] {escape(why)}", soft_wrap=True)
+        del self._running[plan.run_dir]
 
     def ended(self, plan: Plan) -> None:
+        self._tell(plan, "done")
         del self._running[plan.run_dir]
+
+    def _tell(self, plan: Plan, what: str) -> None:
+        """A line for where nothing else is seen of it."""
+        if not self.live:
+            glance = self._running[plan.run_dir]
+            self._line(plan, glance.seconds, len(glance.outcome.sessions), what)
+
+    def _line(self, plan: Plan, seconds: float, sessions: int, what: str) -> None:
+        which = f"   [dim]{self._titles[plan.run_dir]}[/dim]" if self.total > 1 else ""
+        self.console.print(f"  {seconds / 60:4.1f} min  {sessions:4d} sessions  {what}{which}", soft_wrap=True)
 
     def _show(self, outcome: Outcome, doing: str, seconds: float) -> None:
         glance = self._running[outcome.plan.run_dir] = Glance(outcome, doing, seconds)
@@ -84,6 +112,44 @@ class Screen:
         for run_dir, glance in self._running.items():
             table.add_row(self._titles[run_dir], glance.time, glance.held, glance.change, Text(glance.doing, "dim"))
         return table
+
+
+class Bars:
+    """How far the evaluation of a model is: in a terminal a bar for what is done at the moment, elsewhere lines."""
+
+    def __init__(self, console: Console, model: str) -> None:
+        self.console, self.model = console, model
+        self.progress = Progress(console=console, transient=True)
+
+    def __enter__(self) -> "Bars":
+        if self.console.is_terminal:
+            self.progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.console.is_terminal:
+            self.progress.stop()
+
+    def begin(self, what: str, total: int | None = None) -> Callable[[], None]:
+        """What goes on from now on; what is returned is to be called for each case that is done."""
+        for earlier in self.progress.task_ids:
+            self.progress.remove_task(earlier)
+        bar = self.progress.add_task(what, total=total)
+        if total is None:
+            self.tell(what)
+        done = count(1)
+
+        def advance() -> None:
+            self.progress.advance(bar)
+            if (number := next(done)) % EVERY == 0:
+                self.tell(f"{what}: {number} of {total} cases")
+
+        return advance
+
+    def tell(self, what: str) -> None:
+        """A line for where no bar is seen."""
+        if not self.console.is_terminal:
+            self.console.print(Text(f"{self.model}: {what}"), soft_wrap=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,7 +75,10 @@ async def served(run_dir: Path, *flags: str) -> AsyncIterator[Served]:
 
 @contextlib.contextmanager
 def stoppable(console: Console) -> Iterator[None]:
-    """What somebody may end early: Ctrl-C stops it and its servers in order, and is no error; SIGTERM too, from here on."""
+    """What somebody may end early: Ctrl-C stops it and its servers in order, and is no error.
+
+    SIGTERM is as Ctrl-C from here on, also afterwards.
+    """
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield

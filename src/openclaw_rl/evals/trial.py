@@ -92,8 +92,9 @@ class Watch(Protocol):
     """Somebody who looks on."""
 
     def starting(self, plan: Plan) -> None: ...
+    def started(self, plan: Plan) -> None: ...
     def talking(self, outcome: Outcome, seconds: float, state: str) -> None: ...
-    def examining(self, outcome: Outcome, done: int, total: int) -> None: ...
+    def examining(self, outcome: Outcome, seconds: float, done: int, total: int) -> None: ...
     def examined(self, outcome: Outcome, exam: Exam) -> None: ...
 
 
@@ -107,6 +108,7 @@ async def run(plan: Plan, watch: Watch) -> Outcome:
             other = HttpChat(plan.user_url, model=plan.user_model, key=plan.user_key)
             player = await stack.enter_async_context(other)
         server = await stack.enter_async_context(served(plan.run_dir, *flags))
+        watch.started(plan)
         chat = await stack.enter_async_context(HttpChat(server.url))
         return await Trial(plan, server, chat, watch, player).run()
 
@@ -195,15 +197,20 @@ class Trial:
                 self._open.set()
 
     async def _examine(self, version: int, held_out: Sequence[Question]) -> None:
-        done = count(1)
+        done = count()
         seconds, sessions = self.seconds, len(self.outcome.sessions)
+
+        def look(_: Answered | None = None) -> None:
+            self.watch.examining(self.outcome, self.seconds, next(done), len(held_out))
+
+        look()
         answers = await examine(
             self.chat,
             self.plan.persona,
             held_out,
             max_tokens=self.plan.persona.longest_answer,
             seed=self.plan.seed,
-            on_answer=lambda _: self.watch.examining(self.outcome, next(done), len(held_out)),
+            on_answer=look,
         )
         exam = Exam(version, seconds, sessions, answers)
         self.outcome.exams.append(exam)
