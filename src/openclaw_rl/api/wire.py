@@ -187,8 +187,8 @@ def malformed(error: ValidationError) -> ApiError:
     first = error.errors(include_url=False)[0]
     if first["type"] == "json_invalid":
         return ApiError(400, f"The body is not valid JSON: {first['msg'].removeprefix('Invalid JSON: ')}.")
-    # Where a value could be of several types, the place ends with the type that was tried.
-    place = [str(part) for part in first["loc"] if not str(part).startswith(("str", "list["))]
+    # Where a value could be of several types, the place also names the type that was tried, as no field is called.
+    place = [part for part in map(str, first["loc"]) if part != "str" and not part.startswith("list[")]
     param = ".".join(place) or None
     if not param:
         return ApiError(400, "The body must be a JSON object.")
