@@ -294,11 +294,12 @@ def test_a_retry_with_a_rewritten_history_is_the_next_state_of_one_answer_only(b
 def test_a_session_ends_by_header_by_field_and_by_request(bench: Recording) -> None:
     bench.say("bye", [user("hi")], {"X-Session-Id": "a", "X-Session-Done": "true"})
     bench.say("bye", [user("hi")], {"X-Session-Id": "b"}, session_done=True)
+    bench.say("bye", [user("hi")], {"X-Session-Id": "b2"}, session_done="1")
     bench.say("bye", [user("hi")], {"X-Session-Id": "c"})
-    assert bench.states() == [State.DROPPED, State.DROPPED, State.AWAITING]
+    assert bench.states() == [State.DROPPED] * 3 + [State.AWAITING]
     assert httpx.post(f"{bench.url}/v1/sessions/c/close").json() == {"id": "c", "status": "closed"}
-    assert bench.states() == [State.DROPPED] * 3
-    assert "without a next state" in bench.turns()[2].reason
+    assert bench.states() == [State.DROPPED] * 4
+    assert "without a next state" in bench.turns()[3].reason
     assert httpx.post(f"{bench.url}/v1/sessions/unknown/close").status_code == 404
 
 

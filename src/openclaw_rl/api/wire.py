@@ -9,6 +9,8 @@ from openclaw_rl.types import Feedback, Source
 
 #: More stop strings than this are refused by OpenAI too.
 MAX_STOPS = 4
+#: Higher temperatures are refused by OpenAI too.
+MAX_TEMPERATURE = 2
 #: What clients call a part that is text.
 TEXT_PARTS = ("text", "input_text", "output_text")
 #: More completions of one prompt are a mistake rather than a wish.
@@ -72,11 +74,16 @@ class Tool(BaseModel):
 
 
 class StreamOptions(Wire):
+    model_config = ConfigDict(strict=True)
+
     include_usage: bool = False
 
 
 class ChatRequest(Wire):
     """The body of POST /v1/chat/completions."""
+
+    # A number in quotes is refused by OpenAI too.
+    model_config = ConfigDict(strict=True)
 
     messages: list[ChatMessage] = Field(min_length=1)
     model: str | None = None
@@ -84,7 +91,7 @@ class ChatRequest(Wire):
     stream_options: StreamOptions | None = None
     tools: list[Tool] | None = None
     tool_choice: Any = None
-    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=MAX_TEMPERATURE)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1)] | None = None
     seed: int | None = None
@@ -98,7 +105,8 @@ class ChatRequest(Wire):
     frequency_penalty: float | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     session_id: str | None = None
-    session_done: bool | None = None
+    # Clients say it in the words of the header X-Session-Done as well, such as "1".
+    session_done: Annotated[bool, Field(strict=False)] | None = None
     turn_type: str | None = None
     prompt_cache_key: str | None = None
     store: bool | None = None
