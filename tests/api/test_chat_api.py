@@ -10,6 +10,7 @@ import openai
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pydantic import BaseModel
 
 from harness import MODEL, Bench, running, wait_for
 from openclaw_rl.config import ApiKey
@@ -229,6 +230,14 @@ REFUSALS = [
     ({"messages": HELLO, "presence_penalty": 0.1}, 400, "presence_penalty"),
     ({"messages": HELLO, "frequency_penalty": -1}, 400, "frequency_penalty"),
     ({"messages": HELLO, "tool_choice": "required"}, 400, "tool_choice"),
+    ({"messages": HELLO, "response_format": {"type": "json_object"}}, 400, "response_format"),
+    ({"messages": HELLO, "response_format": {"type": "json_schema", "json_schema": {}}}, 400, "response_format"),
+    ({"messages": HELLO, "response_format": "json"}, 400, "response_format"),
+    ({"messages": HELLO, "logit_bias": {"50256": -100}}, 400, "logit_bias"),
+    ({"messages": HELLO, "functions": [{"name": "look"}]}, 400, "functions"),
+    ({"messages": HELLO, "function_call": {"name": "look"}}, 400, "function_call"),
+    ({"messages": HELLO, "modalities": ["text", "audio"]}, 400, "modalities"),
+    ({"messages": HELLO, "audio": {"voice": "alloy", "format": "wav"}}, 400, "audio"),
     ({"messages": HELLO, "top_logprobs": 3}, 400, "top_logprobs"),
     ({"messages": HELLO, "stop": ["a", "b", "c", "d", "e"]}, 400, "stop"),
     ({"messages": HELLO, "model": "gpt-99"}, 404, "model"),
@@ -242,6 +251,25 @@ def test_refusals_name_status_and_field(bench: Bench, body: object, status: int,
     assert not bench.sampler.requests
 
 
+def test_what_is_not_supported_may_be_named_if_it_asks_for_nothing(bench: Bench) -> None:
+    penalties = {"presence_penalty": 0, "frequency_penalty": 0.0, "logit_bias": {}}
+    functions = {"functions": [], "function_call": None}
+    kinds = {"response_format": {"type": "text"}, "modalities": ["text"], "audio": None}
+    assert bench.post({"messages": HELLO, **penalties, **functions, **kinds}).status_code == 200
+
+
+def test_a_client_that_wants_its_answer_parsed_is_told_that_it_cannot_be(bench: Bench) -> None:
+    class Tip(BaseModel):
+        text: str
+
+    with pytest.raises(openai.BadRequestError, match="response_format is not supported"):
+        bench.client.chat.completions.parse(model=MODEL, messages=HELLO, response_format=Tip)
+
+
+SHAPE = ("messages", "role", "content", "tools", "function", "name", "type", "text")
+WISHES = ("stop", "n", "stream", "stream_options", "max_tokens", "response_format", "modalities", "functions")
+
+
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     body=st.recursive(
@@ -249,9 +277,7 @@ def test_refusals_name_status_and_field(bench: Bench, body: object, status: int,
         lambda inner: (
             st.lists(inner, max_size=3)
             | st.dictionaries(
-                st.sampled_from(
-                    ["messages", "role", "content", "tools", "function", "name", "stop", "n", "type", "text"]
-                ),
+                st.sampled_from([*SHAPE, *WISHES]),
                 inner,
                 max_size=4,
             )

@@ -15,6 +15,19 @@ MAX_TEMPERATURE = 2
 TEXT_PARTS = ("text", "input_text", "output_text")
 #: More completions of one prompt are a mistake rather than a wish.
 MAX_CHOICES = 128
+#: What is refused rather than ignored, since the answer would not be what was asked for; and what to do instead.
+UNSUPPORTED = {
+    "presence_penalty": "leave it out or set it to 0",
+    "frequency_penalty": "leave it out or set it to 0",
+    "logit_bias": "leave it out",
+    "response_format": 'leave it out or set it to {"type": "text"}',
+    "functions": "use tools",
+    "function_call": "use tool_choice",
+    "modalities": 'leave it out or set it to ["text"]',
+    "audio": "leave it out",
+}
+#: Of these fields, the value that asks for nothing beyond what there is.
+PLAIN = {"response_format": {"type": "text"}, "modalities": ["text"]}
 
 
 class Wire(BaseModel):
@@ -103,6 +116,12 @@ class ChatRequest(Wire):
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
+    logit_bias: Any = None
+    response_format: Any = None
+    functions: Any = None
+    function_call: Any = None
+    modalities: Any = None
+    audio: Any = None
     chat_template_kwargs: dict[str, Any] | None = None
     session_id: str | None = None
     # Clients say it in the words of the header X-Session-Done as well, such as "1".
@@ -178,9 +197,10 @@ def parse_feedback(body: bytes) -> FeedbackRequest:
 def parse_request(body: bytes) -> ChatRequest:
     """Read a chat request and refuse what is not supported."""
     request = parse(ChatRequest, body)
-    for name in ("presence_penalty", "frequency_penalty"):
-        if getattr(request, name):
-            raise ApiError(400, f"{name} is not supported; leave it out or set it to 0.", param=name)
+    for name, advice in UNSUPPORTED.items():
+        wanted = getattr(request, name)
+        if wanted and wanted != PLAIN.get(name):
+            raise ApiError(400, f"{name} is not supported; {advice}.", param=name)
     if request.tool_choice not in (None, "auto", "none"):
         raise ApiError(400, "tool_choice must be 'auto' or 'none'.", param="tool_choice")
     if len(request.stops) > MAX_STOPS:
