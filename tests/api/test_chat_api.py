@@ -341,7 +341,39 @@ def test_refusals_are_counted(bench: Bench) -> None:
 
 
 def test_a_wrong_method_names_the_right_one(bench: Bench) -> None:
-    assert httpx.get(f"{bench.url}/v1/chat/completions").headers["allow"] == "POST"
+    response = httpx.get(f"{bench.url}/v1/chat/completions")
+    assert (response.status_code, response.headers["allow"]) == (405, "POST")
+    assert error(response)["message"] == "There is no GET /v1/chat/completions here, only POST."
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "meant"),
+    [
+        ("POST", "/chat/completions", "/v1/chat/completions"),
+        ("GET", "/models/owner/tiny", "/v1/models/owner/tiny"),
+        ("POST", "/v1/v1/chat/completions", "/v1/chat/completions"),
+        ("GET", "/v1/readyz", "/readyz"),
+    ],
+)
+def test_a_path_with_a_wrong_base_names_the_right_one(bench: Bench, method: str, path: str, meant: str) -> None:
+    response = httpx.request(method, bench.url + path, json={"messages": HELLO} if method == "POST" else None)
+    assert response.status_code == 404
+    assert error(response)["message"] == f"There is no {method} {path} here; did you mean {meant}?"
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/responses", "/v1/embeddings", "/"])
+def test_a_path_that_is_nowhere_names_those_that_are(bench: Bench, path: str) -> None:
+    refused = error(httpx.post(bench.url + path, json={"prompt": "hello"}))
+    assert (refused["type"], refused["code"]) == ("not_found_error", "unknown_url")
+    assert refused["message"].startswith(f"There is no POST {path} here; this server has POST /v1/chat/completions, ")
+    for route in ("POST /v1/feedback", "POST /v1/sessions/{name}/close", "GET /v1/models", "GET /healthz"):
+        assert route in refused["message"]
+
+
+def test_a_client_without_v1_is_told_so(bench: Bench) -> None:
+    client = openai.OpenAI(base_url=bench.url, api_key="none", max_retries=0)
+    with pytest.raises(openai.NotFoundError, match="did you mean /v1/chat/completions"):
+        client.chat.completions.create(model=MODEL, messages=HELLO)
 
 
 @pytest.mark.parametrize("stream", [True, False])

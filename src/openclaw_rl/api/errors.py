@@ -4,10 +4,14 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 
 from openclaw_rl.engines.base import EngineUnavailable, QueueFull
 
+#: What the paths of OpenAI's API begin with; some clients add it themselves, others expect it in their base URL.
+BASE = "/v1"
 #: OpenAI's error types by status.
 TYPES = {
     401: "authentication_error",
@@ -51,6 +55,36 @@ def from_engine(error: QueueFull | EngineUnavailable) -> ApiError:
     return ApiError(503, str(error), code="engine_unavailable", headers={"Retry-After": "1"})
 
 
+def from_router(request: Request, error: HTTPException) -> ApiError:
+    """What a client is told whose path or method is not served."""
+    absent = f"There is no {request.method} {request.url.path} here"
+    headers = dict(error.headers) if error.headers else None
+    if error.status_code == 404:
+        meant = path_meant(request)
+        advice = f"did you mean {meant}?" if meant else f"this server has {', '.join(offered(request.app))}."
+        return ApiError(404, f"{absent}; {advice}", code="unknown_url", headers=headers)
+    if error.status_code == 405 and headers:
+        message = f"{absent}, only {headers['Allow']}."
+        return ApiError(405, message, code="method_not_supported", headers=headers)
+    return ApiError(error.status_code, f"{error.detail}.", headers=headers)
+
+
+def path_meant(request: Request) -> str | None:
+    """The path that serves this request with one `/v1` more or less."""
+    path = request.url.path
+    for other in (BASE + path, path.removeprefix(BASE)):
+        scope = {**request.scope, "path": other}
+        if any(route.matches(scope)[0] is Match.FULL for route in request.app.routes):
+            return other
+    return None
+
+
+def offered(app: FastAPI) -> list[str]:
+    """Every route with its method."""
+    routes = [route for route in app.routes if isinstance(route, APIRoute)]
+    return [f"{method} {route.path_format}" for route in routes for method in sorted(route.methods or ())]
+
+
 def install(app: FastAPI) -> None:
     """Every error of an app in one shape, without a traceback."""
 
@@ -58,10 +92,9 @@ def install(app: FastAPI) -> None:
         assert isinstance(error, ApiError)
         return error.response()
 
-    async def http(_request: Request, error: Exception) -> JSONResponse:
+    async def http(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
-        headers = dict(error.headers) if error.headers else None
-        return ApiError(error.status_code, f"{error.detail}.", headers=headers).response()
+        return from_router(request, error).response()
 
     async def unexpected(_request: Request, _error: Exception) -> JSONResponse:
         return ApiError(500, "Something went wrong in the server; its log says what.").response()
