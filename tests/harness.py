@@ -20,16 +20,18 @@ from openclaw_rl.rendering.chat import ChatRenderer
 from openclaw_rl.types import SampleRequest
 
 MODEL = "tiny"
+DEFAULTS = SamplingDefaults(temperature=0.6, top_k=9)
 
 
 class Bench:
     """A running server whose model says `says`."""
 
-    def __init__(self, folder: Path, ledger: Ledger | None = None, **app: Any) -> None:
+    def __init__(
+        self, folder: Path, ledger: Ledger | None = None, defaults: SamplingDefaults = DEFAULTS, **app: Any
+    ) -> None:
         self.renderer = ChatRenderer(folder)
         self.says = "hello world"
         self.sampler = ScriptedSampler(self.script)
-        defaults = SamplingDefaults(temperature=0.6, top_k=9)
         self.service = ChatService(self.sampler, self.renderer, defaults, ledger=ledger)
         self.app = create_app(self.service, MODEL, aliases=["owner/tiny"], **app)
         self.url = ""

