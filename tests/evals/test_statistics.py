@@ -174,7 +174,7 @@ def test_no_change_is_no_difference_and_no_certainty() -> None:
     ("both", "better", "worse", "neither", "low", "high"),
     [(36, 12, 2, 0, 0.0569, 0.3404), (20, 12, 2, 16, 0.0562, 0.3292), (36, 14, 0, 0, 0.1528, 0.4167)],
 )
-def test_differences_as_newcombe_published_them(
+def test_the_interval_of_a_difference_is_newcombes(
     both: int, better: int, worse: int, neither: int, low: float, high: float
 ) -> None:
     before = [True] * both + [False] * better + [True] * worse + [False] * neither
