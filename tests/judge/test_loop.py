@@ -560,6 +560,17 @@ async def test_what_was_explicitly_said_against_a_turn_is_its_hint(book: Book) -
     assert judge.asked == []
 
 
+async def test_explicit_words_about_form_are_said_as_an_instruction(book: Book) -> None:
+    """As those in the conversation are."""
+    (turn,) = ready(book, completion="c")
+    await book.ledger.add_feedback("me", "c", 0, Feedback(-1.0, "too long"))
+    async with judging(book, method="combine", teacher=None):
+        await all_judged(book)
+    verdict = book.read(turn).verdict
+    assert verdict is not None
+    assert [hint.text for hint in verdict.hints] == ["Answer in one short sentence only."]
+
+
 async def test_feedback_that_arrives_while_a_turn_is_judged_is_heard(book: Book) -> None:
     gate = asyncio.Event()
 

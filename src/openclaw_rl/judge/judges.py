@@ -52,12 +52,10 @@ class Explicit:
         if not case.feedback:
             return Opinion()
         last = case.feedback[-1]
-        words = " ".join(last.text.split())
-        hints: tuple[str, ...] | None = None
-        if last.score > 0:
-            hints = ()
-        elif len(words) > MIN_HINT and last.source is Source.EXPLICIT:
-            hints = (words,)
+        hints: tuple[str, ...] | None = () if last.score > 0 else None
+        if hints is None and last.source is Source.EXPLICIT:
+            hint = instruct(" ".join(last.text.split()), case.response)
+            hints = (hint,) if len(hint) > MIN_HINT else None
         return Opinion(last.score, hints, source=last.source)
 
 
