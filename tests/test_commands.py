@@ -250,10 +250,36 @@ def test_status_bears_with_a_server_that_does_not_answer(folder: Path, book: Boo
     lock.close()
 
 
-def test_judged_turns_beside_a_server_that_does_not_learn(beside_a_server: str, book: Book, program: Program) -> None:
-    Readyz.answer = (200, b'{"ready": true, "learner": "off"}')
-    book.put(State.JUDGED)
-    assert status(program)["why_no_update"] == "1 judged turn waits for a training step."
+@pytest.mark.parametrize("happened", [nothing, waiting, ready, judged])
+@pytest.mark.parametrize(
+    ("capture", "judge", "sentence"),
+    [
+        ("off", "off", "Nothing is recorded (--no-capture). Start the server without that option"),
+        ("on", "off", "Nothing is judged (--judge none). Start the server without that option"),
+        ("on", "on", "Nothing is trained (--max-steps 0). Start the server without that option"),
+    ],
+)
+def test_status_beside_a_server_that_does_not_learn_says_what_is_switched_off(
+    beside_a_server: str,
+    book: Book,
+    program: Program,
+    capture: str,
+    judge: str,
+    sentence: str,
+    happened: Callable[[Book], None],
+) -> None:
+    happened(book)
+    Readyz.answer = (200, json.dumps({"capture": capture, "judge": judge, "learner": "off"}).encode())
+    assert status(program)["why_no_update"].startswith(sentence)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_status_says_how_far_the_next_step_is(beside_a_server: str, book: Book, program: Program, count: int) -> None:
+    for _ in range(count):
+        book.put(State.JUDGED)
+    told = f"{count} of the 4 judged turns that a step needs (--batch-size)"
+    Readyz.answer = (200, json.dumps({"capture": "on", "judge": "on", "learner": told}).encode())
+    assert status(program)["why_no_update"] == f"The next step has {told}."
 
 
 # rollback

@@ -13,6 +13,15 @@ from openclaw_rl.types import BASE_VERSION
 
 #: How a part of the server says that it does not work, before the reason.
 SUSPENDED = "suspended: "
+#: What is said of a part that the server was started without, in the order of the parts' work.
+SWITCHED_OFF = {
+    "capture": "Nothing is recorded (--no-capture). Start the server without that option, and it learns from what is "
+    "said then.",
+    "judge": "Nothing is judged (--judge none). Start the server without that option, and the turns that wait are "
+    "judged.",
+    "learner": "Nothing is trained (--max-steps 0). Start the server without that option, and the judged turns that "
+    "wait are trained on.",
+}
 #: So many verdicts are looked at together, and so large a share of abstentions is too large.
 COLLAPSE_WINDOW = 50
 MOST_ABSTAIN = 0.8
@@ -48,6 +57,8 @@ class Status:
     """Where the run's server is reached, if it runs."""
     suspended: str | None
     """Why turns are not recorded at the moment, if so."""
+    switched_off: str = ""
+    """What the running server was started without, if that keeps it from learning."""
     judge_down: str | None = None
     """Why turns wait for their judge, if they do."""
     learner: str = ""
@@ -70,6 +81,8 @@ class Status:
         states = self.counts.states
         if self.suspended:
             return f"Turns are not being recorded at the moment: {self.suspended}."
+        if self.switched_off:
+            return self.switched_off
         if not self.counts.total:
             where = f" Talk to {self.server}/v1." if self.server else " Start the server and talk to it."
             return "No turn has been recorded yet." + where
@@ -80,8 +93,8 @@ class Status:
             if self.judge_down:
                 return f"{waiting} for the judge, which cannot be asked: {self.judge_down}."
             return f"{waiting} to be judged" + ("." if self.server else ", which the server does while it runs.")
-        if states[State.JUDGED] and self.learner not in ("", "off"):
-            return f"There are {self.learner}."
+        if states[State.JUDGED] and self.learner:
+            return f"The next step has {self.learner}."
         under_way = states[State.JUDGED] + states[State.BATCHED]
         if under_way and not self.server:
             return (
@@ -130,6 +143,7 @@ def read_status(
         counts(db) if db else nothing,
         server,
         suspended=why(told, "capture"),
+        switched_off=next((says for part, says in SWITCHED_OFF.items() if told.get(part) == "off"), ""),
         judge_down=why(told, "judge"),
         learner=told.get("learner", ""),
         trouble=judging_trouble(verdicts.recent(db, COLLAPSE_WINDOW)) if db else "",
