@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import re
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -19,6 +20,7 @@ from openclaw_rl.ledger.lock import RunDirLock
 from openclaw_rl.ledger.schema import FILE, connect
 from openclaw_rl.ledger.states import State
 from openclaw_rl.ledger.status import read_status
+from openclaw_rl.terminal import WIDTH
 from openclaw_rl.types import Feedback
 from records import Book, a_side_turn, a_turn
 
@@ -90,7 +92,7 @@ def test_status_for_people(book: Book, program: Program) -> None:
     code, out, err = program("status")
     assert (code, err) == (0, "")
     for expected in (
-        "awaiting_next_state",
+        "awaiting",
         "dropped 1 × session title",
         "not running",
         "step 0, policy version 0",
@@ -99,13 +101,52 @@ def test_status_for_people(book: Book, program: Program) -> None:
     assert "Why no update? 1 turn waits for what comes next" in out
 
 
-def test_status_without_a_run_directory_says_what_to_do_and_makes_none(folder: Path, program: Program) -> None:
+@pytest.mark.parametrize("columns", [None, "80"])
+def test_the_status_table_fits_into_80_columns(
+    book: Book, program: Program, monkeypatch: pytest.MonkeyPatch, columns: str | None
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    if columns:
+        monkeypatch.setenv("COLUMNS", columns)
+    book.capture(a_turn())
+    table = [line for line in program("status")[1].splitlines() if line[0] in "┏┃┡│└"]
+    assert max(map(len, table)) <= 80
+    assert "…" not in "".join(table)
+
+
+def test_columns_count_where_it_is_no_terminal(book: Book, program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    book.capture(a_turn())
+    for columns in ("60", "120"):
+        monkeypatch.setenv("COLUMNS", columns)
+        assert max(map(len, program("sessions", "s")[1].splitlines())) == int(columns)
+    for unknown in ("0", "many"):
+        monkeypatch.setenv("COLUMNS", unknown)
+        assert max(map(len, program("sessions", "s")[1].splitlines())) == WIDTH
+
+
+@pytest.mark.parametrize("how", [(), ("--json",)])
+def test_status_where_no_server_has_been_says_so_and_makes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], how: tuple[str, ...]
+) -> None:
+    """A run directory is looked for where one is: an empty table there would look like a run of no turns."""
+    monkeypatch.chdir(tmp_path)
+    for run_dir in ("elsewhere", str(tmp_path)):
+        assert main(["status", "--run-dir", run_dir, *how]) == 2
+        said = capsys.readouterr()
+        where = tmp_path / run_dir
+        assert said.err == f"openclaw-rl: There is no ledger in {where}. Has a server run with this --run-dir?\n"
+        assert said.out == ""
+    assert not any(tmp_path.iterdir())
+
+
+def test_status_of_a_server_that_has_recorded_nothing(folder: Path, program: Program) -> None:
+    """While it starts, and when it has been stopped."""
+    with contextlib.closing(RunDirLock(folder)):
+        assert status(program)["why_no_update"].startswith("No turn has been recorded yet.")
     told = status(program)
     assert told["why_no_update"] == "No turn has been recorded yet. Start the server and talk to it."
     assert set(told["turns"]) == set(State)
     assert not any(told["turns"].values())
-    assert program("status")[0] == 0
-    assert not folder.exists()
 
 
 def test_status_of_a_file_is_refused(folder: Path, program: Program) -> None:
@@ -282,6 +323,32 @@ def test_status_says_how_far_the_next_step_is(beside_a_server: str, book: Book, 
     assert status(program)["why_no_update"] == f"The next step has {told}."
 
 
+# checkpoints
+
+
+def test_checkpoints_are_listed(folder: Path, program: Program) -> None:
+    async def write(target: Path) -> None:
+        (target / "weights").write_text("w")
+
+    asyncio.run(Checkpoints(folder / "checkpoints", 3).save(2, 4, (), write))
+    code, out, err = program("checkpoints")
+    assert (code, err) == (0, "")
+    assert out.splitlines()[0] == f"Checkpoints in {folder / 'checkpoints'}"
+    assert "step-000002-v4" in out
+
+
+def test_a_run_without_checkpoints_says_when_one_is_made(book: Book, program: Program) -> None:
+    when = "one is made every --save-interval steps and when the server stops"
+    expected = f"No checkpoint in {book.folder / 'checkpoints'} yet: {when}.\n"
+    assert program("checkpoints") == (0, expected, "")
+
+
+def test_listing_checkpoints_does_not_offer_to_delete_some(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["checkpoints", "--help"])
+    assert "--keep-checkpoints" not in capsys.readouterr().out
+
+
 # rollback
 
 
@@ -308,19 +375,67 @@ def test_going_back_names_the_step_and_status_the_policy_that_will_serve(
 
 
 def test_sessions_are_listed(book: Book, program: Program) -> None:
-    first = book.capture(a_turn("one"))
-    book.change(changes.set_next_state, first, [{"role": "user", "content": "ok"}])
     book.capture(a_side_turn("one"))
-    book.capture(a_turn("two", owner="you"))
+    system = {"role": "system", "content": "be kind"}
+    first = book.capture(a_turn("one", messages=[system, {"role": "user", "content": "what\nis one?"}]))
+    book.change(changes.set_next_state, first, [{"role": "user", "content": "ok"}])
+    book.capture(a_turn("two", owner="you", messages=[{"role": "user", "content": "and [b]two?"}]))
     book.change(changes.close_session, ("me", "one"))
     code, out, _err = program("sessions")
-    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in out.splitlines() if "│" in line]
-    told = {row[0]: (row[1], row[2], *row[4:]) for row in rows}
+    told = {row[0]: (row[1], row[2], *row[4:]) for row in rows(out)}
     assert code == 0
     assert told == {
-        "one": ("me", "header X-Session-Id", "2", "1", "1", ""),
-        "two": ("you", "header X-Session-Id", "1", "1", "0", "yes"),
+        "one": ("me", "header X-Session-Id", "2", "1", "1", "", "what is one?"),
+        "two": ("you", "header X-Session-Id", "1", "1", "0", "yes", "and [b]two?"),
     }
+
+
+def rows(out: str) -> list[list[str]]:
+    """The cells of a table."""
+    return [[cell.strip() for cell in line.split("│")[1:-1]] for line in out.splitlines() if "│" in line]
+
+
+UUID = "0b5c1f2e-1111-2222-3333-444455556666"
+
+
+@pytest.mark.parametrize("owners", [("me", "me"), ("me", "somebody-else")])
+@pytest.mark.parametrize("ids", [("s-0123456789ab", "s-ba9876543210"), (UUID, "s-0123456789ab")])
+def test_in_a_terminal_of_80_columns_ids_are_whole(
+    book: Book, program: Program, monkeypatch: pytest.MonkeyPatch, ids: tuple[str, str], owners: tuple[str, str]
+) -> None:
+    for id, owner in zip(ids, owners, strict=True):
+        book.capture(a_turn(id, owner, messages=[{"role": "user", "content": "what is it\nabout? " * 20}]))
+    monkeypatch.setenv("COLUMNS", "80")
+    out = program("sessions")[1]
+    assert max(map(len, out.splitlines())) <= 80
+    told = {row[0]: row[1:] for row in rows(out)}
+    assert set(told) == set(ids)
+    for row in told.values():
+        assert any(re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d", cell) for cell in row)
+        assert re.match(r"what is .*…", row[-1])
+
+
+def test_an_id_that_is_wider_than_the_terminal_is_whole(
+    book: Book, program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    book.capture(a_turn("s" * 100))
+    monkeypatch.setenv("COLUMNS", "80")
+    assert rows(program("sessions")[1])[0][0] == "s" * 100
+
+
+def test_a_run_without_sessions_says_so(book: Book, program: Program) -> None:
+    assert program("sessions") == (0, "No session has been recorded yet.\n", "")
+
+
+def test_the_beginning_of_an_id_is_enough(book: Book, program: Program) -> None:
+    for name in ("s-aab", "s-abb", "s-ab", "s-%"):
+        book.capture(a_turn(name))
+    for given, found in (("s-aa", "s-aab"), ("s-abb", "s-abb"), ("s-ab", "s-ab"), ("s-%", "s-%")):
+        code, out, _err = program("sessions", given)
+        assert (code, out.split(" ")[0]) == (0, found)
+    code, out, err = program("sessions", "s-a")
+    assert (code, out) == (2, "")
+    assert err == "openclaw-rl: 3 sessions begin with s-a: s-aab, s-ab, s-abb. Give more of the id.\n"
 
 
 def test_a_session_is_shown_readably(book: Book, program: Program) -> None:
@@ -351,6 +466,7 @@ def test_a_session_is_shown_readably(book: Book, program: Program) -> None:
 
 @pytest.mark.parametrize("name", ["a[/x]b", "[red]c", "agent:fox:[/]", "[bold", "\\[x]"])
 def test_names_that_clients_chose_are_shown_as_they_are(book: Book, program: Program, name: str) -> None:
+    book.capture(a_turn("other"))
     book.capture(a_turn(name, owner=name))
     code, out, _err = program("sessions")
     assert code == 0
@@ -374,7 +490,7 @@ def test_a_session_that_is_not_there_is_said_in_a_sentence(book: Book, program: 
     assert err == "openclaw-rl: There is no session nothing. 'openclaw-rl sessions' lists them.\n"
 
 
-@pytest.mark.parametrize("command", [("sessions",), ("forget", "--session", "x")])
+@pytest.mark.parametrize("command", [("sessions",), ("checkpoints",), ("forget", "--session", "x")])
 def test_without_a_ledger_commands_say_so_and_make_none(
     folder: Path, program: Program, command: tuple[str, ...]
 ) -> None:
@@ -398,7 +514,7 @@ def test_forgetting_a_session(book: Book, program: Program) -> None:
         book.capture(a_turn(name))
     code, out, _err = program("forget", "--session", "one")
     assert code == 0
-    assert "Forgot 1 sessions with 2 turns." in out
+    assert "Forgot 1 session with 2 turns." in out
     assert "Training steps that had used them: none." in out
     assert [summary.key.id for summary in queries.sessions(book.db)] == ["two"]
 

@@ -98,7 +98,8 @@ def test_the_command_says_where_the_model_is(
 ) -> None:
     out = tmp_path / "merged"
     assert main(["merge", str(adapters[0]), str(out), "--model-name", str(tiny_model)]) == 0
-    assert str(out) in capsys.readouterr().out.replace("\n", "")
+    said = capsys.readouterr()
+    assert (said.out, said.err) == (f"The merged model is in {out}\n", "")
     assert (out / "config.json").is_file()
     assert main(["merge", str(adapters[0]), str(out), "--model-name", str(tiny_model)]) == 2
     assert "not empty" in capsys.readouterr().err

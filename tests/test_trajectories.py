@@ -43,7 +43,9 @@ class Run:
 
     def exports(self, how: str = "trajectories") -> list[dict[str, Any]]:
         file = self.folder.parent / f"{self.folder.name}.out.jsonl"
+        self.capsys.readouterr()
         assert main(["export", "--format", how, "--run-dir", str(self.folder), str(file)]) == 0
+        assert self.capsys.readouterr().err == "", "progress is for terminals"
         return [json.loads(one) for one in file.read_text(encoding="utf-8").split("\n")[:-1]]
 
     def turns(self) -> list[queries.StoredTurn]:
@@ -90,7 +92,7 @@ def test_a_bad_line_is_named_and_the_good_ones_go_in(run: Run, bad: bytes, what:
     assert len(complaints) == 1
     assert complaints[0].startswith(f"{run.folder.parent / 'in.jsonl'}:3: ")
     assert what in complaints[0]
-    assert said == "2 turns imported, 1 lines refused"
+    assert said == "2 turns imported, 1 line refused"
     assert [turn.session.id for turn in run.turns()] == ["a", "b"]
 
 
@@ -108,7 +110,7 @@ def test_a_good_file_is_imported_without_complaint(run: Run) -> None:
 
 
 def test_a_byte_order_mark_is_no_error(run: Run) -> None:
-    assert run.imports(b"\xef\xbb\xbf" + line("a").encode()) == (0, "1 turns imported, 0 lines refused", [])
+    assert run.imports(b"\xef\xbb\xbf" + line("a").encode()) == (0, "1 turn imported, 0 lines refused", [])
 
 
 def test_unicode_line_separators_inside_a_text_do_not_cut_the_line(run: Run) -> None:
@@ -129,7 +131,7 @@ def test_importing_twice_adds_nothing(run: Run) -> None:
 def test_a_file_that_has_grown_adds_what_is_new(run: Run) -> None:
     more = {"prompt": "And the dog?", "response": "Lazy.", "next_state": "ok"}
     run.imports(line("a"))
-    assert run.imports(line("a", TURN, more))[1] == "1 turns imported, 1 were there already, 0 lines refused"
+    assert run.imports(line("a", TURN, more))[1] == "1 turn imported, 1 was there already, 0 lines refused"
     assert [message["content"] for message in run.turns()[1].messages] == [
         TURN["prompt"],
         TURN["response"],
@@ -255,7 +257,7 @@ def test_what_was_exported_here_is_known_when_it_comes_back(recorded: Book, run:
     assert (code, said) == (0, "0 turns imported, 4 were there already, 0 lines refused")
     assert here.exports() == lines
     # What was written by hand under the name of a session that is here is something else.
-    assert here.imports(line("s"))[1] == "1 turns imported, 0 lines refused"
+    assert here.imports(line("s"))[1] == "1 turn imported, 0 lines refused"
 
 
 def test_equal_session_names_of_two_owners_survive_export_and_import(tmp_path: Path, run: Run) -> None:

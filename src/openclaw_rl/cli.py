@@ -120,7 +120,7 @@ def add_ledger_commands(commands: Any) -> None:
     status = add("status", "show how many turns are where, and why nothing has been trained yet")
     status.add_argument("--json", action="store_true", help="for programs")
     sessions = add("sessions", "list sessions, or show one in full")
-    sessions.add_argument("id", nargs="?", metavar="ID", help="the session to show")
+    sessions.add_argument("id", nargs="?", metavar="ID", help="the session to show; the beginning of its id is enough")
     export = add("export", "write what is recorded to a file")
     export.add_argument("file", type=Path, metavar="OUT.jsonl")
     export.add_argument(
@@ -140,7 +140,7 @@ def add_ledger_commands(commands: Any) -> None:
     )
     rejudge.add_argument("--last", type=positive, default=1000, metavar="N", help="only the last N (default: 1000)")
     rejudge.add_argument("--turns", action="store_true", help="also list every turn with both scores")
-    add("checkpoints", "list the checkpoints of a run", "keep_checkpoints")
+    add("checkpoints", "list the checkpoints of a run")
     rollback = add("rollback", "serve an earlier policy, and learn on from it", "keep_checkpoints", "api_key")
     rollback.add_argument(
         "version",

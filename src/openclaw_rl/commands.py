@@ -10,26 +10,26 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
+from rich.cells import cell_len
 from rich.console import Console, Group
 from rich.panel import Panel
-from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
 from openclaw_rl.config import Config
 from openclaw_rl.learn import records
-from openclaw_rl.ledger import changes, queries
+from openclaw_rl.ledger import changes, lock, queries
 from openclaw_rl.ledger.lock import read_server
 from openclaw_rl.ledger.packing import pack_json
 from openclaw_rl.ledger.schema import FILE, NewerLedger, connect, migrate
-from openclaw_rl.ledger.status import Status, read_status
+from openclaw_rl.ledger.status import Status, plural, read_status
 from openclaw_rl.options import ConfigError
 from openclaw_rl.rendering.chat import content_text
-from openclaw_rl.terminal import console
+from openclaw_rl.terminal import console, progress
 from openclaw_rl.types import BASE_VERSION, Question, Verdict
 
 #: How long to wait for a server on this machine to say how it is.
@@ -40,6 +40,14 @@ LOCK_SECONDS = 10
 QUICKLY_WRITTEN = 256 << 20
 #: Batches that were set aside, the last ones, in the table of `status`.
 SHOWN_BATCHES = 5
+#: Sessions that are named where what was given fits several.
+SHOWN_IDS = 5
+#: In the list of sessions, what is left out where it is narrow, the least missed first.
+GIVING_WAY = ("recognised by", "main", "open", "with next state", "owner")
+#: How much of what a session is about must have room beside them, and how much is shown at most.
+LEAST_ABOUT, MOST_ABOUT = 20, 60
+#: What a column takes beside its text: a line and a blank on either side.
+COLUMN_FRAME = 3
 
 
 @contextlib.contextmanager
@@ -49,7 +57,7 @@ def opened(config: Config, *, create: bool = False) -> Iterator[sqlite3.Connecti
     if create:
         path.parent.mkdir(parents=True, exist_ok=True)
     elif not path.is_file():
-        raise ConfigError(f"There is no ledger in {config.ledger_dir}. Has a server run with this --run-dir?")
+        raise no_ledger(config)
     db = connect(path)
     try:
         db.execute(f"PRAGMA busy_timeout = {LOCK_SECONDS * 1000}")
@@ -63,8 +71,20 @@ def opened(config: Config, *, create: bool = False) -> Iterator[sqlite3.Connecti
         db.close()
 
 
+def no_ledger(config: Config) -> ConfigError:
+    return ConfigError(f"There is no ledger in {config.ledger_dir.absolute()}. Has a server run with this --run-dir?")
+
+
+def check_run(config: Config) -> None:
+    """Raise ConfigError unless a server has been in the run directory, or something was imported."""
+    files = (config.ledger_dir / FILE, config.run_dir.expanduser() / lock.FILE)
+    if not any(path.is_file() for path in files):
+        raise no_ledger(config)
+
+
 def status(config: Config, options: argparse.Namespace) -> int:
     server = read_server(config.run_dir.expanduser()).get("url")
+    check_run(config)
     told = ask_ready(server) if server else {}
     saved = newest_saved(config)
     if (config.ledger_dir / FILE).is_file():
@@ -107,12 +127,13 @@ def ask(url: str) -> bytes:
 
 def show_status(config: Config, found: Status) -> None:
     counts = found.counts
-    table = Table(title=f"Turns in {config.ledger_dir}", title_justify="left")
+    table = Table()
     for state in counts.states:
-        table.add_column(str(state), justify="right")
+        # A word a line, so that the table fits into 80 columns.
+        table.add_column(state.replace("_", "\n"), justify="right")
     table.add_row(*(str(count) for count in counts.states.values()))
     out = console()
-    out.print(table)
+    show_titled(out, f"Turns in {config.ledger_dir}", table)
     for reason, count in counts.dropped.items():
         out.print(f"  dropped {count} × {reason}", style="dim")
     out.print(f"step {counts.step}, policy version {found.version}, server: {found.server or 'not running'}")
@@ -124,15 +145,27 @@ def show_status(config: Config, found: Status) -> None:
         out.print(Text.assemble(("Judging: ", "bold yellow"), found.trouble))
 
 
+def show_titled(out: Console, title: str, table: Table) -> None:
+    """The title on a line of its own, because a folder in it is to be copied: as rich's it would be wrapped."""
+    out.print(Text(title, style="table.title"), soft_wrap=True)
+    out.print(table)
+
+
 def checkpoints(config: Config, options: argparse.Namespace) -> int:
     from openclaw_rl.learn.build import run_checkpoints
 
-    found = run_checkpoints(config)
-    table = Table("step", "policy version", "made", "steps in it", "folder", title=f"Checkpoints in {found.folder}")
-    for item in found.all():
+    saved = run_checkpoints(config)
+    found = saved.all()
+    if not found:
+        check_run(config)
+        when = "one is made every --save-interval steps and when the server stops"
+        console().print(Text(f"No checkpoint in {saved.folder} yet: {when}."), soft_wrap=True)
+        return 0
+    table = Table("step", "policy version", "made", "steps in it", "folder")
+    for item in found:
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(item.created))
         table.add_row(str(item.step), str(item.version), when, str(len(item.batches)), Text(item.folder.name))
-    console().print(table)
+    show_titled(console(), f"Checkpoints in {saved.folder}", table)
     return 0
 
 
@@ -159,39 +192,95 @@ def merge(config: Config, options: argparse.Namespace) -> int:
         base = fetch_model(config.model_name, config.cache_dir.expanduser())
     except ModelNotFound as error:
         raise ConfigError(str(error)) from None
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        merge_adapter(base, options.checkpoint, options.out, lambda parts: progress.track(parts, description="Merging"))
-    console().print(Text(f"The merged model is in {options.out}"))
+    with progress() as shown:
+        merge_adapter(base, options.checkpoint, options.out, lambda parts: shown.track(parts, description="Merging"))
+    console().print(Text(f"The merged model is in {options.out}"), soft_wrap=True)
     return 0
 
 
 def sessions(config: Config, options: argparse.Namespace) -> int:
     with opened(config) as db:
         if options.id is None:
-            list_sessions(queries.sessions(db))
+            list_sessions(db, queries.sessions(db))
             return 0
-        found = queries.sessions(db, id=options.id)
-        if not found:
-            raise ConfigError(f"There is no session {options.id}. 'openclaw-rl sessions' lists them.")
-        for summary in found:
+        for summary in queries.sessions(db, id=whole_id(db, options.id)):
             show_session(db, summary)
     return 0
 
 
-def list_sessions(found: list[queries.SessionSummary]) -> None:
-    table = Table("session", "owner", "recognised by", "last heard of", "turns", "main", "with next state", "open")
-    for item in found:
-        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(item.last))
-        numbers = (str(item.turns), str(item.main), str(item.ready))
+def whole_id(db: sqlite3.Connection, given: str) -> str:
+    """The id of a session, of which the beginning is enough where no other begins so. Raises ConfigError."""
+    found = queries.session_ids(db, given)
+    if given in found:
+        return given
+    if not found:
+        raise ConfigError(f"There is no session {given}. 'openclaw-rl sessions' lists them.")
+    if len(found) > 1:
+        some = ", ".join(found[:SHOWN_IDS]) + (", …" if len(found) > SHOWN_IDS else "")
+        raise ConfigError(f"{len(found)} sessions begin with {given}: {some}. Give more of the id.")
+    return found[0]
+
+
+def list_sessions(db: sqlite3.Connection, found: list[queries.SessionSummary]) -> None:
+    """Ids are to be copied and are shown whole; what has no room beside them is left out."""
+    out = console()
+    if not found:
+        out.print("No session has been recorded yet.")
+        return
+    columns = session_columns(found)
+    widths = {name: column_width(name, cells) for name, cells in columns.items()}
+    for name in GIVING_WAY:
+        if room_beside(widths, out.width) < LEAST_ABOUT:
+            widths.pop(name, None)
+    table = Table()
+    for name, width in widths.items():
+        table.add_column(name, min_width=width, max_width=width)
+    left = max(len("about"), min(MOST_ABOUT, room_beside(widths, out.width)))
+    table.add_column("about", no_wrap=True, max_width=left)
+    for row, item in enumerate(found):
         # Names are the clients': nothing in them is markup.
-        names = (Text(item.key.id), Text(item.key.owner), Text(item.source))
-        table.add_row(*names, when, *numbers, "" if item.closed else "yes")
-    console().print(table)
+        table.add_row(*(Text(columns[name][row]) for name in widths), Text(about(db, item)))
+    out.print(table, crop=False)
+
+
+def session_columns(found: list[queries.SessionSummary]) -> dict[str, list[str]]:
+    """What is said of sessions, by heading."""
+    columns = {
+        "session": [item.key.id for item in found],
+        "owner": [item.key.owner for item in found],
+        "recognised by": [item.source for item in found],
+        "last heard of": [time.strftime("%Y-%m-%d %H:%M", time.localtime(item.last)) for item in found],
+        "turns": [str(item.turns) for item in found],
+        "main": [str(item.main) for item in found],
+        "with next state": [str(item.ready) for item in found],
+        "open": ["" if item.closed else "yes" for item in found],
+    }
+    if len(set(columns["owner"])) < 2:
+        del columns["owner"]
+    return columns
+
+
+def room_beside(widths: Mapping[str, int], whole: int) -> int:
+    """What columns leave to one more beside them."""
+    return whole - 1 - sum(widths.values()) - COLUMN_FRAME * (len(widths) + 1)
+
+
+def column_width(name: str, cells: list[str]) -> int:
+    """Of the longest cell; a heading may stand on several lines."""
+    return max(map(cell_len, (*name.split(), *cells)))
+
+
+def about(db: sqlite3.Connection, summary: queries.SessionSummary) -> str:
+    """What the user said first, on one line."""
+    said = (content_text(m.get("content")) for m in queries.opening(db, summary.number) if m["role"] == "user")
+    return " ".join(next(said, "").split())
 
 
 def show_session(db: sqlite3.Connection, summary: queries.SessionSummary) -> None:
     out = console()
-    out.print(Text.assemble((summary.key.id, "bold"), f" of {summary.key.owner}, recognised by {summary.source}"))
+    ended = "ended" if summary.closed else "open"
+    known = f" of {summary.key.owner}, recognised by {summary.source}, {ended}"
+    out.print(Text.assemble((summary.key.id, "bold"), known))
     for number in queries.turn_numbers(db, summary.key):
         turn = queries.load_turn(db, number)
         out.print(Panel(turn_body(turn), title=Text(turn_title(turn)), title_align="left"))
@@ -277,16 +366,12 @@ def export(config: Config, options: argparse.Namespace) -> int:
 
     write = export_trajectories if options.format == "trajectories" else export_turns
     count = 0
-    with (
-        opened(config) as db,
-        writable(options.file) as out,
-        Progress(console=Console(stderr=True), transient=True) as progress,
-    ):
-        for line in progress.track(write(db), description="Exporting", total=None):
+    with opened(config) as db, writable(options.file) as out, progress() as shown:
+        for line in shown.track(write(db), description="Exporting", total=None):
             out.write(pack_json(line) + "\n")
             count += 1
-    what = "sessions" if options.format == "trajectories" else "turns"
-    console().print(Text(f"{count} {what} written to {options.file}"))
+    names = ("session", "sessions") if options.format == "trajectories" else ("turn", "turns")
+    console().print(Text(f"{plural(count, *names)} written to {options.file}"), soft_wrap=True)
     return 0
 
 
@@ -306,8 +391,9 @@ def import_(config: Config, options: argparse.Namespace) -> int:
         result = import_file(db, options.file, renderer)
     for refused in result.errors:
         sys.stderr.write(refused + "\n")
-    known = f", {result.known} were there already" if result.known else ""
-    console().print(f"{result.turns} turns imported{known}, {len(result.errors)} lines refused")
+    known = f", {plural(result.known, 'was', 'were')} there already" if result.known else ""
+    bad = plural(len(result.errors), "line", "lines")
+    console().print(f"{plural(result.turns, 'turn', 'turns')} imported{known}, {bad} refused")
     return 1 if result.errors else 0
 
 
@@ -322,9 +408,9 @@ def forget(config: Config, options: argparse.Namespace) -> int:
         db.execute("COMMIT")
         remains = wipe(db, config)
         records.prune(config.run_dir.expanduser() / records.FILE, set(queries.turn_numbers(db)))
-    turns = sum(summary.turns for summary in found)
+    turns = plural(sum(summary.turns for summary in found), "turn", "turns")
     out = console()
-    out.print(f"Forgot {len(found)} sessions with {turns} turns.")
+    out.print(f"Forgot {plural(len(found), 'session', 'sessions')} with {turns}.")
     used = ", ".join(map(str, steps)) if steps else "none"
     out.print(
         f"Training steps that had used them: {used}." + (" Their effect on the weights remains." if steps else "")

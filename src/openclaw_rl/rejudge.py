@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
 from openclaw_rl.assembly import open_backend, start_model
@@ -23,7 +21,9 @@ from openclaw_rl.judge.case import Case
 from openclaw_rl.judge.errors import JudgeDown, JudgeError
 from openclaw_rl.judge.judges import Panel
 from openclaw_rl.ledger import queries
+from openclaw_rl.ledger.status import plural
 from openclaw_rl.options import ConfigError
+from openclaw_rl.terminal import progress
 from openclaw_rl.types import Question
 
 #: Seconds that a judge may be away before the command gives up.
@@ -54,13 +54,13 @@ async def rejudge(config: Config, folder: Path | None, db: sqlite3.Connection, t
         # What people said of a turn is what a judge is measured by, not what it is told.
         panel = build_panel(config, model, explicit=False)
         limit = asyncio.Semaphore(config.num_judge_workers)
-        with Progress(console=Console(stderr=True), transient=True) as progress:
-            task = progress.add_task("Judging", total=len(turns))
+        with progress() as shown:
+            task = shown.add_task("Judging", total=len(turns))
 
             async def one(turn: int) -> Pair:
                 async with limit:
                     pair = await judge_again(panel, queries.load_turn(db, turn))
-                progress.advance(task)
+                shown.advance(task)
                 return pair
 
             return list(await asyncio.gather(*(one(turn) for turn in turns)))
@@ -100,4 +100,4 @@ def summary(pairs: Sequence[Pair]) -> str:
     both = [pair for pair in pairs if pair.stored is not None and pair.again is not None]
     same = sum(sign(pair.stored) == sign(pair.again) for pair in both)
     share = f" ({same / len(both):.0%})" if both else ""
-    return f"{len(pairs)} turns; both gave a score to {len(both)}, the same to {same}{share}."
+    return f"{plural(len(pairs), 'turn', 'turns')}; both gave a score to {len(both)}, the same to {same}{share}."

@@ -280,6 +280,20 @@ def sessions(db: sqlite3.Connection, id: str | None = None, owner: str | None = 
     ]
 
 
+def session_ids(db: sqlite3.Connection, beginning: str) -> list[str]:
+    """The names of sessions that begin so, whoever's they are."""
+    found = "SELECT DISTINCT id FROM sessions WHERE substr(id, 1, length(?1)) = ?1 ORDER BY id"
+    return [row["id"] for row in db.execute(found, (beginning,))]
+
+
+def opening(db: sqlite3.Connection, session: int) -> list[dict[str, Any]]:
+    """The messages that a session began with: those of its first main turn, or of its first turn if it has none."""
+    row = db.execute(
+        "SELECT request FROM turns WHERE session = ? ORDER BY kind = ? DESC, number LIMIT 1", (session, TurnKind.MAIN)
+    ).fetchone()
+    return [] if row is None else load_messages(db, row["request"])
+
+
 @dataclass(frozen=True, slots=True)
 class Counts:
     """How many turns are where."""

@@ -104,9 +104,6 @@ def read_tokenizer(folder: Path) -> "tuple[Tokenizer | None, str]":
 
 def ask(config: Config, run: "Run", model: Path | None) -> "tuple[list[Compared], str]":
     """Answers of the base model and of the newest checkpoint, or why there are none."""
-    from rich.console import Console
-    from rich.progress import Progress
-
     from openclaw_rl.learn.build import run_checkpoints
 
     if model is None:
@@ -117,11 +114,12 @@ def ask(config: Config, run: "Run", model: Path | None) -> "tuple[list[Compared]
     if checkpoint is None:
         return [], "There is no checkpoint yet: one is saved every --save-interval steps, and when the server stops."
     from openclaw_rl.report.answers import NoAnswers, compare
+    from openclaw_rl.terminal import progress
 
-    with contextlib.suppress(KeyboardInterrupt), Progress(console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("Asking both models (Ctrl-C leaves it out)", total=2 * len(run.prompts))
+    with contextlib.suppress(KeyboardInterrupt), progress() as shown:
+        task = shown.add_task("Asking both models (Ctrl-C leaves it out)", total=2 * len(run.prompts))
         try:
-            return compare(config, model, checkpoint, run.prompts, lambda: progress.advance(task)), ""
+            return compare(config, model, checkpoint, run.prompts, lambda: shown.advance(task)), ""
         except NoAnswers as error:
             return [], str(error)
     return [], "Asking them was broken off."
