@@ -1,12 +1,14 @@
 """What a server says when it is ready."""
 
-from rich.console import Console
+from collections.abc import Mapping
+
 from rich.markup import escape
 from rich.table import Table
 
 from openclaw_rl.config import LOOPBACK, Config
 from openclaw_rl.judge.build import describe
 from openclaw_rl.learn.build import run_checkpoints
+from openclaw_rl.terminal import console, on_terminal
 from openclaw_rl.types import BASE_VERSION
 
 
@@ -51,24 +53,36 @@ def banner(config: Config, backend: str, version: int, port: int) -> None:
         if keys
         else ("no key, so only this machine can connect; --api-key opens it to the network")
     )
-    table = Table.grid(padding=(0, 2))
-    table.add_column()
-    # Paths are to be copied, so that none may be cut short.
-    table.add_column(overflow="fold")
-    for label, value in (
-        ("URL", url),
-        ("model", f"{config.model_label}  ({config.policy_name})"),
-        ("backend", backend),
-        ("policy", beginning(config, version)),
-        ("learning", learning(config)),
-        ("judge", describe(config) if config.capture else "none: turns are not recorded"),
-        ("turns", f"recorded in {config.ledger_dir}" if config.capture else "not recorded (--no-capture)"),
-        ("access", reach),
-    ):
-        table.add_row(f"[cyan]{label}[/cyan]", escape(value))
-    console = Console(stderr=True)
-    console.print("\n[bold]openclaw-rl[/bold] is ready", table, "\nTry it:", sep="\n")
+    rows = {
+        "URL": url,
+        "model": f"{config.model_label}  ({config.policy_name})",
+        "backend": backend,
+        "policy": beginning(config, version),
+        "learning": learning(config),
+        "judge": describe(config) if config.capture else "none: turns are not recorded",
+        "turns": f"recorded in {config.ledger_dir}" if config.capture else "not recorded (--no-capture)",
+        "access": reach,
+    }
+    out = console(stderr=True)
+    out.print("\n[bold]openclaw-rl[/bold] is ready")
+    if on_terminal(stderr=True):
+        out.print(table(rows))
+    else:
+        plain = "\n".join(f"{label:<10}{value}" for label, value in rows.items())
+        out.print(plain, markup=False, highlight=False, soft_wrap=True)
+    out.print("\nTry it:")
     key = ' -H "Authorization: Bearer YOUR_KEY"' if keys else ""
     example = '{"messages": [{"role": "user", "content": "Hello! Who are you?"}], "stream": true}'
     line = f"  curl -N {url}/chat/completions{key} -H 'Content-Type: application/json' -d '{example}'\n"
-    console.print(line, markup=False, highlight=False, soft_wrap=True)
+    out.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def table(rows: Mapping[str, str]) -> Table:
+    """Names and what they stand for, wrapped to the terminal."""
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column()
+    # Paths are to be copied, so that none may be cut short.
+    grid.add_column(overflow="fold")
+    for label, value in rows.items():
+        grid.add_row(f"[cyan]{label}[/cyan]", escape(value))
+    return grid

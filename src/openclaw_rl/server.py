@@ -53,11 +53,14 @@ from openclaw_rl.progress import show_learning
 from openclaw_rl.rendering.tokenizer import BadModelFolder
 from openclaw_rl.run_options import keep_options
 from openclaw_rl.starting import Start
+from openclaw_rl.terminal import on_terminal
 
 log = logging.getLogger(__name__)
 
-#: Where the log goes, with a line below it on a terminal.
+#: Where the log goes on a terminal, with a line below it.
 console = Console(stderr=True)
+#: A line of the log elsewhere: to be found again on another day, and by other programs.
+PLAIN_LINE = "%(asctime)s %(levelname)-7s %(message)s"
 #: After requests were told that the server stops, clients that do not read on get this long.
 GRACE_SECONDS = 2
 #: Sessions end at most this long after their time-out.
@@ -206,7 +209,7 @@ async def run(config: Config, folder: Path, ledger: Ledger | None, listener: soc
         others = [end_idle_sessions(ledger, config.session_timeout)] if ledger else []
         if loops.learning is not None and ledger is not None:
             others.append(score_imported(ledger, sampler, config.recorded_top))
-            if console.is_terminal:
+            if on_terminal(stderr=True):
                 others.append(show_learning(loops.learning, console))
         if rollout is not None:
             others.append(rollout.run(local_url(config, port) + "/v1"))
@@ -298,8 +301,12 @@ def event_loop() -> asyncio.AbstractEventLoop:
 
 
 def start_logging(level: str) -> None:
-    handler = RichHandler(console=console, show_path=False, omit_repeated_times=False)
-    logging.basicConfig(level=level.upper(), format="%(message)s", datefmt="%H:%M:%S", handlers=[handler])
+    """On a terminal lines are wrapped to be read; elsewhere each is one line."""
+    if on_terminal(stderr=True):
+        handler = RichHandler(console=console, show_path=False, omit_repeated_times=False)
+        logging.basicConfig(level=level.upper(), format="%(message)s", datefmt="%H:%M:%S", handlers=[handler])
+    else:
+        logging.basicConfig(level=level.upper(), format=PLAIN_LINE, datefmt="%Y-%m-%d %H:%M:%S")
     # Every request to the Hub would be a line of its own.
     for noisy in ("httpx", "httpcore", "filelock", "uvicorn", "tinker"):
         logging.getLogger(noisy).setLevel(max(logging.WARNING, logging.getLogger().level))
