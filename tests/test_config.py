@@ -3,9 +3,11 @@
 import argparse
 import json
 import re
+import sys
 from collections.abc import Mapping
 from itertools import chain
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -478,6 +480,37 @@ class TestCommandLine:
         monkeypatch.setattr("torch.cuda.is_available", lambda: False)
         refusal = self.refused(capsys, "serve", "--dry-run", "--model-name", str(tiny_model), "--device", "cuda")
         assert "CUDA" in refusal
+
+    def test_a_context_that_the_model_is_not_made_for(
+        self, capsys: pytest.CaptureFixture[str], tiny_model: Path
+    ) -> None:
+        serve = ("serve", "--dry-run", "--model-name", str(tiny_model), "--max-context-tokens")
+        assert main([*serve, "512"]) == 0
+        capsys.readouterr()
+        refusal = self.refused(capsys, *serve, "513")
+        assert "--max-context-tokens 513 is more than the model's 512." in refusal
+
+    @pytest.mark.parametrize(
+        ("package", "given"), [("wandb", ("--wandb-project", "x")), ("tensorboard", ("--tensorboard",))]
+    )
+    def test_a_package_that_is_missing(
+        self,
+        capsys: pytest.CaptureFixture[str],
+        monkeypatch: pytest.MonkeyPatch,
+        tmp_path: Path,
+        tiny_model: Path,
+        package: str,
+        given: tuple[str, ...],
+    ) -> None:
+        """Also where a folder has its name, as Weights & Biases leaves one."""
+        serve = ("serve", "--dry-run", "--model-name", str(tiny_model), *given)
+        monkeypatch.setitem(sys.modules, package, None)
+        expected = f"{given[0]} needs the package: pip install {package}."
+        assert expected in self.refused(capsys, *serve)
+        monkeypatch.setitem(sys.modules, package, ModuleType(package))
+        sys.modules[package].__file__ = None
+        assert expected in self.refused(capsys, *serve)
+        assert main([*serve, "--max-steps", "0"]) == 0
 
     def test_brackets_in_values_are_shown_as_they_are(
         self, capsys: pytest.CaptureFixture[str], tiny_model: Path

@@ -158,6 +158,12 @@ def checked(folder: Path) -> Path:
     return folder
 
 
+def longest_context(folder: Path) -> int | None:
+    """The tokens that a model is made for, as the config.json of a `checked` folder says; None if it does not."""
+    length = json.loads((folder / "config.json").read_text()).get("max_position_embeddings")
+    return length if isinstance(length, int) else None
+
+
 def missing_files(folder: Path) -> list[str]:
     """What every engine reads and the folder does not hold."""
     needed = ["config.json", "tokenizer.json"]

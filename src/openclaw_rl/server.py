@@ -47,6 +47,7 @@ from openclaw_rl.models import (
     can_be_fetched,
     checked,
     find_model,
+    longest_context,
 )
 from openclaw_rl.options import ConfigError
 from openclaw_rl.progress import show_learning
@@ -93,7 +94,7 @@ def check_local(config: Config) -> None:
     try:
         found = find_model(config.model_name, config.cache_dir.expanduser())
         if found is not None:
-            checked(found)
+            check_context(config, checked(found))
     except ModelNotFound as error:
         raise ConfigError(str(error)) from None
     if config.device == "cuda":
@@ -103,6 +104,13 @@ def check_local(config: Config) -> None:
             raise ConfigError("--device cuda was asked for, but PyTorch sees no CUDA device; use --device auto.")
     if found is None and not can_be_fetched(config.model_name):
         raise ConfigError(f"There is no folder or GGUF file {config.model_name}. --model-name also takes a Hub id.")
+
+
+def check_context(config: Config, folder: Path) -> None:
+    """Raise ConfigError for a context that the model is not made for, before the engine would find out."""
+    asked, longest = config.max_context_tokens, longest_context(folder)
+    if asked is not None and longest is not None and asked > longest:
+        raise ConfigError(f"--max-context-tokens {asked} is more than the model's {longest}.")
 
 
 def serve(config: Config, start: Start) -> None:

@@ -71,9 +71,13 @@ def sinks(config: Config, run_dir: Path, registry: CollectorRegistry) -> list[Si
 
 
 def check_learning(config: Config) -> None:
-    """What can be wrong with the owner's files, said before a model is loaded. Raises ConfigError."""
+    """What can be wrong with the owner's files and packages, said before a model is loaded. Raises ConfigError."""
     if config.gate:
         read_items(config.gate)
+    if config.tensorboard:
+        TensorBoard.check()
+    if config.wandb_project:
+        WeightsAndBiases.check()
     if config.custom_loss_function_path:
         check_plugin(config.custom_loss_function_path, LOSS_OPTION, LOSS_NAMES)
 

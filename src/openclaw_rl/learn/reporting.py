@@ -1,5 +1,6 @@
 """What a step did: a line in the log, a line in `metrics.jsonl`, Prometheus, and others when they are asked for."""
 
+import importlib
 import json
 import logging
 import time
@@ -61,6 +62,17 @@ class StepReport:
         )
 
 
+def need(package: str, option: str) -> None:
+    """Raise ConfigError if a package that an option asks for cannot be imported."""
+    try:
+        found = importlib.import_module(package).__file__
+    except ImportError:
+        found = None
+    # A folder of that name, as Weights & Biases leaves one where it is used, is imported as an empty package.
+    if found is None:
+        raise ConfigError(f"{option} needs the package: pip install {package}.")
+
+
 class Sink(Protocol):
     """Where reports go."""
 
@@ -102,14 +114,18 @@ class TensorBoard:
     """Scalars for TensorBoard, where it is installed: with its own writer, since PyTorch's would load PyTorch."""
 
     def __init__(self, folder: Path) -> None:
-        try:
-            from tensorboard.compat.proto import event_pb2, summary_pb2
-            from tensorboard.summary.writer.event_file_writer import EventFileWriter
-        except ImportError:
-            raise ConfigError("--tensorboard needs the package: pip install tensorboard.") from None
+        self.check()
+        from tensorboard.compat.proto import event_pb2, summary_pb2
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
         folder.mkdir(parents=True, exist_ok=True)
         self._writer = EventFileWriter(str(folder))
         self._event, self._summary = event_pb2.Event, summary_pb2.Summary
+
+    @staticmethod
+    def check() -> None:
+        """Raise ConfigError where it is not installed."""
+        need("tensorboard", "--tensorboard")
 
     def write(self, report: StepReport) -> None:
         values = [self._summary.Value(tag=name, simple_value=value) for name, value in numbers(report).items()]
@@ -122,16 +138,20 @@ class WeightsAndBiases:
     """A run at Weights & Biases, where it is installed."""
 
     def __init__(self, project: str, folder: Path, settings: Mapping[str, Any]) -> None:
-        try:
-            import wandb
-        except ImportError:
-            raise ConfigError("--wandb-project needs the package: pip install wandb.") from None
+        self.check()
+        import wandb
+
         try:
             self._run = wandb.init(project=project, dir=str(folder), config=dict(settings))
         except wandb.Error as error:
             raise ConfigError(
                 f"--wandb-project {project}: {error} WANDB_MODE=offline keeps the metrics here."
             ) from None
+
+    @staticmethod
+    def check() -> None:
+        """Raise ConfigError where it is not installed."""
+        need("wandb", "--wandb-project")
 
     def write(self, report: StepReport) -> None:
         self._run.log(numbers(report), step=report.step, commit=True)
