@@ -116,11 +116,13 @@ def test_the_gate_can_be_read() -> None:
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (("--custom-loss-function-path", "nowhere.py"), "--custom-loss-function-path: nowhere.py cannot be read"),
+        (("--custom-loss-function-path", "nowhere.py"), "--custom-loss-function-path: there is no file nowhere.py."),
         (("--custom-loss-function-path", "{}:other"), "has no other"),
         (("--custom-generate-function-path", "{}"), "--custom-generate-function-path: .* has no generate"),
         (("--rollout-function-path", "{}:compute_loss"), "is not an async function"),
-        (("--gate", "nowhere.jsonl"), "--gate nowhere.jsonl cannot be read"),
+        (("--gate", "nowhere.jsonl"), "--gate: there is no file nowhere.jsonl."),
+        (("--gate", str(EXAMPLES)), "--gate: .* cannot be read: Is a directory."),
+        (("--judge-rubric", "nowhere.md"), "--judge-rubric: there is no file nowhere.md."),
         (("--resume-from-ckpt", "nowhere"), "--resume-from-ckpt: .*nowhere is not a checkpoint"),
     ],
 )

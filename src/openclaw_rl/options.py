@@ -124,6 +124,18 @@ def read_file(path: Path, model: type[BaseModel]) -> dict[str, Any]:
     return options
 
 
+def read_text(path: Path, option: str) -> str:
+    """The text of a file that an option names. Raises ConfigError."""
+    try:
+        return path.expanduser().read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(f"{option}: there is no file {path}.") from None
+    except OSError as error:
+        raise ConfigError(f"{option}: {path} cannot be read: {error.strerror}.") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{option}: {path} is not text in UTF-8.") from None
+
+
 def problem(error: ValidationError, model: type[BaseModel], origins: Mapping[str, str]) -> ConfigError:
     """The first thing that is wrong, in words a user can act on; never the value of a secret."""
     first = error.errors()[0]

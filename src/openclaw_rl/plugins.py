@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from openclaw_rl.options import ConfigError
+from openclaw_rl.options import ConfigError, read_text
 
 #: The option of a custom loss and what a file may call it: here, because the server checks it without PyTorch.
 LOSS_OPTION, LOSS_NAMES = "--custom-loss-function-path", ("compute_loss", "loss")
@@ -42,8 +42,8 @@ def check_plugin(given: str, option: str, names: Sequence[str]) -> None:
         return
     path = Path(place).expanduser()
     try:
-        tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
-    except (OSError, UnicodeDecodeError, SyntaxError) as error:
+        tree = ast.parse(read_text(path, option), str(path))
+    except SyntaxError as error:
         raise ConfigError(f"{option}: {path} cannot be read: {error}.") from error
     wanted = {name} if name else set(names)
     if not wanted & {getattr(node, "name", "") for node in tree.body}:

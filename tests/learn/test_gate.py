@@ -137,32 +137,44 @@ def test_a_file_is_read_line_by_line_and_empty_lines_do_not_count(tmp_path: Path
     ]
 
 
+TEXTS = "contains is a text or a list of texts."
+A_PROMPT = "a prompt is a text or a list of messages."
+LINE = 'A line is a prompt with checks, such as {"prompt": "What is the capital of France?", "contains": "Paris"}.'
+CHECKS = "contains, excludes, matches, max_words, min_words"
+
+
 @pytest.mark.parametrize(
-    "line",
+    ("line", "said"),
     [
-        "hello",
-        "[]",
-        "3",
-        '{"contains": "hello"}',
-        '{"prompt": "hello"}',
-        '{"prompt": "hello", "contians": "hello"}',
-        '{"prompt": "hello", "matches": "("}',
-        '{"prompt": "hello", "matches": 3}',
-        '{"prompt": "hello", "max_words": "five"}',
-        '{"prompt": "hello", "min_words": null}',
-        '{"prompt": "hello", "contains": 5}',
-        '{"prompt": "hello", "excludes": [5]}',
-        '{"prompt": 5, "contains": "hello"}',
-        '{"prompt": {"role": "user"}, "contains": "hello"}',
-        '{"prompt": ["hello"], "contains": "hello"}',
-        '{"prompt": [], "contains": "hello"}',
+        ("hello", f" is not JSON. {LINE}"),
+        ("[]", f" has no prompt. {LINE}"),
+        ("3", f" has no prompt. {LINE}"),
+        ('{"contains": "hello"}', f" has no prompt. {LINE}"),
+        ('{"prompt": "hello"}', f": give some of {CHECKS}."),
+        ('{"prompt": "hello", "contians": "hello"}', f": give some of {CHECKS}, not contians."),
+        (
+            '{"prompt": "hello", "matches": "("}',
+            ": matches is no regular expression: missing ), unterminated subpattern at position 0.",
+        ),
+        ('{"prompt": "hello", "matches": 3}', ": matches is a regular expression."),
+        ('{"prompt": "hello", "max_words": "five"}', ": max_words is a number."),
+        ('{"prompt": "hello", "min_words": null}', ": min_words is a number."),
+        ('{"prompt": "hello", "contains": 5}', f": {TEXTS}"),
+        ('{"prompt": "hello", "contains": {"a": "b"}}', f": {TEXTS}"),
+        ('{"prompt": "hello", "contains": []}', f": {TEXTS}"),
+        ('{"prompt": "hello", "excludes": [5]}', ": excludes is a text or a list of texts."),
+        ('{"prompt": 5, "contains": "hello"}', f": {A_PROMPT}"),
+        ('{"prompt": {"role": "user"}, "contains": "hello"}', f": {A_PROMPT}"),
+        ('{"prompt": ["hello"], "contains": "hello"}', f": {A_PROMPT}"),
+        ('{"prompt": [], "contains": "hello"}', f": {A_PROMPT}"),
     ],
 )
-def test_a_line_that_is_no_examination_is_named_at_the_start(tmp_path: Path, line: str) -> None:
+def test_a_line_that_is_no_examination_is_named_at_the_start_and_in_words(tmp_path: Path, line: str, said: str) -> None:
     path = tmp_path / "gate.jsonl"
     path.write_text('{"prompt": "hello", "contains": "hello"}\n' + line + "\n")
-    with pytest.raises(ConfigError, match=r"gate\.jsonl:2"):
+    with pytest.raises(ConfigError) as caught:
         read_items(path)
+    assert str(caught.value) == f"--gate {path}:2{said}"
 
 
 @pytest.mark.parametrize("content", [b"", b"\n \n", b"\xff\xfe", None])
@@ -170,7 +182,7 @@ def test_a_file_without_an_examination_is_said_at_the_start(tmp_path: Path, cont
     path = tmp_path / "gate.jsonl"
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(ConfigError, match=r"--gate .*gate\.jsonl"):
+    with pytest.raises(ConfigError, match=r"--gate: .*gate\.jsonl"):
         read_items(path)
 
 

@@ -15,7 +15,7 @@ from openclaw_rl.judge.loop import JudgeLoop
 from openclaw_rl.judge.metrics import JudgeMetrics
 from openclaw_rl.judge.teacher import Curriculum, Teacher
 from openclaw_rl.ledger.ledger import Ledger
-from openclaw_rl.options import ConfigError
+from openclaw_rl.options import ConfigError, read_text
 from openclaw_rl.plugins import load_plugin
 from openclaw_rl.rendering.chat import ChatRenderer
 from openclaw_rl.rendering.tokenizer import ChatTokenizer
@@ -91,12 +91,7 @@ def asker(config: Config, model: JudgingModel | None) -> Asker:
 
 def read_rubric(path: Path | None) -> str:
     """The owner's guidelines. Raises ConfigError if they cannot be read."""
-    if path is None:
-        return ""
-    try:
-        return path.expanduser().read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--judge-rubric {path} cannot be read: {error}.") from error
+    return read_text(path, "--judge-rubric") if path else ""
 
 
 def check_teacher(policy: ChatTokenizer, teacher: ChatTokenizer) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from openclaw_rl.engines.base import Sampler
-from openclaw_rl.options import ConfigError
+from openclaw_rl.options import ConfigError, read_text
 from openclaw_rl.rendering.chat import ChatRenderer, Message
 from openclaw_rl.types import Priority, SampleRequest, SamplingParams
 
@@ -23,6 +23,7 @@ ANSWER_TOKENS = 256
 #: stand in the queue in front of judges.
 AT_ONCE = 16
 CHECKS = ("contains", "excludes", "matches", "max_words", "min_words")
+EXPECTED = 'A line is a prompt with checks, such as {"prompt": "What is the capital of France?", "contains": "Paris"}.'
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,39 +97,54 @@ def texts(given: Any) -> list[str]:
 
 def read_items(path: Path) -> list[Item]:
     """The examination in a file. Raises ConfigError with the line that is wrong."""
-    try:
-        lines = path.expanduser().read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--gate {path} cannot be read: {error}.") from error
+    lines = read_text(path, "--gate").splitlines()
     items = [read_item(line, f"{path}:{number}") for number, line in enumerate(lines, start=1) if line.strip()]
     if not items:
-        raise ConfigError(f"--gate {path} has no prompt in it.")
+        raise ConfigError(f"--gate: {path} has no prompt in it.")
     return items
-
-
-def check_types(given: dict[str, Any]) -> None:
-    """Raise ValueError if a check is not what it can be: after a step it would be too late."""
-    for name in ("contains", "excludes"):
-        if name in given and not (given[name] and all(isinstance(text, str) for text in texts(given[name]))):
-            raise ValueError(f"{name} is a text or a list of texts")
-    for name in ("max_words", "min_words"):
-        if name in given and (not isinstance(given[name], int) or isinstance(given[name], bool)):
-            raise ValueError(f"{name} is a number")
 
 
 def read_item(line: str, where: str) -> Item:
     try:
         given = json.loads(line)
-        prompt = given.pop("prompt")
-        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
-        if not messages or not all(isinstance(message, dict) and "role" in message for message in messages):
-            raise ValueError("a prompt is a text or a list of messages")
-        re.compile(given.get("matches", ""))
-        check_types(given)
-    except (ValueError, AttributeError, KeyError, TypeError, re.error) as error:
-        raise ConfigError(f"--gate {where}: not a prompt with checks: {error!r}.") from error
+    except ValueError:
+        raise ConfigError(f"--gate {where} is not JSON. {EXPECTED}") from None
+    if not isinstance(given, dict) or "prompt" not in given:
+        raise ConfigError(f"--gate {where} has no prompt. {EXPECTED}")
+    prompt = given.pop("prompt")
+    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    if wrong := wrong_prompt(messages) or wrong_check(given):
+        raise ConfigError(f"--gate {where}: {wrong}.")
+    return Item(messages, given)
+
+
+def wrong_prompt(messages: Any) -> str:
+    """What is wrong with a prompt, if something is."""
+    fit = isinstance(messages, list) and all(isinstance(one, dict) and "role" in one for one in messages)
+    return "" if fit and messages else "a prompt is a text or a list of messages"
+
+
+def wrong_check(given: dict[str, Any]) -> str:
+    """What is wrong with a prompt's checks, if something is: after a step it would be too late."""
     unknown = given.keys() - set(CHECKS)
     if unknown or not given:
         instead = f", not {', '.join(sorted(unknown))}" if unknown else ""
-        raise ConfigError(f"--gate {where}: give some of {', '.join(CHECKS)}{instead}.")
-    return Item(messages, given)
+        return f"give some of {', '.join(CHECKS)}{instead}"
+    for name in given.keys() & {"contains", "excludes"}:
+        several = [given[name]] if isinstance(given[name], str) else given[name]
+        if not (given[name] and isinstance(several, list) and all(isinstance(text, str) for text in several)):
+            return f"{name} is a text or a list of texts"
+    for name in given.keys() & {"max_words", "min_words"}:
+        if not isinstance(given[name], int) or isinstance(given[name], bool):
+            return f"{name} is a number"
+    return wrong_pattern(given.get("matches", ""))
+
+
+def wrong_pattern(pattern: Any) -> str:
+    if not isinstance(pattern, str):
+        return "matches is a regular expression"
+    try:
+        re.compile(pattern)
+    except (re.error, OverflowError) as error:
+        return f"matches is no regular expression: {error}"
+    return ""
