@@ -224,6 +224,18 @@ def test_a_refused_step_leaves_everything_bit_for_bit_as_it_was(
     assert state(student, tmp_path / "one") == state(other, tmp_path / "other")
 
 
+@pytest.mark.parametrize("advantage", [1.0, -1.0])
+def test_an_answer_that_the_policy_would_not_have_given_is_learned_within_the_limit(
+    decoder: Decoder, advantage: float
+) -> None:
+    """As an imported one: its tokens are improbable, and their ratios say more than the policy has moved."""
+    student = Student(decoder, options(learning_rate=2e-2, max_kl=0.5))
+    assert student.step(batch(student, advantage=advantage)).kl_old > 0
+    runaway = Student(decoder, options(learning_rate=2.0, max_kl=0.5))
+    with pytest.raises(StepRefused, match="--max-kl"):
+        runaway.step(batch(runaway, advantage=advantage))
+
+
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
 @pytest.mark.parametrize("steps", [0, 2])
 def test_a_step_that_is_taken_back_never_was(decoder: Decoder, tmp_path: Path, steps: int, dropout: float) -> None:

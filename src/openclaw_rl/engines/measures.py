@@ -10,7 +10,14 @@ SpanLogprobs = list[list[list[float]]]
 
 
 def distance(one: SpanLogprobs, other: SpanLogprobs) -> float:
-    """The divergence of `other` from `one`, a token: never negative, from tokens that one of them may have sampled."""
+    """How far two policies are apart, a token: never negative, the same either way.
+
+    With r the log-ratio of a token, e^r - 1 - r estimates KL(one || other) from tokens that `one` sampled, and
+    e^-r - 1 + r KL(other || one) from the other's. Of a small move both are r²/2. An imported token was sampled by
+    neither, and then the first overstates without limit where an improbable token became likelier, the second where a
+    likely one became less so. The smaller of the two, |r| - 1 + e^-|r|, never grows faster than |r|: a few tokens
+    cannot make a move look large, while many that moved far still do.
+    """
     pairs = [
         (a, b)
         for first, second in zip(one, other, strict=True)
@@ -19,8 +26,8 @@ def distance(one: SpanLogprobs, other: SpanLogprobs) -> float:
     ]
     if not pairs:
         return 0.0
-    ratios = [min(max(b - a, -MAX_LOG_RATIO), MAX_LOG_RATIO) for a, b in pairs]
-    return sum(math.exp(ratio) - 1 - ratio for ratio in ratios) / len(ratios)
+    ratios = [min(abs(b - a), MAX_LOG_RATIO) for a, b in pairs]
+    return sum(ratio - 1 + math.exp(-ratio) for ratio in ratios) / len(ratios)
 
 
 def check_move(moved: float, most: float) -> None:
