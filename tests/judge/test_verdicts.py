@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from openclaw_rl.cli import main
-from openclaw_rl.ledger import changes, queries, verdicts
+from openclaw_rl.ledger import changes, queries, updates, verdicts
 from openclaw_rl.ledger.schema import FILE, MIGRATIONS, connect, migrate
 from openclaw_rl.ledger.states import State
 from openclaw_rl.types import Feedback, Hint, Question, SampleKind, SessionKey, Source, Verdict, Vote
@@ -295,14 +295,40 @@ async def test_a_good_turn_that_was_used_already_is_a_good_turn(book: Book, stat
 
 
 @pytest.mark.parametrize("path", [(State.BATCHED,), (State.BATCHED, State.APPLIED)])
-async def test_a_turn_that_was_used_already_is_never_chosen(book: Book, path: tuple[State, ...]) -> None:
+async def test_a_turn_that_was_used_already_is_never_chosen_nor_a_worse_one_in_its_place(
+    book: Book, path: tuple[State, ...]
+) -> None:
     used, left = judged(book, -0.5, 0, -1), judged(book, -1, -1)
     book.move(used, *path)
-    assert await settled(book) == [left]
+    assert await settled(book) == []
     assert (book.state(used), score(book, used)) == (path[-1], -0.5)
-    alone = judged(book, -1, -1, session="t")
-    book.move(alone, *path)
-    assert await settled(book, session="t") == []
+    assert (book.state(left), score(book, left)) == (State.JUDGED, -1)
+    worse, better = judged(book, -1, -1, session="t"), judged(book, 0, 0, session="t")
+    book.move(worse, *path)
+    assert await settled(book, session="t") == [better]
+    equal, one = judged(book, -1, -1, session="u"), judged(book, -1, -1, session="u")
+    book.move(one, *path)
+    assert await settled(book, session="u") == [equal]
+
+
+def set_aside(book: Book, turn: int) -> None:
+    """A step that would have had the turn was refused."""
+    book.move(turn, State.BATCHED)
+    book.change(updates.quarantine, 1, [turn], "the loss is not finite")
+
+
+async def test_a_good_turn_whose_step_was_refused_is_a_good_turn(book: Book) -> None:
+    good, bad = judged(book, 1, 1, 1), judged(book, -1, -1)
+    set_aside(book, good)
+    assert await settled(book) == []
+    assert (score(book, good), score(book, bad)) == (1, -1)
+
+
+async def test_a_turn_whose_step_was_refused_is_never_chosen_nor_a_worse_one_in_its_place(book: Book) -> None:
+    refused, worse = judged(book, -0.5, 0, -1), judged(book, -1, -1)
+    set_aside(book, refused)
+    assert await settled(book) == []
+    assert (book.state(refused), score(book, worse)) == (State.DROPPED, -1)
 
 
 async def test_a_turn_without_a_next_state_is_never_chosen(book: Book) -> None:
@@ -310,7 +336,9 @@ async def test_a_turn_without_a_next_state_is_never_chosen(book: Book) -> None:
     await book.ledger.add_feedback("me", "c", 0, Feedback(-0.1))
     await book.ledger.record_verdict(last, Verdict(-0.1, Source.EXPLICIT), SampleKind.RL, "", 1)
     assert await settled(book) == []
-    other = judged(book, -1, -1)
+    judged(book, -1, -1)
+    assert await settled(book) == [], "the better one was said to be no good"
+    other = judged(book, 0, 0)
     assert await settled(book) == [other]
 
 
@@ -330,7 +358,7 @@ async def test_a_session_that_has_not_ended_or_not_been_judged_waits(book: Book)
     assert await book.ledger.settle_sessions(at_least_one=True) == [], "it goes on"
     ready = book.put(State.READY)
     assert await settled(book) == [], "a turn is to be judged"
-    await book.ledger.record_verdict(ready, Verdict(0.0), None, "the judge is neutral", 0)
+    await book.ledger.record_verdict(ready, Verdict(-1.0), SampleKind.RL, "", 0)
     assert await book.ledger.settle_sessions(at_least_one=True) == [first], "the other one has no next state"
 
 
@@ -365,12 +393,23 @@ async def said(book: Book, turn: int, completion: str, word: Feedback) -> None:
 @pytest.mark.parametrize("source", [Source.EXPLICIT, Source.ENVIRONMENT])
 async def test_what_was_explicitly_called_bad_is_never_chosen(book: Book, source: Source) -> None:
     """Nothing beats what somebody said of this very turn, so it cannot count as good."""
-    bad, other = judged(book, -1, -1, completion="c"), judged(book, -1, -1, -1)
-    await said(book, bad, "c", Feedback(-0.5, source=source))
+    bad, other = judged(book, 0, 0, completion="c"), judged(book, 0, 0, -1)
+    await said(book, bad, "c", Feedback(-0.75, source=source))
     assert await settled(book) == [other]
     alone = judged(book, -1, -1, completion="d", session="t")
     await said(book, alone, "d", Feedback(-0.5, source=source))
     assert await settled(book, session="t") == []
+
+
+@pytest.mark.parametrize("source", [Source.EXPLICIT, Source.ENVIRONMENT])
+@pytest.mark.parametrize("word", [0.0, -0.5])
+async def test_where_the_best_turn_was_explicitly_called_no_good_no_worse_one_is_chosen(
+    book: Book, source: Source, word: float
+) -> None:
+    best, worse = judged(book, -1, -1, completion="c"), judged(book, -1, -1, -1)
+    await said(book, best, "c", Feedback(word, source=source))
+    assert await settled(book) == []
+    assert (score(book, best), score(book, worse)) == (word, -1)
 
 
 async def test_a_word_that_takes_the_only_good_turn_away_makes_another_one_good(book: Book) -> None:

@@ -133,30 +133,35 @@ def settle_sessions(db: sqlite3.Connection, at_least_one: bool) -> list[int]:
 
 
 def _choose(db: sqlite3.Connection, session: int) -> int | None:
-    """Make the best turn of a session a good one, unless there is one; among equals the last.
+    """Make the best turn of a session a good one, unless there is one; among equals the last that can be.
 
-    What somebody explicitly said of a turn stands.
+    If none of the best can be made good, none is: a worse turn must not be praised in its place.
     """
     rows = db.execute(
-        "SELECT t.number, t.state, t.next_state, v.score, v.source FROM turns t JOIN verdicts v ON v.turn = t.number "
-        "WHERE t.session = ? AND v.score IS NOT NULL AND t.reason NOT LIKE ? ORDER BY t.number",
-        (session, f"{QUARANTINED}%"),
+        "SELECT t.number, t.state, t.reason, t.next_state, v.score, v.source "
+        "FROM turns t JOIN verdicts v ON v.turn = t.number WHERE t.session = ? AND v.score IS NOT NULL",
+        (session,),
     ).fetchall()
-    if any(row["score"] > 0 for row in rows):
+    if not rows or any(row["score"] > 0 for row in rows):
         return None
-    free = [row for row in rows if row["source"] not in (Source.EXPLICIT, Source.ENVIRONMENT)]
-    open_ = [row for row in free if row["next_state"] and row["state"] in (State.JUDGED, State.DROPPED)]
-    merits = [(_merit(db, row["number"]), int(row["number"]), State(row["state"])) for row in open_]
-    if not merits:
+    best = max(rows, key=lambda row: (_merit(db, row["number"]), _is_free(row), row["number"]))
+    if not _is_free(best):
         return None
-    _best, turn, state = max(merits)
+    turn = int(best["number"])
     found = load(db, turn)
     assert found is not None
     store(db, turn, replace(found[0], score=1.0, reason=AT_LEAST_ONE), SampleKind.RL)
-    if state is State.DROPPED:
+    if best["state"] == State.DROPPED:
         move(db, turn, State.READY)
         move(db, turn, State.JUDGED)
     return turn
+
+
+def _is_free(row: sqlite3.Row) -> bool:
+    """Whether a turn can be made a good one: nobody has said otherwise, and no step has used or refused it."""
+    spoken = row["source"] in (Source.EXPLICIT, Source.ENVIRONMENT)
+    used = row["state"] not in (State.JUDGED, State.DROPPED) or row["reason"].startswith(QUARANTINED)
+    return row["next_state"] is not None and not spoken and not used
 
 
 def _merit(db: sqlite3.Connection, turn: int) -> float:
