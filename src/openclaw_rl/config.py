@@ -487,7 +487,7 @@ class Config(BaseModel):
         if self.method in BOTH_SIGNALS and self.w_opd == self.w_rl == 0:
             raise ValueError("--w-opd and --w-rl are both 0, so there would be nothing to learn from")
         if self.baseline == "batch" and self.batch_size == 1:
-            raise ValueError("--baseline batch with --batch-size 1 measures each sample from itself: take 2 or more")
+            raise ValueError("--baseline batch has nothing to measure from with --batch-size 1: take 2 or more")
         return self
 
     @property

@@ -15,6 +15,7 @@ from openclaw_rl.ledger.states import State
 from openclaw_rl.types import SampleKind, SessionKey, Source, Span, TrainingSequence, TurnKind, Verdict
 
 RL = Weights(0, 1)
+CENTRED = Weights(0, 1, centred=True)
 
 
 def turn(number: int, prompt: Sequence[int], response: Sequence[int], score: float = 1.0) -> StoredTurn:
@@ -152,6 +153,22 @@ def test_equal_turns_of_two_conversations_go_into_both_or_neither_but_never_twic
 def test_one_turn_without_a_signal_is_said_and_not_left_out() -> None:
     with pytest.raises(NoSignal):
         to_sequences([turn(1, [1], [2]), turn(2, [1, 2, 3], [4], score=0.0)], RL)
+
+
+@pytest.mark.parametrize("score", [1.0, -1.0, 0.1, 1 / 3])
+def test_a_batch_that_was_judged_alike_teaches_nothing_once_it_is_measured_from_its_mean(score: float) -> None:
+    turns = [turn(number, [1, number], [3, 4], score) for number in range(2, 8)]
+    for count in (2, 3, 6):
+        with pytest.raises(NoSignal, match="alike"):
+            to_sequences(turns[:count], CENTRED)
+        assert len(to_sequences(turns[:count], RL)) == count
+    other = turn(9, [1, 9], [3, 4], score / 2)
+    assert len(to_sequences([*turns, other], CENTRED)) == 7
+
+
+def test_a_sample_alone_is_measured_from_nothing() -> None:
+    (sequence,) = to_sequences([turn(1, [1, 2], [3, 4], score=-1.0)], CENTRED)
+    assert sequence.spans[0].advantages == [-1.0, -1.0]
 
 
 def test_nothing_gives_nothing() -> None:

@@ -34,6 +34,7 @@ from openclaw_rl.types import SampleKind, Source, Verdict
 from records import Book
 
 SECONDS = 10
+CENTRED = Weights(0, 1, centred=True)
 
 
 class PickySampler(ScriptedSampler):
@@ -321,6 +322,53 @@ async def test_turns_without_a_gradient_never_count_towards_a_batch(run: Run) ->
     (another,) = run.judged(1)
     await run.trained(good, another)
     assert run.learner.policy == [[good, another]]
+
+
+async def test_no_step_is_made_of_a_batch_that_was_judged_alike(tmp_path: Path) -> None:
+    """With no gradient the optimiser would walk on by its momentum, and the turns would count as learned from."""
+    async with a_run(tmp_path / "run", weights=CENTRED) as run:
+        await run.start()
+        alike = run.judged(2, score=-1.0)
+        await run.until(lambda: run.states(alike) == {State.DROPPED})
+        await run.rest()
+        assert run.book.read(alike[0]).reason == "no signal: its whole batch was judged alike (--baseline batch)"
+        assert "step" not in run.learner.calls
+        assert run.outcomes() == []
+        different = [*run.judged(1, score=1.0), *run.judged(1, score=-1.0)]
+        await run.trained(*different)
+        assert run.learner.policy == [different]
+
+
+async def test_a_batch_of_one_after_the_batch_timeout_is_measured_from_nothing(tmp_path: Path) -> None:
+    async with a_run(tmp_path / "run", weights=CENTRED, batch_timeout=0.01) as run:
+        seen: list[float] = []
+        await run.start()
+        run.learner.hooks["step"] = lambda sequences: seen.extend(sequences[0].spans[0].advantages)
+        await run.trained(*run.judged(1, score=-1.0))
+        assert set(seen) == {-1.0}
+
+
+async def test_a_locked_ledger_loses_no_turn_of_a_batch_that_was_judged_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is dropped or waits on, and none is left claimed."""
+    async with a_run(tmp_path / "run", weights=CENTRED) as run:
+        await run.start()
+        calls: list[int] = []
+        drop = run.book.ledger.drop
+
+        async def locked(turn: int, reason: str) -> None:
+            calls.append(turn)
+            if len(calls) == 2:
+                raise module.LedgerError("database is locked")
+            await drop(turn, reason)
+
+        monkeypatch.setattr(run.book.ledger, "drop", locked)
+        first, second = run.judged(2, score=-1.0)
+        await run.until(lambda: calls == [first, second] and run.states([second]) == {State.JUDGED})
+        assert run.states([first]) == {State.DROPPED}
+        (other,) = run.judged(1, score=1.0)
+        await run.trained(second, other)
 
 
 async def test_no_more_steps_than_max_steps(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ OLD = [-0.5, -0.25, -2.0]
 TEACHER = [-0.25, -1.25, -0.5]
 GAP = [0.25, -1.0, 1.5]
 TAUGHT = Hint("Say it in one sentence.", TEACHER)
+TWO_TOKENS = {"response_ids": [4, 5], "logprobs": [logprob + 1 for logprob in OLD[:2]]}
 RL, OPD, BOTH = Weights(0, 1), Weights(1, 0), Weights(1, 1)
 
 
@@ -201,13 +202,35 @@ def test_measured_from_the_batch_only_differences_count(book: Book) -> None:
     good = judged(book, Verdict(1.0, Source.LLM), SampleKind.RL)
     bad = judged(book, Verdict(-1.0, Source.LLM, hints=(TAUGHT,)), SampleKind.OPD_RL)
     worse = judged(book, Verdict(-1.0, Source.LLM), SampleKind.RL)
-    turns, weights = [good, bad, worse], of("combine", baseline="batch", w_rl=0.5)
+    hinted = judged(book, Verdict(hints=(Hint("Be brief, please.", OLD[:2]),)), SampleKind.OPD, **TWO_TOKENS)
+    turns, weights = [good, bad, worse, hinted], of("combine", baseline="batch", w_rl=0.5)
     found = [advantages(turn, weights, batch_baseline(turns, weights)) for turn in turns]
-    mean_gap = sum(GAP) / 3
+    mean_gap = (sum(GAP) / 3 + -1.0) / 2
     assert found[0] == pytest.approx([0.5 * (1 + 1 / 3)] * 3)
     assert found[1] == pytest.approx([gap - mean_gap + 0.5 * (-1 + 1 / 3) for gap in GAP])
     assert found[2] == pytest.approx([0.5 * (-1 + 1 / 3)] * 3)
+    assert found[3] == pytest.approx([-1.0 - mean_gap] * 2)
     assert batch_baseline(turns, of("combine")) == Baseline()
     # Where all are alike there is nothing to tell them apart by.
     alike = [worse, worse]
     assert advantages(worse, weights, batch_baseline(alike, weights)) == [0.0] * 3
+
+
+def test_a_long_reply_moves_what_gaps_are_measured_from_no_more_than_a_short_one(book: Book) -> None:
+    """The loss is the mean over a reply's tokens, then over replies: what it is measured from has to be so too."""
+
+    def reply(tokens: int, gap: float) -> StoredTurn:
+        taught = Hint("Say it in one sentence.", [-1.0 + gap] * tokens)
+        given = {"response_ids": [4] * tokens, "logprobs": [-1.0] * tokens}
+        return judged(book, Verdict(hints=(taught,)), SampleKind.OPD, **given)
+
+    turns = [reply(100, -1.0), reply(2, 1.0)]
+    assert batch_baseline(turns, of("opd", baseline="batch")).gap == pytest.approx(0.0)
+
+
+def test_a_signal_that_one_sample_of_a_batch_has_is_not_cancelled_by_its_own_mean(book: Book) -> None:
+    hinted = [judged(book, Verdict(hints=(TAUGHT,)), SampleKind.OPD) for _ in range(2)]
+    scored = judged(book, Verdict(-1.0, Source.LLM), SampleKind.RL)
+    weights = of("combine", baseline="batch")
+    assert advantages(scored, weights, batch_baseline([*hinted, scored], weights)) == [-1.0] * 3
+    assert batch_baseline([hinted[0], scored], weights) == Baseline()

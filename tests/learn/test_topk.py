@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from openclaw_rl.config import Config
 from openclaw_rl.learn.batches import to_sequences
 from openclaw_rl.learn.errors import NoSignal
-from openclaw_rl.learn.methods import Weights, batch_baseline, lesson, worth
+from openclaw_rl.learn.methods import Baseline, Weights, batch_baseline, lesson, worth
 from openclaw_rl.learn.topk import TopK, distil
 from openclaw_rl.ledger import verdicts
 from openclaw_rl.ledger.queries import StoredTurn
@@ -232,12 +232,17 @@ def test_scores_count_on_the_sampled_tokens_and_the_batch_is_measured_from_its_m
     (sequence,) = to_sequences([turn], weights)
     assert sequence.spans[0].advantages == [-2.0] * 3
     centred = replace(weights, centred=True)
-    base = batch_baseline([turn], centred)
+    assert batch_baseline([turn], centred) == Baseline()
+    agreeing = replace(taught(plain, policy, [("a hint of some length", policy)]), number=turn.number + 1)
+    base = batch_baseline([turn, agreeing], centred)
     assert base.score == -1.0
-    assert base.gap == pytest.approx(distil(turn, TopK(K, clip=0.5)).expected().mean())
-    others = to_sequences([turn], centred)[0].spans[0].alternatives
-    assert others is not None
-    assert others.advantages.sum(1).tolist() == pytest.approx([0.0] * 3, abs=1e-6)
+    assert base.gap == pytest.approx(distil(turn, TopK(K, clip=0.5)).expected().mean() / 2)
+    spans = [span for sequence in to_sequences([turn, agreeing], centred) for span in sequence.spans]
+    sums = [span.alternatives.advantages.sum(1) for span in spans if span.alternatives is not None]
+    assert len(sums) == 2
+    assert (sums[0] + sums[1]).tolist() == pytest.approx([0.0] * 3, abs=1e-6)
+    with pytest.raises(NoSignal, match="alike"):
+        to_sequences([replace(agreeing, sample=SampleKind.RL), replace(turn, sample=SampleKind.RL)], centred)
     assert len(worth(turn, weights)) == 3
 
 

@@ -2,15 +2,23 @@
 
 from collections.abc import Sequence
 
+import numpy as np
+
+from openclaw_rl.learn.errors import NoSignal
 from openclaw_rl.learn.methods import Baseline, Weights, alternatives, batch_baseline, lesson
 from openclaw_rl.ledger.queries import StoredTurn
 from openclaw_rl.types import Span, TrainingSequence
+
+#: At most so much is left of signals that are equal, by rounding. The optimiser would make a whole step of it.
+ROUNDING = 1e-9
 
 
 def to_sequences(turns: Sequence[StoredTurn], weights: Weights) -> list[TrainingSequence]:
     """A batch as few sequences: a turn whose very tokens begin another's is a span of that one. Raises NoSignal."""
     baseline = batch_baseline(turns, weights)
     spans = {turn.number: to_span(turn, weights, baseline) for turn in turns}
+    if weights.centred and not any(map(teaches, spans.values())):
+        raise NoSignal("its whole batch was judged alike (--baseline batch)")
     longest_first = sorted(turns, key=lambda turn: (-length(turn), turn.number))
     groups: list[tuple[list[int], list[Span]]] = []
     for turn in longest_first:
@@ -28,6 +36,12 @@ def to_span(turn: StoredTurn, weights: Weights, baseline: Baseline) -> Span:
     own = lesson(turn, weights, baseline)
     others = alternatives(own.distilled, weights, baseline) if own.distilled else None
     return Span(turn.number, start, start + len(turn.response_ids), turn.logprobs, own.advantages, others)
+
+
+def teaches(span: Span) -> bool:
+    """Whether anything in it has a slope."""
+    others = 0.0 if span.alternatives is None else float(np.abs(span.alternatives.advantages).max(initial=0.0))
+    return others > ROUNDING or any(abs(advantage) > ROUNDING for advantage in span.advantages)
 
 
 def free(taken: Sequence[Span], span: Span) -> bool:

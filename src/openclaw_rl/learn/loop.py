@@ -253,8 +253,14 @@ class LearnLoop:
         return None
 
     async def _step(self, turns: Sequence[StoredTurn]) -> StepResult | None:
-        """Let the learner make the step; None if it refuses it. Only what happens here is the batch's own fault."""
-        sequences = await asyncio.to_thread(to_sequences, turns, self.weights)
+        """Let the learner make the step; None if there is none. Only what happens here is the batch's own fault."""
+        try:
+            sequences = await asyncio.to_thread(to_sequences, turns, self.weights)
+        except NoSignal as error:
+            # A step of nothing would still go on in the direction of those before it.
+            log.info("Step %d is not made of these %d turns: %s.", self.step + 1, len(turns), error)
+            await self._drop([turn.number for turn in turns], error)
+            return None
         # Until the step counts, or is taken back.
         self._astray = True
         try:
@@ -297,8 +303,12 @@ class LearnLoop:
             except UnknownTurn:
                 continue  # it was forgotten a moment ago
             except NoSignal as error:
-                await self.ledger.drop(number, f"no signal: {error}")
+                await self._drop([number], error)
         return fit
+
+    async def _drop(self, numbers: Sequence[int], error: NoSignal) -> None:
+        for number in numbers:
+            await self.ledger.drop(number, f"no signal: {error}")
 
     async def _serve(self, turns: Sequence[StoredTurn], result: StepResult) -> StepReport:
         """Put the learner's policy in place of the one that serves, if it passes. Raises NotPromoted if not.

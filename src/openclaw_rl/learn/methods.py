@@ -101,14 +101,23 @@ def worth(turn: StoredTurn, weights: Weights) -> list[float]:
 
 
 def batch_baseline(turns: Sequence[StoredTurn], weights: Weights) -> Baseline:
-    """The means over a batch: of the gaps over all tokens that have one, of the scores over all samples."""
+    """The means over a batch's samples: of each one's mean gap, as the loss is a mean of means, and of the scores."""
     if not weights.centred:
         return NOTHING
-    gaps = [gap for turn in turns for gap in gaps_of(turn, weights) or ()]
-    for distilled in (distilled_of(turn, weights) for turn in turns):
-        gaps += [] if distilled is None else distilled.expected().tolist()
+    gaps = [fmean(own) for turn in turns if (own := taught_gaps(turn, weights))]
     scores = [score for turn in turns if (score := score_of(turn, weights)) is not None]
-    return Baseline(fmean(gaps) if gaps else 0.0, fmean(scores) if scores else 0.0)
+    return Baseline(mean_of_several(gaps), mean_of_several(scores))
+
+
+def mean_of_several(values: Sequence[float]) -> float:
+    """What a signal is measured from; 0 if one sample alone has it, which its own mean would cancel."""
+    return fmean(values) if len(values) > 1 else 0.0
+
+
+def taught_gaps(turn: StoredTurn, weights: Weights) -> list[float]:
+    """The gap at each token that is distilled about, whichever way; none where nothing is."""
+    distilled = distilled_of(turn, weights)
+    return gaps_of(turn, weights) or [] if distilled is None else distilled.expected().tolist()
 
 
 def distilled_of(turn: StoredTurn, weights: Weights) -> Distilled | None:
