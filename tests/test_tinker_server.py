@@ -196,3 +196,22 @@ async def test_likeliest_tokens_are_distilled(cloud: Cloud, tiny_model: Path, tm
     assert step["opd_rl"] == 2
     assert step["left_out"] == 0
     assert len((tmp_path / "run" / "records.jsonl").read_text().splitlines()) == 2
+
+
+@pytest.mark.skipif(not NEW_SDK, reason="this version of the SDK does not tell the likeliest tokens of what is sampled")
+async def test_recorded_log_probs_are_raw_on_a_service_whose_own_are_not(
+    cloud: Cloud, tiny_model: Path, tmp_path: Path
+) -> None:
+    cloud.shows_drawn = True
+    run_dir = tmp_path / "run"
+    async with serving(tiny_model, run_dir, method="topk-select") as client:
+        await ask(client, temperature=0.6, top_p=0.9)
+    ledger = Ledger(run_dir)
+    turn = ledger.load_turn(1)
+    ledger.close()
+    assert turn.top is not None
+    size, k = turn.top.ids.shape
+    expected = cloud.scores([*turn.prompt_ids, *turn.response_ids], size, 0, top_k=k)
+    assert turn.logprobs == pytest.approx(expected.logprobs, abs=1e-4)
+    assert turn.top.ids.tolist() == expected.top.ids.tolist()
+    assert turn.top.logprobs == pytest.approx(expected.top.logprobs, abs=1e-4)

@@ -332,6 +332,125 @@ async def test_logprobs_that_are_missing_or_wrong_are_asked_for(
     assert [token.logprob for token in told] == pytest.approx([token.logprob for token in right], abs=1e-4)
 
 
+SHAPED: list[dict[str, Any]] = [
+    {"temperature": 0.7},
+    {"temperature": 0.0},
+    {"temperature": 1.1},
+    {"top_p": 0.9},
+    {"top_k": 5},
+]
+
+
+async def assert_raw(cloud: Cloud, tokens: list[SampledToken], top_k: int = 0, slot: int = 0) -> None:
+    """Log-probs of a completion, and of the likeliest tokens beside it, are the model's own."""
+    ids = [token.token_id for token in tokens]
+    expected = cloud.scores([*PROMPT, *ids], len(ids), slot, top_k=max(1, top_k))
+    assert [token.logprob for token in tokens] == pytest.approx(expected.logprobs, abs=1e-4)
+    if top_k and NEW_SDK:
+        assert [[id for id, _ in token.top] for token in tokens] == expected.top.ids.tolist()
+        told = np.array([[value for _, value in token.top] for token in tokens])
+        assert told == pytest.approx(expected.top.logprobs, abs=1e-4)
+
+
+@pytest.mark.parametrize("shows_drawn", [False, True])
+@pytest.mark.parametrize("shape", SHAPED, ids=str)
+async def test_logprobs_are_raw_whatever_was_drawn_from(
+    cloud: Cloud, sampler: TinkerSampler, shape: dict[str, Any], shows_drawn: bool
+) -> None:
+    plain = await collect(sampler, request(20, top_logprobs=3, **shape))
+    cloud.shows_drawn = shows_drawn
+    other = a_sampler(sampler.options.folder)
+    await other.start()
+    batches = [batch async for batch in other.sample(request(20, top_logprobs=3, **shape))]
+    await other.connection.close()
+    tokens = [token for batch in batches for token in batch]
+    assert [len(batch) for batch in batches] == [8, 8, 4]
+    assert [token.token_id for token in tokens] == [token.token_id for token in plain]
+    await assert_raw(cloud, tokens, top_k=3)
+
+
+async def test_a_service_that_shows_what_it_drew_from_says_so_once_and_is_asked_for_every_piece(
+    cloud: Cloud, sampler: TinkerSampler, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cloud.shows_drawn = True
+    await sampler.publish(1, await put_policy(cloud, tmp_path / "p"))
+    for version, slot in ((0, 0), (1, 1)):
+        tokens = await collect(sampler, request(12, n=3, temperature=0.7, version=version))
+        for index in range(3):
+            await assert_raw(cloud, [token for token in tokens if token.index == index], slot=slot)
+    assert sum("scored again" in record.message for record in caplog.records) == 1
+    cloud.calls.clear()
+    await collect(sampler, request(12))
+    assert len(cloud.calls) == 2, "what is drawn as it is needs no other log-probs"
+
+
+async def test_a_service_with_raw_logprobs_is_looked_at_once(
+    cloud: Cloud, sampler: TinkerSampler, tmp_path: Path
+) -> None:
+    await collect(sampler, request(8))
+    assert len(cloud.calls) == 1 + cloud.calls.index("sample"), "nothing is changed, so there is nothing to look for"
+    cloud.calls.clear()
+    # All at once, of which one looks: a draw and its scores.
+    jobs = [request(8, seed=seed, temperature=0.7) for seed in range(4)]
+    for tokens in await asyncio.gather(*(collect(sampler, job) for job in jobs)):
+        await assert_raw(cloud, tokens)
+    assert cloud.calls == ["sample"] * (4 + 2)
+    await sampler.publish(1, await put_policy(cloud, tmp_path / "p"))
+    cloud.calls.clear()
+    for shape in SHAPED:
+        await collect(sampler, request(8, **shape))
+    assert cloud.calls == ["sample"] * len(SHAPED)
+
+
+async def test_who_leaves_during_the_look_leaves_it_to_the_next(cloud: Cloud, sampler: TinkerSampler) -> None:
+    cloud.shows_drawn = True
+    cloud.fail("sample", 30.0)
+    first = sampler.sample(request(8, temperature=0.7))
+    second = asyncio.create_task(collect(sampler, request(8, temperature=0.7)))
+    while not cloud.calls.count("sample"):
+        await asyncio.sleep(0)
+    first.close()
+    await assert_raw(cloud, await second)
+
+
+async def test_a_server_that_cannot_score_serves_and_says_what_is_not_known(
+    cloud: Cloud, sampler: TinkerSampler, caplog: pytest.LogCaptureFixture
+) -> None:
+    cloud.fail("sample", lambda answer: answer, failed_request("user"), failed_request("user"))
+    for _ in range(2):
+        assert len(await collect(sampler, request(8, temperature=0.7))) == 8
+    assert sum("cannot be checked" in record.message for record in caplog.records) == 1
+
+
+@pytest.mark.skipif(not NEW_SDK, reason="this SDK does not tell the likeliest tokens of samples")
+async def test_the_likeliest_tokens_come_first_and_once(cloud: Cloud, sampler: TinkerSampler) -> None:
+    right = await collect(sampler, request(8, top_logprobs=3))
+
+    def drawn_first(answer: Any) -> Any:
+        (own,) = answer.sequences
+        both = zip(own.tokens, own.logprobs, own.topk_logprobs, strict=True)
+        tops = [[(id, logprob), *reversed(top)] for id, logprob, top in both]
+        return response([sequence(own.tokens, own.logprobs, own.stop_reason, tops)])
+
+    cloud.fail("sample", drawn_first)
+    assert await collect(sampler, request(8, top_logprobs=3)) == right
+
+
+async def test_the_teachers_likeliest_tokens_come_first_and_once(cloud: Cloud, sampler: TinkerSampler) -> None:
+    job = ScoreRequest([*PROMPT, 9, 10], 2, top_k=4)
+    right = (await sampler.score(job)).top
+
+    def given_first(answer: Any) -> Any:
+        tops = [top and [top[-1], *top] for top in answer.topk_prompt_logprobs]
+        return response(list(answer.sequences), list(answer.prompt_logprobs), tops)
+
+    cloud.fail("sample", given_first)
+    found = (await sampler.score(job)).top
+    assert right is not None
+    assert found is not None
+    assert found.ids.tolist() == right.ids.tolist()
+
+
 async def test_a_prompt_without_logprobs_is_no_zero(cloud: Cloud, sampler: TinkerSampler) -> None:
     for fault in (without_logprobs, lambda a: response(list(a.sequences), [None] * len(PROMPT))):
         cloud.fail("sample", *[fault] * 2)

@@ -6,6 +6,7 @@ Signatures are the installed SDK's, whichever version that is.
 
 import asyncio
 import copy
+import dataclasses
 import inspect
 from collections.abc import Awaitable, Callable
 from itertools import count
@@ -85,6 +86,18 @@ def rows_of(top: Likeliest) -> list[list[tuple[int, float]]]:
     return [list(zip(ids, values, strict=True)) for ids, values in rows]
 
 
+def drawn_from(row: list[tuple[int, float]], params: SamplingParams) -> dict[int, float]:
+    """What is drawn from where the raw log-probs, the likeliest first, are `row`."""
+    if not params.temperature:
+        return {row[0][0]: 0.0}
+    kept = row[: params.top_k or None]
+    probs = np.exp(np.array([value for _, value in kept]) / params.temperature)
+    probs /= probs.sum()
+    probs = probs[np.cumsum(probs) - probs < params.top_p]
+    logprobs = np.log(probs / probs.sum()).tolist()
+    return {id: value for (id, _), value in zip(kept, logprobs, strict=False)}
+
+
 def response(sequences: list[Any], prompt: Any = None, top: Any = None, targets: Any = None) -> Any:
     if NEW_TYPES:
         return types.SampleResponse(
@@ -97,7 +110,7 @@ def response(sequences: list[Any], prompt: Any = None, top: Any = None, targets:
 
 
 class Cloud:
-    """The service. `takes_means` and `knows_top_k` are what servers differ in."""
+    """The service. `takes_means`, `knows_top_k` and `shows_drawn` are what servers differ in."""
 
     def __init__(self, model: Path, folder: Path, name: str = "tiny/model") -> None:
         self.name, self.folder = name, folder
@@ -105,6 +118,8 @@ class Cloud:
         self.worker = Worker(self.decoder, WorkerOptions(model, "cpu", "float32", 8, None, 0.05, SLOTS, RANK))
         self.takes_means = False
         self.knows_top_k = True
+        self.shows_drawn = False
+        """Whether log-probs of samples are of what was drawn from: after temperature and truncation."""
         self.losses = {"ppo", "importance_sampling", "cispo", "cross_entropy"}
         self.states: dict[str, dict[str, Any]] = {}
         self.slots: dict[str, int] = {}
@@ -399,6 +414,8 @@ class Sampling:
             top_k,
         )
         drawn = self.cloud.sample(prompt, asked["num_samples"], own, self.slot)
+        if self.cloud.shows_drawn:
+            drawn = [self._as_drawn(prompt, tokens, own) for tokens in drawn]
         sequences = [
             sequence(
                 [token.token_id for token in tokens],
@@ -409,6 +426,17 @@ class Sampling:
             for tokens in drawn
         ]
         return response(sequences, *self._about_prompt(prompt, asked))
+
+    def _as_drawn(self, prompt: list[int], tokens: list[Any], params: SamplingParams) -> list[Any]:
+        """The tokens with log-probs of the distributions that they were drawn from."""
+        ids = [*prompt, *(token.token_id for token in tokens)]
+        whole = self.cloud.scores(ids, len(tokens), self.slot, top_k=self.cloud.decoder.shape.vocab).top
+        told = []
+        for token, row in zip(tokens, rows_of(whole), strict=True):
+            shaped = drawn_from(row, params)
+            top = tuple(list(shaped.items())[: params.top_logprobs])
+            told.append(dataclasses.replace(token, logprob=shaped[token.token_id], top=top))
+        return told
 
     def _about_prompt(self, prompt: list[int], asked: dict[str, Any]) -> tuple[Any, Any, Any]:
         if not asked["include_prompt_logprobs"]:

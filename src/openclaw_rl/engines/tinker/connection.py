@@ -18,6 +18,7 @@ from openclaw_rl.engines.base import EngineUnavailable
 from openclaw_rl.engines.tinker import sdk
 from openclaw_rl.engines.tinker.errors import CallFailed, Kind, LastWords, read
 from openclaw_rl.engines.tinker.pulse import Pulse
+from openclaw_rl.engines.tinker.raw import RawCheck
 from openclaw_rl.engines.tinker.traits import Traits, look_at
 
 log = logging.getLogger(__name__)
@@ -55,6 +56,7 @@ class Connection:
         """What can be sampled from and trained, with the longest context where the service says it."""
         self.sampling_trouble = ""
         """Why nothing can be sampled, until something is."""
+        self.raw_check = RawCheck()
         self._pulse = Pulse(account.base_url)
         self._words = LastWords()
         self._service: Any = None

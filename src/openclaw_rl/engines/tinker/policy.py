@@ -1,7 +1,7 @@
 """One set of weights on the service, to draw tokens from and to ask for log-probs.
 
 What a service leaves out or gets wrong is asked for again or refused, never guessed: log-probs that are missing, do not
-fit their tokens or are no numbers are asked for by scoring the tokens.
+fit their tokens, are no numbers or are not raw are asked for by scoring the tokens.
 """
 
 import asyncio
@@ -16,6 +16,7 @@ import numpy as np
 from openclaw_rl.engines.tinker import sdk
 from openclaw_rl.engines.tinker.connection import Connection
 from openclaw_rl.engines.tinker.errors import CallFailed, Kind
+from openclaw_rl.engines.tinker.raw import PROBE, PROBE_PROMPT, is_shaped
 from openclaw_rl.types import Likeliest, Numbers, SamplingParams, ScoreRequest, Scores
 
 log = logging.getLogger(__name__)
@@ -56,21 +57,10 @@ class Policy:
 
     async def draw(self, prompt: Sequence[int], params: SamplingParams, n: int, tokens: int, place: str) -> list[Drawn]:
         """`n` continuations of at most `tokens` tokens; `place` tells calls of one request apart. Raises CallFailed."""
-        types = self.connection.types
-        settings = types.SamplingParams(
-            max_tokens=tokens,
-            temperature=params.temperature,
-            top_p=params.top_p,
-            top_k=params.top_k or -1,
-            seed=derived_seed(params.seed, place),
-            stop=sorted(params.stop_token_ids),
-        )
-        more = self._top_of_samples(params.top_logprobs)
-        answer = await self._sample(prompt, n, settings, "sample", **more)
-        sequences = list(answer.sequences)
-        if len(sequences) != n:
-            raise CallFailed(Kind.BROKEN, "sample", f"{len(sequences)} completions where {n} were asked for")
-        return [await self._read(prompt, sequence, params, tokens) for sequence in sequences]
+        raw = not is_shaped(params) or await self.connection.raw_check.passes(lambda: self._probe(prompt))
+        more = self._top_of_samples(params.top_logprobs) if raw else {}
+        sequences = await self._sequences(prompt, params, n, tokens, place, more)
+        return await asyncio.gather(*(self._read(prompt, sequence, params, tokens, raw) for sequence in sequences))
 
     async def score(self, request: ScoreRequest) -> Scores:
         """Raises CallFailed. Instead of chosen tokens, where it cannot be asked about them, more of the likeliest."""
@@ -84,6 +74,34 @@ class Policy:
         if logprobs is None:
             raise CallFailed(Kind.BROKEN, "score", f"no finite log-prob for each of the last {last} tokens")
         return Scores(logprobs, read_top(answer, request), read_targets(answer, request))
+
+    async def _sequences(
+        self, prompt: Sequence[int], params: SamplingParams, n: int, tokens: int, place: str, more: dict[str, int]
+    ) -> list[Any]:
+        """As the service gives them."""
+        settings = self.connection.types.SamplingParams(
+            max_tokens=tokens,
+            temperature=params.temperature,
+            top_p=params.top_p,
+            top_k=params.top_k or -1,
+            seed=derived_seed(params.seed, place),
+            stop=sorted(params.stop_token_ids),
+        )
+        answer = await self._sample(prompt, n, settings, "sample", **more)
+        sequences = list(answer.sequences)
+        if len(sequences) != n:
+            raise CallFailed(Kind.BROKEN, "sample", f"{len(sequences)} completions where {n} were asked for")
+        return sequences
+
+    async def _probe(self, prompt: Sequence[int]) -> tuple[list[float], list[float]]:
+        """Log-probs that come with a draw from far beside the raw distribution, and the scores of its tokens."""
+        start = list(prompt[-PROBE_PROMPT:])
+        (sequence,) = await self._sequences(start, PROBE, 1, PROBE.max_tokens, "probe", {})
+        ids = list(sequence.tokens)
+        told = fitting(sequence.logprobs, len(ids))
+        if not told:
+            raise CallFailed(Kind.BROKEN, "sample", "no log-prob for each token")
+        return told, (await self.score(ScoreRequest([*start, *ids], len(ids)))).logprobs
 
     def _top_of_samples(self, top_k: int) -> dict[str, int]:
         if not top_k:
@@ -151,8 +169,10 @@ class Policy:
         self.connection.sampling_trouble = ""
         return answer
 
-    async def _read(self, prompt: Sequence[int], sequence: Any, params: SamplingParams, tokens: int) -> Drawn:
-        """A sequence as it is to be served: not beyond its stop token, nor longer than asked, with its log-probs."""
+    async def _read(
+        self, prompt: Sequence[int], sequence: Any, params: SamplingParams, tokens: int, raw: bool
+    ) -> Drawn:
+        """A sequence as it is to be served: not beyond its stop token, nor longer than asked, with raw log-probs."""
         told, logprobs = list(sequence.tokens), list(sequence.logprobs or [])
         ids = told[:tokens]
         end = next((i for i, id in enumerate(ids) if id in params.stop_token_ids), None)
@@ -160,12 +180,13 @@ class Policy:
             ids = ids[: end + 1]
         if not ids:
             raise CallFailed(Kind.BROKEN, "sample", "an answer without tokens")
-        own = fitting(logprobs[: len(ids)], len(ids)) if len(logprobs) == len(told) else None
-        if own is None:
-            own = (await self.score(ScoreRequest([*prompt, *ids], len(ids)))).logprobs
-        tops = [tuple_of(entry) for entry in (getattr(sequence, "topk_logprobs", None) or [])]
-        fits = params.top_logprobs and len(tops) >= len(ids)
         stopped = end is not None or (sequence.stop_reason == "stop" and len(told) <= tokens)
+        own = fitting(logprobs[: len(ids)], len(ids)) if raw and len(logprobs) == len(told) else None
+        if own is None:
+            scores = await self.score(ScoreRequest([*prompt, *ids], len(ids), top_k=params.top_logprobs))
+            return Drawn(ids, scores.logprobs, rows_of(scores.top, params.top_logprobs), stopped)
+        tops = [ranked(entry)[: params.top_logprobs] for entry in (getattr(sequence, "topk_logprobs", None) or [])]
+        fits = params.top_logprobs and len(tops) >= len(ids)
         return Drawn(ids, own, tops[: len(ids)] if fits else [], stopped)
 
 
@@ -173,9 +194,7 @@ def read_top(answer: Any, request: ScoreRequest) -> Likeliest | None:
     """The likeliest tokens, as many at each position as at the one with the fewest; None if they are not told."""
     if not request.top_k:
         return None
-    # Some servers put the token that was given first, whatever its rank.
-    told = (answer.topk_prompt_logprobs or [])[-request.last_n :]
-    rows = [sorted(tuple_of(entry), key=lambda pair: -pair[1]) for entry in told]
+    rows = [ranked(entry) for entry in (answer.topk_prompt_logprobs or [])[-request.last_n :]]
     width = min([*map(len, rows), max(request.top_k, MANY)], default=0)
     if len(rows) != request.last_n or width < request.top_k:
         return None
@@ -208,5 +227,15 @@ def fitting(values: Sequence[float | None] | None, count: int) -> list[float] | 
     return found if len(found) == count else None
 
 
-def tuple_of(entry: Sequence[tuple[int, float]] | None) -> Top:
-    return tuple((int(id), float(logprob)) for id, logprob in entry or ())
+def ranked(entry: Sequence[tuple[int, float]] | None) -> Top:
+    """The likeliest tokens first, each once: some servers begin with the given one, whatever its rank."""
+    logprobs = {int(id): float(logprob) for id, logprob in entry or ()}
+    return tuple(sorted(logprobs.items(), key=lambda pair: -pair[1]))
+
+
+def rows_of(top: Likeliest | None, k: int) -> list[Top]:
+    """The k likeliest tokens of each position; empty if there are none."""
+    if top is None:
+        return []
+    rows = zip(top.ids[:, :k].tolist(), top.logprobs[:, :k].tolist(), strict=True)
+    return [tuple(zip(ids, logprobs, strict=True)) for ids, logprobs in rows]
