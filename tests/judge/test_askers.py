@@ -14,7 +14,15 @@ from hypothesis import strategies as st
 from judge_server import Body, JudgeServer, Reply, completion
 
 from fakes import ScriptedSampler
-from openclaw_rl.judge.askers import MIN_ANSWER_TOKENS, AskParams, EndpointAsker, EngineAsker, read_answers, retry_after
+from openclaw_rl.judge.askers import (
+    MIN_ANSWER_TOKENS,
+    Asker,
+    AskParams,
+    EndpointAsker,
+    EngineAsker,
+    read_answers,
+    retry_after,
+)
 from openclaw_rl.judge.case import Case
 from openclaw_rl.judge.errors import JudgeDown, JudgeFailed
 from openclaw_rl.judge.judges import LlmJudge
@@ -111,6 +119,31 @@ async def test_half_a_character_in_a_turn_is_no_obstacle(server: JudgeServer, as
     answers = await asker.ask([{"role": "user", "content": "half \ud83d of it"}], PARAMS, 1)
     assert len(answers) == 3
     assert server.requests[0]["messages"][0]["content"].startswith("half ")
+
+
+THOUGHT = "If it is good I should write \\boxed{1}, if bad \\boxed{-1}. Hmm, so this"
+HINT_THOUGHT = "Perhaps [HINT_START]Give it in kilometres.[HINT_END] \\boxed{1}, or"
+
+
+async def values(asker: Asker) -> list[tuple[float | None, str]]:
+    """What a judge that asks so makes of the answers to both questions."""
+    found = await LlmJudge(asker, PARAMS, timeout=20).judge(Case(1, "a", "b", [], ()), frozenset(Question))
+    return [(vote.value, vote.text) for vote in found.votes]
+
+
+async def test_an_answer_that_ran_out_of_tokens_is_no_vote_and_is_kept(
+    server: JudgeServer, asker: EndpointAsker
+) -> None:
+    """The endpoint's template may have opened the thought, so nothing but its end tells it from an answer."""
+
+    def answer(body: Body) -> Reply:
+        reply = json.loads(completion(THOUGHT, HINT_THOUGHT, "\\boxed{-1}").body)
+        for choice, reason in zip(reply["choices"], ("length", "length", "stop"), strict=True):
+            choice["finish_reason"] = reason
+        return Reply(body=json.dumps(reply).encode())
+
+    server.answer = answer
+    assert await values(asker) == [(None, THOUGHT), (None, HINT_THOUGHT), (-1, "\\boxed{-1}")] * 2
 
 
 # one that does not
@@ -339,6 +372,26 @@ async def test_an_engine_that_is_full_or_dies_is_down(renderer: ChatRenderer) ->
 async def test_half_a_character_is_no_obstacle_to_the_engine(renderer: ChatRenderer) -> None:
     sampler = ScriptedSampler(saying(renderer, "a", "b", "c"))
     assert await EngineAsker(sampler, renderer).ask([{"role": "user", "content": "half \ud83d"}], PARAMS, 1)
+
+
+async def test_an_answer_that_ran_out_of_tokens_on_the_engine_is_no_vote(renderer: ChatRenderer) -> None:
+    whole = saying(renderer, THOUGHT, HINT_THOUGHT, "\\boxed{-1}")
+
+    def script(request: SampleRequest, index: int) -> list[int]:
+        ids = list(whole(request, index))
+        return ids if index == 2 else (ids[:-1] * PARAMS.max_tokens)[: PARAMS.max_tokens + 1]
+
+    found = await values(EngineAsker(ScriptedSampler(script), renderer))
+    assert [value for value, _ in found] == [None, None, -1] * 2
+    assert found[0][1].startswith(THOUGHT)
+
+
+async def test_a_thought_that_the_prompt_opened_is_none_of_the_answer(renderer: ChatRenderer) -> None:
+    renderer.template = renderer.template.replace("{% if enable_thinking %}", "{% if true %}")
+    ended = f"{THOUGHT}</think>\\boxed{{-1}}"
+    sampler = ScriptedSampler(saying(renderer, THOUGHT, HINT_THOUGHT, ended))
+    found = await values(EngineAsker(sampler, renderer))
+    assert found == [(None, f"<think>{THOUGHT}"), (None, f"<think>{HINT_THOUGHT}"), (-1, f"<think>{ended}")] * 2
 
 
 async def test_a_judge_asks_both_questions_at_once_and_counts_each_by_itself(renderer: ChatRenderer) -> None:

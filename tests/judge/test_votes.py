@@ -94,6 +94,12 @@ def test_a_thought_that_was_cut_off_is_no_answer() -> None:
     assert hint("<think>\n[HINT_START]Give the distance in kilometres.[HINT_END] \\boxed{1}? Or") == (None, "")
 
 
+def test_an_answer_that_was_cut_off_is_no_vote_and_is_kept() -> None:
+    text = "At first it seems \\boxed{1}, but"
+    assert parse(Question.SCORE, text, 1.5, 7, cut_off=True) == Vote(Question.SCORE, None, "", text, 1.5, 7)
+    assert parse(Question.HINT, hinted(SENTENCE), cut_off=True) == Vote(Question.HINT, None, "", hinted(SENTENCE))
+
+
 def test_a_vote_keeps_what_was_said_and_what_it_cost() -> None:
     text = "<think>hm</think>\\boxed{1}"
     assert parse(Question.SCORE, text, 1.5, 7) == Vote(Question.SCORE, 1, "", text, 1.5, 7)

@@ -12,7 +12,7 @@ import httpx
 from openclaw_rl.engines.base import EngineError, Sampler
 from openclaw_rl.judge.errors import JudgeDown, JudgeFailed
 from openclaw_rl.rendering.chat import ChatError, ChatRenderer, Message
-from openclaw_rl.types import BASE_VERSION, Priority, SampleRequest, SamplingParams
+from openclaw_rl.types import BASE_VERSION, FinishReason, Priority, SampledToken, SampleRequest, SamplingParams
 
 #: A judge that has fewer tokens left than this for its answer cannot give one.
 MIN_ANSWER_TOKENS = 64
@@ -33,6 +33,8 @@ class Answer:
     seconds: float
     tokens: int
     """Read and written, what was read being shared among the answers."""
+    cut_off: bool
+    """Whether it ended only because it ran out of tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +61,10 @@ class EngineAsker:
     async def ask(self, chat: Sequence[Message], params: AskParams, seed: int) -> list[Answer]:
         started = time.monotonic()
         try:
-            ids = self.renderer.prompt(self.renderer.text(chat)).ids
+            prompt = self.renderer.prompt(self.renderer.text(chat))
         except ChatError as error:
             raise JudgeFailed(str(error)) from error
+        ids = prompt.ids
         room = self.sampler.limits.max_context_tokens - len(ids)
         if room < MIN_ANSWER_TOKENS:
             raise JudgeFailed(f"the turn is too long for the judge's context: {len(ids)} tokens")
@@ -72,16 +75,24 @@ class EngineAsker:
             stop_token_ids=frozenset(self.renderer.tokenizer.eos_ids),
         )
         request = SampleRequest(ids, sampling, params.votes, version=BASE_VERSION, priority=Priority.BACKGROUND)
-        written: list[list[int]] = [[] for _ in range(params.votes)]
+        written: list[list[SampledToken]] = [[] for _ in range(params.votes)]
         try:
             async for tokens in self.sampler.sample(request):
                 for token in tokens:
-                    written[token.index].append(token.token_id)
+                    written[token.index].append(token)
         except EngineError as error:
             raise JudgeDown(str(error)) from error
-        decode, seconds = self.renderer.tokenizer.backend.decode, time.monotonic() - started
-        read = len(ids) // params.votes
-        return [Answer(decode(w, skip_special_tokens=True), seconds, read + len(w)) for w in written]
+        # What the prompt opened is part of the answer: without it, thoughts would be read as one.
+        opening = "<think>" if prompt.opens_reasoning else ""
+        read, seconds = len(ids) // params.votes, time.monotonic() - started
+        return [
+            Answer(opening + self._decode(own), seconds, read + len(own), own[-1].finish is FinishReason.LENGTH)
+            for own in written
+        ]
+
+    def _decode(self, tokens: Sequence[SampledToken]) -> str:
+        ids = [token.token_id for token in tokens]
+        return self.renderer.tokenizer.backend.decode(ids, skip_special_tokens=True)
 
 
 class EndpointAsker:
@@ -148,12 +159,13 @@ def read_answers(body: Any, seconds: float) -> list[Answer]:
         texts = [choice["message"]["content"] or "" for choice in choices]
         if not texts or not all(isinstance(text, str) for text in texts):
             raise TypeError
+        cut_off = [choice.get("finish_reason") == FinishReason.LENGTH for choice in choices]
         usage = body.get("usage") or {}
         used = [int(usage.get(name) or 0) for name in ("prompt_tokens", "completion_tokens")]
         tokens = max(0, sum(used)) // len(texts)
     except (TypeError, KeyError, ValueError, AttributeError, OverflowError) as error:
         raise JudgeFailed("the judge's answer is not a chat completion") from error
-    return [Answer(text, seconds, tokens) for text in texts]
+    return [Answer(text, seconds, tokens, cut) for text, cut in zip(texts, cut_off, strict=True)]
 
 
 def retry_after(headers: Mapping[str, str]) -> float:

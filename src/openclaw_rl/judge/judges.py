@@ -126,7 +126,7 @@ class LlmJudge:
         chat = prompts.messages(case, question, self.rubric)
         async with asyncio.timeout(self.timeout):
             answers = await self.asker.ask(chat, self.params, self.seed + case.turn)
-        return [parse(question, answer.text, answer.seconds, answer.tokens) for answer in answers]
+        return [parse(question, a.text, a.seconds, a.tokens, cut_off=a.cut_off) for a in answers]
 
 
 async def together(asked: Sequence[Coroutine[Any, Any, T]]) -> list[T]:

@@ -9,7 +9,7 @@ from openclaw_rl.types import Question, Vote
 #: Any box; only one with a number in it can be read.
 _BOXED = re.compile(r"\\boxed\s*\{(?:\s*([+-]?\d+)\s*\})?")
 _HINT = re.compile(r"\[HINT_START\](.*?)\[HINT_END\]", re.DOTALL)
-#: Also those that were cut off before an answer came.
+#: Also those that no answer came after.
 _THOUGHTS = re.compile(r"\A.*</think>|\A\s*<think>.*\Z", re.DOTALL)
 #: Shorter hints say nothing.
 MIN_HINT = 10
@@ -17,10 +17,10 @@ SCORES = (-1, 0, 1)
 HINT_ACCEPTED, NO_HINT = 1, -1
 
 
-def parse(question: Question, text: str, seconds: float = 0.0, tokens: int = 0) -> Vote:
-    """A vote from a judge's answer; one that cannot be read has no value."""
+def parse(question: Question, text: str, seconds: float = 0.0, tokens: int = 0, *, cut_off: bool = False) -> Vote:
+    """A vote from a judge's answer; one that cannot be read, or has no end, has no value."""
     # Thoughts weigh several answers; only the one after them counts.
-    answer = _THOUGHTS.sub("", text)
+    answer = "" if cut_off else _THOUGHTS.sub("", text)
     boxes = _BOXED.findall(answer)
     value: int | None = int(boxes[-1]) if boxes and 1 <= len(boxes[-1]) <= 2 else None
     hint = ""
