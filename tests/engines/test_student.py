@@ -344,6 +344,22 @@ def test_resumed_training_equals_uninterrupted_training_bit_for_bit(
     assert (results[-1].kl_base > 0) == (at < 4)
 
 
+@pytest.mark.parametrize(("before", "now"), [(0.0, 0.3), (0.3, 0.0)])
+def test_dropout_is_what_was_asked_for_now_and_alpha_what_the_adapter_means(
+    decoder: Decoder, tmp_path: Path, before: float, now: float
+) -> None:
+    state(trained(decoder, 2, dropout=before, alpha=8.0), tmp_path / "saved")
+    steps = {}
+    for dropout in (before, now):
+        resumed = Student(decoder, options(dropout=dropout, alpha=32.0))
+        resumed.load(tmp_path / "saved")
+        resumed.step(batch(resumed, 2))
+        steps[dropout] = state(resumed, tmp_path / f"resumed-{dropout}")
+    assert steps[before]["adapter_model.safetensors"] != steps[now]["adapter_model.safetensors"]
+    written = json.loads(steps[now]["adapter_config.json"])
+    assert (written["lora_dropout"], written["lora_alpha"]) == (now, 8.0)
+
+
 def test_beginning_anew_is_as_if_there_had_been_nothing(decoder: Decoder, tmp_path: Path) -> None:
     student = trained(decoder, 2)
     student.reset()

@@ -5,7 +5,7 @@ import logging
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -133,7 +133,8 @@ class Student:
                 f"it has rank {lora.rank} on {', '.join(sorted(lora.a))}: give the same "
                 "--lora-rank and --lora-target-modules, or begin anew with --resume-from-ckpt none"
             )
-        return lora
+        # Its scale is part of what an adapter means; what is dropped in training is not.
+        return replace(lora, dropout=options.dropout)
 
     def _take(self, weights: TrainedWeights) -> None:
         options, training = self.options, self.options.training
