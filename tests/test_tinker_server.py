@@ -60,7 +60,7 @@ async def serving(model: Path, run_dir: Path, **given: Any) -> AsyncIterator[htt
     config = load({**flags, **given}, {}).config
     check(config)
     ledger, listener = Ledger(run_dir), bind("127.0.0.1", 0)
-    server = asyncio.create_task(run(config, model, ledger, listener))
+    server = asyncio.create_task(run(config, model, ledger, listener, lambda: None))
     try:
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{listener.getsockname()[1]}", timeout=120) as client:
             await until(lambda: ready(client, server))

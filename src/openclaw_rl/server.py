@@ -7,7 +7,7 @@ import math
 import signal
 import socket
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 
@@ -131,7 +131,7 @@ def serve(config: Config, start: Start) -> None:
             keep_options(config)
             ledger = stack.enter_context(contextlib.closing(open_ledger(config.ledger_dir))) if config.capture else None
             runner = stack.enter_context(asyncio.Runner(loop_factory=event_loop))
-            runner.run(run(config, folder, ledger, listener, start))
+            runner.run(run(config, folder, ledger, listener, start.go_on))
     except (ModelNotFound, EngineUnavailable, NewerLedger, RunDirInUse, OtherModel, BadModelFolder) as error:
         raise ConfigError(str(error)) from None
 
@@ -169,8 +169,10 @@ def sampling_defaults(config: Config, folder: Path) -> SamplingDefaults:
     return (embedded if config.embedded else SamplingDefaults()).for_model(folder)
 
 
-async def run(config: Config, folder: Path, ledger: Ledger | None, listener: socket.socket, start: Start) -> None:
-    """Start the engines, serve, and stop everything in the right order."""
+async def run(
+    config: Config, folder: Path, ledger: Ledger | None, listener: socket.socket, go_on: Callable[[], None]
+) -> None:
+    """Start the engines, serve, and stop everything in the right order. `go_on` is the last that may end the start."""
     async with contextlib.AsyncExitStack() as stack:
         # Patterns in ten languages are compiled while the model is loaded, not while somebody waits for an answer.
         warming = asyncio.create_task(asyncio.to_thread(warm_up)) if config.reads_feedback else None
@@ -221,7 +223,7 @@ async def run(config: Config, folder: Path, ledger: Ledger | None, listener: soc
                 others.append(show_learning(loops.learning, console))
         if rollout is not None:
             others.append(rollout.run(local_url(config, port) + "/v1"))
-        start.go_on()
+        go_on()
         loops.start(*others)
         stack.push_async_callback(loops.stop)
         await server.serve(sockets=[listener])
