@@ -270,7 +270,7 @@ SHAPE = ("messages", "role", "content", "tools", "function", "name", "type", "te
 WISHES = ("stop", "n", "stream", "stream_options", "max_tokens", "response_format", "modalities", "functions")
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     body=st.recursive(
         st.none() | st.booleans() | st.integers() | st.text(max_size=5),

@@ -107,7 +107,7 @@ class PoolMachine(RuleBasedStateMachine):
         assert self.pool.available + len(self.in_use) == self.pool.pages
 
 
-PoolMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+PoolMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=40)
 TestPool = PoolMachine.TestCase
 
 

@@ -96,7 +96,7 @@ def test_greedy_tokens_and_logprobs_equal_those_of_transformers(tiny_model: Path
 
 
 @on_every_device
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     lengths=st.lists(st.integers(1, 150), min_size=2, max_size=10),
     steps=st.lists(st.integers(0, 12), min_size=10, max_size=10),

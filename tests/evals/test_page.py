@@ -148,7 +148,7 @@ def test_what_models_and_people_write_is_text() -> None:
     assert found.text.count(text) >= 8
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.text(min_size=1, max_size=200))
 def test_whatever_is_written_is_read_as_it_was_written(text: str) -> None:
     with pytest.MonkeyPatch.context() as patch:

@@ -4,7 +4,7 @@ import random
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from openclaw_rl.evals.personas.persona import BUILT_IN, Persona, Phrases, load
@@ -116,7 +116,6 @@ def test_every_persona_fails_what_displeases_it_and_passes_what_pleases(name: st
         assert persona.failed(empty) == persona.rules
 
 
-@settings(deadline=None)
 @given(st.text(), st.sampled_from(BUILT_IN))
 def test_rules_take_any_text(text: str, name: str) -> None:
     persona = load(name)
@@ -125,7 +124,6 @@ def test_rules_take_any_text(text: str, name: str) -> None:
     assert count_sentences(text) <= count_words(text) or not count_words(text)
 
 
-@settings(deadline=None)
 @given(st.text(alphabet="*_1.) \n`ab", max_size=80))
 def test_form_without_its_signs_never_displeases(text: str) -> None:
     plain = text.replace("*", "").replace("_", "").replace("1", "").replace("`", "")

@@ -6,7 +6,7 @@ import random
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from openclaw_rl.evals.quality import LONGEST, MOST_PERPLEXITY, check
@@ -80,7 +80,6 @@ def test_perplexity_counts_where_it_is_known() -> None:
         assert not is_ok(GOOD, perplexity=improbable)
 
 
-@settings(deadline=None)
 @given(st.text(), st.text(), st.text(), st.none() | st.floats())
 def test_takes_anything(answer: str, question: str, reference: str, perplexity: float | None) -> None:
     found = check(answer, question, reference, perplexity=perplexity)
@@ -89,19 +88,16 @@ def test_takes_anything(answer: str, question: str, reference: str, perplexity: 
     assert found == check(answer, question, reference, perplexity=perplexity)
 
 
-@settings(deadline=None)
 @given(words, st.integers(6, 40))
 def test_nothing_said_over_and_over_is_an_answer(said: list[str], times: int) -> None:
     assert not is_ok(" ".join(said * times))
 
 
-@settings(deadline=None)
 @given(st.permutations(["blue light blue light blue light blue light blue light", "air", "sun", "colour"]))
 def test_repetition_is_found_wherever_it_stands(parts: list[str]) -> None:
     assert "it repeats itself" in check(" ".join(parts), SKY, REFERENCES[SKY]).reasons
 
 
-@settings(deadline=None)
 @given(st.sampled_from([case for case in ANSWERS if case["good"]]), st.sampled_from([" ", "\n", "\n\n", ".", " 👍"]))
 def test_what_stands_after_a_good_answer_does_not_spoil_it(case: dict[str, str], end: str) -> None:
     assert is_ok(case["answer"], case["question"]) == is_ok(case["answer"] + end, case["question"])

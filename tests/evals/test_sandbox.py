@@ -364,7 +364,7 @@ def test_the_fences_of_this_machine_are_named():
         assert "seccomp" in held
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(st.binary(max_size=200))
 def test_any_bytes_are_a_program_with_an_outcome(source: bytes):
     seen = asyncio.run(run_python(source.decode("utf-8", "surrogateescape"), seconds=5))

@@ -6,7 +6,7 @@ from collections import Counter
 from statistics import pvariance, variance
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from openclaw_rl.evals.statistics import (
@@ -37,7 +37,6 @@ def test_a_perfect_score_is_no_certainty() -> None:
     assert interval.low == pytest.approx(0.7225, abs=1e-4)
 
 
-@settings(deadline=None)
 @given(outcomes)
 def test_a_share_lies_in_its_interval(passes: list[bool]) -> None:
     interval = proportion(passes)
@@ -108,7 +107,6 @@ def test_trials_and_questions_drawn_anew_scatter_as_the_interval_says() -> None:
 marked = st.lists(st.tuples(st.sampled_from("abcdefg"), st.booleans()), max_size=9)
 
 
-@settings(deadline=None)
 @given(st.lists(marked, min_size=1, max_size=4).filter(any))
 def test_a_share_of_any_trials_lies_in_its_interval(trials: list[Marks]) -> None:
     """Also where a trial was cut short, or has questions of its own."""
@@ -117,7 +115,6 @@ def test_a_share_of_any_trials_lies_in_its_interval(trials: list[Marks]) -> None
     assert interval.n == sum(map(len, trials))
 
 
-@settings(deadline=None)
 @given(numbers)
 def test_a_mean_lies_in_the_middle_of_its_interval(values: list[float]) -> None:
     interval = mean_interval(values)
@@ -197,7 +194,6 @@ def test_intervals_of_differences_hold_the_truth_as_often_as_they_say(hard: floa
     assert covered >= 0.94 * simulated
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=40))
 def test_a_difference_has_two_sides(pairs: list[tuple[bool, bool]]) -> None:
     before, after = [one for one, _ in pairs], [other for _, other in pairs]
@@ -238,7 +234,6 @@ def test_sessions_until_three_in_a_row(passes: str, sessions: int | None) -> Non
     assert sessions_until_adherence([letter == "1" for letter in passes]) == sessions
 
 
-@settings(deadline=None)
 @given(st.lists(st.booleans(), max_size=40), st.integers(1, 5))
 def test_the_row_ends_where_it_is_said_to(passes: list[bool], run: int) -> None:
     sessions = sessions_until_adherence(passes, run)

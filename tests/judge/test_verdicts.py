@@ -50,7 +50,7 @@ any_verdicts = st.builds(
 
 
 @given(any_verdicts, st.none() | st.sampled_from(SampleKind))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_verdict_is_read_back_exactly(shared: Book, verdict: Verdict, sample: SampleKind | None) -> None:
     turn = shared.put(State.READY)
     assert shared.change(verdicts.record, turn, verdict, sample, "because", 0)

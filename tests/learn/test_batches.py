@@ -192,7 +192,7 @@ def conversations(draw: st.DrawFn) -> list[StoredTurn]:
 
 
 @given(conversations())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_whatever_conversations_are_in_a_batch_every_turn_is_in_it_once(turns: list[StoredTurn]) -> None:
     sequences = to_sequences(turns, RL)
     assert_whole(sequences, turns)

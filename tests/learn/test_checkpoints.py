@@ -155,7 +155,7 @@ records = json_values | st.fixed_dictionaries(
 
 
 @given(record=records)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_whatever_is_in_a_record_the_others_can_be_used(record: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
     checkpoints = Checkpoints(tmp_path_factory.getbasetemp() / "wild", keep=3)
     if not checkpoints.folder.is_dir():

@@ -195,7 +195,7 @@ names = ("contains", "excludes", "matches", "max_words", "min_words")
 
 
 @given(st.dictionaries(st.sampled_from(names), values, min_size=1), st.text(max_size=12))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_whatever_a_line_says_it_is_refused_or_can_be_examined(checks: dict[str, Any], answer: str) -> None:
     """What is found out only after a step would stop learning."""
     try:

@@ -162,7 +162,7 @@ any_verdict = st.builds(
 
 
 @given(any_verdict, st.sampled_from(SampleKind), st.sampled_from(["rl", "opd", "combine"]), logprob_lists)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_whatever_was_recorded_gives_a_finite_number_for_each_token_or_no_signal(
     book: Book, verdict: Verdict, kind: SampleKind, method: str, logprobs: list[float]
 ) -> None:
@@ -179,7 +179,7 @@ def test_whatever_was_recorded_gives_a_finite_number_for_each_token_or_no_signal
 
 @pytest.mark.parametrize("method", ["rl", "opd", "combine"])
 @given(verdict=any_verdict.filter(lambda v: all(len(hint.logprobs) in (0, 3) for hint in v.hints)))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_what_the_judge_hands_on_as_a_sample_can_be_trained_on(book: Book, method: str, verdict: Verdict) -> None:
     """A sample that counts towards the batch and then has no gradient would be mistake 9."""
     kind, _reason = dispatch(Signals.of(Config(method=method)), verdict)

@@ -291,7 +291,7 @@ INSTANTS = ("claim", "step", "apply", "save", "checkpoint that knows more")
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 3), st.sampled_from(INSTANTS), st.booleans()), max_size=12))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_however_often_it_is_killed_no_turn_is_lost_and_none_is_in_two_steps_that_count(
     tmp_path_factory: pytest.TempPathFactory, story: list[tuple[int, int, str, bool]]
 ) -> None:

@@ -76,7 +76,7 @@ def tables(top: Likeliest | None) -> tuple[list[Any], list[Any]] | None:
     return top and (top.ids.tolist(), top.logprobs.tolist())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(turn=any_turns())
 @example(
     a_turn(
@@ -152,7 +152,7 @@ def trees(draw: st.DrawFn) -> list[tuple[int | None, int, list[int], list[int]]]
     return nodes
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(tree=trees())
 def test_a_turn_stores_only_what_it_adds_to_another(shared: Book, tree: list) -> None:
     whole: list[list[int]] = []

@@ -83,7 +83,7 @@ def ids_of(tokenizer: Tokenizer) -> st.SearchStrategy[list[int]]:
 
 @every_tokenizer
 @given(data=st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_pieces_join_to_the_whole_decode(tokenizer: Tokenizer, data: st.DataObject) -> None:
     ids = data.draw(ids_of(tokenizer))
     assert "".join(stream(tokenizer, ids)) == decode(tokenizer, ids)
@@ -91,14 +91,14 @@ def test_pieces_join_to_the_whole_decode(tokenizer: Tokenizer, data: st.DataObje
 
 @every_tokenizer
 @given(text=st.text(max_size=30))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_no_piece_of_well_formed_text_holds_half_a_character(tokenizer: Tokenizer, text: str) -> None:
     ids = tokenizer.encode(text.replace(REPLACEMENT, "")).ids
     assert not any(REPLACEMENT in piece for piece in stream(tokenizer, ids))
 
 
 @given(data=st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_byte_level_holds_back_the_last_character_at_most(data: st.DataObject) -> None:
     tokenizer = TOKENIZERS["byte-level"]
     ids = data.draw(ids_of(tokenizer))

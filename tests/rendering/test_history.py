@@ -226,7 +226,7 @@ def talks(draw: st.DrawFn) -> list[Message]:
     return talk
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(talk=talks(), data=st.data())
 def test_a_conversation_that_says_something_else_is_another(talk: list[Message], data: st.DataObject) -> None:
     at = data.draw(st.integers(0, len(talk) - 1))
@@ -574,7 +574,7 @@ wild = st.lists(
 ).map("".join)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     asked=st.lists(wild, min_size=1, max_size=3),
     response=st.lists(st.integers(0, 402), max_size=6),
@@ -616,7 +616,7 @@ def test_the_recorded_tokens_are_always_kept_and_only_the_rest_is_tokenised(
     assert prompt.ids[: len(turn.ids)] == turn.ids
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(texts=st.lists(wild, min_size=1, max_size=4), strips=st.lists(st.booleans(), min_size=4, max_size=4))
 def test_a_forgetful_template_never_makes_a_prompt_that_is_neither_the_record_nor_its_own(
     forgetful: ChatRenderer, texts: list[str], strips: list[bool]

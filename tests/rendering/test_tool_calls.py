@@ -88,7 +88,7 @@ fragments = st.lists(st.sampled_from(TAGS + SIGNS + CALLS), max_size=12).map("".
 
 @pytest.mark.parametrize("make", PARSERS.values(), ids=PARSERS.keys())
 @given(response=fragments, at=cuts)
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 def test_cutting_makes_no_difference(make: type[ToolParser], response: str, at: set[int]) -> None:
     whole = parse(make, [response])
     assert parse(make, cut(response, at)) == whole
@@ -97,7 +97,7 @@ def test_cutting_makes_no_difference(make: type[ToolParser], response: str, at: 
 
 @pytest.mark.parametrize("make", PARSERS.values(), ids=PARSERS.keys())
 @given(response=fragments)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_text_is_conserved(make: type[ToolParser], response: str) -> None:
     parsed = parse(make, response)
     texts = [item for item in parsed if isinstance(item, str)]
@@ -112,7 +112,6 @@ between = st.sampled_from(["", "\n", "so:\n", " and <b>\n ", "\n{}"])
 
 
 @given(st.lists(st.tuples(between, calls), max_size=3), cuts)
-@settings(deadline=None)
 def test_hermes_calls_with_text_between(parts: list[tuple[str, tuple[str, str]]], at: set[int]) -> None:
     response = "".join(text + block(*call) for text, call in parts)
     expected = [item for text, call in parts for item in (text, call) if item == call or text.strip()]
@@ -121,7 +120,6 @@ def test_hermes_calls_with_text_between(parts: list[tuple[str, tuple[str, str]]]
 
 
 @given(calls, cuts)
-@settings(deadline=None)
 def test_hermes_call_cut_off_at_its_end(call: tuple[str, str], at: set[int]) -> None:
     """Whole JSON is a call with as little of the end tag as there is; less than whole JSON is text."""
     response = block(*call)
@@ -132,7 +130,6 @@ def test_hermes_call_cut_off_at_its_end(call: tuple[str, str], at: set[int]) -> 
 
 
 @given(st.lists(calls, min_size=1, max_size=3), st.sampled_from([";", "\n", " ; ", ";\n", "\n\n"]), cuts)
-@settings(deadline=None)
 def test_llama_calls(parts: list[tuple[str, str]], separator: str, at: set[int]) -> None:
     body = separator.join(write(*part, key="parameters") for part in parts)
     for response in (body, f" \n{TAG}{body}\n", f"{TAG} {body};"):
