@@ -131,9 +131,16 @@ def serve(config: Config, start: Start) -> None:
             keep_options(config)
             ledger = stack.enter_context(contextlib.closing(open_ledger(config.ledger_dir))) if config.capture else None
             runner = stack.enter_context(asyncio.Runner(loop_factory=event_loop))
-            runner.run(run(config, folder, ledger, listener, start.go_on))
+            runner.run(begin(config, folder, ledger, listener, start))
     except (ModelNotFound, EngineUnavailable, NewerLedger, RunDirInUse, OtherModel, BadModelFolder) as error:
         raise ConfigError(str(error)) from None
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
+
+
+async def begin(config: Config, folder: Path, ledger: Ledger | None, listener: socket.socket, start: Start) -> None:
+    start.enter_loop()
+    await run(config, folder, ledger, listener, start.go_on)
 
 
 def model_folder(config: Config) -> Path:

@@ -33,7 +33,8 @@ def test_a_demo_holds_conversations_learns_and_leaves_a_picture_and_a_page(
     monkeypatch.setattr(trial, "LONG_EXAM", 6)
     monkeypatch.setattr(trial, "SHORT_EXAM", 4)
     out = tmp_path / "demo"
-    server = ["--", "--batch-size", "2", "--kv-cache-gib", "0.1", "--max-kl", "100"]
+    # Nobody is ever content with what the tiny model says, which a baseline would leave nothing of.
+    server = ["--", "--batch-size", "2", "--baseline", "none", "--kv-cache-gib", "0.1", "--max-kl", "100"]
     line = ["demo", "--method", "rl", "--sessions", "6", "--minutes", "1", "--seeds", "2", "--at-once", "2"]
     model = ["--seed", "3", "--model-name", str(tiny_model)]
     assert main([*line, "--out", str(out), *model, *server]) == 0
