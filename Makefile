@@ -57,7 +57,7 @@ demo: install ## watch it learn from a simulated person, ten minutes; ARGS="--me
 	@$(BIN)/openclaw-rl demo $(ARGS)
 
 # Half of the time of the tests goes into whole servers: the other half can run beside them.
-WHOLE := $(wildcard tests/test_*.py) tests/evals tests/report tests/pages
+WHOLE := $(wildcard tests/test_*.py) tests/evals
 test: $(VENV)/.installed-dev ## run the tests, two at a time; ARGS="-k stream" passes flags to pytest
 ifeq ($(ARGS),)
 	@$(MAKE) --no-print-directory -j2 test-whole test-parts

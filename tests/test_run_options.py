@@ -24,7 +24,7 @@ def kept(run_dir: Path, **flags: Any) -> dict[str, Any]:
     return tomllib.loads((run_dir / FILE).read_text())
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(st.dictionaries(st.from_regex(r"[a-z]+(_[a-z]+)*", fullmatch=True), VALUES))
 def test_a_file_says_what_was_written(options: dict[str, Any]) -> None:
     text = to_toml(options)
