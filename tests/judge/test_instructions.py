@@ -137,6 +137,12 @@ def test_a_second_wish_is_not_lost(hint: str) -> None:
     assert instruct(hint).startswith(hint)
 
 
+def test_an_instruction_is_a_sentence_of_its_own() -> None:
+    hint = "right, but far too long, and mention the author"
+    assert instruct(hint, "word " * 100).startswith(f"{hint}. ")
+    assert instruct(f"{hint}!", "word " * 100).startswith(f"{hint}! ")
+
+
 def test_bold_words_are_no_reason_to_lose_a_list_or_code() -> None:
     kept = "Use plain text, without bold or other formatting."
     assert instruct("No bold, please.", "**Why?** Because.") == PLAIN

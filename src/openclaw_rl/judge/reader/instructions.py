@@ -108,7 +108,8 @@ def instruct(hint: str, response: str = "") -> str:
     if not wishes:
         return hint
     best = max(wishes, key=lambda wish: (wish.matters, wish.familiar))
-    return f"{hint} {best.say}" if best.more else best.say
+    stop = "." if hint[-1:].isalnum() else ""
+    return f"{hint}{stop} {best.say}" if best.more else best.say
 
 
 def find(phrases: Phrases, text: str) -> re.Match[str] | None:
