@@ -467,6 +467,7 @@ def test_a_restart_says_where_it_goes_on_from(tiny_model: Path, tmp_path: Path, 
     run_dir, quick = tmp_path / "run", ("--max-steps", "0", "--lora-rank", "4")
     with serving(SERVE, tiny_model, "--run-dir", str(run_dir), *quick) as program:
         assert "policy the model as it is" in " ".join(program.log.split())
+        assert f"openclaw-rl chat --run-dir {run_dir}" in program.log
     saved = asyncio.run(Checkpoints(run_dir / "checkpoints", 3).save(3, 4, (), copy))
     with serving(SERVE, tiny_model, "--run-dir", str(run_dir), *quick) as program:
         said = " ".join(program.log.split())

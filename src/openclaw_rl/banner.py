@@ -1,5 +1,6 @@
 """What a server says when it is ready."""
 
+import shlex
 from collections.abc import Mapping
 
 from rich.markup import escape
@@ -70,7 +71,8 @@ def banner(config: Config, backend: str, version: int, port: int) -> None:
     else:
         plain = "\n".join(f"{label:<10}{value}" for label, value in rows.items())
         out.print(plain, markup=False, highlight=False, soft_wrap=True)
-    out.print("\nTry it:")
+    where = "" if config.run_dir == Config().run_dir else f" --run-dir {shlex.quote(str(config.run_dir))}"
+    out.print(f"\nTry it, in another terminal:\n  openclaw-rl chat{where}", markup=False, highlight=False, soft_wrap=True)
     key = ' -H "Authorization: Bearer YOUR_KEY"' if keys else ""
     example = '{"messages": [{"role": "user", "content": "Hello! Who are you?"}], "stream": true}'
     line = f"  curl -N {url}/chat/completions{key} -H 'Content-Type: application/json' -d '{example}'\n"
