@@ -72,7 +72,9 @@ def banner(config: Config, backend: str, version: int, port: int) -> None:
         plain = "\n".join(f"{label:<10}{value}" for label, value in rows.items())
         out.print(plain, markup=False, highlight=False, soft_wrap=True)
     where = "" if config.run_dir == Config().run_dir else f" --run-dir {shlex.quote(str(config.run_dir))}"
-    out.print(f"\nTry it, in another terminal:\n  openclaw-rl chat{where}", markup=False, highlight=False, soft_wrap=True)
+    out.print(
+        f"\nTry it, in another terminal:\n  openclaw-rl chat{where}", markup=False, highlight=False, soft_wrap=True
+    )
     key = ' -H "Authorization: Bearer YOUR_KEY"' if keys else ""
     example = '{"messages": [{"role": "user", "content": "Hello! Who are you?"}], "stream": true}'
     line = f"  curl -N {url}/chat/completions{key} -H 'Content-Type: application/json' -d '{example}'\n"
