@@ -85,6 +85,14 @@ def test_commands_take_what_the_run_is_and_not_who_judges_or_serves_it(
     assert load_for_run({"run_dir": tmp_path}).config.keep_checkpoints == 4
 
 
+def test_who_only_serves_a_run_does_not_say_how_it_learned(tmp_path: Path) -> None:
+    assert kept(tmp_path, method="rl", max_steps=0) == {"method": "rl", "max-steps": 0}
+    learned = kept(tmp_path, method="opd", w_opd=0.5)
+    assert learned == {"method": "opd", "w-opd": 0.5}
+    for only_serving in ({"max_steps": 0}, {"capture": False}, {"judge": "none"}):
+        assert kept(tmp_path, **only_serving) == learned
+
+
 def test_a_configuration_file_is_taken_instead(tmp_path: Path) -> None:
     kept(tmp_path, method="opd")
     other = tmp_path / "other.toml"

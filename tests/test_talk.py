@@ -10,7 +10,9 @@ import pytest
 
 from harness import Bench, running
 from openclaw_rl.cli import main
+from openclaw_rl.config import ApiKey
 from openclaw_rl.ledger.lock import RunDirLock
+from openclaw_rl.rollback import GIVE_KEY
 from openclaw_rl.talk import ANEW
 from records import Book
 
@@ -59,6 +61,30 @@ def test_what_the_server_refuses_is_said_and_the_conversation_goes_on(
     assert "tokens" in shown
     assert shown.count("hello world\n") == 1
     assert book.read(1).next_state is None
+
+
+def test_thoughts_are_shown_and_are_no_part_of_the_conversation(
+    bench: Bench, book: Book, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bench.says = "<think>\nhm\n</think>\n\nhello"
+    assert talk(book, monkeypatch, "Hello.", "And?") == 0
+    assert capsys.readouterr().out.count("hm") == 2
+    assert [message["content"] for message in book.read(2).messages] == ["Hello.", "hello", "And?"]
+
+
+def test_a_server_that_wants_a_key_says_how_to_give_it(
+    tiny_model: Path, book: Book, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("SGLANG_API_KEY", raising=False)
+    with running(Bench(tiny_model, keys=ApiKey.parse_all("S3CRET"))) as bench:
+        lock = RunDirLock(book.folder)
+        lock.tell(bench.url)
+        assert talk(book, monkeypatch, "Hello.") == 2
+        assert GIVE_KEY in capsys.readouterr().err
+        monkeypatch.setenv("SGLANG_API_KEY", "S3CRET")
+        assert talk(book, monkeypatch, "Hello.") == 0
+        assert "hello world" in capsys.readouterr().out
+        lock.close()
 
 
 def test_without_a_server_it_says_how_to_start_one(

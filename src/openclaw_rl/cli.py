@@ -220,7 +220,8 @@ def run_serve(options: argparse.Namespace) -> int:
         else:
             server.serve(loaded.config, start)
     except KeyboardInterrupt:
-        print("openclaw-rl: Stopped before it was ready.", file=sys.stderr)  # noqa: T201
+        when = "what was learned last was saved" if start.is_over else "it was ready"
+        print(f"openclaw-rl: Stopped before {when}.", file=sys.stderr)  # noqa: T201
     return 0
 
 

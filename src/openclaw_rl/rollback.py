@@ -17,6 +17,7 @@ from openclaw_rl.ledger import updates
 from openclaw_rl.loops import choose
 from openclaw_rl.options import ConfigError
 
+GIVE_KEY = "Give --api-key, or set SGLANG_API_KEY."
 #: The server first ends the step it is in, then loads the policy.
 ANSWER_SECONDS = 600.0
 
@@ -37,7 +38,7 @@ def roll_back_server(server: str, config: Config, version: int | None) -> int:
         with error:
             message = json.load(error)["error"]["message"]
         if error.code == http.HTTPStatus.UNAUTHORIZED:
-            message += " Give --api-key, or set SGLANG_API_KEY."
+            message += f" {GIVE_KEY}"
         raise ConfigError(message) from None
     except OSError as error:
         raise ConfigError(f"The server at {server} does not answer: {error}.") from None

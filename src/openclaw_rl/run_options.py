@@ -1,5 +1,5 @@
-"""A run remembers what its last server was started with: commands about the run need not be told again, and
-`openclaw-rl serve --config` starts it as it was."""
+"""A run remembers what the server that last learned in it was started with: commands about the run need not be told
+again, and `openclaw-rl serve --config` starts it as it was."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from openclaw_rl.options import option_of
 
 #: In a run directory.
 FILE = "options.toml"
-HEAD = "# What the server of this run was started with last, but for keys. `openclaw-rl serve --config` reads it.\n"
+HEAD = "# What the server that last learned in this run was given, but for keys; for openclaw-rl serve --config.\n"
 #: Where the run is, and where it went on from, are of one start.
 NOT_KEPT = ("run_dir", "resume_from_ckpt")
 #: What a run is, whoever judges or serves it: the options that commands about it take from there.
@@ -21,8 +21,10 @@ ALSO_OF_THE_RUN = ("keep_checkpoints", "cache_dir")
 
 
 def keep_options(config: Config) -> None:
-    """Write down in the run directory what was given. Never a secret."""
+    """Write down in the run directory what was given, unless it is of a server that learned there. Never a secret."""
     path = config.run_dir.expanduser() / FILE
+    if path.exists() and not config.learns:
+        return  # who only serves a run does not say how it learns
     unfinished = path.with_suffix(".part")
     unfinished.write_text(HEAD + to_toml(given(config)))
     unfinished.replace(path)

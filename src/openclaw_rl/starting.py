@@ -13,6 +13,8 @@ class Start:
     """
 
     def __init__(self) -> None:
+        self.is_over = False
+        """Whether the server has begun to serve."""
         self._ended = False
         self._task: asyncio.Task[Any] | None = None
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -32,3 +34,4 @@ class Start:
         """Raises CancelledError, for that task, if a signal has come."""
         if self._ended:
             raise asyncio.CancelledError
+        self.is_over = True

@@ -17,6 +17,7 @@ from openclaw_rl.commands import ask_ready
 from openclaw_rl.config import Config
 from openclaw_rl.ledger.lock import read_server
 from openclaw_rl.options import ConfigError
+from openclaw_rl.rollback import GIVE_KEY
 from openclaw_rl.terminal import console
 
 PROMPT = "you: "
@@ -46,7 +47,8 @@ def chat(config: Config, options: argparse.Namespace) -> int:
         try:
             Conversation(client).hold()
         except httpx.TransportError as error:
-            raise ConfigError(f"The server at {server} does not answer any more: {error or type(error)}.") from None
+            what = str(error) or type(error).__name__
+            raise ConfigError(f"The server at {server} does not answer any more: {what}.") from None
     return 0
 
 
@@ -73,10 +75,12 @@ class Conversation:
         asked = [*self.messages, {"role": "user", "content": text}]
         answer = ""
         try:
-            for piece in self._answer(asked):
-                sys.stdout.write(piece)
-                sys.stdout.flush()
-                answer += piece
+            for delta in self._answer(asked):
+                said = delta.get("content") or ""
+                # What it thinks is shown, but is no part of the conversation.
+                self._write(delta.get("reasoning_content") or "", style="dim")
+                self._write(said)
+                answer += said
         except KeyboardInterrupt:
             self._note(" …")
             return
@@ -86,15 +90,18 @@ class Conversation:
         self.out.print()
         self.messages = [*asked, {"role": "assistant", "content": answer}]
 
-    def _answer(self, messages: list[dict[str, str]]) -> Iterator[str]:
-        """An answer as it is written. Raises NoAnswer."""
+    def _answer(self, messages: list[dict[str, str]]) -> Iterator[dict[str, Any]]:
+        """An answer as it is written. Raises NoAnswer, and ConfigError where a key is needed."""
         body = {"messages": messages, "stream": True}
         with self.client.stream("POST", "/v1/chat/completions", json=body) as response:
             if response.status_code != httpx.codes.OK:
-                raise NoAnswer(json.loads(response.read())["error"]["message"])
+                refusal = json.loads(response.read())["error"]["message"]
+                if response.status_code == httpx.codes.UNAUTHORIZED:
+                    raise ConfigError(f"{refusal} {GIVE_KEY}")
+                raise NoAnswer(refusal)
             for line in response.iter_lines():
                 if line.startswith(DATA + "{"):
-                    yield from spoken(json.loads(line.removeprefix(DATA)))
+                    yield from deltas(json.loads(line.removeprefix(DATA)))
 
     def _progress(self) -> None:
         """Say which policy answers and how far the next step is, when that has changed."""
@@ -107,16 +114,20 @@ class Conversation:
             self._note(words)
         self._told = words
 
+    def _write(self, words: str, style: str = "") -> None:
+        if words:
+            self.out.print(Text(words, style=style), end="", soft_wrap=True)
+
     def _note(self, words: str) -> None:
         self.out.print(Text(words, style="dim"))
 
 
-def spoken(event: dict[str, Any]) -> Iterator[str]:
-    """The words in a piece of a stream. Raises NoAnswer."""
+def deltas(event: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """What a piece of a stream adds. Raises NoAnswer."""
     if "error" in event:
         raise NoAnswer(event["error"]["message"])
     for choice in event["choices"]:
-        yield choice["delta"].get("content") or ""
+        yield choice["delta"]
 
 
 def lines() -> Iterator[str]:

@@ -1052,6 +1052,25 @@ async def test_before_the_first_checkpoint_the_base_model_is_gone_back_to(run: R
     assert run.states(turns) == {State.APPLIED}
 
 
+@pytest.mark.parametrize("call", ["reset", "write_policy", "publish"])
+async def test_going_back_to_the_base_model_that_fails_changes_nothing(run: Run, call: str) -> None:
+    await run.start()
+    turns = [run.judged() for _ in range(2)]
+    await run.trained(*flat(turns))
+    error = EngineUnavailable("It died.")
+    if call == "publish":
+        run.sampler.hook = once(error)
+    else:
+        run.learner.hooks[call] = once(error)
+    with pytest.raises(EngineUnavailable, match="It died"):
+        await run.loop.roll_back(None)
+    assert (run.loop.step, run.loop.version) == (2, 2)
+    assert run.sampler.served[run.loop.version] == turns
+    turns.append(run.judged())
+    await run.trained(*flat(turns))
+    assert run.learner.policy == turns
+
+
 async def test_the_base_model_can_be_asked_for(run: Run) -> None:
     await run.start()
     turns = [run.judged() for _ in range(4)]

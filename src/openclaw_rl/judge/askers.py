@@ -86,13 +86,17 @@ class EngineAsker:
         opening = "<think>" if prompt.opens_reasoning else ""
         read, seconds = len(ids) // params.votes, time.monotonic() - started
         return [
-            Answer(opening + self._decode(own), seconds, read + len(own), own[-1].finish is FinishReason.LENGTH)
-            for own in written
+            Answer(opening + self._decode(own), seconds, read + len(own), any(map(ran_out, own))) for own in written
         ]
 
     def _decode(self, tokens: Sequence[SampledToken]) -> str:
         ids = [token.token_id for token in tokens]
         return self.renderer.tokenizer.backend.decode(ids, skip_special_tokens=True)
+
+
+def ran_out(token: SampledToken) -> bool:
+    """Whether an answer ends with it for want of more tokens."""
+    return token.finish is FinishReason.LENGTH
 
 
 class EndpointAsker:

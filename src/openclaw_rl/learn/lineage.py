@@ -63,7 +63,7 @@ class Lineage:
         else:
             await self.learner.reset()
         if self._begins_anew():
-            await self._serve_beginning()
+            await self._serve_beginning(self.step)
 
     async def write_policy(self) -> tuple[int, Path]:
         """What the learner has, as a new policy version with a folder of its own."""
@@ -103,15 +103,15 @@ class Lineage:
         """Learn on from the base model; the version that it serves as."""
         self.unsaved = []
         await self.learner.reset()
-        self.step = 0
-        await self._serve_beginning()
+        await self._serve_beginning(0)
         await self.ledger.roll_back(0)
         return self.version
 
-    async def _serve_beginning(self) -> None:
+    async def _serve_beginning(self, step: int) -> None:
         """Serve what the learner has; the next start goes on from here, not from what there was before."""
-        self.version, folder = await self.write_policy()
-        await self.sampler.publish(self.version, folder)
+        version, folder = await self.write_policy()
+        await self.sampler.publish(version, folder)
+        self.step, self.version = step, version
         await self.save()
 
     async def _agree(self) -> None:
