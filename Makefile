@@ -72,7 +72,7 @@ test-parts: $(VENV)/.installed-dev
 	@$(BIN)/python -m pytest $(addprefix --ignore=,$(WHOLE))
 
 test-browser: $(VENV)/.installed-browser ## look at the pages in headless Chromium (Debian: apt install chromium)
-	@$(BIN)/python -m pytest -rs tests/pages/test_browser.py $(ARGS)
+	@$(BIN)/python -m pytest -rs tests/dashboard/test_browser.py $(ARGS)
 
 test-vllm: $(VENV)/.installed-dev $(VLLM)/.installed ## see that vLLM says with our adapters what we say
 	@OPENCLAW_RL_VLLM=$(abspath $(VLLM))/bin/python $(BIN)/python -m pytest -rs tests/slow/test_vllm.py $(ARGS)

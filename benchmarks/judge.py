@@ -16,9 +16,9 @@ import torch
 from common import machine, table, verdict
 from prometheus_client import CollectorRegistry
 
-from openclaw_rl.engines.local.decoder import load_decoder
-from openclaw_rl.engines.local.messages import Add, WorkerOptions
-from openclaw_rl.engines.local.worker import Worker
+from openclaw_rl.engines.local.model.decoder import load_decoder
+from openclaw_rl.engines.local.process.sampler_messages import Add, WorkerOptions
+from openclaw_rl.engines.local.process.sampler_worker import Worker
 from openclaw_rl.judge import prompts
 from openclaw_rl.judge.case import Case
 from openclaw_rl.judge.dispatch import Signals

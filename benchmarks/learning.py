@@ -24,9 +24,9 @@ from common import machine, table, verdict
 from measuring import Step, best, peak, timed
 from shapes import QWEN3_0_6B, QWEN3_4B, random_decoder, transformers_model
 
-from openclaw_rl.engines.local.decoder import PROJECTIONS, Decoder, Shape, load_decoder
-from openclaw_rl.engines.local.lora import LoraWeights
-from openclaw_rl.engines.local.training import MICRO_BATCH_TOKENS, Trainer
+from openclaw_rl.engines.local.model.decoder import PROJECTIONS, Decoder, Shape, load_decoder
+from openclaw_rl.engines.local.training.lora import LoraWeights
+from openclaw_rl.engines.local.training.trainer import MICRO_BATCH_TOKENS, Trainer
 from openclaw_rl.losses.policy import PolicyLoss
 from openclaw_rl.types import Span, TrainingSequence
 

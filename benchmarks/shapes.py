@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from openclaw_rl.engines.local.decoder import PROJECTIONS, Decoder, Layer, Linear, Shape
+from openclaw_rl.engines.local.model.decoder import PROJECTIONS, Decoder, Layer, Linear, Shape
 
 QWEN3_4B = Shape(
     vocab=151936,

@@ -23,10 +23,10 @@ from common import machine, table, verdict
 from measuring import Step, best, peak
 from torch import Tensor
 
-from openclaw_rl.engines.local.packing import beside
-from openclaw_rl.engines.local.pages import PagePool
-from openclaw_rl.engines.local.scheduler import Scheduler, Sequence
-from openclaw_rl.engines.local.scoring import Scoring
+from openclaw_rl.engines.local.sampling.pages import PagePool
+from openclaw_rl.engines.local.sampling.scheduler import Scheduler, Sequence
+from openclaw_rl.engines.local.sampling.scoring import Scoring
+from openclaw_rl.engines.local.training.packing import beside
 from openclaw_rl.learn.methods import NOTHING, Weights, alternatives
 from openclaw_rl.learn.topk import TopK, distil
 from openclaw_rl.losses.logprobs import chunked_logprobs
@@ -121,7 +121,7 @@ def our_step(problem: Problem) -> Step:
         scoring = Scoring(request)
         scoring.read(model, 0, hidden)
         scores = scoring.scores()
-        return Hint("a hint", scores.logprobs, top=scores.top, of_policys=scores.targets)
+        return Hint("a hint", scores.logprobs, top=scores.top, of_policy_top=scores.targets)
 
     hints = tuple(score(hidden) for hidden in problem.teacher)
     nothing = [0.0] * len(problem.sampled)

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from openclaw_rl.config import Config
-from openclaw_rl.options import options_table
+from openclaw_rl.app.config import Config
+from openclaw_rl.config.options import options_table
 
 README = Path(__file__).parent.parent / "README.md"
 BEGIN, END = "<!-- options: written by `make docs` -->", "<!-- end of options -->"

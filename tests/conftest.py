@@ -19,7 +19,7 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from records import Book
+from support.records import Book
 
 # A machine that is busy for a moment is no fault of the code.
 hypothesis.settings.register_profile("patient", deadline=None)

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from openclaw_rl import commands
-from openclaw_rl.cli import main
+from openclaw_rl.cli import commands, main
 from openclaw_rl.learn.checkpoints import Checkpoints
 from openclaw_rl.ledger import changes, queries, updates
 from openclaw_rl.ledger.lock import RunDirLock
@@ -22,7 +21,7 @@ from openclaw_rl.ledger.states import State
 from openclaw_rl.ledger.status import read_status
 from openclaw_rl.terminal import WIDTH
 from openclaw_rl.types import Feedback
-from records import Book, a_side_turn, a_turn
+from support.records import Book, a_side_turn, a_turn
 
 Program = Callable[..., tuple[int, str, str]]
 

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from openclaw_rl.app.config import ApiKey, Config, Loaded, load
 from openclaw_rl.cli import main
-from openclaw_rl.config import ApiKey, Config, Loaded, load
-from openclaw_rl.options import ConfigError, add_flags, option_of, options_table
+from openclaw_rl.config.options import ConfigError, add_flags, option_of, options_table
 
 #: What users of the original scripts rely on: (flag, environment variable, default).
 SEED_OPTIONS = [

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fakes import ScriptedSampler
-from harness import Bench, running
+from openclaw_rl.app.rollouts import Rollout
 from openclaw_rl.cli import main
 from openclaw_rl.engines.base import EngineUnavailable
 from openclaw_rl.engines.custom import CustomSampler
@@ -19,8 +18,9 @@ from openclaw_rl.learn.gate import read_items
 from openclaw_rl.ledger.ledger import Ledger
 from openclaw_rl.losses.custom import load_loss
 from openclaw_rl.losses.policy import PolicyLoss
-from openclaw_rl.rollouts import Rollout
 from openclaw_rl.types import Priority, Question, SampledToken, SampleRequest, SamplingParams, Source
+from support.fakes import ScriptedSampler
+from support.harness import Bench, running
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 REQUEST = SampleRequest([1, 2, 3], SamplingParams(max_tokens=8))

@@ -19,8 +19,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from openclaw_rl.engines.local.decoder import load_decoder
-from openclaw_rl.engines.local.lora import LoraWeights
+from openclaw_rl.engines.local.model.decoder import load_decoder
+from openclaw_rl.engines.local.training.lora import LoraWeights
 from openclaw_rl.learn.checkpoints import Checkpoints
 from openclaw_rl.ledger.schema import FILE, connect
 from test_server import SECONDS, SERVE, Program, serving, until

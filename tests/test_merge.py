@@ -9,8 +9,8 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from openclaw_rl.cli import main
-from openclaw_rl.merge import merge_adapter
-from openclaw_rl.options import ConfigError
+from openclaw_rl.config.options import ConfigError
+from openclaw_rl.engines.local.merge import merge_adapter
 
 IDS = torch.arange(40).reshape(2, 20)
 

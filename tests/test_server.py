@@ -24,14 +24,14 @@ import openai
 import pytest
 import transformers
 
-from openclaw_rl.config import Config
+from openclaw_rl.app.config import Config
+from openclaw_rl.app.server import model_folder
+from openclaw_rl.config.options import ConfigError
 from openclaw_rl.learn.checkpoints import Checkpoints
 from openclaw_rl.ledger import queries
 from openclaw_rl.ledger.lock import FILE as SERVER
 from openclaw_rl.ledger.lock import read_server
 from openclaw_rl.ledger.schema import FILE, connect
-from openclaw_rl.options import ConfigError
-from openclaw_rl.server import model_folder
 
 ROOT = Path(__file__).parent.parent
 #: No test waits so long unless it fails: machines are slow at times.

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from openclaw_rl.banner import banner
-from openclaw_rl.config import load
+from openclaw_rl.app.banner import banner
+from openclaw_rl.app.config import load
 
 LONG = "step 12: " + "a word and " * 30 + "[the end]"
 LOGS = f"""
 import logging
-from openclaw_rl.server import start_logging
+from openclaw_rl.app.server import start_logging
 start_logging("info")
 logging.getLogger("a").info({LONG!r})
 logging.getLogger("a").debug("not shown")

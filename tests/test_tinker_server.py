@@ -14,15 +14,14 @@ import httpx
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent / "engines"))
-from tinker_double import NEW_SDK, RANK, Cloud, status_error, tinker
-
-from openclaw_rl.config import load
+from openclaw_rl.app.config import load
+from openclaw_rl.app.server import bind, check, run
 from openclaw_rl.engines.tinker import connection as connection_module
 from openclaw_rl.engines.tinker import learner as learner_module
 from openclaw_rl.learn import loop as loop_module
 from openclaw_rl.learn.checkpoints import Checkpoints
 from openclaw_rl.ledger.ledger import Ledger
-from openclaw_rl.server import bind, check, run
+from support.tinker_double import NEW_SDK, RANK, Cloud, status_error, tinker
 
 ASK = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 12}
 

@@ -15,7 +15,7 @@ from openclaw_rl.ledger.schema import FILE, connect
 from openclaw_rl.ledger.states import State
 from openclaw_rl.rendering.chat import ChatRenderer
 from openclaw_rl.types import Continuation, Feedback, Likeliest, TurnKind
-from records import Book, a_side_turn, a_turn
+from support.records import Book, a_side_turn, a_turn
 
 LIKELY = Likeliest(np.array([[1, 2]] * 2), np.array([[-0.5, -1.0]] * 2))
 TURN = {"prompt": "What is the fox?", "response": "Quick and brown.", "next_state": "thanks"}

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from openclaw_rl.options import ConfigError, read_text
+from openclaw_rl.config.options import ConfigError, read_text
 
 #: The option of a custom loss and what a file may call it: here, because the server checks it without PyTorch.
 LOSS_OPTION, LOSS_NAMES = "--custom-loss-function-path", ("compute_loss", "loss")

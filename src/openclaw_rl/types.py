@@ -235,9 +235,9 @@ class Hint:
     """Why there are no log-probs, if the teacher was asked."""
     top: Likeliest | None = None
     """What the teacher finds likeliest at each token of the response, where it was asked."""
-    of_policys: Numbers | None = None
+    of_policy_top: Numbers | None = None
     """The teacher's log-probs of the tokens that the policy found likeliest (the turn's `top`), where it can say."""
-    policys: Numbers | None = None
+    policy_scores: Numbers | None = None
     """The policy's log-probs of the tokens in `top`, where they were asked for."""
 
 

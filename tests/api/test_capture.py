@@ -10,14 +10,14 @@ from pathlib import Path
 import httpx
 import pytest
 
-from harness import Bench, running, wait_for
-from openclaw_rl.config import ApiKey
+from openclaw_rl.app.config import ApiKey
 from openclaw_rl.engines.base import EngineLimits
 from openclaw_rl.ledger import queries
 from openclaw_rl.ledger.ledger import Ledger
 from openclaw_rl.ledger.schema import FILE, connect
 from openclaw_rl.ledger.states import State
 from openclaw_rl.types import Feedback, SampleRequest
+from support.harness import Bench, running, wait_for
 
 TOOLS = [{"type": "function", "function": {"name": "look", "description": "", "parameters": {"type": "object"}}}]
 OPENCLAW = {"role": "system", "content": "You are an agent. <!-- openclaw:attempt:STABLE -->"}

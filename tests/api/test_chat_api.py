@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from harness import MODEL, Bench, running, wait_for
-from openclaw_rl.config import ApiKey
+from openclaw_rl.app.config import ApiKey
+from support.harness import MODEL, Bench, running, wait_for
 
 HELLO = [{"role": "user", "content": "hello"}]
 TOOLS = [{"type": "function", "function": {"name": "look", "description": "", "parameters": {"type": "object"}}}]

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness import Bench, running
 from openclaw_rl.api.classify import classify, is_transient
 from openclaw_rl.api.sessions import named_session, new_session
 from openclaw_rl.api.wire import ChatRequest
@@ -17,7 +16,8 @@ from openclaw_rl.ledger.schema import FILE, connect
 from openclaw_rl.ledger.states import State
 from openclaw_rl.rendering.clients import TRANSIENT, user_words
 from openclaw_rl.types import SessionKey, TurnKind
-from records import Book, a_turn
+from support.harness import Bench, running
+from support.records import Book, a_turn
 
 Messages = list[dict[str, Any]]
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from harness import Bench, running
-from openclaw_rl.config import ApiKey
+from openclaw_rl.app.config import ApiKey
 from openclaw_rl.ledger.ledger import Ledger
+from support.harness import Bench, running
 
 HELLO = {"messages": [{"role": "user", "content": "hello"}]}
 POSTS = ("/v1/chat/completions", "/v1/feedback", "/v1/policy/rollback", "/v1/sessions/s/close")

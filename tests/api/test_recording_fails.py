@@ -5,9 +5,9 @@ from uuid import UUID
 
 import pytest
 
-from harness import Bench, running
 from openclaw_rl.api import completion
 from openclaw_rl.ledger.ledger import Ledger
+from support.harness import Bench, running
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from harness import Bench, running
-from openclaw_rl.config import Config
+from openclaw_rl.app.config import Config
+from openclaw_rl.app.server import sampling_defaults
 from openclaw_rl.models import EMBEDDED, EMBEDDED_MAX_TOKENS, EMBEDDED_TEMPERATURE
-from openclaw_rl.server import sampling_defaults
+from support.harness import Bench, running
 
 HELLO = {"messages": [{"role": "user", "content": "hello"}]}
 EMBEDDED_CONFIG = Config(backend="local")

@@ -17,7 +17,7 @@ from transformers import (
     SmolLM3Config,
 )
 
-from openclaw_rl.engines.local.decoder import Shape, UnsupportedModel, load_decoder
+from openclaw_rl.engines.local.model.decoder import Shape, UnsupportedModel, load_decoder
 
 SIZE: dict[str, Any] = {
     "vocab_size": 200,

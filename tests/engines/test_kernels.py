@@ -19,7 +19,8 @@ if DEVICE == "cpu":
     os.environ["TRITON_INTERPRET"] = "1"
 pytest.importorskip("triton")
 
-from openclaw_rl.engines.local import kernels, ops, paged_attention  # noqa: E402
+from openclaw_rl.engines.local.model import kernels, ops  # noqa: E402
+from openclaw_rl.engines.local.sampling import paged_attention  # noqa: E402
 
 # The interpreter truncates to bfloat16 where hardware rounds, so that dtype is compared on a GPU only.
 DTYPES = [torch.float32, torch.float16] + ([torch.bfloat16] if DEVICE == "cuda" else [])

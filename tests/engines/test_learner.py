@@ -12,15 +12,15 @@ import pytest
 import pytest_asyncio
 import torch
 from peft import PeftModel
-from test_student import batch, options
+from test_policy_trainer import batch, options
 from transformers import AutoModelForCausalLM
 
 from openclaw_rl.engines.base import EngineUnavailable, StepRefused
-from openclaw_rl.engines.local.decoder import load_decoder
-from openclaw_rl.engines.local.learner import LocalLearner
-from openclaw_rl.engines.local.messages import WorkerOptions
-from openclaw_rl.engines.local.sampler import LocalSampler
-from openclaw_rl.engines.local.student import Student
+from openclaw_rl.engines.local.model.decoder import load_decoder
+from openclaw_rl.engines.local.process.learner import LocalLearner
+from openclaw_rl.engines.local.process.sampler import LocalSampler
+from openclaw_rl.engines.local.process.sampler_messages import WorkerOptions
+from openclaw_rl.engines.local.training.policy_trainer import PolicyTrainer
 from openclaw_rl.types import TrainingSequence
 
 # Starting a process takes seconds, so the tests share one and leave it usable.
@@ -28,20 +28,20 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 @pytest.fixture(scope="module")
-def student(tiny_model: Path) -> Student:
+def trainer(tiny_model: Path) -> PolicyTrainer:
     """The same in this process, to compare with."""
-    return Student(load_decoder(tiny_model, torch.float32, torch.device("cpu")), options())
+    return PolicyTrainer(load_decoder(tiny_model, torch.float32, torch.device("cpu")), options())
 
 
 @pytest.fixture(scope="module")
-def sequences(student: Student) -> list[TrainingSequence]:
-    return batch(student, count=6)
+def sequences(trainer: PolicyTrainer) -> list[TrainingSequence]:
+    return batch(trainer, count=6)
 
 
 @pytest.fixture(scope="module")
-def large(student: Student) -> list[TrainingSequence]:
+def large(trainer: PolicyTrainer) -> list[TrainingSequence]:
     """A batch that takes seconds."""
-    return batch(student, count=2000)
+    return batch(trainer, count=2000)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -87,12 +87,12 @@ async def under_way(learner: LocalLearner, sequences: list[TrainingSequence]) ->
 
 
 async def test_a_step_in_the_process_is_the_step_that_it_would_be_here(
-    learner: LocalLearner, student: Student, sequences: list[TrainingSequence], tmp_path: Path
+    learner: LocalLearner, trainer: PolicyTrainer, sequences: list[TrainingSequence], tmp_path: Path
 ) -> None:
     fresh = await written(learner, tmp_path / "fresh")
     result = await learner.step(sequences)
-    student.reset()
-    expected = student.step(sequences)
+    trainer.reset()
+    expected = trainer.step(sequences)
     assert result.loss == pytest.approx(expected.loss, abs=1e-5)
     assert result.kl_old == pytest.approx(expected.kl_old, rel=1e-2)
     assert (result.tokens, result.response_tokens) == (expected.tokens, expected.response_tokens)

@@ -11,10 +11,10 @@ from safetensors.torch import load_file
 from test_decoder import causal
 from transformers import LlamaForCausalLM
 
-from openclaw_rl.engines.local.adapters import AdapterSlots, BadPolicy
-from openclaw_rl.engines.local.decoder import Decoder, load_decoder
-from openclaw_rl.engines.local.lora import ALL_MODULES, Dropout, LoraWeights
-from openclaw_rl.engines.local.training import Trainer
+from openclaw_rl.engines.local.model.adapters import AdapterSlots, BadPolicy
+from openclaw_rl.engines.local.model.decoder import Decoder, load_decoder
+from openclaw_rl.engines.local.training.lora import ALL_MODULES, Dropout, LoraWeights
+from openclaw_rl.engines.local.training.trainer import Trainer
 from openclaw_rl.losses.policy import PolicyLoss
 from openclaw_rl.types import Span, TrainingSequence
 

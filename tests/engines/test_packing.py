@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openclaw_rl.engines.local.packing import by_span, micro_batches, pack, signals
+from openclaw_rl.engines.local.training.packing import by_span, micro_batches, pack, signals
 from openclaw_rl.types import Alternatives, Span, TrainingSequence
 
 CPU = torch.device("cpu")

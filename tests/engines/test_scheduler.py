@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from openclaw_rl.engines.local.pages import PAGE_SIZE, PagePool
-from openclaw_rl.engines.local.scheduler import Scheduler, Sequence, Work, pages_for
+from openclaw_rl.engines.local.sampling.pages import PAGE_SIZE, PagePool
+from openclaw_rl.engines.local.sampling.scheduler import Scheduler, Sequence, Work, pages_for
 from openclaw_rl.types import FinishReason, Priority, SamplingParams
 
 STOP_TOKEN = 4

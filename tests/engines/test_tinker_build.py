@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from openclaw_rl.config import load
+from openclaw_rl.app.config import load
+from openclaw_rl.config.options import ConfigError
 from openclaw_rl.engines.base import EngineAway, EngineUnavailable
 from openclaw_rl.engines.tinker import sdk
 from openclaw_rl.engines.tinker.build import build_learner, build_sampler, check_tinker, connect
 from openclaw_rl.engines.tinker.errors import Kind, LastWords, read
 from openclaw_rl.engines.tinker.traits import Traits, look_at
-from openclaw_rl.options import ConfigError
 
 URL = "http://127.0.0.1:9"
 
@@ -90,7 +90,7 @@ async def test_a_server_that_is_not_there_is_named() -> None:
 def test_a_server_process_loads_neither_the_sdk_nor_pytorch_until_it_is_used() -> None:
     program = """
 import importlib.util, sys
-import openclaw_rl.server
+import openclaw_rl.app.server
 from openclaw_rl.engines.tinker import sdk
 assert not {"torch", "tinker"} & set(sys.modules)
 if importlib.util.find_spec("tinker"):

@@ -12,12 +12,10 @@ import numpy as np
 import pytest
 import pytest_asyncio
 import torch
-from tinker_double import ALPHA, RANK, Cloud, failed_request, status_error, tensor, tinker, types
-from training_settings import USUAL, taken_out
 
 from openclaw_rl.engines.base import EngineAway, EngineUnavailable, StepRefused
-from openclaw_rl.engines.local.lora import LoraWeights
-from openclaw_rl.engines.local.training import Trainer
+from openclaw_rl.engines.local.training.lora import LoraWeights
+from openclaw_rl.engines.local.training.trainer import Trainer
 from openclaw_rl.engines.tinker import connection as connection_module
 from openclaw_rl.engines.tinker import learner as learner_module
 from openclaw_rl.engines.tinker.connection import Account, Connection
@@ -30,6 +28,8 @@ from openclaw_rl.engines.tinker.traits import Traits, read_schema
 from openclaw_rl.engines.tinker.weighted import CROSS_ENTROPY, read_tables, sampled, slopes_of, to_weighted_data
 from openclaw_rl.losses.policy import PolicyLoss
 from openclaw_rl.types import Alternatives, LossSettings, ScoreRequest, Span, TrainingSequence
+from support.tinker_double import ALPHA, RANK, Cloud, failed_request, status_error, tensor, tinker, types
+from support.training_settings import USUAL, taken_out
 
 LOSSES = ("ppo", "importance_sampling", "cispo")
 #: A server whose ways differ in all that is known to differ.

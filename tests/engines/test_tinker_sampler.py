@@ -10,23 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import pytest_asyncio
-from tinker_double import (
-    ALPHA,
-    NEW_SDK,
-    RANK,
-    Cloud,
-    Training,
-    failed_request,
-    response,
-    sequence,
-    status_error,
-    tinker,
-)
 
 from openclaw_rl.engines.base import EngineAway, EngineError, EngineUnavailable, QueueFull
-from openclaw_rl.engines.local.lora import LoraWeights
+from openclaw_rl.engines.local.training.lora import LoraWeights
 from openclaw_rl.engines.tinker import connection as module
-from openclaw_rl.engines.tinker import pulse as pulse_module
+from openclaw_rl.engines.tinker import heartbeat as heartbeat_module
 from openclaw_rl.engines.tinker.connection import Account, Connection
 from openclaw_rl.engines.tinker.record import PolicyRecord
 from openclaw_rl.engines.tinker.sampler import SamplerOptions, TinkerSampler
@@ -37,6 +25,18 @@ from openclaw_rl.types import (
     SampleRequest,
     SamplingParams,
     ScoreRequest,
+)
+from support.tinker_double import (
+    ALPHA,
+    NEW_SDK,
+    RANK,
+    Cloud,
+    Training,
+    failed_request,
+    response,
+    sequence,
+    status_error,
+    tinker,
 )
 
 PROMPT = [1, 2, 3, 4, 5]
@@ -284,20 +284,20 @@ async def test_who_gets_no_answer_does_not_wait_for_ever_and_hears_why(cloud: Cl
 
 
 async def test_a_server_that_is_gone_is_noticed_long_before_the_sdk_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pulse_module, "BEAT_SECONDS", 0.05)
+    monkeypatch.setattr(heartbeat_module, "BEAT_SECONDS", 0.05)
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
 
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
-    pulse = pulse_module.Pulse(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
-    pulse.start()
-    assert await pulse.during(asyncio.sleep(0.3, "done")) == "done"
+    heartbeat = heartbeat_module.Heartbeat(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    heartbeat.start()
+    assert await heartbeat.during(asyncio.sleep(0.3, "done")) == "done"
     server.close()
     with pytest.raises(ConnectionError, match="nobody answers at"):
-        await pulse.during(asyncio.sleep(30))
-    await pulse.stop()
+        await heartbeat.during(asyncio.sleep(30))
+    await heartbeat.stop()
 
 
 async def test_a_failure_in_the_middle_ends_the_stream_with_an_error(cloud: Cloud, sampler: TinkerSampler) -> None:

@@ -14,9 +14,9 @@ from test_decoder import FAMILIES, causal
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from openclaw_rl.engines.local.decoder import Decoder, load_decoder
-from openclaw_rl.engines.local.lora import LoraWeights
-from openclaw_rl.engines.local.training import Metrics, Trainer
+from openclaw_rl.engines.local.model.decoder import Decoder, load_decoder
+from openclaw_rl.engines.local.training.lora import LoraWeights
+from openclaw_rl.engines.local.training.trainer import Metrics, Trainer
 from openclaw_rl.losses.policy import PolicyLoss
 from openclaw_rl.types import Alternatives, Span, TrainingSequence
 

@@ -14,9 +14,8 @@ from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from transformers import LlamaForCausalLM
 
-from openclaw_rl.engines.local.decoder import UnsupportedModel, load_decoder
-from openclaw_rl.engines.local.kv_cache import bytes_per_page
-from openclaw_rl.engines.local.messages import (
+from openclaw_rl.engines.local.model.decoder import UnsupportedModel, load_decoder
+from openclaw_rl.engines.local.process.sampler_messages import (
     Add,
     Cancel,
     LoadPolicy,
@@ -25,7 +24,8 @@ from openclaw_rl.engines.local.messages import (
     Score,
     WorkerOptions,
 )
-from openclaw_rl.engines.local.worker import Worker
+from openclaw_rl.engines.local.process.sampler_worker import Worker
+from openclaw_rl.engines.local.sampling.kv_cache import bytes_per_page
 from openclaw_rl.types import FinishReason, Priority, SampledToken, SampleRequest, SamplingParams, ScoreRequest, Scores
 
 #: Where there is a GPU, its worker has to give what the CPU's gives.

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from coding_solutions import solution
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,6 +14,7 @@ from openclaw_rl.evals.chat import ChatFailed, ChatTooLong, Message, Reply
 from openclaw_rl.evals.code_blocks import extract_code
 from openclaw_rl.evals.coding import Problem, problems, same, score
 from openclaw_rl.evals.scores import CaseScore
+from support.coding_solutions import solution
 
 NAMES = [problem.name for problem in problems()]
 

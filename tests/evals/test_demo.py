@@ -12,19 +12,19 @@ import httpx
 import pytest
 from rich.console import Console
 
-from harness import Bench, running
+from openclaw_rl.app.config import ApiKey, Config, load
 from openclaw_rl.cli import build_parser, main
-from openclaw_rl.config import ApiKey, Config, load
+from openclaw_rl.config.options import ConfigError
 from openclaw_rl.evals import coding, evaluate, trial
 from openclaw_rl.evals.chat import HttpChat
 from openclaw_rl.evals.demo import free_folder, make_plans, table
 from openclaw_rl.evals.evaluate import check_writable, chosen_tasks, serving
 from openclaw_rl.evals.flags import METHODS, TASKS
 from openclaw_rl.evals.scores import CaseScore, OnCase, TaskScores
-from openclaw_rl.evals.served import Served
+from openclaw_rl.evals.server_process import Served
 from openclaw_rl.evals.summary import summarise
-from openclaw_rl.options import ConfigError
-from trials import a_trial, an_exam, learning
+from support.harness import Bench, running
+from support.trials import a_trial, an_exam, learning
 
 
 def test_a_demo_holds_conversations_learns_and_leaves_a_picture_and_a_page(

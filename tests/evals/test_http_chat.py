@@ -13,13 +13,13 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from harness import Bench, running
 from openclaw_rl.evals import chat as chat_module
 from openclaw_rl.evals import tool_use
 from openclaw_rl.evals.chat import Chat, ChatFailed, ChatTooLong, HttpChat, Reply, ToolCall, pause, read_reply
 from openclaw_rl.ledger import queries
 from openclaw_rl.ledger.ledger import Ledger
 from openclaw_rl.ledger.schema import FILE, connect
+from support.harness import Bench, running
 
 HELLO = [{"role": "user", "content": "hello \ud83d"}]
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]

@@ -7,15 +7,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from markupsafe import Markup
 
-from looking import Seen, look
 from openclaw_rl import __version__
+from openclaw_rl.config.options import ConfigError
 from openclaw_rl.evals import page as module
 from openclaw_rl.evals.conversation import Conversation
 from openclaw_rl.evals.page import choose_pairs, choose_talks, page, write_page
 from openclaw_rl.evals.summary import summarise
 from openclaw_rl.evals.trial import Exam, Held, Outcome
-from openclaw_rl.options import ConfigError
-from trials import a_trial, an_answer, an_exam, an_exchange, learning
+from support.page_assertions import Seen, look
+from support.trials import a_trial, an_answer, an_exam, an_exchange, learning
 
 HOSTILE = [
     "<script>alert(1)</script>",

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from openclaw_rl.config.options import ConfigError
 from openclaw_rl.evals.personas.persona import BUILT_IN, Persona, Phrases, load
 from openclaw_rl.evals.personas.rules import CHECKS, count_sentences, count_words, estimate_tokens, make_check
 from openclaw_rl.judge.reader import ReplyKind, read_reply
-from openclaw_rl.options import ConfigError
 
 LANGUAGES = ("en", "de", "fr", "es", "zh")
 HINTING = {ReplyKind.CORRECTION, ReplyKind.CHANGE_REQUEST}

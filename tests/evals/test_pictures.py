@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from openclaw_rl.config.options import ConfigError
 from openclaw_rl.evals.pictures import curve, curve_svg, describe, save_curve
 from openclaw_rl.evals.statistics import proportion
 from openclaw_rl.evals.trial import Exam, Outcome
-from openclaw_rl.options import ConfigError
-from trials import a_trial, an_answer, an_exam, learning
+from support.trials import a_trial, an_answer, an_exam, learning
 
 
 def seconds(exam: Exam) -> float:

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from openclaw_rl.evals.screen import Bars, Screen
 from openclaw_rl.evals.trial import Outcome
-from trials import a_trial, an_exam
+from support.trials import a_trial, an_exam
 
 
 def a_file() -> Console:

@@ -7,7 +7,7 @@ import pytest
 from openclaw_rl.evals.statistics import Interval, mean_until, proportion_of_trials
 from openclaw_rl.evals.summary import grouped, summarise
 from openclaw_rl.evals.trial import Exam
-from trials import a_trial, an_answer, an_exam
+from support.trials import a_trial, an_answer, an_exam
 
 
 def share(*trials: Sequence[bool]) -> Interval:

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from openclaw_rl.config.options import ConfigError
 from openclaw_rl.evals import schema, tool_use
 from openclaw_rl.evals.bfcl import bfcl_cases
 from openclaw_rl.evals.chat import ChatFailed, ChatTooLong, Message, Reply, ToolCall
 from openclaw_rl.evals.tool_use import Expected, ToolCase, cases, grade, plain
-from openclaw_rl.options import ConfigError
 
 CASES = {case.name: case for case in cases()}
 

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from openclaw_rl.evals import served as module
+from openclaw_rl.evals import server_process as module
 from openclaw_rl.evals import trial
 from openclaw_rl.evals.chat import ChatFailed, Reply
 from openclaw_rl.evals.personas.persona import load
 from openclaw_rl.evals.screen import Screen
-from openclaw_rl.evals.served import ServerFailed, served, without_options
+from openclaw_rl.evals.server_process import ServerFailed, served, without_options
 from openclaw_rl.evals.trial import Exam, Outcome, Plan, Trial
 
 WAITING = {"policy_version": 0, "learner": "", "next_step": {"samples": 8, "needed": 8}}

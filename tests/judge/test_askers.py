@@ -11,9 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from judge_server import Body, JudgeServer, Reply, completion
 
-from fakes import ScriptedSampler
 from openclaw_rl.judge.askers import (
     MIN_ANSWER_TOKENS,
     Asker,
@@ -28,6 +26,8 @@ from openclaw_rl.judge.errors import JudgeDown, JudgeFailed
 from openclaw_rl.judge.judges import LlmJudge
 from openclaw_rl.rendering.chat import ChatRenderer
 from openclaw_rl.types import BASE_VERSION, Priority, Question, SampleRequest
+from support.fakes import ScriptedSampler
+from support.judge_server import Body, JudgeServer, Reply, completion
 
 CHAT = [{"role": "system", "content": "You judge."}, {"role": "user", "content": "Was it good?"}]
 PARAMS = AskParams(votes=3, temperature=0.6, max_tokens=100)

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
+from openclaw_rl.config.options import ConfigError
 from openclaw_rl.judge.case import Case
 from openclaw_rl.judge.custom import MOST_HANGING, THREAD, CustomJudge
 from openclaw_rl.judge.errors import JudgeDown, JudgeFailed
 from openclaw_rl.judge.judges import Opinion
-from openclaw_rl.options import ConfigError
 from openclaw_rl.types import Question
 
 CASE = Case(1, "How far?", "Ten miles.", [{"role": "user", "content": "In km!"}], ())

@@ -2,7 +2,7 @@
 
 import pytest
 
-from openclaw_rl.config import Config
+from openclaw_rl.app.config import Config
 from openclaw_rl.judge.dispatch import Signals, dispatch
 from openclaw_rl.types import Hint, Question, SampleKind, Source, Verdict
 

@@ -10,17 +10,17 @@ from typing import Any
 
 import httpx
 import pytest
-from judge_server import Body, JudgeServer, Reply, opinion
 from tokenizers import Tokenizer
 
 from conftest import save_tiny_model
-from harness import wait_for
 from openclaw_rl.cli import main
 from openclaw_rl.ledger import changes, queries, verdicts
 from openclaw_rl.ledger.schema import FILE, connect
 from openclaw_rl.ledger.states import State
 from openclaw_rl.types import SampleKind, Source, Verdict
-from records import Book, a_turn
+from support.harness import wait_for
+from support.judge_server import Body, JudgeServer, Reply, opinion
+from support.records import Book, a_turn
 from test_server import SECONDS, SERVE, Program, serving
 
 HINT = "Give the distance in kilometres."
@@ -211,7 +211,7 @@ def judged(tmp_path: Path) -> Iterator[Book]:
 def test_rejudging_with_a_judge_that_is_down_says_so_instead_of_a_table(
     judged: Book, server: JudgeServer, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("openclaw_rl.rejudge.PATIENCE", 0.0, raising=False)
+    monkeypatch.setattr("openclaw_rl.cli.rejudging.PATIENCE", 0.0, raising=False)
     server.stop()
     said = command("rejudge", *by(server), code=2)
     assert "cannot be reached" in said

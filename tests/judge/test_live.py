@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from test_judging_server import stored
 
-from harness import wait_for
 from openclaw_rl.ledger.states import State
 from openclaw_rl.types import SampleKind
+from support.harness import wait_for
 from test_server import Program, serving
 
 QUESTION = "What is the planet Mercury made of?"

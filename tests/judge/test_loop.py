@@ -9,13 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from judge_server import Body, JudgeServer, Reply, completion, opinion
 from prometheus_client import CollectorRegistry, generate_latest
 
-from fakes import ScriptedSampler
-from openclaw_rl.config import Config
+from openclaw_rl.app.config import Config
 from openclaw_rl.engines.base import EngineUnavailable
-from openclaw_rl.judge import breaker, loop
+from openclaw_rl.judge import circuit_breaker, loop
 from openclaw_rl.judge.askers import AskParams, EndpointAsker
 from openclaw_rl.judge.case import Case
 from openclaw_rl.judge.dispatch import Signals
@@ -30,7 +28,9 @@ from openclaw_rl.ledger.states import State
 from openclaw_rl.ledger.status import COLLAPSE_WINDOW, read_status
 from openclaw_rl.rendering.chat import ChatRenderer
 from openclaw_rl.types import Feedback, SampleKind, ScoreRequest, SessionKey, Source, Vote
-from records import Book, a_turn
+from support.fakes import ScriptedSampler
+from support.judge_server import Body, JudgeServer, Reply, completion, opinion
+from support.records import Book, a_turn
 
 CAME = [{"role": "user", "content": "thank you"}]
 HINT = "Give the distance in kilometres."
@@ -47,8 +47,8 @@ def server() -> Iterator[JudgeServer]:
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pauses are what they are for people; tests need not wait so long."""
     monkeypatch.setattr(loop, "FIRST_PAUSE", 0.02)
-    monkeypatch.setattr(breaker, "FIRST_PAUSE", 0.02)
-    monkeypatch.setattr(breaker, "LONGEST_PAUSE", 0.1)
+    monkeypatch.setattr(circuit_breaker, "FIRST_PAUSE", 0.02)
+    monkeypatch.setattr(circuit_breaker, "LONGEST_PAUSE", 0.1)
 
 
 class Scripted:
@@ -304,14 +304,14 @@ async def test_turns_wait_also_for_one_that_refuses(book: Book, server: JudgeSer
 async def test_a_judge_that_is_down_is_left_alone(
     book: Book, server: JudgeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(breaker, "FIRST_PAUSE", 30.0)
-    monkeypatch.setattr(breaker, "LONGEST_PAUSE", 30.0)
+    monkeypatch.setattr(circuit_breaker, "FIRST_PAUSE", 30.0)
+    monkeypatch.setattr(circuit_breaker, "LONGEST_PAUSE", 30.0)
     server.answer = lambda body: Reply(503)
     ready(book, 40)
     async with endpoint(server) as judge, judging(book, judge) as at_work:
         await until(lambda: bool(at_work.down))
         await asyncio.sleep(0.2)
-        assert len(server.requests) <= breaker.FAILURES + at_work.loop.workers
+        assert len(server.requests) <= circuit_breaker.FAILURES + at_work.loop.workers
 
 
 async def test_a_judge_that_often_refuses_others_loses_no_turn(book: Book, server: JudgeServer) -> None:
@@ -326,11 +326,11 @@ async def test_a_judge_that_often_refuses_others_loses_no_turn(book: Book, serve
     server.answer = limited
     turns = ready(book, 8)
     async with endpoint(server) as judge, judging(book, judge):
-        judge.breaker._answered()  # it has answered before
+        judge.circuit_breaker._answered()  # it has answered before
         for _ in range(200):
             if not open_turns(book):
                 break
-            judge.breaker._answered()  # and answers others
+            judge.circuit_breaker._answered()  # and answers others
             await asyncio.sleep(0.05)
     assert [score(book, turn) for turn in turns] == [1.0] * 8
 
@@ -341,18 +341,18 @@ async def test_turns_that_were_not_even_asked_about_are_not_given_up(
     """The judge comes and goes. A turn that is refused because the judge is left alone has had no trial."""
     turns = ready(book, 4)
     async with endpoint(server) as judge:
-        breaker, now, refused = judge.breaker, [0.0], [0]
-        breaker.reason, breaker._until, breaker._clock = "away", 0.05, lambda: now[0]
-        call = breaker.call
+        circuit_breaker, now, refused = judge.circuit_breaker, [0.0], [0]
+        circuit_breaker.reason, circuit_breaker._until, circuit_breaker._clock = "away", 0.05, lambda: now[0]
+        call = circuit_breaker.call
 
         async def counted(ask: Callable[[], Awaitable[Any]]) -> Any:
             refused[0] += 1
             return await call(ask)
 
-        monkeypatch.setattr(breaker, "call", counted)
+        monkeypatch.setattr(circuit_breaker, "call", counted)
         async with judging(book, judge):
             for trial in range(1, 3 * TRIALS + 1):
-                breaker.answered += 1
+                circuit_breaker.answered += 1
                 await until(lambda trial=trial: refused[0] >= 4 * trial)
             assert open_turns(book) == 4
             now[0] = 1.0

@@ -12,7 +12,7 @@ from openclaw_rl.judge.reader import Reading, ReplyKind, read_reply, warm_up
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from measure import POSITIVE, measure, read_cases, sign
+from support.measure import POSITIVE, measure, read_cases, sign
 
 TUNING = Path(__file__).with_name("next_states_tuning.jsonl")
 #: Nobody who works on the reader looks at these.

@@ -12,17 +12,17 @@ import pytest_asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fakes import ScriptedSampler
-from openclaw_rl.config import Config
+from openclaw_rl.app.config import Config
 from openclaw_rl.engines.base import EngineError, EngineUnavailable
-from openclaw_rl.engines.local.messages import WorkerOptions
-from openclaw_rl.engines.local.sampler import LocalSampler
+from openclaw_rl.engines.local.process.sampler import LocalSampler
+from openclaw_rl.engines.local.process.sampler_messages import WorkerOptions
 from openclaw_rl.judge.errors import JudgeDown
 from openclaw_rl.judge.teacher import HINTED, Curriculum, NoHintedPrompt, Teacher, graft, hinted_prompt
 from openclaw_rl.ledger.queries import StoredTurn
 from openclaw_rl.rendering.chat import ChatRenderer
 from openclaw_rl.types import Hint, Likeliest, ScoreRequest
-from records import Book, a_turn
+from support.fakes import ScriptedSampler
+from support.records import Book, a_turn
 
 HINT = "Give the distance in kilometres."
 ASKED = [{"role": "system", "content": "You know maps."}, {"role": "user", "content": "How far is it?"}]
@@ -345,17 +345,17 @@ async def test_the_shortest_hints_are_tried_each_for_what_is_likeliest(turns: Tu
         assert expected is not None
         assert hint.top.ids.tolist() == expected.ids.tolist()
         assert hint.top.logprobs == pytest.approx(expected.logprobs, abs=1e-4)
-        assert hint.of_policys is not None
-        assert hint.of_policys.shape == (len(turn.response_ids), 3)
+        assert hint.of_policy_top is not None
+        assert hint.of_policy_top.shape == (len(turn.response_ids), 3)
         # Where the two find the same token likely, both tables say the same of it.
         assert turn.top is not None
         for place in range(len(turn.response_ids)):
-            own = dict(zip(turn.top.ids[place].tolist(), hint.of_policys[place].tolist(), strict=True))
+            own = dict(zip(turn.top.ids[place].tolist(), hint.of_policy_top[place].tolist(), strict=True))
             theirs = dict(zip(hint.top.ids[place].tolist(), hint.top.logprobs[place].tolist(), strict=True))
             assert {id: own[id] for id in own.keys() & theirs} == pytest.approx(
                 {id: theirs[id] for id in own.keys() & theirs}, abs=1e-4
             )
-        assert hint.policys is None
+        assert hint.policy_scores is None
 
 
 async def test_for_the_teachers_own_tokens_the_policy_is_asked_too(turns: Turns, sampler: LocalSampler) -> None:
@@ -365,7 +365,7 @@ async def test_for_the_teachers_own_tokens_the_policy_is_asked_too(turns: Turns,
     assert hint.top is not None
     ids = [*turn.prompt_ids, *turn.response_ids]
     expected = await sampler.score(ScoreRequest(ids, len(turn.response_ids), targets=hint.top.ids))
-    assert hint.policys == pytest.approx(expected.targets, abs=1e-5)
+    assert hint.policy_scores == pytest.approx(expected.targets, abs=1e-5)
 
 
 async def test_a_policy_that_is_gone_is_not_waited_for(turns: Turns, sampler: LocalSampler) -> None:

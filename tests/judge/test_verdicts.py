@@ -14,7 +14,7 @@ from openclaw_rl.ledger import changes, queries, updates, verdicts
 from openclaw_rl.ledger.schema import FILE, MIGRATIONS, connect, migrate
 from openclaw_rl.ledger.states import State
 from openclaw_rl.types import Feedback, Hint, Question, SampleKind, SessionKey, Source, Verdict, Vote
-from records import Book, a_turn
+from support.records import Book, a_turn
 
 CAME = [{"role": "user", "content": "thank you"}]
 

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fakes import ScriptedSampler
+from openclaw_rl.config.options import ConfigError
 from openclaw_rl.engines.base import EngineUnavailable
-from openclaw_rl.engines.local.messages import WorkerOptions
-from openclaw_rl.engines.local.sampler import LocalSampler
+from openclaw_rl.engines.local.process.sampler import LocalSampler
+from openclaw_rl.engines.local.process.sampler_messages import WorkerOptions
 from openclaw_rl.learn.gate import ANSWER_TOKENS, AT_ONCE, Gate, Item, read_item, read_items
-from openclaw_rl.options import ConfigError
 from openclaw_rl.rendering.chat import ChatRenderer
 from openclaw_rl.types import Priority, SampleRequest
+from support.fakes import ScriptedSampler
 
 
 @pytest.fixture(scope="module")

@@ -15,9 +15,9 @@ import pytest
 import pytest_asyncio
 from prometheus_client import CollectorRegistry, generate_latest
 
-from fakes import ScriptedLearner, ScriptedSampler, read_policy
 from openclaw_rl.api.operations import OperationFailed
-from openclaw_rl.config import Config
+from openclaw_rl.app.background import Loops
+from openclaw_rl.app.config import Config
 from openclaw_rl.engines.base import EngineUnavailable, QueueFull, StepRefused
 from openclaw_rl.learn import loop as module
 from openclaw_rl.learn.build import where_to_begin
@@ -29,9 +29,9 @@ from openclaw_rl.learn.reporting import JsonLines, Prometheus, Reporter
 from openclaw_rl.ledger import changes, verdicts
 from openclaw_rl.ledger.states import State
 from openclaw_rl.ledger.status import read_status
-from openclaw_rl.loops import Loops
 from openclaw_rl.types import SampleKind, Source, Verdict
-from records import Book
+from support.fakes import ScriptedLearner, ScriptedSampler, read_policy
+from support.records import Book
 
 SECONDS = 10
 CENTRED = Weights(0, 1, centred=True)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from openclaw_rl.config import Config
+from openclaw_rl.app.config import Config
 from openclaw_rl.judge.dispatch import Signals, dispatch
 from openclaw_rl.learn.errors import NoSignal
 from openclaw_rl.learn.methods import Baseline, Weights, batch_baseline, lesson
@@ -17,7 +17,7 @@ from openclaw_rl.ledger import changes, verdicts
 from openclaw_rl.ledger.queries import StoredTurn
 from openclaw_rl.ledger.states import State
 from openclaw_rl.types import Hint, SampleKind, Source, Verdict
-from records import Book
+from support.records import Book
 
 OLD = [-0.5, -0.25, -2.0]
 TEACHER = [-0.25, -1.25, -0.5]

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from openclaw_rl.config.options import ConfigError
 from openclaw_rl.learn.reporting import Reporter, StepReport, TensorBoard, WeightsAndBiases
-from openclaw_rl.options import ConfigError
 
 
 def report(step: int) -> StepReport:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openclaw_rl.config import Config
+from openclaw_rl.app.config import Config
 from openclaw_rl.learn.batches import to_sequences
 from openclaw_rl.learn.errors import NoSignal
 from openclaw_rl.learn.methods import Baseline, Weights, batch_baseline, lesson, worth
@@ -21,7 +21,7 @@ from openclaw_rl.ledger import verdicts
 from openclaw_rl.ledger.queries import StoredTurn
 from openclaw_rl.ledger.states import State
 from openclaw_rl.types import Hint, Likeliest, SampleKind, Verdict
-from records import Book
+from support.records import Book
 
 SELECTIONS = ("sequence_optimal", "token_optimal", "shortest")
 SUBSETS = ("student", "teacher", "overlap")
@@ -81,8 +81,8 @@ def taught(
             text,
             logprobs=[-1.0] * len(own),
             top=likeliest(own, width),
-            of_policys=numbers(own, top(policy, K)) if targets else None,
-            policys=numbers(policy, top(own, K)),
+            of_policy_top=numbers(own, top(policy, K)) if targets else None,
+            policy_scores=numbers(policy, top(own, K)),
         )
         for text, own in teachers
     ]
@@ -273,10 +273,10 @@ NARROW = Likeliest(np.array([[1, 2]] * 3), np.array([[-1.0, -2.0]] * 3))
         ({"top": None}, "likeliest tokens were not recorded"),
         ({"top": NARROW}, "likeliest tokens were not recorded"),
         ({"hint": {"top": NARROW}}, "fewer than --topk-k"),
-        ({"hint": {"of_policys": np.full((3, 1), -1.0)}}, "fewer than --topk-k"),
-        ({"hint": {"of_policys": np.array([[-1.0, math.inf, -1.0]] * 3)}, "clip": 0.0}, "not finite"),
+        ({"hint": {"of_policy_top": np.full((3, 1), -1.0)}}, "fewer than --topk-k"),
+        ({"hint": {"of_policy_top": np.array([[-1.0, math.inf, -1.0]] * 3)}, "clip": 0.0}, "not finite"),
         ({"hint": {"top": None}}, "no teacher has looked"),
-        ({"hint": {"policys": None}, "subset": "teacher"}, "were not recorded"),
+        ({"hint": {"policy_scores": None}, "subset": "teacher"}, "were not recorded"),
     ],
 )
 def test_what_is_missing_is_said(plain: StoredTurn, change: dict[str, Any], problem: str) -> None:
@@ -300,8 +300,8 @@ def test_the_ledger_keeps_what_the_teacher_said(tmp_path: Path) -> None:
         "a hint of some length",
         [-0.5, -0.25],
         top=Likeliest(np.array([[7, 8], [1, 2]]), table([-0.5, -1.5], [-0.25, -2.5])),
-        of_policys=table([-0.5, -4.0], [-8.0, -0.25]),
-        policys=table([-1.0, -2.0], [-3.0, -4.0]),
+        of_policy_top=table([-0.5, -4.0], [-8.0, -0.25]),
+        policy_scores=table([-1.0, -2.0], [-3.0, -4.0]),
     )
     likely = Likeliest(np.array([[7, 9], [3, 1]]), table([-0.5, -1.0], [-0.25, -2.0]))
     number = book.put(State.READY, response_ids=[7, 1], logprobs=[-0.5, -2.0], top=likely)
@@ -311,14 +311,17 @@ def test_the_ledger_keeps_what_the_teacher_said(tmp_path: Path) -> None:
     assert stored.verdict is not None
     kept, bare = stored.verdict.hints
     assert (kept.text, kept.logprobs) == (hint.text, hint.logprobs)
-    assert (bare.top, bare.of_policys, bare.policys) == (None, None, None)
+    assert (bare.top, bare.of_policy_top, bare.policy_scores) == (None, None, None)
     for one, other in ((kept.top, hint.top), (stored.top, likely)):
         assert one is not None
         assert other is not None
         assert (one.ids.tolist(), one.logprobs.tolist()) == (other.ids.tolist(), other.logprobs.tolist())
-    assert kept.of_policys is not None
-    assert kept.policys is not None
-    assert (kept.of_policys.tolist(), kept.policys.tolist()) == ([[-0.5, -4.0], [-8.0, -0.25]], [[-1, -2], [-3, -4]])
+    assert kept.of_policy_top is not None
+    assert kept.policy_scores is not None
+    assert (kept.of_policy_top.tolist(), kept.policy_scores.tolist()) == (
+        [[-0.5, -4.0], [-8.0, -0.25]],
+        [[-1, -2], [-3, -4]],
+    )
     assert distil(stored, TopK(2)).overlaps.tolist() == [[1, 1]]
 
 

@@ -13,7 +13,7 @@ from openclaw_rl.ledger.states import IllegalTransition, State
 from openclaw_rl.ledger.status import read_status
 from openclaw_rl.ledger.updates import Batch
 from openclaw_rl.types import Feedback, SampleKind, Source, Verdict
-from records import Book
+from support.records import Book
 
 PATIENT = 1000
 

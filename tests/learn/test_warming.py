@@ -1,10 +1,10 @@
 """A new policy reads the conversations that are under way before it serves."""
 
-from fakes import ScriptedSampler
 from openclaw_rl.learn.warming import CONVERSATIONS, TOKENS, warm
 from openclaw_rl.ledger import changes
 from openclaw_rl.types import Priority, SampleRequest, SessionKey
-from records import Book, a_side_turn, a_turn
+from support.fakes import ScriptedSampler
+from support.records import Book, a_side_turn, a_turn
 
 
 async def warmed(book: Book, *, full: bool = False) -> list[SampleRequest]:

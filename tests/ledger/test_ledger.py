@@ -21,7 +21,7 @@ from openclaw_rl.ledger.packing import pack_ids
 from openclaw_rl.ledger.schema import FILE, MIGRATIONS, NewerLedger, connect, migrate
 from openclaw_rl.ledger.states import TRANSITIONS, IllegalTransition, State
 from openclaw_rl.types import Continuation, Feedback, Likeliest, SamplingParams, SessionKey, Turn
-from records import Book, a_side_turn, a_turn
+from support.records import Book, a_side_turn, a_turn
 
 CAME = [{"role": "user", "content": "thank you"}]
 LATER = [{"role": "user", "content": "something else"}]

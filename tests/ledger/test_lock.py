@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from openclaw_rl.config.options import ConfigError
 from openclaw_rl.ledger.lock import FILE, RunDirInUse, RunDirLock, check_usable, read_server
-from openclaw_rl.options import ConfigError
 
 HOLD = """
 import sys, time

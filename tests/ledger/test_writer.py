@@ -15,7 +15,7 @@ from openclaw_rl.ledger import writer as module
 from openclaw_rl.ledger.ledger import Ledger
 from openclaw_rl.ledger.schema import connect
 from openclaw_rl.ledger.writer import CaptureSuspended, LedgerError, Writer
-from records import a_turn
+from support.records import a_turn
 
 #: Longer than anything here takes.
 PATIENCE = 10

@@ -16,12 +16,12 @@ from typing import Any
 
 import httpx
 import pytest
-from others import started
 
 from openclaw_rl.learn.checkpoints import Checkpoints
 from openclaw_rl.ledger import queries
 from openclaw_rl.ledger.schema import FILE, connect
 from openclaw_rl.models import EMBEDDED
+from support.other_servers import started
 from test_server import ROOT, SERVE, Program, free_port, serving
 
 SERVER = os.environ.get("OPENCLAW_RL_TINKER", "")

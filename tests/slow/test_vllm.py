@@ -10,14 +10,14 @@ from pathlib import Path
 import httpx
 import pytest
 import torch
-from others import started
 
-from openclaw_rl.engines.local.decoder import load_decoder
-from openclaw_rl.engines.local.lora import LoraWeights
-from openclaw_rl.engines.local.messages import Add, LoadPolicy, WorkerOptions
-from openclaw_rl.engines.local.worker import Worker
+from openclaw_rl.engines.local.model.decoder import load_decoder
+from openclaw_rl.engines.local.process.sampler_messages import Add, LoadPolicy, WorkerOptions
+from openclaw_rl.engines.local.process.sampler_worker import Worker
+from openclaw_rl.engines.local.training.lora import LoraWeights
 from openclaw_rl.models import fetch_model
 from openclaw_rl.types import SampledToken, SampleRequest, SamplingParams
+from support.other_servers import started
 from test_server import free_port
 
 VLLM = os.environ.get("OPENCLAW_RL_VLLM", "")

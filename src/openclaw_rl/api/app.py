@@ -20,7 +20,7 @@ from openclaw_rl.api.errors import ApiError
 from openclaw_rl.api.loopback import LoopbackOnly
 from openclaw_rl.api.operations import NoOperations, OperationFailed, Operations
 from openclaw_rl.api.wire import ChatRequest, FeedbackRequest, RollbackRequest, parse, parse_feedback, parse_request
-from openclaw_rl.config import ApiKey
+from openclaw_rl.app.config import ApiKey
 from openclaw_rl.ledger.changes import CannotJudge, UnknownTurn
 from openclaw_rl.ledger.ledger import Ledger
 from openclaw_rl.ledger.writer import CaptureSuspended

@@ -6,7 +6,7 @@ from hmac import compare_digest
 from fastapi import Request
 
 from openclaw_rl.api.errors import ApiError
-from openclaw_rl.config import ApiKey
+from openclaw_rl.app.config import ApiKey
 
 #: The owner's name where no key is asked for.
 ANYONE = "anyone"

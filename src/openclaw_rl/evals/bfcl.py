@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from openclaw_rl.config.options import ConfigError
 from openclaw_rl.evals.tool_use import Expected, ToolCase
-from openclaw_rl.options import ConfigError
 
 #: Only the data is needed, and what the package requires would replace this project's own NumPy.
 INSTALL = "BFCL's cases are not here: install them with `pip install --no-deps bfcl-eval`."

@@ -17,8 +17,8 @@ from typing import Any
 
 from openclaw_rl.evals.chat import Chat, ChatTooLong
 from openclaw_rl.evals.code_blocks import defines, extract_code
-from openclaw_rl.evals.sandbox import Ended, Outcome, run_python
 from openclaw_rl.evals.scores import CaseScore, OnCase, TaskScores, score_all
+from openclaw_rl.sandbox.run import Ended, Outcome, run_python
 
 TASK = "coding"
 #: Enough for every function here with an explanation around it.

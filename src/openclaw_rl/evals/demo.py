@@ -15,7 +15,9 @@ from rich.console import Console
 from rich.table import Table
 
 from openclaw_rl import terminal
-from openclaw_rl.config import Config
+from openclaw_rl.app.config import Config
+from openclaw_rl.config.options import ConfigError, flag
+from openclaw_rl.dashboard.components import charts
 from openclaw_rl.engines.base import EngineError
 from openclaw_rl.evals.chat import ChatFailed
 from openclaw_rl.evals.flags import METHODS, USER_KEY
@@ -24,13 +26,11 @@ from openclaw_rl.evals.perplexity import look_at_perplexity
 from openclaw_rl.evals.personas.persona import BUILT_IN, load
 from openclaw_rl.evals.pictures import save_curve
 from openclaw_rl.evals.screen import Screen
-from openclaw_rl.evals.served import ServerFailed, machine_flags, stoppable
+from openclaw_rl.evals.server_process import ServerFailed, machine_flags, stoppable
 from openclaw_rl.evals.statistics import RUN, Interval
 from openclaw_rl.evals.summary import Summary, summarise
 from openclaw_rl.evals.trial import Outcome, Plan, run
 from openclaw_rl.models import EMBEDDED, ModelNotFound, fetch_model
-from openclaw_rl.options import ConfigError, flag
-from openclaw_rl.pages import charts
 
 #: What the server is told in a demo, where it should learn within minutes from few people: bolder steps than its
 #: defaults, held near the base model, more by hints than by scores. What is given after `--` comes later and counts.

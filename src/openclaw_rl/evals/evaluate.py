@@ -14,7 +14,9 @@ from rich.console import Console
 from rich.table import Table
 
 from openclaw_rl import terminal
-from openclaw_rl.config import Config
+from openclaw_rl.app.config import Config
+from openclaw_rl.config.options import ConfigError
+from openclaw_rl.dashboard.components.render import write
 from openclaw_rl.evals import coding, tool_use
 from openclaw_rl.evals.bfcl import bfcl_cases
 from openclaw_rl.evals.chat import Chat, ChatFailed, HttpChat
@@ -24,11 +26,9 @@ from openclaw_rl.evals.personas.persona import BUILT_IN, load
 from openclaw_rl.evals.questions import questions
 from openclaw_rl.evals.scores import CaseScore, OnCase, TaskScores
 from openclaw_rl.evals.screen import Bars
-from openclaw_rl.evals.served import ServerFailed, machine_flags, served, stoppable
+from openclaw_rl.evals.server_process import ServerFailed, machine_flags, served, stoppable
 from openclaw_rl.evals.statistics import Difference, compare_passes, proportion
 from openclaw_rl.models import ModelNotFound, adapter_rank
-from openclaw_rl.options import ConfigError
-from openclaw_rl.pages.render import write
 
 #: Longest answer of a conversation: a detailed one has to fit.
 ANSWER_TOKENS = 200

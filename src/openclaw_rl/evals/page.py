@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
+from openclaw_rl.dashboard.components.render import render, write
 from openclaw_rl.evals.conversation import Conversation
 from openclaw_rl.evals.examination import Answered
 from openclaw_rl.evals.pictures import curve_svg
 from openclaw_rl.evals.statistics import RUN
 from openclaw_rl.evals.summary import Summary, exams, grouped, summarise
 from openclaw_rl.evals.trial import Outcome
-from openclaw_rl.pages.render import render, write
 
 TEMPLATE = "evals/demo.html.j2"
 #: Answers that are shown of each method with each persona: better ones, worse ones, unchanged ones.

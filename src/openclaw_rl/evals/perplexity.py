@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from openclaw_rl.engines.base import EngineError
-from openclaw_rl.engines.local.messages import WorkerOptions
-from openclaw_rl.engines.local.sampler import LocalSampler
+from openclaw_rl.engines.local.process.sampler import LocalSampler
+from openclaw_rl.engines.local.process.sampler_messages import WorkerOptions
 from openclaw_rl.evals.examination import Answered, judge
 from openclaw_rl.evals.trial import Exam, Outcome
 from openclaw_rl.rendering.chat import ChatRenderer

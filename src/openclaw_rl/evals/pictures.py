@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from markupsafe import Markup
 
+from openclaw_rl.dashboard.components import charts
 from openclaw_rl.evals.statistics import proportion_of_trials
 from openclaw_rl.evals.summary import exams, grouped, in_order, is_wanted, marks, summarise
 from openclaw_rl.evals.trial import Exam, Outcome
-from openclaw_rl.pages import charts
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -14,7 +14,7 @@ from openclaw_rl.evals.conversation import Conversation, hold
 from openclaw_rl.evals.examination import Answered, examine
 from openclaw_rl.evals.personas.persona import Persona
 from openclaw_rl.evals.questions import Question, questions
-from openclaw_rl.evals.served import Served, served
+from openclaw_rl.evals.server_process import Served, served
 from openclaw_rl.evals.users import ModelUser, ScriptedUser, User
 
 #: People who talk at the same time.

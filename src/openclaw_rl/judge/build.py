@@ -5,7 +5,8 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
-from openclaw_rl.config import Config
+from openclaw_rl.app.config import Config
+from openclaw_rl.config.options import ConfigError, read_text
 from openclaw_rl.engines.base import Sampler
 from openclaw_rl.judge.askers import Asker, AskParams, EndpointAsker, EngineAsker
 from openclaw_rl.judge.custom import NAMES, OPTION, CustomJudge
@@ -15,7 +16,6 @@ from openclaw_rl.judge.loop import JudgeLoop
 from openclaw_rl.judge.metrics import JudgeMetrics
 from openclaw_rl.judge.teacher import Curriculum, Teacher
 from openclaw_rl.ledger.ledger import Ledger
-from openclaw_rl.options import ConfigError, read_text
 from openclaw_rl.plugins import load_plugin
 from openclaw_rl.rendering.chat import ChatRenderer
 from openclaw_rl.rendering.tokenizer import ChatTokenizer

@@ -14,10 +14,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from openclaw_rl.config.options import ConfigError
 from openclaw_rl.judge.case import Case
 from openclaw_rl.judge.errors import JudgeDown, JudgeFailed
 from openclaw_rl.judge.judges import Opinion, Questions, checked_score
-from openclaw_rl.options import ConfigError
 from openclaw_rl.plugins import describe, load_plugin
 from openclaw_rl.types import Question, Source
 

@@ -8,8 +8,8 @@ from typing import Any, Protocol, TypeVar
 
 from openclaw_rl.judge import prompts
 from openclaw_rl.judge.askers import Asker, AskParams
-from openclaw_rl.judge.breaker import Breaker
 from openclaw_rl.judge.case import Case
+from openclaw_rl.judge.circuit_breaker import Breaker
 from openclaw_rl.judge.errors import JudgeFailed
 from openclaw_rl.judge.reader import ReplyKind, instruct, read_reply
 from openclaw_rl.judge.votes import MIN_HINT, accepted_hints, parse, tally

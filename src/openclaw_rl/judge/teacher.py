@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from openclaw_rl.config import Config
+from openclaw_rl.app.config import Config
 from openclaw_rl.engines.base import EngineError, EngineUnavailable, Sampler, VersionGone
 from openclaw_rl.judge.errors import JudgeDown
 from openclaw_rl.judge.judges import together
@@ -40,7 +40,7 @@ class Curriculum:
     """Which of them; else the most informative."""
     top: int = 0
     """How many of the likeliest tokens at each position: the teacher's own, and what it thinks of the policy's."""
-    policys: bool = False
+    policy_scores: bool = False
     """Whether what the policy thinks of the teacher's is needed too."""
 
     @classmethod
@@ -104,8 +104,8 @@ class Teacher:
         if not top:
             return Hint(hint, scores.logprobs)
         theirs = likeliest(scores.top, top, "the teacher's engine does not say which tokens it finds likeliest")
-        policys = await self._policys(turn, theirs) if self.curriculum.policys else None
-        return Hint(hint, scores.logprobs, top=scores.top, of_policys=scores.targets, policys=policys)
+        policy_scores = await self._policys(turn, theirs) if self.curriculum.policy_scores else None
+        return Hint(hint, scores.logprobs, top=scores.top, of_policy_top=scores.targets, policy_scores=policy_scores)
 
     async def _policys(self, turn: StoredTurn, targets: Ids) -> Numbers:
         """What the policy that answered thinks of these tokens."""

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
-from openclaw_rl.config import Config
+from openclaw_rl.app.config import Config
+from openclaw_rl.config.options import ConfigError
 from openclaw_rl.engines.base import Learner, Sampler
 from openclaw_rl.learn import records
 from openclaw_rl.learn.checkpoints import BadCheckpoint, Checkpoint, Checkpoints, read_record, verify
@@ -16,7 +17,6 @@ from openclaw_rl.learn.methods import Weights
 from openclaw_rl.learn.policies import Policies
 from openclaw_rl.learn.reporting import JsonLines, Prometheus, Reporter, Sink, TensorBoard, WeightsAndBiases
 from openclaw_rl.ledger.ledger import Ledger
-from openclaw_rl.options import ConfigError
 from openclaw_rl.plugins import LOSS_NAMES, LOSS_OPTION, check_plugin
 from openclaw_rl.rendering.chat import ChatRenderer
 

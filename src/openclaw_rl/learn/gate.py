@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from openclaw_rl.config.options import ConfigError, read_text
 from openclaw_rl.engines.base import Sampler
-from openclaw_rl.options import ConfigError, read_text
 from openclaw_rl.rendering.chat import ChatRenderer, Message
 from openclaw_rl.types import Priority, SampleRequest, SamplingParams
 

@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 #: After the learner was lost, it is started again after so long; each further time twice as long, at most a minute.
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
 #: So often may a batch take the learner down with it.
-DEADLY_TRIALS = 2
+MAX_CRASHES_PER_BATCH = 2
 IDLE_SECONDS = 5.0
 
 
@@ -362,5 +362,5 @@ class LearnLoop:
         """A batch that takes the learner down again and again is set aside."""
         key = tuple(turn.number for turn in turns)
         self._deaths[key] = self._deaths.get(key, 0) + 1
-        if self._deaths[key] >= DEADLY_TRIALS:
-            await self._quarantine(turns, f"the learner's process died of it {DEADLY_TRIALS} times")
+        if self._deaths[key] >= MAX_CRASHES_PER_BATCH:
+            await self._quarantine(turns, f"the learner's process died of it {MAX_CRASHES_PER_BATCH} times")

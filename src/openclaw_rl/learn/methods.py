@@ -16,7 +16,7 @@ from statistics import fmean
 
 import numpy as np
 
-from openclaw_rl.config import BOTH_SIGNALS, Config
+from openclaw_rl.app.config import BOTH_SIGNALS, Config
 from openclaw_rl.learn.errors import NoSignal
 from openclaw_rl.learn.topk import Distilled, TopK, distil
 from openclaw_rl.ledger.queries import StoredTurn

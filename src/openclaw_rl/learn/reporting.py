@@ -12,10 +12,10 @@ from typing import Any, Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
+from openclaw_rl.config.options import ConfigError
 from openclaw_rl.engines.base import StepResult
 from openclaw_rl.learn.methods import Weights, distilled_of
 from openclaw_rl.ledger.queries import StoredTurn
-from openclaw_rl.options import ConfigError
 from openclaw_rl.types import SampleKind
 
 log = logging.getLogger(__name__)

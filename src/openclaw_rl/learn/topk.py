@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from openclaw_rl.config import Config
+from openclaw_rl.app.config import Config
 from openclaw_rl.learn.errors import NoSignal
 from openclaw_rl.ledger.queries import StoredTurn
 from openclaw_rl.types import Hint, Ids, Likeliest
@@ -90,9 +90,9 @@ class Candidate:
     ids: Ids
     """[tokens, width] of its likeliest tokens, at least k."""
     logprobs: Floats
-    of_policys: Floats | None
+    of_policy_top: Floats | None
     """[tokens, k] of the policy's likeliest tokens; None where the engine does not say."""
-    policys: Floats | None
+    policy_scores: Floats | None
     """[tokens, k]: the policy's of its k likeliest; None where nobody asked."""
 
 
@@ -113,7 +113,7 @@ def distil(turn: StoredTurn, settings: TopK) -> Distilled:
         ids, old, theirs = teachers(candidates, chosen, k)
         counts = np.ones_like(ids, dtype=bool)
     else:
-        theirs = pick([of_policys(own, ids, old, settings.clip) for own in candidates], chosen)
+        theirs = pick([of_policy_top(own, ids, old, settings.clip) for own in candidates], chosen)
         counts = pick(shared, chosen) if settings.subset == "overlap" else np.ones_like(ids, dtype=bool)
     return weigh(ids, old, theirs, counts, candidates, overlaps, chosen, settings.clip)
 
@@ -167,14 +167,14 @@ def common(ids: Ids, others: Ids) -> Mask:
     return found
 
 
-def of_policys(own: Candidate, ids: Ids, old: Floats, clip: float) -> Floats:
+def of_policy_top(own: Candidate, ids: Ids, old: Floats, clip: float) -> Floats:
     """The teacher's log-probs of the policy's likeliest tokens; not a number where it cannot be known.
 
     Where the engine gave only the teacher's likeliest, any other token is at most as likely as the last of these. If
     already that is further from the policy's than the limit, the limit is what counts, and the bound is as good.
     """
-    if own.of_policys is not None:
-        return own.of_policys
+    if own.of_policy_top is not None:
+        return own.of_policy_top
     same = ids[:, :, None] == own.ids[:, None, :]
     given = np.where(same, own.logprobs[:, None, :], -np.inf).max(2)
     bound = np.broadcast_to(own.logprobs.min(1, keepdims=True), ids.shape)
@@ -184,11 +184,11 @@ def of_policys(own: Candidate, ids: Ids, old: Floats, clip: float) -> Floats:
 
 def teachers(candidates: Sequence[Candidate], chosen: Counts, k: int) -> tuple[Ids, Floats, Floats]:
     """The teacher's likeliest tokens under the chosen hints, with the policy's and the teacher's log-probs."""
-    policys = [own.policys for own in candidates]
-    if any(own is None for own in policys):
+    policy_scores = [own.policy_scores for own in candidates]
+    if any(own is None for own in policy_scores):
         raise NoSignal("the policy's log-probs of the teacher's likeliest tokens were not recorded")
     ids = pick([own.ids[:, :k] for own in candidates], chosen)
-    return ids, pick(policys, chosen), pick([own.logprobs[:, :k] for own in candidates], chosen)
+    return ids, pick(policy_scores, chosen), pick([own.logprobs[:, :k] for own in candidates], chosen)
 
 
 def pick(tables: Sequence[Any], chosen: Counts) -> Any:
@@ -208,12 +208,12 @@ def softmax(logprobs: Floats, counts: Mask) -> Floats:
 def candidate(hint: Hint, tokens: int, k: int) -> Candidate:
     problem = "the teacher's likeliest tokens are not there for every token, or fewer than --topk-k"
     ids, logprobs = table(hint.top, tokens, k, problem)
-    own, policys = (
-        None if part is None else part[:, :k].astype(np.float64) for part in (hint.of_policys, hint.policys)
+    own, policy_scores = (
+        None if part is None else part[:, :k].astype(np.float64) for part in (hint.of_policy_top, hint.policy_scores)
     )
-    if any(part is not None and part.shape != (tokens, k) for part in (own, policys)):
+    if any(part is not None and part.shape != (tokens, k) for part in (own, policy_scores)):
         raise NoSignal(problem)
-    return Candidate(hint.text, ids, logprobs, own, policys)
+    return Candidate(hint.text, ids, logprobs, own, policy_scores)
 
 
 def table(top: Likeliest | None, tokens: int, k: int, problem: str) -> tuple[Ids, Floats]:

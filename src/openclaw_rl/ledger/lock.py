@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import IO, Any
 
-from openclaw_rl.options import ConfigError
+from openclaw_rl.config.options import ConfigError
 
 FILE = "server.json"
 

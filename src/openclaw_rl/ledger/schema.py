@@ -145,6 +145,10 @@ MIGRATIONS = (
     ALTER TABLE hints ADD COLUMN of_policys BLOB;    -- its log-probs of the policy's likeliest tokens
     ALTER TABLE hints ADD COLUMN policys BLOB;       -- the policy's log-probs of the tokens in `top`
     """,
+    """
+    ALTER TABLE hints RENAME COLUMN of_policys TO of_policy_top;
+    ALTER TABLE hints RENAME COLUMN policys TO policy_scores;
+    """,
 )
 
 

@@ -58,7 +58,7 @@ def store(db: sqlite3.Connection, turn: int, verdict: Verdict, sample: SampleKin
     )
     for place, hint in enumerate(verdict.hints):
         db.execute(
-            "INSERT INTO hints (turn, place, text, logprobs, problem, top, of_policys, policys) "
+            "INSERT INTO hints (turn, place, text, logprobs, problem, top, of_policy_top, policy_scores) "
             "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
             (turn, place, *pack_hint(hint)),
         )
@@ -66,12 +66,12 @@ def store(db: sqlite3.Connection, turn: int, verdict: Verdict, sample: SampleKin
 
 def pack_hint(hint: Hint) -> tuple[str, bytes, str, bytes | None, bytes | None, bytes | None]:
     """A hint's columns, from its text on."""
-    tables = (pack_top(hint.top), pack_table(hint.of_policys), pack_table(hint.policys))
+    tables = (pack_top(hint.top), pack_table(hint.of_policy_top), pack_table(hint.policy_scores))
     return whole_text(hint.text), pack_floats(hint.logprobs), whole_text(hint.problem), *tables
 
 
 def unpack_hint(row: sqlite3.Row) -> Hint:
-    tables = (unpack_top(row["top"]), unpack_table(row["of_policys"]), unpack_table(row["policys"]))
+    tables = (unpack_top(row["top"]), unpack_table(row["of_policy_top"]), unpack_table(row["policy_scores"]))
     return Hint(row["text"], unpack_floats(row["logprobs"]), row["problem"], *tables)
 
 

@@ -3,14 +3,14 @@
 import os
 from pathlib import Path
 
-from openclaw_rl.config import CLOUD_MODEL, Config
+from openclaw_rl.app.config import CLOUD_MODEL, Config
+from openclaw_rl.config.options import ConfigError
 from openclaw_rl.engines.base import EngineUnavailable
 from openclaw_rl.engines.tinker import sdk
 from openclaw_rl.engines.tinker.connection import Account, Connection
 from openclaw_rl.engines.tinker.learner import TinkerLearner
 from openclaw_rl.engines.tinker.run import TrainingOptions
 from openclaw_rl.engines.tinker.sampler import SamplerOptions, TinkerSampler
-from openclaw_rl.options import ConfigError
 
 ATTENTION, MLP = {"q_proj", "k_proj", "v_proj", "o_proj"}, {"gate_proj", "up_proj", "down_proj"}
 

@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 from openclaw_rl.engines.base import EngineUnavailable
 from openclaw_rl.engines.tinker import sdk
 from openclaw_rl.engines.tinker.errors import CallFailed, Kind, LastWords, read
-from openclaw_rl.engines.tinker.pulse import Pulse
-from openclaw_rl.engines.tinker.raw import RawCheck
+from openclaw_rl.engines.tinker.heartbeat import Heartbeat
+from openclaw_rl.engines.tinker.logprob_probe import LogprobProbe
 from openclaw_rl.engines.tinker.traits import Traits, look_at
 
 log = logging.getLogger(__name__)
@@ -56,8 +56,8 @@ class Connection:
         """What can be sampled from and trained, with the longest context where the service says it."""
         self.sampling_trouble = ""
         """Why nothing can be sampled, until something is."""
-        self.raw_check = RawCheck()
-        self._pulse = Pulse(account.base_url)
+        self.logprob_probe = LogprobProbe()
+        self._heartbeat = Heartbeat(account.base_url)
         self._words = LastWords()
         self._service: Any = None
         self._opening = asyncio.Lock()
@@ -78,7 +78,7 @@ class Connection:
         async with self._opening:
             if self._service is None:
                 self._service = await self._begin()
-                self._pulse.start()
+                self._heartbeat.start()
 
     async def renew(self, ended: Any) -> None:
         """Begin another session in place of one that the service has ended, unless somebody has already."""
@@ -148,7 +148,7 @@ class Connection:
             try:
                 end = deadline or asyncio.get_running_loop().time() + self.account.timeout
                 async with asyncio.timeout_at(end) as limit:
-                    return await self._pulse.during(make())
+                    return await self._heartbeat.during(make())
             except sdk.failures() as error:
                 found = read(error)
                 words = self._no_answer(time.monotonic() - began) if limit.expired() else found.words
@@ -189,7 +189,7 @@ class Connection:
     async def close(self) -> None:
         """End the session; a service that does not answer is not waited for."""
         service, self._service = self._service, None
-        await self._pulse.stop()
+        await self._heartbeat.stop()
         logging.getLogger("tinker").removeHandler(self._words)
         if service is not None:
             await end_session(service)

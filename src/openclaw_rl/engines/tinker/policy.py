@@ -16,7 +16,7 @@ import numpy as np
 from openclaw_rl.engines.tinker import sdk
 from openclaw_rl.engines.tinker.connection import Connection
 from openclaw_rl.engines.tinker.errors import CallFailed, Kind
-from openclaw_rl.engines.tinker.raw import PROBE, PROBE_PROMPT, is_shaped
+from openclaw_rl.engines.tinker.logprob_probe import PROBE, PROBE_PROMPT, is_shaped
 from openclaw_rl.types import Likeliest, Numbers, SamplingParams, ScoreRequest, Scores
 
 log = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ class Policy:
 
     async def draw(self, prompt: Sequence[int], params: SamplingParams, n: int, tokens: int, place: str) -> list[Drawn]:
         """`n` continuations of at most `tokens` tokens; `place` tells calls of one request apart. Raises CallFailed."""
-        raw = not is_shaped(params) or await self.connection.raw_check.passes(lambda: self._probe(prompt))
+        raw = not is_shaped(params) or await self.connection.logprob_probe.passes(lambda: self._probe(prompt))
         more = self._top_of_samples(params.top_logprobs) if raw else {}
         sequences = await self._sequences(prompt, params, n, tokens, place, more)
         return await asyncio.gather(*(self._read(prompt, sequence, params, tokens, raw) for sequence in sequences))

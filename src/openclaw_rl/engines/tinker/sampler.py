@@ -18,8 +18,8 @@ from openclaw_rl.engines.tinker.connection import Connection
 from openclaw_rl.engines.tinker.errors import CallFailed
 from openclaw_rl.engines.tinker.generation import Generation
 from openclaw_rl.engines.tinker.policy import Policy
+from openclaw_rl.engines.tinker.policy_loader import PolicyLoader
 from openclaw_rl.engines.tinker.record import BadRecord, PolicyRecord
-from openclaw_rl.engines.tinker.stage import Stage
 from openclaw_rl.types import BASE_VERSION, Priority, SampleRequest, ScoreRequest, Scores
 
 log = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ class TinkerSampler:
         self.connection, self.options = connection, options
         self.model = options.model
         """The model as the service calls it."""
-        self._stage = Stage(connection)
+        self._policy_loader = PolicyLoader(connection)
         self._policies: dict[int, Policy] = {}
         self._candidates: set[int] = set()
         self._latest = BASE_VERSION
@@ -181,7 +181,7 @@ class TinkerSampler:
                 f"{folder} was learned from {record.base_model}, and {self.model} is served: give --model-name "
                 f"{record.base_model}, or begin anew with --resume-from-ckpt none."
             )
-        policy = Policy(self.connection, lambda: self._stage.open(record))
+        policy = Policy(self.connection, lambda: self._policy_loader.open(record))
         try:
             await policy.open()
         except CallFailed as error:

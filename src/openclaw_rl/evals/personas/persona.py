@@ -13,8 +13,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from openclaw_rl.config.options import ConfigError
 from openclaw_rl.evals.personas.rules import Check, Count, count_words, estimate_tokens, make_check
-from openclaw_rl.options import ConfigError
 
 BUILT_IN = ("student", "teaching-assistant", "teacher", "brief")
 #: What people say whatever they prefer; a persona's file may say it otherwise.

@@ -1,0 +1,36 @@
+"""The owner's own rollouts: `async rollout(base_url, config)` runs beside the server and talks to it like any client.
+
+With it an environment or a simulated user lives in the server's process: it asks through the API, and says what it
+thinks through the next message or POST /v1/feedback.
+"""
+
+import inspect
+import logging
+from pathlib import Path
+from typing import Any
+
+from openclaw_rl.config.options import ConfigError
+from openclaw_rl.plugins import describe, load_plugin
+
+log = logging.getLogger(__name__)
+
+OPTION = "--rollout-function-path"
+NAMES = ("rollout",)
+
+
+class Rollout:
+    """Runs the owner's function once; its end is said, and never the server's."""
+
+    def __init__(self, path: str, settings: dict[str, Any]) -> None:
+        self.file, self.settings = Path(path.partition(":")[0]).expanduser(), settings
+        self.function = load_plugin(path, OPTION, NAMES)
+        if not inspect.iscoroutinefunction(self.function):
+            raise ConfigError(f"{OPTION} {path} is not an async function: async def rollout(base_url, config).")
+
+    async def run(self, base_url: str) -> None:
+        try:
+            await self.function(base_url, self.settings)
+        except Exception as error:
+            log.error("The rollout has failed: %s.", describe(error, self.file), exc_info=error)
+        else:
+            log.info("The rollout has ended.")

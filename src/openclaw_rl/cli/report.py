@@ -1,0 +1,125 @@
+"""The command itself: read the run, ask the models, write the page."""
+
+import argparse
+import contextlib
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from openclaw_rl.app.config import Config
+from openclaw_rl.config.options import ConfigError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+    from openclaw_rl.dashboard.answers import Compared
+    from openclaw_rl.dashboard.run import Run
+
+TEMPLATE = "dashboard/report.html.j2"
+NAME = "report.html"
+
+
+def report(config: Config, options: argparse.Namespace) -> int:
+    """`openclaw-rl report`; returns the exit status. Raises ConfigError."""
+    from openclaw_rl.cli.commands import ask_ready
+    from openclaw_rl.dashboard.components.charts import need_matplotlib
+    from openclaw_rl.dashboard.components.render import write
+    from openclaw_rl.dashboard.run import read_run
+    from openclaw_rl.ledger.lock import read_server
+    from openclaw_rl.terminal import console
+
+    need_matplotlib("openclaw-rl report")
+    folder = config.run_dir.expanduser()
+    if not folder.is_dir():
+        raise ConfigError(f"There is no folder {folder}: give the run directory of a server.")
+    if not may_be_run(config):
+        raise ConfigError(f"There is no ledger in {config.ledger_dir}: give the run directory of a server.")
+    server = read_server(folder).get("url")
+    run = read_run(config, server, ask_ready(server) if server else {})
+    out = options.out or folder / NAME
+    write(out, page(config, run, answers=not options.no_answers))
+    console().print(f"The report is in {out}", markup=False, soft_wrap=True)
+    return 0
+
+
+def may_be_run(config: Config) -> bool:
+    """Whether a folder holds something of a run, or nothing else yet; a page is not written beside other things."""
+    from openclaw_rl.dashboard.metrics import FILE as METRICS
+    from openclaw_rl.ledger.lock import FILE as SERVER
+    from openclaw_rl.ledger.schema import FILE as LEDGER
+
+    folder = config.run_dir.expanduser()
+    marks = (config.ledger_dir / LEDGER, folder / SERVER, folder / METRICS)
+    others = (path for path in folder.iterdir() if path.name != NAME)
+    return any(mark.is_file() for mark in marks) or not any(others)
+
+
+def page(config: Config, run: "Run", *, answers: bool = True) -> str:
+    """The page's text; with `answers`, both models are asked first, which takes a while."""
+    from openclaw_rl.dashboard import metrics, verdict_mix
+    from openclaw_rl.dashboard.components.render import render
+    from openclaw_rl.dashboard.examples import make_example
+    from openclaw_rl.learn.methods import Weights
+
+    model, no_model = model_folder(config, run)
+    tokenizer, no_tokens = read_tokenizer(model) if model else (None, no_model)
+    compared, no_answers = ask(config, run, model) if answers else ([], "They were not asked for (--no-answers).")
+    weights = Weights.of(config)
+    return render(
+        TEMPLATE,
+        run=run,
+        status=run.status,
+        method=config.method,
+        curves=metrics.pictures(run.metrics.steps),
+        mix=verdict_mix.pictures(run.verdicts),
+        sources=verdict_mix.by_source(run.verdicts),
+        signs=verdict_mix.SIGNS,
+        examples=[make_example(why, turn, tokenizer, weights) for why, turn in run.turns],
+        no_tokens=no_tokens,
+        compared=compared,
+        no_answers=no_answers or no_model,
+        now=time.time(),
+    )
+
+
+def model_folder(config: Config, run: "Run") -> tuple[Path | None, str]:
+    """Where the run's model is on this machine, or why it is not; nothing is fetched for a report."""
+    from openclaw_rl.models import ModelNotFound, find_model
+
+    try:
+        found = find_model(run.model, config.cache_dir.expanduser())
+    except ModelNotFound as error:
+        return None, str(error)
+    return found, "" if found else f"The model {run.model} is not on this machine; --model-name says where it is."
+
+
+def read_tokenizer(folder: Path) -> "tuple[Tokenizer | None, str]":
+    from openclaw_rl.rendering.tokenizer import BadModelFolder, ChatTokenizer
+
+    try:
+        return ChatTokenizer(folder).backend, ""
+    except BadModelFolder as error:
+        return None, str(error)
+
+
+def ask(config: Config, run: "Run", model: Path | None) -> "tuple[list[Compared], str]":
+    """Answers of the base model and of the newest checkpoint, or why there are none."""
+    from openclaw_rl.learn.build import run_checkpoints
+
+    if model is None:
+        return [], ""
+    if not run.prompts:
+        return [], "No conversation has been recorded, so there is nothing to ask."
+    checkpoint = run_checkpoints(config).latest()
+    if checkpoint is None:
+        return [], "There is no checkpoint yet: one is saved every --save-interval steps, and when the server stops."
+    from openclaw_rl.dashboard.answers import NoAnswers, compare
+    from openclaw_rl.terminal import progress
+
+    with contextlib.suppress(KeyboardInterrupt), progress() as shown:
+        task = shown.add_task("Asking both models (Ctrl-C leaves it out)", total=2 * len(run.prompts))
+        try:
+            return compare(config, model, checkpoint, run.prompts, lambda: shown.advance(task)), ""
+        except NoAnswers as error:
+            return [], str(error)
+    return [], "Asking them was broken off."

@@ -1,0 +1,1 @@
+"""How options are defined, read and shown."""

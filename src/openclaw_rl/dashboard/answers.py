@@ -1,0 +1,74 @@
+"""What the base model and the newest checkpoint answer to the same prompts, without chance."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from openclaw_rl.app.assembly import start_model, worker_options
+from openclaw_rl.app.config import Config
+from openclaw_rl.dashboard.examples import Prompt
+from openclaw_rl.engines.base import EngineError
+from openclaw_rl.engines.local.process.sampler import LocalSampler
+from openclaw_rl.learn.checkpoints import Checkpoint
+from openclaw_rl.learn.gate import answer_surely
+from openclaw_rl.models import ModelNotFound, adapter_rank
+from openclaw_rl.rendering.tokenizer import BadModelFolder
+from openclaw_rl.types import BASE_VERSION
+
+#: Longest answer.
+ANSWER_TOKENS = 200
+#: A handful of short sequences needs little: a server may be using the same machine.
+CACHE_GIB = 0.5
+
+
+class NoAnswers(Exception):
+    """The models could not be asked; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """Two answers to one prompt."""
+
+    question: str
+    before: str
+    after: str
+
+
+def compare(
+    config: Config, folder: Path, checkpoint: Checkpoint, prompts: Sequence[Prompt], on_answer: Callable[[], None]
+) -> list[Compared]:
+    """Ask both models everything. Raises NoAnswers."""
+    try:
+        return asyncio.run(_compare(config, folder, checkpoint, prompts, on_answer))
+    except (EngineError, BadModelFolder, ModelNotFound, OSError) as error:
+        raise NoAnswers(f"The models could not be asked: {error}") from error
+
+
+async def _compare(
+    config: Config, folder: Path, checkpoint: Checkpoint, prompts: Sequence[Prompt], on_answer: Callable[[], None]
+) -> list[Compared]:
+    fitting = config.model_copy(
+        update={
+            "lora_rank": adapter_rank(checkpoint.folder),
+            "policy_slots": 2,
+            "max_sequences": 2 * len(prompts),
+            "kv_cache_gib": config.kv_cache_gib or CACHE_GIB,
+        }
+    )
+    async with contextlib.AsyncExitStack() as stack:
+        sampler = LocalSampler(worker_options(fitting, folder), config.max_queue)
+        model = await start_model(stack, sampler, folder)
+        # Numbers of a run begin at 0, which is the base model here.
+        version = max(checkpoint.version, BASE_VERSION + 1)
+        await sampler.publish(version, checkpoint.folder)
+
+        async def one(prompt: Prompt, asked: int) -> str:
+            said = await answer_surely(sampler, model.renderer, prompt.ids, asked, ANSWER_TOKENS)
+            on_answer()
+            return said
+
+        said = await asyncio.gather(*(one(prompt, v) for prompt in prompts for v in (BASE_VERSION, version)))
+    pairs = zip(prompts, said[::2], said[1::2], strict=True)
+    return [Compared(prompt.question, before, after) for prompt, before, after in pairs]

@@ -1,0 +1,53 @@
+"""A base model and an adapter as one model folder, for programs that know nothing of adapters."""
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from openclaw_rl.config.options import ConfigError
+from openclaw_rl.engines.local.model.adapters import BadPolicy, read_adapter
+from openclaw_rl.engines.local.training.lora import module_path
+from openclaw_rl.models import ON_TINKER, copy_belongings
+
+
+def merge_adapter(base: Path, adapter: Path, out: Path, track: Callable[[list[Path]], Iterable[Path]] = iter) -> None:
+    """Write `base` with `adapter` added to its weights into a new folder. Raises ConfigError."""
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise ConfigError(f"{out} is not empty: give a new folder.")
+    if (adapter / "config.json").exists():
+        raise ConfigError(f"{adapter} is a whole model already: use it as it is.")
+    if (adapter / ON_TINKER).exists():
+        raise ConfigError(f"The policy in {adapter} is kept on Tinker, by the path in {ON_TINKER}: download it first.")
+    try:
+        config, modules = read_adapter(adapter)
+    except BadPolicy as error:
+        raise ConfigError(f"{error}.") from None
+    scale = config["lora_alpha"] / (config["r"] ** 0.5 if config.get("use_rslora") else config["r"])
+    deltas = {f"{module_path(*module)}.weight": factors for module, factors in modules.items()}
+    check_fit(base, adapter, deltas)
+    out.mkdir(parents=True, exist_ok=True)
+    copy_belongings(base, out)
+    for shard in track(sorted(base.glob("*.safetensors"))):
+        with safe_open(shard, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        for name in tensors.keys() & deltas.keys():
+            factors = deltas.pop(name)
+            change = scale * factors["B"].float() @ factors["A"].float()
+            tensors[name] = (tensors[name].float() + change).to(tensors[name].dtype)
+        save_file(tensors, out / shard.name, metadata={"format": "pt"})
+
+
+def check_fit(base: Path, adapter: Path, deltas: dict[str, Any]) -> None:
+    """Raise ConfigError, before anything is written, if the adapter is not one of this model."""
+    shapes: dict[str, list[int]] = {}
+    for shard in base.glob("*.safetensors"):
+        with safe_open(shard, framework="pt") as file:
+            shapes |= {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
+    for name, factors in deltas.items():
+        if name not in shapes:
+            raise ConfigError(f"{adapter} adapts {name}, which {base} does not have.")
+        if shapes[name] != [factors["B"].shape[0], factors["A"].shape[1]]:
+            raise ConfigError(f"{adapter} does not fit {base}: {name} has another size there.")

@@ -1,0 +1,1 @@
+"""The model: weights, one forward pass, adapters."""

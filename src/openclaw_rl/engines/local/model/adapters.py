@@ -1,0 +1,179 @@
+"""LoRA adapters beside one copy of the base weights: one slot a policy version, chosen per token.
+
+Slot 0 is the base model (no adapter). The factors of the projections that `decoder` fuses are stored as one
+block-diagonal pair, so an adapter costs two small products a projection however many modules it covers.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from openclaw_rl.engines.local.model.decoder import PROJECTIONS, Adapt, Decoder, Projection, Shape
+from openclaw_rl.models import ADAPTER_CONFIG
+
+#: The modules that each fused projection is made of, in order, by their names in a PEFT folder.
+MODULES: dict[Projection, tuple[str, ...]] = {
+    "qkv": ("q_proj", "k_proj", "v_proj"),
+    "o": ("o_proj",),
+    "gate_up": ("gate_proj", "up_proj"),
+    "down": ("down_proj",),
+}
+
+_KEY = re.compile(r"layers\.(\d+)\.(?:self_attn|mlp)\.(\w+)\.lora_([AB])\.(?:\w+\.)?weight$")
+
+
+class BadPolicy(ValueError):
+    """The folder does not hold a policy that fits this model; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Factors:
+    """One projection of one layer, for all slots: `down` [slots, width, in], `up` [slots, width, out]."""
+
+    down: Tensor
+    up: Tensor
+
+
+class AdapterSlots:
+    """Fixed room for `slots` adapters of at most `rank`, allocated when the first adapter comes."""
+
+    def __init__(self, shape: Shape, slots: int, rank: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.shape, self.slots, self.rank = shape, slots, rank
+        self.dtype, self.device = dtype, device
+        self._factors: list[dict[Projection, Factors]] = []
+
+    def load(self, slot: int, folder: Path) -> Iterator[None]:
+        """Put a PEFT adapter folder into a slot, at once. Nothing changes if the folder is not fit."""
+        config, modules = read_adapter(folder)
+        scale = config["lora_alpha"] / (config["r"] ** 0.5 if config.get("use_rslora") else config["r"])
+        if config["r"] > self.rank:
+            raise BadPolicy(f"{folder} has rank {config['r']}, more than --lora-rank {self.rank}")
+        blocks = [self._blocks(modules, layer, scale) for layer in range(self.shape.layers)]
+        if modules:
+            layer, name = next(iter(modules))
+            raise BadPolicy(f"{folder} adapts {name} of layer {layer}, which this model does not have")
+        if not self._factors:
+            self._factors = [{p: self._room(p) for p in PROJECTIONS} for _ in range(self.shape.layers)]
+        for room, block in zip(self._factors, blocks, strict=True):
+            for projection, (down, up) in block.items():
+                room[projection].down[slot - 1].copy_(down)
+                room[projection].up[slot - 1].copy_(up)
+        return iter(())
+
+    def model(self, slot: int) -> Decoder | None:
+        """The weights that a slot computes with: all on the base model's."""
+        return None
+
+    def adapt(self, spans: Sequence[tuple[int, int, int]]) -> Adapt | None:
+        """How a batch adapts whose tokens [start, stop) use a slot, for each (start, stop, slot) of `spans`."""
+        active = [span for span in spans if span[2]]
+        if not active:
+            return None
+
+        def adapt(layer: int, projection: Projection, x: Tensor, y: Tensor) -> Tensor:
+            factors = self._factors[layer][projection]
+            for start, stop, slot in active:
+                inner = x[start:stop] @ factors.down[slot - 1].t()
+                y[start:stop].addmm_(inner, factors.up[slot - 1])
+            return y
+
+        return adapt
+
+    def adapt_masked(self, mask: Tensor) -> Adapt:
+        """The same for any assignment of slots, as a fixed sequence of kernels that a CUDA graph can hold.
+
+        Every slot's product is computed and all but the token's own are masked to zero: `mask` is
+        [tokens, slots], one-hot, all zero for the base model.
+        """
+
+        def adapt(layer: int, projection: Projection, x: Tensor, y: Tensor) -> Tensor:
+            down, up = self._factors[layer][projection].down, self._factors[layer][projection].up
+            inner = (x @ down.flatten(0, 1).t()).view(-1, *down.shape[:2]) * mask[..., None]
+            return y.addmm_(inner.flatten(1), up.flatten(0, 1))
+
+        return adapt
+
+    def _room(self, projection: Projection) -> Factors:
+        n_in, n_out = self.shape.projection_sizes(projection)
+        width = self.rank * len(MODULES[projection])
+        options: Any = {"dtype": self.dtype, "device": self.device}
+        return Factors(
+            torch.zeros(self.slots, width, n_in, **options), torch.zeros(self.slots, width, n_out, **options)
+        )
+
+    def _blocks(
+        self, modules: dict[tuple[int, str], dict[str, Tensor]], layer: int, scale: float
+    ) -> dict[Projection, tuple[Tensor, Tensor]]:
+        """A layer's factors, fused; takes what it uses out of `modules`."""
+        blocks: dict[Projection, tuple[Tensor, Tensor]] = {}
+        for projection, names in MODULES.items():
+            n_in, n_out = self.shape.projection_sizes(projection)
+            down = torch.zeros(self.rank * len(names), n_in)
+            up = torch.zeros(self.rank * len(names), n_out)
+            offset = 0
+            for i, (name, width) in enumerate(zip(names, self._widths(projection), strict=True)):
+                factors = modules.pop((layer, name), None)
+                if factors is not None:
+                    a, b = factors["A"].float(), factors["B"].float()
+                    if (a.shape[1], b.shape[0], len(a)) != (n_in, width, b.shape[1]) or len(a) > self.rank:
+                        raise BadPolicy(f"{name} of layer {layer} has the wrong size for this model")
+                    down[i * self.rank : i * self.rank + len(a)] = a
+                    up[i * self.rank : i * self.rank + len(a), offset : offset + width] = scale * b.t()
+                offset += width
+            blocks[projection] = (down, up)
+        return blocks
+
+    def _widths(self, projection: Projection) -> tuple[int, ...]:
+        shape = self.shape
+        if projection == "qkv":
+            return shape.q_size, shape.kv_size, shape.kv_size
+        if projection == "gate_up":
+            return shape.intermediate, shape.intermediate
+        return (shape.projection_sizes(projection)[1],)
+
+
+def read_adapter(folder: Path) -> tuple[dict[str, Any], dict[tuple[int, str], dict[str, Tensor]]]:
+    """A PEFT folder's config, and its factors by (layer, module). Raises BadPolicy."""
+    if (folder / "config.json").exists() and not (folder / ADAPTER_CONFIG).exists():
+        raise BadPolicy(
+            f"{folder} holds a whole model and not an adapter: give --lora-rank 0 to go on with it, or begin anew with "
+            "--resume-from-ckpt none"
+        )
+    try:
+        config = json.loads((folder / ADAPTER_CONFIG).read_text())
+        tensors = load_file(folder / "adapter_model.safetensors")
+    except FileNotFoundError as error:
+        raise BadPolicy(f"{folder} is not a PEFT adapter folder: {error.filename} is missing") from error
+    except (OSError, ValueError, SafetensorError) as error:
+        raise BadPolicy(f"{folder} is damaged: {error}") from error
+    for setting in ("use_dora", "rank_pattern", "alpha_pattern"):
+        if config.get(setting):
+            raise BadPolicy(f"{folder} uses {setting}, which the local engine does not compute")
+    if config.get("bias", "none") != "none":
+        raise BadPolicy(f"{folder} has trained biases, which the local engine does not compute")
+    if not {"r", "lora_alpha"} <= config.keys():
+        raise BadPolicy(f"{folder} is damaged: its config names no rank or alpha")
+    return config, by_module(folder, tensors)
+
+
+def by_module(folder: Path, tensors: dict[str, Tensor]) -> dict[tuple[int, str], dict[str, Tensor]]:
+    """The two factors of each module."""
+    modules: dict[tuple[int, str], dict[str, Tensor]] = {}
+    for key, tensor in tensors.items():
+        match = _KEY.search(key)
+        if match is None:
+            raise BadPolicy(f"{folder} holds {key}, which is not a LoRA factor of a linear layer")
+        layer, name, side = match.groups()
+        modules.setdefault((int(layer), name), {})[side] = tensor
+    for (layer, name), factors in modules.items():
+        if factors.keys() != {"A", "B"} or any(factor.dim() != 2 for factor in factors.values()):
+            raise BadPolicy(f"{folder} is damaged: {name} of layer {layer} lacks a factor")
+    return modules

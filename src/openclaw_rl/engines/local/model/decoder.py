@@ -1,0 +1,290 @@
+"""One decoder for the Llama family of models, as a plain function of its weights.
+
+`Decoder.forward` takes a flat run of tokens and leaves two questions to its caller: what attention means
+(over a paged cache, when sampling) and what an adapter adds to a projection, so a batch may hold any mix of sequences
+and adapters. The learner computes the same with other fusions (`blocks`), from the same weights.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from safetensors import safe_open
+from torch import Tensor
+
+from openclaw_rl.engines.local.model import ops as torch_ops
+from openclaw_rl.models import SUPPORTED_FAMILIES
+
+Projection = Literal["qkv", "o", "gate_up", "down"]
+PROJECTIONS: tuple[Projection, ...] = ("qkv", "o", "gate_up", "down")
+
+#: attend(layer, queries, keys, values) with [tokens, heads, dim] each → [tokens, query heads * dim]
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+#: adapt(layer, projection, input, output) → output plus whatever the tokens' adapters add
+Adapt = Callable[[int, Projection, Tensor, Tensor], Tensor]
+
+
+class UnsupportedModel(ValueError):
+    """The checkpoint is not of a family that this engine computes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The numbers that fix a decoder's weights and arithmetic."""
+
+    vocab: int
+    hidden: int
+    intermediate: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    eps: float
+    max_context: int
+    rotary_layers: tuple[bool, ...]
+    """Per layer, whether queries and keys are rotated (SmolLM3 leaves some layers without)."""
+    head_norm: bool = False
+    """Whether each query and key head is normed before it is rotated (Qwen3)."""
+
+    @property
+    def q_size(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        return self.kv_heads * self.head_dim
+
+    def projection_sizes(self, projection: Projection) -> tuple[int, int]:
+        """(input, output) width of a fused projection."""
+        return {
+            "qkv": (self.hidden, self.q_size + 2 * self.kv_size),
+            "o": (self.q_size, self.hidden),
+            "gate_up": (self.hidden, 2 * self.intermediate),
+            "down": (self.intermediate, self.hidden),
+        }[projection]
+
+    @classmethod
+    def from_config(cls, config: Any) -> "Shape":
+        """Read a Transformers config, refusing what `forward` would compute wrongly."""
+        name = (config.architectures or ["unknown"])[0]
+        if name not in SUPPORTED_FAMILIES:
+            raise UnsupportedModel(
+                f"{name} is not a family the local engine can run; it runs {', '.join(SUPPORTED_FAMILIES)}"
+            )
+        max_context = config.max_position_embeddings
+        if getattr(config, "use_sliding_window", True) and getattr(config, "sliding_window", None):
+            max_context = min(max_context, config.sliding_window)
+        rotary = getattr(config, "no_rope_layers", None) or [True] * config.num_hidden_layers
+        return cls(
+            vocab=config.vocab_size,
+            hidden=config.hidden_size,
+            intermediate=config.intermediate_size,
+            layers=config.num_hidden_layers,
+            heads=config.num_attention_heads,
+            kv_heads=config.num_key_value_heads or config.num_attention_heads,
+            head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
+            eps=config.rms_norm_eps,
+            max_context=max_context,
+            rotary_layers=tuple(bool(r) for r in rotary),
+            head_norm=name == "Qwen3ForCausalLM",
+        )
+
+
+@dataclass(slots=True)
+class Linear:
+    """A projection's weight [out, in] and optional bias."""
+
+    weight: Tensor
+    bias: Tensor | None = None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+
+@dataclass(slots=True)
+class Layer:
+    """One block's weights, with queries, keys and values (and gate and up) fused into one projection."""
+
+    input_norm: Tensor
+    qkv: Linear
+    o: Linear
+    post_norm: Tensor
+    gate_up: Linear
+    down: Linear
+    q_norm: Tensor | None = None
+    k_norm: Tensor | None = None
+
+
+@dataclass(slots=True)
+class Decoder:
+    """A model's weights and its forward."""
+
+    shape: Shape
+    embed: Tensor
+    layers: list[Layer]
+    norm: Tensor
+    head: Linear
+    inverse_frequencies: Tensor
+    rotary_scale: float = 1.0
+    ops: Any = dataclasses.field(default=torch_ops)
+    """`ops` everywhere, or `kernels` for sampling on CUDA."""
+
+    def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines [tokens, head_dim / 2] for the tokens' positions, in float32."""
+        angles = positions.to(torch.float32)[:, None] * self.inverse_frequencies
+        return angles.cos() * self.rotary_scale, angles.sin() * self.rotary_scale
+
+    def forward(self, ids: Tensor, positions: Tensor, attend: Attend, adapt: Adapt | None = None) -> Tensor:
+        """Final hidden states [tokens, hidden] of a flat run of tokens [tokens]."""
+        shape, ops = self.shape, self.ops
+        cos, sin = self.angles(positions)
+        residual = F.embedding(ids, self.embed)
+        x: Tensor = ops.rms_norm(residual, self.layers[0].input_norm, shape.eps)
+        for i, layer in enumerate(self.layers):
+            heads = self._heads(i, layer, project(i, "qkv", layer.qkv, x, adapt), cos, sin)
+            x = project(i, "o", layer.o, attend(i, *heads), adapt)
+            x, residual = ops.add_rms_norm(x, residual, layer.post_norm, shape.eps)
+            x = ops.silu_mul(project(i, "gate_up", layer.gate_up, x, adapt))
+            x = project(i, "down", layer.down, x, adapt)
+            last = i + 1 == shape.layers
+            norm = self.norm if last else self.layers[i + 1].input_norm
+            x, residual = ops.add_rms_norm(x, residual, norm, shape.eps)
+        return x
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Scores over the vocabulary, in float32."""
+        return self.head(hidden).float()
+
+    def _heads(self, i: int, layer: Layer, qkv: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Split the fused projection into queries, keys, values and rotate the first two to their positions."""
+        shape, ops = self.shape, self.ops
+        heads = qkv.view(-1, shape.heads + 2 * shape.kv_heads, shape.head_dim)
+        turned = shape.heads + shape.kv_heads
+        qk, v = heads[:, :turned], heads[:, turned:]
+        if shape.head_norm:
+            q = ops.norm_rotate(qk[:, : shape.heads], cos, sin, layer.q_norm, shape.eps)
+            k = ops.norm_rotate(qk[:, shape.heads :], cos, sin, layer.k_norm, shape.eps)
+            return q, k, v
+        if shape.rotary_layers[i]:
+            qk = ops.norm_rotate(qk, cos, sin, None, shape.eps)
+        return qk[:, : shape.heads], qk[:, shape.heads :], v
+
+
+def project(i: int, name: Projection, linear: Linear, x: Tensor, adapt: Adapt | None) -> Tensor:
+    """A projection, with the tokens' adapters where there are any."""
+    y = linear(x)
+    return y if adapt is None else adapt(i, name, x, y)
+
+
+def load_decoder(folder: Path, dtype: torch.dtype, device: torch.device) -> Decoder:
+    """Read a Transformers model folder (config.json and safetensors) onto a device."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(folder)
+    shape = Shape.from_config(config)
+    frequencies, scale = rotary_frequencies(config, device)
+    read = TensorFiles(folder, dtype, device)
+    embed = read("model.embed_tokens.weight")
+    head = embed if config.tie_word_embeddings else read("lm_head.weight")
+    layers = [load_layer(read, f"model.layers.{i}.") for i in range(shape.layers)]
+    return Decoder(shape, embed, layers, read("model.norm.weight"), Linear(head), frequencies, scale)
+
+
+def take_apart(decoder: Decoder) -> dict[str, Tensor]:
+    """The weights by their names in a model folder, without copies: what `load_decoder` put together."""
+    shape = decoder.shape
+    tensors = {"model.embed_tokens.weight": decoder.embed, "model.norm.weight": decoder.norm}
+    if decoder.head.weight is not decoder.embed:
+        tensors["lm_head.weight"] = decoder.head.weight
+    for i, layer in enumerate(decoder.layers):
+        prefix = f"model.layers.{i}."
+        own: dict[str, Tensor | None] = {
+            "input_layernorm": layer.input_norm,
+            "post_attention_layernorm": layer.post_norm,
+        }
+        own |= {"self_attn.q_norm": layer.q_norm, "self_attn.k_norm": layer.k_norm}
+        tensors |= {f"{prefix}{name}.weight": tensor for name, tensor in own.items() if tensor is not None}
+        heads = (shape.q_size, shape.kv_size, shape.kv_size)
+        for linear, names, sizes in (
+            (layer.qkv, ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), heads),
+            (layer.o, ("self_attn.o_proj",), (shape.hidden,)),
+            (layer.gate_up, ("mlp.gate_proj", "mlp.up_proj"), (shape.intermediate, shape.intermediate)),
+            (layer.down, ("mlp.down_proj",), (shape.hidden,)),
+        ):
+            for kind, tensor in (("weight", linear.weight), ("bias", linear.bias)):
+                if tensor is not None:
+                    parts = tensor.split_with_sizes(sizes)
+                    tensors |= {f"{prefix}{name}.{kind}": part for name, part in zip(names, parts, strict=True)}
+    return tensors
+
+
+def load_layer(read: "TensorFiles", prefix: str) -> Layer:
+    """One block, its projections fused as `forward` wants them."""
+    attention, mlp = prefix + "self_attn.", prefix + "mlp."
+    return Layer(
+        input_norm=read(prefix + "input_layernorm.weight"),
+        qkv=read.linear(*(f"{attention}{name}_proj" for name in "qkv")),
+        o=read.linear(attention + "o_proj"),
+        post_norm=read(prefix + "post_attention_layernorm.weight"),
+        gate_up=read.linear(mlp + "gate_proj", mlp + "up_proj"),
+        down=read.linear(mlp + "down_proj"),
+        q_norm=read.optional(attention + "q_norm.weight"),
+        k_norm=read.optional(attention + "k_norm.weight"),
+    )
+
+
+class TensorFiles:
+    """Tensors of a model folder by name, wherever its shards hold them."""
+
+    def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device) -> None:
+        self.dtype, self.device = dtype, device
+        self.files: dict[str, Any] = {}
+        for path in sorted(folder.glob("*.safetensors")):
+            shard: Any = safe_open(path, framework="pt")
+            self.files.update(dict.fromkeys(shard.keys(), shard))
+        if not self.files:
+            raise UnsupportedModel(f"{folder} holds no .safetensors files")
+
+    def __call__(self, name: str) -> Tensor:
+        if name not in self.files:
+            raise UnsupportedModel(f"the checkpoint has no tensor {name}")
+        tensor: Tensor = self.files[name].get_tensor(name)
+        if tensor.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+            raise UnsupportedModel(f"{name} is stored as {tensor.dtype}; quantised weights cannot be run")
+        return tensor.to(self.device, self.dtype)
+
+    def shape(self, name: str) -> list[int] | None:
+        """A tensor's size, without reading it; None if there is none."""
+        return list(self.files[name].get_slice(name).get_shape()) if name in self.files else None
+
+    def optional(self, name: str) -> Tensor | None:
+        return self(name) if name in self.files else None
+
+    def linear(self, *names: str) -> Linear:
+        """The named projections, stacked into one."""
+        weight = torch.cat([self(name + ".weight") for name in names])
+        biases = [self.optional(name + ".bias") for name in names]
+        present = [bias for bias in biases if bias is not None]
+        if present and len(present) < len(biases):
+            raise UnsupportedModel(f"some of {', '.join(names)} have a bias and some have none")
+        return Linear(weight, torch.cat(present) if present else None)
+
+
+def rotary_frequencies(config: Any, device: torch.device) -> tuple[Tensor, float]:
+    """Inverse frequencies [head_dim / 2] and the scale of cosines and sines."""
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    rope = config.rope_parameters
+    if rope["rope_type"] in ("dynamic", "longrope"):
+        # Their frequencies change with the length of the text, so what was cached for a shorter one would be wrong.
+        raise UnsupportedModel(f"rope type {rope['rope_type']} cannot be run with a cache of prefixes")
+    if rope["rope_type"] != "default":
+        frequencies, scale = ROPE_INIT_FUNCTIONS[rope["rope_type"]](config, device)
+        return frequencies.float(), float(scale)
+    dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    exponents = torch.arange(0, dim, 2, dtype=torch.float32, device=device) / dim
+    return 1.0 / rope["rope_theta"] ** exponents, 1.0

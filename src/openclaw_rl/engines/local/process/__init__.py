@@ -1,0 +1,1 @@
+"""The worker processes, seen from both sides."""

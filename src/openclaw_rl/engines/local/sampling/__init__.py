@@ -1,0 +1,1 @@
+"""Draws tokens: pages of keys and values, scheduling, batches."""

@@ -1,0 +1,173 @@
+"""The paged key-value cache and attention over it, on CPU and on CUDA.
+
+Both keep keys and values as [layers, pages, page, kv heads, dim] and read what `scheduler` planned: rows of new
+tokens, each attending to all of its own sequence and to nothing else. They differ in how a row is read: the CPU
+attends over a view where a sequence's pages are consecutive (they mostly are), CUDA uses a kernel that walks the
+page table.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention.bias import causal_lower_right
+
+from openclaw_rl.engines.local.model.decoder import Attend, Shape
+from openclaw_rl.engines.local.sampling.pages import PAGE_SIZE
+from openclaw_rl.engines.local.sampling.scheduler import Work
+
+
+class KVCache(Protocol):
+    """Keys and values of all pages; makes the attention of one step."""
+
+    def attend(self, work: Sequence[Work]) -> Attend: ...
+
+
+def bytes_per_page(shape: Shape, dtype: torch.dtype) -> int:
+    """Memory of one page, over all layers."""
+    return 2 * shape.layers * PAGE_SIZE * shape.kv_size * dtype.itemsize
+
+
+def token_slots(work: Sequence[Work]) -> list[int]:
+    """Where in the flat cache each new token's key and value go."""
+    return [
+        item.sequence.pages[position // PAGE_SIZE] * PAGE_SIZE + position % PAGE_SIZE
+        for item in work
+        for position in range(item.start, item.stop)
+    ]
+
+
+def allocate(shape: Shape, pages: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Room for keys and for values. Not filled: on the CPU, memory that is never used is never taken."""
+    size = (shape.layers, pages, PAGE_SIZE, shape.kv_heads, shape.head_dim)
+    return torch.empty(size, dtype=dtype, device=device), torch.empty(size, dtype=dtype, device=device)
+
+
+class CpuKVCache:
+    """One attention call a row: rows are few, and mixed lengths then cost no padding."""
+
+    def __init__(self, shape: Shape, pages: int, dtype: torch.dtype) -> None:
+        self.shape = shape
+        keys, values = allocate(shape, pages, dtype, torch.device("cpu"))
+        self.keys, self.values = keys.flatten(1, 2), values.flatten(1, 2)
+
+    def attend(self, work: Sequence[Work]) -> Attend:
+        slots = torch.tensor(token_slots(work))
+        rows = [CpuRow(self, item) for item in work]
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            self.keys[layer].index_copy_(0, slots, k)
+            self.values[layer].index_copy_(0, slots, v)
+            outputs, start = [], 0
+            for row in rows:
+                outputs.append(row.attend(layer, q[start : start + row.count]))
+                start += row.count
+            return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+        return attend
+
+
+class CpuRow:
+    """One sequence's part of a step: its new queries against everything it has in the cache."""
+
+    def __init__(self, cache: CpuKVCache, work: Work) -> None:
+        self.cache, self.count, self.length = cache, work.count, work.stop
+        self.mask = None if work.count in (1, work.stop) else causal_mask(work.count, work.stop, cache.keys.dtype)
+        pages = work.sequence.pages
+        first = pages[0]
+        self.index: Tensor | None = None
+        if all(page == first + i for i, page in enumerate(pages)):
+            span = slice(first * PAGE_SIZE, first * PAGE_SIZE + self.length)
+            self.keys = cache.keys[:, None, span].transpose(2, 3).unbind(0)
+            self.values = cache.values[:, None, span].transpose(2, 3).unbind(0)
+        else:
+            starts = torch.tensor(pages) * PAGE_SIZE
+            self.index = (starts[:, None] + torch.arange(PAGE_SIZE)).flatten()[: self.length]
+
+    def read(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Keys and values [1, kv heads, length, dim]: a view if the pages are consecutive, else gathered."""
+        if self.index is None:
+            return self.keys[layer], self.values[layer]
+        keys = self.cache.keys[layer].index_select(0, self.index)
+        values = self.cache.values[layer].index_select(0, self.index)
+        return keys.transpose(0, 1)[None], values.transpose(0, 1)[None]
+
+    def attend(self, layer: int, q: Tensor) -> Tensor:
+        keys, values = self.read(layer)
+        if self.count == 1:
+            # The query heads that share a kv head see the same keys: they can be one block of queries.
+            grouped = q.view(1, self.cache.shape.kv_heads, -1, q.shape[-1])
+            return F.scaled_dot_product_attention(grouped, keys, values).view(1, -1)
+        whole = self.count == self.length
+        out = F.scaled_dot_product_attention(
+            q.transpose(0, 1)[None], keys, values, attn_mask=self.mask, is_causal=whole, enable_gqa=True
+        )
+        return out[0].transpose(0, 1).reshape(self.count, -1)
+
+
+def causal_mask(count: int, length: int, dtype: torch.dtype) -> Tensor:
+    """For the last `count` of `length` tokens: what each may not see is minus infinity."""
+    mask = torch.full((count, length), float("-inf"), dtype=dtype)
+    return mask.triu_(length - count + 1)
+
+
+class CudaKVCache:
+    """Generated tokens go through one kernel over the page tables; prompts are gathered for flash attention."""
+
+    def __init__(self, shape: Shape, pages: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.shape, self.device = shape, device
+        self.keys, self.values = allocate(shape, pages, dtype, device)
+
+    def attend(self, work: Sequence[Work]) -> Attend:
+        """For steps that read prompts; `work` has the rows of one token first."""
+        single = sum(item.count == 1 for item in work)
+        slots = torch.tensor(token_slots(work), device=self.device)
+        tables = [torch.tensor(w.sequence.pages, device=self.device, dtype=torch.int32) for w in work]
+        table = torch.nn.utils.rnn.pad_sequence(tables[:single], batch_first=True) if single else slots
+        lengths = torch.tensor([w.stop for w in work[:single]], device=self.device, dtype=torch.int32)
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            self._store(layer, k, v, slots)
+            outputs, start = [], single
+            if single:
+                outputs.append(self._read_pages(layer, q[:single], table, lengths))
+            for item, pages in zip(work[single:], tables[single:], strict=True):
+                outputs.append(self._read_prompt(layer, q[start : start + item.count], item.stop, pages))
+                start += item.count
+            return torch.cat(outputs)
+
+        return attend
+
+    def decode(self, slots: Tensor, table: Tensor, lengths: Tensor) -> Attend:
+        """One new token a row, with everything that varies held in tensors, as a CUDA graph needs it."""
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            self._store(layer, k, v, slots)
+            return self._read_pages(layer, q, table, lengths)
+
+        return attend
+
+    def _store(self, layer: int, k: Tensor, v: Tensor, slots: Tensor) -> None:
+        from openclaw_rl.engines.local.sampling import paged_attention
+
+        paged_attention.store_kv(k, v, self.keys[layer], self.values[layer], slots)
+
+    def _read_pages(self, layer: int, q: Tensor, table: Tensor, lengths: Tensor) -> Tensor:
+        from openclaw_rl.engines.local.sampling import paged_attention
+
+        keys, values, scale = self.keys[layer], self.values[layer], self.shape.head_dim**-0.5
+        return paged_attention.paged_decode(q, keys, values, table, lengths, scale).flatten(1)
+
+    def _read_prompt(self, layer: int, q: Tensor, length: int, table: Tensor) -> Tensor:
+        keys = self.keys[layer].index_select(0, table).flatten(0, 1)[:length]
+        values = self.values[layer].index_select(0, table).flatten(0, 1)[:length]
+        out = F.scaled_dot_product_attention(
+            q.transpose(0, 1)[None],
+            keys.transpose(0, 1)[None],
+            values.transpose(0, 1)[None],
+            attn_mask=causal_lower_right(len(q), length),
+            enable_gqa=True,
+        )
+        return out[0].transpose(0, 1).flatten(1)

@@ -1,0 +1,238 @@
+"""Writing to and attending over a paged key-value cache, as Triton kernels.
+
+For sampling on CUDA, with the guarantees of `kernels.py`: launches and allocations follow from shapes alone, so
+every function may be captured in a CUDA graph once a first call has compiled it.
+"""
+
+# Triton types a kernel's arguments at launch; only `tl.constexpr` is spelled out.
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from openclaw_rl.engines.local.model.kernels import HEADS_BLOCK, HEADS_WARPS, require_dense_last
+
+KEYS_BLOCK = 64
+# The tensor cores multiply no fewer than 16 rows, however few query heads share a kv head.
+MIN_DOT_ROWS = 16
+# Three stages: page ids two blocks ahead, keys and values one. Deeper prefetch would take the shared
+# memory with which several programs fit on a multiprocessor and hide each other's latency.
+ATTEND_STAGES = 3
+ATTEND_WARPS = 4
+# Four programs for each of an H200's 132 multiprocessors, as many as its registers hold at once.
+TARGET_PROGRAMS = 4 * 132
+MAX_SPLITS = 32
+
+
+def store_kv(k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, slots: Tensor) -> None:
+    """Write each token's [kv heads, dim] key and value to its slot, `page * page_size + offset`.
+
+    Pages are contiguous [pages, page_size, kv heads, dim]. A token with a negative slot is padding
+    and writes nothing.
+    """
+    require_dense_last(k, v)
+    _require_contiguous(k_pages, v_pages, slots)
+    tokens, count, dim = k.shape
+    _store_kv_kernel[(tokens, triton.cdiv(count, HEADS_BLOCK))](
+        k,
+        v,
+        k_pages,
+        v_pages,
+        slots,
+        k.stride(0),
+        k.stride(1),
+        v.stride(0),
+        v.stride(1),
+        HEADS=count,
+        DIM=dim,
+        HEADS_BLOCK=HEADS_BLOCK,
+        DIM_BLOCK=triton.next_power_of_2(dim),
+        num_warps=HEADS_WARPS,
+    )
+
+
+def paged_decode(
+    q: Tensor, k_pages: Tensor, v_pages: Tensor, page_table: Tensor, lengths: Tensor, scale: float
+) -> Tensor:
+    """Attention of one query token per sequence, [batch, query heads, dim], over its cached tokens.
+
+    Sequence b's token t lies in page `page_table[b, t // page_size]`, its own query token included
+    in `lengths[b]`; nothing beyond the length is read. A sequence of length 0 yields zeros. Heads
+    are grouped: query head h attends kv head `h // (query heads / kv heads)`.
+    """
+    require_dense_last(q, page_table)
+    _require_contiguous(k_pages, v_pages, lengths)
+    batch, heads, dim = q.shape
+    page_size, kv_heads = k_pages.shape[1], k_pages.shape[2]
+    splits = _split_count(batch, kv_heads, page_table.shape[1] * page_size)
+    dim_block = triton.next_power_of_2(dim)
+    group = heads // kv_heads
+    sums = torch.empty((batch, heads, splits, dim), dtype=torch.float32, device=q.device)
+    peaks = torch.empty((batch, heads, splits), dtype=torch.float32, device=q.device)
+    weights = torch.empty((batch, heads, splits), dtype=torch.float32, device=q.device)
+    out = torch.empty((batch, heads, dim), dtype=q.dtype, device=q.device)
+    # Neighbouring programs read neighbouring heads of the same tokens, which lie side by side.
+    _attend_split_kernel[(kv_heads, splits, batch)](
+        q,
+        k_pages,
+        v_pages,
+        page_table,
+        lengths,
+        sums,
+        peaks,
+        weights,
+        q.stride(0),
+        q.stride(1),
+        page_table.stride(0),
+        scale * math.log2(math.e),
+        KV_HEADS=kv_heads,
+        GROUP=group,
+        DIM=dim,
+        PAGE_SIZE=page_size,
+        GROUP_BLOCK=max(MIN_DOT_ROWS, triton.next_power_of_2(group)),
+        DIM_BLOCK=dim_block,
+        KEYS_BLOCK=KEYS_BLOCK,
+        num_warps=ATTEND_WARPS,
+        num_stages=ATTEND_STAGES,
+    )
+    _combine_splits_kernel[(batch * heads,)](sums, peaks, weights, out, DIM=dim, SPLITS=splits, DIM_BLOCK=dim_block)
+    return out
+
+
+def _split_count(batch: int, kv_heads: int, max_keys: int) -> int:
+    """Into how many parts to cut every sequence: enough to fill the GPU, never finer than a block."""
+    wanted = triton.cdiv(TARGET_PROGRAMS, max(batch * kv_heads, 1))
+    useful = triton.cdiv(max_keys, KEYS_BLOCK)
+    splits: int = triton.next_power_of_2(max(min(wanted, useful), 1))
+    return min(splits, MAX_SPLITS)
+
+
+def _require_contiguous(*tensors: Tensor) -> None:
+    if not all(tensor.is_contiguous() for tensor in tensors):
+        raise ValueError("pages, slots and lengths must be contiguous")
+
+
+@triton.jit
+def _store_kv_kernel(
+    k,
+    v,
+    k_pages,
+    v_pages,
+    slots,
+    k_token_stride,
+    k_head_stride,
+    v_token_stride,
+    v_head_stride,
+    HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    HEADS_BLOCK: tl.constexpr,
+    DIM_BLOCK: tl.constexpr,
+):
+    """One program copies `HEADS_BLOCK` heads of one token."""
+    token = tl.program_id(0).to(tl.int64)
+    head = (tl.program_id(1) * HEADS_BLOCK + tl.arange(0, HEADS_BLOCK))[:, None]
+    lane = tl.arange(0, DIM_BLOCK)[None, :]
+    inside = (head < HEADS) & (lane < DIM)
+    slot = tl.load(slots + token).to(tl.int64)
+    if slot >= 0:
+        key = tl.load(k + token * k_token_stride + head * k_head_stride + lane, mask=inside)
+        value = tl.load(v + token * v_token_stride + head * v_head_stride + lane, mask=inside)
+        target = slot * (HEADS * DIM) + head * DIM + lane
+        tl.store(k_pages + target, key, mask=inside)
+        tl.store(v_pages + target, value, mask=inside)
+
+
+# Page tables of any width share one compiled kernel: a mixed batch must not wait for a compiler.
+@triton.jit(do_not_specialize=["table_stride"])
+def _attend_split_kernel(
+    q,
+    k_pages,
+    v_pages,
+    page_table,
+    lengths,
+    sums,
+    peaks,
+    weights,
+    q_batch_stride,
+    q_head_stride,
+    table_stride,
+    log2_scale,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    DIM: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    GROUP_BLOCK: tl.constexpr,
+    DIM_BLOCK: tl.constexpr,
+    KEYS_BLOCK: tl.constexpr,
+):
+    """One program attends all query heads of one kv head over one split of one sequence.
+
+    Leaves, per query head, the peak score (base 2), the sum of weights relative to that peak and
+    the weighted sum of values. A split past the end of its sequence leaves (-inf, 0, 0).
+    """
+    kv_head = tl.program_id(0)
+    split, splits = tl.program_id(1), tl.num_programs(1)
+    sequence = tl.program_id(2).to(tl.int64)
+    length = tl.load(lengths + sequence)
+    # Splits are counted in whole blocks of this sequence, not of the longest one allowed.
+    span = tl.cdiv(tl.cdiv(length, splits), KEYS_BLOCK) * KEYS_BLOCK
+    begin = split * span
+    end = tl.minimum(begin + span, length)
+
+    member = tl.arange(0, GROUP_BLOCK)
+    lane = tl.arange(0, DIM_BLOCK)
+    in_group = member < GROUP
+    in_dim = (lane < DIM)[None, :]
+    head = kv_head * GROUP + member
+    query_at = q + sequence * q_batch_stride + head[:, None] * q_head_stride + lane[None, :]
+    query = tl.load(query_at, mask=in_group[:, None] & in_dim, other=0.0)
+
+    peak = tl.full([GROUP_BLOCK], float("-inf"), tl.float32)
+    weight = tl.zeros([GROUP_BLOCK], tl.float32)
+    total = tl.zeros([GROUP_BLOCK, DIM_BLOCK], tl.float32)
+    for block in range(begin, end, KEYS_BLOCK):
+        position = block + tl.arange(0, KEYS_BLOCK)
+        valid = position < end
+        page_at = page_table + sequence * table_stride + position // PAGE_SIZE
+        page = tl.load(page_at, mask=valid, other=0).to(tl.int64)
+        slot = page * PAGE_SIZE + position % PAGE_SIZE
+        offset = (slot * KV_HEADS + kv_head)[:, None] * DIM + lane[None, :]
+        # Masked to zero, not only weighted by zero: an unwritten slot may hold NaN.
+        readable = valid[:, None] & in_dim
+        key = tl.load(k_pages + offset, mask=readable, other=0.0)
+        value = tl.load(v_pages + offset, mask=readable, other=0.0)
+        score = tl.dot(query, tl.trans(key), input_precision="ieee") * log2_scale
+        score = tl.where(valid[None, :], score, float("-inf"))
+        # A block is entered only if its first key is valid, so the new peak is finite.
+        new_peak = tl.maximum(peak, tl.max(score, axis=1))
+        fade = tl.exp2(peak - new_peak)
+        share = tl.exp2(score - new_peak[:, None])
+        weight = weight * fade + tl.sum(share, axis=1)
+        total = total * fade[:, None] + tl.dot(share.to(value.dtype), value, input_precision="ieee")
+        peak = new_peak
+
+    part = (sequence * (KV_HEADS * GROUP) + head) * splits + split
+    tl.store(peaks + part, peak, mask=in_group)
+    tl.store(weights + part, weight, mask=in_group)
+    tl.store(sums + part[:, None] * DIM + lane[None, :], total, mask=in_group[:, None] & in_dim)
+
+
+@triton.jit
+def _combine_splits_kernel(sums, peaks, weights, out, DIM: tl.constexpr, SPLITS: tl.constexpr, DIM_BLOCK: tl.constexpr):
+    """One program merges the splits of one query head of one sequence."""
+    row = tl.program_id(0).to(tl.int64)
+    part = row * SPLITS + tl.arange(0, SPLITS)
+    lane = tl.arange(0, DIM_BLOCK)
+    in_dim = lane < DIM
+    peak = tl.load(peaks + part)
+    weight = tl.load(weights + part)
+    total = tl.load(sums + part[:, None] * DIM + lane[None, :], mask=in_dim[None, :], other=0.0)
+    # An empty split has no peak; without the guard an empty sequence would subtract -inf from -inf.
+    share = tl.where(weight > 0.0, tl.exp2(peak - tl.max(peak, axis=0)), 0.0)
+    whole = tl.sum(share * weight, axis=0)
+    mixed = tl.sum(share[:, None] * total, axis=0) / tl.where(whole > 0.0, whole, 1.0)
+    tl.store(out + row * DIM + lane, mixed.to(out.dtype.element_ty), mask=in_dim)

@@ -1,0 +1,298 @@
+"""Which tokens go through the model next: continuous batching over one page pool.
+
+Sequences join and leave the running batch at token boundaries. Each step computes one token of every sequence
+that is generating, plus a bounded share of the prompts that are still being read, so that a long prompt never
+stops the others. When pages run out, the least urgent sequence gives its pages back and is resumed later.
+
+Users do not wait for background work: it gives its places and its pages up to them, and prompts of its own are read
+with what theirs leave of a step.
+"""
+
+import random
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import groupby
+
+from openclaw_rl.engines.local.sampling.pages import PAGE_SIZE, Digest, PagePool, chain, next_digest
+from openclaw_rl.engines.local.sampling.scoring import Scoring
+from openclaw_rl.types import FinishReason, Priority, SamplingParams
+
+#: Beyond every priority: that of a page which nobody computes.
+NEVER = max(Priority) + 1
+
+
+@dataclass(eq=False, slots=True)
+class Sequence:
+    """One completion on its way: its tokens so far, and how many of them the cache holds."""
+
+    request: int
+    index: int
+    tokens: list[int]
+    params: SamplingParams
+    version: int
+    slot: int
+    order: tuple[int, int]
+    """(priority, arrival): smaller goes first."""
+    scoring: Scoring | None = None
+    """Set where tokens are given and scored; such a sequence is done when all of them have been read."""
+    rng: random.Random = field(init=False)
+    prompt_length: int = field(init=False)
+    computed: int = 0
+    cached: int = 0
+    """How many prompt tokens were found in the cache."""
+    pages: list[int] = field(default_factory=list)
+    digests: list[Digest] = field(default_factory=list)
+    """One for each page that is full and published."""
+    _prompt_digests: list[Digest] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.rng = random.Random(f"{self.params.seed}:{self.index}")
+        self.prompt_length = len(self.tokens)
+
+    @property
+    def priority(self) -> int:
+        return self.order[0]
+
+    @property
+    def root(self) -> Digest:
+        """Keys and values depend on the adapter, so only sequences of one version share pages."""
+        return self.version.to_bytes(8, "big")
+
+    def prompt_digests(self) -> list[Digest]:
+        """One for each full page of the tokens that the cache may stand in for; computed once, as a queue is looked
+        through often.
+
+        Tokens whose logits are needed are left out: they always go through the model.
+        """
+        if len(self._prompt_digests) != self.first_logits // PAGE_SIZE:
+            self._prompt_digests = list(chain(self.root, self.tokens[: self.first_logits]))
+        return self._prompt_digests
+
+    @property
+    def first_logits(self) -> int:
+        """The first position whose logits are needed: the last one's are drawn from."""
+        return self.scoring.first if self.scoring else len(self.tokens) - 1
+
+    @property
+    def remaining(self) -> int:
+        """Tokens that must go through the model before the next one can be drawn."""
+        return len(self.tokens) - self.computed
+
+    def append(self, token: int) -> FinishReason | None:
+        """Add a drawn token; says whether the sequence ends with it."""
+        self.tokens.append(token)
+        if token in self.params.stop_token_ids:
+            return FinishReason.STOP
+        if len(self.tokens) - self.prompt_length >= self.params.max_tokens:
+            return FinishReason.LENGTH
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """`count` tokens of a sequence, from `start` on, to run in this step."""
+
+    sequence: Sequence
+    start: int
+    count: int
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.count
+
+    @property
+    def ends(self) -> bool:
+        """Whether all of the sequence's tokens have been read after this step."""
+        return self.stop == len(self.sequence.tokens)
+
+    @property
+    def draws(self) -> bool:
+        """Whether the sequence's next token is drawn after this step."""
+        return self.ends and self.sequence.scoring is None
+
+    @property
+    def scored(self) -> int:
+        """How many of the tokens, at the end, have logits that are scored."""
+        return min(self.count, max(0, self.stop - self.sequence.first_logits)) if self.sequence.scoring else 0
+
+
+class Scheduler:
+    """Decides each step's work. Owns the waiting and the running sequences and their pages."""
+
+    def __init__(self, pool: PagePool, max_sequences: int, prefill_tokens: int, prefill_share: int = PAGE_SIZE) -> None:
+        self.pool = pool
+        self.max_sequences = max_sequences
+        self.prefill_tokens, self.prefill_share = prefill_tokens, prefill_share
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []
+
+    @property
+    def idle(self) -> bool:
+        return not self.waiting and not self.running
+
+    def add(self, sequences: Iterable[Sequence]) -> None:
+        self.waiting.extend(sequences)
+        self._sort_waiting()
+
+    def cancel(self, request: int, index: int | None = None) -> None:
+        """Forget a request's sequences (or one of them), wherever they are."""
+
+        def meant(sequence: Sequence) -> bool:
+            return sequence.request == request and index in (None, sequence.index)
+
+        self.waiting = deque(s for s in self.waiting if not meant(s))
+        for sequence in [s for s in self.running if meant(s)]:
+            self.finish(sequence)
+
+    def finish(self, sequence: Sequence) -> None:
+        """The sequence leaves the batch; its pages stay known until their room is needed."""
+        self.running.remove(sequence)
+        self.pool.release(sequence.pages)
+        sequence.pages = []
+
+    def plan(self) -> list[Work]:
+        """The next step: rows of one token first (by slot, so that adapters run in few spans), then prompts."""
+        self._admit()
+        generating = sorted((s for s in self.running if s.remaining == 1), key=lambda s: s.slot)
+        reading = [s for s in self.running if s.remaining > 1]
+        work = [Work(s, s.computed, 1) for s in generating if self._make_room(s, 1)]
+        for sequence, count in self._shares(reading):
+            if count and self._make_room(sequence, count):
+                work.append(Work(sequence, sequence.computed, count))
+        # Making room for one sequence may have sent another, planned before it, back to the queue.
+        work = [item for item in work if item.sequence in self.running]
+        return sorted(work, key=lambda item: item.count > 1)
+
+    def _shares(self, reading: list[Sequence]) -> list[tuple[Sequence, int]]:
+        """How much of each prompt is read in this step: users' first, background's with what they leave.
+
+        Those of one priority share, so that a short one behind a long one is read soon; what is left over goes to the
+        most urgent of them.
+        """
+        shares: list[tuple[Sequence, int]] = []
+        budget = self.prefill_tokens
+        for _, equals in groupby(reading, key=lambda s: s.priority):
+            prompts = list(equals)
+            counts = fair_shares([s.remaining for s in prompts], budget, self.prefill_share)
+            budget -= sum(counts)
+            shares += zip(prompts, counts, strict=True)
+        return shares
+
+    def commit(self, work: list[Work]) -> None:
+        """The step ran: its tokens are in the cache, and the pages that they filled may be shared."""
+        for item in work:
+            sequence = item.sequence
+            sequence.computed = item.stop
+            while (len(sequence.digests) + 1) * PAGE_SIZE <= sequence.computed:
+                self._publish_next(sequence)
+
+    def _publish_next(self, sequence: Sequence) -> None:
+        number = len(sequence.digests)
+        parent = sequence.digests[-1] if sequence.digests else sequence.root
+        page = sequence.tokens[number * PAGE_SIZE : (number + 1) * PAGE_SIZE]
+        sequence.digests.append(next_digest(parent, page))
+        self.pool.publish(sequence.pages[number], sequence.digests[-1])
+
+    def _admit(self) -> None:
+        """Move waiting sequences into the batch while there is room for them."""
+        coming = self._pages_being_computed() if self.waiting else {}
+        later: list[Sequence] = []
+        while self.waiting and self._may_join(self.waiting[0]):
+            sequence = self.waiting.popleft()
+            digests = sequence.prompt_digests()
+            known = self.pool.known(digests)
+            if known < len(digests) and coming.get(digests[known], NEVER) <= sequence.priority:
+                # Another sequence, no less urgent, is computing the very pages this one needs next: wait for them.
+                later.append(sequence)
+                continue
+            if not self._make_place(sequence, digests, known):
+                later.append(sequence)
+                break
+            self._start(sequence, self.pool.match(digests), digests[:known])
+            coming.update(dict.fromkeys(digests[known:], sequence.priority))
+        self.waiting.extendleft(reversed(later))
+
+    def _may_join(self, sequence: Sequence) -> bool:
+        """Whether the batch is not full, or holds something less urgent."""
+        return len(self.running) < self.max_sequences or self.running[-1].priority > sequence.priority
+
+    def _make_place(self, sequence: Sequence, digests: list[Digest], known: int) -> bool:
+        """Send back what is less urgent, the newest first, until the sequence fits; nothing if that would not help."""
+        less_urgent = sum(s.priority > sequence.priority for s in self.running)
+        if not self._fits(sequence, digests, known, without=less_urgent):
+            return False
+        while not self._fits(sequence, digests, known):
+            self._preempt()
+        return True
+
+    def _start(self, sequence: Sequence, pages: list[int], digests: list[Digest]) -> None:
+        sequence.pages, sequence.digests = pages, digests
+        sequence.computed = len(pages) * PAGE_SIZE
+        sequence.cached = min(sequence.computed, sequence.prompt_length)
+        self.running.append(sequence)
+        self.running.sort(key=lambda s: s.order)
+
+    def _pages_being_computed(self) -> dict[Digest, int]:
+        """With the priority of the most urgent sequence that computes them."""
+        coming: dict[Digest, int] = {}
+        for sequence in self.running:
+            if sequence.remaining > 1:
+                for digest in sequence.prompt_digests():
+                    coming.setdefault(digest, sequence.priority)
+        return coming
+
+    def _fits(self, sequence: Sequence, digests: list[Digest], known: int, without: int = 0) -> bool:
+        """Whether its prompt fits beside what runs, counting what the others' prompts will still take.
+
+        `without`: how many of those that run, the least urgent ones, are counted as gone.
+        """
+        stay = len(self.running) - without
+        beside, gone = self.running[:stay], self.running[stay:]
+        pending = sum(pages_for(len(s.tokens) + 1) - len(s.pages) for s in beside)
+        new = pages_for(len(sequence.tokens) + 1) - known
+        given_back = [page for s in gone for page in s.pages]
+        room = self.pool.available_beside(digests[:known], given_back)
+        return stay < self.max_sequences and new + max(pending, 0) <= room
+
+    def _make_room(self, sequence: Sequence, count: int) -> bool:
+        """Pages for the sequence's next `count` tokens; takes them from less urgent sequences if it must."""
+        while sequence in self.running:
+            if len(sequence.pages) >= pages_for(sequence.computed + count):
+                return True
+            page = self.pool.allocate(sequence.pages[-1] if sequence.pages else None)
+            if page is None:
+                self._preempt()
+            else:
+                sequence.pages.append(page)
+        return False
+
+    def _preempt(self) -> None:
+        """Send the least urgent sequence back to the queue; its tokens will be computed again."""
+        victim = max(self.running, key=lambda s: s.order)
+        self.finish(victim)
+        self.waiting.append(victim)
+        self._sort_waiting()
+
+    def _sort_waiting(self) -> None:
+        self.waiting = deque(sorted(self.waiting, key=lambda s: s.order))
+
+
+def fair_shares(wanted: list[int], budget: int, least: int) -> list[int]:
+    """How many tokens each gets, the most urgent first: equal shares, and what some do not need for the others.
+
+    A share is no smaller than `least`, so some may have to wait.
+    """
+    shares = [0] * len(wanted)
+    for pass_over in range(2):
+        for i, want in enumerate(wanted):
+            share = max(least, budget // (len(wanted) - i)) if pass_over == 0 else budget
+            more = min(want - shares[i], share, budget)
+            shares[i] += more
+            budget -= more
+    return shares
+
+
+def pages_for(tokens: int) -> int:
+    """How many pages hold that many tokens."""
+    return -(-tokens // PAGE_SIZE)

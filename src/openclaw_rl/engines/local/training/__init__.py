@@ -1,0 +1,1 @@
+"""Computes gradients and makes steps."""

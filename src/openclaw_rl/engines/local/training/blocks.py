@@ -1,0 +1,200 @@
+"""A decoder's block for training: what `Decoder.forward` computes, differentiable, keeping little for the backward.
+
+A projection keeps what its input was made from (the residual stream, the gate), which is there anyway, and makes the
+input again when gradients are asked for. Gradients go to the adapters and to the block's input, as base weights are
+frozen; where they are not, since all of a model is trained, autograd keeps what it likes.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from openclaw_rl.engines.local.model.decoder import Layer, Linear, Projection, Shape
+from openclaw_rl.engines.local.training import gradients
+
+#: attend(queries, keys, values) with [tokens, heads, dim] each → [tokens, query heads * dim], with gradients
+PackedAttend = Callable[[Tensor, Tensor, Tensor], Tensor]
+#: Cosines and sines of the tokens' positions.
+Angles = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class LowRank:
+    """The adapter of one projection."""
+
+    down: Tensor
+    """[modules * rank, in]"""
+    ups: tuple[Tensor, ...]
+    """For each module [out, rank], with the adapter's scale in it."""
+    columns: tuple[slice, ...]
+    """Which columns of the fused projection each module is."""
+    dropout: Callable[[Tensor], Tensor] | None = None
+    """Factors for an input of the adapter, the same whenever asked."""
+
+
+class Source(Protocol):
+    """How a projection's input is made from what is kept."""
+
+    def forward(self, kept: Tensor) -> Tensor: ...
+
+    def backward(self, grad: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
+        """(the input, the gradient of what is kept) from the gradient of the input."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Normed:
+    weight: Tensor
+    eps: float
+
+    def forward(self, kept: Tensor) -> Tensor:
+        return gradients.rms_norm(kept, self.weight, self.eps)
+
+    def backward(self, grad: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
+        return gradients.rms_norm_backward(grad, kept, self.weight, self.eps)
+
+
+class Gated:
+    def forward(self, kept: Tensor) -> Tensor:
+        return gradients.silu_mul(kept)
+
+    def backward(self, grad: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
+        return gradients.silu_mul_backward(grad, kept)
+
+
+class Itself:
+    def forward(self, kept: Tensor) -> Tensor:
+        return kept
+
+    def backward(self, grad: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
+        return kept, grad
+
+
+def block(
+    shape: Shape,
+    layer: Layer,
+    adapters: Mapping[Projection, LowRank],
+    residual: Tensor,
+    angles: Angles | None,
+    attend: PackedAttend,
+    rows: Tensor | None = None,
+) -> Tensor:
+    """The residual stream after a layer; `angles` is None where a layer does not rotate.
+
+    Where `rows` is given only these tokens go on after attention: all that the last layer needs.
+    """
+    qkv = project(Normed(layer.input_norm, shape.eps), residual, layer.qkv, adapters.get("qkv"))
+    attended = attend(*split_heads(shape, layer, qkv, angles))
+    if rows is not None:
+        attended, residual = attended.index_select(0, rows), residual.index_select(0, rows)
+    residual = residual + project(Itself(), attended, layer.o, adapters.get("o"))
+    gate_up = project(Normed(layer.post_norm, shape.eps), residual, layer.gate_up, adapters.get("gate_up"))
+    return residual + project(Gated(), gate_up, layer.down, adapters.get("down"))
+
+
+def no_adapters(shape: Shape) -> list[dict[Projection, LowRank]]:
+    """The base model: nothing added in any layer."""
+    return [{} for _ in range(shape.layers)]
+
+
+def project(source: Source, kept: Tensor, linear: Linear, adapter: LowRank | None) -> Tensor:
+    """A projection of the input that `source` makes, with its adapter where it has one."""
+    if linear.weight.requires_grad:
+        return linear(source.forward(kept))
+    factors = () if adapter is None else (adapter.down, *adapter.ups)
+    y: Tensor = _Project.apply(kept, source, linear, adapter, *factors)  # type: ignore[no-untyped-call]
+    return y
+
+
+def split_heads(shape: Shape, layer: Layer, qkv: Tensor, angles: Angles | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values, the first two normed where the family does so, and turned to their positions."""
+    counts = (shape.heads, shape.kv_heads, shape.kv_heads)
+    heads = qkv.view(-1, sum(counts), shape.head_dim)
+    norms = None if layer.q_norm is None or layer.k_norm is None else (layer.q_norm, layer.k_norm)
+    if angles is not None and layer.qkv.weight.requires_grad:
+        q, k, v = gradients.turn_heads(heads, counts, *angles, norms, shape.eps).split_with_sizes(counts, dim=1)
+    elif angles is None:
+        q, k, v = heads.split_with_sizes(counts, dim=1)
+    else:
+        q, k, v = _Turn.apply(heads, counts, angles, norms, shape.eps)  # type: ignore[no-untyped-call]
+    return q, k, v
+
+
+class _Project(torch.autograd.Function):
+    """The adapter's factors are arguments of their own, since autograd only sees tensors that are."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, kept: Tensor, source: Source, linear: Linear, adapter: LowRank | None, *_factors: Tensor
+    ) -> Tensor:
+        x = source.forward(kept)
+        y = linear(x)
+        inner = None if adapter is None else dropped(x, adapter) @ adapter.down.t()
+        if adapter is not None and inner is not None:
+            for part, up, columns in zip(by_module(inner, adapter), adapter.ups, adapter.columns, strict=True):
+                y[:, columns].addmm_(part, up.t())
+        ctx.save_for_backward(kept, inner)
+        ctx.source, ctx.linear, ctx.adapter = source, linear, adapter
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+        (kept, inner), (grad,) = ctx.saved_tensors, grads
+        adapter: LowRank | None = ctx.adapter
+        if adapter is None:
+            return ctx.source.backward(grad @ ctx.linear.weight, kept)[1], None, None, None
+        parts = [grad[:, columns] for columns in adapter.columns]
+        grad_inner = torch.cat([part @ up for part, up in zip(parts, adapter.ups, strict=True)], dim=1)
+        # Transposed twice: with so few columns the product is faster as that few rows.
+        grad_ups = [(own.t() @ part).t() for part, own in zip(parts, by_module(inner, adapter), strict=True)]
+        if ctx.needs_input_grad[0]:
+            grad_x = grad @ ctx.linear.weight
+            add_dropped(grad_x, grad_inner, adapter)
+            x, grad_kept = ctx.source.backward(grad_x, kept)
+        else:
+            x, grad_kept = ctx.source.forward(kept), None
+        return grad_kept, None, None, None, grad_inner.t() @ dropped(x, adapter), *grad_ups
+
+
+def by_module(inner: Tensor, adapter: LowRank) -> tuple[Tensor, ...]:
+    """The columns [tokens, rank] of each module."""
+    return inner.chunk(len(adapter.ups), dim=1)
+
+
+def dropped(x: Tensor, adapter: LowRank) -> Tensor:
+    """What the adapter sees of a projection's input."""
+    return x if adapter.dropout is None else x * adapter.dropout(x)
+
+
+def add_dropped(grad_x: Tensor, grad_inner: Tensor, adapter: LowRank) -> None:
+    """Add the adapter's part to a gradient of the input, in place."""
+    if adapter.dropout is None:
+        grad_x.addmm_(grad_inner, adapter.down)
+    else:
+        grad_x.add_((grad_inner @ adapter.down) * adapter.dropout(grad_x))
+
+
+class _Turn(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        heads: Tensor,
+        counts: tuple[int, int, int],
+        angles: Angles,
+        norms: tuple[Tensor, Tensor] | None,
+        eps: float,
+    ) -> tuple[Tensor, ...]:
+        ctx.save_for_backward(heads if norms else None)
+        ctx.angles, ctx.norms, ctx.eps = angles, norms, eps
+        cos, sin = angles
+        return gradients.turn_heads(heads, counts, cos, sin, norms, eps).split_with_sizes(counts, dim=1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+        (heads,), (grad_q, grad_k, grad_v) = ctx.saved_tensors, grads
+        cos, sin = ctx.angles
+        grad = gradients.turn_heads_backward(grad_q, grad_k, grad_v, heads, cos, sin, ctx.norms, ctx.eps)
+        return grad, None, None, None, None

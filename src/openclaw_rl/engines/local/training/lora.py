@@ -1,0 +1,180 @@
+"""The weights that are trained: LoRA factors beside frozen base weights, in PEFT's format on disk.
+
+Masters are float32 whatever the base weights are in. A forward computes with copies in the base weights' dtype, made
+once a micro-batch, and gradients come back to the masters through these.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from openclaw_rl.engines.local.model.adapters import MODULES, BadPolicy, read_adapter
+from openclaw_rl.engines.local.model.decoder import Decoder, Projection, Shape
+from openclaw_rl.engines.local.training.blocks import LowRank
+from openclaw_rl.engines.local.training.trainer import Policy
+
+ALL_MODULES = tuple(name for names in MODULES.values() for name in names)
+
+
+@dataclass(frozen=True, slots=True)
+class Dropout:
+    """Factors that drop a share of an adapter's input, drawn from a seed so that none have to be kept."""
+
+    rate: float
+    seed: int
+
+    def __call__(self, like: Tensor) -> Tensor:
+        generator = torch.Generator(like.device).manual_seed(self.seed)
+        kept = torch.rand(like.shape, generator=generator, device=like.device) >= self.rate
+        return kept.to(like.dtype) / (1 - self.rate)
+
+
+@dataclass(frozen=True, slots=True)
+class LoraWeights:
+    """The factors of each module, for all layers in one tensor: an optimiser's step is a few kernels."""
+
+    shape: Shape
+    rank: int
+    alpha: float
+    dropout: float
+    a: dict[str, Tensor]
+    """By module [layers, rank, in], float32."""
+    b: dict[str, Tensor]
+    """By module [layers, out, rank], float32."""
+
+    @classmethod
+    def create(
+        cls,
+        shape: Shape,
+        rank: int,
+        alpha: float,
+        modules: Sequence[str] = ALL_MODULES,
+        dropout: float = 0.0,
+        seed: int = 0,
+        device: torch.device | None = None,
+    ) -> "LoraWeights":
+        """A fresh adapter, which changes nothing yet: PEFT's initialisation, drawn on the CPU for any device alike."""
+        generator = torch.Generator().manual_seed(seed)
+        a, b = {}, {}
+        for name in fused_order(modules):
+            n_in, n_out = module_sizes(shape)[name]
+            # Kaiming's bound with a = √5.
+            bound = n_in**-0.5
+            drawn = torch.empty(shape.layers, rank, n_in).uniform_(-bound, bound, generator=generator)
+            a[name] = drawn.to(device).requires_grad_()
+            b[name] = torch.zeros(shape.layers, n_out, rank, device=device, requires_grad=True)
+        return cls(shape, rank, alpha, dropout, a, b)
+
+    @classmethod
+    def load(cls, folder: Path, shape: Shape, device: torch.device | None = None) -> "LoraWeights":
+        """Read a PEFT folder; raises BadPolicy if it does not fit the model or leaves some layers out."""
+        config, found = read_adapter(folder)
+        rank = config["r"]
+        alpha = config["lora_alpha"] * (rank**0.5 if config.get("use_rslora") else 1)
+        a, b = {}, {}
+        for name in fused_order({name for _, name in found}):
+            factors = [found.get((layer, name)) for layer in range(shape.layers)]
+            n_in, n_out = module_sizes(shape)[name]
+            for layer, pair in enumerate(factors):
+                if pair is None or (pair["A"].shape, pair["B"].shape) != ((rank, n_in), (n_out, rank)):
+                    raise BadPolicy(
+                        f"{folder}: {name} of layer {layer} is missing or has the wrong size for this model"
+                    )
+            a[name], b[name] = (
+                torch.stack([pair[side].float() for pair in factors if pair]).to(device).requires_grad_()
+                for side in ("A", "B")
+            )
+        if len(found) != len(a) * shape.layers:
+            raise BadPolicy(f"{folder} adapts layers that this model does not have")
+        return cls(shape, rank, alpha, config.get("lora_dropout", 0.0), a, b)
+
+    def save(self, folder: Path, base_model: str) -> None:
+        """Write a PEFT folder, the masters as they are."""
+        folder.mkdir(parents=True, exist_ok=True)
+        tensors = {}
+        for side, stacked in (("A", self.a), ("B", self.b)):
+            for name, tensor in stacked.items():
+                for layer, factor in enumerate(tensor.detach().cpu().unbind(0)):
+                    tensors[f"base_model.model.{module_path(layer, name)}.lora_{side}.weight"] = factor.clone()
+        save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+        config = {
+            "peft_type": "LORA",
+            "task_type": "CAUSAL_LM",
+            "base_model_name_or_path": base_model,
+            "inference_mode": True,
+            "r": self.rank,
+            "lora_alpha": self.alpha,
+            "lora_dropout": self.dropout,
+            "target_modules": list(self.a),
+            "bias": "none",
+            "fan_in_fan_out": False,
+            "use_rslora": False,
+            "use_dora": False,
+            "modules_to_save": None,
+        }
+        (folder / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+    def parameters(self) -> list[Tensor]:
+        """The masters, in an order that follows from the modules alone."""
+        return [*self.a.values(), *self.b.values()]
+
+    def policy(self, base: Decoder, dropout_seed: int | None = None) -> Policy:
+        return Policy(base, self.adapters(base.embed.dtype, dropout_seed))
+
+    def adapters(self, dtype: torch.dtype, dropout_seed: int | None = None) -> list[dict[Projection, LowRank]]:
+        """Each layer's factors for one forward and backward; without a seed nothing is dropped."""
+        layers: list[dict[Projection, LowRank]] = [{} for _ in range(self.shape.layers)]
+        scale = self.alpha / self.rank
+        for number, (projection, names) in enumerate(MODULES.items()):
+            present = [name for name in names if name in self.a]
+            if not present:
+                continue
+            # One tensor for all layers, taken apart: its gradient is put together once, not once a layer.
+            downs = torch.cat([self.a[name] for name in present], dim=1).to(dtype).unbind(0)
+            ups = [(scale * self.b[name]).to(dtype).unbind(0) for name in present]
+            columns = tuple(module_columns(self.shape, projection)[name] for name in present)
+            for i, (layer, down, *own) in enumerate(zip(layers, downs, *ups, strict=True)):
+                dropout = None
+                if dropout_seed is not None and self.dropout:
+                    dropout = Dropout(self.dropout, (dropout_seed * self.shape.layers + i) * len(MODULES) + number)
+                layer[projection] = LowRank(down, tuple(own), columns, dropout)
+        return layers
+
+
+def fused_order(modules: Sequence[str] | set[str]) -> list[str]:
+    """The named modules in the order in which the decoder fuses them."""
+    if unknown := sorted(set(modules) - set(ALL_MODULES)):
+        raise BadPolicy(f"{', '.join(unknown)} cannot be adapted; these can: {', '.join(ALL_MODULES)}")
+    return [name for name in ALL_MODULES if name in modules]
+
+
+def module_sizes(shape: Shape) -> dict[str, tuple[int, int]]:
+    """(input, output) width of every module."""
+    widths = {"q_proj": shape.q_size, "k_proj": shape.kv_size, "v_proj": shape.kv_size}
+    widths |= {"gate_proj": shape.intermediate, "up_proj": shape.intermediate}
+    widths |= {"o_proj": shape.hidden, "down_proj": shape.hidden}
+    return {
+        name: (shape.projection_sizes(projection)[0], widths[name])
+        for projection, names in MODULES.items()
+        for name in names
+    }
+
+
+def module_columns(shape: Shape, projection: Projection) -> dict[str, slice]:
+    """Where a projection's modules are in its fused output."""
+    sizes, columns, start = module_sizes(shape), {}, 0
+    for name in MODULES[projection]:
+        columns[name] = slice(start, start + sizes[name][1])
+        start += sizes[name][1]
+    return columns
+
+
+def module_path(layer: int, name: str) -> str:
+    """A module's name in a Transformers model."""
+    part = "self_attn" if name in (*MODULES["qkv"], *MODULES["o"]) else "mlp"
+    return f"model.layers.{layer}.{part}.{name}"

@@ -1,0 +1,67 @@
+"""From a policy's record to a sampling client.
+
+Tinker keeps weights to sample from under a path of their own. A server that samples over what it trains (`traits`)
+gets further adapters, which are never trained: each policy is loaded into one from the learner's state and saved there.
+"""
+
+import asyncio
+import logging
+from typing import Any
+from uuid import uuid4
+
+from openclaw_rl.engines.tinker import sdk
+from openclaw_rl.engines.tinker.connection import Connection
+from openclaw_rl.engines.tinker.errors import CallFailed, Kind, read
+from openclaw_rl.engines.tinker.record import PolicyRecord
+
+log = logging.getLogger(__name__)
+
+#: Policies take turns in these, so that requests in flight are not disturbed by the policy after theirs.
+STAND_INS = 2
+
+
+class PolicyLoader:
+    """Makes sampling clients."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self._stand_ins: list[Any] = []
+        """Adapters for policies, the one that has been used longest first."""
+        self._using = asyncio.Lock()
+
+    async def open(self, record: PolicyRecord) -> Any:
+        """A client that samples from a policy. Raises CallFailed and what the SDK raises."""
+        path = record.sampler
+        if path is None or self.connection.traits.samples_over_training:
+            path = await self._copy(record)
+        return await self.connection.service.create_sampling_client_async(model_path=path)
+
+    async def _copy(self, record: PolicyRecord) -> str:
+        if record.state is None:
+            raise CallFailed(Kind.REFUSED, "load the policy", "its state was not saved with it")
+        async with self._using:
+            adapter = await self._with_weights(record, record.state)
+            saved = await (await adapter.save_weights_for_sampler_async(f"served-{uuid4().hex[:12]}"))
+            self._stand_ins.append(adapter)
+            path: str = saved.path
+            return path
+
+    async def _with_weights(self, record: PolicyRecord, state: str) -> Any:
+        """An adapter that holds a state; one that fails on the way is not used again."""
+        if len(self._stand_ins) == STAND_INS:
+            adapter = self._stand_ins.pop(0)
+            try:
+                await (await adapter.load_state_async(state))
+                return adapter
+            except sdk.failures() as error:
+                # A server that was started again has none of them any more.
+                log.warning("An adapter to sample from is made anew: %s", read(error).words)
+                self._stand_ins.clear()
+        adapter = await self._new_adapter(record)
+        await (await adapter.load_state_async(state))
+        return adapter
+
+    async def _new_adapter(self, record: PolicyRecord) -> Any:
+        return await self.connection.service.create_lora_training_client_async(
+            base_model=record.base_model, rank=record.rank
+        )

@@ -1,0 +1,136 @@
+"""A server of this package as a child process: what is shown and measured is what people run."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+from rich.console import Console
+
+from openclaw_rl.app.config import Config
+from openclaw_rl.config.options import flag, option_of
+from openclaw_rl.ledger.lock import read_server
+
+#: How long a server may take until it answers: the first start converts the model.
+START_SECONDS = 900.0
+#: How long it may take to save what it has learned.
+STOP_SECONDS = 120.0
+LOOK_SECONDS = 0.2
+LOG = "server.log"
+#: The group of the options that say where a model runs and what it may take there.
+MACHINE = "Engine"
+
+
+class ServerFailed(Exception):
+    """The server did not start, or is gone; the message says where its log is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A server that answers."""
+
+    url: str
+    run_dir: Path
+
+    async def state(self) -> Mapping[str, Any]:
+        """What it says of itself: policy version, judge, learner. Raises ServerFailed."""
+        try:
+            async with httpx.AsyncClient(timeout=30.0, trust_env=False) as client:
+                told: Mapping[str, Any] = (await client.get(f"{self.url}/readyz")).json()
+                return told
+        except (httpx.HTTPError, ValueError) as error:
+            raise failed(self.run_dir, f"The server does not answer any more ({type(error).__name__})") from error
+
+
+@contextlib.asynccontextmanager
+async def served(run_dir: Path, *flags: str) -> AsyncIterator[Served]:
+    """`openclaw-rl serve` with a free port on this machine, for as long as the context lasts. Raises ServerFailed.
+
+    Its options are the flags alone.
+    """
+    run_dir.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "openclaw_rl", "serve", "--run-dir", str(run_dir), "--proxy-port", "0", *flags]
+    with (run_dir / LOG).open("ab") as log:
+        # A session of its own: Ctrl-C is for whoever asked for the server, who then stops it in order.
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=without_options(os.environ),
+            start_new_session=True,
+        )
+    try:
+        yield Served(await ready(process, run_dir), run_dir)
+    finally:
+        await stop(process)
+
+
+@contextlib.contextmanager
+def stoppable(console: Console) -> Iterator[None]:
+    """What somebody may end early: Ctrl-C stops it and its servers in order, and is no error.
+
+    SIGTERM is as Ctrl-C from here on, also afterwards.
+    """
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    except KeyboardInterrupt:
+        console.print("Stopped.")
+
+
+def without_options(environment: Mapping[str, str]) -> dict[str, str]:
+    """An environment in which no option is set: what is there is for a server of the owner's own."""
+    options = {variable for field in Config.model_fields.values() for variable in option_of(field).env}
+    return {name: value for name, value in environment.items() if name not in options}
+
+
+def machine_flags(config: Config) -> tuple[str, ...]:
+    """Where the model runs, what it may take there and where it is kept, as far as anybody said so."""
+    groups = {name: option_of(field).group for name, field in Config.model_fields.items()}
+    given = [name for name in groups if name in config.model_fields_set]
+    told = [name for name in given if groups[name] == MACHINE or name == "cache_dir"]
+    return tuple(part for name in told for part in (flag(name), str(getattr(config, name))))
+
+
+async def ready(process: asyncio.subprocess.Process, run_dir: Path) -> str:
+    """The server's address, once it answers. Raises ServerFailed."""
+    end = time.monotonic() + START_SECONDS
+    while process.returncode is None and time.monotonic() < end:
+        url = read_server(run_dir).get("url")
+        if url:
+            with contextlib.suppress(httpx.HTTPError):
+                async with httpx.AsyncClient(timeout=10.0, trust_env=False) as client:
+                    if (await client.get(f"{url}/readyz")).status_code == 200:
+                        return str(url)
+        await asyncio.sleep(LOOK_SECONDS)
+    late = process.returncode is None
+    raise failed(run_dir, "The server does not become ready" if late else "The server did not start")
+
+
+async def stop(process: asyncio.subprocess.Process) -> None:
+    """Let it save and end; one that does not is killed."""
+    if process.returncode is not None:
+        return
+    process.terminate()
+    try:
+        async with asyncio.timeout(STOP_SECONDS):
+            await process.wait()
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+
+
+def failed(run_dir: Path, what: str) -> ServerFailed:
+    """With the last line of its log that says something."""
+    path = run_dir / LOG
+    lines = [line.strip() for line in path.read_text(errors="replace").splitlines() if line.strip()]
+    last = f" Its last words: {lines[-1]}" if lines else ""
+    return ServerFailed(f"{what}: see {path}.{last}")

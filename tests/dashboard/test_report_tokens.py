@@ -1,0 +1,105 @@
+"""A response token by token: all of it, whole characters only, with the numbers that the learner had."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from openclaw_rl.dashboard.examples import make_example
+from openclaw_rl.dashboard.tokens import MOST_TOKENS, STRONGEST, pieces
+from openclaw_rl.learn.methods import Weights, worth
+from openclaw_rl.ledger.queries import StoredTurn
+from openclaw_rl.ledger.states import State
+from openclaw_rl.rendering.tokenizer import ChatTokenizer
+from openclaw_rl.types import SampleKind, Verdict
+from support.judged_run import answered, hinted, judged
+from support.records import Book
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny_model: Path) -> ChatTokenizer:
+    return ChatTokenizer(tiny_model)
+
+
+def a_turn_of(ids: list[int]) -> StoredTurn:
+    """Only what is looked at here."""
+    turn = object.__new__(StoredTurn)
+    given = {"response_ids": ids, "logprobs": [-0.5] * len(ids), "verdict": None, "sample": SampleKind.RL}
+    for name, value in given.items():
+        object.__setattr__(turn, name, value)
+    return turn
+
+
+def spelled(text: str) -> str:
+    return text.replace("↵\n", "\n")
+
+
+texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="↵"), max_size=60)
+
+
+@settings(max_examples=150)
+@given(texts)
+def test_the_pieces_are_the_response_and_none_is_half_a_character(tokenizer: ChatTokenizer, text: str) -> None:
+    ids = tokenizer.encode_text(text)
+    found = pieces(tokenizer.backend, a_turn_of(ids), [])
+    assert spelled("".join(piece.text for piece in found)) == text
+    assert "\ufffd" in text or not any("\ufffd" in piece.text for piece in found)
+    assert sum(piece.tip.count("\n") + 1 for piece in found) == len(ids)
+
+
+@settings(max_examples=100)
+@given(st.lists(st.integers(0, 420), max_size=40))
+def test_bytes_that_never_become_a_character_are_shown_all_the_same(tokenizer: ChatTokenizer, ids: list[int]) -> None:
+    found = pieces(tokenizer.backend, a_turn_of(ids), [1.0] * len(ids))
+    assert sum(piece.tip.count("\n") + 1 for piece in found) == len(ids)
+    assert all(piece.advantage == 1.0 for piece in found)
+
+
+def test_tokens_that_make_one_character_are_one_piece(tokenizer: ChatTokenizer) -> None:
+    ids = tokenizer.encode_text("a🦞b")
+    assert len(ids) == 6
+    worth = [1.0, 0.0, 1.0, 2.0, 1.0, -4.0]
+    found = pieces(tokenizer.backend, a_turn_of(ids), worth)
+    assert [(piece.text, piece.advantage) for piece in found] == [("a", 1.0), ("🦞", 1.0), ("b", -4.0)]
+    assert [piece.strength for piece in found] == [STRONGEST / 2, STRONGEST / 2, STRONGEST]
+
+
+def test_colours_and_words_are_those_of_the_learner(book: Book, tokenizer: ChatTokenizer) -> None:
+    turn = book.read(hinted(book, answered(book, tokenizer, "Why?", "hello world", "Shorter!")))
+    weights = Weights(opd=1.0, rl=0.5)
+    example = make_example("why", turn, tokenizer.backend, weights)
+    values = worth(turn, weights)
+    assert len(example.pieces) == len(values)
+    for place, (piece, value) in enumerate(zip(example.pieces, values, strict=True)):
+        assert piece.advantage == pytest.approx(value)
+        teacher = -0.5 if place % 2 else -3.0
+        numbers = f"log-prob {turn.logprobs[place]:+.3f} · teacher {teacher:+.3f} · advantage {value:+.3f}"
+        assert piece.tip.endswith(numbers)
+    assert example.pieces[0].tip.startswith("'he' (256) · ")
+    assert example.pieces[-1].text == "<|im_end|>"
+
+
+def test_without_a_signal_there_are_tokens_but_no_colours(book: Book, tokenizer: ChatTokenizer) -> None:
+    turn = answered(book, tokenizer, "Why?", "hello", "Oh.")
+    judged(book, turn, Verdict(None, None), None, "the judge abstained: silence")
+    example = make_example("why", book.read(turn), tokenizer.backend, Weights(1.0, 1.0))
+    assert {piece.strength for piece in example.pieces} == {0.0}
+    assert example.note == "Its tokens have no colour: nothing in it weighs anything with this method."
+
+
+def test_tokens_of_another_model_are_not_shown_as_words(book: Book, tokenizer: ChatTokenizer) -> None:
+    turn = book.put(State.READY, response_ids=[70, 71, 72], logprobs=[-1.0] * 3)
+    example = make_example("why", book.read(turn), tokenizer.backend, Weights(1.0, 1.0))
+    assert example.pieces == ()
+    assert "another model's" in example.note
+    assert example.answer.startswith("answer ")
+    nonsense = book.put(State.READY, response_ids=[-5, 10**8], logprobs=[-1.0] * 2)
+    assert make_example("why", book.read(nonsense), tokenizer.backend, Weights(1.0, 1.0)).pieces == ()
+
+
+def test_of_an_endless_response_the_beginning_is_shown(book: Book, tokenizer: ChatTokenizer) -> None:
+    turn = answered(book, tokenizer, "Why?", "hello " * 2000, "Stop!")
+    example = make_example("why", book.read(turn), tokenizer.backend, Weights(1.0, 1.0))
+    assert len(example.pieces) == MOST_TOKENS
+    assert example.tokens_left_out == len(book.read(turn).response_ids) - MOST_TOKENS

@@ -1,0 +1,488 @@
+"""A step moves the policy where the advantages point, is made whole or not at all, and can be gone on from exactly."""
+
+import dataclasses
+import json
+import random
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from openclaw_rl.engines.base import StepRefused
+from openclaw_rl.engines.local.model.decoder import Decoder, load_decoder
+from openclaw_rl.engines.local.process.learner_messages import LearnerOptions
+from openclaw_rl.engines.local.training import policy_trainer as module
+from openclaw_rl.engines.local.training.policy_trainer import PolicyTrainer
+from openclaw_rl.engines.local.training.trainer import Trainer
+from openclaw_rl.types import LossSettings, Span, TrainingSequence
+from support.training_settings import taken_out
+
+VOCABULARY = 200
+MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """So small a model is faster without helpers."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def decoder(tiny_model: Path) -> Decoder:
+    return load_decoder(tiny_model, torch.float32, torch.device("cpu"))
+
+
+def options(**given: Any) -> LearnerOptions:
+    values: dict[str, Any] = {
+        "model": Path("unused"),
+        "device": "cpu",
+        "dtype": "float32",
+        "rank": 4,
+        "alpha": 8.0,
+        "dropout": 0.0,
+        "modules": MODULES,
+        "training": taken_out(given),
+        "micro_batch_tokens": 64,
+        "checkpointing": False,
+        "offload": False,
+        "base_model": "tiny",
+    }
+    return LearnerOptions(**{**values, **given})
+
+
+def change_training(trainer: PolicyTrainer, **changes: Any) -> None:
+    training = dataclasses.replace(trainer.options.training, **changes)
+    trainer.options = dataclasses.replace(trainer.options, training=training)
+
+
+def batch(
+    trainer: PolicyTrainer, seed: int = 0, count: int = 4, advantage: float | None = None
+) -> list[TrainingSequence]:
+    """Random conversations with old log-probs that are the trainer's own, as if it had just sampled them."""
+    draw = random.Random(seed)
+    sequences = []
+    for number in range(count):
+        length = draw.randint(8, 30)
+        start = draw.randint(2, length - 2)
+        value = draw.choice([-1.0, 1.0]) if advantage is None else advantage
+        nothing = [0.0] * (length - start)
+        span = Span(number, start, length, nothing, [value] * (length - start))
+        sequences.append(TrainingSequence([draw.randrange(VOCABULARY) for _ in range(length)], [span]))
+    return fresh(trainer, sequences)
+
+
+def fresh(trainer: PolicyTrainer, sequences: Sequence[TrainingSequence]) -> list[TrainingSequence]:
+    scores = trainer.trainer.score(sequences)
+    return [
+        dataclasses.replace(
+            sequence,
+            spans=[dataclasses.replace(span, old_logprobs=old) for span, old in zip(sequence.spans, own, strict=True)],
+        )
+        for sequence, own in zip(sequences, scores, strict=True)
+    ]
+
+
+def means(trainer: PolicyTrainer, sequences: Sequence[TrainingSequence]) -> list[float]:
+    return [sum(own) / len(own) for spans in trainer.trainer.score(sequences) for own in spans]
+
+
+def state(trainer: PolicyTrainer, folder: Path) -> dict[str, bytes]:
+    """All that a trainer is, as bytes."""
+    folder.mkdir(exist_ok=True)
+    trainer.save(folder)
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def trained(decoder: Decoder, steps: int = 2, **given: Any) -> PolicyTrainer:
+    trainer = PolicyTrainer(decoder, options(**given))
+    for seed in range(steps):
+        trainer.step(batch(trainer, seed))
+    return trainer
+
+
+# direction
+
+
+def test_a_step_makes_good_answers_likelier_and_bad_ones_less_likely(decoder: Decoder) -> None:
+    trainer = PolicyTrainer(decoder, options())
+    sequences = batch(trainer, count=6)
+    signs = [sequence.spans[0].advantages[0] for sequence in sequences]
+    assert set(signs) == {-1.0, 1.0}
+    before = means(trainer, sequences)
+    for _ in range(5):
+        result = trainer.step(fresh(trainer, sequences))
+        assert result.grad_norm > 0
+        assert 0 < result.kl_old < 0.5
+        assert result.response_tokens == sum(len(sequence.spans[0].advantages) for sequence in sequences)
+    for sign, was, now in zip(signs, before, means(trainer, sequences), strict=True):
+        assert (now - was) * sign > 0
+
+
+def test_of_one_answer_each_token_moves_as_its_own_advantage_says(decoder: Decoder) -> None:
+    trainer = PolicyTrainer(decoder, options(loss=LossSettings("importance_sampling")))
+    (sequence,) = batch(trainer, 1, count=1)
+    span = sequence.spans[0]
+    advantages = [1.0 if i % 2 else -1.0 for i in range(span.stop - span.start)]
+    sequence = TrainingSequence(sequence.ids, [dataclasses.replace(span, advantages=advantages)])
+    (before,) = trainer.trainer.score([sequence])[0]
+    for _ in range(20):
+        trainer.step(fresh(trainer, [sequence]))
+    (after,) = trainer.trainer.score([sequence])[0]
+    moved = [(now - was) * sign > 0 for was, now, sign in zip(before, after, advantages, strict=True)]
+    assert sum(moved) >= 0.9 * len(moved)
+
+
+def test_a_fresh_policy_is_the_base_model(decoder: Decoder) -> None:
+    trainer = PolicyTrainer(decoder, options())
+    sequences = batch(trainer)
+    assert trainer.trainer.score(sequences) == trainer.trainer.score(sequences, base=True)
+    assert trainer.step(sequences).kl_base == 0
+    assert trainer.step(fresh(trainer, sequences)).kl_base > 0
+
+
+def test_a_long_answer_does_not_dominate_a_short_one(decoder: Decoder) -> None:
+    """Mistake 7: two answers with opposite signs and the same last token; neither's length decides."""
+    draw = random.Random(3)
+    ids = [draw.randrange(VOCABULARY) for _ in range(120)]
+    long = TrainingSequence(ids, [Span(1, 20, 120, [0.0] * 100, [1.0] * 100)])
+    short = TrainingSequence([*ids[50:70], 7], [Span(2, 20, 21, [0.0], [-1.0])])
+    trainer = PolicyTrainer(decoder, options(max_grad_norm=1e9, loss=LossSettings("importance_sampling")))
+
+    def norm(*sequences: TrainingSequence) -> float:
+        trainer.trainer.forward_backward(fresh(trainer, sequences))
+        total = torch.stack([p.grad.norm() for p in trainer.weights.parameters() if p.grad is not None]).norm().item()
+        for parameter in trainer.weights.parameters():
+            parameter.grad = None
+        return total
+
+    # The mean over tokens: a hundred tokens that pull apart weigh less than one, never a hundred times as much.
+    assert norm(long) < 2 * norm(short)
+    step = trainer.step(fresh(trainer, [long, short]))
+    assert step.response_tokens == 101
+    before = trainer.trainer.score([short], base=True)[0][0][0]
+    assert trainer.trainer.score([short])[0][0][0] < before
+
+
+def test_epochs_are_steps_of_the_optimiser_and_later_ones_clip(decoder: Decoder) -> None:
+    """Mistake 8: with Adam, doing the same twice in one step is no change at all."""
+    once, twice = (PolicyTrainer(decoder, options(epochs=epochs, learning_rate=5e-2, max_kl=100)) for epochs in (1, 4))
+    sequences = batch(once)
+    one, other = once.step(sequences), twice.step(sequences)
+    assert one.clip_fraction == 0
+    assert other.clip_fraction > 0
+    assert not all(map(torch.equal, once.weights.parameters(), twice.weights.parameters()))
+    steps = {name: value for name, value in twice._moments().items() if name.endswith("step")}
+    assert set(map(float, steps.values())) == {4.0}
+
+
+def test_the_penalty_for_drifting_holds_the_policy_back(decoder: Decoder) -> None:
+    free, held = (PolicyTrainer(decoder, options(loss=LossSettings(kl_coef=coef), max_kl=100)) for coef in (0.0, 5.0))
+    for trainer in (free, held):
+        for _ in range(10):
+            trainer.step(batch(trainer, count=3, advantage=1.0))
+    sequences = batch(free, count=3, advantage=1.0)
+    assert held.step(fresh(held, sequences)).kl_base < free.step(sequences).kl_base
+
+
+# whole or not at all
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+@pytest.mark.parametrize("cause", ["max_kl", "advantage", "custom"])
+@pytest.mark.parametrize("steps", [0, 2])
+def test_a_refused_step_leaves_everything_bit_for_bit_as_it_was(
+    decoder: Decoder, tmp_path: Path, cause: str, steps: int, dropout: float
+) -> None:
+    trainer = trained(decoder, steps, dropout=dropout, max_kl=5.0, epochs=2)
+    before = state(trainer, tmp_path / "before")
+    sequences = batch(trainer, 9)
+    change_training(trainer, max_kl=1e-12 if cause == "max_kl" else 5.0)
+    if cause == "advantage":
+        sequences = [
+            dataclasses.replace(s, spans=[dataclasses.replace(s.spans[0], advantages=[float("nan")] * n)])
+            for s in sequences
+            for n in [len(s.spans[0].advantages)]
+        ]
+    if cause == "custom":
+        trainer.trainer.loss = custom(tmp_path, "return logprobs * float('nan')")
+    match = {"max_kl": "--max-kl", "advantage": "not finite", "custom": "not finite"}[cause]
+    with pytest.raises(StepRefused, match=match):
+        trainer.step(sequences)
+    assert state(trainer, tmp_path / "after") == before
+    with pytest.raises(StepRefused, match="no step"):
+        trainer.undo()
+    # And the next step is the one that would have been made without the refused one.
+    trainer.options = options(dropout=dropout, max_kl=5.0, epochs=2)
+    trainer.trainer.loss = trainer.loss
+    trainer.step(batch(trainer, 5))
+    other = trained(decoder, steps, dropout=dropout, max_kl=5.0, epochs=2)
+    other.step(batch(other, 5))
+    assert state(trainer, tmp_path / "one") == state(other, tmp_path / "other")
+
+
+@pytest.mark.parametrize("advantage", [1.0, -1.0])
+def test_an_answer_that_the_policy_would_not_have_given_is_learned_within_the_limit(
+    decoder: Decoder, advantage: float
+) -> None:
+    """As an imported one: its tokens are improbable, and their ratios say more than the policy has moved."""
+    trainer = PolicyTrainer(decoder, options(learning_rate=2e-2, max_kl=0.5))
+    assert trainer.step(batch(trainer, advantage=advantage)).kl_old > 0
+    runaway = PolicyTrainer(decoder, options(learning_rate=2.0, max_kl=0.5))
+    with pytest.raises(StepRefused, match="--max-kl"):
+        runaway.step(batch(runaway, advantage=advantage))
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+@pytest.mark.parametrize("steps", [0, 2])
+def test_a_step_that_is_taken_back_never_was(decoder: Decoder, tmp_path: Path, steps: int, dropout: float) -> None:
+    trainer = trained(decoder, steps, dropout=dropout)
+    before = state(trainer, tmp_path / "before")
+    trainer.step(batch(trainer, 9))
+    assert state(trainer, tmp_path / "between") != before
+    trainer.undo()
+    assert state(trainer, tmp_path / "after") == before
+    with pytest.raises(StepRefused, match="no step"):
+        trainer.undo()
+
+
+def test_what_dropout_does_to_a_pass_is_not_taken_for_a_move_of_the_policy(decoder: Decoder) -> None:
+    trainer = trained(decoder, 3, dropout=0.0, learning_rate=2e-2, max_kl=100)
+    change_training(trainer, learning_rate=0.0)
+    noisy = dataclasses.replace(trainer.weights, dropout=0.5)
+    trainer._take(noisy)
+    assert trainer.step(batch(trainer, 9)).kl_old < 1e-9
+
+
+# memory
+
+
+class Cramped(Trainer):
+    """Has room for micro-batches of so many tokens."""
+
+    room = 0
+    tried: list[int]
+
+    def forward_backward(self, sequences: Sequence[TrainingSequence]) -> Any:
+        self.tried.append(self.micro_batch_tokens)
+        if self.micro_batch_tokens > self.room:
+            # As it happens: in the middle of the work.
+            super().forward_backward(sequences[:1])
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return super().forward_backward(sequences)
+
+
+def cramped(trainer: PolicyTrainer, room: int) -> list[int]:
+    trainer = Cramped(trainer.decoder, trainer.weights, trainer.loss, trainer.options.micro_batch_tokens)
+    trainer.room, trainer.tried = room, []
+    trainer.micro_batches_seen = trainer.trainer.micro_batches_seen
+    trainer.trainer = trainer
+    return trainer.tried
+
+
+def test_a_step_that_does_not_fit_is_made_in_smaller_micro_batches(decoder: Decoder) -> None:
+    trainer, free = trained(decoder, 1), trained(decoder, 1)
+    tried = cramped(trainer, 16)
+    sequences = batch(free, 4)
+    result, expected = trainer.step(sequences), free.step(sequences)
+    assert tried == [64, 32, 16]
+    assert result.loss == pytest.approx(expected.loss, abs=1e-6)
+    for one, other in zip(trainer.weights.parameters(), free.weights.parameters(), strict=True):
+        assert torch.allclose(one, other, atol=1e-5)
+    # The next step tries again with what was asked for: perhaps there is room by then.
+    trainer.step(batch(trainer, 5))
+    assert tried == [64, 32, 16, 64, 32, 16]
+
+
+def test_a_step_that_never_fits_is_refused_and_leaves_everything_as_it_was(decoder: Decoder, tmp_path: Path) -> None:
+    trainer = trained(decoder, 1)
+    before = state(trainer, tmp_path / "before")
+    tried = cramped(trainer, 0)
+    with pytest.raises(StepRefused, match="does not fit into memory"):
+        trainer.step(batch(trainer, 4))
+    assert len(tried) == module.SMALLER_TRIALS + 1
+    assert state(trainer, tmp_path / "after") == before
+    with pytest.raises(StepRefused, match="no step"):
+        trainer.undo()
+
+
+def test_an_error_that_is_not_about_memory_is_not_taken_for_one(decoder: Decoder) -> None:
+    trainer = trained(decoder, 0)
+
+    def broken(sequences: Sequence[TrainingSequence]) -> None:
+        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+    trainer.trainer.forward_backward = broken  # type: ignore[method-assign, assignment]
+    with pytest.raises(RuntimeError, match="mat1"):
+        trainer.step(batch(trainer, 4))
+
+
+# going on
+
+
+@pytest.mark.parametrize("at", [0, 1, 3])
+@pytest.mark.parametrize("given", [{}, {"dropout": 0.2, "epochs": 2}, {"offload": True, "weight_decay": 0.1}])
+def test_resumed_training_equals_uninterrupted_training_bit_for_bit(
+    decoder: Decoder, tmp_path: Path, at: int, given: dict[str, Any]
+) -> None:
+    whole = PolicyTrainer(decoder, options(**given))
+    batches = [batch(whole, seed) for seed in range(4)]
+    for number, sequences in enumerate(batches):
+        if number == at:
+            (tmp_path / "saved").mkdir()
+            whole.save(tmp_path / "saved")
+        whole.step(sequences)
+    resumed = PolicyTrainer(decoder, options(**given))
+    resumed.step(batches[0])
+    resumed.load(tmp_path / "saved")
+    results = [resumed.step(sequences) for sequences in batches[at:]]
+    assert state(resumed, tmp_path / "one") == state(whole, tmp_path / "other")
+    assert resumed.steps == 4
+    assert (results[-1].kl_base > 0) == (at < 4)
+
+
+@pytest.mark.parametrize(("before", "now"), [(0.0, 0.3), (0.3, 0.0)])
+def test_dropout_is_what_was_asked_for_now_and_alpha_what_the_adapter_means(
+    decoder: Decoder, tmp_path: Path, before: float, now: float
+) -> None:
+    state(trained(decoder, 2, dropout=before, alpha=8.0), tmp_path / "saved")
+    steps = {}
+    for dropout in (before, now):
+        resumed = PolicyTrainer(decoder, options(dropout=dropout, alpha=32.0))
+        resumed.load(tmp_path / "saved")
+        resumed.step(batch(resumed, 2))
+        steps[dropout] = state(resumed, tmp_path / f"resumed-{dropout}")
+    assert steps[before]["adapter_model.safetensors"] != steps[now]["adapter_model.safetensors"]
+    written = json.loads(steps[now]["adapter_config.json"])
+    assert (written["lora_dropout"], written["lora_alpha"]) == (now, 8.0)
+
+
+def test_beginning_anew_is_as_if_there_had_been_nothing(decoder: Decoder, tmp_path: Path) -> None:
+    trainer = trained(decoder, 2)
+    trainer.reset()
+    assert state(trainer, tmp_path / "one") == state(PolicyTrainer(decoder, options()), tmp_path / "other")
+
+
+@pytest.mark.parametrize("harm", ["adapter_model.safetensors", "learner.optimizer", "learner.json", "rank", "keys"])
+def test_a_checkpoint_that_is_not_fit_is_refused_and_what_there_is_stays(
+    decoder: Decoder, tmp_path: Path, harm: str
+) -> None:
+    trainer = trained(decoder, 1)
+    other = trained(decoder, 2, rank=2 if harm == "rank" else 4)
+    folder = tmp_path / "checkpoint"
+    state(other, folder)
+    if harm == "keys":
+        (folder / "learner.json").write_text("{}")
+    elif harm != "rank":
+        (folder / harm).write_bytes(b"nonsense")
+    before = state(trainer, tmp_path / "before")
+    with pytest.raises(StepRefused, match=r"checkpoint|rank"):
+        trainer.load(folder)
+    assert state(trainer, tmp_path / "after") == before
+
+
+# the owner's own loss
+
+
+def custom(folder: Path, body: str) -> Any:
+    from openclaw_rl.losses.custom import load_loss
+    from openclaw_rl.losses.policy import PolicyLoss
+
+    return load_loss(str(custom_file(folder, body)), PolicyLoss())
+
+
+def custom_file(folder: Path, body: str) -> Path:
+    path = folder / f"loss_{abs(hash(body))}.py"
+    path.write_text(f"import torch\n\ndef compute_loss(logprobs, old_logprobs, advantages, config):\n    {body}\n")
+    return path
+
+
+def with_loss(decoder: Decoder, folder: Path, body: str, **given: Any) -> PolicyTrainer:
+    return PolicyTrainer(decoder, options(custom_loss=str(custom_file(folder, body)), **given))
+
+
+def test_a_custom_loss_that_is_the_policy_gradient_makes_the_same_step(decoder: Decoder, tmp_path: Path) -> None:
+    own = with_loss(decoder, tmp_path, "return -advantages * (logprobs - old_logprobs).exp()")
+    built_in = PolicyTrainer(decoder, options(loss=LossSettings("importance_sampling")))
+    sequences = batch(own)
+    assert own.step(sequences).loss == built_in.step(sequences).loss
+    for one, other in zip(own.weights.parameters(), built_in.weights.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_custom_loss_is_given_the_settings(decoder: Decoder, tmp_path: Path) -> None:
+    body = "assert config['eps_clip'] == 0.3; return -advantages * logprobs"
+    with_loss(decoder, tmp_path, body, loss=LossSettings(eps_clip=0.3)).step(batch(PolicyTrainer(decoder, options())))
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ("return logprobs * float('nan')", "not finite"),
+        ("return logprobs / 0", "not finite"),
+        ("return logprobs.sum()", "one number a token"),
+        ("return logprobs[:-1]", "one number a token"),
+        ("return 0.5", "one number a token"),
+        ("return None", "one number a token"),
+        ("return logprobs.detach()", "does not depend"),
+        ("return old_logprobs * advantages", "does not depend"),
+        ("raise ValueError('no such thing')", r"loss_\d+\.py:4: ValueError: no such thing"),
+        ("return torch.zeros(3) + torch.zeros(2)", r"loss_\d+\.py:4: RuntimeError"),
+        ("return logprobs.to(torch.complex64)", "the custom loss failed"),
+        ("return torch.sqrt(logprobs - logprobs) ", "not finite"),
+    ],
+)
+def test_a_custom_loss_that_cannot_be_used_is_a_sentence_and_changes_nothing(
+    decoder: Decoder, tmp_path: Path, body: str, says: str
+) -> None:
+    trainer = with_loss(decoder, tmp_path, body)
+    before = state(trainer, tmp_path / "before")
+    with pytest.raises(StepRefused, match=says):
+        trainer.step(batch(trainer))
+    assert state(trainer, tmp_path / "after") == before
+
+
+def test_a_custom_loss_that_runs_out_of_memory_is_tried_in_smaller_micro_batches(
+    decoder: Decoder, tmp_path: Path
+) -> None:
+    body = "\n    ".join(
+        [
+            "if len(logprobs) > 30: raise torch.OutOfMemoryError('CUDA out of memory')",
+            "return -advantages * (logprobs - old_logprobs).exp()",
+        ]
+    )
+    trainer = with_loss(decoder, tmp_path, body, micro_batch_tokens=128)
+    assert trainer.step(batch(trainer)).grad_norm > 0
+
+
+# the adapter
+
+
+def test_the_adapter_is_a_peft_folder_of_what_was_learned(decoder: Decoder, tiny_model: Path, tmp_path: Path) -> None:
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    trainer = trained(decoder, 3, learning_rate=1e-2, max_kl=100)
+    trainer.write_policy(tmp_path)
+    assert json.loads((tmp_path / "adapter_config.json").read_text())["base_model_name_or_path"] == "tiny"
+    sequences = batch(trainer, 8)
+    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tiny_model), tmp_path).eval()
+    for sequence, own in zip(sequences, trainer.trainer.score(sequences), strict=True):
+        span = sequence.spans[0]
+        scores: Tensor = model(torch.tensor([sequence.ids])).logits[0].log_softmax(-1)
+        expected = [scores[i - 1, sequence.ids[i]].item() for i in range(span.start, span.stop)]
+        assert own[0] == pytest.approx(expected, abs=1e-4)
+
+
+def test_steps_do_not_depend_on_the_global_random_stream(decoder: Decoder, tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    one = trained(decoder, 2, dropout=0.3)
+    torch.manual_seed(2)
+    torch.rand(5)
+    other = trained(decoder, 2, dropout=0.3)
+    assert state(one, tmp_path / "one") == state(other, tmp_path / "other")

@@ -1,0 +1,1 @@
+"""What tests share: fakes, doubles and builders. No test module imports another."""

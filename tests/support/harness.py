@@ -1,0 +1,69 @@
+"""The application under a real HTTP server, with a scripted model."""
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import uvicorn
+
+from openclaw_rl.api.app import create_app
+from openclaw_rl.api.completion import ChatService, SamplingDefaults
+from openclaw_rl.ledger.ledger import Ledger
+from openclaw_rl.rendering.chat import ChatRenderer
+from openclaw_rl.types import SampleRequest
+from support.fakes import ScriptedSampler
+
+MODEL = "tiny"
+DEFAULTS = SamplingDefaults(temperature=0.6, top_k=9)
+
+
+class Bench:
+    """A running server whose model says `says`."""
+
+    def __init__(
+        self, folder: Path, ledger: Ledger | None = None, defaults: SamplingDefaults = DEFAULTS, **app: Any
+    ) -> None:
+        self.renderer = ChatRenderer(folder)
+        self.says = "hello world"
+        self.sampler = ScriptedSampler(self.script)
+        self.service = ChatService(self.sampler, self.renderer, defaults, ledger=ledger)
+        self.app = create_app(self.service, MODEL, aliases=["owner/tiny"], **app)
+        self.url = ""
+
+    def script(self, request: SampleRequest, index: int) -> list[int]:
+        end = self.renderer.tokenizer.backend.token_to_id("<|im_end|>")
+        text = self.says.replace("{index}", str(index))
+        return [*self.renderer.tokenizer.backend.encode(text).ids, end]
+
+    @property
+    def client(self) -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
+
+    def post(self, body: object, **headers: str) -> httpx.Response:
+        content = body if isinstance(body, bytes) else json.dumps(body).encode()
+        return httpx.post(f"{self.url}/v1/chat/completions", content=content, headers=headers)
+
+
+@contextlib.contextmanager
+def running(bench: Bench) -> Iterator[Bench]:
+    server = uvicorn.Server(uvicorn.Config(bench.app, port=0, log_level="error", lifespan="off"))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    wait_for(lambda: server.started)
+    bench.url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    yield bench
+    server.should_exit = True
+    thread.join()
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 10) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.005)
