@@ -28,7 +28,6 @@ from openclaw_rl.judge.metrics import JudgeMetrics
 from openclaw_rl.judge.reader import read_reply
 from openclaw_rl.ledger import changes
 from openclaw_rl.ledger.ledger import Ledger
-from openclaw_rl.ledger.states import State
 from openclaw_rl.models import fetch_model
 from openclaw_rl.rendering.chat import ChatRenderer
 from openclaw_rl.types import (
@@ -38,6 +37,7 @@ from openclaw_rl.types import (
     SampleRequest,
     SamplingParams,
     SessionKey,
+    State,
     Turn,
     TurnKind,
 )

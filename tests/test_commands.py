@@ -17,10 +17,9 @@ from openclaw_rl.learn.checkpoints import Checkpoints
 from openclaw_rl.ledger import changes, queries, updates
 from openclaw_rl.ledger.lock import RunDirLock
 from openclaw_rl.ledger.schema import FILE, connect
-from openclaw_rl.ledger.states import State
 from openclaw_rl.ledger.status import read_status
 from openclaw_rl.terminal import WIDTH
-from openclaw_rl.types import Feedback
+from openclaw_rl.types import Feedback, State
 from support.records import Book, a_side_turn, a_turn
 
 Program = Callable[..., tuple[int, str, str]]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from openclaw_rl.app.config import load
 from openclaw_rl.app.run_options import FILE, keep_options, load_for_run, to_toml
 from openclaw_rl.cli import main
-from openclaw_rl.ledger.states import State
+from openclaw_rl.types import State
 from support.records import Book
 
 VALUES = st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | st.text()

@@ -12,9 +12,8 @@ import pytest
 from openclaw_rl.cli import main
 from openclaw_rl.ledger import changes, queries
 from openclaw_rl.ledger.schema import FILE, connect
-from openclaw_rl.ledger.states import State
 from openclaw_rl.rendering.chat import ChatRenderer
-from openclaw_rl.types import Continuation, Feedback, Likeliest, TurnKind
+from openclaw_rl.types import Continuation, Feedback, Likeliest, State, StoredTurn, TurnKind
 from support.records import Book, a_side_turn, a_turn
 
 LIKELY = Likeliest(np.array([[1, 2]] * 2), np.array([[-0.5, -1.0]] * 2))
@@ -48,7 +47,7 @@ class Run:
         assert self.capsys.readouterr().err == "", "progress is for terminals"
         return [json.loads(one) for one in file.read_text(encoding="utf-8").split("\n")[:-1]]
 
-    def turns(self) -> list[queries.StoredTurn]:
+    def turns(self) -> list[StoredTurn]:
         with connect(self.folder / FILE, readonly=True) as db:
             return [queries.load_turn(db, number) for number in queries.turn_numbers(db)]
 

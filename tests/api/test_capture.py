@@ -15,8 +15,7 @@ from openclaw_rl.engines.base import EngineLimits
 from openclaw_rl.ledger import queries
 from openclaw_rl.ledger.ledger import Ledger
 from openclaw_rl.ledger.schema import FILE, connect
-from openclaw_rl.ledger.states import State
-from openclaw_rl.types import Feedback, SampleRequest
+from openclaw_rl.types import Feedback, SampleRequest, State, StoredTurn
 from support.harness import Bench, running, wait_for
 
 TOOLS = [{"type": "function", "function": {"name": "look", "description": "", "parameters": {"type": "object"}}}]
@@ -45,7 +44,7 @@ class Recording(Bench):
         self.last_id = response.json()["id"]
         return response.json()["choices"][0]["message"]
 
-    def turns(self) -> list[queries.StoredTurn]:
+    def turns(self) -> list[StoredTurn]:
         return [queries.load_turn(self.db, number) for number in queries.turn_numbers(self.db)]
 
     def states(self) -> list[State]:

@@ -13,9 +13,8 @@ from openclaw_rl.api.wire import ChatRequest
 from openclaw_rl.ledger import queries
 from openclaw_rl.ledger.ledger import Ledger
 from openclaw_rl.ledger.schema import FILE, connect
-from openclaw_rl.ledger.states import State
 from openclaw_rl.rendering.clients import TRANSIENT, user_words
-from openclaw_rl.types import SessionKey, TurnKind
+from openclaw_rl.types import SessionKey, State, TurnKind
 from support.harness import Bench, running
 from support.records import Book, a_turn
 

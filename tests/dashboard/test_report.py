@@ -21,9 +21,8 @@ from openclaw_rl.dashboard.verdict_mix import BARS, Judged, by_source, portions,
 from openclaw_rl.learn.checkpoints import Checkpoints
 from openclaw_rl.ledger.lock import RunDirLock
 from openclaw_rl.ledger.schema import FILE, MIGRATIONS, connect
-from openclaw_rl.ledger.states import State
 from openclaw_rl.rendering.tokenizer import ChatTokenizer
-from openclaw_rl.types import SampleKind, Source, Verdict
+from openclaw_rl.types import SampleKind, Source, State, Verdict
 from support.judged_run import a_report, answered, fill, judged, write_metrics
 from support.page_assertions import Seen, look
 from support.records import Book, a_side_turn

@@ -9,10 +9,8 @@ from hypothesis import strategies as st
 from openclaw_rl.dashboard.examples import make_example
 from openclaw_rl.dashboard.tokens import MOST_TOKENS, STRONGEST, pieces
 from openclaw_rl.learn.methods import Weights, worth
-from openclaw_rl.ledger.queries import StoredTurn
-from openclaw_rl.ledger.states import State
 from openclaw_rl.rendering.tokenizer import ChatTokenizer
-from openclaw_rl.types import SampleKind, Verdict
+from openclaw_rl.types import SampleKind, State, StoredTurn, Verdict
 from support.judged_run import answered, hinted, judged
 from support.records import Book
 

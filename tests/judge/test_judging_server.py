@@ -16,8 +16,7 @@ from conftest import save_tiny_model
 from openclaw_rl.cli import main
 from openclaw_rl.ledger import changes, queries, verdicts
 from openclaw_rl.ledger.schema import FILE, connect
-from openclaw_rl.ledger.states import State
-from openclaw_rl.types import SampleKind, Source, Verdict
+from openclaw_rl.types import SampleKind, Source, State, StoredTurn, Verdict
 from support.harness import wait_for
 from support.judge_server import Body, JudgeServer, Reply, opinion
 from support.records import Book, a_turn
@@ -50,7 +49,7 @@ def talk(program: Program, session: str, *replies: str) -> str:
     return str(ids[0])
 
 
-def stored(folder: Path) -> list[queries.StoredTurn]:
+def stored(folder: Path) -> list[StoredTurn]:
     with contextlib.closing(connect(folder / FILE, readonly=True)) as db:
         return [queries.load_turn(db, number) for number in queries.turn_numbers(db)]
 

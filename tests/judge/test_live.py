@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 from test_judging_server import stored
 
-from openclaw_rl.ledger.states import State
-from openclaw_rl.types import SampleKind
+from openclaw_rl.types import SampleKind, State
 from support.harness import wait_for
 from test_server import Program, serving
 

@@ -24,10 +24,9 @@ from openclaw_rl.judge.metrics import JudgeMetrics
 from openclaw_rl.judge.teacher import Teacher
 from openclaw_rl.ledger import changes, queries
 from openclaw_rl.ledger.schema import FILE, connect
-from openclaw_rl.ledger.states import State
 from openclaw_rl.ledger.status import COLLAPSE_WINDOW, read_status
 from openclaw_rl.rendering.chat import ChatRenderer
-from openclaw_rl.types import Feedback, SampleKind, ScoreRequest, SessionKey, Source, Vote
+from openclaw_rl.types import Feedback, SampleKind, ScoreRequest, SessionKey, Source, State, Vote
 from support.fakes import ScriptedSampler
 from support.judge_server import Body, JudgeServer, Reply, completion, opinion
 from support.records import Book, a_turn

@@ -18,9 +18,8 @@ from openclaw_rl.engines.local.process.sampler import LocalSampler
 from openclaw_rl.engines.local.process.sampler_messages import WorkerOptions
 from openclaw_rl.judge.errors import JudgeDown
 from openclaw_rl.judge.teacher import HINTED, Curriculum, NoHintedPrompt, Teacher, graft, hinted_prompt
-from openclaw_rl.ledger.queries import StoredTurn
 from openclaw_rl.rendering.chat import ChatRenderer
-from openclaw_rl.types import Hint, Likeliest, ScoreRequest
+from openclaw_rl.types import Hint, Likeliest, ScoreRequest, StoredTurn
 from support.fakes import ScriptedSampler
 from support.records import Book, a_turn
 

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from openclaw_rl.cli import main
 from openclaw_rl.ledger import changes, queries, updates, verdicts
 from openclaw_rl.ledger.schema import FILE, MIGRATIONS, connect, migrate
-from openclaw_rl.ledger.states import State
-from openclaw_rl.types import Feedback, Hint, Question, SampleKind, SessionKey, Source, Verdict, Vote
+from openclaw_rl.types import Feedback, Hint, Question, SampleKind, SessionKey, Source, State, Verdict, Vote
 from support.records import Book, a_turn
 
 CAME = [{"role": "user", "content": "thank you"}]

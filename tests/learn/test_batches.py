@@ -10,9 +10,17 @@ from hypothesis import strategies as st
 from openclaw_rl.learn.batches import to_sequences
 from openclaw_rl.learn.errors import NoSignal
 from openclaw_rl.learn.methods import Weights
-from openclaw_rl.ledger.queries import StoredTurn
-from openclaw_rl.ledger.states import State
-from openclaw_rl.types import SampleKind, SessionKey, Source, Span, TrainingSequence, TurnKind, Verdict
+from openclaw_rl.types import (
+    SampleKind,
+    SessionKey,
+    Source,
+    Span,
+    State,
+    StoredTurn,
+    TrainingSequence,
+    TurnKind,
+    Verdict,
+)
 
 RL = Weights(0, 1)
 CENTRED = Weights(0, 1, centred=True)

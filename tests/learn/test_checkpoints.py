@@ -21,7 +21,7 @@ from openclaw_rl.config.options import ConfigError
 from openclaw_rl.learn import checkpoints as module
 from openclaw_rl.learn.build import where_to_begin
 from openclaw_rl.learn.checkpoints import RECORD, BadCheckpoint, Checkpoint, Checkpoints, read_record, verify
-from openclaw_rl.ledger.updates import Batch
+from openclaw_rl.types import Batch
 
 BATCHES = (Batch(3, 3, (5, 6)), Batch(4, 5, (7, 9)))
 FILES = {"adapter_config.json": b"{}", "adapter_model.safetensors": b"weights", "learner.optimizer": b"moments"}

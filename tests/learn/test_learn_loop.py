@@ -27,9 +27,8 @@ from openclaw_rl.learn.methods import Weights
 from openclaw_rl.learn.policies import Policies
 from openclaw_rl.learn.reporting import JsonLines, Prometheus, Reporter
 from openclaw_rl.ledger import changes, verdicts
-from openclaw_rl.ledger.states import State
 from openclaw_rl.ledger.status import read_status
-from openclaw_rl.types import SampleKind, Source, Verdict
+from openclaw_rl.types import SampleKind, Source, State, Verdict
 from support.fakes import ScriptedLearner, ScriptedSampler, read_policy
 from support.records import Book
 

@@ -14,9 +14,7 @@ from openclaw_rl.judge.dispatch import Signals, dispatch
 from openclaw_rl.learn.errors import NoSignal
 from openclaw_rl.learn.methods import Baseline, Weights, batch_baseline, lesson
 from openclaw_rl.ledger import changes, verdicts
-from openclaw_rl.ledger.queries import StoredTurn
-from openclaw_rl.ledger.states import State
-from openclaw_rl.types import Hint, SampleKind, Source, Verdict
+from openclaw_rl.types import Hint, SampleKind, Source, State, StoredTurn, Verdict
 from support.records import Book
 
 OLD = [-0.5, -0.25, -2.0]

@@ -18,9 +18,7 @@ from openclaw_rl.learn.errors import NoSignal
 from openclaw_rl.learn.methods import Baseline, Weights, batch_baseline, lesson, worth
 from openclaw_rl.learn.topk import TopK, distil
 from openclaw_rl.ledger import verdicts
-from openclaw_rl.ledger.queries import StoredTurn
-from openclaw_rl.ledger.states import State
-from openclaw_rl.types import Hint, Likeliest, SampleKind, Verdict
+from openclaw_rl.types import Hint, Likeliest, SampleKind, State, StoredTurn, Verdict
 from support.records import Book
 
 SELECTIONS = ("sequence_optimal", "token_optimal", "shortest")

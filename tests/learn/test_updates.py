@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 
 from openclaw_rl.ledger import changes, updates, verdicts
 from openclaw_rl.ledger.changes import CannotJudge
-from openclaw_rl.ledger.states import IllegalTransition, State
+from openclaw_rl.ledger.states import IllegalTransition
 from openclaw_rl.ledger.status import read_status
-from openclaw_rl.ledger.updates import Batch
-from openclaw_rl.types import Feedback, SampleKind, Source, Verdict
+from openclaw_rl.types import Batch, Feedback, SampleKind, Source, State, Verdict
 from support.records import Book
 
 PATIENT = 1000

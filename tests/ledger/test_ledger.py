@@ -19,8 +19,8 @@ from openclaw_rl.ledger import changes, ledger, queries, schema, updates
 from openclaw_rl.ledger.ledger import Ledger
 from openclaw_rl.ledger.packing import pack_ids
 from openclaw_rl.ledger.schema import FILE, MIGRATIONS, NewerLedger, connect, migrate
-from openclaw_rl.ledger.states import TRANSITIONS, IllegalTransition, State
-from openclaw_rl.types import Continuation, Feedback, Likeliest, SamplingParams, SessionKey, Turn
+from openclaw_rl.ledger.states import TRANSITIONS, IllegalTransition
+from openclaw_rl.types import Continuation, Feedback, Likeliest, SamplingParams, SessionKey, State, Turn
 from support.records import Book, a_side_turn, a_turn
 
 CAME = [{"role": "user", "content": "thank you"}]

@@ -21,6 +21,7 @@ from openclaw_rl.learn.checkpoints import Checkpoints
 from openclaw_rl.ledger import queries
 from openclaw_rl.ledger.schema import FILE, connect
 from openclaw_rl.models import EMBEDDED
+from openclaw_rl.types import StoredTurn
 from support.other_servers import started
 from test_server import ROOT, SERVE, Program, free_port, serving
 
@@ -201,7 +202,7 @@ asyncio.run(main())
     return {sign: fmean(changes) for sign, changes in moves.items()}
 
 
-def signals(turn: queries.StoredTurn) -> list[float]:
+def signals(turn: StoredTurn) -> list[float]:
     """What each token was to learn: the teacher's gap where there is a hint, else the score."""
     assert turn.verdict is not None
     hint = next((hint for hint in turn.verdict.hints if hint.logprobs), None)

@@ -8,9 +8,8 @@ from typing import Any
 
 from openclaw_rl.learn.reporting import StepReport
 from openclaw_rl.ledger import changes, updates, verdicts
-from openclaw_rl.ledger.states import State
 from openclaw_rl.rendering.tokenizer import ChatTokenizer
-from openclaw_rl.types import Feedback, Hint, SampleKind, Source, Verdict
+from openclaw_rl.types import Feedback, Hint, SampleKind, Source, State, Verdict
 from support.records import Book, a_turn
 
 

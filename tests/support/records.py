@@ -8,8 +8,7 @@ from typing import Any
 from openclaw_rl.ledger import changes, queries
 from openclaw_rl.ledger.ledger import Ledger
 from openclaw_rl.ledger.schema import FILE, connect
-from openclaw_rl.ledger.states import State
-from openclaw_rl.types import Continuation, SamplingParams, SessionKey, Turn, TurnKind
+from openclaw_rl.types import Continuation, SamplingParams, SessionKey, State, StoredTurn, Turn, TurnKind
 
 _numbers = count()
 
@@ -73,7 +72,7 @@ class Book:
         for state in states:
             self.change(changes.move, turn, state)
 
-    def read(self, number: int) -> queries.StoredTurn:
+    def read(self, number: int) -> StoredTurn:
         return queries.load_turn(self.db, number)
 
     def state(self, number: int) -> State:

@@ -24,7 +24,7 @@ from openclaw_rl.judge.judges import Panel
 from openclaw_rl.ledger import queries
 from openclaw_rl.ledger.status import plural
 from openclaw_rl.terminal import progress
-from openclaw_rl.types import Question
+from openclaw_rl.types import Question, StoredTurn
 
 #: Seconds that a judge may be away before the command gives up.
 PATIENCE = 20.0
@@ -66,7 +66,7 @@ async def rejudge(config: Config, folder: Path | None, db: sqlite3.Connection, t
             return list(await asyncio.gather(*(one(turn) for turn in turns)))
 
 
-async def judge_again(panel: Panel, turn: queries.StoredTurn) -> Pair:
+async def judge_again(panel: Panel, turn: StoredTurn) -> Pair:
     """Raises ConfigError if the judge stays away: a table of turns that it never saw would say nothing."""
     stored = turn.verdict.score if turn.verdict else None
     patience = PATIENCE

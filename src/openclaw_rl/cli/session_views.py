@@ -13,7 +13,7 @@ from rich.text import Text
 from openclaw_rl.ledger import queries
 from openclaw_rl.rendering.chat import content_text
 from openclaw_rl.terminal import console
-from openclaw_rl.types import Question, Verdict
+from openclaw_rl.types import Question, SessionSummary, StoredTurn, Verdict
 
 #: In the list of sessions, what is left out where it is narrow, the least missed first.
 GIVING_WAY = ("recognised by", "main", "open", "with next state", "owner")
@@ -23,7 +23,7 @@ LEAST_ABOUT, MOST_ABOUT = 20, 60
 COLUMN_FRAME = 3
 
 
-def list_sessions(db: sqlite3.Connection, found: list[queries.SessionSummary]) -> None:
+def list_sessions(db: sqlite3.Connection, found: list[SessionSummary]) -> None:
     """Ids are to be copied and are shown whole; what has no room beside them is left out."""
     out = console()
     if not found:
@@ -45,7 +45,7 @@ def list_sessions(db: sqlite3.Connection, found: list[queries.SessionSummary]) -
     out.print(table, crop=False)
 
 
-def session_columns(found: list[queries.SessionSummary]) -> dict[str, list[str]]:
+def session_columns(found: list[SessionSummary]) -> dict[str, list[str]]:
     """What is said of sessions, by heading."""
     columns = {
         "session": [item.key.id for item in found],
@@ -72,13 +72,13 @@ def column_width(name: str, cells: list[str]) -> int:
     return max(map(cell_len, (*name.split(), *cells)))
 
 
-def about(db: sqlite3.Connection, summary: queries.SessionSummary) -> str:
+def about(db: sqlite3.Connection, summary: SessionSummary) -> str:
     """What the user said first, on one line."""
     said = (content_text(m.get("content")) for m in queries.opening(db, summary.number) if m["role"] == "user")
     return " ".join(next(said, "").split())
 
 
-def show_session(db: sqlite3.Connection, summary: queries.SessionSummary) -> None:
+def show_session(db: sqlite3.Connection, summary: SessionSummary) -> None:
     out = console()
     ended = "ended" if summary.closed else "open"
     known = f" of {summary.key.owner}, recognised by {summary.source}, {ended}"
@@ -88,14 +88,14 @@ def show_session(db: sqlite3.Connection, summary: queries.SessionSummary) -> Non
         out.print(Panel(turn_body(turn), title=Text(turn_title(turn)), title_align="left"))
 
 
-def turn_title(turn: queries.StoredTurn) -> str:
+def turn_title(turn: StoredTurn) -> str:
     reason = f" ({turn.reason})" if turn.reason else ""
     sample = f" as {turn.sample}" if turn.sample else ""
     state = f"{turn.state}{sample}{reason}"
     return f"turn {turn.number} · {turn.kind} · {state} · policy {turn.version} · {turn.continuation}"
 
 
-def turn_body(turn: queries.StoredTurn) -> Group:
+def turn_body(turn: StoredTurn) -> Group:
     """What was asked, what was answered, and what came of it."""
     asked = [m for m in turn.messages if m["role"] in ("user", "tool")][-1:]
     lines = [Text.assemble((f"{m['role']}: ", "cyan"), content_text(m.get("content"))) for m in asked]

@@ -13,9 +13,9 @@ from openclaw_rl.learn.errors import NoSignal
 from openclaw_rl.learn.methods import Weights, worth
 from openclaw_rl.learn.topk import TopK, distil
 from openclaw_rl.ledger.changes import QUARANTINED
-from openclaw_rl.ledger.queries import StoredTurn, load_turn
+from openclaw_rl.ledger.queries import load_turn
 from openclaw_rl.rendering.chat import content_text
-from openclaw_rl.types import TurnKind
+from openclaw_rl.types import StoredTurn, TurnKind
 
 #: Of each kind so many, the newest ones.
 EACH = 2

@@ -15,10 +15,11 @@ from openclaw_rl.dashboard.metrics import Metrics, read_metrics
 from openclaw_rl.dashboard.verdict_mix import Judged, read_verdicts
 from openclaw_rl.learn.build import run_checkpoints
 from openclaw_rl.learn.checkpoints import RECORD, UNFINISHED, Checkpoint
-from openclaw_rl.ledger.queries import StoredTurn, load_turn
+from openclaw_rl.ledger.queries import load_turn
 from openclaw_rl.ledger.schema import FILE, MIGRATIONS, connect
 from openclaw_rl.ledger.status import Status, read_status
 from openclaw_rl.models import ADAPTER_CONFIG, EMBEDDED
+from openclaw_rl.types import StoredTurn
 
 #: Prompts that both models are asked.
 PROMPTS = 3

@@ -8,8 +8,8 @@ from tokenizers import Tokenizer
 
 from openclaw_rl.learn.errors import NoSignal
 from openclaw_rl.learn.methods import teacher_logprobs
-from openclaw_rl.ledger.queries import StoredTurn
 from openclaw_rl.rendering.detokenize import token_bytes
+from openclaw_rl.types import StoredTurn
 
 #: Tokens of a response that are shown.
 MOST_TOKENS = 600

@@ -4,10 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from openclaw_rl.ledger.queries import StoredTurn
 from openclaw_rl.rendering.chat import content_text, spell_out_message, template_message
 from openclaw_rl.rendering.clients import user_words
-from openclaw_rl.types import Feedback
+from openclaw_rl.types import Feedback, StoredTurn
 
 
 @dataclass(frozen=True, slots=True)

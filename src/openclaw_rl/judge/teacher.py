@@ -14,9 +14,8 @@ from openclaw_rl.engines.base import EngineError, EngineUnavailable, Sampler, Ve
 from openclaw_rl.judge.errors import JudgeDown
 from openclaw_rl.judge.judges import together
 from openclaw_rl.ledger.packing import common_prefix
-from openclaw_rl.ledger.queries import StoredTurn
 from openclaw_rl.rendering.chat import ChatError, ChatRenderer, Message, content_text
-from openclaw_rl.types import Hint, Ids, Likeliest, Numbers, ScoreRequest
+from openclaw_rl.types import Hint, Ids, Likeliest, Numbers, ScoreRequest, StoredTurn
 
 #: How a hint is put to the teacher.
 HINTED = "{words}\n\n[user's hint / instruction]\n{hint}"

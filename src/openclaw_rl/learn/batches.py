@@ -6,8 +6,7 @@ import numpy as np
 
 from openclaw_rl.learn.errors import NoSignal
 from openclaw_rl.learn.methods import Baseline, Weights, alternatives, batch_baseline, lesson
-from openclaw_rl.ledger.queries import StoredTurn
-from openclaw_rl.types import Span, TrainingSequence
+from openclaw_rl.types import Span, StoredTurn, TrainingSequence
 
 #: At most so much is left of signals that are equal, by rounding. The optimiser would make a whole step of it.
 ROUNDING = 1e-9

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from openclaw_rl.ledger.updates import Batch
+from openclaw_rl.types import Batch
 
 log = logging.getLogger(__name__)
 

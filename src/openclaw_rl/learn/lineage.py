@@ -14,8 +14,7 @@ from openclaw_rl.engines.base import Learner, Sampler
 from openclaw_rl.learn.checkpoints import Checkpoint, Checkpoints
 from openclaw_rl.learn.policies import Policies
 from openclaw_rl.ledger.ledger import Ledger
-from openclaw_rl.ledger.updates import Batch
-from openclaw_rl.types import BASE_VERSION
+from openclaw_rl.types import BASE_VERSION, Batch
 
 log = logging.getLogger(__name__)
 

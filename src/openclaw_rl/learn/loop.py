@@ -34,9 +34,8 @@ from openclaw_rl.learn.reporting import Reporter, StepReport, make_report
 from openclaw_rl.learn.warming import warm
 from openclaw_rl.ledger.changes import UnknownTurn
 from openclaw_rl.ledger.ledger import Ledger
-from openclaw_rl.ledger.queries import StoredTurn
 from openclaw_rl.ledger.writer import LedgerError
-from openclaw_rl.types import BASE_VERSION, NextStep
+from openclaw_rl.types import BASE_VERSION, NextStep, StoredTurn
 
 log = logging.getLogger(__name__)
 

@@ -19,8 +19,7 @@ import numpy as np
 from openclaw_rl.app.config import BOTH_SIGNALS, Config
 from openclaw_rl.learn.errors import NoSignal
 from openclaw_rl.learn.topk import Distilled, TopK, distil
-from openclaw_rl.ledger.queries import StoredTurn
-from openclaw_rl.types import Alternatives, SampleKind
+from openclaw_rl.types import Alternatives, SampleKind, StoredTurn
 
 
 @dataclass(frozen=True, slots=True)

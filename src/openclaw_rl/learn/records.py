@@ -12,7 +12,7 @@ from typing import Any
 
 from openclaw_rl.learn.methods import Weights, distilled_of
 from openclaw_rl.learn.topk import Distilled
-from openclaw_rl.ledger.queries import StoredTurn
+from openclaw_rl.types import StoredTurn
 
 log = logging.getLogger(__name__)
 

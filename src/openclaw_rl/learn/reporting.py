@@ -15,8 +15,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from openclaw_rl.config.options import ConfigError
 from openclaw_rl.engines.base import StepResult
 from openclaw_rl.learn.methods import Weights, distilled_of
-from openclaw_rl.ledger.queries import StoredTurn
-from openclaw_rl.types import SampleKind
+from openclaw_rl.types import SampleKind, StoredTurn
 
 log = logging.getLogger(__name__)
 

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from openclaw_rl.app.config import Config
 from openclaw_rl.learn.errors import NoSignal
-from openclaw_rl.ledger.queries import StoredTurn
-from openclaw_rl.types import Hint, Ids, Likeliest
+from openclaw_rl.types import Hint, Ids, Likeliest, StoredTurn
 
 #: More exact than what is recorded, so that gaps and weights are as good as their numbers.
 Floats = NDArray[np.float64]

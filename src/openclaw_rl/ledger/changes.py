@@ -9,9 +9,9 @@ from hashlib import blake2b
 from typing import Any
 
 from openclaw_rl.ledger.packing import pack_floats, pack_ids, pack_json, pack_top
-from openclaw_rl.ledger.states import TRANSITIONS, IllegalTransition, State
+from openclaw_rl.ledger.states import TRANSITIONS, IllegalTransition
 from openclaw_rl.ledger.writer import LedgerError
-from openclaw_rl.types import Feedback, Scores, SessionKey, Turn, TurnKind
+from openclaw_rl.types import Feedback, Scores, SessionKey, State, Turn, TurnKind
 
 #: Reasons that are met in more than one place.
 SUPERSEDED = "superseded: the client asked again"

@@ -12,9 +12,8 @@ from typing import Any, TypeVar
 
 from openclaw_rl.ledger import changes, queries, updates, verdicts
 from openclaw_rl.ledger.schema import FILE, connect, migrate
-from openclaw_rl.ledger.states import State
 from openclaw_rl.ledger.writer import CaptureSuspended, Writer
-from openclaw_rl.types import Feedback, SampleKind, Scores, SessionKey, Turn, Verdict
+from openclaw_rl.types import Batch, Feedback, SampleKind, Scores, SessionKey, State, StoredTurn, Turn, Verdict
 
 T = TypeVar("T")
 
@@ -92,7 +91,7 @@ class Ledger:
     async def quarantine(self, step: int, turns: Sequence[int], reason: str) -> None:
         await self._write(lambda db: updates.quarantine(db, step, turns, reason))
 
-    async def reconcile(self, step: int, batches: Sequence[updates.Batch], version: int | None = None) -> list[int]:
+    async def reconcile(self, step: int, batches: Sequence[Batch], version: int | None = None) -> list[int]:
         return await self._write(lambda db: updates.reconcile(db, step, batches, version))
 
     async def roll_back(self, step: int) -> None:
@@ -138,11 +137,11 @@ class Ledger:
     def ready_turns(self, besides: Collection[int], limit: int) -> list[int]:
         return self._read(lambda db: queries.ready_turns(db, besides, limit))
 
-    def load_turn(self, turn: int) -> queries.StoredTurn:
+    def load_turn(self, turn: int) -> StoredTurn:
         """Everything about a turn. Raises UnknownTurn."""
         return self._read(lambda db: queries.load_turn(db, turn))
 
-    def recent_verdicts(self, count: int) -> list[verdicts.Outcome]:
+    def recent_verdicts(self, count: int) -> list[verdicts.VerdictSummary]:
         return self._read(lambda db: verdicts.recent(db, count))
 
     def find_ancestor(

@@ -10,8 +10,16 @@ from typing import Any
 from openclaw_rl.ledger import verdicts
 from openclaw_rl.ledger.changes import SUPERSEDED, UnknownTurn
 from openclaw_rl.ledger.packing import unpack_floats, unpack_ids, unpack_top
-from openclaw_rl.ledger.states import State
-from openclaw_rl.types import Feedback, Likeliest, SampleKind, SessionKey, Source, TurnKind, Verdict
+from openclaw_rl.types import (
+    Counts,
+    Feedback,
+    SessionKey,
+    SessionSummary,
+    Source,
+    State,
+    StoredTurn,
+    TurnKind,
+)
 
 SESSION = "JOIN sessions s ON s.number = t.session"
 
@@ -24,38 +32,6 @@ class Ancestor:
     session: SessionKey
     depth: int
     """How many of the request's messages it covers, its own response included."""
-
-
-@dataclass(frozen=True, slots=True)
-class StoredTurn:
-    """A turn as it is in the ledger."""
-
-    number: int
-    session: SessionKey
-    completion: str
-    choice: int
-    kind: TurnKind
-    kind_reason: str
-    state: State
-    reason: str
-    created: float
-    version: int
-    continuation: str
-    messages: list[dict[str, Any]]
-    message: dict[str, Any]
-    prompt_ids: list[int]
-    response_ids: list[int]
-    logprobs: list[float]
-    top: Likeliest | None
-    sampling: dict[str, Any]
-    finish_reason: str
-    next_state: list[dict[str, Any]] | None
-    ready_at: float | None
-    """When what came next was known."""
-    feedback: list[Feedback]
-    verdict: Verdict | None
-    sample: SampleKind | None
-    """What it is trained on, once it is judged."""
 
 
 def find_ancestor(
@@ -240,21 +216,6 @@ def turn_numbers(db: sqlite3.Connection, session: SessionKey | None = None) -> I
         yield int(row["number"])
 
 
-@dataclass(frozen=True, slots=True)
-class SessionSummary:
-    """A line of the list of sessions."""
-
-    key: SessionKey
-    number: int
-    source: str
-    created: float
-    last: float
-    closed: bool
-    turns: int
-    main: int
-    ready: int
-
-
 def sessions(db: sqlite3.Connection, id: str | None = None, owner: str | None = None) -> list[SessionSummary]:
     """Sessions, the last heard of first; of one name or one owner if given."""
     rows = db.execute(
@@ -292,21 +253,6 @@ def opening(db: sqlite3.Connection, session: int) -> list[dict[str, Any]]:
         "SELECT request FROM turns WHERE session = ? ORDER BY kind = ? DESC, number LIMIT 1", (session, TurnKind.MAIN)
     ).fetchone()
     return [] if row is None else load_messages(db, row["request"])
-
-
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """How many turns are where."""
-
-    states: dict[State, int]
-    dropped: dict[str, int]
-    """By reason."""
-    step: int
-    version: int
-
-    @property
-    def total(self) -> int:
-        return sum(self.states.values())
 
 
 def counts(db: sqlite3.Connection) -> Counts:

@@ -1,24 +1,7 @@
 """The states of a turn, and the only ways from one to another."""
 
-from enum import StrEnum
-
 from openclaw_rl.ledger.writer import LedgerError
-
-
-class State(StrEnum):
-    """Where a turn is on its way to being learned from."""
-
-    CAPTURED = "captured"
-    """Recorded, but something is missing before it can wait for a next state: an import's log-probs."""
-    AWAITING = "awaiting_next_state"
-    READY = "ready"
-    """What came next is known: the turn can be judged."""
-    JUDGED = "judged"
-    BATCHED = "batched"
-    APPLIED = "applied"
-    DROPPED = "dropped"
-    """Will not be learned from, for a reason that is recorded."""
-
+from openclaw_rl.types import State
 
 #: Explicit feedback brings a turn back to READY, also one that was given up for lack of a next state.
 TRANSITIONS: dict[State, frozenset[State]] = {

@@ -7,9 +7,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from openclaw_rl.ledger import updates, verdicts
-from openclaw_rl.ledger.queries import Counts, counts
-from openclaw_rl.ledger.states import State
-from openclaw_rl.types import BASE_VERSION
+from openclaw_rl.ledger.queries import counts
+from openclaw_rl.types import BASE_VERSION, Counts, Quarantined, State
 
 #: How a part of the server says that it does not work, before the reason.
 SUSPENDED = "suspended: "
@@ -28,7 +27,7 @@ MOST_ABSTAIN = 0.8
 ADVICE = "Look at some of them (openclaw-rl sessions ID): does what came next say anything, and does the judge see it?"
 
 
-def judging_trouble(recent: Sequence[verdicts.Outcome]) -> str:
+def judging_trouble(recent: Sequence[verdicts.VerdictSummary]) -> str:
     """What is wrong with the last verdicts; empty if nothing is, or if they are too few to say."""
     if len(recent) < COLLAPSE_WINDOW:
         return ""
@@ -65,7 +64,7 @@ class Status:
     """What the next training step waits for, as the running server says it."""
     trouble: str = ""
     """What is wrong with the last verdicts."""
-    quarantined: list[updates.Quarantined] = field(default_factory=list)
+    quarantined: list[Quarantined] = field(default_factory=list)
     serving: int | None = None
     """The policy version that the running server serves: after going back it is not the last step's."""
     saved: int = BASE_VERSION

@@ -19,7 +19,6 @@ from pydantic import BaseModel, Field, ValidationError
 
 from openclaw_rl.ledger import changes, queries
 from openclaw_rl.ledger.packing import common_prefix, pack_json
-from openclaw_rl.ledger.states import State
 from openclaw_rl.rendering import history
 from openclaw_rl.rendering.chat import (
     ChatError,
@@ -29,7 +28,7 @@ from openclaw_rl.rendering.chat import (
     spell_out_message,
     template_message,
 )
-from openclaw_rl.types import BASE_VERSION, Continuation, SamplingParams, SessionKey, Turn, TurnKind
+from openclaw_rl.types import BASE_VERSION, Continuation, SamplingParams, SessionKey, State, StoredTurn, Turn, TurnKind
 
 #: The owner of sessions that came from a file.
 IMPORTED = "imported"
@@ -68,7 +67,7 @@ def export_turns(db: sqlite3.Connection) -> Iterator[dict[str, Any]]:
         yield asdict(queries.load_turn(db, number))
 
 
-def in_words(turn: queries.StoredTurn) -> dict[str, Any]:
+def in_words(turn: StoredTurn) -> dict[str, Any]:
     """A turn as text."""
     said = [i for i, message in enumerate(turn.messages) if message["role"] == "assistant"]
     asked = turn.messages[said[-1] + 1 if said else 0 :]

@@ -8,41 +8,10 @@ import json
 import sqlite3
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
 
 from openclaw_rl.ledger.changes import QUARANTINED, move
-from openclaw_rl.ledger.states import State
-
-
-class Outcome(StrEnum):
-    """What became of a training step."""
-
-    APPLIED = "applied"
-    UNDONE = "undone"
-    ROLLED_BACK = "rolled_back"
-    QUARANTINED = "quarantined"
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """A step that a checkpoint remembers."""
-
-    step: int
-    version: int
-    turns: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Quarantined:
-    """A batch that was set aside."""
-
-    step: int
-    turns: tuple[int, ...]
-    reason: str
-    created: float
-
+from openclaw_rl.types import Batch, Quarantined, State, StepOutcome
 
 #: The step that a policy version was made by, or goes on from.
 STEP_OF = (
@@ -88,14 +57,14 @@ def apply(
     db: sqlite3.Connection, step: int, version: int, turns: Sequence[int], metrics: Mapping[str, Any] | None = None
 ) -> None:
     """A step was made: its turns have been trained on, and it made this policy version."""
-    _record(db, step, version, Outcome.APPLIED, turns, metrics=metrics)
+    _record(db, step, version, StepOutcome.APPLIED, turns, metrics=metrics)
     for turn in turns:
         move(db, turn, State.APPLIED)
 
 
 def quarantine(db: sqlite3.Connection, step: int, turns: Sequence[int], reason: str) -> None:
     """A step was refused: its turns are set aside with the reason."""
-    _record(db, step, None, Outcome.QUARANTINED, turns, reason)
+    _record(db, step, None, StepOutcome.QUARANTINED, turns, reason)
     for turn in turns:
         move(db, turn, State.DROPPED, f"{QUARANTINED}{reason}")
 
@@ -111,13 +80,13 @@ def reconcile(db: sqlite3.Connection, step: int, batches: Sequence[Batch], versi
         roll_back(db, step, version)
     undone = db.execute(
         "SELECT number, step FROM updates WHERE outcome = ? AND (step > ? OR version > ?) ORDER BY step",
-        (Outcome.APPLIED, step, version),
+        (StepOutcome.APPLIED, step, version),
     ).fetchall()
     for row in undone:
         for (turn,) in _turns_in(db, row["number"], State.APPLIED):
             move(db, turn, State.JUDGED)
-        db.execute("UPDATE updates SET outcome = ? WHERE number = ?", (Outcome.UNDONE, row["number"]))
-    known = {row["step"] for row in db.execute("SELECT step FROM updates WHERE outcome = ?", (Outcome.APPLIED,))}
+        db.execute("UPDATE updates SET outcome = ? WHERE number = ?", (StepOutcome.UNDONE, row["number"]))
+    known = {row["step"] for row in db.execute("SELECT step FROM updates WHERE outcome = ?", (StepOutcome.APPLIED,))}
     for batch in batches:
         if batch.step <= step and batch.step not in known:
             _apply_again(db, batch)
@@ -128,7 +97,7 @@ def roll_back(db: sqlite3.Connection, step: int, before: int | None = None) -> N
     """The owner goes back to a step: what came after it no longer counts, and is not trained on again."""
     db.execute(
         "UPDATE updates SET outcome = ? WHERE outcome = ? AND step > ? AND version < coalesce(?, version + 1)",
-        (Outcome.ROLLED_BACK, Outcome.APPLIED, step, before),
+        (StepOutcome.ROLLED_BACK, StepOutcome.APPLIED, step, before),
     )
 
 
@@ -142,13 +111,17 @@ def latest_version(db: sqlite3.Connection) -> int:
 
 def latest_step(db: sqlite3.Connection) -> int:
     """The last step that counts."""
-    (step,) = db.execute("SELECT coalesce(max(step), 0) FROM updates WHERE outcome = ?", (Outcome.APPLIED,)).fetchone()
+    (step,) = db.execute(
+        "SELECT coalesce(max(step), 0) FROM updates WHERE outcome = ?", (StepOutcome.APPLIED,)
+    ).fetchone()
     return int(step)
 
 
 def quarantined(db: sqlite3.Connection) -> list[Quarantined]:
     """The batches that were set aside, the last first."""
-    rows = db.execute("SELECT * FROM updates WHERE outcome = ? ORDER BY number DESC", (Outcome.QUARANTINED,)).fetchall()
+    rows = db.execute(
+        "SELECT * FROM updates WHERE outcome = ? ORDER BY number DESC", (StepOutcome.QUARANTINED,)
+    ).fetchall()
     return [
         Quarantined(row["step"], tuple(t for (t,) in _turns_in(db, row["number"])), row["reason"], row["created"])
         for row in rows
@@ -159,7 +132,7 @@ def _record(
     db: sqlite3.Connection,
     step: int,
     version: int | None,
-    outcome: Outcome,
+    outcome: StepOutcome,
     turns: Sequence[int],
     reason: str = "",
     metrics: Mapping[str, Any] | None = None,

@@ -19,8 +19,7 @@ from openclaw_rl.ledger.packing import (
     unpack_top,
     whole_text,
 )
-from openclaw_rl.ledger.states import State
-from openclaw_rl.types import Hint, Question, SampleKind, Source, Verdict, Vote
+from openclaw_rl.types import Hint, Question, SampleKind, Source, State, Verdict, Vote
 
 #: Said of a turn that was chosen because its session had no better one.
 AT_LEAST_ONE = "the best turn of a session without a good one"
@@ -92,22 +91,22 @@ def load(db: sqlite3.Connection, turn: int) -> tuple[Verdict, SampleKind | None]
     return verdict, SampleKind(row["sample"]) if row["sample"] else None
 
 
-class Outcome(NamedTuple):
-    """What came of judging a turn, in short."""
+class VerdictSummary(NamedTuple):
+    """A verdict in short."""
 
     score: float | None
     hints: int
     reason: str
 
 
-def recent(db: sqlite3.Connection, count: int) -> list[Outcome]:
+def recent(db: sqlite3.Connection, count: int) -> list[VerdictSummary]:
     """The last verdicts, the newest first."""
     rows = db.execute(
         "SELECT score, (SELECT count(*) FROM hints h WHERE h.turn = v.turn) AS hints, reason "
         "FROM verdicts v ORDER BY number DESC LIMIT ?",
         (count,),
     )
-    return [Outcome(row["score"], row["hints"], row["reason"]) for row in rows]
+    return [VerdictSummary(row["score"], row["hints"], row["reason"]) for row in rows]
 
 
 #: Sessions that have ended, whose turns have all been judged, and which nobody has looked at since.

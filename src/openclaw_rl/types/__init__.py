@@ -1,0 +1,33 @@
+"""The nouns that flow through the loop. Data only: no behaviour, no imports from the rest of the package."""
+
+# mypy: implicit-reexport
+# ruff: noqa: F401
+
+from openclaw_rl.types.sampling import (
+    BASE_VERSION,
+    FinishReason,
+    Ids,
+    Likeliest,
+    Numbers,
+    Priority,
+    SampledToken,
+    SampleRequest,
+    SamplingParams,
+    ScoreRequest,
+    Scores,
+)
+from openclaw_rl.types.training import (
+    MAX_LOG_RATIO,
+    Alternatives,
+    Batch,
+    LossSettings,
+    NextStep,
+    Quarantined,
+    SampleKind,
+    Span,
+    StepOutcome,
+    TrainingSequence,
+    TrainingSettings,
+)
+from openclaw_rl.types.turns import Continuation, Counts, SessionKey, SessionSummary, State, StoredTurn, Turn, TurnKind
+from openclaw_rl.types.verdicts import Feedback, Hint, Question, Source, Verdict, Vote
