@@ -81,7 +81,7 @@ def serve_echo(port: int) -> None:
 
 def serve_ours(port: int) -> None:
     from openclaw_rl.api.app import create_app
-    from openclaw_rl.api.completion import ChatService, SamplingDefaults
+    from openclaw_rl.api.service import ChatService, SamplingDefaults
     from openclaw_rl.models import fetch_model
     from openclaw_rl.rendering.chat import ChatRenderer
 
@@ -137,7 +137,7 @@ class Connection:
 
 def payload(body: Body) -> bytes:
     content = json.dumps(body).encode()
-    lines = ["POST /v1/chat/completions HTTP/1.1", "Host: x", "Content-Type: application/json"]
+    lines = ["POST /v1/chat/completions HTTP/1.1", "Host: localhost", "Content-Type: application/json"]
     head = "\r\n".join([*lines, f"Content-Length: {len(content)}", "", ""])
     return head.encode() + content
 
