@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openclaw_rl.api.classify import classify, is_transient
-from openclaw_rl.api.sessions import named_session, new_session
+from openclaw_rl.api.capture.classify import classify, is_transient
+from openclaw_rl.api.capture.sessions import named_session, new_session
 from openclaw_rl.api.wire import ChatRequest
 from openclaw_rl.ledger import queries
 from openclaw_rl.ledger.ledger import Ledger

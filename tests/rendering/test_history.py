@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from openclaw_rl.rendering import history
 from openclaw_rl.rendering.chat import ChatRenderer
-from openclaw_rl.rendering.history import Conversation, Recorded, go_on, keys
+from openclaw_rl.rendering.history import RecordedTurn, TemplateInput, continue_turn, keys
 from openclaw_rl.types import Continuation
 
 Message = dict[str, Any]
@@ -274,35 +274,35 @@ def spelled_out(renderer: ChatRenderer, text: str) -> list[int]:
     return [id for character in text for id in renderer.tokenizer.encode_text(character)] + [renderer.tokenizer.eos_id]
 
 
-def plain(renderer: ChatRenderer, conversation: Conversation) -> Any:
+def plain(renderer: ChatRenderer, conversation: TemplateInput) -> Any:
     return renderer.prompt(renderer.text(*conversation))
 
 
 def record(
-    renderer: ChatRenderer, asked: Conversation, response: list[int], prompt: list[int] | None = None
-) -> Recorded:
+    renderer: ChatRenderer, asked: TemplateInput, response: list[int], prompt: list[int] | None = None
+) -> RecordedTurn:
     """A turn as the ledger has it."""
     messages = [*asked.messages]
     if asked.tools:
         messages.insert(0, {"role": "tools", "tools": asked.tools})
     given = plain(renderer, asked).ids if prompt is None else prompt
     stored = json.loads(json.dumps(messages))
-    return Recorded([*given, *response], response, lambda: stored)
+    return RecordedTurn([*given, *response], response, lambda: stored)
 
 
-def answer_to(renderer: ChatRenderer, turn: Recorded, now: Conversation) -> tuple[list[int], Continuation, str]:
+def answer_to(renderer: ChatRenderer, turn: RecordedTurn, now: TemplateInput) -> tuple[list[int], Continuation, str]:
     """(ids of the next prompt, how it goes on, the text of what follows the record)."""
     covered = max(i for i, message in enumerate(now.messages, start=1) if message["role"] == "assistant")
-    prompt, how = go_on(renderer, now, plain(renderer, now), covered, turn)
+    prompt, how = continue_turn(renderer, now, plain(renderer, now), covered, turn)
     rest = prompt.ids[len(turn.ids) :] if prompt.ids[: len(turn.ids)] == turn.ids else []
     return prompt.ids, how, renderer.tokenizer.backend.decode(rest, skip_special_tokens=False)
 
 
 MORE = "\n<|im_start|>user\nmore?<|im_end|>\n<|im_start|>assistant\n"
-ASKED = Conversation([user("Where is the fox?")], TOOLS)
+ASKED = TemplateInput([user("Where is the fox?")], TOOLS)
 
 
-def then(message: Message, *, asked: Conversation = ASKED) -> Conversation:
+def then(message: Message, *, asked: TemplateInput = ASKED) -> TemplateInput:
     """The next request: the answer as the client returns it, and another question."""
     return asked._replace(messages=[*asked.messages, message, user("more?")])
 
@@ -404,7 +404,7 @@ def test_a_prompt_that_opened_the_thoughts_is_kept(renderer: ChatRenderer) -> No
     thinking = ASKED._replace(options={"enable_thinking": True})
     turn = record(renderer, thinking, ids_of(renderer, "hm\n</think>\n\nIn the wood."))
     now = then(said("In the wood."), asked=thinking)
-    prompt, how = go_on(renderer, now, plain(renderer, now), 2, turn)
+    prompt, how = continue_turn(renderer, now, plain(renderer, now), 2, turn)
     assert how is REALIGNED
     assert prompt.ids[: len(turn.ids)] == turn.ids
     assert prompt.opens_reasoning
@@ -434,9 +434,9 @@ def test_a_whole_conversation_is_one_growing_sequence(renderer: ChatRenderer) ->
     """Thoughts stripped, calls renamed, numbers rewritten, at every step."""
     messages: list[Message] = [{"role": "system", "content": "be kind"}, user("Where is the fox?")]
     record_so_far: list[int] = []
-    turn: Recorded | None = None
+    turn: RecordedTurn | None = None
     for step in range(6):
-        now = Conversation(list(messages), TOOLS)
+        now = TemplateInput(list(messages), TOOLS)
         if turn is None:
             prompt = plain(renderer, now).ids
         else:
@@ -458,16 +458,16 @@ def test_a_whole_conversation_is_one_growing_sequence(renderer: ChatRenderer) ->
 @pytest.mark.parametrize(
     "now",
     [
-        then(said("In it."), asked=Conversation([user("Where is the dog?")], TOOLS)),
-        then(said("In it."), asked=Conversation([user("Where is the fox?")], OTHER_TOOLS)),
-        then(said("In it."), asked=Conversation([user("Where is the fox?")])),
-        then(said("In it."), asked=Conversation([{"role": "system", "content": "be kind"}, *ASKED.messages], TOOLS)),
-        then(said("In it."), asked=Conversation([*ASKED.messages, user("(in the picture)")], TOOLS)),
-        then(said("In it."), asked=Conversation([user("Who?"), said("I."), *ASKED.messages], TOOLS)),
+        then(said("In it."), asked=TemplateInput([user("Where is the dog?")], TOOLS)),
+        then(said("In it."), asked=TemplateInput([user("Where is the fox?")], OTHER_TOOLS)),
+        then(said("In it."), asked=TemplateInput([user("Where is the fox?")])),
+        then(said("In it."), asked=TemplateInput([{"role": "system", "content": "be kind"}, *ASKED.messages], TOOLS)),
+        then(said("In it."), asked=TemplateInput([*ASKED.messages, user("(in the picture)")], TOOLS)),
+        then(said("In it."), asked=TemplateInput([user("Who?"), said("I."), *ASKED.messages], TOOLS)),
     ],
     ids=["other words", "other tools", "no tools", "a system prompt", "one message more", "more history"],
 )
-def test_a_history_that_says_something_else_forks(renderer: ChatRenderer, now: Conversation) -> None:
+def test_a_history_that_says_something_else_forks(renderer: ChatRenderer, now: TemplateInput) -> None:
     turn = record(renderer, ASKED, ids_of(renderer, "<think>hm</think>In it."))
     ids, how, _new = answer_to(renderer, turn, now)
     assert how is FORKED
@@ -475,9 +475,9 @@ def test_a_history_that_says_something_else_forks(renderer: ChatRenderer, now: C
 
 
 def test_a_changed_system_prompt_is_what_the_model_is_given(renderer: ChatRenderer) -> None:
-    asked = Conversation([{"role": "system", "content": "be kind"}, user("hello")])
+    asked = TemplateInput([{"role": "system", "content": "be kind"}, user("hello")])
     turn = record(renderer, asked, ids_of(renderer, "<think>hm</think>hi"))
-    now = Conversation([{"role": "system", "content": "be terse"}, user("hello"), said("hi"), user("more?")])
+    now = TemplateInput([{"role": "system", "content": "be terse"}, user("hello"), said("hi"), user("more?")])
     ids, how, _new = answer_to(renderer, turn, now)
     assert how is FORKED
     assert "be terse" in renderer.tokenizer.backend.decode(ids)
@@ -599,12 +599,12 @@ def test_the_recorded_tokens_are_always_kept_and_only_the_rest_is_tokenised(
     vocabulary = tokenizer.backend.get_vocab_size()
     response = [id % vocabulary for id in response if id % vocabulary not in tokenizer.eos_ids]
     response += [tokenizer.eos_id] if ended else []
-    before = Conversation([user(text) for text in asked], TOOLS if tools else [])
+    before = TemplateInput([user(text) for text in asked], TOOLS if tools else [])
     turn = record(renderer, before, response)
     returned = tokenizer.backend.decode(response, skip_special_tokens=True)[stripped:]
     now = before._replace(messages=[*before.messages, said(returned), user(question)])
     rendered = plain(renderer, now)
-    prompt, how = go_on(renderer, now, rendered, len(asked) + 1, turn)
+    prompt, how = continue_turn(renderer, now, rendered, len(asked) + 1, turn)
     if how is EXTENDS:
         assert prompt == rendered
     else:
@@ -622,9 +622,9 @@ def test_a_forgetful_template_never_makes_a_prompt_that_is_neither_the_record_no
     forgetful: ChatRenderer, texts: list[str], strips: list[bool]
 ) -> None:
     messages: list[Message] = [user("hello")]
-    turn: Recorded | None = None
+    turn: RecordedTurn | None = None
     for text, strip in zip(texts, strips, strict=False):
-        now = Conversation(list(messages))
+        now = TemplateInput(list(messages))
         if turn is None:
             prompt = plain(forgetful, now).ids
         else:

@@ -12,7 +12,7 @@ from openclaw_rl.rendering.tool_calls import (
     PARSERS,
     HermesToolParser,
     LlamaToolParser,
-    ToolCall,
+    ParsedToolCall,
     ToolParser,
     choose_parser,
     new_call_id,
@@ -28,12 +28,12 @@ def parse(make: Callable[..., ToolParser], pieces: Sequence[str]) -> Parsed:
     numbers = itertools.count()
     parser = make(lambda: f"call{next(numbers)}")
     out = [item for piece in pieces for item in parser.push(piece)] + parser.flush()
-    calls = [item for item in out if isinstance(item, ToolCall)]
+    calls = [item for item in out if isinstance(item, ParsedToolCall)]
     assert [call.id for call in calls] == [f"call{n}" for n in range(len(calls))]
     assert all(isinstance(json.loads(call.arguments), dict) for call in calls)
     parsed: Parsed = []
     for item in out:
-        if isinstance(item, ToolCall):
+        if isinstance(item, ParsedToolCall):
             parsed.append((item.name, item.arguments))
         elif parsed and isinstance(parsed[-1], str):
             parsed[-1] += item

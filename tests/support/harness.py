@@ -13,7 +13,7 @@ import openai
 import uvicorn
 
 from openclaw_rl.api.app import create_app
-from openclaw_rl.api.completion import ChatService, SamplingDefaults
+from openclaw_rl.api.service import ChatService, SamplingDefaults
 from openclaw_rl.ledger.ledger import Ledger
 from openclaw_rl.rendering.chat import ChatRenderer
 from openclaw_rl.types import SampleRequest

@@ -1,1 +1,1 @@
-"""The OpenAI wire: requests in, completions out, streaming, keys and errors."""
+"""The OpenAI-compatible HTTP API: requests in, completions out, streaming, keys and errors."""

@@ -1,4 +1,4 @@
-"""Who may use the server."""
+"""API keys: who may use the server."""
 
 from collections.abc import Sequence
 from hmac import compare_digest
@@ -8,18 +8,18 @@ from fastapi import Request
 from openclaw_rl.api.errors import ApiError
 from openclaw_rl.app.config import ApiKey
 
-#: The owner's name where no key is asked for.
+#: The owner of all requests to a server without keys.
 ANYONE = "anyone"
 
 
 class KeyCheck:
-    """Checks bearer keys. Compares with every key in constant time, so that timing tells nothing."""
+    """Checks bearer keys. It compares with every key in constant time, so that timing reveals nothing."""
 
     def __init__(self, keys: Sequence[ApiKey]) -> None:
         self._keys = [(key.name, key.secret.encode()) for key in keys]
 
     def owner(self, request: Request) -> str:
-        """The name of the key that came with the request; raises 401 if none that is known did."""
+        """The name of the key that the request carries; raises 401 if it carries no known key."""
         if not self._keys:
             return ANYONE
         scheme, _, given = request.headers.get("authorization", "").partition(" ")

@@ -1,4 +1,4 @@
-"""A completion as OpenAI writes it: whole, or as a stream of chunks."""
+"""Encodes completions in OpenAI's format: as one body, or as a stream of chunks."""
 
 from collections.abc import AsyncIterator
 from typing import Any
@@ -11,31 +11,34 @@ from openclaw_rl.api.errors import ApiError
 from openclaw_rl.api.message import tool_call
 from openclaw_rl.rendering.detokenize import token_bytes
 from openclaw_rl.rendering.response import Delta, ReasoningText
-from openclaw_rl.rendering.tool_calls import ToolCall
+from openclaw_rl.rendering.tool_calls import ParsedToolCall
 from openclaw_rl.types import SampledToken
 
 DONE = b"data: [DONE]\n\n"
 
 
 class Encoder:
-    """Writes completions of one model."""
+    """Encodes the completions of one model."""
 
     def __init__(self, model: str, tokenizer: Tokenizer) -> None:
         self.model, self.tokenizer = model, tokenizer
 
     async def whole(self, completion: Completion, logprobs: int | None) -> bytes:
-        """The body of an answer that is sent at once; `logprobs` is how many tokens are named at each place, if any."""
+        """The body of an answer that is not streamed.
+
+        `logprobs` is the number of likeliest tokens to list at each position; None leaves log-probs out.
+        """
         async for _update in completion:
             pass
         choices = []
         for index, choice in enumerate(completion.choices):
-            written = {"index": index, "message": choice.message.body(), "finish_reason": choice.finish_reason}
-            written["logprobs"] = None if logprobs is None else self._logprobs(choice.tokens, logprobs)
-            choices.append(written)
+            entry = {"index": index, "message": choice.message.body(), "finish_reason": choice.finish_reason}
+            entry["logprobs"] = None if logprobs is None else self._logprobs(choice.tokens, logprobs)
+            choices.append(entry)
         return to_json({**self._head(completion, ""), "choices": choices, "usage": completion.usage()})
 
     async def chunks(self, completion: Completion, logprobs: int | None, usage: bool) -> AsyncIterator[bytes]:
-        """Server-sent events, each as soon as it exists; an error after the start is an event too."""
+        """Server-sent events, each as soon as it is known. An error after the start is sent as an event."""
         head = self._head(completion, ".chunk")
         if usage:
             head["usage"] = None
@@ -58,9 +61,9 @@ class Encoder:
         for delta in update.deltas:
             for part in delta_parts(delta, calls[update.index]):
                 choices.append(chunk(update.index, part))
-            calls[update.index] += isinstance(delta, ToolCall)
+            calls[update.index] += isinstance(delta, ParsedToolCall)
         if logprobs is not None:
-            # Log-probs leave with their token, also when the token's text is still held back.
+            # Log-probs are sent when their token is sampled, even if the token's text is still held back.
             choices = choices or [chunk(update.index, {})]
             choices[0]["logprobs"] = self._logprobs(update.tokens, logprobs)
         if update.finish_reason is not None:
@@ -76,10 +79,10 @@ class Encoder:
             "system_fingerprint": f"policy-{completion.version}",
         }
 
-    def _logprobs(self, tokens: list[SampledToken], named: int) -> dict[str, Any]:
+    def _logprobs(self, tokens: list[SampledToken], top_n: int) -> dict[str, Any]:
         content = []
         for token in tokens:
-            top = [self._logprob(id, value) for id, value in token.top[:named]]
+            top = [self._logprob(id, value) for id, value in token.top[:top_n]]
             content.append({**self._logprob(token.token_id, token.logprob), "top_logprobs": top})
         return {"content": content, "refusal": None}
 
@@ -89,12 +92,12 @@ class Encoder:
 
 
 def delta_parts(delta: Delta, number: int) -> list[dict[str, Any]]:
-    """What a delta adds to the message; a tool call opens with its name, then come its arguments."""
+    """A delta as `delta` fields of chunks; a tool call becomes two: its name, then its arguments."""
     match delta:
         case ReasoningText(text):
             return [{"reasoning_content": text}]
-        case ToolCall():
-            opening = {"index": number, **tool_call(ToolCall(delta.id, delta.name, ""))}
+        case ParsedToolCall():
+            opening = {"index": number, **tool_call(ParsedToolCall(delta.id, delta.name, ""))}
             arguments = {"index": number, "function": {"arguments": delta.arguments}}
             return [{"tool_calls": [opening]}, {"tool_calls": [arguments]}]
         case _:

@@ -1,4 +1,4 @@
-"""Errors as OpenAI's API shapes them, so that every client understands them."""
+"""Errors in the shape of OpenAI's API, which every client understands."""
 
 from typing import Any
 
@@ -10,10 +10,10 @@ from starlette.routing import Match
 
 from openclaw_rl.engines.base import EngineUnavailable, QueueFull
 
-#: What the paths of OpenAI's API begin with; some clients add it themselves, others expect it in their base URL.
-BASE = "/v1"
+#: The paths of OpenAI's API begin with this. Some clients add it themselves, others expect it in their base URL.
+PATH_PREFIX = "/v1"
 #: OpenAI's error types by status.
-TYPES = {
+ERROR_TYPES = {
     401: "authentication_error",
     404: "not_found_error",
     409: "conflict_error",
@@ -24,7 +24,7 @@ TYPES = {
 
 
 class ApiError(Exception):
-    """A refusal with a status, a sentence, and where known a code and the field that is at fault."""
+    """A refused request: an HTTP status and a sentence, and where known a code and the field at fault."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class ApiError(Exception):
         self.headers = headers
 
     def body(self) -> dict[str, Any]:
-        kind = TYPES.get(self.status, "invalid_request_error")
+        kind = ERROR_TYPES.get(self.status, "invalid_request_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
     def response(self) -> JSONResponse:
@@ -49,19 +49,19 @@ class ApiError(Exception):
 
 
 def from_engine(error: QueueFull | EngineUnavailable) -> ApiError:
-    """What a client is told when the engine cannot take or finish a request."""
+    """The error for a request that the engine cannot accept or finish."""
     if isinstance(error, QueueFull):
         return ApiError(429, str(error), code="queue_full", headers={"Retry-After": str(error.retry_after)})
     return ApiError(503, str(error), code="engine_unavailable", headers={"Retry-After": "1"})
 
 
 def from_router(request: Request, error: HTTPException) -> ApiError:
-    """What a client is told whose path or method is not served."""
+    """The error for a path or method that the server does not have."""
     absent = f"There is no {request.method} {request.url.path} here"
     headers = dict(error.headers) if error.headers else None
     if error.status_code == 404:
         meant = path_meant(request)
-        advice = f"did you mean {meant}?" if meant else f"this server has {', '.join(offered(request.app))}."
+        advice = f"did you mean {meant}?" if meant else f"this server has {', '.join(route_names(request.app))}."
         return ApiError(404, f"{absent}; {advice}", code="unknown_url", headers=headers)
     if error.status_code == 405 and headers:
         message = f"{absent}, only {headers['Allow']}."
@@ -70,35 +70,35 @@ def from_router(request: Request, error: HTTPException) -> ApiError:
 
 
 def path_meant(request: Request) -> str | None:
-    """The path that serves this request with one `/v1` more or less."""
+    """The path that exists if one `/v1` is added or removed; None if neither does."""
     path = request.url.path
-    for other in (BASE + path, path.removeprefix(BASE)):
+    for other in (PATH_PREFIX + path, path.removeprefix(PATH_PREFIX)):
         scope = {**request.scope, "path": other}
         if any(route.matches(scope)[0] is Match.FULL for route in request.app.routes):
             return other
     return None
 
 
-def offered(app: FastAPI) -> list[str]:
+def route_names(app: FastAPI) -> list[str]:
     """Every route with its method."""
     routes = [route for route in app.routes if isinstance(route, APIRoute)]
     return [f"{method} {route.path_format}" for route in routes for method in sorted(route.methods or ())]
 
 
 def install(app: FastAPI) -> None:
-    """Every error of an app in one shape, without a traceback."""
+    """Make every error of the app an answer in OpenAI's shape, without a traceback."""
 
-    async def refused(_request: Request, error: Exception) -> JSONResponse:
+    async def api_error(_request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, ApiError)
         return error.response()
 
-    async def http(request: Request, error: Exception) -> JSONResponse:
+    async def http_exception(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
         return from_router(request, error).response()
 
     async def unexpected(_request: Request, _error: Exception) -> JSONResponse:
-        return ApiError(500, "Something went wrong in the server; its log says what.").response()
+        return ApiError(500, "Internal error; the server's log has the details.").response()
 
-    app.add_exception_handler(ApiError, refused)
-    app.add_exception_handler(HTTPException, http)
+    app.add_exception_handler(ApiError, api_error)
+    app.add_exception_handler(HTTPException, http_exception)
     app.add_exception_handler(Exception, unexpected)

@@ -1,8 +1,8 @@
-"""Without a key, only this machine may use the server, and pages from elsewhere in its browser are not this machine.
+"""Without an API key, only programs on this machine may use the server; web pages from elsewhere may not.
 
-Any page can have the browser that shows it send requests here. Two headers, which a page cannot choose, tell them from
-the owner's: `Origin` says where the page is from, and `Host` by which name the server was found, which is a foreign
-one if somebody lets a name of theirs point to this machine (DNS rebinding).
+Any web page can make the browser that shows it send requests to this machine. Two headers, which a page cannot choose,
+reveal such requests. `Origin` says which site the page is from. `Host` is the name under which the server was reached;
+it is a foreign name if somebody has pointed their own domain at this machine (DNS rebinding).
 """
 
 from ipaddress import ip_address
@@ -13,13 +13,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from openclaw_rl.api.errors import ApiError
 
-#: These change nothing, and a browser does not show their answers to a page from elsewhere.
+#: These change nothing, and a browser does not show their answers to a page of another site.
 READING_METHODS = ("GET", "HEAD")
-WITH_A_KEY = "start the server with a key (SGLANG_API_KEY or --api-key)"
+HOW_TO_SET_A_KEY = "start the server with a key (SGLANG_API_KEY or --api-key)"
 
 
 class LoopbackOnly:
-    """Refuses what does not come from this machine, before any route sees it."""
+    """Refuses requests that do not come from this machine, before any route sees them."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -30,19 +30,19 @@ class LoopbackOnly:
 
 
 def refusal(method: str, headers: Headers) -> ApiError | None:
-    """Why a request is not served without a key; None if it is."""
+    """The error for a request that is refused without a key; None if the request is allowed."""
     host, origin = headers.get("host", ""), headers.get("origin")
     if not is_loopback(f"//{host}"):
         problem = f"Without an API key this server answers only to names of this machine, and {host!r} is not one"
-        return ApiError(403, f"{problem}: use 127.0.0.1 or localhost, or {WITH_A_KEY}.", code="foreign_host")
+        return ApiError(403, f"{problem}: use 127.0.0.1 or localhost, or {HOW_TO_SET_A_KEY}.", code="foreign_host")
     if origin is not None and method not in READING_METHODS and not is_loopback(origin):
-        problem = f"Without an API key this server takes requests only from pages of this machine, not of {origin!r}"
-        return ApiError(403, f"{problem}: {WITH_A_KEY}.", code="foreign_origin")
+        problem = f"Without an API key this server serves only pages on this machine, not from {origin!r}"
+        return ApiError(403, f"{problem}: {HOW_TO_SET_A_KEY}.", code="foreign_origin")
     return None
 
 
 def is_loopback(url: str) -> bool:
-    """Whether an address is on this machine by its name alone, which nobody else can have."""
+    """Whether an address is a loopback address or `localhost`, names that nobody else can have."""
     try:
         name = urlsplit(url).hostname
         return name == "localhost" or ip_address(name or "").is_loopback

@@ -3,16 +3,16 @@
 from typing import Any
 
 from openclaw_rl.rendering.response import Delta, ReasoningText
-from openclaw_rl.rendering.tool_calls import ToolCall
+from openclaw_rl.rendering.tool_calls import ParsedToolCall
 
 
 class AssistantMessage:
-    """An assistant message being put together."""
+    """Assembles an assistant message from the deltas of a response."""
 
     def __init__(self) -> None:
         self._content: list[str] = []
         self._reasoning: list[str] = []
-        self._calls: list[ToolCall] = []
+        self._calls: list[ParsedToolCall] = []
 
     def add(self, delta: Delta) -> None:
         match delta:
@@ -20,7 +20,7 @@ class AssistantMessage:
                 self._content.append(delta)
             case ReasoningText(text):
                 self._reasoning.append(text)
-            case ToolCall():
+            case ParsedToolCall():
                 self._calls.append(delta)
 
     def body(self) -> dict[str, Any]:
@@ -34,5 +34,5 @@ class AssistantMessage:
         return message
 
 
-def tool_call(call: ToolCall) -> dict[str, Any]:
+def tool_call(call: ParsedToolCall) -> dict[str, Any]:
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}

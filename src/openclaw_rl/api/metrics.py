@@ -1,4 +1,4 @@
-"""What `/metrics` shows to Prometheus."""
+"""The server's Prometheus metrics."""
 
 from collections.abc import Callable
 
@@ -7,12 +7,12 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from openclaw_rl.engines.base import EngineStats
 from openclaw_rl.types import Continuation, TurnKind
 
-#: From a cached prompt on a GPU to a long one on a laptop.
+#: In seconds: from a cached prompt on a GPU to a long prompt on a laptop.
 LATENCY_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
 
-class Metrics:
-    """The server's counters, in a registry of their own."""
+class ServerMetrics:
+    """The counters of one server, in a registry of its own."""
 
     def __init__(self, stats: Callable[[], EngineStats]) -> None:
         self.registry = CollectorRegistry()
@@ -38,11 +38,11 @@ class Metrics:
         self.lost_turns = Counter(
             "openclaw_lost_turns", "Turns served that could not be recorded.", registry=self.registry
         )
-        continuations = self._counter("openclaw_continuations", "How prompts go on from recorded turns.", "kind")
+        continuations = self._counter("openclaw_continuations", "How prompts continue recorded turns.", "kind")
         self.continuations = {kind: continuations.labels(kind) for kind in Continuation}
         self.gauge("openclaw_active_sequences", "Sequences being sampled.", lambda: stats().active)
-        self.gauge("openclaw_queued_sequences", "Sequences waiting for a place.", lambda: stats().waiting)
-        self.gauge("openclaw_engine_ready", "1 when the engine serves.", lambda: stats().ready)
+        self.gauge("openclaw_queued_sequences", "Sequences waiting to be sampled.", lambda: stats().waiting)
+        self.gauge("openclaw_engine_ready", "1 when the engine is ready.", lambda: stats().ready)
         self.gauge("openclaw_engine_restarts", "Times the engine's worker was restarted.", lambda: stats().restarts)
 
     def _counter(self, name: str, doc: str, label: str) -> Counter:

@@ -1,4 +1,4 @@
-"""What the API can ask of the loops beside it, which it does not know."""
+"""What the API asks of judging and learning, which it does not import."""
 
 from typing import Protocol
 
@@ -6,27 +6,27 @@ from openclaw_rl.types import NextStep
 
 
 class Operations(Protocol):
-    """Judging and learning, as the server has put them together."""
+    """Judging and learning, as the application assembled them."""
 
     def judge(self) -> str:
-        """How judging goes: on, off, or suspended and why."""
+        """Whether turns are judged: on, off, or suspended and why."""
 
     def learner(self) -> str:
         """What the next training step waits for, in words."""
 
     def next_step(self) -> NextStep | None:
-        """The same in numbers; None if there will be none."""
+        """How far the next training step is; None if there will be none."""
 
     async def roll_back(self, version: int | None) -> int:
-        """Serve an earlier policy from now on; its new version. Raises OperationFailed."""
+        """Serve an earlier policy from now on; returns its new version. Raises OperationFailed."""
 
 
 class OperationFailed(Exception):
-    """What was asked for cannot be done; the message says why."""
+    """The operation cannot be done; the message says why."""
 
 
 class NoOperations:
-    """A server that serves and collects only."""
+    """For a server that neither judges nor learns."""
 
     def judge(self) -> str:
         return "off"

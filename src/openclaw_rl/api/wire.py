@@ -1,4 +1,4 @@
-"""OpenAI's chat completion request, as far as it is honoured. Unknown fields are ignored."""
+"""Request bodies: the fields of OpenAI's API that have an effect, and our own. Unknown fields are ignored."""
 
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -7,15 +7,15 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from openclaw_rl.api.errors import ApiError
 from openclaw_rl.types import Feedback, Source
 
-#: More stop strings than this are refused by OpenAI too.
+#: The most stop strings in a request; OpenAI has the same limit.
 MAX_STOPS = 4
-#: Higher temperatures are refused by OpenAI too.
+#: The highest temperature; OpenAI has the same limit.
 MAX_TEMPERATURE = 2
-#: What clients call a part that is text.
-TEXT_PARTS = ("text", "input_text", "output_text")
-#: More completions of one prompt are a mistake rather than a wish.
+#: The names that clients give to text parts.
+TEXT_PART_TYPES = ("text", "input_text", "output_text")
+#: The most completions of one prompt; only a mistake would ask for more.
 MAX_CHOICES = 128
-#: What is refused rather than ignored, since the answer would not be what was asked for; and what to do instead.
+#: Fields that are refused, because an answer that ignores them would be wrong; and what to do instead.
 UNSUPPORTED = {
     "presence_penalty": "leave it out or set it to 0",
     "frequency_penalty": "leave it out or set it to 0",
@@ -26,33 +26,33 @@ UNSUPPORTED = {
     "modalities": 'leave it out or set it to ["text"]',
     "audio": "leave it out",
 }
-#: Of these fields, the value that asks for nothing beyond what there is.
-PLAIN = {"response_format": {"type": "text"}, "modalities": ["text"]}
+#: Values of these fields that are accepted, because they ask for nothing special.
+ACCEPTED_VALUES = {"response_format": {"type": "text"}, "modalities": ["text"]}
 
 
-class Wire(BaseModel):
-    """Base of what comes over the wire."""
+class WireModel(BaseModel):
+    """Base of request bodies and their parts."""
 
     model_config = ConfigDict(extra="ignore")
 
 
-class TextPart(Wire):
+class TextPart(WireModel):
     type: str
     text: str
 
 
-class Function(Wire):
+class Function(WireModel):
     name: str
     arguments: str = "{}"
 
 
-class ToolCallPart(Wire):
+class ToolCallPart(WireModel):
     id: str = ""
     type: Literal["function"] = "function"
     function: Function
 
 
-class ChatMessage(Wire):
+class ChatMessage(WireModel):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[TextPart] | None = None
     name: str | None = None
@@ -65,14 +65,14 @@ class ChatMessage(Wire):
     def _only_text(cls, content: Any) -> Any:
         parts = content if isinstance(content, list) else []
         kinds = [part.get("type") for part in parts if isinstance(part, dict)]
-        other = next((kind for kind in kinds if kind not in TEXT_PARTS), None)
+        other = next((kind for kind in kinds if kind not in TEXT_PART_TYPES), None)
         if other is not None:
             raise ValueError(f"content parts of type {other!r} are not supported, only text")
         return content
 
 
 class Tool(BaseModel):
-    # Kept whole: the template shows the model whatever the client says about a tool.
+    # Extra fields are kept: the chat template shows the model all that the client says about a tool.
     model_config = ConfigDict(extra="allow")
 
     type: Literal["function"]
@@ -86,16 +86,16 @@ class Tool(BaseModel):
         return function
 
 
-class StreamOptions(Wire):
+class StreamOptions(WireModel):
     model_config = ConfigDict(strict=True)
 
     include_usage: bool = False
 
 
-class ChatRequest(Wire):
+class ChatRequest(WireModel):
     """The body of POST /v1/chat/completions."""
 
-    # A number in quotes is refused by OpenAI too.
+    # OpenAI refuses numbers in quotes too.
     model_config = ConfigDict(strict=True)
 
     messages: list[ChatMessage] = Field(min_length=1)
@@ -124,7 +124,7 @@ class ChatRequest(Wire):
     audio: Any = None
     chat_template_kwargs: dict[str, Any] | None = None
     session_id: str | None = None
-    # Clients say it in the words of the header X-Session-Done as well, such as "1".
+    # Clients also send the values of the header X-Session-Done, such as "1".
     session_done: Annotated[bool, Field(strict=False)] | None = None
     turn_type: str | None = None
     prompt_cache_key: str | None = None
@@ -143,8 +143,8 @@ class ChatRequest(Wire):
         return [tool.model_dump() for tool in self.tools]
 
     @property
-    def named_logprobs(self) -> int | None:
-        """How many tokens are named at each place of the answer's log-probs; None: there are to be none."""
+    def top_logprobs_wanted(self) -> int | None:
+        """How many likeliest tokens to list at each position; None if the answer has no log-probs at all."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
@@ -152,7 +152,7 @@ class ChatRequest(Wire):
         return self.stream_options is not None and self.stream_options.include_usage
 
 
-class FeedbackRequest(Wire):
+class FeedbackRequest(WireModel):
     """The body of POST /v1/feedback: a score from -1 to 1, or a thumb."""
 
     id: str
@@ -161,25 +161,27 @@ class FeedbackRequest(Wire):
     thumb: Literal["up", "down"] | None = None
     text: str = ""
     source: Literal["explicit", "environment"] = "explicit"
-    """Who says so: a person, or an environment with its reward."""
+    """Who gives the feedback: a person, or an environment (its reward)."""
 
     def feedback(self) -> Feedback:
         score = self.score if self.score is not None else 1.0 if self.thumb == "up" else -1.0
         return Feedback(score, self.text, Source(self.source))
 
 
-class RollbackRequest(Wire):
-    """The body of POST /v1/policy/rollback: the policy version to go back to, 0 for the base model; without it,
-    the checkpoint before."""
+class RollbackRequest(WireModel):
+    """The body of POST /v1/policy/rollback: the policy version to return to, 0 for the base model.
+
+    Without a version, the checkpoint before the current one.
+    """
 
     version: Annotated[int, Field(ge=0)] | None = None
 
 
-M = TypeVar("M", bound=Wire)
+Body = TypeVar("Body", bound=WireModel)
 
 
-def parse(model: type[M], body: bytes) -> M:
-    """Read a request body; raises 400 for what is no request at all, 422 for a field with a wrong value."""
+def parse(model: type[Body], body: bytes) -> Body:
+    """Read a request body; raises 400 if it is not such a request, 422 if a field has a wrong value."""
     try:
         return model.model_validate_json(body)
     except ValidationError as error:
@@ -187,19 +189,19 @@ def parse(model: type[M], body: bytes) -> M:
 
 
 def parse_feedback(body: bytes) -> FeedbackRequest:
-    """Read what somebody says of an answer."""
-    given = parse(FeedbackRequest, body)
-    if (given.score is None) == (given.thumb is None):
+    """Read feedback on an answer."""
+    request = parse(FeedbackRequest, body)
+    if (request.score is None) == (request.thumb is None):
         raise ApiError(400, "Give either score (from -1 to 1) or thumb (up or down).", param="score")
-    return given
+    return request
 
 
 def parse_request(body: bytes) -> ChatRequest:
-    """Read a chat request and refuse what is not supported."""
+    """Read a chat request; raises 400 for what is not supported."""
     request = parse(ChatRequest, body)
     for name, advice in UNSUPPORTED.items():
-        wanted = getattr(request, name)
-        if wanted and wanted != PLAIN.get(name):
+        value = getattr(request, name)
+        if value and value != ACCEPTED_VALUES.get(name):
             raise ApiError(400, f"{name} is not supported; {advice}.", param=name)
     if request.tool_choice not in (None, "auto", "none"):
         raise ApiError(400, "tool_choice must be 'auto' or 'none'.", param="tool_choice")
@@ -211,11 +213,11 @@ def parse_request(body: bytes) -> ChatRequest:
 
 
 def malformed(error: ValidationError) -> ApiError:
-    """The first thing that is wrong with a body, in OpenAI's shape."""
+    """The error for the first thing that is wrong with a body."""
     first = error.errors(include_url=False)[0]
     if first["type"] == "json_invalid":
         return ApiError(400, f"The body is not valid JSON: {first['msg'].removeprefix('Invalid JSON: ')}.")
-    # Where a value could be of several types, the place also names the type that was tried, as no field is called.
+    # Where a field allows several types, pydantic adds the type that it tried; no field has such a name.
     place = [part for part in map(str, first["loc"]) if part != "str" and not part.startswith("list[")]
     param = ".".join(place) or None
     if not param:

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 from openclaw_rl.api.app import create_app
-from openclaw_rl.api.completion import ChatService, SamplingDefaults
+from openclaw_rl.api.service import ChatService, SamplingDefaults
 from openclaw_rl.app.assembly import (
     answering_sampler,
     build_loops,

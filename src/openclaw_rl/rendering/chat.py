@@ -40,7 +40,7 @@ class ChatError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class RenderedPrompt:
     """What the model is given."""
 
     ids: list[int]
@@ -74,9 +74,9 @@ class ChatRenderer:
         guard = self.tokenizer.guard
         return self._render(map_text(chat, guard), map_text(list(tools), guard), options or {}, answer)
 
-    def prompt(self, text: str) -> Prompt:
+    def prompt(self, text: str) -> RenderedPrompt:
         """Tokenise what `text` returned."""
-        return Prompt(self.tokenizer.encode_chat(text), bool(_OPENS_REASONING.search(text[-64:])))
+        return RenderedPrompt(self.tokenizer.encode_chat(text), bool(_OPENS_REASONING.search(text[-64:])))
 
     def _render(self, chat: list[Message], tools: list[Any], options: Mapping[str, Any], answer: bool) -> str:
         variables = {**self.tokenizer.special_tokens, **map_text(dict(options), self.tokenizer.guard)}

@@ -2,7 +2,7 @@
 
 Clients strip thoughts, write arguments anew, rename calls and turn "" into null. Two things follow. A conversation
 is recognised by what it says, not by how it is written: `keys`. And the tokens of what was said before come from
-the record, with only the new messages rendered: `go_on`.
+the record, with only the new messages rendered: `continue_turn`.
 """
 
 import json
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
-from openclaw_rl.rendering.chat import ChatError, ChatRenderer, Message, Prompt, content_text
+from openclaw_rl.rendering.chat import ChatError, ChatRenderer, Message, RenderedPrompt, content_text
 from openclaw_rl.types import Continuation
 
 #: A noncharacter, as the tokenizer's guard is one.
@@ -75,7 +75,7 @@ def _number(text: str) -> float | int:
     return int(value) if value.is_integer() else value
 
 
-class Conversation(NamedTuple):
+class TemplateInput(NamedTuple):
     """All that the template is given."""
 
     messages: Sequence[Message]
@@ -84,7 +84,7 @@ class Conversation(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
+class RecordedTurn:
     """The turn that a conversation goes on from."""
 
     ids: list[int]
@@ -96,22 +96,22 @@ class Recorded:
     """The responses of the turns that it went on from, the latest first; likewise."""
 
 
-def go_on(
-    renderer: ChatRenderer, conversation: Conversation, plain: Prompt, covered: int, turn: Recorded
-) -> tuple[Prompt, Continuation]:
+def continue_turn(
+    renderer: ChatRenderer, chat: TemplateInput, plain: RenderedPrompt, covered: int, turn: RecordedTurn
+) -> tuple[RenderedPrompt, Continuation]:
     """The prompt of a conversation whose first `covered` messages end with a recorded turn's response.
 
     `plain` is the conversation rendered as it came.
     """
     if plain.ids[: len(turn.ids)] == turn.ids:
         return plain, Continuation.EXTENDS
-    shown = shown_whole(renderer, conversation.messages[covered - 1], turn.response)
-    same = shown and same_request(conversation, covered, turn)
-    new = accepted_part(renderer, conversation, covered, [turn.response, *turn.earlier()]) if same else None
+    shown = shown_whole(renderer, chat.messages[covered - 1], turn.response)
+    same = shown and same_request(chat, covered, turn)
+    new = accepted_part(renderer, chat, covered, [turn.response, *turn.earlier()]) if same else None
     if new is None:
         return plain, Continuation.FORKED
     ids = turn.ids + renderer.tokenizer.encode_chat(new)
-    return Prompt(ids, plain.opens_reasoning), Continuation.REALIGNED
+    return RenderedPrompt(ids, plain.opens_reasoning), Continuation.REALIGNED
 
 
 def shown_whole(renderer: ChatRenderer, message: Message, response: list[int]) -> bool:
@@ -120,35 +120,33 @@ def shown_whole(renderer: ChatRenderer, message: Message, response: list[int]) -
     return bool(message.get("tool_calls")) or text.rstrip().endswith(content_text(message.get("content")).strip())
 
 
-def same_request(conversation: Conversation, covered: int, turn: Recorded) -> bool:
+def same_request(chat: TemplateInput, covered: int, turn: RecordedTurn) -> bool:
     """Whether what now stands before the response is what the turn was given, system prompt and tools included."""
-    now = [meaning(message) for message in conversation.messages[: covered - 1]]
-    if conversation.tools:
-        now.insert(0, ["tools", list(conversation.tools)])
+    now = [meaning(message) for message in chat.messages[: covered - 1]]
+    if chat.tools:
+        now.insert(0, ["tools", list(chat.tools)])
     return now == [meaning(message) for message in turn.request()]
 
 
 def accepted_part(
-    renderer: ChatRenderer, conversation: Conversation, covered: int, responses: Sequence[list[int]]
+    renderer: ChatRenderer, chat: TemplateInput, covered: int, responses: Sequence[list[int]]
 ) -> str | None:
     """The new part; None also if the template accepts the conversation only as the client returns it."""
     try:
-        return new_part(renderer, conversation, covered, responses)
+        return new_part(renderer, chat, covered, responses)
     except ChatError:
         # A call as it was sampled is an ordinary answer to the template, which may not stand where a call may.
         return None
 
 
-def new_part(
-    renderer: ChatRenderer, conversation: Conversation, covered: int, responses: Sequence[list[int]]
-) -> str | None:
+def new_part(renderer: ChatRenderer, chat: TemplateInput, covered: int, responses: Sequence[list[int]]) -> str | None:
     """What the template writes after a response, up to the next answer; None if it would rewrite what was said.
 
     `responses` are those that end with message `covered` and before, the latest first. The template is given them as
     they were sampled, whatever the client made of them: only so does it show what it would do to them.
     """
     tokenizer = renderer.tokenizer
-    messages, tools, options = conversation
+    messages, tools, options = chat
     asked = list(messages[: covered - 1])
     answered = [i for i, message in enumerate(asked) if message["role"] == "assistant"]
     for i, response in zip(reversed(answered), responses[1:], strict=False):

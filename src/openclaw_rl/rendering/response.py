@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from openclaw_rl.rendering.detokenize import Detokenizer
 from openclaw_rl.rendering.reasoning import ReasoningSplitter
 from openclaw_rl.rendering.stops import StopMatcher
-from openclaw_rl.rendering.tool_calls import ToolCall, ToolParser
+from openclaw_rl.rendering.tool_calls import ParsedToolCall, ToolParser
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,7 @@ class ReasoningText:
 
 
 #: A piece of content, a piece of reasoning, or a whole tool call.
-Delta = str | ReasoningText | ToolCall
+Delta = str | ReasoningText | ParsedToolCall
 
 
 class ResponseParser:
@@ -71,6 +71,6 @@ class ResponseParser:
     def _content(self, text: str) -> Sequence[Delta]:
         return [text] if self._tools is None else self._note(self._tools.push(text))
 
-    def _note(self, found: list[str | ToolCall]) -> Sequence[Delta]:
-        self.called_tools = self.called_tools or any(isinstance(item, ToolCall) for item in found)
+    def _note(self, found: list[str | ParsedToolCall]) -> Sequence[Delta]:
+        self.called_tools = self.called_tools or any(isinstance(item, ParsedToolCall) for item in found)
         return found

@@ -14,7 +14,7 @@ from typing import NoReturn, Protocol
 
 
 @dataclass(frozen=True)
-class ToolCall:
+class ParsedToolCall:
     """A call the model asks for; `arguments` is a JSON object in the model's own spelling."""
 
     id: str
@@ -25,10 +25,10 @@ class ToolCall:
 class ToolParser(Protocol):
     """Reads one response. What comes out, adjacent text joined, does not depend on how it was cut."""
 
-    def push(self, text: str) -> list[str | ToolCall]:
+    def push(self, text: str) -> list[str | ParsedToolCall]:
         """Take the next piece of content; return what is certain now."""
 
-    def flush(self) -> list[str | ToolCall]:
+    def flush(self) -> list[str | ParsedToolCall]:
         """End of the response: decide on everything held back."""
 
 
@@ -66,16 +66,16 @@ class HermesToolParser:
         self._in_text = False
         self._after_call = False
 
-    def push(self, text: str) -> list[str | ToolCall]:
+    def push(self, text: str) -> list[str | ParsedToolCall]:
         self._buffer += text
         return self._read(final=False)
 
-    def flush(self) -> list[str | ToolCall]:
+    def flush(self) -> list[str | ParsedToolCall]:
         out = self._read(final=True)
         return [*out, self._blank] if self._blank and not self._after_call else out
 
-    def _read(self, final: bool) -> list[str | ToolCall]:
-        out: list[str | ToolCall] = []
+    def _read(self, final: bool) -> list[str | ParsedToolCall]:
+        out: list[str | ParsedToolCall] = []
         while self._buffer:
             step = self._read_block(final) if self._buffer.startswith(_OPEN) else self._read_text(final)
             if step is None:
@@ -83,14 +83,14 @@ class HermesToolParser:
             out += step
         return out
 
-    def _read_text(self, final: bool) -> list[str | ToolCall] | None:
+    def _read_text(self, final: bool) -> list[str | ParsedToolCall] | None:
         """Pass on what comes before the next tag; None if all of it may be the beginning of one."""
         end = self._buffer.find(_OPEN)
         if end < 0:
             end = len(self._buffer) - (0 if final else _tag_begun(self._buffer))
         return self._pass_on(end) if end else None
 
-    def _read_block(self, final: bool) -> list[str | ToolCall] | None:
+    def _read_block(self, final: bool) -> list[str | ParsedToolCall] | None:
         """Decide on the tag at the front of the buffer; None if that takes more of the response."""
         body = _skip_space(self._buffer, len(_OPEN))
         edge = self._edge.find(self._buffer) if self._buffer.startswith("{", body) else body
@@ -103,9 +103,9 @@ class HermesToolParser:
             return self._pass_on(len(_OPEN))
         self._take(edge + len(tag))
         self._blank, self._in_text, self._after_call = "", False, True
-        return [ToolCall(self._new_id(), *call) for call in calls]
+        return [ParsedToolCall(self._new_id(), *call) for call in calls]
 
-    def _pass_on(self, length: int) -> list[str | ToolCall]:
+    def _pass_on(self, length: int) -> list[str | ParsedToolCall]:
         text = self._blank + self._take(length)
         self._in_text = self._in_text or not text.isspace()
         self._blank = "" if self._in_text else text
@@ -129,23 +129,23 @@ class LlamaToolParser:
         self._held = ""
         self._is_text = False
 
-    def push(self, text: str) -> list[str | ToolCall]:
+    def push(self, text: str) -> list[str | ParsedToolCall]:
         self._held += text
         body = self._body()
         undecided = self._held.startswith("{", body) or _PYTHON_TAG.startswith(self._held[body:])
         self._is_text = self._is_text or not undecided
         return self._release() if self._is_text else []
 
-    def flush(self) -> list[str | ToolCall]:
+    def flush(self) -> list[str | ParsedToolCall]:
         calls = _read_calls(self._held[self._body() :], _SEPARATOR_OR_END, default=None)
-        return [ToolCall(self._new_id(), *call) for call in calls] or self._release()
+        return [ParsedToolCall(self._new_id(), *call) for call in calls] or self._release()
 
     def _body(self) -> int:
         start = _skip_space(self._held, 0)
         tagged = self._held.startswith(_PYTHON_TAG, start)
         return _skip_space(self._held, start + len(_PYTHON_TAG)) if tagged else start
 
-    def _release(self) -> list[str | ToolCall]:
+    def _release(self) -> list[str | ParsedToolCall]:
         text, self._held = self._held, ""
         return [text] if text else []
 

@@ -1,0 +1,1 @@
+"""Turns answered requests into turns of the ledger."""

@@ -1,0 +1,174 @@
+"""Looks at a request before it is answered: its session, its kind, the recorded turn that it continues, its tokens."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+
+from openclaw_rl.api.capture.classify import is_transient, kind_of
+from openclaw_rl.api.capture.open_turn import OpenTurn
+from openclaw_rl.api.capture.sessions import named_session, new_session
+from openclaw_rl.api.metrics import ServerMetrics
+from openclaw_rl.api.wire import ChatRequest
+from openclaw_rl.ledger.ledger import Ledger
+from openclaw_rl.ledger.packing import common_prefix
+from openclaw_rl.ledger.queries import Ancestor
+from openclaw_rl.ledger.writer import LedgerError
+from openclaw_rl.rendering import history
+from openclaw_rl.rendering.chat import ChatRenderer, Message, RenderedPrompt, content_text
+from openclaw_rl.rendering.clients import user_words
+from openclaw_rl.types import Continuation, SessionKey, TurnKind
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class IncomingRequest:
+    """A request that is about to be answered."""
+
+    owner: str
+    headers: Mapping[str, str]
+    request: ChatRequest
+    chat: history.TemplateInput
+    plain: RenderedPrompt
+    """The chat as the client sent it, rendered."""
+    max_context_tokens: int
+    """The model's limit, answer included."""
+
+
+class Capture:
+    """Records requests and their answers in the ledger.
+
+    - No request fails because of it. If the ledger cannot be read or written, or anything else goes wrong, the request
+      is answered, the turn is counted as lost, and the log says why.
+    - A turn's prompt is what the model was given, token for token. Where the history of a request is a recorded turn,
+      its recorded tokens are used, also if the client changed the form of what it sends back.
+    - A main request becomes the next state of the turn that it continues. A retry does not.
+    - Users who have said the same so far stay apart: a request continues a turn that no other request continues, if
+      there is one.
+    - A request with `store: false` is not recorded.
+    """
+
+    def __init__(self, ledger: Ledger, renderer: ChatRenderer, metrics: ServerMetrics) -> None:
+        self.ledger, self.renderer, self.metrics = ledger, renderer, metrics
+        metrics.gauge(
+            "openclaw_capture_suspended",
+            "1 while the ledger cannot be written.",
+            lambda: ledger.writer.suspended is not None,
+        )
+        self._continued: set[int] = set()
+
+    def open(self, incoming: IncomingRequest) -> OpenTurn | None:
+        """Begin a turn; None if the request is not to be recorded, or cannot be recorded now."""
+        if incoming.request.store is False:
+            return None
+        try:
+            return self._open(incoming)
+        except LedgerError as error:
+            log.warning("A turn is not captured: %s", error)
+        except Exception:
+            # A bug in capture. The client still gets an answer, and whoever fixes the bug needs the traceback.
+            log.exception("A turn is not captured.")
+        self.metrics.lost_turns.inc()
+        return None
+
+    def _open(self, incoming: IncomingRequest) -> OpenTurn:
+        request, messages = incoming.request, incoming.chat.messages
+        transient = [is_transient(message) for message in messages]
+        keys = history.keys(incoming.owner, messages, transient)
+        named = named_session(incoming.headers, request, messages)
+        ancestor = self.ledger.find_ancestor(incoming.owner, keys.ends, named[0] if named else None, self._continued)
+        name, source = named or ((ancestor.session.id, "history") if ancestor else new_session())
+        session = SessionKey(incoming.owner, name)
+        kind, reason = kind_of(incoming.headers, request, messages)
+        if kind is TurnKind.MAIN:
+            self._set_next_state(session, messages, transient, ancestor, keys.request)
+        prompt, continuation, shared_tokens = self._prompt(incoming, ancestor)
+        self.metrics.continuations[continuation].inc()
+        if ancestor is not None:
+            self._continued.add(ancestor.number)
+        tools = incoming.chat.tools
+        return OpenTurn(
+            ledger=self.ledger,
+            metrics=self.metrics,
+            continued=self._continued,
+            prompt=prompt,
+            session=session,
+            session_source=source,
+            kind=kind,
+            kind_reason=reason,
+            messages=[{"role": "tools", "tools": tools}, *messages] if tools else list(messages),
+            parent=ancestor.number if ancestor else None,
+            shared_tokens=shared_tokens,
+            continuation=continuation,
+            request_key=keys.request,
+            ends_session=truthy(incoming.headers.get("x-session-done")) or bool(request.session_done),
+        )
+
+    def _prompt(self, incoming: IncomingRequest, ancestor: Ancestor | None) -> tuple[RenderedPrompt, Continuation, int]:
+        """The prompt, how it continues the turn before, and how many tokens it shares with that turn."""
+        if ancestor is None:
+            return incoming.plain, Continuation.NEW, 0
+        turn = history.RecordedTurn(
+            ids=self.ledger.sequence(ancestor.number),
+            response=self.ledger.response(ancestor.number),
+            request=partial(self.ledger.request, ancestor.number),
+            earlier=partial(self.ledger.earlier_responses, ancestor.number),
+        )
+        prompt, continuation = history.continue_turn(self.renderer, incoming.chat, incoming.plain, ancestor.depth, turn)
+        if continuation is Continuation.REALIGNED and len(prompt.ids) >= incoming.max_context_tokens:
+            # The record includes thoughts that the client left out; with them there is no room for an answer.
+            prompt, continuation = incoming.plain, Continuation.FORKED
+        return prompt, continuation, common_prefix(prompt.ids, turn.ids)
+
+    def _set_next_state(
+        self,
+        session: SessionKey,
+        messages: Sequence[Message],
+        transient: Sequence[bool],
+        ancestor: Ancestor | None,
+        request_key: bytes,
+    ) -> None:
+        """Record the new messages of this request as the next state of the turn that it continues."""
+        if ancestor is None:
+            # The client cut or rewrote its history, but says that the session continues.
+            number = self._last_waiting(session, request_key)
+            answered = [i for i, message in enumerate(messages, start=1) if message["role"] == "assistant"]
+            covered = answered[-1] if answered else 0
+        else:
+            # A side turn in between gets no next state, even if the client keeps it in its history.
+            number, covered = self.ledger.main_turn(ancestor.number), ancestor.depth
+        if number is not None:
+            new = zip(messages[covered:], transient[covered:], strict=True)
+            next_state = [next_state_message(message) for message, is_passing in new if not is_passing]
+            # The request does not wait until this is written.
+            self.ledger.set_next_state(number, next_state).add_done_callback(report_failure)
+
+    def _last_waiting(self, session: SessionKey, request_key: bytes) -> int | None:
+        """The newest turn of a session without a next state; None if it answered this very request.
+
+        A retry is not feedback: the first attempt has already set the next state of the turn before.
+        """
+        number = self.ledger.last_waiting(session)
+        if number is None:
+            return None
+        asked = [message for message in self.ledger.request(number) if message["role"] != "tools"]
+        answered = history.keys(session.owner, asked, [is_transient(message) for message in asked])
+        return None if answered.request == request_key else number
+
+
+def report_failure(written: "Future[None]") -> None:
+    """Log that a next state was lost."""
+    if error := written.exception():
+        log.warning("A next state is not captured: %s", error)
+
+
+def next_state_message(message: Message) -> Message:
+    """A message as feedback: its role and its text, without what the client added to a user's words."""
+    text = content_text(message.get("content"))
+    return {**message, "content": user_words(text) if message["role"] == "user" else text}
+
+
+def truthy(text: str | None) -> bool:
+    return (text or "").strip().lower() in ("1", "true", "yes")

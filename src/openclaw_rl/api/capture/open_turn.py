@@ -1,0 +1,103 @@
+"""A request that is being answered and will be recorded."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from openclaw_rl.api.metrics import ServerMetrics
+from openclaw_rl.ledger.ledger import Ledger
+from openclaw_rl.ledger.writer import LedgerError
+from openclaw_rl.rendering import history
+from openclaw_rl.rendering.chat import Message, RenderedPrompt
+from openclaw_rl.types import Continuation, Likeliest, SampledToken, SamplingParams, SessionKey, Turn, TurnKind
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class AnsweredChoice:
+    """One choice of an answered request."""
+
+    tokens: Sequence[SampledToken]
+    message: Mapping[str, Any]
+    finish_reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class OpenTurn:
+    """A request that becomes a turn when it is answered, or several turns if it asks for n > 1 choices."""
+
+    ledger: Ledger
+    metrics: ServerMetrics
+    continued: set[int]
+    """The turns that open requests continue; `close` removes this one's parent."""
+    prompt: RenderedPrompt
+    session: SessionKey
+    session_source: str
+    kind: TurnKind
+    kind_reason: str
+    messages: list[Message]
+    parent: int | None
+    shared_tokens: int
+    """How many tokens the prompt shares with the parent, from the start."""
+    continuation: Continuation
+    request_key: bytes
+    ends_session: bool
+
+    async def record(
+        self, completion: str, version: int, sampling: SamplingParams, choices: Sequence[AnsweredChoice]
+    ) -> None:
+        """Store the choices. Returns when they are durable, or when storing them has failed; never raises for that."""
+        try:
+            turns = [self._turn(completion, version, sampling, i, choice) for i, choice in enumerate(choices)]
+            await self.ledger.capture(
+                turns, self.session_source, self.parent, self.shared_tokens, done=self.ends_session
+            )
+            self.metrics.captured_turns[self.kind].inc(len(turns))
+        except LedgerError as error:
+            log.warning("A turn is not captured: %s", error)
+            self.metrics.lost_turns.inc(len(choices))
+        except Exception:
+            # A bug in capture must not cost the client its answer.
+            log.exception("A turn is not captured.")
+            self.metrics.lost_turns.inc(len(choices))
+
+    def close(self) -> None:
+        """The request is over, answered or not."""
+        if self.parent is not None:
+            self.continued.discard(self.parent)
+
+    def _turn(
+        self, completion: str, version: int, sampling: SamplingParams, index: int, choice: AnsweredChoice
+    ) -> Turn:
+        return Turn(
+            completion=completion,
+            choice=index,
+            session=self.session,
+            kind=self.kind,
+            kind_reason=self.kind_reason,
+            version=version,
+            messages=self.messages,
+            message=choice.message,
+            prompt_ids=self.prompt.ids,
+            response_ids=[token.token_id for token in choice.tokens],
+            logprobs=[token.logprob for token in choice.tokens],
+            sampling=sampling,
+            finish_reason=choice.finish_reason,
+            continuation=self.continuation,
+            parent=self.parent,
+            request_key=self.request_key,
+            end_key=history.extend(self.request_key, choice.message),
+            top=likeliest(choice.tokens, sampling.top_logprobs),
+        )
+
+
+def likeliest(tokens: Sequence[SampledToken], k: int) -> Likeliest | None:
+    """The k likeliest tokens at each position; None if they were not asked for or the sampler did not return them."""
+    if not k or not tokens or any(len(token.top) < k for token in tokens):
+        return None
+    numbers = np.array([token.top[:k] for token in tokens])
+    return Likeliest(numbers[:, :, 0].astype(np.int32), numbers[:, :, 1].astype(np.float32))

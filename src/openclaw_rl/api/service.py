@@ -1,0 +1,159 @@
+"""Turns a chat request into a running completion, or refuses it."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import count
+from pathlib import Path
+
+from openclaw_rl.api.capture.capture import Capture, IncomingRequest
+from openclaw_rl.api.capture.open_turn import OpenTurn
+from openclaw_rl.api.completion import Choice, Completion
+from openclaw_rl.api.errors import ApiError, from_engine
+from openclaw_rl.api.metrics import ServerMetrics
+from openclaw_rl.api.wire import ChatRequest
+from openclaw_rl.engines.base import EngineUnavailable, QueueFull, Sampler
+from openclaw_rl.ledger.ledger import Ledger
+from openclaw_rl.rendering.chat import ChatError, ChatRenderer, RenderedPrompt
+from openclaw_rl.rendering.history import TemplateInput
+from openclaw_rl.rendering.response import ResponseParser
+from openclaw_rl.rendering.tokenizer import read_json
+from openclaw_rl.rendering.tool_calls import PARSERS, choose_parser
+from openclaw_rl.types import SampleRequest, SamplingParams, TurnKind
+
+log = logging.getLogger(__name__)
+
+#: Larger values of top_k mean the same, and would overflow a 32-bit integer.
+MAX_TOP_K = 2**31 - 1
+#: Longer texts are tokenised in a thread, so that the tokens of other requests do not wait.
+MAX_INLINE_CHARACTERS = 20_000
+#: Sampling parameters by their name in a generation config.
+GENERATION_CONFIG_FIELDS = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "max_new_tokens": "max_tokens",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingDefaults:
+    """Sampling parameters for what a request leaves out."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    max_tokens: int | None = None
+    """None: as many as the context has room for."""
+
+    def for_model(self, folder: Path) -> "SamplingDefaults":
+        """The values of the model's generation config; for those that it does not name, these."""
+        config = read_json(folder / "generation_config.json")
+        for key in ("repetition_penalty", "min_p"):
+            if config.get(key) not in (None, 0, 1):
+                log.warning("The model's generation config asks for %s, which is not supported.", key)
+        values = {name: config[key] for key, name in GENERATION_CONFIG_FIELDS.items() if config.get(key) is not None}
+        return replace(self, **values)
+
+
+class ChatService:
+    """Answers chat requests with one model.
+
+    - A request that cannot be answered is refused with an `ApiError` before anything is sampled.
+    - A long prompt is tokenised in a thread, so that other requests do not wait for it.
+    - A request without a seed gets one that follows from the server's seed and the number of the request.
+    """
+
+    def __init__(
+        self,
+        sampler: Sampler,
+        renderer: ChatRenderer,
+        defaults: SamplingDefaults,
+        *,
+        tool_parser: str = "auto",
+        seed: int = 0,
+        ledger: Ledger | None = None,
+        recorded_top: int = 0,
+    ) -> None:
+        """`recorded_top`: how many of the likeliest tokens are recorded with each token of a main turn."""
+        self.sampler, self.renderer, self.defaults = sampler, renderer, defaults
+        self.recorded_top = recorded_top
+        self.metrics = ServerMetrics(sampler.stats)
+        self.capture = Capture(ledger, renderer, self.metrics) if ledger else None
+        self._parser = choose_parser(renderer.template) if tool_parser == "auto" else tool_parser
+        self._seeds = (request_seed(seed, number) for number in count())
+
+    async def begin(self, request: ChatRequest, owner: str, headers: Mapping[str, str]) -> Completion:
+        """Render the request and give it to the sampler. Raises ApiError."""
+        arrived = time.perf_counter()
+        messages = [message.model_dump(exclude_none=True) for message in request.messages]
+        chat = TemplateInput(messages, request.offered_tools, request.chat_template_kwargs)
+        prompt = await self._prompt(chat)
+        max_context = self.sampler.limits.max_context_tokens
+        incoming = IncomingRequest(owner, headers, request, chat, prompt, max_context)
+        turn = self.capture.open(incoming) if self.capture else None
+        try:
+            return self._start(request, turn.prompt if turn else prompt, turn, arrived)
+        except (QueueFull, EngineUnavailable, ApiError) as error:
+            if turn is not None:
+                turn.close()
+            raise error if isinstance(error, ApiError) else from_engine(error) from error
+
+    def _start(self, request: ChatRequest, prompt: RenderedPrompt, turn: OpenTurn | None, arrived: float) -> Completion:
+        recorded_top = self.recorded_top if turn and turn.kind is TurnKind.MAIN else 0
+        params = self._params(request, len(prompt.ids), recorded_top)
+        n = request.n or 1
+        if n > self.sampler.limits.max_choices:
+            raise ApiError(400, f"n must be at most {self.sampler.limits.max_choices} on this server.", param="n")
+        stream = self.sampler.sample(SampleRequest(prompt.ids, params, n))
+        choices = [Choice(self._response_parser(request, prompt)) for _ in range(n)]
+        return Completion(prompt, params, stream, choices, self.metrics, turn, arrived)
+
+    def capture_status(self) -> str:
+        """Whether turns are recorded: on, off, or suspended and why."""
+        if self.capture is None:
+            return "off"
+        reason = self.capture.ledger.writer.suspended
+        return "on" if reason is None else f"suspended: {reason}"
+
+    async def _prompt(self, chat: TemplateInput) -> RenderedPrompt:
+        try:
+            text = self.renderer.text(*chat)
+        except ChatError as error:
+            raise ApiError(400, str(error), param="messages") from error
+        if self.renderer.tokenizer.unseen(text) > MAX_INLINE_CHARACTERS:
+            return await asyncio.to_thread(self.renderer.prompt, text)
+        return self.renderer.prompt(text)
+
+    def _params(self, request: ChatRequest, prompt_tokens: int, recorded_top: int) -> SamplingParams:
+        limit = self.sampler.limits.max_context_tokens
+        room = limit - prompt_tokens
+        if room < 1:
+            raise ApiError(
+                400,
+                f"The conversation has {prompt_tokens} tokens; this model's limit is {limit}, answer included.",
+                code="context_length_exceeded",
+                param="messages",
+            )
+        defaults = self.defaults
+        max_tokens = request.max_completion_tokens or request.max_tokens or defaults.max_tokens or room
+        return SamplingParams(
+            max_tokens=min(max_tokens, room),
+            temperature=defaults.temperature if request.temperature is None else request.temperature,
+            top_p=defaults.top_p if request.top_p is None else request.top_p,
+            top_k=min(MAX_TOP_K, max(0, defaults.top_k if request.top_k is None else request.top_k)),
+            seed=next(self._seeds) if request.seed is None else request.seed,
+            stop_token_ids=self.renderer.tokenizer.eos_ids,
+            top_logprobs=max(request.top_logprobs or 0, recorded_top),
+        )
+
+    def _response_parser(self, request: ChatRequest, prompt: RenderedPrompt) -> ResponseParser:
+        parser = PARSERS[self._parser]() if request.offered_tools else None
+        return ResponseParser(self.renderer.detokenizer, request.stops, prompt.opens_reasoning, parser)
+
+
+def request_seed(seed: int, number: int) -> int:
+    """The seed of the server's n-th request. Servers with different seeds share none of them."""
+    return (seed << 32) + number
