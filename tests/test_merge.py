@@ -9,8 +9,8 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from openclaw_rl.cli import main
-from openclaw_rl.config.options import ConfigError
 from openclaw_rl.engines.local.merge import merge_adapter
+from openclaw_rl.errors import UserError
 
 IDS = torch.arange(40).reshape(2, 20)
 
@@ -69,26 +69,26 @@ def test_weights_of_half_precision_stay_so(tiny_model: Path, adapters: list[Path
 
 def test_a_folder_that_is_not_empty_is_left_alone(tiny_model: Path, adapters: list[Path], tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("mine")
-    with pytest.raises(ConfigError, match="not empty"):
+    with pytest.raises(UserError, match="not empty"):
         merge_adapter(tiny_model, adapters[0], tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
-    with pytest.raises(ConfigError):
+    with pytest.raises(UserError):
         merge_adapter(tiny_model, adapters[0], tmp_path / "mine.txt")
 
 
 def test_what_is_no_adapter_of_this_model_is_refused_in_a_sentence_and_leaves_nothing(
     tiny_model: Path, adapters: list[Path], tmp_path: Path
 ) -> None:
-    with pytest.raises(ConfigError):
+    with pytest.raises(UserError):
         merge_adapter(tiny_model, tmp_path / "nowhere", tmp_path / "one")
     config = LlamaConfig.from_pretrained(tiny_model)
     config.num_hidden_layers = 1
     LlamaForCausalLM(config).save_pretrained(tmp_path / "shallow")
-    with pytest.raises(ConfigError, match=r"layers\.1"):
+    with pytest.raises(UserError, match=r"layers\.1"):
         merge_adapter(tmp_path / "shallow", adapters[0], tmp_path / "two")
     config.num_hidden_layers, config.intermediate_size = 2, 48
     LlamaForCausalLM(config).save_pretrained(tmp_path / "narrow")
-    with pytest.raises(ConfigError):
+    with pytest.raises(UserError):
         merge_adapter(tmp_path / "narrow", adapters[0], tmp_path / "three")
     assert not any((tmp_path / name).exists() for name in ("one", "two", "three"))
 

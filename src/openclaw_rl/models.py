@@ -20,6 +20,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from openclaw_rl.errors import UserError
+
 log = logging.getLogger(__name__)
 
 #: The default model: small enough for any laptop, able enough to chat.
@@ -59,7 +61,7 @@ HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer*"]
 TOKENIZER_FILES = ["config.json", "generation_config.json", "*.jinja", "tokenizer*"]
 
 
-class ModelNotFound(Exception):
+class ModelNotFound(UserError):
     """The model cannot be had; the message says what was tried and what would help."""
 
 

@@ -9,9 +9,9 @@ from xml.etree import ElementTree
 import pytest
 from PIL import Image
 
-from openclaw_rl.config.options import ConfigError
 from openclaw_rl.dashboard.components import charts
 from openclaw_rl.dashboard.components.render import moment, render
+from openclaw_rl.errors import UserError
 
 
 def a_figure(title: str = "A title") -> "charts.Figure":
@@ -95,16 +95,16 @@ def test_equal_figures_are_equal_files(tmp_path: Path) -> None:
 
 def test_a_picture_that_cannot_be_saved_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match=r"a\.png cannot be written: File exists\.$"):
+    with pytest.raises(UserError, match=r"a\.png cannot be written: File exists\.$"):
         charts.save_png(a_figure(), tmp_path / "file" / "a.png")
 
 
 def test_without_matplotlib_there_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     sentence = rf"needs matplotlib: {re.escape(sys.executable)} -m pip install matplotlib$"
-    with pytest.raises(ConfigError, match=f"^The demo {sentence}"):
+    with pytest.raises(UserError, match=f"^The demo {sentence}"):
         charts.need_matplotlib("The demo")
-    with pytest.raises(ConfigError, match=sentence):
+    with pytest.raises(UserError, match=sentence):
         charts.new_figure(1, 1)
 
 

@@ -14,6 +14,7 @@ from openclaw_rl.engines.tinker import sdk
 from openclaw_rl.engines.tinker.build import build_learner, build_sampler, check_tinker, connect
 from openclaw_rl.engines.tinker.errors import Kind, LastWords, read
 from openclaw_rl.engines.tinker.traits import Traits, look_at
+from openclaw_rl.errors import UserError
 
 URL = "http://127.0.0.1:9"
 
@@ -77,7 +78,7 @@ def test_without_the_sdk_or_a_key_a_sentence_says_what_to_do(monkeypatch: pytest
         check_tinker(configured())
     check_tinker(configured(tinker_base_url=URL))
     monkeypatch.setattr(sdk, "installed", lambda: False)
-    with pytest.raises(ConfigError, match=r"pip install 'openclaw-rl\[tinker\]'"):
+    with pytest.raises(UserError, match=r"pip install 'openclaw-rl\[tinker\]'"):
         check_tinker(configured())
 
 

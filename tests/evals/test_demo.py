@@ -15,6 +15,7 @@ from rich.console import Console
 from openclaw_rl.app.config import ApiKey, Config, load
 from openclaw_rl.cli import build_parser, main
 from openclaw_rl.config.options import ConfigError
+from openclaw_rl.errors import UserError
 from openclaw_rl.evals import coding, evaluate, trial
 from openclaw_rl.evals.chat import HttpChat
 from openclaw_rl.evals.demo import free_folder, make_plans, table
@@ -187,7 +188,7 @@ def test_asking_whether_a_file_can_be_written_leaves_no_trace(tmp_path: Path) ->
 
 def test_what_cannot_be_evaluated_is_said_in_a_sentence(tmp_path: Path) -> None:
     config = Config()
-    with pytest.raises(ConfigError, match="neither a checkpoint nor a model folder"):
+    with pytest.raises(UserError, match="neither a checkpoint nor a model folder"):
         serving(config, str(tmp_path))
     with pytest.raises(ConfigError, match="no task juggling"):
         chosen_tasks("coding, juggling")
@@ -195,7 +196,7 @@ def test_what_cannot_be_evaluated_is_said_in_a_sentence(tmp_path: Path) -> None:
         chosen_tasks(" , ")
     (tmp_path / "checkpoint.json").write_text("{}")
     (tmp_path / "adapter_config.json").write_text('{"r": "many"}')
-    with pytest.raises(ConfigError, match="is damaged"):
+    with pytest.raises(UserError, match="is damaged"):
         serving(config, str(tmp_path))
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from markupsafe import Markup
 
 from openclaw_rl import __version__
-from openclaw_rl.config.options import ConfigError
+from openclaw_rl.errors import UserError
 from openclaw_rl.evals import page as module
 from openclaw_rl.evals.conversation import Conversation
 from openclaw_rl.evals.page import choose_pairs, choose_talks, page, write_page
@@ -182,5 +182,5 @@ def test_no_trial_is_no_error() -> None:
 
 
 def test_a_page_that_cannot_be_written_is_said(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"cannot be written: Is a directory\.$"):
+    with pytest.raises(UserError, match=r"cannot be written: Is a directory\.$"):
         write_page([], tmp_path, "", "")

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openclaw_rl.config.options import ConfigError
+from openclaw_rl.errors import UserError
 from openclaw_rl.evals.personas.persona import BUILT_IN, Persona, Phrases, load
 from openclaw_rl.evals.personas.rules import CHECKS, count_sentences, count_words, estimate_tokens, make_check
 from openclaw_rl.judge.reader import ReplyKind, read_reply
@@ -172,7 +172,7 @@ def test_languages_are_chosen() -> None:
     assert said <= {*german, *chinese}
     assert said & set(german)
     assert said & set(chinese)
-    with pytest.raises(ConfigError, match=r"has no phrases in xx"):
+    with pytest.raises(UserError, match=r"has no phrases in xx"):
         load("brief", ["xx"])
 
 
@@ -225,7 +225,7 @@ def test_a_wrong_file_is_told_in_one_sentence(tmp_path: Path, old: str, new: str
     path = tmp_path / "plain.toml"
     assert old in OWN
     path.write_text(OWN.replace(old, new, 1))
-    with pytest.raises(ConfigError) as error:
+    with pytest.raises(UserError) as error:
         load(str(path))
     assert said in str(error.value)
     assert "plain.toml" in str(error.value)
@@ -234,7 +234,7 @@ def test_a_wrong_file_is_told_in_one_sentence(tmp_path: Path, old: str, new: str
 
 
 def test_no_such_persona() -> None:
-    with pytest.raises(ConfigError, match=r"neither a file nor one of student, .*brief"):
+    with pytest.raises(UserError, match=r"neither a file nor one of student, .*brief"):
         load("pirate")
 
 

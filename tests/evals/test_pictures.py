@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from openclaw_rl.config.options import ConfigError
+from openclaw_rl.errors import UserError
 from openclaw_rl.evals.pictures import curve, curve_svg, describe, save_curve
 from openclaw_rl.evals.statistics import proportion
 from openclaw_rl.evals.trial import Exam, Outcome
@@ -118,6 +118,6 @@ def test_the_file_is_a_picture(tmp_path: Path) -> None:
 
 def test_without_matplotlib_there_is_a_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ConfigError, match=r"pip install matplotlib$"):
+    with pytest.raises(UserError, match=r"pip install matplotlib$"):
         save_curve([learning()], tmp_path / "curve.png")
     assert not (tmp_path / "curve.png").exists()

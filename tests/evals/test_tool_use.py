@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openclaw_rl.config.options import ConfigError
+from openclaw_rl.errors import UserError
 from openclaw_rl.evals import schema, tool_use
 from openclaw_rl.evals.bfcl import bfcl_cases
 from openclaw_rl.evals.chat import ChatFailed, ChatTooLong, Message, Reply, ToolCall
@@ -304,5 +304,5 @@ def test_bfcl_is_read_where_it_is_installed(bfcl: Path):
 def test_how_to_install_bfcl_is_said(bfcl: Path):
     for path in bfcl.rglob("*.json"):
         path.unlink()
-    with pytest.raises(ConfigError, match="pip install --no-deps bfcl-eval"):
+    with pytest.raises(UserError, match="pip install --no-deps bfcl-eval"):
         bfcl_cases()

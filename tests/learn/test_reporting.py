@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from openclaw_rl.config.options import ConfigError
+from openclaw_rl.errors import UserError
 from openclaw_rl.learn.reporting import Reporter, StepReport, TensorBoard, WeightsAndBiases
 
 
@@ -81,5 +81,5 @@ def test_a_package_that_is_not_there_is_named(
     package: str, option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(ConfigError, match=f"{option} needs the package: pip install {package}"):
+    with pytest.raises(UserError, match=f"{option} needs the package: pip install {package}"):
         TensorBoard(tmp_path) if package == "tensorboard" else WeightsAndBiases("x", tmp_path, {})

@@ -35,25 +35,24 @@ from openclaw_rl.app.startup_signals import Start
 from openclaw_rl.config.options import ConfigError
 from openclaw_rl.engines.base import EngineUnavailable, Sampler
 from openclaw_rl.engines.tinker.build import check_tinker
+from openclaw_rl.errors import UserError
 from openclaw_rl.judge.build import check_judges
 from openclaw_rl.judge.reader import warm_up
 from openclaw_rl.learn.build import check_learning, where_to_begin
 from openclaw_rl.learn.imported import score_imported
 from openclaw_rl.ledger.ledger import Ledger
-from openclaw_rl.ledger.lock import RunDirInUse, RunDirLock, check_usable
-from openclaw_rl.ledger.run_identity import OtherModel, keep_to_model
-from openclaw_rl.ledger.schema import FILE, NewerLedger
+from openclaw_rl.ledger.lock import RunDirLock, check_usable
+from openclaw_rl.ledger.run_identity import keep_to_model
+from openclaw_rl.ledger.schema import FILE
 from openclaw_rl.ledger.writer import CaptureSuspended
 from openclaw_rl.models import (
     EMBEDDED_MAX_TOKENS,
     EMBEDDED_TEMPERATURE,
-    ModelNotFound,
     can_be_fetched,
     checked,
     find_model,
     longest_context,
 )
-from openclaw_rl.rendering.tokenizer import BadModelFolder
 from openclaw_rl.terminal import on_terminal
 
 log = logging.getLogger(__name__)
@@ -69,7 +68,7 @@ MAX_SWEEP_SECONDS = 30.0
 
 
 def check(config: Config) -> None:
-    """Everything that can be wrong before anything is loaded. Raises ConfigError."""
+    """Everything that can be wrong before anything is loaded. Raises UserError."""
     check_tinker(config) if config.engine == "tinker" else check_local(config)
     check_judges(config)
     if config.learns:
@@ -90,13 +89,10 @@ def own_folders(config: Config) -> dict[Path, str]:
 
 
 def check_local(config: Config) -> None:
-    """What can be wrong with a model on this machine. Raises ConfigError."""
-    try:
-        found = find_model(config.model_name, config.cache_dir.expanduser())
-        if found is not None:
-            check_context(config, checked(found))
-    except ModelNotFound as error:
-        raise ConfigError(str(error)) from None
+    """What can be wrong with a model on this machine. Raises UserError."""
+    found = find_model(config.model_name, config.cache_dir.expanduser())
+    if found is not None:
+        check_context(config, checked(found))
     if config.device == "cuda":
         import torch
 
@@ -132,8 +128,8 @@ def serve(config: Config, start: Start) -> None:
             ledger = stack.enter_context(contextlib.closing(open_ledger(config.ledger_dir))) if config.capture else None
             runner = stack.enter_context(asyncio.Runner(loop_factory=event_loop))
             runner.run(begin(config, folder, ledger, listener, start))
-    except (ModelNotFound, EngineUnavailable, NewerLedger, RunDirInUse, OtherModel, BadModelFolder) as error:
-        raise ConfigError(str(error)) from None
+    except EngineUnavailable as error:
+        raise UserError(str(error)) from None
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
 
@@ -155,16 +151,16 @@ def model_folder(config: Config) -> Path:
 
 
 def open_ledger(folder: Path) -> Ledger:
-    """The run's ledger, made if there is none. Raises NewerLedger, and ConfigError if it cannot be opened."""
+    """The run's ledger, made if there is none. Raises UserError if it cannot be opened."""
     try:
         return Ledger(folder)
     except sqlite3.OperationalError as error:
-        raise ConfigError(
+        raise UserError(
             f"The ledger in {folder} cannot be used at the moment: {error}. Another program may hold it, or its disk "
             "may be full or read-only."
         ) from None
     except sqlite3.DatabaseError as error:
-        raise ConfigError(
+        raise UserError(
             f"The ledger in {folder} is damaged: {error}. Put a copy of {FILE} in its place, or move it away to begin "
             "a new one."
         ) from None
@@ -302,7 +298,7 @@ def bind(host: str, port: int) -> socket.socket:
         listener.listen()
     except OSError as error:
         listener.close()
-        raise ConfigError(
+        raise UserError(
             f"Cannot listen on {host}:{port}: {error.strerror}. Stop what uses it, or choose another --proxy-port."
         ) from None
     return listener

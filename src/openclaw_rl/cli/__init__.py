@@ -12,6 +12,7 @@ from openclaw_rl.app.config import Config, Loaded, load
 from openclaw_rl.app.run_options import load_for_run
 from openclaw_rl.app.startup_signals import Start
 from openclaw_rl.config.options import ConfigError, add_flags, option_of
+from openclaw_rl.errors import UserError
 from openclaw_rl.evals.flags import add_demo_options, add_eval_options
 
 EPILOG = """\
@@ -54,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options = build_parser().parse_args(arguments)
         run = options.run
         return int(run(options))
-    except ConfigError as error:
+    except UserError as error:
         print(f"openclaw-rl: {error}", file=sys.stderr)  # noqa: T201
         return USAGE_ERROR
     except KeyboardInterrupt:

@@ -16,7 +16,7 @@ from rich.text import Text
 from openclaw_rl.app.config import Config
 from openclaw_rl.cli.commands import ask_ready
 from openclaw_rl.cli.rolling_back import GIVE_KEY
-from openclaw_rl.config.options import ConfigError
+from openclaw_rl.errors import UserError
 from openclaw_rl.ledger.lock import read_server
 from openclaw_rl.terminal import console
 
@@ -34,10 +34,10 @@ class NoAnswer(Exception):
 
 
 def chat(config: Config, options: argparse.Namespace) -> int:
-    """Talk until the input ends. Raises ConfigError."""
+    """Talk until the input ends. Raises UserError."""
     server = read_server(config.run_dir.expanduser()).get("url")
     if not server:
-        raise ConfigError(
+        raise UserError(
             f"No server runs in {config.run_dir.absolute()}: start one in another terminal, with make run or "
             "openclaw-rl serve, or give its --run-dir."
         )
@@ -48,7 +48,7 @@ def chat(config: Config, options: argparse.Namespace) -> int:
             Conversation(client).hold()
         except httpx.TransportError as error:
             what = str(error) or type(error).__name__
-            raise ConfigError(f"The server at {server} does not answer any more: {what}.") from None
+            raise UserError(f"The server at {server} does not answer any more: {what}.") from None
     return 0
 
 
@@ -91,13 +91,13 @@ class Conversation:
         self.messages = [*asked, {"role": "assistant", "content": answer}]
 
     def _answer(self, messages: list[dict[str, str]]) -> Iterator[dict[str, Any]]:
-        """An answer as it is written. Raises NoAnswer, and ConfigError where a key is needed."""
+        """An answer as it is written. Raises NoAnswer, and UserError where a key is needed."""
         body = {"messages": messages, "stream": True}
         with self.client.stream("POST", "/v1/chat/completions", json=body) as response:
             if response.status_code != httpx.codes.OK:
                 refusal = json.loads(response.read())["error"]["message"]
                 if response.status_code == httpx.codes.UNAUTHORIZED:
-                    raise ConfigError(f"{refusal} {GIVE_KEY}")
+                    raise UserError(f"{refusal} {GIVE_KEY}")
                 raise NoAnswer(refusal)
             for line in response.iter_lines():
                 if line.startswith(DATA + "{"):

@@ -20,12 +20,12 @@ from rich.text import Text
 
 from openclaw_rl.app.config import Config
 from openclaw_rl.cli.session_views import list_sessions, show_session
-from openclaw_rl.config.options import ConfigError
+from openclaw_rl.errors import UserError
 from openclaw_rl.learn import records
 from openclaw_rl.ledger import changes, lock, queries
 from openclaw_rl.ledger.lock import read_server
 from openclaw_rl.ledger.packing import pack_json
-from openclaw_rl.ledger.schema import FILE, NewerLedger, connect, migrate
+from openclaw_rl.ledger.schema import FILE, connect, migrate
 from openclaw_rl.ledger.status import Status, plural, read_status
 from openclaw_rl.terminal import console, progress
 from openclaw_rl.types import BASE_VERSION
@@ -44,7 +44,7 @@ SHOWN_IDS = 5
 
 @contextlib.contextmanager
 def opened(config: Config, *, create: bool = False) -> Iterator[sqlite3.Connection]:
-    """The run's ledger, to read and change. Raises ConfigError if there is none."""
+    """The run's ledger, to read and change. Raises UserError if there is none."""
     path = config.ledger_dir / FILE
     if create:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -55,20 +55,18 @@ def opened(config: Config, *, create: bool = False) -> Iterator[sqlite3.Connecti
         db.execute(f"PRAGMA busy_timeout = {LOCK_SECONDS * 1000}")
         migrate(db)
         yield db
-    except NewerLedger as error:
-        raise ConfigError(str(error)) from None
     except sqlite3.Error as error:
-        raise ConfigError(f"The ledger in {config.ledger_dir} cannot be used at the moment: {error}.") from None
+        raise UserError(f"The ledger in {config.ledger_dir} cannot be used at the moment: {error}.") from None
     finally:
         db.close()
 
 
-def no_ledger(config: Config) -> ConfigError:
-    return ConfigError(f"There is no ledger in {config.ledger_dir.absolute()}. Has a server run with this --run-dir?")
+def no_ledger(config: Config) -> UserError:
+    return UserError(f"There is no ledger in {config.ledger_dir.absolute()}. Has a server run with this --run-dir?")
 
 
 def check_run(config: Config) -> None:
-    """Raise ConfigError unless a server has been in the run directory, or something was imported."""
+    """Raise UserError unless a server has been in the run directory, or something was imported."""
     files = (config.ledger_dir / FILE, config.run_dir.expanduser() / lock.FILE)
     if not any(path.is_file() for path in files):
         raise no_ledger(config)
@@ -178,12 +176,9 @@ def rollback(config: Config, options: argparse.Namespace) -> int:
 
 def merge(config: Config, options: argparse.Namespace) -> int:
     from openclaw_rl.engines.local.merge import merge_adapter
-    from openclaw_rl.models import ModelNotFound, fetch_model
+    from openclaw_rl.models import fetch_model
 
-    try:
-        base = fetch_model(config.model_name, config.cache_dir.expanduser())
-    except ModelNotFound as error:
-        raise ConfigError(str(error)) from None
+    base = fetch_model(config.model_name, config.cache_dir.expanduser())
     with progress() as shown:
         merge_adapter(base, options.checkpoint, options.out, lambda parts: shown.track(parts, description="Merging"))
     console().print(Text(f"The merged model is in {options.out}"), soft_wrap=True)
@@ -201,15 +196,15 @@ def sessions(config: Config, options: argparse.Namespace) -> int:
 
 
 def whole_id(db: sqlite3.Connection, given: str) -> str:
-    """The id of a session, of which the beginning is enough where no other begins so. Raises ConfigError."""
+    """The id of a session, of which the beginning is enough where no other begins so. Raises UserError."""
     found = queries.session_ids(db, given)
     if given in found:
         return given
     if not found:
-        raise ConfigError(f"There is no session {given}. 'openclaw-rl sessions' lists them.")
+        raise UserError(f"There is no session {given}. 'openclaw-rl sessions' lists them.")
     if len(found) > 1:
         some = ", ".join(found[:SHOWN_IDS]) + (", …" if len(found) > SHOWN_IDS else "")
-        raise ConfigError(f"{len(found)} sessions begin with {given}: {some}. Give more of the id.")
+        raise UserError(f"{len(found)} sessions begin with {given}: {some}. Give more of the id.")
     return found[0]
 
 
@@ -218,20 +213,19 @@ def rejudge(config: Config, options: argparse.Namespace) -> int:
     from openclaw_rl.cli.rejudging import confusion, summary
     from openclaw_rl.cli.rejudging import rejudge as judge_again
     from openclaw_rl.engines.base import EngineUnavailable
-    from openclaw_rl.models import ModelNotFound
 
     if config.judging == "none":
-        raise ConfigError("--judge none judges nothing: choose feedback, llm or custom.")
+        raise UserError("--judge none judges nothing: choose feedback, llm or custom.")
     try:
         own = config.asks_llm and config.judge_base_url is None
         folder = fetch(config, config.teacher_model_name or config.model_name) if own else None
         with opened(config) as db:
             turns = queries.judged_turns(db)[-options.last :]
             if not turns:
-                raise ConfigError("No turn has been judged yet, so there is nothing to compare with.")
+                raise UserError("No turn has been judged yet, so there is nothing to compare with.")
             pairs = asyncio.run(judge_again(config, folder, db, turns))
-    except (ModelNotFound, EngineUnavailable) as error:
-        raise ConfigError(str(error)) from None
+    except EngineUnavailable as error:
+        raise UserError(str(error)) from None
     out = console()
     out.print(confusion(pairs))
     out.print(summary(pairs))
@@ -243,12 +237,12 @@ def rejudge(config: Config, options: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def writable(path: Path) -> Iterator[TextIO]:
-    """A file to write to. Raises ConfigError if it cannot be written."""
+    """A file to write to. Raises UserError if it cannot be written."""
     try:
         with path.open("w", encoding="utf-8") as out:
             yield out
     except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error.strerror}.") from None
+        raise UserError(f"{path} cannot be written: {error.strerror}.") from None
 
 
 def export(config: Config, options: argparse.Namespace) -> int:
@@ -268,15 +262,11 @@ def export(config: Config, options: argparse.Namespace) -> int:
 def import_(config: Config, options: argparse.Namespace) -> int:
     from openclaw_rl.app.assembly import fetch
     from openclaw_rl.ledger.trajectories import import_file
-    from openclaw_rl.models import ModelNotFound
     from openclaw_rl.rendering.chat import ChatRenderer
 
     if not options.file.is_file():
-        raise ConfigError(f"There is no file {options.file}.")
-    try:
-        renderer = ChatRenderer(fetch(config, config.model_name))
-    except ModelNotFound as error:
-        raise ConfigError(str(error)) from None
+        raise UserError(f"There is no file {options.file}.")
+    renderer = ChatRenderer(fetch(config, config.model_name))
     with opened(config, create=True) as db:
         result = import_file(db, options.file, renderer)
     for refused in result.errors:
@@ -292,7 +282,7 @@ def forget(config: Config, options: argparse.Namespace) -> int:
         found = queries.sessions(db, id=options.session, owner=options.user)
         if not found:
             wipe(db, config)  # perhaps what could not be done the last time
-            raise ConfigError("There is nothing of that session or user in the ledger.")
+            raise UserError("There is nothing of that session or user in the ledger.")
         db.execute("BEGIN IMMEDIATE")
         steps = changes.forget(db, [summary.number for summary in found])
         db.execute("COMMIT")

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from openclaw_rl.app.assembly import open_backend, start_model
 from openclaw_rl.app.config import Config
-from openclaw_rl.config.options import ConfigError
+from openclaw_rl.errors import UserError
 from openclaw_rl.judge.build import build_panel
 from openclaw_rl.judge.case import Case
 from openclaw_rl.judge.circuit_breaker import FIRST_PAUSE
@@ -67,7 +67,7 @@ async def rejudge(config: Config, folder: Path | None, db: sqlite3.Connection, t
 
 
 async def judge_again(panel: Panel, turn: StoredTurn) -> Pair:
-    """Raises ConfigError if the judge stays away: a table of turns that it never saw would say nothing."""
+    """Raises UserError if the judge stays away: a table of turns that it never saw would say nothing."""
     stored = turn.verdict.score if turn.verdict else None
     patience = PATIENCE
     while True:
@@ -76,7 +76,7 @@ async def judge_again(panel: Panel, turn: StoredTurn) -> Pair:
             return Pair(turn.number, stored, verdict.score)
         except JudgeDown as error:
             if patience <= 0:
-                raise ConfigError(f"The judge cannot be asked: {error}.") from None
+                raise UserError(f"The judge cannot be asked: {error}.") from None
             pause = max(FIRST_PAUSE, error.retry_after)
             patience -= pause
             await asyncio.sleep(pause)

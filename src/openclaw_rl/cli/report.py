@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from openclaw_rl.app.config import Config
-from openclaw_rl.config.options import ConfigError
+from openclaw_rl.errors import UserError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -20,7 +20,7 @@ NAME = "report.html"
 
 
 def report(config: Config, options: argparse.Namespace) -> int:
-    """`openclaw-rl report`; returns the exit status. Raises ConfigError."""
+    """`openclaw-rl report`; returns the exit status. Raises UserError."""
     from openclaw_rl.cli.commands import ask_ready
     from openclaw_rl.dashboard.components.charts import need_matplotlib
     from openclaw_rl.dashboard.components.render import write
@@ -31,9 +31,9 @@ def report(config: Config, options: argparse.Namespace) -> int:
     need_matplotlib("openclaw-rl report")
     folder = config.run_dir.expanduser()
     if not folder.is_dir():
-        raise ConfigError(f"There is no folder {folder}: give the run directory of a server.")
+        raise UserError(f"There is no folder {folder}: give the run directory of a server.")
     if not may_be_run(config):
-        raise ConfigError(f"There is no ledger in {config.ledger_dir}: give the run directory of a server.")
+        raise UserError(f"There is no ledger in {config.ledger_dir}: give the run directory of a server.")
     server = read_server(folder).get("url")
     run = read_run(config, server, ask_ready(server) if server else {})
     out = options.out or folder / NAME

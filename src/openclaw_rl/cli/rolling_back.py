@@ -12,7 +12,7 @@ from pathlib import Path
 from openclaw_rl.api.operations import OperationFailed
 from openclaw_rl.app.background import choose
 from openclaw_rl.app.config import Config
-from openclaw_rl.config.options import ConfigError
+from openclaw_rl.errors import UserError
 from openclaw_rl.learn.build import run_checkpoints
 from openclaw_rl.learn.checkpoints import RECORD
 from openclaw_rl.ledger import updates
@@ -23,7 +23,7 @@ ANSWER_SECONDS = 600.0
 
 
 def roll_back_server(server: str, config: Config, version: int | None) -> int:
-    """Ask a running server. Raises ConfigError with what it says."""
+    """Ask a running server. Raises UserError with what it says."""
     headers = {"Content-Type": "application/json"}
     if config.api_keys:
         headers["Authorization"] = f"Bearer {config.api_keys[0].secret}"
@@ -39,9 +39,9 @@ def roll_back_server(server: str, config: Config, version: int | None) -> int:
             message = json.load(error)["error"]["message"]
         if error.code == http.HTTPStatus.UNAUTHORIZED:
             message += f" {GIVE_KEY}"
-        raise ConfigError(message) from None
+        raise UserError(message) from None
     except OSError as error:
-        raise ConfigError(f"The server at {server} does not answer: {error}.") from None
+        raise UserError(f"The server at {server} does not answer: {error}.") from None
 
 
 def roll_back_offline(db: sqlite3.Connection, config: Config, version: int | None) -> int:
@@ -51,9 +51,9 @@ def roll_back_offline(db: sqlite3.Connection, config: Config, version: int | Non
     try:
         chosen = choose(found, version, found[-1].step if found else 0)
     except OperationFailed as error:
-        raise ConfigError(str(error)) from None
+        raise UserError(str(error)) from None
     if chosen is None:
-        raise ConfigError(
+        raise UserError(
             "There is no earlier checkpoint, so it is the base model that would be gone back to: start the server with "
             "--resume-from-ckpt none, or roll back while it runs."
         )

@@ -14,9 +14,11 @@ from typing import Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel, Field, ValidationError
 from pydantic.fields import FieldInfo
 
+from openclaw_rl.errors import UserError
 
-class ConfigError(ValueError):
-    """Something is wrong with the configuration; the message is one sentence that says how to mend it."""
+
+class ConfigError(UserError):
+    """An option is wrong, or a file that an option names; the message is one sentence that says how to mend it."""
 
 
 @dataclass(frozen=True)

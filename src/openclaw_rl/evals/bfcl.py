@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from openclaw_rl.config.options import ConfigError
+from openclaw_rl.errors import UserError
 from openclaw_rl.evals.tool_use import Expected, ToolCase
 
 #: Only the data is needed, and what the package requires would replace this project's own NumPy.
@@ -25,7 +25,7 @@ LEFT_OUT = ""
 
 
 def bfcl_cases() -> tuple[ToolCase, ...]:
-    """All simple cases, one call each. Raises ConfigError with how to install them."""
+    """All simple cases, one call each. Raises UserError with how to install them."""
     questions = _questions_file()
     answers = {
         line["id"]: line["ground_truth"] for line in _lines(questions.parent / "possible_answer" / questions.name)
@@ -39,7 +39,7 @@ def _questions_file() -> Path:
     folders = [Path(place) / "data" for place in (spec.submodule_search_locations or ())] if spec else []
     found = [path for pattern in PATTERNS for folder in folders for path in sorted(folder.glob(pattern))]
     if not found:
-        raise ConfigError(INSTALL)
+        raise UserError(INSTALL)
     return found[0]
 
 

@@ -11,6 +11,8 @@ from typing import Any, Protocol, Self
 
 import httpx
 
+from openclaw_rl.errors import UserError
+
 Message = dict[str, Any]
 Tool = Mapping[str, Any]
 
@@ -30,7 +32,7 @@ TIMEOUT_SECONDS = 300.0
 MAX_QUOTE = 200
 
 
-class ChatFailed(Exception):
+class ChatFailed(UserError):
     """There is no reply, for a reason that is not the model's: nothing can be said of it."""
 
 

@@ -19,6 +19,7 @@ from openclaw_rl.app.config import Config
 from openclaw_rl.config.options import ConfigError, flag
 from openclaw_rl.dashboard.components import charts
 from openclaw_rl.engines.base import EngineError
+from openclaw_rl.errors import UserError
 from openclaw_rl.evals.chat import ChatFailed
 from openclaw_rl.evals.flags import METHODS, USER_KEY
 from openclaw_rl.evals.page import write_page
@@ -30,7 +31,7 @@ from openclaw_rl.evals.server_process import ServerFailed, machine_flags, stoppa
 from openclaw_rl.evals.statistics import RUN, Interval
 from openclaw_rl.evals.summary import Summary, summarise
 from openclaw_rl.evals.trial import Outcome, Plan, run
-from openclaw_rl.models import EMBEDDED, ModelNotFound, fetch_model
+from openclaw_rl.models import EMBEDDED, fetch_model
 
 #: What the server is told in a demo, where it should learn within minutes from few people: bolder steps than its
 #: defaults, held near the base model, more by hints than by scores. What is given after `--` comes later and counts.
@@ -50,10 +51,7 @@ def demo(config: Config, options: argparse.Namespace) -> int:
     console = terminal.console()
     out = options.out or free_folder()
     plans = make_plans(config, options, out)
-    try:
-        folder = fetch_model(config.model_name, config.cache_dir.expanduser())
-    except ModelNotFound as error:
-        raise ConfigError(str(error)) from None
+    folder = fetch_model(config.model_name, config.cache_dir.expanduser())
     outcomes: list[Outcome] = []
     failed = 0
     try:
@@ -89,7 +87,7 @@ def free_folder() -> Path:
 
 
 def make_plans(config: Config, options: argparse.Namespace, out: Path) -> list[Plan]:
-    """All trials. Raises ConfigError."""
+    """All trials. Raises UserError."""
     if options.minutes <= 0 or min(options.sessions, options.seeds, options.at_once) < 1:
         raise ConfigError("--minutes, --sessions, --seeds and --at-once are numbers above 0.")
     if bool(options.user_base_url) != bool(options.user_model):
@@ -103,7 +101,7 @@ def make_plans(config: Config, options: argparse.Namespace, out: Path) -> list[P
             for seed in range(config.seed, config.seed + options.seeds):
                 run_dir = out / f"{method}-{persona.name}-{seed}"
                 if run_dir.exists():
-                    raise ConfigError(f"{run_dir} is there already: remove it, or give another --out.")
+                    raise UserError(f"{run_dir} is there already: remove it, or give another --out.")
                 plans.append(
                     Plan(
                         method,

@@ -17,18 +17,19 @@ from openclaw_rl import terminal
 from openclaw_rl.app.config import Config
 from openclaw_rl.config.options import ConfigError
 from openclaw_rl.dashboard.components.render import write
+from openclaw_rl.errors import UserError
 from openclaw_rl.evals import coding, tool_use
 from openclaw_rl.evals.bfcl import bfcl_cases
-from openclaw_rl.evals.chat import Chat, ChatFailed, HttpChat
+from openclaw_rl.evals.chat import Chat, HttpChat
 from openclaw_rl.evals.examination import Answered, examine
 from openclaw_rl.evals.flags import BASE, TASKS
 from openclaw_rl.evals.personas.persona import BUILT_IN, load
 from openclaw_rl.evals.questions import questions
 from openclaw_rl.evals.scores import CaseScore, OnCase, TaskScores
 from openclaw_rl.evals.screen import Bars
-from openclaw_rl.evals.server_process import ServerFailed, machine_flags, served, stoppable
+from openclaw_rl.evals.server_process import machine_flags, served, stoppable
 from openclaw_rl.evals.statistics import Difference, compare_passes, proportion
-from openclaw_rl.models import ModelNotFound, adapter_rank
+from openclaw_rl.models import adapter_rank
 
 #: Longest answer of a conversation: a detailed one has to fit.
 ANSWER_TOKENS = 200
@@ -93,8 +94,6 @@ def evaluate(config: Config, options: argparse.Namespace) -> int:
         with stoppable(console):
             for model, own in zip(models, flags, strict=True):
                 results.append(asyncio.run(measure(own, names, config.seed, Bars(console, model))))
-    except (ServerFailed, ChatFailed) as error:
-        raise ConfigError(str(error)) from None
     finally:
         # Whatever ended it: many minutes may lie in the model that is done.
         if results:
@@ -122,32 +121,29 @@ def chosen_tasks(given: str) -> list[str]:
 
 
 def check_writable(path: Path) -> None:
-    """Before anything is measured; what is in the file stays. Raises ConfigError."""
+    """Before anything is measured; what is in the file stays. Raises UserError."""
     is_new = not path.exists()
     try:
         path.open("a").close()
     except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error.strerror}.") from None
+        raise UserError(f"{path} cannot be written: {error.strerror}.") from None
     if is_new:
         path.resolve().unlink()
 
 
 def serving(config: Config, model: str) -> tuple[str, ...]:
-    """A server's options for a checkpoint, a model folder, or the base model. Raises ConfigError."""
+    """A server's options for a checkpoint, a model folder, or the base model. Raises UserError."""
     own = ["--no-capture", "--max-steps", "0", *machine_flags(config), "--seed", str(config.seed)]
     folder = Path(model).expanduser()
     if model != BASE and not (folder / "checkpoint.json").exists():
         if not (folder / "config.json").exists():
-            raise ConfigError(f"{model} is neither a checkpoint nor a model folder, nor is it called {BASE}.")
+            raise UserError(f"{model} is neither a checkpoint nor a model folder, nor is it called {BASE}.")
         return (*own, "--resume-from-ckpt", "none", "--model-name", str(folder))
     if config.model_name:
         own += ["--model-name", config.model_name]
     if model == BASE:
         return (*own, "--resume-from-ckpt", "none")
-    try:
-        return (*own, "--resume-from-ckpt", str(folder), "--lora-rank", str(adapter_rank(folder)))
-    except ModelNotFound as error:
-        raise ConfigError(str(error)) from None
+    return (*own, "--resume-from-ckpt", str(folder), "--lora-rank", str(adapter_rank(folder)))
 
 
 async def measure(flags: Sequence[str], names: Sequence[str], seed: int, bars: Bars) -> list[TaskScores]:

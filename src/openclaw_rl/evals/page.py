@@ -48,7 +48,7 @@ class Shown:
 
 
 def write_page(outcomes: Sequence[Outcome], path: Path, command: str, model: str) -> None:
-    """Write the page. Raises ConfigError without Matplotlib, or if the file cannot be written."""
+    """Write the page. Raises UserError without Matplotlib, or if the file cannot be written."""
     write(path, page(outcomes, command, model))
 
 

@@ -69,12 +69,12 @@ def quality_of(exam: Exam) -> float:
 
 
 def save_curve(outcomes: Sequence[Outcome], path_png: Path) -> None:
-    """Raises ConfigError without Matplotlib, or if the file cannot be written."""
+    """Raises UserError without Matplotlib, or if the file cannot be written."""
     charts.save_png(_figure(outcomes), path_png)
 
 
 def curve_svg(outcomes: Sequence[Outcome]) -> Markup:
-    """The picture for a page. Raises ConfigError without Matplotlib."""
+    """The picture for a page. Raises UserError without Matplotlib."""
     return charts.to_svg(_figure(outcomes), "curve", describe(outcomes))
 
 

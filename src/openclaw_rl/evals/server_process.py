@@ -16,6 +16,7 @@ from rich.console import Console
 
 from openclaw_rl.app.config import Config
 from openclaw_rl.config.options import flag, option_of
+from openclaw_rl.errors import UserError
 from openclaw_rl.ledger.lock import read_server
 
 #: How long a server may take until it answers: the first start converts the model.
@@ -28,7 +29,7 @@ LOG = "server.log"
 MACHINE = "Engine"
 
 
-class ServerFailed(Exception):
+class ServerFailed(UserError):
     """The server did not start, or is gone; the message says where its log is."""
 
 

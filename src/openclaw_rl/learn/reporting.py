@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from openclaw_rl.config.options import ConfigError
 from openclaw_rl.engines.base import StepResult
+from openclaw_rl.errors import UserError
 from openclaw_rl.learn.methods import Weights, distilled_of
 from openclaw_rl.types import SampleKind, StoredTurn
 
@@ -62,14 +63,14 @@ class StepReport:
 
 
 def need(package: str, option: str) -> None:
-    """Raise ConfigError if a package that an option asks for cannot be imported."""
+    """Raise UserError if a package that an option asks for cannot be imported."""
     try:
         found = importlib.import_module(package).__file__
     except ImportError:
         found = None
     # A folder of that name, as Weights & Biases leaves one where it is used, is imported as an empty package.
     if found is None:
-        raise ConfigError(f"{option} needs the package: pip install {package}.")
+        raise UserError(f"{option} needs the package: pip install {package}.")
 
 
 class Sink(Protocol):
@@ -123,7 +124,7 @@ class TensorBoard:
 
     @staticmethod
     def check() -> None:
-        """Raise ConfigError where it is not installed."""
+        """Raise UserError where it is not installed."""
         need("tensorboard", "--tensorboard")
 
     def write(self, report: StepReport) -> None:
@@ -149,7 +150,7 @@ class WeightsAndBiases:
 
     @staticmethod
     def check() -> None:
-        """Raise ConfigError where it is not installed."""
+        """Raise UserError where it is not installed."""
         need("wandb", "--wandb-project")
 
     def write(self, report: StepReport) -> None:

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import IO, Any
 
 from openclaw_rl.config.options import ConfigError
+from openclaw_rl.errors import UserError
 
 FILE = "server.json"
 
 
-class RunDirInUse(Exception):
+class RunDirInUse(UserError):
     """Another server already uses the directory; the message names its process."""
 
 

@@ -2,11 +2,13 @@
 
 from pathlib import Path
 
+from openclaw_rl.errors import UserError
+
 #: In a run directory, or the directory of its ledger: the name of the model that it belongs to.
 FILE = "model.txt"
 
 
-class OtherModel(Exception):
+class OtherModel(UserError):
     """The folder belongs to another model; the message says to which, and what to do."""
 
 

@@ -4,6 +4,8 @@ import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
+from openclaw_rl.errors import UserError
+
 #: Name of the ledger in its directory.
 FILE = "ledger.sqlite"
 
@@ -152,7 +154,7 @@ MIGRATIONS = (
 )
 
 
-class NewerLedger(Exception):
+class NewerLedger(UserError):
     """The ledger was written by a newer version of the program."""
 
 

@@ -16,6 +16,8 @@ from typing import Any
 from tokenizers import Tokenizer
 from tokenizers.pre_tokenizers import Metaspace
 
+from openclaw_rl.errors import UserError
+
 #: A noncharacter, which no message has reason to contain: it keeps a quoted control token from being one.
 GUARD = "\ufdd0"
 #: A pattern that splits nothing, for tokenizers without control tokens.
@@ -24,7 +26,7 @@ NEVER = r"(?!)()"
 CACHED_CHARACTERS = 16_000_000
 
 
-class BadModelFolder(ValueError):
+class BadModelFolder(UserError):
     """A file in the model's folder cannot be used; the message says which and why."""
 
 

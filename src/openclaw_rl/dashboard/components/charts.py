@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup, escape
 
-from openclaw_rl.config.options import ConfigError
+from openclaw_rl.errors import UserError
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -44,15 +44,15 @@ _SIZE = re.compile(r' (?:width|height)="[\d.]+pt"| xmlns:xlink="[^"]*"')
 
 
 def need_matplotlib(what: str) -> None:
-    """Raise ConfigError if nothing can be drawn; better before long work than after it."""
+    """Raise UserError if nothing can be drawn; better before long work than after it."""
     try:
         import matplotlib  # noqa: F401
     except ImportError:
-        raise ConfigError(f"{what} needs matplotlib: {sys.executable} -m pip install matplotlib") from None
+        raise UserError(f"{what} needs matplotlib: {sys.executable} -m pip install matplotlib") from None
 
 
 def new_figure(width: float, height: float) -> "Figure":
-    """An empty figure, its size in inches. Raises ConfigError without Matplotlib."""
+    """An empty figure, its size in inches. Raises UserError without Matplotlib."""
     need_matplotlib("A picture")
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -123,12 +123,12 @@ def _adapt(tag: str, name: str) -> str:
 
 
 def save_png(figure: "Figure", path: Path) -> None:
-    """Raises ConfigError if the file cannot be written."""
+    """Raises UserError if the file cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(_draw(figure, "png", "png"))
     except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error.strerror}.") from None
+        raise UserError(f"{path} cannot be written: {error.strerror}.") from None
 
 
 def _draw(figure: "Figure", name: str, kind: str) -> bytes:

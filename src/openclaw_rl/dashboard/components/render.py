@@ -7,7 +7,7 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from openclaw_rl import __version__
-from openclaw_rl.config.options import ConfigError
+from openclaw_rl.errors import UserError
 from openclaw_rl.ledger.packing import whole_text
 
 
@@ -19,12 +19,12 @@ def render(template: str, **values: object) -> str:
 
 
 def write(path: Path, page: str) -> None:
-    """Put a page into a file, in folders that are made if need be. Raises ConfigError if it cannot be written."""
+    """Put a page into a file, in folders that are made if need be. Raises UserError if it cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(page, encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error.strerror}.") from None
+        raise UserError(f"{path} cannot be written: {error.strerror}.") from None
 
 
 @cache

@@ -7,24 +7,24 @@ from typing import Any
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from openclaw_rl.config.options import ConfigError
 from openclaw_rl.engines.local.model.adapters import BadPolicy, read_adapter
 from openclaw_rl.engines.local.training.lora import module_path
+from openclaw_rl.errors import UserError
 from openclaw_rl.models import ON_TINKER, copy_belongings
 
 
 def merge_adapter(base: Path, adapter: Path, out: Path, track: Callable[[list[Path]], Iterable[Path]] = iter) -> None:
-    """Write `base` with `adapter` added to its weights into a new folder. Raises ConfigError."""
+    """Write `base` with `adapter` added to its weights into a new folder. Raises UserError."""
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise ConfigError(f"{out} is not empty: give a new folder.")
+        raise UserError(f"{out} is not empty: give a new folder.")
     if (adapter / "config.json").exists():
-        raise ConfigError(f"{adapter} is a whole model already: use it as it is.")
+        raise UserError(f"{adapter} is a whole model already: use it as it is.")
     if (adapter / ON_TINKER).exists():
-        raise ConfigError(f"The policy in {adapter} is kept on Tinker, by the path in {ON_TINKER}: download it first.")
+        raise UserError(f"The policy in {adapter} is kept on Tinker, by the path in {ON_TINKER}: download it first.")
     try:
         config, modules = read_adapter(adapter)
     except BadPolicy as error:
-        raise ConfigError(f"{error}.") from None
+        raise UserError(f"{error}.") from None
     scale = config["lora_alpha"] / (config["r"] ** 0.5 if config.get("use_rslora") else config["r"])
     deltas = {f"{module_path(*module)}.weight": factors for module, factors in modules.items()}
     check_fit(base, adapter, deltas)
@@ -41,13 +41,13 @@ def merge_adapter(base: Path, adapter: Path, out: Path, track: Callable[[list[Pa
 
 
 def check_fit(base: Path, adapter: Path, deltas: dict[str, Any]) -> None:
-    """Raise ConfigError, before anything is written, if the adapter is not one of this model."""
+    """Raise UserError, before anything is written, if the adapter is not one of this model."""
     shapes: dict[str, list[int]] = {}
     for shard in base.glob("*.safetensors"):
         with safe_open(shard, framework="pt") as file:
             shapes |= {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
     for name, factors in deltas.items():
         if name not in shapes:
-            raise ConfigError(f"{adapter} adapts {name}, which {base} does not have.")
+            raise UserError(f"{adapter} adapts {name}, which {base} does not have.")
         if shapes[name] != [factors["B"].shape[0], factors["A"].shape[1]]:
-            raise ConfigError(f"{adapter} does not fit {base}: {name} has another size there.")
+            raise UserError(f"{adapter} does not fit {base}: {name} has another size there.")

@@ -11,14 +11,15 @@ from openclaw_rl.engines.tinker.connection import Account, Connection
 from openclaw_rl.engines.tinker.learner import TinkerLearner
 from openclaw_rl.engines.tinker.run import TrainingOptions
 from openclaw_rl.engines.tinker.sampler import SamplerOptions, TinkerSampler
+from openclaw_rl.errors import UserError
 
 ATTENTION, MLP = {"q_proj", "k_proj", "v_proj", "o_proj"}, {"gate_proj", "up_proj", "down_proj"}
 
 
 def check_tinker(config: Config) -> None:
-    """What can be known without the service. Raises ConfigError."""
+    """What can be known without the service. Raises UserError."""
     if not sdk.installed():
-        raise ConfigError(sdk.MISSING)
+        raise UserError(sdk.MISSING)
     if not os.environ.get("TINKER_API_KEY") and not config.tinker_base_url:
         raise ConfigError(
             "The tinker backend needs a key in TINKER_API_KEY or a server in --tinker-base-url; or use --backend local."

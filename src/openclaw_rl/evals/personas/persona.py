@@ -1,6 +1,6 @@
 """A simulated person: a name, a preference as rules, and the words of somebody who got it or did not.
 
-`load` reads a built-in persona by its name, or a file of the same form. Raises ConfigError, one sentence with the file
+`load` reads a built-in persona by its name, or a file of the same form. Raises UserError, one sentence with the file
 and the key that is wrong.
 """
 
@@ -13,7 +13,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from openclaw_rl.config.options import ConfigError
+from openclaw_rl.errors import UserError
 from openclaw_rl.evals.personas.rules import Check, Count, count_words, estimate_tokens, make_check
 
 BUILT_IN = ("student", "teaching-assistant", "teacher", "brief")
@@ -102,29 +102,29 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.expanduser().read_text("utf-8"))
     except FileNotFoundError as error:
-        raise ConfigError(
+        raise UserError(
             f"The persona {path} is neither a file nor one of {', '.join(BUILT_IN)}; give the path of a TOML file."
         ) from error
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"The persona {path} cannot be read: {str(error).rstrip('.')}.") from error
+        raise UserError(f"The persona {path} cannot be read: {str(error).rstrip('.')}.") from error
 
 
 def _persona(table: dict[str, Any], where: str) -> Persona:
     """A persona from what is in a file, its languages not yet checked."""
     if unknown := table.keys() - _KEYS - {"rules"}:
-        raise ConfigError(
+        raise UserError(
             f"{where}: {sorted(unknown)[0]} is no key of a persona; take one of {', '.join(sorted(_KEYS))}."
         )
     everybody = _built_in(_EVERYBODY)
     rules = table.get("rules")
     if not isinstance(rules, list) or not rules:
-        raise ConfigError(f"{where}: rules is missing; write at least one [[rules]].")
+        raise UserError(f"{where}: rules is missing; write at least one [[rules]].")
     longest = table.get("longest_answer", LONGEST_ANSWER)
     if not isinstance(longest, int) or longest < 1:
-        raise ConfigError(f"{where}: longest_answer is a number of tokens.")
+        raise UserError(f"{where}: longest_answer is a number of tokens.")
     repeats = table.get("repeats_question", False)
     if not isinstance(repeats, bool):
-        raise ConfigError(f"{where}: repeats_question is true or false.")
+        raise UserError(f"{where}: repeats_question is true or false.")
     return Persona(
         name=_text(table, "name", where),
         description=_text(table, "description", where),
@@ -141,17 +141,17 @@ def _persona(table: dict[str, Any], where: str) -> Persona:
 
 def _rule(table: Any, where: str) -> Rule:
     if not isinstance(table, dict):
-        raise ConfigError(f"{where} is no table; write [[rules]] above it.")
+        raise UserError(f"{where} is no table; write [[rules]] above it.")
     if unknown := table.keys() - {"name", "check", "parameters", "displeased"}:
-        raise ConfigError(f"{where}.{sorted(unknown)[0]} is no key of a rule; parameters go into parameters.")
+        raise UserError(f"{where}.{sorted(unknown)[0]} is no key of a rule; parameters go into parameters.")
     parameters = table.get("parameters", {})
     if not isinstance(parameters, dict):
-        raise ConfigError(f"{where}.parameters is no table.")
+        raise UserError(f"{where}.parameters is no table.")
     name = _text(table, "check", where)
     try:
         check = make_check(name, parameters)
     except ValueError as error:
-        raise ConfigError(f'{where}.check = "{name}" {error}.') from error
+        raise UserError(f'{where}.check = "{name}" {error}.') from error
     return Rule(_text(table, "name", where), _phrases(table, "displeased", where), check)
 
 
@@ -159,7 +159,7 @@ def _phrases(table: dict[str, Any], key: str, where: str) -> Phrases:
     """The phrases under a key, by language."""
     given = table.get(key)
     if not isinstance(given, dict) or not given:
-        raise ConfigError(f'{where}: {key} is missing; write a table with phrases by language, as en = ["…"].')
+        raise UserError(f'{where}: {key} is missing; write a table with phrases by language, as en = ["…"].')
     return Phrases({language: _texts(listed, f"{where}: {key}.{language}") for language, listed in given.items()})
 
 
@@ -169,20 +169,20 @@ def _asking(table: dict[str, Any], key: str, where: str) -> Phrases:
     for language, listed in phrases.by_language.items():
         for phrase in listed:
             if phrase.count(_QUESTION) != 1:
-                raise ConfigError(f'{where}: {key}.{language}: "{phrase}" needs {_QUESTION} once.')
+                raise UserError(f'{where}: {key}.{language}: "{phrase}" needs {_QUESTION} once.')
     return phrases
 
 
 def _text(table: dict[str, Any], key: str, where: str) -> str:
     value = table.get(key)
     if not isinstance(value, str) or not value.strip():
-        raise ConfigError(f"{where}: {key} is missing; it is a text.")
+        raise UserError(f"{where}: {key} is missing; it is a text.")
     return value.strip()
 
 
 def _texts(value: Any, where: str) -> tuple[str, ...]:
     if not isinstance(value, list) or not value or not all(isinstance(text, str) and text.strip() for text in value):
-        raise ConfigError(f"{where} is no list of texts.")
+        raise UserError(f"{where} is no list of texts.")
     return tuple(text.strip() for text in value)
 
 
@@ -196,9 +196,9 @@ def _checked(persona: Persona, where: str) -> Persona:
     }
     said |= {f"rules[{place}].displeased": rule.displeased for place, rule in enumerate(persona.rules)}
     if not persona.languages:
-        raise ConfigError(f"{where}: languages is empty; name at least one.")
+        raise UserError(f"{where}: languages is empty; name at least one.")
     for key, phrases in said.items():
         for language in persona.languages:
             if language not in phrases.by_language:
-                raise ConfigError(f"{where}: {key} has no phrases in {language}; add {key}.{language} to the file.")
+                raise UserError(f"{where}: {key} has no phrases in {language}; add {key}.{language} to the file.")
     return persona
