@@ -15,6 +15,7 @@ from conftest import save_tiny_model
 from openclaw_rl.engines.base import EngineError, EngineUnavailable, QueueFull
 from openclaw_rl.engines.local.process.sampler import LocalSampler
 from openclaw_rl.engines.local.process.sampler_messages import WorkerOptions
+from openclaw_rl.engines.policy_ref import PolicyRef, WeightForm, policy_in
 from openclaw_rl.types import Priority, SampledToken, SampleRequest, SamplingParams, ScoreRequest
 
 
@@ -133,7 +134,7 @@ async def test_dropping_one_completion_leaves_the_others(shared: LocalSampler) -
 async def test_kill_9_fails_what_ran_and_the_next_request_is_served(
     sampler: LocalSampler, adapters: list[Path]
 ) -> None:
-    await sampler.publish(1, adapters[0])
+    await sampler.publish(1, policy_in(adapters[0]))
     before = await collect(sampler, request())
     running = [asyncio.create_task(collect(sampler, request(500, seed=i))) for i in range(6)]
     await until(lambda: sampler.stats().active == 4)
@@ -155,7 +156,7 @@ async def test_requests_that_wait_for_a_restart_wait_for_a_whole_model_too(
     sampler = LocalSampler(options(tiny_model, lora_rank=0), max_queue=4)
     await sampler.start()
     for version in (1, 2):
-        await sampler.publish(version, save_tiny_model(tmp_path_factory.mktemp("policy"), seed=version))
+        await sampler.publish(version, policy_in(save_tiny_model(tmp_path_factory.mktemp("policy"), seed=version)))
     before = await collect(sampler, request())
     assert sampler.worker_pid is not None
     os.kill(sampler.worker_pid, signal.SIGKILL)
@@ -172,7 +173,7 @@ async def test_requests_finish_on_the_version_they_started_on(sampler: LocalSamp
     stream = sampler.sample(request(40))
     batches = aiter(stream)
     tokens = await anext(batches)
-    await sampler.publish(1, adapters[0])
+    await sampler.publish(1, policy_in(adapters[0]))
     tokens += [token async for batch in batches for token in batch]
     assert stream.version == 0
     assert [t.token_id for t in tokens] == [t.token_id for t in base]
@@ -183,11 +184,11 @@ async def test_requests_finish_on_the_version_they_started_on(sampler: LocalSamp
 
 
 async def test_old_versions_make_room_but_not_while_they_serve(sampler: LocalSampler, adapters: list[Path]) -> None:
-    await sampler.publish(1, adapters[0])
+    await sampler.publish(1, policy_in(adapters[0]))
     held = sampler.sample(request(400))
-    await sampler.publish(2, adapters[1])
+    await sampler.publish(2, policy_in(adapters[1]))
     other = sampler.sample(request(400))
-    third = asyncio.create_task(sampler.publish(3, adapters[2]))
+    third = asyncio.create_task(sampler.publish(3, policy_in(adapters[2])))
     await asyncio.sleep(0.1)
     assert not third.done()
     held.close()
@@ -200,7 +201,7 @@ async def test_old_versions_make_room_but_not_while_they_serve(sampler: LocalSam
 
 async def test_a_bad_adapter_is_an_error_and_serving_goes_on(shared: LocalSampler, tmp_path: Path) -> None:
     with pytest.raises(EngineUnavailable, match="adapter_config"):
-        await shared.publish(1, tmp_path)
+        await shared.publish(1, PolicyRef(WeightForm.PEFT, tmp_path))
     assert shared.newest_version == 0
     assert len(await collect(shared, request())) == 10
 
@@ -259,24 +260,24 @@ async def test_requests_that_wait_for_a_restart_end_when_the_server_does(tiny_mo
 
 
 async def test_a_bad_adapter_for_a_full_engine_costs_no_version(sampler: LocalSampler, adapters: list[Path]) -> None:
-    await sampler.publish(1, adapters[0])
-    await sampler.publish(2, adapters[1])
+    await sampler.publish(1, policy_in(adapters[0]))
+    await sampler.publish(2, policy_in(adapters[1]))
     with pytest.raises(EngineUnavailable):
-        await sampler.publish(3, Path("/nowhere"))
+        await sampler.publish(3, PolicyRef(WeightForm.PEFT, Path("/nowhere")))
     assert sampler.newest_version == 2
     assert len(await collect(sampler, request(version=1))) == 10
-    await sampler.publish(4, adapters[2])
+    await sampler.publish(4, policy_in(adapters[2]))
     assert len(await collect(sampler, request())) == 10
     assert sampler.stats().restarts == 0
     with pytest.raises(EngineUnavailable, match="not newer"):
-        await sampler.publish(4, adapters[2])
+        await sampler.publish(4, policy_in(adapters[2]))
 
 
 async def test_an_adapter_that_is_gone_after_a_restart_gives_way_to_the_one_before(
     sampler: LocalSampler, adapters: list[Path], tmp_path: Path
 ) -> None:
-    await sampler.publish(1, adapters[0])
-    await sampler.publish(2, Path(shutil.copytree(adapters[1], tmp_path / "gone")))
+    await sampler.publish(1, policy_in(adapters[0]))
+    await sampler.publish(2, policy_in(Path(shutil.copytree(adapters[1], tmp_path / "gone"))))
     first = await collect(sampler, request(version=1))
     shutil.rmtree(tmp_path / "gone")
     assert sampler.worker_pid is not None

@@ -16,6 +16,7 @@ import torch
 from openclaw_rl.engines.base import EngineAway, EngineUnavailable, StepRefused
 from openclaw_rl.engines.local.training.lora import LoraWeights
 from openclaw_rl.engines.local.training.trainer import Trainer
+from openclaw_rl.engines.policy_ref import policy_in
 from openclaw_rl.engines.tinker import connection as connection_module
 from openclaw_rl.engines.tinker import learner as learner_module
 from openclaw_rl.engines.tinker.connection import Account, Connection
@@ -233,8 +234,7 @@ async def test_steps_move_the_served_policy_where_the_advantages_point(
         assert result.response_tokens == sum(s.spans[0].stop - s.spans[0].start for s in sequences)
         folder = tmp_path / str(version)
         folder.mkdir()
-        await learner.write_policy(folder)
-        await learner.sampler.publish(version, folder)
+        await learner.sampler.publish(version, await learner.write_policy(folder))
     for sequence, rises in zip(sequences, (True, False), strict=True):
         span = sequence.spans[0]
         request = ScoreRequest(sequence.ids[: span.stop], span.stop - span.start)
@@ -345,7 +345,7 @@ async def test_a_slow_save_is_made_again_and_serving_goes_on(cloud: Cloud, tiny_
     await learner.write_policy(tmp_path)
     learner.connection.account = patient
     assert cloud.calls.count("save_weights") >= 2
-    await learner.sampler.publish(1, tmp_path)
+    await learner.sampler.publish(1, policy_in(tmp_path))
     await learner.connection.close()
 
 
@@ -378,7 +378,7 @@ async def test_a_session_that_the_service_has_ended_is_begun_again(
 ) -> None:
     await learner.step(batch(cloud, 1))
     await learner.save(tmp_path)
-    await learner.sampler.publish(1, tmp_path)
+    await learner.sampler.publish(1, policy_in(tmp_path))
     request = ScoreRequest([1, 2, 3, 4], 2, version=1)
     before = await learner.sampler.score(request)
     cloud.end_sessions()
@@ -400,8 +400,7 @@ async def test_a_server_that_was_started_again_gets_its_adapters_again(
     for version in (1, 2):
         folder = tmp_path / str(version)
         folder.mkdir()
-        await learner.write_policy(folder)
-        await learner.sampler.publish(version, folder)
+        await learner.sampler.publish(version, await learner.write_policy(folder))
     ids = [1, 2, 3, 4]
     before = await learner.sampler.score(ScoreRequest(ids, 2, version=2))
     cloud.calls.clear()
@@ -429,7 +428,7 @@ async def test_a_checkpoint_is_gone_on_from_exactly_in_another_session(
     assert other.steps == 1
     await other.step(batch(cloud, 2))
     assert same(held(other), held(learner))
-    await other.sampler.publish(5, tmp_path)
+    await other.sampler.publish(5, policy_in(tmp_path))
     await other.connection.close()
 
 
@@ -443,12 +442,12 @@ async def test_a_checkpoint_that_does_not_fit_is_refused_in_a_sentence(
         with pytest.raises(StepRefused, match=words):
             await learner.load(tmp_path)
     with pytest.raises(EngineUnavailable, match="learned from other"):
-        await learner.sampler.publish(1, tmp_path)
+        await learner.sampler.publish(1, policy_in(tmp_path))
     (tmp_path / "tinker.json").unlink()
     with pytest.raises(StepRefused, match="no policy of Tinker's"):
         await learner.load(tmp_path)
     with pytest.raises(EngineUnavailable, match="--resume-from-ckpt"):
-        await learner.sampler.publish(1, tmp_path)
+        await learner.sampler.publish(1, policy_in(tmp_path))
     cloud.states.clear()
     (tmp_path / "tinker.json").write_text(json.dumps(record))
     with pytest.raises(EngineUnavailable, match="does not have it any more"):

@@ -13,6 +13,7 @@ import pytest_asyncio
 
 from openclaw_rl.engines.base import EngineAway, EngineError, EngineUnavailable, QueueFull
 from openclaw_rl.engines.local.training.lora import LoraWeights
+from openclaw_rl.engines.policy_ref import PolicyRef, policy_in
 from openclaw_rl.engines.tinker import connection as module
 from openclaw_rl.engines.tinker import heartbeat as heartbeat_module
 from openclaw_rl.engines.tinker.connection import Account, Connection
@@ -85,7 +86,7 @@ async def collect(sampler: TinkerSampler, job: SampleRequest) -> list[SampledTok
     return [token async for batch in sampler.sample(job) for token in batch]
 
 
-async def put_policy(cloud: Cloud, folder: Path, seed: int = 1) -> Path:
+async def put_policy(cloud: Cloud, folder: Path, seed: int = 1) -> PolicyRef:
     """A policy that is not the base model, as the service keeps it, with its record in a folder."""
     client = Training(cloud, seed)
     shape = cloud.decoder.shape
@@ -95,7 +96,7 @@ async def put_policy(cloud: Cloud, folder: Path, seed: int = 1) -> Path:
     saved = await (await client.save_weights_for_sampler_async(f"policy-{seed}"))
     folder.mkdir()
     PolicyRecord("tiny/model", RANK, saved.path, None).write(folder)
-    return folder
+    return policy_in(folder)
 
 
 async def test_an_answer_comes_in_pieces_that_continue_from_the_exact_ids(cloud: Cloud, sampler: TinkerSampler) -> None:
@@ -178,7 +179,7 @@ async def test_candidates_wait_and_old_versions_go(cloud: Cloud, sampler: Tinker
     with pytest.raises(EngineUnavailable, match="version 1 is not loaded"):
         sampler.sample(request(version=1))
     with pytest.raises(EngineUnavailable, match="not newer"):
-        await sampler.publish(3, tmp_path / "3")
+        await sampler.publish(3, policy_in(tmp_path / "3"))
     sampler.retract(3)
     assert sampler.newest_version == 2
 

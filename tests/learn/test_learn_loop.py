@@ -19,6 +19,7 @@ from openclaw_rl.api.operations import OperationFailed
 from openclaw_rl.app.background import Loops
 from openclaw_rl.app.config import Config
 from openclaw_rl.engines.base import EngineUnavailable, QueueFull, StepRefused
+from openclaw_rl.engines.policy_ref import PolicyRef
 from openclaw_rl.learn import loop as module
 from openclaw_rl.learn.build import where_to_begin
 from openclaw_rl.learn.checkpoints import Checkpoint, Checkpoints
@@ -54,7 +55,7 @@ class PickySampler(ScriptedSampler):
     def newest_version(self, version: int) -> None:
         pass
 
-    async def publish(self, version: int, adapter: Path, *, candidate: bool = False) -> None:
+    async def publish(self, version: int, policy: PolicyRef, *, candidate: bool = False) -> None:
         answer = self.hook(version) if self.hook else None
         if answer is not None:
             await answer
@@ -63,7 +64,7 @@ class PickySampler(ScriptedSampler):
         self.latest = version
         if candidate:
             self.candidates.add(version)
-        self.served[version] = read_policy(adapter)
+        self.served[version] = read_policy(policy.folder)
 
     def promote(self, version: int) -> None:
         self.candidates.discard(version)

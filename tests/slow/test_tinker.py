@@ -172,6 +172,7 @@ def movement(run_dir: Path, checkpoint: Path, trained: list[int]) -> dict[int, f
     program = f"""
 import asyncio, json, sys
 from pathlib import Path
+from openclaw_rl.engines.policy_ref import policy_in
 from openclaw_rl.engines.tinker.connection import Account, Connection
 from openclaw_rl.engines.tinker.sampler import SamplerOptions, TinkerSampler
 from openclaw_rl.types import ScoreRequest
@@ -180,7 +181,7 @@ async def main():
     connection = Connection(Account({os.environ["TINKER_BASE_URL"]!r}, "", 600.0))
     sampler = TinkerSampler(connection, SamplerOptions({EMBEDDED!r}, Path("unused"), None, 4, 4, 32, 2))
     await sampler.start()
-    await sampler.publish(1, Path({str(checkpoint)!r}))
+    await sampler.publish(1, policy_in(Path({str(checkpoint)!r})))
     found = []
     for ids, last in json.load(sys.stdin):
         found.append([(await sampler.score(ScoreRequest(ids, last, version=v))).logprobs for v in (0, 1)])

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from openclaw_rl.engines.base import EngineLimits, EngineStats, EngineUnavailable, QueueFull, StepRefused, StepResult
+from openclaw_rl.engines.capabilities import SamplerCapabilities
+from openclaw_rl.engines.policy_ref import PolicyRef, WeightForm, policy_in
 from openclaw_rl.types import (
     BASE_VERSION,
     FinishReason,
@@ -28,6 +30,8 @@ class ScriptedSampler:
 
     `scores(request)` gives log-probs; what it raises is raised.
     """
+
+    capabilities = SamplerCapabilities(loads=frozenset(WeightForm))
 
     def __init__(
         self,
@@ -51,7 +55,7 @@ class ScriptedSampler:
 
     async def close(self) -> None: ...
 
-    async def publish(self, version: int, adapter: Path, *, candidate: bool = False) -> None:
+    async def publish(self, version: int, policy: PolicyRef, *, candidate: bool = False) -> None:
         if not candidate:
             self.newest_version = version
 
@@ -160,9 +164,10 @@ class ScriptedLearner:
             raise StepRefused("there is no step to take back")
         self.policy, self.before = self.before, None
 
-    async def write_policy(self, folder: Path) -> None:
+    async def write_policy(self, folder: Path) -> PolicyRef:
         await self._call("write_policy", folder)
         self._write(folder)
+        return policy_in(folder)
 
     async def save(self, folder: Path) -> None:
         await self._call("save", folder)

@@ -11,6 +11,7 @@ from openclaw_rl.app.config import Config
 from openclaw_rl.dashboard.examples import Prompt
 from openclaw_rl.engines.base import EngineError
 from openclaw_rl.engines.local.process.sampler import LocalSampler
+from openclaw_rl.engines.policy_ref import policy_in
 from openclaw_rl.learn.checkpoints import Checkpoint
 from openclaw_rl.learn.gate import answer_surely
 from openclaw_rl.models import ModelNotFound, adapter_rank
@@ -62,7 +63,7 @@ async def _compare(
         model = await start_model(stack, sampler, folder)
         # Numbers of a run begin at 0, which is the base model here.
         version = max(checkpoint.version, BASE_VERSION + 1)
-        await sampler.publish(version, checkpoint.folder)
+        await sampler.publish(version, policy_in(checkpoint.folder))
 
         async def one(prompt: Prompt, asked: int) -> str:
             said = await answer_surely(sampler, model.renderer, prompt.ids, asked, ANSWER_TOKENS)

@@ -7,9 +7,13 @@ that implements `Sampler`, and `Learner` if it can train.
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from openclaw_rl.types import SampledToken, SampleRequest, ScoreRequest, Scores, TrainingSequence
+
+if TYPE_CHECKING:  # both raise the errors below
+    from openclaw_rl.engines.capabilities import SamplerCapabilities
+    from openclaw_rl.engines.policy_ref import PolicyRef
 
 
 class EngineError(Exception):
@@ -113,8 +117,8 @@ class Learner(Protocol):
     async def undo(self) -> None:
         """Take the last step back."""
 
-    async def write_policy(self, folder: Path) -> None:
-        """Write the policy as a PEFT folder, or as a model folder where all weights are trained."""
+    async def write_policy(self, folder: Path) -> "PolicyRef":
+        """Write the policy into a folder, in one of the forms that the learner declares."""
 
     async def save(self, folder: Path) -> None:
         """Write all that is needed to go on from here: the policy's files, and others that are called `learner.…`."""
@@ -126,6 +130,8 @@ class Learner(Protocol):
 class Sampler(Protocol):
     """Draws tokens. Requests run concurrently; none waits for a weight update."""
 
+    @property
+    def capabilities(self) -> "SamplerCapabilities": ...
     @property
     def limits(self) -> EngineLimits: ...
     @property
@@ -143,7 +149,7 @@ class Sampler(Protocol):
     async def score(self, request: ScoreRequest) -> Scores:
         """Log-probs of given tokens, as background work. Raises EngineError when they cannot be had."""
 
-    async def publish(self, version: int, folder: Path, *, candidate: bool = False) -> None:
+    async def publish(self, version: int, policy: "PolicyRef", *, candidate: bool = False) -> None:
         """Load what a learner wrote as `version`; new requests then sample from the newest version.
 
         A candidate is sampled from only when it is asked for, until it is promoted or retracted.

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from openclaw_rl.engines.base import EngineLimits, EngineStats, EngineUnavailable, Sampler, SampleStream
+from openclaw_rl.engines.capabilities import SamplerCapabilities
+from openclaw_rl.engines.policy_ref import PolicyRef
 from openclaw_rl.plugins import describe, load_plugin
 from openclaw_rl.types import Priority, SampledToken, SampleRequest, ScoreRequest, Scores
 
@@ -24,6 +26,10 @@ class CustomSampler:
         self.inner = inner
         self.file = Path(path.partition(":")[0]).expanduser()
         self.function: Generate = load_plugin(path, OPTION, NAMES)
+
+    @property
+    def capabilities(self) -> SamplerCapabilities:
+        return self.inner.capabilities
 
     @property
     def limits(self) -> EngineLimits:
@@ -50,8 +56,8 @@ class CustomSampler:
     async def score(self, request: ScoreRequest) -> Scores:
         return await self.inner.score(request)
 
-    async def publish(self, version: int, adapter: Path, *, candidate: bool = False) -> None:
-        await self.inner.publish(version, adapter, candidate=candidate)
+    async def publish(self, version: int, policy: PolicyRef, *, candidate: bool = False) -> None:
+        await self.inner.publish(version, policy, candidate=candidate)
 
     def promote(self, version: int) -> None:
         self.inner.promote(version)

@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry
 from openclaw_rl.app.config import Config
 from openclaw_rl.config.options import ConfigError
 from openclaw_rl.engines.base import Learner, Sampler
+from openclaw_rl.engines.policy_ref import policy_in
 from openclaw_rl.learn import records
 from openclaw_rl.learn.checkpoints import BadCheckpoint, Checkpoint, Checkpoints, read_record, verify
 from openclaw_rl.learn.gate import Gate, read_items
@@ -95,7 +96,7 @@ async def serve_learned(config: Config, sampler: Sampler) -> None:
     """With learning off, what was learned before serves all the same."""
     checkpoint = (await asyncio.to_thread(where_to_begin, config)).checkpoint
     if checkpoint is not None:
-        await sampler.publish(checkpoint.version, checkpoint.folder)
+        await sampler.publish(checkpoint.version, policy_in(checkpoint.folder))
 
 
 def where_to_begin(config: Config) -> Beginning:

@@ -7,10 +7,10 @@ and what came after it is done again.
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from openclaw_rl.engines.base import Learner, Sampler
+from openclaw_rl.engines.policy_ref import PolicyRef, policy_in
 from openclaw_rl.learn.checkpoints import Checkpoint, Checkpoints
 from openclaw_rl.learn.policies import Policies
 from openclaw_rl.ledger.ledger import Ledger
@@ -48,7 +48,7 @@ class Lineage:
         await self._agree()
         if self._last is not None:
             self.version = self._last.version
-            await self.sampler.publish(self.version, self._last.folder)
+            await self.sampler.publish(self.version, policy_in(self._last.folder))
         elif self._foreign is not None:
             self.version = await self.serve_again(self._foreign)
 
@@ -64,7 +64,7 @@ class Lineage:
         if self._begins_anew():
             await self._serve_beginning(self.step)
 
-    async def write_policy(self) -> tuple[int, Path]:
+    async def write_policy(self) -> tuple[int, PolicyRef]:
         """What the learner has, as a new policy version with a folder of its own."""
         version = self._new_version()
         return version, await self.policies.write(self.learner, version)
@@ -108,8 +108,8 @@ class Lineage:
 
     async def _serve_beginning(self, step: int) -> None:
         """Serve what the learner has; the next start goes on from here, not from what there was before."""
-        version, folder = await self.write_policy()
-        await self.sampler.publish(version, folder)
+        version, policy = await self.write_policy()
+        await self.sampler.publish(version, policy)
         self.step, self.version = step, version
         await self.save()
 

@@ -314,10 +314,10 @@ class LearnLoop:
 
         It serves once the ledger has the step, so that nobody is answered by a policy that does not count.
         """
-        version, folder = await self.line.write_policy()
+        version, policy = await self.line.write_policy()
         report = make_report(self.step + 1, version, self.version, turns, self.weights, result)
         try:
-            await self.sampler.publish(version, folder, candidate=True)
+            await self.sampler.publish(version, policy, candidate=True)
             passed = await self._examine(self.gate, version) if self.gate else None
             await warm(self.ledger, self.sampler, version)
             await self.line.advance(version, [turn.number for turn in turns], asdict(report))

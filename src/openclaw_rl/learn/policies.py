@@ -2,9 +2,11 @@
 
 import asyncio
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 from openclaw_rl.engines.base import Learner
+from openclaw_rl.engines.policy_ref import PolicyRef, policy_in
 from openclaw_rl.learn.checkpoints import UNFINISHED, replace_folder
 from openclaw_rl.models import NOT_THE_POLICY
 
@@ -15,15 +17,15 @@ class Policies:
     def __init__(self, folder: Path, keep: int) -> None:
         self.folder, self.keep = folder, keep
 
-    async def write(self, learner: Learner, version: int) -> Path:
+    async def write(self, learner: Learner, version: int) -> PolicyRef:
         """The learner's policy as a folder of its own."""
         unfinished = self.folder / f"{UNFINISHED}v{version}"
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir(parents=True)
-        await learner.write_policy(unfinished)
-        return await asyncio.to_thread(self._finish, unfinished, version)
+        policy = await learner.write_policy(unfinished)
+        return replace(policy, folder=await asyncio.to_thread(self._finish, unfinished, version))
 
-    def adopt(self, folder: Path, version: int) -> Path:
+    def adopt(self, folder: Path, version: int) -> PolicyRef:
         """A copy of a checkpoint's policy as a version."""
         unfinished = self.folder / f"{UNFINISHED}v{version}"
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -31,7 +33,7 @@ class Policies:
         for path in folder.iterdir():
             if not NOT_THE_POLICY.fullmatch(path.name):
                 shutil.copy(path, unfinished)
-        return self._finish(unfinished, version)
+        return policy_in(self._finish(unfinished, version))
 
     def remove(self, version: int) -> None:
         """A version that serves nobody takes no place from those that do."""

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from openclaw_rl.engines.base import EngineAway, EngineError, EngineUnavailable, StepRefused, StepResult
 from openclaw_rl.engines.measures import SpanLogprobs, check_move, distance
+from openclaw_rl.engines.policy_ref import PolicyRef, WeightForm
 from openclaw_rl.engines.tinker.connection import FIRST_PAUSE, Connection
 from openclaw_rl.engines.tinker.datum import BadOutput, NotFinite, read_length, span_logprobs, to_data
 from openclaw_rl.engines.tinker.errors import CallFailed, Kind
@@ -111,8 +112,9 @@ class TinkerLearner:
         await self._restore(before)
         self.steps -= 1
 
-    async def write_policy(self, folder: Path) -> None:
+    async def write_policy(self, folder: Path) -> PolicyRef:
         await self._write_policy(folder, lasting=False)
+        return PolicyRef(WeightForm.REMOTE, folder)
 
     async def save(self, folder: Path) -> None:
         state = await self.run.saved_state(lasting=True)

@@ -13,7 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from openclaw_rl.engines.base import EngineError, EngineLimits, EngineStats, EngineUnavailable, QueueFull, VersionGone
+from openclaw_rl.engines.capabilities import SamplerCapabilities
+from openclaw_rl.engines.policy_ref import PolicyRef, WeightForm
 from openclaw_rl.engines.stream import TokenStream
+from openclaw_rl.engines.tinker import sdk
 from openclaw_rl.engines.tinker.connection import Connection
 from openclaw_rl.engines.tinker.errors import CallFailed
 from openclaw_rl.engines.tinker.generation import Generation
@@ -63,6 +66,15 @@ class TinkerSampler:
         self._publishing = asyncio.Lock()
         self._closed = False
         self._warned = False
+
+    @property
+    def capabilities(self) -> SamplerCapabilities:
+        sample = sdk.load().SamplingClient.sample_async
+        return SamplerCapabilities(
+            loads=frozenset([WeightForm.REMOTE]),
+            max_top_logprobs=None if sdk.takes(sample, "topk_sample_logprobs") else 0,
+            scores_targets=sdk.takes(sample, "target_prompt_logprobs"),
+        )
 
     @property
     def newest_version(self) -> int:
@@ -133,11 +145,12 @@ class TinkerSampler:
             log.warning(NO_TOP_K)
         return scores
 
-    async def publish(self, version: int, folder: Path, *, candidate: bool = False) -> None:
+    async def publish(self, version: int, ref: PolicyRef, *, candidate: bool = False) -> None:
+        self.capabilities.check_loads(ref)
         async with self._publishing:
             if version <= self._latest:
                 raise EngineUnavailable(f"Policy version {version} is not newer than {self._latest}.")
-            policy = await self._load(folder)
+            policy = await self._load(ref.folder)
             if candidate:
                 self._candidates.add(version)
             self._policies[version], self._latest = policy, version

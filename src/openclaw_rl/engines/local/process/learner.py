@@ -26,6 +26,7 @@ from openclaw_rl.engines.local.process.learner_messages import (
     WritePolicy,
 )
 from openclaw_rl.engines.local.process.link import Link
+from openclaw_rl.engines.policy_ref import PolicyRef, policy_in
 from openclaw_rl.types import TrainingSequence
 
 log = logging.getLogger(__name__)
@@ -73,8 +74,9 @@ class LocalLearner:
     async def undo(self) -> None:
         await self._call(Undo())
 
-    async def write_policy(self, folder: Path) -> None:
+    async def write_policy(self, folder: Path) -> PolicyRef:
         await self._call(WritePolicy(folder))
+        return policy_in(folder)
 
     async def save(self, folder: Path) -> None:
         await self._call(Save(folder))

@@ -10,10 +10,10 @@ import asyncio
 import logging
 import time
 from itertools import count
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from openclaw_rl.engines.base import EngineError, EngineLimits, EngineStats, EngineUnavailable, QueueFull, VersionGone
+from openclaw_rl.engines.capabilities import SamplerCapabilities
 from openclaw_rl.engines.local.process.link import EXIT_SECONDS, Link
 from openclaw_rl.engines.local.process.policy_slots import PolicySlots
 from openclaw_rl.engines.local.process.sampler_messages import (
@@ -30,6 +30,7 @@ from openclaw_rl.engines.local.process.sampler_messages import (
     Tokens,
     WorkerOptions,
 )
+from openclaw_rl.engines.policy_ref import PolicyRef, WeightForm
 from openclaw_rl.engines.stream import Owner, TokenStream
 from openclaw_rl.types import Priority, SampleRequest, ScoreRequest, Scores
 
@@ -84,6 +85,11 @@ class LocalSampler:
         self._active = 0
         self._failure = ""
         self._supervisor: asyncio.Task[None] | None = None
+
+    @property
+    def capabilities(self) -> SamplerCapabilities:
+        form = WeightForm.PEFT if self.options.lora_rank else WeightForm.MODEL
+        return SamplerCapabilities(loads=frozenset([form]))
 
     @property
     def newest_version(self) -> int:
@@ -162,14 +168,15 @@ class LocalSampler:
             raise VersionGone(f"Policy version {version} is not loaded.")
         return slot
 
-    async def publish(self, version: int, folder: Path, *, candidate: bool = False) -> None:
+    async def publish(self, version: int, policy: PolicyRef, *, candidate: bool = False) -> None:
+        self.capabilities.check_loads(policy)
         async with self._publishing:
             if version <= self._policies.latest:
                 raise EngineUnavailable(f"Policy version {version} is not newer than {self._policies.latest}.")
             slot = await self._free_slot()
             before = self._policies.vacate(slot)
             done = self._loading[version] = asyncio.get_running_loop().create_future()
-            self._send(LoadPolicy(version, slot, folder))
+            self._send(LoadPolicy(version, slot, policy.folder))
             try:
                 await done
             except EngineUnavailable:
@@ -177,7 +184,7 @@ class LocalSampler:
                 raise
             finally:
                 self._loading.pop(version, None)
-            self._policies.settle(version, slot, folder, candidate)
+            self._policies.settle(version, slot, policy.folder, candidate)
 
     def promote(self, version: int) -> None:
         self._policies.candidates.discard(version)
