@@ -56,7 +56,7 @@ class Book:
 
     def change(self, change: Callable[..., Any], *arguments: Any) -> Any:
         """Make one of the ledger's changes, durably."""
-        return self.ledger.writer.submit(lambda db: change(db, *arguments)).result(20)
+        return self.ledger.writer.submit(lambda db: change(db, *arguments)).result(300)
 
     def capture(self, *turns: Turn, base: int | None = None, keep: int = 0) -> int:
         """Record the turns of a request; the number of the first."""

@@ -1,0 +1,196 @@
+"""One training step: claim turns, build the batch, train, examine, publish, record."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from openclaw_rl.engines.base import EngineAway, EngineError, EngineUnavailable, StepRefused, StepResult
+from openclaw_rl.learn.batches import to_sequences
+from openclaw_rl.learn.errors import NoSignal
+from openclaw_rl.learn.gate import Gate
+from openclaw_rl.learn.lineage import Lineage
+from openclaw_rl.learn.methods import Weights, lesson
+from openclaw_rl.learn.phases import Phase, Phases
+from openclaw_rl.learn.records import Records
+from openclaw_rl.learn.reporting import Reporter, StepReport, make_report
+from openclaw_rl.learn.warming import warm
+from openclaw_rl.ledger.changes import UnknownTurn
+from openclaw_rl.ledger.writer import LedgerError
+from openclaw_rl.types import StoredTurn
+
+log = logging.getLogger(__name__)
+
+#: A batch is set aside after this many learner crashes.
+MAX_CRASHES_PER_BATCH = 2
+
+
+class NotPromoted(Exception):
+    """The new policy failed the gate."""
+
+
+class StepRunner:
+    """Makes training steps, one at a time.
+
+    Guarantees:
+    - A step counts once the ledger has recorded it. Its policy serves only from then on.
+    - A step that cannot be published or recorded is taken back, and its turns are released.
+    - A batch is quarantined if the learner refuses it, if its policy fails the gate, or if the learner crashes on it
+      MAX_CRASHES_PER_BATCH times. Failures of the sampler, the ledger or the disk never quarantine a batch.
+    - Turns without a signal are dropped with the reason.
+    - A step that a rollback overtakes is taken back.
+    - The phase is TRAINING exactly while the learner may hold a step that does not count.
+    """
+
+    def __init__(
+        self,
+        line: Lineage,
+        weights: Weights,
+        max_staleness: int,
+        reporter: Reporter,
+        gate: Gate | None,
+        records: Records | None,
+        phases: Phases,
+    ) -> None:
+        self.line, self.weights, self.max_staleness = line, weights, max_staleness
+        self.reporter, self.gate, self.records, self.phases = reporter, gate, records, phases
+        self.ledger, self.learner, self.sampler = line.ledger, line.learner, line.sampler
+        self._crashes: dict[tuple[int, ...], int] = {}
+        self.gate_score: float | None = None
+        """The gate's score of the policy that serves; None if it has not been examined."""
+        self._abandoned = False
+
+    def abandon(self) -> None:
+        """Take back the step that is being made, because a rollback was requested."""
+        self._abandoned = True
+
+    async def run(self, count: int) -> bool:
+        """Make a step from `count` turns; whether there is one that counts. The phase must be BATCHING."""
+        numbers = await self.ledger.claim(count, self.line.step, self.max_staleness)
+        turns = await self._load_with_signal(numbers)
+        if len(turns) < count:
+            # Some turns were stale or had no signal. The others wait for a full batch.
+            await self.ledger.release_batches()
+            return False
+        self._abandoned = False
+        try:
+            report = await self._make(turns)
+        except NotPromoted as error:
+            await self._quarantine(turns, str(error))
+            return False
+        except UnknownTurn:
+            log.info("Step %d is taken back: one of its turns was deleted meanwhile.", self.line.step + 1)
+            report = None
+        except EngineError:
+            if not self._abandoned:
+                raise
+            report = None
+        if report is None:
+            await self.ledger.release_batches()
+            return False
+        self.phases.enter(Phase.SAVING)
+        self.reporter.write(report)
+        if self.records is not None:
+            await asyncio.to_thread(self.records.write, report.step, turns, self.weights)
+        return True
+
+    async def _load_with_signal(self, numbers: Sequence[int]) -> list[StoredTurn]:
+        """Load the turns that the method can learn from, and drop the others with the reason."""
+        turns = []
+        for number in numbers:
+            try:
+                turn = self.ledger.load_turn(number)
+                lesson(turn, self.weights)
+                turns.append(turn)
+            except UnknownTurn:
+                continue  # it has just been deleted
+            except NoSignal as error:
+                await self._drop([number], error)
+        return turns
+
+    async def _make(self, turns: Sequence[StoredTurn]) -> StepReport | None:
+        """Train and keep the step; None if no step was kept."""
+        result = await self._train(turns)
+        if result is None:
+            return None
+        if self._abandoned:
+            await self._take_back()
+            return None
+        try:
+            return await self._publish(turns, result)
+        except (EngineError, LedgerError, OSError, NotPromoted):
+            # A learner that crashed cannot take the step back. It is prepared again later.
+            with contextlib.suppress(EngineError):
+                await self._take_back()
+            raise
+
+    async def _train(self, turns: Sequence[StoredTurn]) -> StepResult | None:
+        """Let the learner make the step; None if it refuses. Only errors here are blamed on the batch."""
+        try:
+            sequences = await asyncio.to_thread(to_sequences, turns, self.weights)
+        except NoSignal as error:
+            # With a zero gradient the optimiser would still follow its momentum.
+            log.info("Step %d is not made from these %d turns: %s.", self.line.step + 1, len(turns), error)
+            await self._drop([turn.number for turn in turns], error)
+            return None
+        self.phases.enter(Phase.TRAINING)
+        try:
+            return await self.learner.step(sequences)
+        except StepRefused as error:
+            self.phases.enter(Phase.BATCHING)
+            await self._quarantine(turns, str(error))
+            return None
+        except EngineAway:
+            raise
+        except EngineUnavailable:
+            await self._count_crash(turns)
+            raise
+
+    async def _publish(self, turns: Sequence[StoredTurn], result: StepResult) -> StepReport:
+        """Record the step and let its policy serve. Raises NotPromoted if the policy fails the gate."""
+        version, policy = await self.line.write_policy()
+        report = make_report(self.line.step + 1, version, self.line.version, turns, self.weights, result)
+        try:
+            await self.sampler.publish(version, policy, candidate=True)
+            score = await self._examine(self.gate, version) if self.gate else None
+            await warm(self.ledger, self.sampler, version)
+            await self.line.advance(version, [turn.number for turn in turns], asdict(report))
+        except (EngineError, LedgerError, OSError, NotPromoted):
+            self.sampler.retract(version)
+            await asyncio.to_thread(self.line.policies.remove, version)
+            raise
+        # Promotion comes after the record, so that no policy serves whose step does not count.
+        self.sampler.promote(version)
+        self.gate_score = score
+        return report
+
+    async def _examine(self, gate: Gate, version: int) -> float:
+        """The candidate's score. Raises NotPromoted if it is below the serving policy's by more than the margin."""
+        if self.gate_score is None:
+            self.gate_score = await gate.examine(self.line.version)
+        score = await gate.examine(version)
+        if score < self.gate_score - gate.margin:
+            raise NotPromoted(f"the gate: {score:.2f} of the prompts passed, {self.gate_score:.2f} before the step")
+        return score
+
+    async def _take_back(self) -> None:
+        """Let the learner undo a step that does not count."""
+        await self.learner.undo()
+        self.phases.enter(Phase.BATCHING)
+
+    async def _drop(self, numbers: Sequence[int], error: NoSignal) -> None:
+        for number in numbers:
+            await self.ledger.drop(number, f"no signal: {error}")
+
+    async def _quarantine(self, turns: Sequence[StoredTurn], reason: str) -> None:
+        step = self.line.step + 1
+        log.error("Step %d was refused, and its %d turns are set aside: %s.", step, len(turns), reason)
+        await self.ledger.quarantine(step, [turn.number for turn in turns], reason)
+
+    async def _count_crash(self, turns: Sequence[StoredTurn]) -> None:
+        """Quarantine a batch on which the learner crashes again and again."""
+        batch = tuple(turn.number for turn in turns)
+        self._crashes[batch] = self._crashes.get(batch, 0) + 1
+        if self._crashes[batch] >= MAX_CRASHES_PER_BATCH:
+            await self._quarantine(turns, f"the learner's process died of it {MAX_CRASHES_PER_BATCH} times")

@@ -1,0 +1,165 @@
+"""Which turns a step takes."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from openclaw_rl.learn import loop as module
+from openclaw_rl.learn.methods import Weights
+from openclaw_rl.ledger import changes, verdicts
+from openclaw_rl.ledger.writer import LedgerError
+from openclaw_rl.types import SampleKind, Source, State, Verdict
+from support.learning_run import SECONDS, LearningRun, a_run, flat
+
+CENTRED = Weights(0, 1, centred=True)
+
+
+async def test_a_step_takes_as_many_turns_as_a_batch_has_the_longest_judged_first(run: LearningRun) -> None:
+    await run.start()
+    first, second, third = run.judged(3)
+    await run.trained(first, second)
+    assert run.states([third]) == {State.JUDGED}
+    assert run.loop.status() == "1 of the 2 judged turns that a step needs (--batch-size)"
+    (fourth,) = run.judged(1)
+    await run.trained(third, fourth)
+    assert run.learner.policy == [[first, second], [third, fourth]]
+    assert run.sampler.newest_version == 2
+
+
+async def test_what_was_judged_before_the_start_is_trained_on(run: LearningRun) -> None:
+    turns = run.judged(4, version=0)
+    await run.start()
+    await run.trained(*turns)
+
+
+async def test_a_smaller_batch_is_trained_on_after_the_batch_timeout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if nothing else happens that would wake anybody."""
+    monkeypatch.setattr(module, "IDLE_SECONDS", 10 * SECONDS)
+    async with a_run(tmp_path / "run", batch_size=4, batch_timeout=0.1) as run:
+        await run.start()
+        turns = run.judged(3)
+        await run.trained(*turns)
+        assert run.learner.policy == [turns]
+
+
+async def test_turns_without_a_gradient_never_count_towards_a_batch(run: LearningRun) -> None:
+    """Mistake 9. A neutral one is dropped when it is judged; one that this method cannot use when it is claimed."""
+    await run.start()
+    neutral = run.book.put(State.READY)
+    run.book.change(verdicts.record, neutral, Verdict(0.0, Source.LLM), None, "the judge is neutral", 0)
+    hinted = run.book.put(State.READY)
+    run.book.change(verdicts.record, hinted, Verdict(None), SampleKind.OPD, "", 0)
+    (good,) = run.judged(1)
+    await run.until(lambda: run.book.state(hinted) is State.DROPPED)
+    await run.rest()
+    assert "no signal" in run.book.read(hinted).reason
+    assert run.learner.policy == []
+    assert run.states([good]) == {State.JUDGED}
+    (another,) = run.judged(1)
+    await run.trained(good, another)
+    assert run.learner.policy == [[good, another]]
+
+
+async def test_no_step_is_made_of_a_batch_that_was_judged_alike(tmp_path: Path) -> None:
+    """With no gradient the optimiser would walk on by its momentum, and the turns would count as learned from."""
+    async with a_run(tmp_path / "run", weights=CENTRED) as run:
+        await run.start()
+        alike = run.judged(2, score=-1.0)
+        await run.until(lambda: run.states(alike) == {State.DROPPED})
+        await run.rest()
+        assert run.book.read(alike[0]).reason == "no signal: its whole batch was judged alike (--baseline batch)"
+        assert "step" not in run.learner.calls
+        assert run.outcomes() == []
+        different = [*run.judged(1, score=1.0), *run.judged(1, score=-1.0)]
+        await run.trained(*different)
+        assert run.learner.policy == [different]
+
+
+async def test_a_batch_of_one_after_the_batch_timeout_is_measured_from_nothing(tmp_path: Path) -> None:
+    async with a_run(tmp_path / "run", weights=CENTRED, batch_timeout=0.01) as run:
+        seen: list[float] = []
+        await run.start()
+        run.learner.hooks["step"] = lambda sequences: seen.extend(sequences[0].spans[0].advantages)
+        await run.trained(*run.judged(1, score=-1.0))
+        assert set(seen) == {-1.0}
+
+
+async def test_a_locked_ledger_loses_no_turn_of_a_batch_that_was_judged_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is dropped or waits on, and none is left claimed."""
+    async with a_run(tmp_path / "run", weights=CENTRED) as run:
+        await run.start()
+        calls: list[int] = []
+        drop = run.book.ledger.drop
+
+        async def locked(turn: int, reason: str) -> None:
+            calls.append(turn)
+            if len(calls) == 2:
+                raise LedgerError("database is locked")
+            await drop(turn, reason)
+
+        monkeypatch.setattr(run.book.ledger, "drop", locked)
+        first, second = run.judged(2, score=-1.0)
+        await run.until(lambda: calls == [first, second] and run.states([second]) == {State.JUDGED})
+        assert run.states([first]) == {State.DROPPED}
+        (other,) = run.judged(1, score=1.0)
+        await run.trained(second, other)
+
+
+async def test_no_more_steps_than_max_steps(tmp_path: Path) -> None:
+    async with a_run(tmp_path / "run", max_steps=2) as run:
+        await run.start()
+        turns = run.judged(6)
+        await run.trained(*turns[:4])
+        assert run.states(turns[4:]) == {State.JUDGED}
+        assert run.loop.status() == "done: --max-steps 2 have been made"
+
+
+async def test_turns_of_too_old_a_policy_are_dropped_with_the_reason(tmp_path: Path) -> None:
+    async with a_run(tmp_path / "run", max_staleness=2) as run:
+        await run.start()
+        for _ in range(3):
+            await run.trained(*run.judged())
+        assert run.sampler.newest_version == 3
+        old = run.judged(1, version=0)
+        fresh = run.judged(2, version=1)
+        await run.trained(*fresh)
+        assert run.states(old) == {State.DROPPED}
+        assert run.book.read(old[0]).reason == "stale: answered more than 2 policy versions ago"
+
+
+async def test_a_turn_that_is_forgotten_during_its_step_is_not_learned_from(run: LearningRun) -> None:
+    await run.start()
+
+    def forget(_sequences: Any) -> None:
+        del run.learner.hooks["step"]
+        session = run.book.scalar("SELECT session FROM turns WHERE number = ?", forgotten)
+        run.book.change(changes.forget, [session])
+
+    run.learner.hooks["step"] = forget
+    (forgotten,) = run.judged(1, session="secret")
+    (kept, another) = run.judged(2)
+    await run.trained(kept, another)
+    assert run.learner.policy == [[kept, another]]
+    assert all(forgotten not in flat(policy) for policy in run.sampler.served.values())
+
+
+async def test_a_turn_that_is_forgotten_during_its_step_costs_no_other_step(tmp_path: Path) -> None:
+    async with a_run(tmp_path / "run", save_interval=100) as run:
+        await run.start()
+        before = run.judged()
+        await run.trained(*before)
+
+        def forget(_sequences: Any) -> None:
+            del run.learner.hooks["step"]
+            run.book.change(changes.forget, [run.book.scalar("SELECT session FROM turns WHERE number = ?", forgotten)])
+
+        run.learner.hooks["step"] = forget
+        (forgotten,) = run.judged(1, session="secret")
+        rest = run.judged(2)
+        await run.trained(*before, *rest)
+        assert run.outcomes() == ["applied", "applied"]

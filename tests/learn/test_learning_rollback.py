@@ -1,0 +1,184 @@
+"""An owner rolls back to an earlier policy."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from openclaw_rl.api.operations import OperationFailed
+from openclaw_rl.app.background import Loops
+from openclaw_rl.engines.base import EngineUnavailable, StepRefused
+from openclaw_rl.types import State
+from support.learning_run import LearningRun, flat, once
+
+
+async def test_going_back_serves_the_earlier_policy_at_once_and_learns_on_from_it(run: LearningRun) -> None:
+    await run.start()
+    turns = [run.judged() for _ in range(5)]
+    await run.trained(*flat(turns))
+    version = await run.loop.roll_back(run.checkpoints[0])
+    assert run.sampler.newest_version == version == 6
+    run.check()
+    assert run.learner.policy == turns[:2]
+    # What came after is neither forgotten nor trained on again.
+    assert run.states(flat(turns)) == {State.APPLIED}
+    assert run.outcomes() == ["applied", "applied", "rolled_back", "rolled_back", "rolled_back"]
+    more = run.judged()
+    await run.trained(*more)
+    assert run.learner.policy == [*turns[:2], more]
+    await run.kill()
+    await run.start()
+    await run.trained(*run.judged())
+    assert run.learner.policy[:3] == [*turns[:2], more]
+
+
+@pytest.mark.parametrize("call", ["step", "write_policy", "publish"])
+async def test_going_back_while_a_step_is_under_way_leaves_that_step_behind(run: LearningRun, call: str) -> None:
+    await run.start()
+    turns = [run.judged() for _ in range(4)]
+    await run.trained(*flat(turns))
+    reached, go = asyncio.Event(), asyncio.Event()
+
+    async def hold(argument: Any) -> None:
+        reached.set()
+        await go.wait()
+
+    if call == "publish":
+        run.sampler.hook = lambda version: hold(version) if version == 5 else None
+    else:
+        run.learner.hooks[call] = hold
+    under_way = run.judged()
+    await reached.wait()
+    going_back = asyncio.create_task(run.loop.roll_back(run.checkpoints[0]))
+    # It serves before the step has ended.
+    await run.until(lambda: run.sampler.newest_version > 4)
+    assert run.sampler.served[run.sampler.newest_version] == turns[:2]
+    run.learner.hooks.clear()
+    go.set()
+    await going_back
+    await run.until(lambda: run.states(under_way) == {State.APPLIED})
+    await run.rest()
+    run.check()
+    # The step's turns are learned from where learning goes on.
+    assert run.learner.policy == [*turns[:2], under_way]
+    assert "quarantined" not in run.outcomes()
+    assert run.loop.trouble == ""
+
+
+@pytest.mark.parametrize("error", [EngineUnavailable("It died."), StepRefused("the checkpoint cannot be loaded")])
+async def test_going_back_that_fails_does_not_leave_the_learner_with_nothing(
+    run: LearningRun, error: Exception
+) -> None:
+    await run.start()
+    turns = [run.judged() for _ in range(3)]
+    await run.trained(*flat(turns))
+    run.learner.hooks["load"] = once(error)
+    with pytest.raises(type(error)):
+        await run.loop.roll_back(run.checkpoints[0])
+    turns.append(run.judged())
+    await run.trained(*flat(turns))
+    assert run.learner.policy == turns
+
+
+@pytest.mark.parametrize(
+    ("call", "steps"), [("load", 2), ("save", 2), ("ledger", 2), ("reset", 0), ("save", 0), ("ledger", 0)]
+)
+async def test_killed_while_going_back_it_either_happened_or_it_did_not(
+    run: LearningRun, call: str, steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await run.start()
+    turns = [run.judged() for _ in range(6)]
+    await run.trained(*flat(turns))
+    earlier = run.checkpoints[0]
+    assert earlier.step == 2
+    reached = asyncio.Event()
+
+    async def hang(*_arguments: Any) -> None:
+        reached.set()
+        await asyncio.Event().wait()
+
+    roll_back = run.book.ledger.roll_back
+    if call == "ledger":
+        monkeypatch.setattr(run.book.ledger, "roll_back", hang)
+    else:
+        run.learner.hooks[call] = hang
+    going_back = asyncio.create_task(run.loop.roll_back(earlier if steps else None))
+    await reached.wait()
+    going_back.cancel()
+    await run.kill()
+    monkeypatch.setattr(run.book.ledger, "roll_back", roll_back)
+    await run.start()
+    more = run.judged()
+    await run.trained(*more)
+    # Either all six steps count, or those gone back to and no turn of the others is trained on again.
+    assert run.learner.policy in ([*turns, more], [*turns[:steps], more])
+    assert run.states(flat(turns)) == {State.APPLIED}
+
+
+async def test_going_back_again_goes_further_back_until_nothing_is_left(run: LearningRun) -> None:
+    await run.start()
+    turns = [run.judged() for _ in range(7)]
+    await run.trained(*flat(turns))
+    loops = Loops(None, run.loop, 5.0)
+    for step in (6, 4, 2):
+        await loops.roll_back(None)
+        await run.rest()
+        run.check()
+        assert run.learner.policy == turns[:step]
+        assert {checkpoint.step for checkpoint in run.checkpoints} == {2, 4, 6}
+    version = await loops.roll_back(None)
+    assert run.sampler.served[version] == run.learner.policy == []
+    assert run.sampler.newest_version == version
+    run.check()
+    with pytest.raises(OperationFailed, match="Nothing has been learned"):
+        await loops.roll_back(None)
+
+
+async def test_before_the_first_checkpoint_the_base_model_is_gone_back_to(run: LearningRun) -> None:
+    await run.start()
+    turns = run.judged()
+    await run.trained(*turns)
+    assert await Loops(None, run.loop, 5.0).roll_back(None) == 2
+    assert run.sampler.served[run.sampler.newest_version] == []
+    assert run.outcomes() == ["rolled_back"]
+    # What was learned is neither learned again nor forgotten, now and after a restart.
+    more = run.judged()
+    await run.trained(*more)
+    await run.kill()
+    await run.start()
+    again = run.judged()
+    await run.trained(*again)
+    assert run.learner.policy == [more, again]
+    assert run.states(turns) == {State.APPLIED}
+
+
+@pytest.mark.parametrize("call", ["reset", "write_policy", "publish"])
+async def test_going_back_to_the_base_model_that_fails_changes_nothing(run: LearningRun, call: str) -> None:
+    await run.start()
+    turns = [run.judged() for _ in range(2)]
+    await run.trained(*flat(turns))
+    error = EngineUnavailable("It died.")
+    if call == "publish":
+        run.sampler.hook = once(error)
+    else:
+        run.learner.hooks[call] = once(error)
+    with pytest.raises(EngineUnavailable, match="It died"):
+        await run.loop.roll_back(None)
+    assert (run.loop.step, run.loop.version) == (2, 2)
+    assert run.sampler.served[run.loop.version] == turns
+    turns.append(run.judged())
+    await run.trained(*flat(turns))
+    assert run.learner.policy == turns
+
+
+async def test_the_base_model_can_be_asked_for(run: LearningRun) -> None:
+    await run.start()
+    turns = [run.judged() for _ in range(4)]
+    await run.trained(*flat(turns))
+    last = run.checkpoints[-1]
+    loops = Loops(None, run.loop, 5.0)
+    await loops.roll_back(0)
+    assert run.learner.policy == []
+    # And what was left can be come back to.
+    version = await loops.roll_back(last.version)
+    assert run.sampler.served[version] == run.learner.policy == turns

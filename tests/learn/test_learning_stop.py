@@ -1,0 +1,89 @@
+"""A server that stops saves what it has learned."""
+
+import asyncio
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from openclaw_rl.app.background import Loops
+from openclaw_rl.engines.base import EngineUnavailable
+from openclaw_rl.learn import loop as module
+from openclaw_rl.learn.phases import Phase
+from support.learning_run import SECONDS, LearningRun, a_run, dies, flat, once
+
+
+async def test_finishing_saves_what_no_checkpoint_has(run: LearningRun) -> None:
+    await run.start()
+    turns = run.judged()
+    await run.trained(*turns)
+    assert run.checkpoints == []
+    await Loops(None, run.loop, 5.0).stop()
+    assert [checkpoint.step for checkpoint in run.checkpoints] == [1]
+    await run.kill()
+    await run.start()
+    await run.trained(*turns)
+    assert run.outcomes() == ["applied"]
+
+
+async def test_finishing_lets_a_step_end_and_begins_no_other(run: LearningRun) -> None:
+    await run.start()
+    go = asyncio.Event()
+    run.learner.hooks["step"] = lambda _sequences: go.wait()
+    turns = [run.judged(), run.judged()]
+    await run.until(lambda: "step" in run.learner.calls)
+    assert run.loop.status() == "training step 1"
+    finishing = asyncio.create_task(run.loop.finish())
+    await asyncio.sleep(0.01)
+    go.set()
+    await finishing
+    assert run.applied() == turns[:1]
+    assert [checkpoint.step for checkpoint in run.checkpoints] == [1]
+    await run.kill()
+    assert run.applied() == turns[:1]
+    await run.start()
+    await run.trained(*flat(turns))
+
+
+async def test_finishing_after_the_learner_has_died_does_not_save_an_empty_policy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "FIRST_PAUSE", 10 * SECONDS)
+    async with a_run(tmp_path / "run", save_interval=10) as run:
+        await run.start()
+        turns = [run.judged()]
+        await run.trained(*turns[0])
+        run.learner.hooks["step"] = dies()
+        turns.append(run.judged())
+        await run.until(lambda: bool(run.loop.trouble))
+        await Loops(None, run.loop, 5.0).stop()
+        await run.kill()
+        await run.start()
+        await run.trained(*flat(turns))
+        assert run.learner.policy == turns
+
+
+async def test_finishing_after_it_died_while_nobody_could_go_back_does_not_save_an_empty_policy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "FIRST_PAUSE", 10 * SECONDS)
+    async with a_run(tmp_path / "run") as run:
+        await run.start()
+        turns = [run.judged() for _ in range(3)]
+        await run.trained(*flat(turns))
+
+        async def die(_sequences: Any) -> None:
+            run.sampler.hook = once(EngineUnavailable("The worker died."))
+            with contextlib.suppress(EngineUnavailable):
+                await run.loop.roll_back(run.checkpoints[0])
+            raise EngineUnavailable("The learner's process ended.")
+
+        run.learner.hooks["step"] = die
+        turns.append(run.judged())
+        await run.until(lambda: run.loop.phase is Phase.UNPREPARED)
+        await run.loop.finish()
+        await run.kill()
+        await run.start()
+        await run.trained(*flat(turns))
+        assert run.learner.policy == turns
