@@ -1,4 +1,4 @@
-"""What tests share: a tiny model that is real in everything but size, and its adapters."""
+"""Settings and fixtures that all tests share."""
 
 import os
 from collections.abc import Iterator
@@ -15,92 +15,13 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import hypothesis
 import pytest
-import torch
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from support.records import Book
+from support.tiny_models import save_adapter, save_tiny_model
 
 # A machine that is busy for a moment is no fault of the code.
 hypothesis.settings.register_profile("patient", deadline=None)
 hypothesis.settings.load_profile("patient")
-
-CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-
-#: ChatML that knows tools, writes Hermes calls, and can open a reasoning block itself.
-TEMPLATE = """\
-{%- if tools %}<|im_start|>system
-{% if messages[0].role == 'system' %}{{ messages[0].content }}
-
-{% endif %}<tools>
-{% for tool in tools %}{{ tool | tojson }}
-{% endfor %}</tools><|im_end|>
-{% elif messages[0].role == 'system' %}<|im_start|>system
-{{ messages[0].content }}<|im_end|>
-{% endif %}
-{%- for message in messages %}{% if not (loop.first and message.role == 'system') %}<|im_start|>{{ message.role }}
-{{ message.content }}
-{%- for call in message.tool_calls or [] %}
-<tool_call>
-{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
-</tool_call>{% endfor %}<|im_end|>
-{% endif %}{% endfor %}
-{%- if add_generation_prompt %}<|im_start|>assistant
-{% if enable_thinking %}<think>
-{% endif %}{% endif %}"""
-
-
-def tiny_tokenizer() -> Tokenizer:
-    """Byte-level BPE over a few sentences: every text has ids, few words are one token."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=400, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
-    )
-    words = "the quick brown fox jumps over the lazy dog; hello world, what is the answer? user assistant system"
-    tokenizer.train_from_iterator([words] * 4, trainer)
-    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in CONTROL])
-    return tokenizer
-
-
-def save_tiny_model(folder: Path, seed: int = 0) -> Path:
-    """A two-layer Llama with lively random weights and the tokenizer above."""
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=tiny_tokenizer(),
-        eos_token="<|im_end|>",
-        bos_token="<|im_start|>",
-        pad_token="<|endoftext|>",
-    )
-    tokenizer.chat_template = TEMPLATE
-    tokenizer.save_pretrained(folder)
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=512,
-        eos_token_id=tokenizer.eos_token_id,
-        bos_token_id=tokenizer.bos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        initializer_range=0.2,
-    )
-    LlamaForCausalLM(config).save_pretrained(folder)
-    return folder
-
-
-def save_adapter(model: Path, folder: Path, seed: int, rank: int = 4) -> Path:
-    """A PEFT adapter that changes what the tiny model says."""
-    from peft import LoraConfig, get_peft_model
-
-    torch.manual_seed(seed)
-    base = LlamaForCausalLM.from_pretrained(model)
-    config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", init_lora_weights=False)
-    get_peft_model(base, config).save_pretrained(folder)
-    return folder
 
 
 @pytest.fixture

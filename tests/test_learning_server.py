@@ -23,7 +23,7 @@ from openclaw_rl.engines.local.model.decoder import load_decoder
 from openclaw_rl.engines.local.training.lora import LoraWeights
 from openclaw_rl.learn.checkpoints import Checkpoints
 from openclaw_rl.ledger.schema import FILE, connect
-from test_server import SECONDS, SERVE, Program, serving, until
+from support.server_program import SECONDS, SERVE, Program, serving, until
 
 LEARN = ("--method", "rl", "--judge", "feedback", "--batch-size", "2", "--save-interval", "2", "--lora-rank", "4")
 FAST = ("--learning-rate", "1e-3", "--max-kl", "100", "--kv-cache-gib", "0.1", "--max-staleness", "1000")

@@ -11,16 +11,12 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import IO
 
 import httpx
-import openai
 import pytest
 import transformers
 
@@ -30,87 +26,11 @@ from openclaw_rl.config.options import ConfigError
 from openclaw_rl.learn.checkpoints import Checkpoints
 from openclaw_rl.ledger import queries
 from openclaw_rl.ledger.lock import FILE as SERVER
-from openclaw_rl.ledger.lock import read_server
 from openclaw_rl.ledger.schema import FILE, connect
+from support.server_program import SECONDS, SERVE, Program, serving, starting, until
 
-ROOT = Path(__file__).parent.parent
-#: No test waits so long unless it fails: machines are slow at times.
-SECONDS = 300
 HELLO = [{"role": "user", "content": "Hello!"}]
 SHORT = {"messages": HELLO, "max_tokens": 2}
-
-
-class Program:
-    """`openclaw-rl serve` on a port of its own."""
-
-    def __init__(self, process: subprocess.Popen[str], log: IO[str]) -> None:
-        self.process, self.url, self._log = process, "", log
-
-    @property
-    def log(self) -> str:
-        """What the program has said so far."""
-        self._log.seek(0)
-        return self._log.read()
-
-    @property
-    def client(self) -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=120)
-
-    def worker(self) -> int:
-        """The sampler's process: the child that imported the worker's entry."""
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        return next(int(pid) for pid in children if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes())
-
-    def metric(self, name: str) -> float:
-        lines = httpx.get(f"{self.url}/metrics", timeout=SECONDS).text.splitlines()
-        return sum(float(line.split()[-1]) for line in lines if line.startswith(name + " "))
-
-
-@contextlib.contextmanager
-def starting(command: list[str], model: Path | None, *flags: str) -> Iterator[Program]:
-    """A server that has taken its address, and loads its model."""
-    named = ["--model-name", str(model)] if model else []
-    with tempfile.TemporaryFile("w+") as log, tempfile.TemporaryDirectory() as folder:
-        run_dir = Path(flags[flags.index("--run-dir") + 1] if "--run-dir" in flags else folder)
-        arguments = [*command, *named, "--proxy-port", "0", *flags, "--run-dir", str(run_dir)]
-        process = subprocess.Popen(arguments, stderr=log, text=True, cwd=ROOT)
-        program = Program(process, log)
-
-        def told() -> bool:
-            # The folder may still name a server that was killed before.
-            found = read_server(run_dir)
-            program.url = found.get("url") or "" if found.get("pid") == process.pid else ""
-            return program.url != ""
-
-        try:
-            until(told, program)
-            yield program
-        finally:
-            process.kill()
-            process.wait()
-
-
-@contextlib.contextmanager
-def serving(command: list[str], model: Path | None, *flags: str) -> Iterator[Program]:
-    """A server that answers."""
-    with starting(command, model, *flags) as program:
-
-        def ready() -> bool:
-            with contextlib.suppress(httpx.TransportError):
-                return httpx.get(f"{program.url}/readyz").status_code == 200
-            return False
-
-        until(ready, program)
-        yield program
-
-
-def until(condition: Callable[[], bool], program: Program) -> None:
-    """Wait for something that a server does."""
-    end = time.monotonic() + SECONDS
-    while not condition():
-        assert program.process.poll() is None, f"the server has ended: {program.log}"
-        assert time.monotonic() < end, f"waited in vain: {program.log}"
-        time.sleep(0.02)
 
 
 def wait_for_load(program: Program, sequences: int = 1) -> None:
@@ -120,15 +40,6 @@ def wait_for_load(program: Program, sequences: int = 1) -> None:
         return sum(program.metric(f"openclaw_{which}_sequences") for which in ("active", "queued"))
 
     until(lambda: asked() >= sequences and program.metric("openclaw_active_sequences") > 0, program)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-SERVE = [sys.executable, "-m", "openclaw_rl", "serve"]
 
 
 def test_the_embedded_model_talks_streams_and_is_reproducible() -> None:

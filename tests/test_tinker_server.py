@@ -5,7 +5,6 @@ import contextlib
 import json
 import os
 import signal
-import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ from typing import Any
 import httpx
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent / "engines"))
 from openclaw_rl.app.config import load
 from openclaw_rl.app.server import bind, check, run
 from openclaw_rl.engines.tinker import connection as connection_module

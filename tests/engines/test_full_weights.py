@@ -6,10 +6,6 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from test_decoder import FAMILIES
-from test_policy_trainer import batch, options, state
-from test_training import over_alternatives, ragged
-from test_worker import ids, on_every_device, request, run, transformers_greedy
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 from openclaw_rl.engines.base import StepRefused
@@ -31,6 +27,10 @@ from openclaw_rl.engines.local.training.policy_trainer import PolicyTrainer
 from openclaw_rl.engines.local.training.trainer import TrainedWeights, Trainer
 from openclaw_rl.losses.policy import PolicyLoss
 from openclaw_rl.types import ScoreRequest, TrainingSequence
+from support.decoders import FAMILIES
+from support.trainers import batch, options, state
+from support.training_sequences import over_alternatives, ragged
+from support.workers import ids, on_every_device, request, run, transformers_greedy
 
 CPU = torch.device("cpu")
 

@@ -12,7 +12,6 @@ import pytest
 import pytest_asyncio
 import torch
 from peft import PeftModel
-from test_policy_trainer import batch, options
 from transformers import AutoModelForCausalLM
 
 from openclaw_rl.engines.base import EngineUnavailable, StepRefused
@@ -22,6 +21,7 @@ from openclaw_rl.engines.local.process.sampler import LocalSampler
 from openclaw_rl.engines.local.process.sampler_messages import WorkerOptions
 from openclaw_rl.engines.local.training.policy_trainer import PolicyTrainer
 from openclaw_rl.types import TrainingSequence
+from support.trainers import batch, options
 
 # Starting a process takes seconds, so the tests share one and leave it usable.
 pytestmark = pytest.mark.asyncio(loop_scope="module")

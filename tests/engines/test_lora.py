@@ -8,7 +8,6 @@ import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file
-from test_decoder import causal
 from transformers import LlamaForCausalLM
 
 from openclaw_rl.engines.local.model.adapters import AdapterSlots, BadPolicy
@@ -17,6 +16,7 @@ from openclaw_rl.engines.local.training.lora import ALL_MODULES, Dropout, LoraWe
 from openclaw_rl.engines.local.training.trainer import Trainer
 from openclaw_rl.losses.policy import PolicyLoss
 from openclaw_rl.types import Span, TrainingSequence
+from support.decoders import causal
 
 CPU = torch.device("cpu")
 IDS = list(range(5, 45))

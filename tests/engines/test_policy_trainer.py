@@ -13,15 +13,11 @@ from torch import Tensor
 
 from openclaw_rl.engines.base import StepRefused
 from openclaw_rl.engines.local.model.decoder import Decoder, load_decoder
-from openclaw_rl.engines.local.process.learner_messages import LearnerOptions
 from openclaw_rl.engines.local.training import policy_trainer as module
 from openclaw_rl.engines.local.training.policy_trainer import PolicyTrainer
 from openclaw_rl.engines.local.training.trainer import Trainer
 from openclaw_rl.types import LossSettings, Span, TrainingSequence
-from support.training_settings import taken_out
-
-VOCABULARY = 200
-MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+from support.trainers import VOCABULARY, batch, fresh, options, state
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -38,65 +34,13 @@ def decoder(tiny_model: Path) -> Decoder:
     return load_decoder(tiny_model, torch.float32, torch.device("cpu"))
 
 
-def options(**given: Any) -> LearnerOptions:
-    values: dict[str, Any] = {
-        "model": Path("unused"),
-        "device": "cpu",
-        "dtype": "float32",
-        "rank": 4,
-        "alpha": 8.0,
-        "dropout": 0.0,
-        "modules": MODULES,
-        "training": taken_out(given),
-        "micro_batch_tokens": 64,
-        "checkpointing": False,
-        "offload": False,
-        "base_model": "tiny",
-    }
-    return LearnerOptions(**{**values, **given})
-
-
 def change_training(trainer: PolicyTrainer, **changes: Any) -> None:
     training = dataclasses.replace(trainer.options.training, **changes)
     trainer.options = dataclasses.replace(trainer.options, training=training)
 
 
-def batch(
-    trainer: PolicyTrainer, seed: int = 0, count: int = 4, advantage: float | None = None
-) -> list[TrainingSequence]:
-    """Random conversations with old log-probs that are the trainer's own, as if it had just sampled them."""
-    draw = random.Random(seed)
-    sequences = []
-    for number in range(count):
-        length = draw.randint(8, 30)
-        start = draw.randint(2, length - 2)
-        value = draw.choice([-1.0, 1.0]) if advantage is None else advantage
-        nothing = [0.0] * (length - start)
-        span = Span(number, start, length, nothing, [value] * (length - start))
-        sequences.append(TrainingSequence([draw.randrange(VOCABULARY) for _ in range(length)], [span]))
-    return fresh(trainer, sequences)
-
-
-def fresh(trainer: PolicyTrainer, sequences: Sequence[TrainingSequence]) -> list[TrainingSequence]:
-    scores = trainer.trainer.score(sequences)
-    return [
-        dataclasses.replace(
-            sequence,
-            spans=[dataclasses.replace(span, old_logprobs=old) for span, old in zip(sequence.spans, own, strict=True)],
-        )
-        for sequence, own in zip(sequences, scores, strict=True)
-    ]
-
-
 def means(trainer: PolicyTrainer, sequences: Sequence[TrainingSequence]) -> list[float]:
     return [sum(own) / len(own) for spans in trainer.trainer.score(sequences) for own in spans]
-
-
-def state(trainer: PolicyTrainer, folder: Path) -> dict[str, bytes]:
-    """All that a trainer is, as bytes."""
-    folder.mkdir(exist_ok=True)
-    trainer.save(folder)
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 def trained(decoder: Decoder, steps: int = 2, **given: Any) -> PolicyTrainer:
@@ -278,11 +222,11 @@ class Cramped(Trainer):
 
 
 def cramped(trainer: PolicyTrainer, room: int) -> list[int]:
-    trainer = Cramped(trainer.decoder, trainer.weights, trainer.loss, trainer.options.micro_batch_tokens)
-    trainer.room, trainer.tried = room, []
-    trainer.micro_batches_seen = trainer.trainer.micro_batches_seen
-    trainer.trainer = trainer
-    return trainer.tried
+    inner = Cramped(trainer.decoder, trainer.weights, trainer.loss, trainer.options.micro_batch_tokens)
+    inner.room, inner.tried = room, []
+    inner.micro_batches_seen = trainer.trainer.micro_batches_seen
+    trainer.trainer = inner
+    return inner.tried
 
 
 def test_a_step_that_does_not_fit_is_made_in_smaller_micro_batches(decoder: Decoder) -> None:

@@ -6,11 +6,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from peft import PeftModel
-from test_decoder import FAMILIES, causal
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
@@ -18,10 +16,11 @@ from openclaw_rl.engines.local.model.decoder import Decoder, load_decoder
 from openclaw_rl.engines.local.training.lora import LoraWeights
 from openclaw_rl.engines.local.training.trainer import Metrics, Trainer
 from openclaw_rl.losses.policy import PolicyLoss
-from openclaw_rl.types import Alternatives, Span, TrainingSequence
+from openclaw_rl.types import Span, TrainingSequence
+from support.decoders import FAMILIES, causal
+from support.training_sequences import VOCABULARY, over_alternatives, ragged, sequence
 
 CPU = torch.device("cpu")
-VOCABULARY = 200
 
 
 @pytest.fixture(scope="module")
@@ -38,53 +37,11 @@ def lively(decoder: Decoder, **options: Any) -> LoraWeights:
     return lora
 
 
-def alternatives(draw: random.Random, count: int) -> Alternatives | None:
-    """For each token of a span up to three others, of which some do not count; for some spans none at all."""
-    width = draw.randrange(4)
-    if not width:
-        return None
-
-    def numbers(low: float, high: float) -> Any:
-        return np.array([[draw.uniform(low, high) for _ in range(width)] for _ in range(count)], dtype=np.float32)
-
-    ids = np.array([draw.sample(range(VOCABULARY), width) for _ in range(count)], dtype=np.int32)
-    advantages = numbers(-1, 1)
-    advantages[advantages > 0.7] = 0.0
-    return Alternatives(ids, numbers(-7, -4), advantages)
-
-
-def sequence(draw: random.Random, length: int, *bounds: tuple[int, int]) -> TrainingSequence:
-    """Random tokens; old log-probs near those of a random model, so that some ratios are clipped and some are not."""
-    spans = [
-        Span(
-            number,
-            start,
-            stop,
-            [draw.uniform(-7, -4) for _ in range(start, stop)],
-            [draw.uniform(-2, 2) for _ in range(start, stop)],
-            alternatives(random.Random(f"{length} {start} {stop}"), stop - start),
-        )
-        for number, (start, stop) in enumerate(bounds)
-    ]
-    return TrainingSequence([draw.randrange(VOCABULARY) for _ in range(length)], spans)
-
-
 def sampled_alone(sequences: Sequence[TrainingSequence]) -> list[TrainingSequence]:
     """The same without alternatives."""
     return [
         dataclasses.replace(one, spans=[dataclasses.replace(span, alternatives=None) for span in one.spans])
         for one in sequences
-    ]
-
-
-def ragged(seed: int = 0) -> list[TrainingSequence]:
-    draw = random.Random(seed)
-    return [
-        sequence(draw, 30, (20, 30)),
-        sequence(draw, 50, (5, 9), (12, 30), (45, 50)),
-        sequence(draw, 9, (1, 2)),
-        sequence(draw, 24, (10, 20)),
-        sequence(draw, 17, (16, 17)),
     ]
 
 
@@ -107,20 +64,6 @@ def assert_equal(found: list[Tensor], expected: list[Tensor], tolerance: float =
     for one, other in zip(found, expected, strict=True):
         assert other.norm() > 0
         assert (one.double() - other.double()).norm() < tolerance * other.double().norm()
-
-
-def over_alternatives(scores: Tensor, span: Span, loss: PolicyLoss) -> Tensor:
-    """The clipped loss of every alternative, one by one."""
-    total = torch.zeros((), dtype=scores.dtype)
-    if (others := span.alternatives) is None:
-        return total
-    rows = zip(others.ids.tolist(), others.old_logprobs.tolist(), others.advantages.tolist(), strict=True)
-    for i, row in enumerate(rows):
-        for token, old, advantage in zip(*row, strict=True):
-            ratio = (scores[span.start - 1 + i, token] - old).exp()
-            bounded = ratio.clamp(1 - loss.eps_clip, 1 + loss.eps_clip_high)
-            total = total + torch.maximum(-advantage * ratio, -advantage * bounded)
-    return total
 
 
 def in_peft(

@@ -27,12 +27,7 @@ from openclaw_rl.engines.local.process.sampler_messages import (
 from openclaw_rl.engines.local.process.sampler_worker import Worker
 from openclaw_rl.engines.local.sampling.kv_cache import bytes_per_page
 from openclaw_rl.types import FinishReason, Priority, SampledToken, SampleRequest, SamplingParams, ScoreRequest, Scores
-
-#: Where there is a GPU, its worker has to give what the CPU's gives.
-DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
-on_every_device = pytest.mark.parametrize("device", DEVICES)
-
-Answers = dict[tuple[int, int], list[SampledToken]]
+from support.workers import ids, on_every_device, request, run, transformers_greedy
 
 
 def make_worker(model: Path, pages: int | None = None, max_sequences: int = 8, device: str = "cpu") -> Worker:
@@ -44,31 +39,8 @@ def make_worker(model: Path, pages: int | None = None, max_sequences: int = 8, d
     return worker
 
 
-def request(prompt: list[int], n: int = 1, **params: object) -> SampleRequest:
-    return SampleRequest(prompt, SamplingParams(**{"max_tokens": 12, "temperature": 0.0, **params}), n=n)
-
-
-def run(worker: Worker, arrivals: list[tuple[int, Add]]) -> Answers:
-    """Play commands that arrive at given steps, until everything is answered."""
-    answers: Answers = {}
-    step = 0
-    arrivals = sorted(arrivals, key=lambda arrival: arrival[0])
-    while arrivals or not worker.scheduler.idle:
-        while arrivals and (arrivals[0][0] <= step or worker.scheduler.idle):
-            worker.obey(arrivals.pop(0)[1])
-        for id, tokens in worker.step().tokens.items():
-            for token in tokens:
-                answers.setdefault((id, token.index), []).append(token)
-        step += 1
-    return answers
-
-
 def alone(model: Path, job: SampleRequest, version: int = 0) -> list[SampledToken]:
     return run(make_worker(model), [(0, Add(1, job, version))])[1, 0]
-
-
-def ids(tokens: list[SampledToken]) -> list[int]:
-    return [token.token_id for token in tokens]
 
 
 def assert_same(one: list[SampledToken], other: list[SampledToken]) -> None:
@@ -320,17 +292,6 @@ def test_cancel_frees_everything(tiny_model: Path) -> None:
     worker.obey(Cancel(1))
     assert worker.scheduler.idle
     assert worker.scheduler.pool.available == worker.scheduler.pool.pages
-
-
-def transformers_greedy(model: torch.nn.Module, prompt: list[int]) -> list[int]:
-    out = model.eval().generate(
-        input_ids=torch.tensor([prompt]),
-        attention_mask=torch.ones(1, len(prompt)),
-        max_new_tokens=12,
-        do_sample=False,
-        eos_token_id=-1,
-    )
-    return out[0, len(prompt) :].tolist()
 
 
 def count_computed(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> list[int]:

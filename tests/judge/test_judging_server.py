@@ -12,15 +12,15 @@ import httpx
 import pytest
 from tokenizers import Tokenizer
 
-from conftest import save_tiny_model
 from openclaw_rl.cli import main
-from openclaw_rl.ledger import changes, queries, verdicts
+from openclaw_rl.ledger import changes, verdicts
 from openclaw_rl.ledger.schema import FILE, connect
-from openclaw_rl.types import SampleKind, Source, State, StoredTurn, Verdict
+from openclaw_rl.types import SampleKind, Source, State, Verdict
 from support.harness import wait_for
 from support.judge_server import Body, JudgeServer, Reply, opinion
-from support.records import Book, a_turn
-from test_server import SECONDS, SERVE, Program, serving
+from support.records import Book, a_turn, stored_turns
+from support.server_program import SECONDS, SERVE, Program, serving
+from support.tiny_models import save_tiny_model
 
 HINT = "Give the distance in kilometres."
 
@@ -47,11 +47,6 @@ def talk(program: Program, session: str, *replies: str) -> str:
         ids.append(answer["id"])
         messages = [*messages, answer["choices"][0]["message"], {"role": "user", "content": words}]
     return str(ids[0])
-
-
-def stored(folder: Path) -> list[StoredTurn]:
-    with contextlib.closing(connect(folder / FILE, readonly=True)) as db:
-        return [queries.load_turn(db, number) for number in queries.turn_numbers(db)]
 
 
 def everything(folder: Path) -> dict[str, list[Any]]:
@@ -84,7 +79,7 @@ def test_a_conversation_is_judged_and_every_command_shows_it(
     with serving(SERVE, tiny_model, "--run-dir", str(tmp_path), *by(server)) as program:
         talk(program, "mine", "In kilometres, please.")
         wait_for(lambda: status()["turns"]["judged"] == 1, SECONDS)
-        first, second = stored(tmp_path)
+        first, second = stored_turns(tmp_path)
         assert (first.sample, second.state) == (SampleKind.OPD_RL, State.AWAITING)
         assert first.verdict is not None
         assert (first.verdict.score, first.verdict.source) == (-1, Source.LLM)
@@ -148,12 +143,12 @@ def test_whatever_kill_9_interrupts_every_turn_is_judged_once(
         program.process.kill()
         program.process.wait()
     answer.set()
-    assert all(turn.verdict is None for turn in stored(tmp_path))
+    assert all(turn.verdict is None for turn in stored_turns(tmp_path))
     with serving(SERVE, tiny_model, *flags):
-        wait_for(lambda: sum(turn.state is State.JUDGED for turn in stored(tmp_path)) == 6, SECONDS)
+        wait_for(lambda: sum(turn.state is State.JUDGED for turn in stored_turns(tmp_path)) == 6, SECONDS)
     rows = everything(tmp_path)["verdicts"]
     assert len(rows) == 6
-    assert all(turn.verdict is not None or turn.next_state is None for turn in stored(tmp_path))
+    assert all(turn.verdict is not None or turn.next_state is None for turn in stored_turns(tmp_path))
 
 
 def test_without_a_judge_turns_are_recorded_and_wait(tiny_model: Path, tmp_path: Path, command: Command) -> None:

@@ -4,11 +4,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_judging_server import stored
 
 from openclaw_rl.types import SampleKind, State
 from support.harness import wait_for
-from test_server import Program, serving
+from support.records import stored_turns
+from support.server_program import Program, serving
 
 QUESTION = "What is the planet Mercury made of?"
 
@@ -41,9 +41,9 @@ def test_five_conversations_end_with_the_verdicts_a_person_would_expect(tmp_path
     with serving([sys.executable, "run.py"], None, *flags) as program:
         for session, (reply, *_) in CONVERSATIONS.items():
             converse(program, session, reply)
-        wait_for(lambda: sum(turn.verdict is not None for turn in stored(tmp_path)) == len(CONVERSATIONS), 60)
+        wait_for(lambda: sum(turn.verdict is not None for turn in stored_turns(tmp_path)) == len(CONVERSATIONS), 60)
         assert "too small to judge" in " ".join(program.log.split())
-    judged = {turn.session.id: turn for turn in stored(tmp_path) if turn.verdict is not None}
+    judged = {turn.session.id: turn for turn in stored_turns(tmp_path) if turn.verdict is not None}
     for session, (_reply, score, hint, sample) in CONVERSATIONS.items():
         turn = judged[session]
         assert turn.verdict is not None

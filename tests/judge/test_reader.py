@@ -1,7 +1,6 @@
 """The feedback reader: what it makes of labelled cases, of hints, and of anything at all."""
 
 import string
-import sys
 from pathlib import Path
 
 import pytest
@@ -9,9 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from openclaw_rl.judge.reader import Reading, ReplyKind, read_reply, warm_up
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 from support.measure import POSITIVE, measure, read_cases, sign
 
 TUNING = Path(__file__).with_name("next_states_tuning.jsonl")

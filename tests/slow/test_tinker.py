@@ -23,7 +23,7 @@ from openclaw_rl.ledger.schema import FILE, connect
 from openclaw_rl.models import EMBEDDED
 from openclaw_rl.types import StoredTurn
 from support.other_servers import started
-from test_server import ROOT, SERVE, Program, free_port, serving
+from support.server_program import ROOT, SERVE, Program, free_port, serving
 
 SERVER = os.environ.get("OPENCLAW_RL_TINKER", "")
 SDK = os.environ.get("OPENCLAW_RL_TINKER_SDK", "")

@@ -18,7 +18,7 @@ from openclaw_rl.engines.local.training.lora import LoraWeights
 from openclaw_rl.models import fetch_model
 from openclaw_rl.types import SampledToken, SampleRequest, SamplingParams
 from support.other_servers import started
-from test_server import free_port
+from support.server_program import free_port
 
 VLLM = os.environ.get("OPENCLAW_RL_VLLM", "")
 PROMPT = [504, 6330, 282, 260, 2591, 357, 451, 260, 3505, 282]

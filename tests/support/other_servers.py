@@ -1,4 +1,4 @@
-"""Other people's servers, for as long as a test needs them."""
+"""Servers of other projects (vLLM, a Tinker server), started for a test."""
 
 import contextlib
 import os
@@ -9,24 +9,24 @@ from pathlib import Path
 
 import httpx
 
-from test_server import ROOT
+from support.server_program import ROOT
 
-#: Of its log, what is shown when it does not start.
-SHOWN = 4000
+#: How much of the end of a server's log is shown when it does not start.
+LOG_CHARACTERS = 4000
 
 
 @contextlib.contextmanager
 def started(
     line: Sequence[str], health: str, log: Path, seconds: float, environment: Mapping[str, str] | None = None
 ) -> Iterator[None]:
-    """A command that serves, once `health` answers. Fails with the end of its log if it does not within the time."""
+    """Run a server and wait until `health` answers. Fails with the end of its log if that takes too long."""
     with log.open("w") as file:
         process = subprocess.Popen(line, env={**os.environ, **(environment or {})}, stdout=file, stderr=file, cwd=ROOT)
     try:
         end = time.monotonic() + seconds
         while not answers(health):
-            assert process.poll() is None, log.read_text()[-SHOWN:]
-            assert time.monotonic() < end, log.read_text()[-SHOWN:]
+            assert process.poll() is None, log.read_text()[-LOG_CHARACTERS:]
+            assert time.monotonic() < end, log.read_text()[-LOG_CHARACTERS:]
             time.sleep(1)
         yield
     finally:

@@ -1,5 +1,6 @@
 """Turns to record, and a ledger to record them in."""
 
+import contextlib
 from collections.abc import Callable, Sequence
 from itertools import count
 from pathlib import Path
@@ -40,6 +41,12 @@ def a_turn(session: str = "s", owner: str = "me", **given: Any) -> Turn:
 
 def a_side_turn(session: str = "s", owner: str = "me", **given: Any) -> Turn:
     return a_turn(session, owner, **{"kind": TurnKind.SIDE, "kind_reason": "session title", **given})
+
+
+def stored_turns(folder: Path) -> list[StoredTurn]:
+    """Every turn in the ledger of a run."""
+    with contextlib.closing(connect(folder / FILE, readonly=True)) as db:
+        return [queries.load_turn(db, number) for number in queries.turn_numbers(db)]
 
 
 class Book:
