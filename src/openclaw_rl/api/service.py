@@ -123,7 +123,7 @@ class ChatService:
             text = self.renderer.text(*chat)
         except ChatError as error:
             raise ApiError(400, str(error), param="messages") from error
-        if self.renderer.tokenizer.unseen(text) > MAX_INLINE_CHARACTERS:
+        if self.renderer.tokenizer.uncached_characters(text) > MAX_INLINE_CHARACTERS:
             return await asyncio.to_thread(self.renderer.prompt, text)
         return self.renderer.prompt(text)
 

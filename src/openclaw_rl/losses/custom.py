@@ -1,7 +1,7 @@
-"""The owner's own loss: `compute_loss(logprobs, old_logprobs, advantages, config)` gives one number a token.
+"""A user's own loss: `compute_loss(logprobs, old_logprobs, advantages, config)` returns one number per token.
 
-All are float32 tensors [tokens] of a micro-batch's response tokens: of the policy in training (with a gradient), of the
-policy that sampled, and the advantages. What a token counts in the batch is decided outside, as for every loss.
+The arguments are float32 tensors [tokens] for the response tokens of a micro-batch: log-probs of the policy in training
+(with a gradient), log-probs of the policy that sampled, and advantages. As for every loss, the trainer weights tokens.
 """
 
 from collections.abc import Callable
@@ -17,11 +17,11 @@ from openclaw_rl.plugins import LOSS_NAMES, LOSS_OPTION, describe, load_plugin
 
 
 class LossFailed(Exception):
-    """The owner's loss cannot be used; the message says why."""
+    """The custom loss failed or returned something unusable; the message says why."""
 
 
 class CustomLoss:
-    """Takes the place of `PolicyLoss` for the sampled tokens; its settings it is given as `config`."""
+    """Replaces `PolicyLoss` for the sampled tokens; the function receives the settings as `config`."""
 
     def __init__(self, function: Callable[..., Any], file: Path, settings: PolicyLoss) -> None:
         self.function, self.file = function, file
@@ -46,13 +46,15 @@ class CustomLoss:
     def _check(self, loss: Any, logprobs: Tensor) -> None:
         if not isinstance(loss, Tensor) or loss.shape != logprobs.shape:
             shape = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
-            raise LossFailed(f"{self.file.name} gave {shape}; one number a token is needed: {tuple(logprobs.shape)}")
+            raise LossFailed(
+                f"{self.file.name} returned {shape}; it must return one number per token: {tuple(logprobs.shape)}"
+            )
         if not loss.requires_grad:
-            raise LossFailed(f"{self.file.name} gave a loss that does not depend on the policy's log-probs")
+            raise LossFailed(f"{self.file.name} returned a loss that does not depend on the policy's log-probs")
         if not bool(torch.isfinite(loss).all()):
-            raise LossFailed(f"{self.file.name} gave a loss that is not finite")
+            raise LossFailed(f"{self.file.name} returned a loss that is not finite")
 
 
 def load_loss(path: str, settings: PolicyLoss) -> CustomLoss:
-    """The loss that a path names. Raises ConfigError."""
+    """Load the loss that `path` names. Raises ConfigError."""
     return CustomLoss(load_plugin(path, LOSS_OPTION, LOSS_NAMES), Path(path.partition(":")[0]).expanduser(), settings)

@@ -1,4 +1,4 @@
-"""Log-probs of given tokens without the scores of all others: a vocabulary's width is held for a few rows at a time."""
+"""Log-probs of chosen tokens, in chunks: logits over the whole vocabulary exist for a few rows at a time only."""
 
 from typing import Any
 
@@ -7,37 +7,40 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-#: What one chunk's scores may take, in float32. Enough rows that reading the head's weights is not the bottleneck.
-CHUNK_BYTES = 128 << 20
+#: The most memory for the logits of one chunk, in float32. With this many rows, reading the head's weights is not the
+#: bottleneck.
+MAX_CHUNK_BYTES = 128 << 20
 
 
 def chunked_logprobs(hidden: Tensor, head: Tensor, targets: Tensor, chunk: int | None = None) -> Tensor:
     """Log-probs, in float32, of `targets` after `hidden` [rows, width] under `head` [vocabulary, width].
 
-    Targets are [rows] or [rows, n]: several for each row. `chunk` is the number of rows whose scores exist at one time.
+    Targets are [rows] or [rows, n]: several for each row. `chunk` is the number of rows whose logits exist at a time.
     """
     if targets.dim() == 1:
         return chunked_logprobs(hidden, head, targets[:, None], chunk).squeeze(1)
-    rows = chunk or max(1, CHUNK_BYTES // (4 * len(head)))
+    rows = chunk or max(1, MAX_CHUNK_BYTES // (4 * len(head)))
     if head.requires_grad and torch.is_grad_enabled():
-        # The head's own gradient needs the probabilities a second time.
+        # The gradient of the head needs the probabilities again in the backward pass.
         parts = [slice(start, start + rows) for start in range(0, len(hidden), rows)]
-        again: Any = {"use_reentrant": False, "preserve_rng_state": False}
-        return torch.cat([checkpoint(whole_logprobs, hidden[own], head, targets[own], **again) for own in parts])
+        checkpointing: Any = {"use_reentrant": False, "preserve_rng_state": False}
+        return torch.cat(
+            [checkpoint(unchunked_logprobs, hidden[part], head, targets[part], **checkpointing) for part in parts]
+        )
     logprobs: Tensor = _ChunkedLogprobs.apply(hidden, head, targets, rows)  # type: ignore[no-untyped-call]
     return logprobs
 
 
-def whole_logprobs(hidden: Tensor, head: Tensor, targets: Tensor) -> Tensor:
-    scores = F.linear(hidden, head).float()
-    return scores.gather(1, targets) - scores.logsumexp(dim=-1, keepdim=True)
+def unchunked_logprobs(hidden: Tensor, head: Tensor, targets: Tensor) -> Tensor:
+    logits = F.linear(hidden, head).float()
+    return logits.gather(1, targets) - logits.logsumexp(dim=-1, keepdim=True)
 
 
 class _ChunkedLogprobs(torch.autograd.Function):
-    """For a frozen head: the gradient of a log-prob is its token's row of it less the mean row under the distribution.
+    """For a frozen head: the gradient of a log-prob is the token's row of the head minus the mean row.
 
-    That mean is as small as the hidden state, so it is computed while the probabilities are there, and nothing has
-    to be computed again in the backward pass.
+    The mean row, weighted by the probabilities, has the size of the hidden state. It is computed in the forward pass
+    while the probabilities exist, so that the backward pass does not compute them again.
     """
 
     @staticmethod
@@ -46,14 +49,14 @@ class _ChunkedLogprobs(torch.autograd.Function):
         means = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
         for start in range(0, len(hidden), chunk):
             rows = slice(start, start + chunk)
-            scores = F.linear(hidden[rows], head).float()
-            top = scores.amax(dim=-1, keepdim=True)
-            chosen = scores.gather(1, targets[rows]) - top
-            weights = scores.sub_(top).exp_()
+            logits = F.linear(hidden[rows], head).float()
+            top = logits.amax(dim=-1, keepdim=True)
+            chosen = logits.gather(1, targets[rows]) - top
+            weights = logits.sub_(top).exp_()
             total = weights.sum(dim=-1, keepdim=True)
             logprobs[rows] = chosen - total.log()
             if means is not None:
-                # Divided after the product, which is narrow.
+                # Dividing the product is cheaper than dividing the weights, which are as wide as the vocabulary.
                 means[rows] = (weights.to(head.dtype) @ head).div_(total)
         ctx.save_for_backward(means, targets)
         ctx.head, ctx.chunk = head, chunk
@@ -65,6 +68,6 @@ class _ChunkedLogprobs(torch.autograd.Function):
         grad = torch.empty_like(means)
         for start in range(0, len(means), ctx.chunk):
             rows = slice(start, start + ctx.chunk)
-            apart = ctx.head[targets[rows]] - means[rows, None]
-            grad[rows] = torch.einsum("rn,rnw->rw", grads[0][rows].to(means.dtype), apart)
+            difference = ctx.head[targets[rows]] - means[rows, None]
+            grad[rows] = torch.einsum("rn,rnw->rw", grads[0][rows].to(means.dtype), difference)
         return grad, None, None, None

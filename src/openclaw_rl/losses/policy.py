@@ -1,8 +1,8 @@
 """Policy losses on sampled tokens.
 
-Everything is per token: `PolicyLoss.per_token` knows nothing of samples or batches, and `token_weight` is all
-there is to know about reduction. A batch's loss is the sum of weight times loss over its tokens, so it does not
-matter how the tokens are spread over micro-batches.
+Losses are per token: `PolicyLoss.per_token` knows nothing of samples or batches, and `token_weight` defines the
+reduction. The loss of a batch is the sum of weight times loss over its tokens, so it does not depend on how the tokens
+are divided into micro-batches.
 """
 
 from dataclasses import dataclass
@@ -21,15 +21,15 @@ class TokenLosses(NamedTuple):
 
     loss: Tensor
     clipped: Tensor
-    """1 where the clip holds the token back, else 0."""
+    """1 where the loss of the token is clipped, else 0."""
     kl_old: Tensor
-    """Estimate of the divergence from the policy that sampled."""
+    """Estimate of the KL divergence from the policy that sampled."""
     kl_base: Tensor
-    """Estimate of the divergence from the base model; 0 where no base log-probs were given."""
+    """Estimate of the KL divergence from the base model; 0 if no base log-probs were given."""
 
 
 class Loss(Protocol):
-    """What a trainer needs of a loss."""
+    """What a trainer requires of a loss."""
 
     @property
     def kl_coef(self) -> float: ...
@@ -41,18 +41,18 @@ class Loss(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PolicyLoss:
-    """Which loss, and its constants."""
+    """A policy loss with its constants."""
 
     kind: LossKind = "ppo"
     eps_clip: float = 0.2
     eps_clip_high: float = 0.28
     kl_coef: float = 0.0
-    """Weight of the divergence from the base model; if not 0, base log-probs have to be given."""
+    """Weight of the KL divergence from the base model; if not 0, base log-probs must be given."""
 
     def per_token(
         self, logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, base_logprobs: Tensor | None = None
     ) -> TokenLosses:
-        """Losses of tokens whose log-probs are given: those of the policy in training, with a gradient, and others."""
+        """The losses of tokens; `logprobs` are of the policy in training and carry the gradient."""
         log_ratio = clamped(logprobs - old_logprobs)
         ratio = log_ratio.exp()
         loss, clipped = self._surrogate(logprobs, ratio, advantages)
@@ -65,8 +65,11 @@ class PolicyLoss:
         return TokenLosses(loss, clipped.to(loss.dtype), (ratio - 1 - log_ratio).detach(), kl_base.detach())
 
     def over_alternatives(self, logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor) -> Tensor:
-        """The clipped loss, one number a token, of tokens [tokens, n] in its place; of those that are not there, 0."""
-        loss, _held = self._clipped(clamped(logprobs - old_logprobs).exp(), advantages)
+        """The clipped loss, one number per token, of n alternatives to each token: arrays [tokens, n].
+
+        Alternatives with an advantage of 0 add nothing.
+        """
+        loss, _clipped = self._clipped(clamped(logprobs - old_logprobs).exp(), advantages)
         return loss.sum(dim=1)
 
     def _surrogate(self, logprobs: Tensor, ratio: Tensor, advantages: Tensor) -> tuple[Tensor, Tensor]:
@@ -78,9 +81,9 @@ class PolicyLoss:
         return self._clipped(ratio, advantages)
 
     def _clipped(self, ratio: Tensor, advantages: Tensor) -> tuple[Tensor, Tensor]:
-        """A ratio that has gone far enough the way its advantage points has no more slope."""
-        free, bounded = -advantages * ratio, -advantages * ratio.clamp(1 - self.eps_clip, 1 + self.eps_clip_high)
-        return torch.maximum(free, bounded), bounded > free
+        """PPO's clipped loss: a ratio beyond the bound in the direction of its advantage has no gradient."""
+        unclipped, clipped = -advantages * ratio, -advantages * ratio.clamp(1 - self.eps_clip, 1 + self.eps_clip_high)
+        return torch.maximum(unclipped, clipped), clipped > unclipped
 
 
 def clamped(log_ratio: Tensor) -> Tensor:
@@ -88,14 +91,14 @@ def clamped(log_ratio: Tensor) -> Tensor:
 
 
 def k3(logprobs: Tensor, reference: Tensor) -> Tensor:
-    """Unbiased, never negative estimate of KL(policy ‖ reference) from tokens that the policy sampled."""
+    """Unbiased, non-negative estimate of KL(policy ‖ reference) from tokens that the policy sampled."""
     log_ratio = clamped(reference - logprobs)
     return log_ratio.exp() - 1 - log_ratio
 
 
 def token_weight(length: int, samples: int) -> float:
-    """What each token of a sample counts in a batch of so many: the mean over a sample's tokens, then over samples.
+    """The weight of each token of a sample of `length` tokens in a batch: the mean over tokens, then over samples.
 
-    A sum over tokens would let long responses dominate.
+    With a sum over tokens, long responses would dominate.
     """
     return 1 / (length * samples)

@@ -1,1 +1,1 @@
-"""Between messages and tokens: prompts one way; text, thoughts and tool calls the other."""
+"""Messages to tokens (prompts), and tokens to messages (text, reasoning and tool calls)."""

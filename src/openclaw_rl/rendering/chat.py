@@ -1,4 +1,4 @@
-"""From a conversation to a prompt: the model's chat template, with tools whether it knows them or not."""
+"""From a conversation to a prompt: the model's chat template, and tools also for templates that do not support them."""
 
 import contextlib
 import json
@@ -16,7 +16,7 @@ from openclaw_rl.rendering.tokenizer import BadModelFolder, ChatTokenizer
 
 Message = dict[str, Any]
 
-#: Where the folder has no template of its own. Most chat models that lack one were trained on this form.
+#: Used if the model folder has no template. Most chat models without one were trained on this format.
 CHATML = (
     "{% for message in messages %}"
     "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
@@ -24,7 +24,7 @@ CHATML = (
 )
 _OPENS_REASONING = re.compile(r"<think>\s*\Z")
 
-#: Told to models whose template has no words for tools.
+#: Added to the system prompt if the model's template does not support tools.
 TOOL_INSTRUCTIONS = """You can call functions. These are available, one JSON schema a line:
 <tools>
 {schemas}
@@ -41,22 +41,27 @@ class ChatError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class RenderedPrompt:
-    """What the model is given."""
+    """A prompt as token ids."""
 
     ids: list[int]
     opens_reasoning: bool
-    """Whether the prompt ends inside a `<think>` block, so that the response begins there."""
+    """Whether the prompt ends inside a `<think>` block, so that the response begins with reasoning."""
 
 
 class ChatRenderer:
-    """Renders conversations for one model."""
+    """Renders conversations for one model.
+
+    - Only the template can write control tokens. A message that contains their spelling is rendered as plain text.
+    - A conversation that the template does not accept raises `ChatError`; nothing is left out or changed silently.
+    - Tools work with every template. If a template does not support them, they become ordinary messages.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.tokenizer = ChatTokenizer(folder)
         self.detokenizer = Detokenizer(self.tokenizer.backend)
         self.template = self.tokenizer.template or CHATML
         self._check_template(folder)
-        self._speaks_tools = self._template_mentions_tools()
+        self._supports_tools = self._template_shows_tools()
 
     def text(
         self,
@@ -66,16 +71,16 @@ class ChatRenderer:
         *,
         answer: bool = True,
     ) -> str:
-        """The chat as the template writes it; with `answer`, ready for the assistant's."""
+        """The chat as the template writes it; with `answer`, up to where the assistant's answer begins."""
         chat = [template_message(message) for message in messages]
-        if not self._speaks_tools:
+        if not self._supports_tools:
             chat = spell_out_tools(chat, tools)
             tools = ()
         guard = self.tokenizer.guard
         return self._render(map_text(chat, guard), map_text(list(tools), guard), options or {}, answer)
 
     def prompt(self, text: str) -> RenderedPrompt:
-        """Tokenise what `text` returned."""
+        """Tokenise a text that `text` returned."""
         return RenderedPrompt(self.tokenizer.encode_chat(text), bool(_OPENS_REASONING.search(text[-64:])))
 
     def _render(self, chat: list[Message], tools: list[Any], options: Mapping[str, Any], answer: bool) -> str:
@@ -90,15 +95,15 @@ class ChatRenderer:
         return str(chats[0])
 
     def _check_template(self, folder: Path) -> None:
-        """A template that is no template is said at the start."""
+        """Raise BadModelFolder for a template with a syntax error, before any request needs it."""
         try:
             self._render([{"role": "user", "content": "Hello"}], [], {}, True)
         except ChatError as error:
             if isinstance(error.__cause__, TemplateSyntaxError):
                 raise BadModelFolder(f"The chat template in {folder} is broken: {error.__cause__}.") from None
 
-    def _template_mentions_tools(self) -> bool:
-        """Try it: does a tool's name come out at the other end?"""
+    def _template_shows_tools(self) -> bool:
+        """Whether the template writes tools: try it with one and look for its name."""
         tool = {"type": "function", "function": {"name": "a_probe", "description": "", "parameters": {}}}
         try:
             return "a_probe" in self._render([{"role": "user", "content": "Hello"}], [tool], {}, True)
@@ -107,7 +112,7 @@ class ChatRenderer:
 
 
 def template_message(message: Message) -> Message:
-    """A message as templates expect it: plain text, known roles, arguments as objects."""
+    """A message as templates expect it: content as text, known roles, arguments as objects."""
     plain = dict(message)
     plain["content"] = content_text(message.get("content"))
     if message["role"] == "developer":
@@ -118,23 +123,23 @@ def template_message(message: Message) -> Message:
 
 
 def content_text(content: Any) -> str:
-    """The text of a message, be it a string, a list of text parts, or nothing."""
+    """The text of a message's content, which is a string, a list of text parts or None."""
     if isinstance(content, list):
         return "".join(part["text"] for part in content)
     return content or ""
 
 
 def template_call(call: Mapping[str, Any]) -> dict[str, Any]:
-    """A tool call whose arguments are an object; text that is not JSON stays as it is."""
+    """A tool call with its arguments as an object; arguments that are not JSON stay text."""
     function = dict(call["function"])
-    # A client returns what the model wrote, and the model may have written anything.
+    # A client sends back what the model wrote, which may be anything.
     with contextlib.suppress(ValueError, RecursionError):
         function["arguments"] = json.loads(function["arguments"])
     return {**call, "type": "function", "function": function}
 
 
 def spell_out_tools(chat: list[Message], tools: Sequence[Mapping[str, Any]]) -> list[Message]:
-    """Write tools, calls and results into ordinary messages, for templates that know nothing of them."""
+    """Write tools, calls and results into ordinary messages, for templates that do not support tools."""
     plain = [spell_out_message(message) for message in chat]
     if not tools:
         return plain
@@ -147,16 +152,16 @@ def spell_out_tools(chat: list[Message], tools: Sequence[Mapping[str, Any]]) -> 
 
 
 def spell_out_message(message: Message) -> Message:
-    """A message without tool fields: its calls written as tags, its result quoted as the user's words."""
+    """A message without tool fields: calls as tags in the content, a tool's result as a user message."""
     if message["role"] == "tool":
         return {"role": "user", "content": f"<tool_response>\n{message['content']}\n</tool_response>"}
     calls = message.get("tool_calls")
     if not calls:
         return message
-    written = (
+    calls_as_json = (
         json.dumps({key: call["function"][key] for key in ("name", "arguments")}, ensure_ascii=False) for call in calls
     )
-    blocks = [f"<tool_call>\n{text}\n</tool_call>" for text in written]
+    blocks = [f"<tool_call>\n{text}\n</tool_call>" for text in calls_as_json]
     content = "\n".join(filter(None, [message["content"], *blocks]))
     return {"role": message["role"], "content": content}
 

@@ -1,29 +1,29 @@
-"""What clients write into messages in a person's name, and what is left of a message without it.
+"""Removes what clients add to a user's message, so that only the user's own words are left.
 
-The signs are OpenClaw's: it puts the time before what a person wrote, and a line about itself after the first message.
+The patterns are OpenClaw's: it puts the time before a user's message, and a line about itself after the first one.
 """
 
 import re
 
-#: A context that OpenClaw adds to the end of a request and never keeps: neither the user's words nor history.
+#: Begins a message that OpenClaw adds to the end of one request and does not keep in its history.
 TRANSIENT = "<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>"
-#: When a message was written: `[Sun 2026-11-15 00:47 UTC] `.
+#: The time when a message was written: `[Sun 2026-11-15 00:47 UTC] `.
 TIMESTAMP = re.compile(r"\A\[(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) \d{4}-\d\d-\d\d \d\d:\d\d [^\]\n]{1,12}\] ")
-#: Which session it is, on which machine: `Runtime: agent=main | … | sessionId=… | …`.
+#: Names the session and the machine: `Runtime: agent=main | … | sessionId=… | …`.
 RUNTIME = re.compile(r"^Runtime: .*\bsessionId=([\w.:-]+).*$", re.MULTILINE)
 
 
 def without_time(text: str) -> str:
-    """A message without the time of writing."""
+    """A message without the time when it was written."""
     return TIMESTAMP.sub("", text)
 
 
 def user_words(text: str) -> str:
-    """What a person wrote."""
+    """The words of a user message that the user wrote."""
     if text.startswith(TRANSIENT):
         return ""
-    before, mark, line = text.rpartition("\nRuntime: ")
-    # Only at the very end: whoever quotes such a line has written it.
-    if mark and RUNTIME.fullmatch(f"Runtime: {line.rstrip()}"):
+    before, separator, line = text.rpartition("\nRuntime: ")
+    # Only at the very end: anywhere else, the user has quoted such a line.
+    if separator and RUNTIME.fullmatch(f"Runtime: {line.rstrip()}"):
         text = before.rstrip()
     return without_time(text)

@@ -1,36 +1,36 @@
-"""From sampled token ids back to text, one token at a time.
+"""From sampled token ids to text, one token at a time.
 
-Boundary: ids and a `tokenizers.Tokenizer` in, text (or the raw bytes of one token) out. Nothing here
-knows about chat formats; special tokens are dropped as `skip_special_tokens=True` drops them.
+Takes ids and a `tokenizers.Tokenizer`; returns text, or the raw bytes of one token. Nothing here knows about chat
+formats. Special tokens are dropped, as with `skip_special_tokens=True`.
 """
 
 import re
 
 from tokenizers import Tokenizer
 
-# What every decoder puts in place of bytes that are not, or not yet, a character.
+# Every decoder returns this for bytes that are not, or not yet, a character.
 _REPLACEMENT = "\ufffd"
 
-# A UTF-8 character has at most four bytes and a token at least one, so four tokens always reach back to
-# the start of the last character: from there on, decoding them alone agrees with decoding everything.
-_CONTEXT = 4
+# A UTF-8 character has at most four bytes and a token has at least one. So the last four tokens always contain the
+# whole last character, and decoding them alone gives the same end of the text as decoding everything.
+_CONTEXT_TOKENS = 4
 
-# The window is cut back to the context when it has grown to this: rarely enough that most tokens cost one
-# decode, often enough that the decode is short.
-_WINDOW = 3 * _CONTEXT
+# When the window has this many tokens, it is cut back to the context. With a larger window decoding is slower; with a
+# smaller one more tokens need a second decode.
+_MAX_WINDOW_TOKENS = 3 * _CONTEXT_TOKENS
 
-# How byte-fallback vocabularies (sentencepiece) spell a single byte.
+# The spelling of a single byte in byte-fallback vocabularies (sentencepiece).
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class Detokenizer:
-    """What is the same for every response of a tokenizer, found out once; `stream` begins a response."""
+    """What all responses of one tokenizer share, computed once; `stream` begins a response."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
         vocabulary = {token_id: token for token, token_id in tokenizer.get_vocab().items() if token}
         added = tokenizer.get_added_tokens_decoder()
-        # A model's output layer is often padded past the vocabulary; `decode` skips such ids, like special ones.
+        # A model's output layer is often larger than the vocabulary; `decode` skips the extra ids like special ones.
         self.visible = frozenset(id for id in vocabulary if id not in added or not added[id].special)
         self.single_bytes = frozenset(id for id in self.visible if _BYTE_TOKEN.fullmatch(vocabulary[id]))
 
@@ -39,23 +39,25 @@ class Detokenizer:
 
 
 class StreamDecoder:
-    """Decodes one response; the pieces joined, with `flush()` last, are exactly the decode of all ids.
+    """Decodes one response.
 
-    A piece never holds part of a character. What is held back is at most the last character, with one
-    exception: a byte-fallback decoder judges a run of byte tokens as a whole (one bad byte turns all
-    of them into U+FFFD), so such a run is held until it ends. The cost per token is constant either way.
+    - The pieces joined, `flush()` included, are exactly what decoding all ids at once gives.
+    - A piece never contains part of a character.
+    - At most the last character is held back. One exception: a byte-fallback decoder reads a run of byte tokens as a
+      whole (one bad byte turns all of them into U+FFFD), so such a run is held back until it ends.
+    - The cost per token is constant.
 
-    Holds for decoders that only ever append to the text before an unfinished character, which is every
-    one in use for language models; one that strips the end of the text would need to see the end.
+    This is true for decoders that only append to the text before an unfinished character, as all decoders of language
+    models do. It would not be true for a decoder that strips the end of the text.
     """
 
     def __init__(self, shared: Detokenizer) -> None:
         self._shared = shared
         self._window: list[int] = []
-        self._settled = 0  # how many characters of the window's text are out already
+        self._settled = 0  # how many characters of the window's text have been returned
 
     def push(self, token_id: int) -> str:
-        """Take the next id; return the text that is certain now and was not before."""
+        """Add the next id; return the text that has become certain."""
         if token_id not in self._shared.visible:
             return ""
         self._window.append(token_id)
@@ -63,23 +65,23 @@ class StreamDecoder:
             return ""
         text = self._settled_text()
         piece = text[self._settled :]
-        if len(self._window) >= _WINDOW:
-            # The first token of a decode may lose its leading space, so the window keeps tokens already out
-            # to stand in that place.
-            del self._window[:-_CONTEXT]
+        if len(self._window) >= _MAX_WINDOW_TOKENS:
+            # The first token of a decode may lose its leading space. So the window keeps tokens whose text has been
+            # returned, and one of them is the first.
+            del self._window[:-_CONTEXT_TOKENS]
             text = self._settled_text()
         self._settled = len(text)
         return piece
 
     def flush(self) -> str:
-        """End of the response: whatever was held back, with U+FFFD for bytes that never became text."""
+        """End of the response: return what was held back, with U+FFFD for bytes that are no character."""
         piece = self._text()[self._settled :]
         self._window.clear()
         self._settled = 0
         return piece
 
     def _settled_text(self) -> str:
-        # An unfinished character decodes to exactly one U+FFFD, and only at the end can it be unfinished.
+        # An unfinished character decodes to exactly one U+FFFD, and only the last character can be unfinished.
         return self._text().removesuffix(_REPLACEMENT)
 
     def _text(self) -> str:
@@ -87,9 +89,9 @@ class StreamDecoder:
 
 
 def _byte_level_alphabet() -> dict[str, int]:
-    """GPT-2's spelling of bytes as visible characters, read backwards.
+    """The byte for each character of GPT-2's byte-level alphabet.
 
-    Bytes that print in Latin-1 stand for themselves; the others take the code points from 256 on.
+    Printable Latin-1 bytes are spelled as themselves; the others as the code points from 256 on.
     """
     visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     hidden = [byte for byte in range(0x100) if byte not in visible]
@@ -100,9 +102,9 @@ _BYTE_OF = _byte_level_alphabet()
 
 
 def token_bytes(tokenizer: Tokenizer, token_id: int) -> bytes:
-    """The bytes one token adds in the middle of a text; none for an id outside the vocabulary.
+    """The bytes that a token adds in the middle of a text; none for an id outside the vocabulary.
 
-    Special tokens give their own spelling: this describes what was sampled, not what is shown.
+    A special token returns its spelling: this describes what was sampled, not what is shown.
     """
     token = tokenizer.id_to_token(token_id)
     if token is None:
@@ -110,12 +112,12 @@ def token_bytes(tokenizer: Tokenizer, token_id: int) -> bytes:
     decoder = tokenizer.decoder
     if decoder is None:
         return token.encode()
-    if decoder.decode(["Ġ"]) == " ":  # only a byte-level decoder reads this letter as a space
+    if decoder.decode(["Ġ"]) == " ":  # only a byte-level decoder decodes this letter to a space
         if all(char in _BYTE_OF for char in token):
             return bytes(_BYTE_OF[char] for char in token)
-        return token.encode()  # an added token, spelled as it is
+        return token.encode()  # an added token, which is not byte-level
     if byte := _BYTE_TOKEN.fullmatch(token):
         return bytes.fromhex(byte[1])
-    # In second place, where a leading space is text and not the mark of a beginning.
+    # Decoded as the second token: a leading space of the first token may be dropped.
     text: str = decoder.decode(["a", token])
     return text.removeprefix("a").encode()

@@ -1,8 +1,8 @@
-"""Going on from a recorded turn with its very tokens, although clients return the history changed.
+"""Continues a recorded turn with exactly its tokens, although clients change the history that they send back.
 
-Clients strip thoughts, write arguments anew, rename calls and turn "" into null. Two things follow. A conversation
-is recognised by what it says, not by how it is written: `keys`. And the tokens of what was said before come from
-the record, with only the new messages rendered: `continue_turn`.
+Clients strip reasoning, reformat arguments, rename calls and turn "" into null. Therefore a conversation is recognised
+by what it says and not by how it is written (`keys`), and the tokens of earlier messages come from the record; only
+the new messages are rendered (`continue_turn`).
 """
 
 import json
@@ -15,20 +15,19 @@ from typing import Any, NamedTuple
 from openclaw_rl.rendering.chat import ChatError, ChatRenderer, Message, RenderedPrompt, content_text
 from openclaw_rl.types import Continuation
 
-#: A noncharacter, as the tokenizer's guard is one.
-MARK = "\ufdd1"
-_THOUGHTS = re.compile(r"\A\s*<think>.*?</think>", re.DOTALL)
+#: Marks where a response ends. A Unicode noncharacter, which no message has reason to contain.
+END_MARK = "\ufdd1"
+_REASONING = re.compile(r"\A\s*<think>.*?</think>", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
 class ConversationKeys:
-    """What a request says, as digests: `request` of all of it, `ends` after each of the assistant's messages.
-
-    `ends` are (number of messages covered, digest), the longest first.
-    """
+    """Digests of what a request says."""
 
     request: bytes
+    """Of all messages."""
     ends: list[tuple[int, bytes]]
+    """Of the messages up to each assistant message: (number of messages covered, digest), the longest first."""
 
 
 def keys(owner: str, messages: Sequence[Message], ignored: Sequence[bool]) -> ConversationKeys:
@@ -36,7 +35,7 @@ def keys(owner: str, messages: Sequence[Message], ignored: Sequence[bool]) -> Co
     key = blake2b(owner.encode(), digest_size=16).digest()
     ends = []
     for number, message in enumerate(messages, start=1):
-        # What a client tells the model about itself may change from turn to turn; the conversation goes on.
+        # Clients may change the system prompt from turn to turn within one conversation.
         if ignored[number - 1] or message["role"] in ("system", "developer"):
             continue
         key = extend(key, message)
@@ -47,23 +46,23 @@ def keys(owner: str, messages: Sequence[Message], ignored: Sequence[bool]) -> Co
 
 def extend(key: bytes, message: Mapping[str, Any]) -> bytes:
     """The key of a conversation with one more message."""
-    said = json.dumps(meaning(message), ensure_ascii=False, sort_keys=True)
-    return blake2b(said.encode("utf-8", "surrogatepass"), key=key, digest_size=16).digest()
+    text = json.dumps(meaning(message), ensure_ascii=False, sort_keys=True)
+    return blake2b(text.encode("utf-8", "surrogatepass"), key=key, digest_size=16).digest()
 
 
 def meaning(message: Mapping[str, Any]) -> list[Any]:
-    """What a message says, without what clients change when they return it."""
+    """What a message says, without what clients change when they send it back."""
     if message["role"] == "tools":
         return ["tools", message["tools"]]
     text = content_text(message.get("content"))
     if message["role"] != "assistant":
         return [message["role"], text]
     calls = [call["function"] for call in message.get("tool_calls") or []]
-    return ["assistant", _THOUGHTS.sub("", text).strip(), [[c["name"], arguments(c["arguments"])] for c in calls]]
+    return ["assistant", _REASONING.sub("", text).strip(), [[c["name"], arguments(c["arguments"])] for c in calls]]
 
 
 def arguments(text: str) -> Any:
-    """A call's arguments as a value; numbers are the same that are so to JavaScript: 5.0 and 5, and very large ones."""
+    """A call's arguments as a value; numbers that JavaScript cannot tell apart are equal, such as 5.0 and 5."""
     try:
         return json.loads(text, parse_float=_number, parse_int=_number)
     except (ValueError, RecursionError):
@@ -76,7 +75,7 @@ def _number(text: str) -> float | int:
 
 
 class TemplateInput(NamedTuple):
-    """All that the template is given."""
+    """All input of a chat template."""
 
     messages: Sequence[Message]
     tools: Sequence[Mapping[str, Any]] = ()
@@ -85,15 +84,15 @@ class TemplateInput(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RecordedTurn:
-    """The turn that a conversation goes on from."""
+    """The turn that a conversation continues."""
 
     ids: list[int]
-    """Prompt and response."""
+    """The tokens of prompt and response."""
     response: list[int]
     request: Callable[[], Sequence[Message]]
-    """The messages it was given (tools first, as role `tools`); fetched only when they matter."""
+    """Fetches the messages of its request (tools first, as role `tools`). Called only if they are needed."""
     earlier: Callable[[], Sequence[list[int]]] = tuple
-    """The responses of the turns that it went on from, the latest first; likewise."""
+    """Fetches the responses of the turns before it, the latest first. Called only if they are needed."""
 
 
 def continue_turn(
@@ -101,27 +100,27 @@ def continue_turn(
 ) -> tuple[RenderedPrompt, Continuation]:
     """The prompt of a conversation whose first `covered` messages end with a recorded turn's response.
 
-    `plain` is the conversation rendered as it came.
+    `plain` is the conversation rendered as the client sent it.
     """
     if plain.ids[: len(turn.ids)] == turn.ids:
         return plain, Continuation.EXTENDS
-    shown = shown_whole(renderer, chat.messages[covered - 1], turn.response)
-    same = shown and same_request(chat, covered, turn)
-    new = accepted_part(renderer, chat, covered, [turn.response, *turn.earlier()]) if same else None
-    if new is None:
+    complete = has_whole_response(renderer, chat.messages[covered - 1], turn.response)
+    same = complete and same_request(chat, covered, turn)
+    new_text = accepted_part(renderer, chat, covered, [turn.response, *turn.earlier()]) if same else None
+    if new_text is None:
         return plain, Continuation.FORKED
-    ids = turn.ids + renderer.tokenizer.encode_chat(new)
+    ids = turn.ids + renderer.tokenizer.encode_chat(new_text)
     return RenderedPrompt(ids, plain.opens_reasoning), Continuation.REALIGNED
 
 
-def shown_whole(renderer: ChatRenderer, message: Message, response: list[int]) -> bool:
-    """Whether a client that returns this message was shown all of the response: not if a stop string cut it short."""
+def has_whole_response(renderer: ChatRenderer, message: Message, response: list[int]) -> bool:
+    """Whether the client's message contains the whole response; it does not if a stop string cut the response short."""
     text = renderer.tokenizer.backend.decode(response, skip_special_tokens=True)
     return bool(message.get("tool_calls")) or text.rstrip().endswith(content_text(message.get("content")).strip())
 
 
 def same_request(chat: TemplateInput, covered: int, turn: RecordedTurn) -> bool:
-    """Whether what now stands before the response is what the turn was given, system prompt and tools included."""
+    """Whether the messages before the response are those of the turn's request, system prompt and tools included."""
     now = [meaning(message) for message in chat.messages[: covered - 1]]
     if chat.tools:
         now.insert(0, ["tools", list(chat.tools)])
@@ -131,44 +130,46 @@ def same_request(chat: TemplateInput, covered: int, turn: RecordedTurn) -> bool:
 def accepted_part(
     renderer: ChatRenderer, chat: TemplateInput, covered: int, responses: Sequence[list[int]]
 ) -> str | None:
-    """The new part; None also if the template accepts the conversation only as the client returns it."""
+    """What `new_part` returns; None also if the template accepts the conversation only as the client sends it back."""
     try:
         return new_part(renderer, chat, covered, responses)
     except ChatError:
-        # A call as it was sampled is an ordinary answer to the template, which may not stand where a call may.
+        # The template sees a sampled tool call as an ordinary answer, and may not allow one in that place.
         return None
 
 
 def new_part(renderer: ChatRenderer, chat: TemplateInput, covered: int, responses: Sequence[list[int]]) -> str | None:
-    """What the template writes after a response, up to the next answer; None if it would rewrite what was said.
+    """What the template writes between a response and the next answer; None if it changes earlier messages.
 
-    `responses` are those that end with message `covered` and before, the latest first. The template is given them as
-    they were sampled, whatever the client made of them: only so does it show what it would do to them.
+    `responses` are the responses up to message `covered`, the latest first. The template is given them as they were
+    sampled and not as the client sends them back, to see whether it would change them.
     """
     tokenizer = renderer.tokenizer
     messages, tools, options = chat
-    asked = list(messages[: covered - 1])
-    answered = [i for i, message in enumerate(asked) if message["role"] == "assistant"]
-    for i, response in zip(reversed(answered), responses[1:], strict=False):
-        asked[i] = {"role": "assistant", "content": response_text(renderer, response)}
-    said = response_text(renderer, responses[0])
-    # A mark shows where the response ends: its own text may occur in what the template writes around it.
-    marked = renderer.text([*asked, {"role": "assistant", "content": said + MARK}], tools, options, answer=False)
-    upto, mark, after = marked.rpartition(MARK)
-    whole = renderer.text([*asked, {"role": "assistant", "content": said}, *messages[covered:]], tools, options)
-    if not mark or not upto.endswith(tokenizer.guard(said)) or not whole.startswith(upto + after):
+    before = list(messages[: covered - 1])
+    answered = [i for i, message in enumerate(before) if message["role"] == "assistant"]
+    for i, earlier in zip(reversed(answered), responses[1:], strict=False):
+        before[i] = {"role": "assistant", "content": response_text(renderer, earlier)}
+    response = response_text(renderer, responses[0])
+    # The mark shows where the response ends: the template may write the same text elsewhere.
+    marked = renderer.text(
+        [*before, {"role": "assistant", "content": response + END_MARK}], tools, options, answer=False
+    )
+    upto, mark, after = marked.rpartition(END_MARK)
+    whole = renderer.text([*before, {"role": "assistant", "content": response}, *messages[covered:]], tools, options)
+    if not mark or not upto.endswith(tokenizer.guard(response)) or not whole.startswith(upto + after):
         return None
     return without_end(renderer, responses[0], whole[len(upto) :])
 
 
 def response_text(renderer: ChatRenderer, response: list[int]) -> str:
-    """What was sampled, as text, without the token that ended it."""
+    """A response as text, without the end token."""
     ended = bool(response) and response[-1] in renderer.tokenizer.eos_ids
     return renderer.tokenizer.backend.decode(response[:-1] if ended else response, skip_special_tokens=False)
 
 
 def without_end(renderer: ChatRenderer, response: list[int], new: str) -> str | None:
-    """The new part without the token that ends the response, if that was sampled; None if it is not there."""
+    """The new part without the end token, if the response already has it; None if the new part lacks it."""
     if not response or response[-1] not in renderer.tokenizer.eos_ids:
         return new
     end = renderer.tokenizer.backend.id_to_token(response[-1]) or ""

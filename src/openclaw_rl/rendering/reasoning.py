@@ -1,7 +1,7 @@
-"""Tells a response's reasoning from its content.
+"""Separates a response's reasoning from its content.
 
-Boundary: the text of one response in, in pieces of any size; the same text out, each piece labelled with
-its channel, less the tags and the whitespace around them.
+Takes the text of one response in pieces of any size; returns the same text, each piece labelled with its channel,
+without the tags and the whitespace around them.
 """
 
 from typing import Literal
@@ -14,14 +14,15 @@ _CLOSE = "</think>"
 
 
 class ReasoningSplitter:
-    """Splits `<think>…</think>` off the front of a response as it streams.
+    """Splits a `<think>…</think>` block off the beginning of a streaming response.
 
-    The block counts only where the response begins, whitespace aside; anywhere else the tags are content,
-    and a response without the block comes out byte for byte. `starts_inside` says that the prompt has
-    opened the block already. A block that is never closed is reasoning to the end.
+    `starts_inside` says that the prompt has already opened the block.
 
-    Text per channel does not depend on how the response was cut into pieces. Held back is only what may
-    still turn out to be a tag, and whitespace that a tag would swallow.
+    - Only a block at the very beginning (after whitespace) is reasoning. Anywhere else the tags are content.
+    - A response without the block is returned byte for byte.
+    - If the block is never closed, the whole response is reasoning.
+    - The text of each channel does not depend on how the response was cut into pieces.
+    - Only text that may be part of a tag is held back, and whitespace that a tag would remove.
     """
 
     def __init__(self, starts_inside: bool = False) -> None:
@@ -29,12 +30,12 @@ class ReasoningSplitter:
         self._held = ""
 
     def push(self, text: str) -> list[Piece]:
-        """Take the next piece of the response; return what is certain now, no piece empty."""
+        """Add the next piece of the response; return what has become certain. No returned piece is empty."""
         held, self._held = self._held, ""
         return self._read(held + text)
 
     def flush(self) -> list[Piece]:
-        """End of the response: what was held back and turned out to be plain text."""
+        """End of the response: return what was held back and is not a tag."""
         held, self._held = self._held, ""
         if self._read == self._begin:
             return _piece("content", held)

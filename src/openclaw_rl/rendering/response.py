@@ -1,4 +1,4 @@
-"""From sampled tokens to what a client reads: text, reasoning and tool calls, as soon as each is certain."""
+"""From sampled tokens to text, reasoning and tool calls, each as soon as it is certain."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from openclaw_rl.rendering.tool_calls import ParsedToolCall, ToolParser
 
 @dataclass(frozen=True, slots=True)
 class ReasoningText:
-    """A piece of the model's thoughts."""
+    """A piece of the model's reasoning."""
 
     text: str
 
@@ -21,7 +21,7 @@ Delta = str | ReasoningText | ParsedToolCall
 
 
 class ResponseParser:
-    """Reads one completion. Nothing it returns depends on how tokens were grouped on their way here."""
+    """Reads one completion. The result does not depend on how its tokens were grouped."""
 
     def __init__(
         self,
@@ -38,11 +38,11 @@ class ResponseParser:
 
     @property
     def stopped(self) -> bool:
-        """Whether a stop string has appeared: no further token matters."""
+        """Whether a stop string has appeared; later tokens are ignored."""
         return self._stops.stopped
 
     def push(self, token_ids: Iterable[int]) -> tuple[int, list[Delta]]:
-        """Take tokens up to a stop string; return how many were taken and what is certain now."""
+        """Add tokens up to a stop string; return how many were added, and what has become certain."""
         taken, text = 0, ""
         for token_id in token_ids:
             taken += 1
@@ -52,13 +52,13 @@ class ResponseParser:
         return taken, self._read(text)
 
     def flush(self) -> list[Delta]:
-        """The completion is over: return all that was held back."""
+        """End of the completion: return what was held back."""
         text = self._stops.push(self._decoder.flush())
         deltas = self._read(text + self._stops.flush())
         for channel, piece in self._splitter.flush():
             deltas += [ReasoningText(piece)] if channel == "reasoning" else self._content(piece)
         if self._tools is not None:
-            deltas += self._note(self._tools.flush())
+            deltas += self._note_calls(self._tools.flush())
         return deltas
 
     def _read(self, text: str) -> list[Delta]:
@@ -69,8 +69,8 @@ class ResponseParser:
         return deltas
 
     def _content(self, text: str) -> Sequence[Delta]:
-        return [text] if self._tools is None else self._note(self._tools.push(text))
+        return [text] if self._tools is None else self._note_calls(self._tools.push(text))
 
-    def _note(self, found: list[str | ParsedToolCall]) -> Sequence[Delta]:
-        self.called_tools = self.called_tools or any(isinstance(item, ParsedToolCall) for item in found)
-        return found
+    def _note_calls(self, parsed: list[str | ParsedToolCall]) -> Sequence[Delta]:
+        self.called_tools = self.called_tools or any(isinstance(item, ParsedToolCall) for item in parsed)
+        return parsed

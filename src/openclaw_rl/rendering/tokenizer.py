@@ -1,8 +1,8 @@
-"""A model folder's tokenizer: chat text to ids, without computing anything twice and without being fooled.
+"""A model folder's tokenizer: from the text of a rendered chat to token ids.
 
-Control tokens (`<|im_start|>` and the like) split a rendered chat into segments that tokenise independently, so
-a segment that was seen before costs a look-up. Only the template may write control tokens: the same
-characters inside a message are `guard`ed before rendering, and become ordinary text.
+Control tokens such as `<|im_start|>` split a rendered chat into segments that tokenise independently, so the ids of a
+segment can be cached. Only the template may write control tokens: the same characters in a message are changed by
+`guard` before rendering, and become ordinary text.
 """
 
 import json
@@ -18,12 +18,13 @@ from tokenizers.pre_tokenizers import Metaspace
 
 from openclaw_rl.errors import UserError
 
-#: A noncharacter, which no message has reason to contain: it keeps a quoted control token from being one.
+#: Put into the spelling of a control token in a message, so that it is not recognised. A Unicode noncharacter, which
+#: no message has reason to contain.
 GUARD = "\ufdd0"
-#: A pattern that splits nothing, for tokenizers without control tokens.
-NEVER = r"(?!)()"
-#: How much segment text is remembered. A long agent prompt is 150 KB; this holds the segments of a hundred.
-CACHED_CHARACTERS = 16_000_000
+#: A pattern that never matches, for tokenizers without control tokens.
+MATCHES_NOTHING = r"(?!)()"
+#: The size of the segment cache. A long agent prompt is 150 KB; this is enough for a hundred of them.
+MAX_CACHED_CHARACTERS = 16_000_000
 
 
 class BadModelFolder(UserError):
@@ -31,14 +32,18 @@ class BadModelFolder(UserError):
 
 
 class ChatTokenizer:
-    """Encodes rendered chats; `backend` decodes."""
+    """Encodes rendered chats; `backend` decodes.
+
+    - The text of a message never becomes a control token.
+    - A segment between control tokens that is in the cache is not tokenised again.
+    """
 
     def __init__(self, folder: Path) -> None:
         try:
             self.backend: Tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         except Exception as error:
             raise BadModelFolder(f"The tokenizer.json in {folder} cannot be read: {error}.") from error
-        # Text is only ever text: the ids of control tokens are put in by `encode_chat` alone.
+        # Never makes control tokens of text: only `encode_chat` inserts their ids.
         self.backend.encode_special_tokens = True
         self.settings = read_json(folder / "tokenizer_config.json")
         self.template = chat_template(folder, self.settings)
@@ -48,12 +53,12 @@ class ChatTokenizer:
         self._strips_left = {t.content for t in added.values() if t.lstrip}
         self._strips_right = {t.content for t in added.values() if t.rstrip}
         names = [re.escape(name) for name in sorted(self._control, key=len, reverse=True)]
-        self._split = re.compile(f"({'|'.join(names)})" if names else NEVER)
-        self._treat_no_segment_as_the_first()
-        self._segments = SegmentCache(CACHED_CHARACTERS)
+        self._split = re.compile(f"({'|'.join(names)})" if names else MATCHES_NOTHING)
+        self._add_no_space_before_segments()
+        self._segments = SegmentCache(MAX_CACHED_CHARACTERS)
 
-    def _treat_no_segment_as_the_first(self) -> None:
-        """Some tokenizers put a space before the beginning of a text; a segment of a chat is no beginning."""
+    def _add_no_space_before_segments(self) -> None:
+        """Some tokenizers add a space at the beginning of a text; a segment of a chat is not the beginning."""
         splitter = self.backend.pre_tokenizer
         if isinstance(splitter, Metaspace) and splitter.prepend_scheme == "first":
             splitter.prepend_scheme = "never"
@@ -61,15 +66,15 @@ class ChatTokenizer:
 
     @property
     def special_tokens(self) -> dict[str, str]:
-        """`bos_token` and so on, as templates refer to them."""
+        """`bos_token` and so on, under the names that templates use."""
         named = {key: value for key, value in self.settings.items() if key.endswith("_token")}
         texts = {key: value["content"] if isinstance(value, dict) else value for key, value in named.items()}
         return {key: text for key, text in texts.items() if isinstance(text, str)}
 
     def guard(self, text: str) -> str:
-        """Message text in which no control token can be recognised any more."""
+        """The text of a message, changed so that no control token is recognised in it."""
         if not text.isascii():
-            # JSON can escape half a character; no tokenizer takes one.
+            # JSON can contain half of a surrogate pair, which tokenizers refuse.
             text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         for control in self._control:
             if control in text:
@@ -78,12 +83,12 @@ class ChatTokenizer:
 
     @property
     def eos_id(self) -> int:
-        """The id that ends an answer which nobody sampled."""
-        own = self.backend.token_to_id(self.special_tokens.get("eos_token", ""))
-        return own if own is not None else min(self.eos_ids)
+        """The id that ends an answer that was not sampled, such as an imported one."""
+        configured = self.backend.token_to_id(self.special_tokens.get("eos_token", ""))
+        return configured if configured is not None else min(self.eos_ids)
 
     def encode_text(self, text: str) -> list[int]:
-        """The ids of plain text; control tokens in it are characters like any other."""
+        """The ids of plain text. Control tokens in it become ordinary text."""
         return self._encode(text)
 
     def encode_chat(self, text: str) -> list[int]:
@@ -96,13 +101,13 @@ class ChatTokenizer:
                 ids += self._encode(part)
         return ids
 
-    def unseen(self, text: str) -> int:
-        """How many characters of a rendered chat would have to be tokenised."""
+    def uncached_characters(self, text: str) -> int:
+        """How many characters of a rendered chat are not in the cache and would have to be tokenised."""
         parts = self._parts(text)
         return sum(len(part) for part, is_control in parts if not is_control and part not in self._segments)
 
     def _parts(self, text: str) -> Iterator[tuple[str, bool]]:
-        """Control tokens and the segments between them; some control tokens swallow the space beside them."""
+        """Control tokens and the segments between them. Some control tokens remove the spaces next to them."""
         parts = self._split.split(text)
         for number, part in enumerate(parts):
             if number % 2:
@@ -124,12 +129,12 @@ class ChatTokenizer:
 
 
 class SegmentCache:
-    """Ids by text, least recently used out first, bounded by the characters held."""
+    """A least-recently-used cache of token ids by text, bounded by the total length of its texts."""
 
     def __init__(self, limit: int) -> None:
         self._limit, self._held = limit, 0
         self._ids: OrderedDict[str, list[int]] = OrderedDict()
-        # Long prompts are tokenised in threads.
+        # Long prompts are tokenised in threads of their own.
         self._lock = threading.Lock()
 
     def __contains__(self, text: str) -> bool:
@@ -153,7 +158,7 @@ class SegmentCache:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file; empty where there is none."""
+    """A JSON object from a file; empty if there is no file."""
     if not path.is_file():
         return {}
     try:
@@ -164,7 +169,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def chat_template(folder: Path, settings: dict[str, Any]) -> str | None:
-    """The model's chat template: a file of its own in newer folders, a setting in older ones."""
+    """The model's chat template: a separate file in newer folders, a setting in older ones."""
     file = folder / "chat_template.jinja"
     if file.is_file():
         return file.read_text()
@@ -176,7 +181,7 @@ def chat_template(folder: Path, settings: dict[str, Any]) -> str | None:
 
 
 def eos_ids(folder: Path, tokenizer: ChatTokenizer) -> frozenset[int]:
-    """The ids that end a completion: the generation config's, and the tokenizer's own."""
+    """The ids that end a completion: those of the generation config and that of the tokenizer."""
     configured = read_json(folder / "generation_config.json").get("eos_token_id")
     ids = set(configured if isinstance(configured, list) else [configured])
     ids.add(tokenizer.backend.token_to_id(tokenizer.special_tokens.get("eos_token", "")))

@@ -1,7 +1,7 @@
 """Finds tool calls in a response's content.
 
-Boundary: content in, in pieces of any size; text and finished calls out, in order. What is not a
-well-formed call stays text, byte for byte: a call may be missed, but nothing is repaired or lost.
+Takes content in pieces of any size; returns text and complete calls, in order. What is not a well-formed call stays
+text, byte for byte: nothing is repaired and nothing is lost.
 """
 
 import json
@@ -15,7 +15,7 @@ from typing import NoReturn, Protocol
 
 @dataclass(frozen=True)
 class ParsedToolCall:
-    """A call the model asks for; `arguments` is a JSON object in the model's own spelling."""
+    """A call in a response. `arguments` is a JSON object exactly as the model wrote it."""
 
     id: str
     name: str
@@ -23,21 +23,21 @@ class ParsedToolCall:
 
 
 class ToolParser(Protocol):
-    """Reads one response. What comes out, adjacent text joined, does not depend on how it was cut."""
+    """Reads one response. The result, adjacent texts joined, does not depend on how the response was cut."""
 
     def push(self, text: str) -> list[str | ParsedToolCall]:
-        """Take the next piece of content; return what is certain now."""
+        """Add the next piece of content; return what has become certain."""
 
     def flush(self) -> list[str | ParsedToolCall]:
-        """End of the response: decide on everything held back."""
+        """End of the response: return what was held back, as calls or text."""
 
 
 _ID_ALPHABET = string.ascii_letters + string.digits
-_ID_LENGTH = 24  # over 140 random bits: no two calls ever share an id
+_ID_LENGTH = 24  # over 140 random bits, so that ids are unique
 
 
 def new_call_id() -> str:
-    """A fresh id, alphanumeric throughout because some clients refuse anything else."""
+    """A new id. It is alphanumeric, because some clients refuse other characters."""
     return "call" + "".join(secrets.choice(_ID_ALPHABET) for _ in range(_ID_LENGTH))
 
 
@@ -49,20 +49,19 @@ _PYTHON_TAG = "<|python_tag|>"
 class HermesToolParser:
     """`<tool_call>{"name": …, "arguments": {…}}</tool_call>`, anywhere and any number of times.
 
-    A block opens with the tag and a brace and runs to the first character that JSON cannot hold there:
-    a `<` outside a string, or a line break inside one. So tags within an argument do no harm, and a
-    forgotten quote costs its line, not the rest of the response. If the end tag stands there, or the
-    response ends, and what is before is one call, the block is that call. Otherwise its opening tag is
-    text, and reading goes on right behind it.
+    A block begins with the tag and a brace. It ends at the first character that is not possible in JSON: a `<` outside
+    a string, or a line break inside one. So an argument may contain tags, and a missing quote affects only its line.
+    If the closing tag or the end of the response follows, and the block is one call, it is returned as a call.
+    Otherwise the opening tag is text, and parsing continues after it.
 
-    Text is passed on untouched, except that a stretch of mere whitespace next to a call is dropped.
+    Text is passed on unchanged, except that text next to a call is dropped if it is only whitespace.
     """
 
     def __init__(self, new_id: Callable[[], str] = new_call_id) -> None:
         self._new_id = new_id
         self._buffer = ""
         self._edge = _JsonEdge(len(_OPEN))
-        self._blank = ""  # a stretch of text while it is whitespace only
+        self._blank = ""  # the text since the last call, while it is only whitespace
         self._in_text = False
         self._after_call = False
 
@@ -84,14 +83,14 @@ class HermesToolParser:
         return out
 
     def _read_text(self, final: bool) -> list[str | ParsedToolCall] | None:
-        """Pass on what comes before the next tag; None if all of it may be the beginning of one."""
+        """Pass on the text before the next tag; None if all of it may be the beginning of a tag."""
         end = self._buffer.find(_OPEN)
         if end < 0:
             end = len(self._buffer) - (0 if final else _tag_begun(self._buffer))
         return self._pass_on(end) if end else None
 
     def _read_block(self, final: bool) -> list[str | ParsedToolCall] | None:
-        """Decide on the tag at the front of the buffer; None if that takes more of the response."""
+        """Read the block at the front of the buffer; None if that needs more of the response."""
         body = _skip_space(self._buffer, len(_OPEN))
         edge = self._edge.find(self._buffer) if self._buffer.startswith("{", body) else body
         tag = self._buffer[edge : edge + len(_CLOSE)]
@@ -118,10 +117,10 @@ class HermesToolParser:
 
 
 class LlamaToolParser:
-    """Llama 3: the content is `{"name": …, "parameters": {…}}`, or several split by `;` or line breaks.
+    """Llama 3: the content is `{"name": …, "parameters": {…}}`, or several of these split by `;` or line breaks.
 
-    All or nothing. Content that begins with a brace, after whitespace and perhaps `<|python_tag|>`, is
-    held to its end and is then either calls throughout or text throughout; any other streams at once.
+    Content that begins with a brace, after whitespace and perhaps `<|python_tag|>`, is held back until it ends; then
+    either all of it is calls or all of it is text. Other content is passed on at once.
     """
 
     def __init__(self, new_id: Callable[[], str] = new_call_id) -> None:
@@ -155,19 +154,19 @@ PARSERS: dict[str, type[HermesToolParser] | type[LlamaToolParser]] = {
     "llama3": LlamaToolParser,
 }
 
-# Where Llama's templates without the tag tell the model how to write a call.
+# The instruction for tool calls in Llama's templates that do not have the tag.
 _LLAMA_INSTRUCTION = re.compile(r'"name":\s*[^",]+,\s*"parameters"')
 
 
 def choose_parser(chat_template: str | None) -> str:
-    """The `PARSERS` key for the style a chat template teaches; Hermes, the commonest, if it teaches none."""
+    """The key in `PARSERS` for the format that a chat template uses; Hermes, the most common, if it names none."""
     template = chat_template or ""
     llama = _PYTHON_TAG in template or _LLAMA_INSTRUCTION.search(template)
     return "llama3" if llama and _OPEN not in template else "hermes"
 
 
 class _JsonEdge:
-    """Where JSON under way must have stopped, in one pass over a text that grows at its end."""
+    """Finds where JSON must have ended, in one pass over a text that grows."""
 
     _MARK = re.compile(r'\\.|["<\n]')
 
@@ -176,33 +175,33 @@ class _JsonEdge:
         self._in_string = False
 
     def find(self, text: str) -> int:
-        """Index of the first `<` outside or line break inside a string; the text's length if none yet."""
+        """The index of the first `<` outside a string or line break inside one; the length of the text if none."""
         for mark in self._MARK.finditer(text, self._position):
             self._position = mark.start()
             if mark[0] == ("\n" if self._in_string else "<"):
                 return self._position
             self._position = mark.end()
             self._in_string ^= mark[0] == '"'
-        # A backslash at the very end has yet to meet the character it escapes.
+        # The character that a backslash at the very end escapes is still missing.
         self._position = max(self._position, len(text) - 1)
         return len(text)
 
 
 def _refuse_constant(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is Python's, not JSON's")
+    raise ValueError(f"{constant} is not JSON")
 
 
 _JSON = json.JSONDecoder(parse_constant=_refuse_constant)
 
-# What may follow the JSON of a call: nothing more, or another call.
+# What may follow the JSON of a call: the end, or a separator and another call.
 _END = re.compile(r"\s*\Z")
 _SEPARATOR_OR_END = re.compile(r"\s*(?:[;\n]\s*|\Z)")
 
 
 def _read_calls(text: str, gap: re.Pattern[str], default: str | None) -> list[tuple[str, str]]:
-    """Calls as (name, arguments), each with a gap behind it; none unless they fill all of `text`.
+    """Calls as (name, arguments), each followed by `gap`; none unless they fill all of `text`.
 
-    `default` stands in for absent arguments; if it is None, they may not be absent.
+    `default` replaces missing arguments; if it is None, a call without arguments is not a call.
     """
     calls = []
     position = 0
@@ -210,41 +209,41 @@ def _read_calls(text: str, gap: re.Pattern[str], default: str | None) -> list[tu
         while position < len(text):
             call, end = _JSON.raw_decode(text, position)
             calls.append(_name_and_arguments(call, text[position:end], default))
-            behind = gap.match(text, end)
-            if behind is None:
+            separator = gap.match(text, end)
+            if separator is None:
                 return []
-            position = behind.end()
-    except (ValueError, RecursionError):  # the latter from brackets nested deeper than json follows
+            position = separator.end()
+    except (ValueError, RecursionError):  # the latter for deeply nested brackets
         return []
     return calls
 
 
 def _name_and_arguments(call: object, source: str, default: str | None) -> tuple[str, str]:
-    """A call's parts, its arguments as they are spelled in `source`; ValueError if it is not a call."""
+    """The name and the arguments of a call, as they are written in `source`; raises ValueError if it is not a call."""
     if not isinstance(call, dict) or not isinstance(name := call.get("name"), str) or not name:
         raise ValueError("not an object with a name")
     key = "arguments" if "arguments" in call else "parameters"
     arguments = _member_source(source, key) if key in call else default
-    if isinstance(spelled_twice := call.get(key), str):
-        arguments = spelled_twice
+    if isinstance(encoded_twice := call.get(key), str):
+        arguments = encoded_twice
     if arguments is None or not isinstance(_JSON.decode(arguments), dict):
         raise ValueError("arguments are not an object")
-    (name + arguments).encode()  # an escaped half of a surrogate pair is JSON but no text to send on
+    (name + arguments).encode()  # half of a surrogate pair is valid JSON, but cannot be sent
     return name, arguments
 
 
 def _member_source(source: str, wanted: str) -> str:
-    """How the value of a member is spelled in the source of a JSON object that has it."""
-    found = ""
+    """The text of a member's value in the text of a JSON object that has this member."""
+    value = ""
     position = 0
     while source[position] != "}":
         key, end = _JSON.raw_decode(source, _skip_space(source, position + 1))
         start = _skip_space(source, _skip_space(source, end) + 1)
         _, end = _JSON.raw_decode(source, start)
-        if key == wanted:  # go on: of a repeated key, json takes the last
-            found = source[start:end]
+        if key == wanted:  # no break: json uses the last of repeated keys
+            value = source[start:end]
         position = _skip_space(source, end)
-    return found
+    return value
 
 
 def _skip_space(text: str, position: int) -> int:

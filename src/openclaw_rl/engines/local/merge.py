@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from openclaw_rl.engines.local.model.adapters import BadPolicy, read_adapter
 from openclaw_rl.engines.local.training.lora import module_path
 from openclaw_rl.errors import UserError
-from openclaw_rl.models import ON_TINKER, copy_belongings
+from openclaw_rl.models import ON_TINKER, copy_companion_files
 
 
 def merge_adapter(base: Path, adapter: Path, out: Path, track: Callable[[list[Path]], Iterable[Path]] = iter) -> None:
@@ -29,7 +29,7 @@ def merge_adapter(base: Path, adapter: Path, out: Path, track: Callable[[list[Pa
     deltas = {f"{module_path(*module)}.weight": factors for module, factors in modules.items()}
     check_fit(base, adapter, deltas)
     out.mkdir(parents=True, exist_ok=True)
-    copy_belongings(base, out)
+    copy_companion_files(base, out)
     for shard in track(sorted(base.glob("*.safetensors"))):
         with safe_open(shard, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118

@@ -18,7 +18,7 @@ from openclaw_rl.engines.local.model.decoder import Adapt, Decoder, TensorFiles,
 from openclaw_rl.engines.local.model.shared_weights import map_leaves
 from openclaw_rl.engines.local.training.blocks import no_adapters
 from openclaw_rl.engines.local.training.trainer import Policy
-from openclaw_rl.models import ADAPTER_CONFIG, copy_belongings
+from openclaw_rl.models import ADAPTER_CONFIG, copy_companion_files
 
 WEIGHTS = "model.safetensors"
 
@@ -49,7 +49,7 @@ class FullWeights:
     def save(self, folder: Path, base_model: str) -> None:
         """Write a model folder that other programs load."""
         folder.mkdir(parents=True, exist_ok=True)
-        copy_belongings(self.folder, folder)
+        copy_companion_files(self.folder, folder)
         for path in folder.glob("*.index.json"):
             path.unlink()  # it lists the base model's files, and here there is one
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in take_apart(self.masters).items()}
