@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from openclaw_rl.cli import commands, main
+from openclaw_rl.cli import main
 from openclaw_rl.learn.checkpoints import Checkpoints
-from openclaw_rl.ledger import changes, queries, updates
+from openclaw_rl.ledger import changes, offline, queries, updates
 from openclaw_rl.ledger.lock import RunDirLock
 from openclaw_rl.ledger.schema import FILE, connect
 from openclaw_rl.ledger.status import read_status
@@ -550,7 +550,7 @@ def test_forgetting_needs_either_a_session_or_a_user(book: Book, program: Progra
 def test_a_ledger_that_another_program_holds_is_said_in_a_sentence(
     book: Book, program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(commands, "LOCK_SECONDS", 0)
+    monkeypatch.setattr(offline, "LOCK_SECONDS", 0)
     book.capture(a_turn("one"))
     other = connect(book.folder / FILE)
     other.execute("BEGIN EXCLUSIVE")
@@ -568,7 +568,7 @@ def test_a_large_ledger_is_not_written_anew_beside_a_server(
     book: Book, program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It could not record anything meanwhile."""
-    monkeypatch.setattr(commands, "QUICKLY_WRITTEN", 0)
+    monkeypatch.setattr(offline, "MAX_BYTES_REWRITTEN_BESIDE_SERVER", 0)
     for session in ("one", "two"):
         book.capture(a_turn(session))
     with contextlib.closing(RunDirLock(book.folder)):
@@ -581,7 +581,7 @@ def test_a_large_ledger_is_not_written_anew_beside_a_server(
 
 def test_what_could_not_be_wiped_yet_is_said(book: Book, program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody still reads an older state of the ledger, so its log cannot be emptied."""
-    monkeypatch.setattr(commands, "LOCK_SECONDS", 0)
+    monkeypatch.setattr(offline, "LOCK_SECONDS", 0)
     book.capture(a_turn("one", messages=[{"role": "user", "content": "a-very-private-matter"}]))
     reader = connect(book.folder / FILE)
     reader.execute("BEGIN")

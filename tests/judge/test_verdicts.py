@@ -126,7 +126,12 @@ def test_the_last_verdicts_come_newest_first(book: Book) -> None:
         turn = book.put(State.READY)
         given_ = Verdict(number / 10 if number != 2 else None, None, (Hint("a"),) * (number % 2), reason=f"r{number}")
         book.change(verdicts.record, turn, given_, SampleKind.RL, "", 0)
-    assert book.ledger.recent_verdicts(3) == [(0.4, 0, "r4"), (0.3, 1, "r3"), (None, 0, "r2")]
+    recent = book.ledger.recent_verdicts(3)
+    assert [(verdict.score, verdict.hints, verdict.reason) for verdict in recent] == [
+        (0.4, 0, "r4"),
+        (0.3, 1, "r3"),
+        (None, 0, "r2"),
+    ]
 
 
 def test_the_longest_ready_come_first_and_no_more_than_are_wanted(book: Book) -> None:

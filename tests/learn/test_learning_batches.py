@@ -8,7 +8,7 @@ import pytest
 from openclaw_rl.learn import loop as module
 from openclaw_rl.learn.methods import Weights
 from openclaw_rl.ledger import changes, verdicts
-from openclaw_rl.ledger.writer import LedgerError
+from openclaw_rl.ledger.errors import LedgerError
 from openclaw_rl.types import SampleKind, Source, State, Verdict
 from support.learning_run import SECONDS, LearningRun, a_run, flat
 

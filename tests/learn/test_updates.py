@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from openclaw_rl.ledger import changes, updates, verdicts
-from openclaw_rl.ledger.changes import CannotJudge
+from openclaw_rl.ledger.errors import CannotJudge
 from openclaw_rl.ledger.states import IllegalTransition
 from openclaw_rl.ledger.status import read_status
 from openclaw_rl.types import Batch, Feedback, SampleKind, Source, State, Verdict

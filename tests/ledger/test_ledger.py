@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 
 from openclaw_rl.cli import main
 from openclaw_rl.ledger import changes, ledger, queries, schema, updates
+from openclaw_rl.ledger.errors import LedgerUnusable, NewerLedger
 from openclaw_rl.ledger.ledger import Ledger
 from openclaw_rl.ledger.packing import pack_ids
-from openclaw_rl.ledger.schema import FILE, MIGRATIONS, NewerLedger, connect, migrate
+from openclaw_rl.ledger.schema import FILE, MIGRATIONS, connect, migrate
 from openclaw_rl.ledger.states import TRANSITIONS, IllegalTransition
 from openclaw_rl.types import Continuation, Feedback, Likeliest, SamplingParams, SessionKey, State, Turn
 from support.records import Book, a_side_turn, a_turn
@@ -740,7 +741,7 @@ def test_a_migration_that_fails_leaves_the_ledger_as_it_was(tmp_path: Path, monk
     before = book.everything()
     book.close()
     monkeypatch.setattr(schema, "MIGRATIONS", (*MIGRATIONS, "CREATE TABLE more (x); INSERT INTO nowhere VALUES (7);"))
-    with pytest.raises(sqlite3.OperationalError):
+    with pytest.raises(LedgerUnusable, match="no such table: nowhere"):
         Ledger(tmp_path)
     monkeypatch.undo()
     again = Book(tmp_path)

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from openclaw_rl.ledger import writer as module
+from openclaw_rl.ledger.errors import CaptureSuspended, LedgerError
 from openclaw_rl.ledger.ledger import Ledger
 from openclaw_rl.ledger.schema import connect
-from openclaw_rl.ledger.writer import CaptureSuspended, LedgerError, Writer
+from openclaw_rl.ledger.writer import Writer
 from support.records import a_turn
 
 #: Longer than anything here takes.

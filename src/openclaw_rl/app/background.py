@@ -10,7 +10,7 @@ from openclaw_rl.engines.base import EngineError
 from openclaw_rl.judge.loop import JudgeLoop
 from openclaw_rl.learn.checkpoints import BadCheckpoint, Checkpoint, verify
 from openclaw_rl.learn.loop import LearnLoop
-from openclaw_rl.ledger.writer import LedgerError
+from openclaw_rl.ledger.errors import LedgerError
 from openclaw_rl.types import NextStep
 
 log = logging.getLogger(__name__)

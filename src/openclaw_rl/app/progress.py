@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from openclaw_rl.learn.loop import LearnLoop
-from openclaw_rl.ledger.writer import LedgerError
+from openclaw_rl.ledger.errors import LedgerError
 
 REFRESH_SECONDS = 0.5
 

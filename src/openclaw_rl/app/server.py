@@ -6,7 +6,6 @@ import logging
 import math
 import signal
 import socket
-import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -40,11 +39,10 @@ from openclaw_rl.judge.build import check_judges
 from openclaw_rl.judge.reader import warm_up
 from openclaw_rl.learn.build import check_learning, where_to_begin
 from openclaw_rl.learn.imported import score_imported
+from openclaw_rl.ledger.errors import CaptureSuspended
 from openclaw_rl.ledger.ledger import Ledger
 from openclaw_rl.ledger.lock import RunDirLock, check_usable
 from openclaw_rl.ledger.run_identity import keep_to_model
-from openclaw_rl.ledger.schema import FILE
-from openclaw_rl.ledger.writer import CaptureSuspended
 from openclaw_rl.models import (
     EMBEDDED_MAX_TOKENS,
     EMBEDDED_TEMPERATURE,
@@ -125,7 +123,7 @@ def serve(config: Config, start: Start) -> None:
             for owned in own_folders(config) if config.capture else ():
                 keep_to_model(owned, config.model_label)
             keep_options(config)
-            ledger = stack.enter_context(contextlib.closing(open_ledger(config.ledger_dir))) if config.capture else None
+            ledger = stack.enter_context(contextlib.closing(Ledger(config.ledger_dir))) if config.capture else None
             runner = stack.enter_context(asyncio.Runner(loop_factory=event_loop))
             runner.run(begin(config, folder, ledger, listener, start))
     except EngineUnavailable as error:
@@ -147,22 +145,6 @@ def model_folder(config: Config) -> Path:
         raise ConfigError(
             f"The model cannot be kept in {config.cache_dir.expanduser()}: {error}. "
             "Give --cache-dir a folder that can be written to."
-        ) from None
-
-
-def open_ledger(folder: Path) -> Ledger:
-    """The run's ledger, made if there is none. Raises UserError if it cannot be opened."""
-    try:
-        return Ledger(folder)
-    except sqlite3.OperationalError as error:
-        raise UserError(
-            f"The ledger in {folder} cannot be used at the moment: {error}. Another program may hold it, or its disk "
-            "may be full or read-only."
-        ) from None
-    except sqlite3.DatabaseError as error:
-        raise UserError(
-            f"The ledger in {folder} is damaged: {error}. Put a copy of {FILE} in its place, or move it away to begin "
-            "a new one."
         ) from None
 
 

@@ -5,7 +5,6 @@ import asyncio
 import contextlib
 import http.client
 import json
-import sqlite3
 import sys
 import time
 import urllib.error
@@ -22,54 +21,28 @@ from openclaw_rl.app.config import Config
 from openclaw_rl.cli.session_views import list_sessions, show_session
 from openclaw_rl.errors import UserError
 from openclaw_rl.learn import records
-from openclaw_rl.ledger import changes, lock, queries
+from openclaw_rl.ledger import lock
 from openclaw_rl.ledger.lock import read_server
+from openclaw_rl.ledger.offline import check_ledger, open_offline
 from openclaw_rl.ledger.packing import pack_json
-from openclaw_rl.ledger.schema import FILE, connect, migrate
+from openclaw_rl.ledger.reader import LedgerReader
+from openclaw_rl.ledger.schema import FILE
 from openclaw_rl.ledger.status import Status, plural, read_status
 from openclaw_rl.terminal import console, progress
 from openclaw_rl.types import BASE_VERSION
 
 #: How long to wait for a server on this machine to say how it is.
 PROBE_SECONDS = 2.0
-#: Another writer may hold the ledger for a moment.
-LOCK_SECONDS = 10
-#: So much SQLite writes anew in about a second, for which a server's requests can wait.
-QUICKLY_WRITTEN = 256 << 20
 #: Batches that were set aside, the last ones, in the table of `status`.
 SHOWN_BATCHES = 5
 #: Sessions that are named where what was given fits several.
 SHOWN_IDS = 5
 
 
-@contextlib.contextmanager
-def opened(config: Config, *, create: bool = False) -> Iterator[sqlite3.Connection]:
-    """The run's ledger, to read and change. Raises UserError if there is none."""
-    path = config.ledger_dir / FILE
-    if create:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    elif not path.is_file():
-        raise no_ledger(config)
-    db = connect(path)
-    try:
-        db.execute(f"PRAGMA busy_timeout = {LOCK_SECONDS * 1000}")
-        migrate(db)
-        yield db
-    except sqlite3.Error as error:
-        raise UserError(f"The ledger in {config.ledger_dir} cannot be used at the moment: {error}.") from None
-    finally:
-        db.close()
-
-
-def no_ledger(config: Config) -> UserError:
-    return UserError(f"There is no ledger in {config.ledger_dir.absolute()}. Has a server run with this --run-dir?")
-
-
 def check_run(config: Config) -> None:
     """Raise UserError unless a server has been in the run directory, or something was imported."""
-    files = (config.ledger_dir / FILE, config.run_dir.expanduser() / lock.FILE)
-    if not any(path.is_file() for path in files):
-        raise no_ledger(config)
+    if not (config.run_dir.expanduser() / lock.FILE).is_file():
+        check_ledger(config.ledger_dir)
 
 
 def status(config: Config, options: argparse.Namespace) -> int:
@@ -78,8 +51,8 @@ def status(config: Config, options: argparse.Namespace) -> int:
     told = ask_ready(server) if server else {}
     saved = newest_saved(config)
     if (config.ledger_dir / FILE).is_file():
-        with opened(config) as db:
-            found = read_status(db, server, told, saved)
+        with open_offline(config.ledger_dir) as ledger:
+            found = ledger.reader.status(server, told, saved)
     else:
         found = read_status(None, server, told, saved)
     if options.json:
@@ -167,8 +140,8 @@ def rollback(config: Config, options: argparse.Namespace) -> int:
         version = roll_back_server(server, config, options.version)
         console().print(f"Policy {version} serves now{step_named(config, version)}, and learning goes on from it.")
     else:
-        with opened(config) as db:
-            version = roll_back_offline(db, config, options.version)
+        with open_offline(config.ledger_dir) as ledger:
+            version = roll_back_offline(ledger, config, options.version)
         of_step = step_named(config, version)
         console().print(f"The next start serves policy {version}{of_step}, and learning goes on from it.")
     return 0
@@ -186,18 +159,19 @@ def merge(config: Config, options: argparse.Namespace) -> int:
 
 
 def sessions(config: Config, options: argparse.Namespace) -> int:
-    with opened(config) as db:
+    with open_offline(config.ledger_dir) as ledger, ledger.reader.snapshot():
+        reader = ledger.reader
         if options.id is None:
-            list_sessions(db, queries.sessions(db))
+            list_sessions(reader)
             return 0
-        for summary in queries.sessions(db, id=whole_id(db, options.id)):
-            show_session(db, summary)
+        for summary in reader.sessions(id=whole_id(reader, options.id)):
+            show_session(reader, summary)
     return 0
 
 
-def whole_id(db: sqlite3.Connection, given: str) -> str:
+def whole_id(reader: LedgerReader, given: str) -> str:
     """The id of a session, of which the beginning is enough where no other begins so. Raises UserError."""
-    found = queries.session_ids(db, given)
+    found = reader.session_ids(given)
     if given in found:
         return given
     if not found:
@@ -219,11 +193,11 @@ def rejudge(config: Config, options: argparse.Namespace) -> int:
     try:
         own = config.asks_llm and config.judge_base_url is None
         folder = fetch(config, config.teacher_model_name or config.model_name) if own else None
-        with opened(config) as db:
-            turns = queries.judged_turns(db)[-options.last :]
+        with open_offline(config.ledger_dir) as ledger:
+            turns = ledger.reader.judged_turns()[-options.last :]
             if not turns:
                 raise UserError("No turn has been judged yet, so there is nothing to compare with.")
-            pairs = asyncio.run(judge_again(config, folder, db, turns))
+            pairs = asyncio.run(judge_again(config, folder, ledger.reader, turns))
     except EngineUnavailable as error:
         raise UserError(str(error)) from None
     out = console()
@@ -250,8 +224,8 @@ def export(config: Config, options: argparse.Namespace) -> int:
 
     write = export_trajectories if options.format == "trajectories" else export_turns
     count = 0
-    with opened(config) as db, writable(options.file) as out, progress() as shown:
-        for line in shown.track(write(db), description="Exporting", total=None):
+    with open_offline(config.ledger_dir) as ledger, writable(options.file) as out, progress() as shown:
+        for line in shown.track(write(ledger.reader), description="Exporting", total=None):
             out.write(pack_json(line) + "\n")
             count += 1
     names = ("session", "sessions") if options.format == "trajectories" else ("turn", "turns")
@@ -261,14 +235,13 @@ def export(config: Config, options: argparse.Namespace) -> int:
 
 def import_(config: Config, options: argparse.Namespace) -> int:
     from openclaw_rl.app.assembly import fetch
-    from openclaw_rl.ledger.trajectories import import_file
     from openclaw_rl.rendering.chat import ChatRenderer
 
     if not options.file.is_file():
         raise UserError(f"There is no file {options.file}.")
     renderer = ChatRenderer(fetch(config, config.model_name))
-    with opened(config, create=True) as db:
-        result = import_file(db, options.file, renderer)
+    with open_offline(config.ledger_dir, create=True) as ledger:
+        result = ledger.import_file(options.file, renderer)
     for refused in result.errors:
         sys.stderr.write(refused + "\n")
     known = f", {plural(result.known, 'was', 'were')} there already" if result.known else ""
@@ -278,16 +251,16 @@ def import_(config: Config, options: argparse.Namespace) -> int:
 
 
 def forget(config: Config, options: argparse.Namespace) -> int:
-    with opened(config) as db:
-        found = queries.sessions(db, id=options.session, owner=options.user)
+    run_dir = config.run_dir.expanduser()
+    with open_offline(config.ledger_dir) as ledger:
+        found = ledger.reader.sessions(id=options.session, owner=options.user)
+        beside_server = bool(read_server(run_dir))
         if not found:
-            wipe(db, config)  # perhaps what could not be done the last time
+            ledger.wipe(beside_server=beside_server)  # an earlier command may have been unable to
             raise UserError("There is nothing of that session or user in the ledger.")
-        db.execute("BEGIN IMMEDIATE")
-        steps = changes.forget(db, [summary.number for summary in found])
-        db.execute("COMMIT")
-        remains = wipe(db, config)
-        records.prune(config.run_dir.expanduser() / records.FILE, set(queries.turn_numbers(db)))
+        steps = ledger.forget(found)
+        remains = ledger.wipe(beside_server=beside_server)
+        records.prune(run_dir / records.FILE, set(ledger.reader.turn_numbers()))
     turns = plural(sum(summary.turns for summary in found), "turn", "turns")
     out = console()
     out.print(f"Forgot {plural(len(found), 'session', 'sessions')} with {turns}.")
@@ -298,16 +271,3 @@ def forget(config: Config, options: argparse.Namespace) -> int:
     if remains:
         sys.stderr.write(f"Remains are still in the ledger's files, because {remains}.\n")
     return 1 if remains else 0
-
-
-def wipe(db: sqlite3.Connection, config: Config) -> str:
-    """Take what was deleted out of the files; why not and what to do, if that cannot be done now.
-
-    SQLite overwrites what it deletes, but not the copies that it leaves behind when it moves rows between pages.
-    """
-    size = (config.ledger_dir / FILE).stat().st_size
-    if size > QUICKLY_WRITTEN and read_server(config.run_dir.expanduser()):
-        return "writing so large a ledger anew would keep the server from recording: run this again when it is stopped"
-    db.execute("VACUUM")
-    busy, _log, _checkpointed = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-    return "another program reads an older state of them: run the same command again later" if busy else ""

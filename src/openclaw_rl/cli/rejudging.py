@@ -5,7 +5,6 @@ Nothing is changed in the ledger: the table shows what a judge is worth before a
 
 import asyncio
 import contextlib
-import sqlite3
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +20,7 @@ from openclaw_rl.judge.case import Case
 from openclaw_rl.judge.circuit_breaker import FIRST_PAUSE
 from openclaw_rl.judge.errors import JudgeDown, JudgeError
 from openclaw_rl.judge.judges import Panel
-from openclaw_rl.ledger import queries
+from openclaw_rl.ledger.reader import LedgerReader
 from openclaw_rl.ledger.status import plural
 from openclaw_rl.terminal import progress
 from openclaw_rl.types import Question, StoredTurn
@@ -44,7 +43,7 @@ def sign(score: float | None) -> str:
     return "abstains" if score is None else "good" if score > 0 else "bad" if score < 0 else "neutral"
 
 
-async def rejudge(config: Config, folder: Path | None, db: sqlite3.Connection, turns: Sequence[int]) -> list[Pair]:
+async def rejudge(config: Config, folder: Path | None, reader: LedgerReader, turns: Sequence[int]) -> list[Pair]:
     """Score turns again; `folder` is the model that judges, if one on the backend does."""
     async with contextlib.AsyncExitStack() as stack:
         model = None
@@ -59,7 +58,7 @@ async def rejudge(config: Config, folder: Path | None, db: sqlite3.Connection, t
 
             async def one(turn: int) -> Pair:
                 async with limit:
-                    pair = await judge_again(panel, queries.load_turn(db, turn))
+                    pair = await judge_again(panel, reader.turn(turn))
                 shown.advance(task)
                 return pair
 

@@ -4,7 +4,6 @@ import asyncio
 import http
 import json
 import shutil
-import sqlite3
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -15,7 +14,7 @@ from openclaw_rl.app.config import Config
 from openclaw_rl.errors import UserError
 from openclaw_rl.learn.build import run_checkpoints
 from openclaw_rl.learn.checkpoints import RECORD
-from openclaw_rl.ledger import updates
+from openclaw_rl.ledger.offline import OfflineLedger
 
 GIVE_KEY = "Give --api-key, or set SGLANG_API_KEY."
 #: The server first ends the step it is in, then loads the policy.
@@ -44,7 +43,7 @@ def roll_back_server(server: str, config: Config, version: int | None) -> int:
         raise UserError(f"The server at {server} does not answer: {error}.") from None
 
 
-def roll_back_offline(db: sqlite3.Connection, config: Config, version: int | None) -> int:
+def roll_back_offline(ledger: OfflineLedger, config: Config, version: int | None) -> int:
     """Make an earlier checkpoint the newest one, so that the next start goes on from it."""
     checkpoints = run_checkpoints(config)
     found = checkpoints.all()
@@ -63,11 +62,9 @@ def roll_back_offline(db: sqlite3.Connection, config: Config, version: int | Non
             if path.name != RECORD:
                 shutil.copy(path, folder / path.name)
 
-    new = max(updates.latest_version(db), found[-1].version) + 1
+    new = max(ledger.latest_version(), found[-1].version) + 1
     asyncio.run(checkpoints.save(chosen.step, new, (), copy, replaced=chosen))
-    db.execute("BEGIN IMMEDIATE")
-    updates.roll_back(db, chosen.step)
-    db.execute("COMMIT")
+    ledger.roll_back(chosen.step)
     return new
 
 

@@ -1,6 +1,5 @@
 """Sessions as a terminal shows them: a list that fits its width, and one of them in full."""
 
-import sqlite3
 import time
 from collections.abc import Mapping
 
@@ -10,7 +9,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from openclaw_rl.ledger import queries
+from openclaw_rl.ledger.reader import LedgerReader
 from openclaw_rl.rendering.chat import content_text
 from openclaw_rl.terminal import console
 from openclaw_rl.types import Question, SessionSummary, StoredTurn, Verdict
@@ -23,9 +22,10 @@ LEAST_ABOUT, MOST_ABOUT = 20, 60
 COLUMN_FRAME = 3
 
 
-def list_sessions(db: sqlite3.Connection, found: list[SessionSummary]) -> None:
+def list_sessions(reader: LedgerReader) -> None:
     """Ids are to be copied and are shown whole; what has no room beside them is left out."""
     out = console()
+    found = reader.sessions()
     if not found:
         out.print("No session has been recorded yet.")
         return
@@ -41,7 +41,7 @@ def list_sessions(db: sqlite3.Connection, found: list[SessionSummary]) -> None:
     table.add_column("about", no_wrap=True, max_width=left)
     for row, item in enumerate(found):
         # Names are the clients': nothing in them is markup.
-        table.add_row(*(Text(columns[name][row]) for name in widths), Text(about(db, item)))
+        table.add_row(*(Text(columns[name][row]) for name in widths), Text(about(reader, item)))
     out.print(table, crop=False)
 
 
@@ -72,19 +72,18 @@ def column_width(name: str, cells: list[str]) -> int:
     return max(map(cell_len, (*name.split(), *cells)))
 
 
-def about(db: sqlite3.Connection, summary: SessionSummary) -> str:
+def about(reader: LedgerReader, summary: SessionSummary) -> str:
     """What the user said first, on one line."""
-    said = (content_text(m.get("content")) for m in queries.opening(db, summary.number) if m["role"] == "user")
+    said = (content_text(m.get("content")) for m in reader.first_messages(summary) if m["role"] == "user")
     return " ".join(next(said, "").split())
 
 
-def show_session(db: sqlite3.Connection, summary: SessionSummary) -> None:
+def show_session(reader: LedgerReader, summary: SessionSummary) -> None:
     out = console()
     ended = "ended" if summary.closed else "open"
     known = f" of {summary.key.owner}, recognised by {summary.source}, {ended}"
     out.print(Text.assemble((summary.key.id, "bold"), known))
-    for number in queries.turn_numbers(db, summary.key):
-        turn = queries.load_turn(db, number)
+    for turn in reader.turns(summary.key):
         out.print(Panel(turn_body(turn), title=Text(turn_title(turn)), title_align="left"))
 
 

@@ -16,10 +16,9 @@ from openclaw_rl.judge.errors import JudgeDown, JudgeError
 from openclaw_rl.judge.judges import LlmJudge, Panel
 from openclaw_rl.judge.metrics import JudgeMetrics
 from openclaw_rl.judge.teacher import Teacher
-from openclaw_rl.ledger.changes import UnknownTurn
+from openclaw_rl.ledger.errors import LedgerError, UnknownTurn
 from openclaw_rl.ledger.ledger import Ledger
 from openclaw_rl.ledger.status import COLLAPSE_WINDOW, judging_trouble
-from openclaw_rl.ledger.writer import LedgerError
 from openclaw_rl.types import Question, StoredTurn, Verdict
 
 log = logging.getLogger(__name__)

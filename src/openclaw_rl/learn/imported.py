@@ -8,9 +8,8 @@ import contextlib
 import logging
 
 from openclaw_rl.engines.base import EngineError, EngineUnavailable, Sampler
-from openclaw_rl.ledger.changes import UnknownTurn
+from openclaw_rl.ledger.errors import LedgerError, UnknownTurn
 from openclaw_rl.ledger.ledger import Ledger
-from openclaw_rl.ledger.writer import LedgerError
 from openclaw_rl.types import ScoreRequest
 
 log = logging.getLogger(__name__)

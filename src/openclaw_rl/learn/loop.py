@@ -17,8 +17,8 @@ from openclaw_rl.learn.policies import Policies
 from openclaw_rl.learn.records import Records
 from openclaw_rl.learn.reporting import Reporter
 from openclaw_rl.learn.step import StepRunner
+from openclaw_rl.ledger.errors import LedgerError
 from openclaw_rl.ledger.ledger import Ledger
-from openclaw_rl.ledger.writer import LedgerError
 from openclaw_rl.types import BASE_VERSION, NextStep
 
 log = logging.getLogger(__name__)

@@ -16,8 +16,7 @@ from openclaw_rl.learn.phases import Phase, Phases
 from openclaw_rl.learn.records import Records
 from openclaw_rl.learn.reporting import Reporter, StepReport, make_report
 from openclaw_rl.learn.warming import warm
-from openclaw_rl.ledger.changes import UnknownTurn
-from openclaw_rl.ledger.writer import LedgerError
+from openclaw_rl.ledger.errors import LedgerError, UnknownTurn
 from openclaw_rl.types import StoredTurn
 
 log = logging.getLogger(__name__)

@@ -8,9 +8,9 @@ from dataclasses import asdict, replace
 from hashlib import blake2b
 from typing import Any
 
+from openclaw_rl.ledger.errors import CannotJudge, UnknownTurn
 from openclaw_rl.ledger.packing import pack_floats, pack_ids, pack_json, pack_top
 from openclaw_rl.ledger.states import TRANSITIONS, IllegalTransition
-from openclaw_rl.ledger.writer import LedgerError
 from openclaw_rl.types import Feedback, Scores, SessionKey, State, Turn, TurnKind
 
 #: Reasons that are met in more than one place.
@@ -19,14 +19,6 @@ NO_NEXT_STATE = "the session ended without a next state"
 #: Begins the reason of a turn whose training step was refused.
 QUARANTINED = "quarantined: "
 ALREADY_USED = (State.BATCHED, State.APPLIED)
-
-
-class UnknownTurn(LedgerError):
-    """There is no such turn."""
-
-
-class CannotJudge(LedgerError):
-    """The turn is past the point where feedback can change anything, or never was to be trained."""
 
 
 def open_session(db: sqlite3.Connection, key: SessionKey, source: str, now: float) -> int:

@@ -11,9 +11,21 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from openclaw_rl.ledger import changes, queries, updates, verdicts
+from openclaw_rl.ledger.errors import CaptureSuspended, sqlite_errors_as_sentences
 from openclaw_rl.ledger.schema import FILE, connect, migrate
-from openclaw_rl.ledger.writer import CaptureSuspended, Writer
-from openclaw_rl.types import Batch, Feedback, SampleKind, Scores, SessionKey, State, StoredTurn, Turn, Verdict
+from openclaw_rl.ledger.writer import Writer
+from openclaw_rl.types import (
+    Batch,
+    Feedback,
+    SampleKind,
+    Scores,
+    SessionKey,
+    State,
+    StoredTurn,
+    Turn,
+    Verdict,
+    VerdictSummary,
+)
 
 T = TypeVar("T")
 
@@ -30,10 +42,11 @@ class Ledger:
 
     def __init__(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
-        connection = connect(directory / FILE)
-        migrate(connection)
-        self.writer = Writer(connection)
-        self._reader = connect(directory / FILE, readonly=True)
+        with sqlite_errors_as_sentences(directory):
+            connection = connect(directory / FILE)
+            migrate(connection)
+            self.writer = Writer(connection)
+            self._reader = connect(directory / FILE, readonly=True)
         self._sequences: OrderedDict[int, list[int]] = OrderedDict()
 
     def close(self) -> None:
@@ -141,7 +154,7 @@ class Ledger:
         """Everything about a turn. Raises UnknownTurn."""
         return self._read(lambda db: queries.load_turn(db, turn))
 
-    def recent_verdicts(self, count: int) -> list[verdicts.VerdictSummary]:
+    def recent_verdicts(self, count: int) -> list[VerdictSummary]:
         return self._read(lambda db: verdicts.recent(db, count))
 
     def find_ancestor(

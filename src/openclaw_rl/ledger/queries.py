@@ -3,12 +3,13 @@
 import json
 import sqlite3
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from openclaw_rl.ledger import verdicts
-from openclaw_rl.ledger.changes import SUPERSEDED, UnknownTurn
+from openclaw_rl.ledger.changes import SUPERSEDED
+from openclaw_rl.ledger.errors import UnknownTurn
 from openclaw_rl.ledger.packing import unpack_floats, unpack_ids, unpack_top
 from openclaw_rl.types import (
     Counts,
@@ -209,11 +210,17 @@ def judged_turns(db: sqlite3.Connection) -> list[int]:
     return [row["turn"] for row in db.execute("SELECT turn FROM verdicts ORDER BY turn")]
 
 
-def turn_numbers(db: sqlite3.Connection, session: SessionKey | None = None) -> Iterator[int]:
+def turn_numbers(db: sqlite3.Connection, session: SessionKey | None = None) -> list[int]:
     """The turns of a session, or of all, in the order they were recorded."""
     where, values = ("WHERE s.owner = ? AND s.id = ?", tuple(session)) if session else ("", ())
-    for row in db.execute(f"SELECT t.number FROM turns t {SESSION} {where} ORDER BY t.number", values).fetchall():
-        yield int(row["number"])
+    rows = db.execute(f"SELECT t.number FROM turns t {SESSION} {where} ORDER BY t.number", values)
+    return [row["number"] for row in rows]
+
+
+def conversation_starts(db: sqlite3.Connection, limit: int) -> list[int]:
+    """The first main turns that continue no other turn."""
+    query = "SELECT number FROM turns WHERE kind = ? AND parent IS NULL ORDER BY number LIMIT ?"
+    return [row["number"] for row in db.execute(query, (TurnKind.MAIN, limit))]
 
 
 def sessions(db: sqlite3.Connection, id: str | None = None, owner: str | None = None) -> list[SessionSummary]:
@@ -241,14 +248,14 @@ def sessions(db: sqlite3.Connection, id: str | None = None, owner: str | None = 
     ]
 
 
-def session_ids(db: sqlite3.Connection, beginning: str) -> list[str]:
-    """The names of sessions that begin so, whoever's they are."""
-    found = "SELECT DISTINCT id FROM sessions WHERE substr(id, 1, length(?1)) = ?1 ORDER BY id"
-    return [row["id"] for row in db.execute(found, (beginning,))]
+def session_ids(db: sqlite3.Connection, prefix: str) -> list[str]:
+    """The ids of sessions that start with `prefix`, whoever owns them."""
+    query = "SELECT DISTINCT id FROM sessions WHERE substr(id, 1, length(?1)) = ?1 ORDER BY id"
+    return [row["id"] for row in db.execute(query, (prefix,))]
 
 
-def opening(db: sqlite3.Connection, session: int) -> list[dict[str, Any]]:
-    """The messages that a session began with: those of its first main turn, or of its first turn if it has none."""
+def first_messages(db: sqlite3.Connection, session: int) -> list[dict[str, Any]]:
+    """The messages of a session's first main turn, or of its first turn if it has no main turn."""
     row = db.execute(
         "SELECT request FROM turns WHERE session = ? ORDER BY kind = ? DESC, number LIMIT 1", (session, TurnKind.MAIN)
     ).fetchone()

@@ -1,10 +1,11 @@
 """The ledger's tables, and how an older ledger becomes a newer one."""
 
+import contextlib
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
-from openclaw_rl.errors import UserError
+from openclaw_rl.ledger.errors import NewerLedger
 
 #: Name of the ledger in its directory.
 FILE = "ledger.sqlite"
@@ -151,11 +152,38 @@ MIGRATIONS = (
     ALTER TABLE hints RENAME COLUMN of_policys TO of_policy_top;
     ALTER TABLE hints RENAME COLUMN policys TO policy_scores;
     """,
+    # The log of changes (see `change_log`). Its first row stands for all that was in the ledger before there was a log.
+    """
+    CREATE TABLE changes (
+        number INTEGER PRIMARY KEY,        -- in the order of commits; it only grows, because the newest row stays
+        kind TEXT NOT NULL,
+        item INTEGER NOT NULL              -- the number of a session, of a turn (also for a verdict) or of an update
+    );
+    INSERT INTO changes (kind, item) VALUES ('start', 0);
+    CREATE TRIGGER changes_bounded AFTER INSERT ON changes WHEN NEW.number % 1000 = 0 BEGIN
+        DELETE FROM changes WHERE number <= NEW.number - 50000; END;
+    CREATE TRIGGER session_added AFTER INSERT ON sessions BEGIN
+        INSERT INTO changes (kind, item) VALUES ('session', NEW.number); END;
+    CREATE TRIGGER session_changed AFTER UPDATE OF last, closed ON sessions BEGIN
+        INSERT INTO changes (kind, item) VALUES ('session', NEW.number); END;
+    CREATE TRIGGER session_removed AFTER DELETE ON sessions BEGIN
+        INSERT INTO changes (kind, item) VALUES ('session', OLD.number); END;
+    CREATE TRIGGER turn_added AFTER INSERT ON turns BEGIN
+        INSERT INTO changes (kind, item) VALUES ('turn', NEW.number); END;
+    CREATE TRIGGER turn_changed AFTER UPDATE OF state, next_state ON turns BEGIN
+        INSERT INTO changes (kind, item) VALUES ('turn', NEW.number); END;
+    CREATE TRIGGER turn_removed AFTER DELETE ON turns BEGIN
+        INSERT INTO changes (kind, item) VALUES ('turn', OLD.number); END;
+    CREATE TRIGGER feedback_added AFTER INSERT ON feedback BEGIN
+        INSERT INTO changes (kind, item) VALUES ('turn', NEW.turn); END;
+    CREATE TRIGGER verdict_added AFTER INSERT ON verdicts BEGIN
+        INSERT INTO changes (kind, item) VALUES ('verdict', NEW.turn); END;
+    CREATE TRIGGER update_added AFTER INSERT ON updates BEGIN
+        INSERT INTO changes (kind, item) VALUES ('update', NEW.number); END;
+    CREATE TRIGGER update_changed AFTER UPDATE OF outcome ON updates BEGIN
+        INSERT INTO changes (kind, item) VALUES ('update', NEW.number); END;
+    """,
 )
-
-
-class NewerLedger(UserError):
-    """The ledger was written by a newer version of the program."""
 
 
 def connect(path: Path, *, readonly: bool = False) -> sqlite3.Connection:
@@ -167,6 +195,18 @@ def connect(path: Path, *, readonly: bool = False) -> sqlite3.Connection:
     connection.row_factory = sqlite3.Row
     connection.execute("PRAGMA foreign_keys = ON")
     return connection
+
+
+@contextlib.contextmanager
+def transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    """A transaction that writes: all of the block's changes are made, or none."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+    except BaseException:
+        connection.execute("ROLLBACK")
+        raise
+    connection.execute("COMMIT")
 
 
 def migrate(connection: sqlite3.Connection) -> None:
@@ -187,18 +227,13 @@ def migrate(connection: sqlite3.Connection) -> None:
 
 def _step(connection: sqlite3.Connection) -> int:
     """One version further, unless another program was faster; the version it is now."""
-    connection.execute("BEGIN IMMEDIATE")
-    try:
+    with transaction(connection):
         (version,) = connection.execute("PRAGMA user_version").fetchone()
         if version < len(MIGRATIONS):
             for statement in _statements(MIGRATIONS[version]):
                 connection.execute(statement)
             version += 1
             connection.execute(f"PRAGMA user_version = {version}")
-        connection.execute("COMMIT")
-    except sqlite3.Error:
-        connection.execute("ROLLBACK")
-        raise
     return int(version)
 
 

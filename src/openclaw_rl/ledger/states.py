@@ -1,6 +1,6 @@
 """The states of a turn, and the only ways from one to another."""
 
-from openclaw_rl.ledger.writer import LedgerError
+from openclaw_rl.ledger.errors import LedgerError
 from openclaw_rl.types import State
 
 #: Explicit feedback brings a turn back to READY, also one that was given up for lack of a next state.

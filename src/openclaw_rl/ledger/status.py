@@ -3,12 +3,12 @@
 import sqlite3
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from openclaw_rl.ledger import updates, verdicts
 from openclaw_rl.ledger.queries import counts
-from openclaw_rl.types import BASE_VERSION, Counts, Quarantined, State
+from openclaw_rl.types import BASE_VERSION, Counts, State, StepOutcome, Update, VerdictSummary
 
 #: How a part of the server says that it does not work, before the reason.
 SUSPENDED = "suspended: "
@@ -27,7 +27,7 @@ MOST_ABSTAIN = 0.8
 ADVICE = "Look at some of them (openclaw-rl sessions ID): does what came next say anything, and does the judge see it?"
 
 
-def judging_trouble(recent: Sequence[verdicts.VerdictSummary]) -> str:
+def judging_trouble(recent: Sequence[VerdictSummary]) -> str:
     """What is wrong with the last verdicts; empty if nothing is, or if they are too few to say."""
     if len(recent) < COLLAPSE_WINDOW:
         return ""
@@ -64,7 +64,7 @@ class Status:
     """What the next training step waits for, as the running server says it."""
     trouble: str = ""
     """What is wrong with the last verdicts."""
-    quarantined: list[Quarantined] = field(default_factory=list)
+    quarantined: list[Update] = field(default_factory=list)
     serving: int | None = None
     """The policy version that the running server serves: after going back it is not the last step's."""
     saved: int = BASE_VERSION
@@ -128,7 +128,10 @@ class Status:
             "judge_down": self.judge_down,
             "judging_trouble": self.trouble,
             "learner": self.learner,
-            "quarantined": [asdict(batch) for batch in self.quarantined],
+            "quarantined": [
+                {"step": batch.step, "turns": batch.turns, "reason": batch.reason, "created": batch.created}
+                for batch in self.quarantined
+            ],
             "server": self.server,
         }
 
@@ -146,7 +149,7 @@ def read_status(
         judge_down=why(told, "judge"),
         learner=told.get("learner", ""),
         trouble=judging_trouble(verdicts.recent(db, COLLAPSE_WINDOW)) if db else "",
-        quarantined=updates.quarantined(db) if db else [],
+        quarantined=updates.load(db, StepOutcome.QUARANTINED)[::-1] if db else [],
         serving=told.get("policy_version"),
         saved=saved,
     )

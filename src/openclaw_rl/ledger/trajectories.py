@@ -19,6 +19,8 @@ from pydantic import BaseModel, Field, ValidationError
 
 from openclaw_rl.ledger import changes, queries
 from openclaw_rl.ledger.packing import common_prefix, pack_json
+from openclaw_rl.ledger.reader import LedgerReader
+from openclaw_rl.ledger.schema import transaction
 from openclaw_rl.rendering import history
 from openclaw_rl.rendering.chat import (
     ChatError,
@@ -49,22 +51,21 @@ class Trajectory(BaseModel):
     turns: list[TrajectoryTurn] = Field(min_length=1)
 
 
-def export_trajectories(db: sqlite3.Connection) -> Iterator[dict[str, Any]]:
+def export_trajectories(reader: LedgerReader) -> Iterator[dict[str, Any]]:
     """Sessions in words."""
-    summaries = queries.sessions(db)
-    owners = Counter(summary.key.id for summary in summaries)
-    for summary in reversed(summaries):
-        turns = [queries.load_turn(db, number) for number in queries.turn_numbers(db, summary.key)]
-        if turns:
-            # A name that several owners use is none in a file that has no owners.
-            name = summary.key.id if owners[summary.key.id] == 1 else f"{summary.key.owner}/{summary.key.id}"
-            yield {"session_id": name, "turns": [in_words(turn) for turn in turns]}
+    with reader.snapshot():
+        summaries = reader.sessions()
+        owners = Counter(summary.key.id for summary in summaries)
+        for summary in reversed(summaries):
+            if summary.turns:
+                # Two owners may use the same id, and the file has no owners: the id alone would be ambiguous.
+                name = summary.key.id if owners[summary.key.id] == 1 else f"{summary.key.owner}/{summary.key.id}"
+                yield {"session_id": name, "turns": [in_words(turn) for turn in reader.turns(summary.key)]}
 
 
-def export_turns(db: sqlite3.Connection) -> Iterator[dict[str, Any]]:
+def export_turns(reader: LedgerReader) -> Iterator[dict[str, Any]]:
     """Turns with everything there is."""
-    for number in queries.turn_numbers(db):
-        yield asdict(queries.load_turn(db, number))
+    return map(asdict, reader.turns())
 
 
 def in_words(turn: StoredTurn) -> dict[str, Any]:
@@ -122,16 +123,11 @@ def import_session(db: sqlite3.Connection, session: Trajectory, renderer: ChatRe
         result.known += len(session.turns)
         return
     turns = list(imported_turns(session, renderer))
-    db.execute("BEGIN IMMEDIATE")
-    try:
+    with transaction(db):
         before: tuple[int, Turn] | None = None
         for turn, written in zip(turns, session.turns, strict=True):
             before = store_imported(db, turn, written, before, result), turn
         changes.close_session(db, turns[0].session)
-    except sqlite3.Error:
-        db.execute("ROLLBACK")
-        raise
-    db.execute("COMMIT")
 
 
 def is_own(db: sqlite3.Connection, session: Trajectory) -> bool:

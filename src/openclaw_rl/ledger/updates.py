@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from openclaw_rl.ledger.changes import QUARANTINED, move
-from openclaw_rl.types import Batch, Quarantined, State, StepOutcome
+from openclaw_rl.types import Batch, State, StepOutcome, Update
 
 #: The step that a policy version was made by, or goes on from.
 STEP_OF = (
@@ -117,13 +117,22 @@ def latest_step(db: sqlite3.Connection) -> int:
     return int(step)
 
 
-def quarantined(db: sqlite3.Connection) -> list[Quarantined]:
-    """The batches that were set aside, the last first."""
+def load(db: sqlite3.Connection, outcome: StepOutcome | None = None) -> list[Update]:
+    """Training steps in the order they were made; those with one outcome if it is given."""
     rows = db.execute(
-        "SELECT * FROM updates WHERE outcome = ? ORDER BY number DESC", (StepOutcome.QUARANTINED,)
+        "SELECT * FROM updates WHERE coalesce(?, outcome) = outcome ORDER BY number", (outcome,)
     ).fetchall()
     return [
-        Quarantined(row["step"], tuple(t for (t,) in _turns_in(db, row["number"])), row["reason"], row["created"])
+        Update(
+            row["number"],
+            row["step"],
+            row["version"],
+            StepOutcome(row["outcome"]),
+            tuple(turn for (turn,) in _turns_in(db, row["number"])),
+            row["reason"],
+            json.loads(row["metrics"]),
+            row["created"],
+        )
         for row in rows
     ]
 

@@ -3,10 +3,11 @@
 import json
 import sqlite3
 import time
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from enum import StrEnum
 from statistics import fmean
-from typing import NamedTuple
 
 from openclaw_rl.ledger.changes import QUARANTINED, move
 from openclaw_rl.ledger.packing import (
@@ -19,8 +20,24 @@ from openclaw_rl.ledger.packing import (
     unpack_top,
     whole_text,
 )
-from openclaw_rl.types import Hint, Question, SampleKind, Source, State, Verdict, Vote
+from openclaw_rl.types import (
+    Hint,
+    Question,
+    SampleKind,
+    Sign,
+    Source,
+    State,
+    Verdict,
+    VerdictCounts,
+    VerdictSummary,
+    Vote,
+)
 
+SUMMARIES = (
+    "SELECT number, score, source, reason, (SELECT count(*) FROM hints h WHERE h.turn = v.turn) AS hints, "
+    "CASE WHEN score > 0 THEN 'good' WHEN score < 0 THEN 'bad' WHEN score = 0 THEN 'neutral' ELSE 'abstained' END "
+    "AS sign FROM verdicts v"
+)
 #: Said of a turn that was chosen because its session had no better one.
 AT_LEAST_ONE = "the best turn of a session without a good one"
 
@@ -82,7 +99,7 @@ def load(db: sqlite3.Connection, turn: int) -> tuple[Verdict, SampleKind | None]
     hints = db.execute("SELECT * FROM hints WHERE turn = ? ORDER BY place", (turn,))
     verdict = Verdict(
         score=row["score"],
-        source=Source(row["source"]) if row["source"] else None,
+        source=_source(row),
         hints=tuple(map(unpack_hint, hints)),
         votes=tuple(Vote(**{**vote, "question": Question(vote["question"])}) for vote in json.loads(row["votes"])),
         reason=row["reason"],
@@ -91,22 +108,75 @@ def load(db: sqlite3.Connection, turn: int) -> tuple[Verdict, SampleKind | None]
     return verdict, SampleKind(row["sample"]) if row["sample"] else None
 
 
-class VerdictSummary(NamedTuple):
-    """A verdict in short."""
-
-    score: float | None
-    hints: int
-    reason: str
+def summaries(db: sqlite3.Connection) -> list[VerdictSummary]:
+    """All verdicts, in the order they were given."""
+    return [_summary(row) for row in db.execute(f"{SUMMARIES} ORDER BY number")]
 
 
 def recent(db: sqlite3.Connection, count: int) -> list[VerdictSummary]:
     """The last verdicts, the newest first."""
+    return [_summary(row) for row in db.execute(f"{SUMMARIES} ORDER BY number DESC LIMIT ?", (count,))]
+
+
+def _summary(row: sqlite3.Row) -> VerdictSummary:
+    return VerdictSummary(row["score"], Sign(row["sign"]), _source(row), row["hints"], row["reason"])
+
+
+def _source(row: sqlite3.Row) -> Source | None:
+    return Source(row["source"]) if row["source"] else None
+
+
+def counts(db: sqlite3.Connection) -> list[VerdictCounts]:
+    """Verdicts by source and sign, the source with most verdicts first."""
     rows = db.execute(
-        "SELECT score, (SELECT count(*) FROM hints h WHERE h.turn = v.turn) AS hints, reason "
-        "FROM verdicts v ORDER BY number DESC LIMIT ?",
-        (count,),
+        f"SELECT source, sign, count(*) AS verdicts, sum(hints > 0) AS hinted FROM ({SUMMARIES}) GROUP BY source, sign"
     )
-    return [VerdictSummary(row["score"], row["hints"], row["reason"]) for row in rows]
+    signs: dict[Source | None, Counter[Sign]] = defaultdict(Counter)
+    hinted: Counter[Source | None] = Counter()
+    for row in rows:
+        signs[_source(row)][Sign(row["sign"])] = row["verdicts"]
+        hinted[_source(row)] += row["hinted"]
+    by_source = [
+        VerdictCounts(source, {sign: of[sign] for sign in Sign}, hinted[source]) for source, of in signs.items()
+    ]
+    return sorted(by_source, key=lambda counts: -counts.total)
+
+
+class ExampleKind(StrEnum):
+    """What makes a judged turn worth showing."""
+
+    HINTED = "hinted"
+    """It is trained on with a hint."""
+    BEST = "best"
+    WORST = "worst"
+    ABSTAINED = "abstained"
+    """No judge could say anything."""
+    QUARANTINED = "quarantined"
+    """Its training step was refused."""
+
+
+#: How to find the turns of each kind: a condition and an order.
+EXAMPLES = {
+    ExampleKind.HINTED: ("v.sample IN ('opd', 'opd+rl')", "v.number DESC"),
+    ExampleKind.BEST: ("v.score > 0", "v.score DESC, v.number DESC"),
+    ExampleKind.WORST: ("v.score < 0", "v.score, v.number DESC"),
+    ExampleKind.ABSTAINED: ("v.score IS NULL AND v.sample IS NULL", "v.number DESC"),
+    ExampleKind.QUARANTINED: (f"t.reason LIKE '{QUARANTINED}%'", "v.number DESC"),
+}
+
+
+def examples(db: sqlite3.Connection, each: int) -> list[tuple[ExampleKind, int]]:
+    """At most `each` turns of each kind, the clearest or newest; a turn has the first kind that fits it."""
+    chosen: dict[int, ExampleKind] = {}
+    for kind, (condition, order) in EXAMPLES.items():
+        rows = db.execute(
+            f"SELECT v.turn FROM verdicts v JOIN turns t ON t.number = v.turn WHERE {condition} ORDER BY {order} "
+            "LIMIT ?",
+            (each + len(chosen),),
+        )
+        new = [row["turn"] for row in rows if row["turn"] not in chosen]
+        chosen |= dict.fromkeys(new[:each], kind)
+    return [(kind, turn) for turn, kind in chosen.items()]
 
 
 #: Sessions that have ended, whose turns have all been judged, and which nobody has looked at since.

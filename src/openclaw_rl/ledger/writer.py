@@ -16,15 +16,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
+from openclaw_rl.ledger.errors import CaptureSuspended
+
 log = logging.getLogger(__name__)
-
-
-class LedgerError(Exception):
-    """A change that cannot be made; the message says why."""
-
-
-class CaptureSuspended(LedgerError):
-    """The ledger cannot be written at the moment; the message says why."""
 
 
 T = TypeVar("T")

@@ -22,12 +22,22 @@ from openclaw_rl.types.training import (
     Batch,
     LossSettings,
     NextStep,
-    Quarantined,
     SampleKind,
     Span,
     StepOutcome,
     TrainingSequence,
     TrainingSettings,
+    Update,
 )
 from openclaw_rl.types.turns import Continuation, Counts, SessionKey, SessionSummary, State, StoredTurn, Turn, TurnKind
-from openclaw_rl.types.verdicts import Feedback, Hint, Question, Source, Verdict, Vote
+from openclaw_rl.types.verdicts import (
+    Feedback,
+    Hint,
+    Question,
+    Sign,
+    Source,
+    Verdict,
+    VerdictCounts,
+    VerdictSummary,
+    Vote,
+)

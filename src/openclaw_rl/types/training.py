@@ -1,8 +1,9 @@
 """What a training step works on, how it is made and what became of it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from openclaw_rl.types.sampling import Ids, Numbers
 
@@ -114,10 +115,17 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
-class Quarantined:
-    """A batch that was set aside."""
+class Update:
+    """A training step as the ledger holds it."""
 
+    number: int
     step: int
+    version: int | None
+    """The policy that it made, if it made one."""
+    outcome: StepOutcome
     turns: tuple[int, ...]
+    """Also those that were forgotten since."""
     reason: str
+    """Why it was refused, if it was."""
+    metrics: Mapping[str, Any]
     created: float

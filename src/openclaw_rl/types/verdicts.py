@@ -1,6 +1,6 @@
 """Feedback on a turn, the judge's questions and votes, and the verdict."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -82,3 +82,40 @@ class Verdict:
     reason: str = ""
     """Why there is no score or no hint, or what the next state was read as."""
     seconds: float = 0.0
+
+
+class Sign(StrEnum):
+    """Which way a verdict points."""
+
+    GOOD = "good"
+    NEUTRAL = "neutral"
+    BAD = "bad"
+    ABSTAINED = "abstained"
+    """There is no score."""
+
+
+@dataclass(frozen=True, slots=True)
+class VerdictSummary:
+    """A verdict in short."""
+
+    score: float | None
+    sign: Sign
+    source: Source | None
+    """None if no judge could say anything."""
+    hints: int
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class VerdictCounts:
+    """How many verdicts of one source point which way."""
+
+    source: Source | None
+    signs: Mapping[Sign, int]
+    """All four are there."""
+    hinted: int
+    """How many of them came with a hint."""
+
+    @property
+    def total(self) -> int:
+        return sum(self.signs.values())

@@ -11,10 +11,10 @@ from openclaw_rl.api.capture.open_turn import OpenTurn
 from openclaw_rl.api.capture.sessions import named_session, new_session
 from openclaw_rl.api.metrics import ServerMetrics
 from openclaw_rl.api.wire import ChatRequest
+from openclaw_rl.ledger.errors import LedgerError
 from openclaw_rl.ledger.ledger import Ledger
 from openclaw_rl.ledger.packing import common_prefix
 from openclaw_rl.ledger.queries import Ancestor
-from openclaw_rl.ledger.writer import LedgerError
 from openclaw_rl.rendering import history
 from openclaw_rl.rendering.chat import ChatRenderer, Message, RenderedPrompt, content_text
 from openclaw_rl.rendering.clients import user_words

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from openclaw_rl.api.metrics import ServerMetrics
+from openclaw_rl.ledger.errors import LedgerError
 from openclaw_rl.ledger.ledger import Ledger
-from openclaw_rl.ledger.writer import LedgerError
 from openclaw_rl.rendering import history
 from openclaw_rl.rendering.chat import Message, RenderedPrompt
 from openclaw_rl.types import Continuation, Likeliest, SampledToken, SamplingParams, SessionKey, Turn, TurnKind

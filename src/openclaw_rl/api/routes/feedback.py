@@ -6,8 +6,7 @@ from openclaw_rl.api.errors import ApiError
 from openclaw_rl.api.schema import body_schema
 from openclaw_rl.api.state import server_of
 from openclaw_rl.api.wire import FeedbackRequest, parse_feedback
-from openclaw_rl.ledger.changes import CannotJudge, UnknownTurn
-from openclaw_rl.ledger.writer import CaptureSuspended
+from openclaw_rl.ledger.errors import CannotJudge, CaptureSuspended, UnknownTurn
 
 router = APIRouter()
 

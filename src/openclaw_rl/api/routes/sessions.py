@@ -4,7 +4,7 @@ from fastapi import APIRouter, Request
 
 from openclaw_rl.api.errors import ApiError
 from openclaw_rl.api.state import server_of
-from openclaw_rl.ledger.writer import CaptureSuspended
+from openclaw_rl.ledger.errors import CaptureSuspended
 from openclaw_rl.types import SessionKey
 
 router = APIRouter()

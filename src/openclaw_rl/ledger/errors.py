@@ -1,0 +1,53 @@
+"""What can go wrong with a ledger. Errors of SQLite become one of these before they leave the ledger."""
+
+import contextlib
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+from openclaw_rl.errors import UserError
+
+
+class LedgerError(Exception):
+    """A change that cannot be made; the message says why."""
+
+
+class CaptureSuspended(LedgerError):
+    """The ledger cannot be written or read at the moment; the message says why."""
+
+
+class UnknownTurn(LedgerError):
+    """There is no such turn."""
+
+
+class CannotJudge(LedgerError):
+    """Feedback comes too late for this turn, or the turn is never trained on."""
+
+
+class LedgerUnusable(UserError):
+    """The ledger's file cannot be used; the message says why and what to do."""
+
+
+class NoLedger(LedgerUnusable):
+    """There is no ledger in the folder."""
+
+
+class NewerLedger(LedgerUnusable):
+    """The ledger was written by a newer version of the program."""
+
+
+@contextlib.contextmanager
+def sqlite_errors_as_sentences(folder: Path) -> Iterator[None]:
+    """Raise LedgerUnusable where SQLite fails with the ledger in this folder."""
+    try:
+        yield
+    except sqlite3.OperationalError as error:
+        raise LedgerUnusable(
+            f"The ledger in {folder} cannot be used at the moment: {error}. Another program may hold it, or its disk "
+            "may be full or read-only."
+        ) from None
+    except sqlite3.DatabaseError as error:
+        raise LedgerUnusable(
+            f"The ledger in {folder} is damaged: {error}. Restore its file from a copy, or move it away to start a "
+            "new one."
+        ) from None

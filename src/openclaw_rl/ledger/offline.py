@@ -1,0 +1,80 @@
+"""Work on a run's ledger outside its server: forget, clean up, roll back, import. A server may run meanwhile."""
+
+import contextlib
+import sqlite3
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from openclaw_rl.ledger import changes, updates
+from openclaw_rl.ledger.errors import NoLedger, sqlite_errors_as_sentences
+from openclaw_rl.ledger.reader import LedgerReader
+from openclaw_rl.ledger.schema import FILE, connect, migrate, transaction
+from openclaw_rl.ledger.trajectories import Imported, import_file
+from openclaw_rl.rendering.chat import ChatRenderer
+from openclaw_rl.types import SessionSummary
+
+#: How long to wait for a lock that another program holds.
+LOCK_SECONDS = 10
+#: SQLite rewrites a file of this size in about a second, for which a server's requests can wait.
+MAX_BYTES_REWRITTEN_BESIDE_SERVER = 256 << 20
+
+
+class OfflineLedger:
+    """A ledger that a command has open.
+
+    - Each change is one transaction: it happens as a whole or not at all.
+    - A server may use the same ledger meanwhile: a change waits `LOCK_SECONDS` for the server's lock.
+    - An older ledger is brought up to date when it is opened.
+    """
+
+    def __init__(self, db: sqlite3.Connection, folder: Path) -> None:
+        self._db, self._folder = db, folder
+        self.reader = LedgerReader(db, folder)
+
+    def forget(self, sessions: Sequence[SessionSummary]) -> list[int]:
+        """Delete sessions with everything in them; the training steps that used their turns."""
+        with transaction(self._db):
+            return changes.forget(self._db, [summary.number for summary in sessions])
+
+    def wipe(self, *, beside_server: bool) -> str:
+        """Remove what was deleted from the files too. If that cannot be done now: why, and what to do; else empty.
+
+        SQLite overwrites the rows that it deletes, but not the copies that it left when it moved rows between pages.
+        """
+        if beside_server and (self._folder / FILE).stat().st_size > MAX_BYTES_REWRITTEN_BESIDE_SERVER:
+            return "rewriting so large a ledger would keep the server from recording: run this again when it is stopped"
+        self._db.execute("VACUUM")
+        busy, _log, _checkpointed = self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        return "another program is reading an older state of them: run the same command again later" if busy else ""
+
+    def latest_version(self) -> int:
+        """The highest policy version in the ledger."""
+        return updates.latest_version(self._db)
+
+    def roll_back(self, step: int) -> None:
+        """Training steps after this one no longer count, and their turns are not trained on again."""
+        with transaction(self._db):
+            updates.roll_back(self._db, step)
+
+    def import_file(self, path: Path, renderer: ChatRenderer) -> Imported:
+        """Read a trajectories file into the ledger."""
+        return import_file(self._db, path, renderer)
+
+
+def check_ledger(folder: Path) -> None:
+    """Raise NoLedger unless the folder has one."""
+    if not (folder / FILE).is_file():
+        raise NoLedger(f"There is no ledger in {folder.absolute()}. Has a server run with this --run-dir?")
+
+
+@contextlib.contextmanager
+def open_offline(folder: Path, *, create: bool = False) -> Iterator[OfflineLedger]:
+    """The ledger in a folder, to read and change. Raises LedgerUnusable, also for what fails inside the block."""
+    if create:
+        folder.mkdir(parents=True, exist_ok=True)
+    else:
+        check_ledger(folder)
+    with sqlite_errors_as_sentences(folder), contextlib.closing(connect(folder / FILE)) as db:
+        db.execute(f"PRAGMA busy_timeout = {LOCK_SECONDS * 1000}")
+        migrate(db)
+        yield OfflineLedger(db, folder)

@@ -1,0 +1,157 @@
+"""The read model of a ledger: what status, sessions, the report and pages show of a run."""
+
+import contextlib
+import sqlite3
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from openclaw_rl.ledger import change_log, queries, updates, verdicts
+from openclaw_rl.ledger.change_log import Changes
+from openclaw_rl.ledger.errors import LedgerUnusable, NewerLedger, NoLedger, sqlite_errors_as_sentences
+from openclaw_rl.ledger.schema import FILE, MIGRATIONS, connect
+from openclaw_rl.ledger.status import Status, read_status
+from openclaw_rl.ledger.verdicts import ExampleKind
+from openclaw_rl.types import (
+    BASE_VERSION,
+    Counts,
+    SessionKey,
+    SessionSummary,
+    StoredTurn,
+    Update,
+    VerdictCounts,
+    VerdictSummary,
+)
+
+#: How long to wait for a lock; readers meet one only while a ledger is being recovered or moved.
+LOCK_SECONDS = 10
+
+
+class LedgerReader:
+    """Reads a ledger for people and pages.
+
+    - It changes nothing. It neither waits for a writer nor holds one up.
+    - Each call sees the ledger at one moment. Inside `with reader.snapshot():` all calls see the same moment.
+    - A caller that passes `changes_since` the cursor that it was last given learns of every committed change exactly
+      once, whichever process made it, also after restarts. If the log no longer reaches back so far, it is told so.
+    - A ledger that cannot be read raises LedgerUnusable with a sentence; an unknown turn raises UnknownTurn.
+    """
+
+    def __init__(self, db: sqlite3.Connection, folder: Path) -> None:
+        self._db, self._folder = db, folder
+
+    @contextlib.contextmanager
+    def snapshot(self) -> Iterator[sqlite3.Connection]:
+        """One moment of the ledger for all reads in the block. SQLite's log cannot shrink while it is open."""
+        with sqlite_errors_as_sentences(self._folder):
+            nested = self._db.in_transaction
+            if nested:
+                yield self._db
+                return
+            self._db.execute("BEGIN")
+            try:
+                # SQLite takes the snapshot with the first read, not with BEGIN.
+                self._db.execute("SELECT 1 FROM sqlite_schema").fetchone()
+                yield self._db
+            finally:
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
+
+    def status(self, server: str | None, ready: Mapping[str, Any], saved: int = BASE_VERSION) -> Status:
+        """Where the run stands; `server`, `ready` and `saved` as for `read_status`."""
+        with self.snapshot() as db:
+            return read_status(db, server, ready, saved)
+
+    def counts(self) -> Counts:
+        with self.snapshot() as db:
+            return queries.counts(db)
+
+    def sessions(self, id: str | None = None, owner: str | None = None) -> list[SessionSummary]:
+        """Sessions, the latest active first; of one id or one owner if given."""
+        with self.snapshot() as db:
+            return queries.sessions(db, id, owner)
+
+    def session_ids(self, prefix: str) -> list[str]:
+        """The ids that start so, whoever owns the sessions."""
+        with self.snapshot() as db:
+            return queries.session_ids(db, prefix)
+
+    def first_messages(self, session: SessionSummary) -> list[dict[str, Any]]:
+        """The messages of a session's first main turn, or of its first turn if it has no main turn."""
+        with self.snapshot() as db:
+            return queries.first_messages(db, session.number)
+
+    def turn(self, number: int) -> StoredTurn:
+        with self.snapshot() as db:
+            return queries.load_turn(db, number)
+
+    def turn_numbers(self, session: SessionKey | None = None) -> list[int]:
+        """The turns of a session, or of all, in the order they were recorded."""
+        with self.snapshot() as db:
+            return queries.turn_numbers(db, session)
+
+    def turns(self, session: SessionKey | None = None) -> Iterator[StoredTurn]:
+        """The same turns with all that the ledger has of them, one at a time from one snapshot."""
+        with self.snapshot() as db:
+            for number in queries.turn_numbers(db, session):
+                yield queries.load_turn(db, number)
+
+    def conversation_starts(self, limit: int) -> Iterator[StoredTurn]:
+        """The first main turns that continue no other turn, in the order they were recorded."""
+        with self.snapshot() as db:
+            for number in queries.conversation_starts(db, limit):
+                yield queries.load_turn(db, number)
+
+    def judged_turns(self) -> list[int]:
+        """Turns that have a verdict, in the order they were recorded."""
+        with self.snapshot() as db:
+            return queries.judged_turns(db)
+
+    def verdicts(self) -> list[VerdictSummary]:
+        """All verdicts, in the order they were given."""
+        with self.snapshot() as db:
+            return verdicts.summaries(db)
+
+    def verdict_counts(self) -> list[VerdictCounts]:
+        """Verdicts by source and sign, the source with most verdicts first."""
+        with self.snapshot() as db:
+            return verdicts.counts(db)
+
+    def examples(self, each: int) -> list[tuple[ExampleKind, StoredTurn]]:
+        """At most `each` turns of each kind, the clearest or newest; a turn has the first kind that fits it."""
+        with self.snapshot() as db:
+            return [(kind, queries.load_turn(db, number)) for kind, number in verdicts.examples(db, each)]
+
+    def updates(self) -> list[Update]:
+        """All training steps with what became of them, in the order they were made."""
+        with self.snapshot() as db:
+            return updates.load(db)
+
+    def cursor(self) -> int:
+        """Where `changes_since` starts for a caller that has read everything in the same snapshot."""
+        with self.snapshot() as db:
+            return change_log.cursor(db)
+
+    def changes_since(self, cursor: int) -> Changes:
+        """What changed after a cursor, and the next cursor. Cursor 0 is before every ledger: it means "read all"."""
+        with self.snapshot() as db:
+            return change_log.changes_since(db, cursor)
+
+
+@contextlib.contextmanager
+def open_reader(folder: Path) -> Iterator[LedgerReader]:
+    """The ledger in a folder, on a connection that can only read. Raises LedgerUnusable; updates no older ledger."""
+    path = folder / FILE
+    if not path.is_file():
+        raise NoLedger(f"There is no ledger in {folder}: no server has recorded a turn there yet.")
+    with sqlite_errors_as_sentences(folder), contextlib.closing(connect(path, readonly=True)) as db:
+        db.execute(f"PRAGMA busy_timeout = {LOCK_SECONDS * 1000}")
+        (version,) = db.execute("PRAGMA user_version").fetchone()
+        if version > len(MIGRATIONS):
+            raise NewerLedger(f"The ledger in {folder} was written by a newer version of this program: update it.")
+        if version < len(MIGRATIONS):
+            raise LedgerUnusable(
+                f"The ledger in {folder} was written by an older version of this program: "
+                "`openclaw-rl status` brings it up to date."
+            )
+        yield LedgerReader(db, folder)
