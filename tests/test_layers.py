@@ -1,42 +1,320 @@
-"""How the code is laid out: what may import what."""
+"""How the code is laid out: what may import what, how large a part may be, and that one name means one thing.
+
+The tables that start with KNOWN list today's exceptions. They must be exact, so they can only shrink: an exception that
+is not listed fails, and so does a listed one that is gone.
+"""
 
 import ast
+from collections import defaultdict
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
-TESTS = ROOT / "tests"
+import pytest
+
+TESTS = Path(__file__).parent
+PACKAGE = TESTS.parent / "src" / "openclaw_rl"
+
+#: The rooms of the package from top to bottom. A room imports rooms of its own row and of the rows below.
+LAYERS = (
+    ("__main__",),
+    ("cli",),
+    ("app",),
+    ("api", "judge", "learn", "envs", "evals", "dashboard"),
+    ("methods", "engines", "ledger", "rendering", "sandbox"),
+    ("losses",),
+    ("types", "config", "errors", "plugins", "models", "terminal", "client", "aio"),
+)
+#: These rooms share a row but never import each other.
+APART = {"api", "judge", "learn", "envs"}
+MAX_MODULE_LINES = 350
+MAX_FUNCTION_LINES = 60
+
+#: "module → room" for each module that imports a room it may not import.
+KNOWN_UPWARD_IMPORTS: set[str] = {
+    "api/app.py → app",
+    "api/auth.py → app",
+    "dashboard/answers.py → app",
+    "dashboard/run.py → app",
+    "engines/tinker/build.py → app",
+    "evals/demo.py → app",
+    "evals/evaluate.py → app",
+    "evals/server_process.py → app",
+    "judge/build.py → app",
+    "judge/dispatch.py → app",
+    "judge/teacher.py → app",
+    "learn/build.py → app",
+    "learn/methods.py → app",
+    "learn/topk.py → app",
+}
+KNOWN_LONG_MODULES: set[str] = {
+    "app/config.py",
+}
+#: "module function".
+KNOWN_LONG_FUNCTIONS: set[str] = {
+    "engines/local/sampling/paged_attention.py _attend_split_kernel",
+}
+#: Names of classes that are defined more than once.
+KNOWN_SHARED_CLASS_NAMES: set[str] = {
+    "Alternatives",
+    "Answer",
+    "Conversation",
+    "Metrics",
+    "Outcome",
+    "Pair",
+    "Panel",
+    "Phrases",
+    "Policy",
+    "Question",
+    "Signals",
+    "Source",
+    "Turn",
+}
+#: Modules outside `methods` that treat a method by its name.
+KNOWN_METHOD_COMPARISONS: set[str] = {
+    "app/banner.py",
+    "app/config.py",
+    "judge/dispatch.py",
+    "learn/methods.py",
+}
+
+RANKS = {room: rank for rank, row in enumerate(LAYERS) for room in row}
+Tree = dict[str, ast.Module]
 
 
-def imports(path: Path) -> Iterator[tuple[int, str]]:
-    """Line and dotted name of everything that a file imports, also inside functions and under TYPE_CHECKING."""
-    for node in ast.walk(ast.parse(path.read_text())):
+def parse(folder: Path) -> Tree:
+    """Every module under a folder, by its path."""
+    return {str(path.relative_to(folder)): ast.parse(path.read_text()) for path in sorted(folder.rglob("*.py"))}
+
+
+def imports(path: str, module: ast.Module) -> Iterator[tuple[int, str]]:
+    """Line and dotted name of everything that a module imports, also inside functions and under TYPE_CHECKING."""
+    packages = ["openclaw_rl", *path.split("/")[:-1]]
+    for node in ast.walk(module):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            yield from ((node.lineno, f"{node.module or ''}.{alias.name}") for alias in node.names)
+            relative = packages[: len(packages) + 1 - node.level] if node.level else []
+            start = [*relative, node.module] if node.module else relative
+            yield from ((node.lineno, ".".join([*start, alias.name])) for alias in node.names)
 
 
-def imported_tests(folder: Path) -> list[str]:
+def room_of(path: str) -> str:
+    return path.split("/")[0].removesuffix(".py")
+
+
+def imported_rooms(tree: Tree) -> Iterator[tuple[str, int, str, str, str]]:
+    """Module, line, import, importing room and imported room of every import from one room into another."""
+    for path, module in tree.items():
+        for line, name in imports(path, module):
+            package, _, rest = name.partition(".")
+            if package == "openclaw_rl" and not rest.startswith("__"):
+                yield path, line, name, room_of(path), rest.split(".")[0]
+
+
+def forbidden_imports(tree: Tree) -> dict[str, str]:
+    """For each "module → room" that the rule forbids, a sentence that names the line and the import."""
+    forbidden = {}
+    for path, line, name, room, target in imported_rooms(tree):
+        if room == "__init__" or room == target:
+            continue
+        known = room in RANKS and target in RANKS
+        if not known or RANKS[target] < RANKS[room] or {room, target} <= APART:
+            why = f"{room} may not import {target}" if known else "a room is missing in LAYERS"
+            forbidden[f"{path} → {target}"] = f"{path}:{line} imports {name}: {why}"
+    return forbidden
+
+
+def rooms_in_a_row(tree: Tree) -> dict[str, set[str]]:
+    """Which rooms of its own row each room imports."""
+    graph = defaultdict(set)
+    for _, _, _, room, target in imported_rooms(tree):
+        if room != target and RANKS.get(room) == RANKS.get(target):
+            graph[room].add(target)
+    return graph
+
+
+def long_functions(tree: Tree) -> dict[str, int]:
+    return {
+        f"{path} {node.name}": node.end_lineno - node.lineno + 1
+        for path, module in tree.items()
+        for node in ast.walk(module)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.end_lineno is not None
+        and node.end_lineno - node.lineno >= MAX_FUNCTION_LINES
+    }
+
+
+def shared_class_names(tree: Tree) -> dict[str, list[str]]:
+    """The modules that define a class of the same name, for each name that has several."""
+    modules = defaultdict(list)
+    for path, module in tree.items():
+        for node in ast.walk(module):
+            if isinstance(node, ast.ClassDef):
+                modules[node.name].append(path)
+    return {name: paths for name, paths in modules.items() if len(paths) > 1}
+
+
+def is_method_name(node: ast.expr) -> bool:
+    """Whether an expression holds the name of a method: `method` or `….method`, but not a request's HTTP method."""
+    if isinstance(node, ast.Attribute):
+        return node.attr == "method" and not (isinstance(node.value, ast.Name) and node.value.id == "request")
+    return isinstance(node, ast.Name) and node.id == "method"
+
+
+def method_comparisons(tree: Tree) -> dict[str, str]:
+    """For each module outside `methods` that compares a method's name, or looks it up in a literal, one place."""
+    places = {}
+    for path, module in tree.items():
+        for node in ast.walk(module) if room_of(path) != "methods" else ():
+            match node:
+                case ast.Compare() if room_of(path) != "api":  # which compares HTTP methods
+                    compared = any(map(is_method_name, [node.left, *node.comparators]))
+                case ast.Match():
+                    compared = is_method_name(node.subject)
+                case ast.Subscript(value=ast.Dict()):
+                    compared = is_method_name(node.slice)
+                case _:
+                    compared = False
+            if compared:
+                places[path] = f"{path}:{node.lineno} treats a method by its name: {ast.unparse(node)}"
+    return places
+
+
+def imported_tests(tree: Tree) -> list[str]:
     """Imports of a test module or a conftest: helpers that several test modules need belong in tests/support."""
     return [
-        f"{path.relative_to(folder)}:{line} imports {name}"
-        for path in sorted(folder.rglob("*.py"))
-        for line, name in imports(path)
+        f"{path}:{line} imports {name}"
+        for path, module in tree.items()
+        for line, name in imports(path, module)
         if any(part == "conftest" or part.startswith("test_") for part in name.split(".")[:-1] or [name])
     ]
 
 
+def check_exactly(found: dict[str, str], known: set[str], table: str) -> None:
+    """Fail for what is found but not listed, and for what is listed but gone."""
+    new = [sentence for key, sentence in found.items() if key not in known]
+    assert not new, "\n".join(new)
+    assert not known - found.keys(), f"gone, remove from {table}: {sorted(known - found.keys())}"
+
+
+@pytest.fixture(scope="module")
+def package() -> Tree:
+    return parse(PACKAGE)
+
+
+def test_imports_go_down_only(package: Tree) -> None:
+    check_exactly(forbidden_imports(package), KNOWN_UPWARD_IMPORTS, "KNOWN_UPWARD_IMPORTS")
+
+
+def test_rooms_of_a_row_do_not_import_each_other_in_a_circle(package: Tree) -> None:
+    TopologicalSorter(rooms_in_a_row(package)).prepare()
+
+
+def test_modules_are_short() -> None:
+    lengths = {str(path.relative_to(PACKAGE)): len(path.read_text().splitlines()) for path in PACKAGE.rglob("*.py")}
+    found = {path: f"{path} has {lines} lines" for path, lines in lengths.items() if lines > MAX_MODULE_LINES}
+    check_exactly(found, KNOWN_LONG_MODULES, "KNOWN_LONG_MODULES")
+
+
+def test_functions_are_short(package: Tree) -> None:
+    found = {name: f"{name} has {lines} lines" for name, lines in long_functions(package).items()}
+    check_exactly(found, KNOWN_LONG_FUNCTIONS, "KNOWN_LONG_FUNCTIONS")
+
+
+def test_one_class_name_means_one_thing(package: Tree) -> None:
+    found = {name: f"class {name} is in {', '.join(paths)}" for name, paths in shared_class_names(package).items()}
+    check_exactly(found, KNOWN_SHARED_CLASS_NAMES, "KNOWN_SHARED_CLASS_NAMES")
+
+
+def test_only_methods_treats_a_method_by_its_name(package: Tree) -> None:
+    check_exactly(method_comparisons(package), KNOWN_METHOD_COMPARISONS, "KNOWN_METHOD_COMPARISONS")
+
+
 def test_no_test_module_imports_another() -> None:
-    assert not imported_tests(TESTS)
+    assert not imported_tests(parse(TESTS))
 
 
-def test_an_import_of_a_test_module_is_noticed(tmp_path: Path) -> None:
-    (tmp_path / "slow").mkdir()
-    (tmp_path / "test_a.py").write_text("def test_a() -> None: ...")
-    (tmp_path / "slow" / "test_b.py").write_text("import os\nimport test_a\nfrom conftest import tiny_model")
-    (tmp_path / "helper.py").write_text("def f():\n    from slow.test_b import g")
-    assert imported_tests(tmp_path) == [
+# The checks themselves, on small trees.
+
+
+def written(folder: Path, **modules: str) -> Tree:
+    """A tree of modules; two underscores in a name stand for a slash."""
+    for name, text in modules.items():
+        path = folder / (name.replace("__", "/") + ".py")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return parse(folder)
+
+
+def test_an_import_that_goes_up_or_across_is_caught(tmp_path: Path) -> None:
+    tree = written(
+        tmp_path,
+        engines__base="import os\nfrom openclaw_rl.app.config import Config\nfrom openclaw_rl.types import Turn",
+        losses__policy="def f():\n    from openclaw_rl import ledger",
+        judge__loop="if TYPE_CHECKING:\n    import openclaw_rl.learn.loop",
+        cli__chat="from openclaw_rl.app.config import Config\nfrom openclaw_rl import __version__",
+        evals__demo="from openclaw_rl.judge.reader import Reading",
+        sandbox__a__b="from .system import prctl\nfrom ...api import wire\nfrom ... import types",
+        attic__old="from openclaw_rl.types import Turn",
+    )
+    assert forbidden_imports(tree) == {
+        "attic/old.py → types": "attic/old.py:1 imports openclaw_rl.types.Turn: a room is missing in LAYERS",
+        "engines/base.py → app": "engines/base.py:2 imports openclaw_rl.app.config.Config: engines may not import app",
+        "judge/loop.py → learn": "judge/loop.py:2 imports openclaw_rl.learn.loop: judge may not import learn",
+        "losses/policy.py → ledger": "losses/policy.py:2 imports openclaw_rl.ledger: losses may not import ledger",
+        "sandbox/a/b.py → api": "sandbox/a/b.py:2 imports openclaw_rl.api.wire: sandbox may not import api",
+    }
+
+
+def test_a_circle_of_rooms_is_caught(tmp_path: Path) -> None:
+    tree = written(
+        tmp_path,
+        evals__demo="from openclaw_rl.dashboard import charts",
+        dashboard__run="from openclaw_rl.learn import gate",
+        learn__gate="from openclaw_rl.evals import scores",
+    )
+    with pytest.raises(ValueError, match="cycle"):
+        TopologicalSorter(rooms_in_a_row(tree)).prepare()
+
+
+def test_a_long_function_and_a_name_used_twice_are_caught(tmp_path: Path) -> None:
+    body = "\n    x = 1" * MAX_FUNCTION_LINES
+    tree = written(tmp_path, a=f"class Same:\n  def f(self):{body}", b="class Same: ...\ndef g(): ...")
+    assert long_functions(tree) == {"a.py f": MAX_FUNCTION_LINES + 1}
+    assert shared_class_names(tree) == {"Same": ["a.py", "b.py"]}
+
+
+def test_a_comparison_of_a_method_is_caught(tmp_path: Path) -> None:
+    tree = written(
+        tmp_path,
+        judge__a="x = config.method == 'rl'",
+        judge__b="x = 1 if method in BOTH else 2",
+        judge__c="match self.method:\n    case 'rl': ...",
+        judge__d="x = {'rl': 1}[config.method]",
+        judge__e="x = method.name",
+        api__f="x = method not in READING_METHODS",
+        methods__g="x = config.method == 'rl'",
+    )
+    assert sorted(method_comparisons(tree)) == ["judge/a.py", "judge/b.py", "judge/c.py", "judge/d.py"]
+
+
+def test_a_listed_exception_that_is_gone_is_caught() -> None:
+    check_exactly({"a": "a is long"}, {"a"}, "KNOWN")
+    with pytest.raises(AssertionError, match="a is long"):
+        check_exactly({"a": "a is long"}, set(), "KNOWN")
+    with pytest.raises(AssertionError, match="gone, remove from KNOWN"):
+        check_exactly({}, {"a"}, "KNOWN")
+
+
+def test_an_import_of_a_test_module_is_caught(tmp_path: Path) -> None:
+    tree = written(
+        tmp_path,
+        helper="def f():\n    from slow.test_b import g",
+        slow__test_b="import os\nimport test_a\nfrom conftest import tiny_model",
+        test_a="def test_a() -> None: ...",
+    )
+    assert imported_tests(tree) == [
         "helper.py:2 imports slow.test_b.g",
         "slow/test_b.py:2 imports test_a",
         "slow/test_b.py:3 imports conftest.tiny_model",
