@@ -60,6 +60,7 @@ KNOWN_SHARED_CLASS_NAMES: set[str] = {
     "Answer",
     "Conversation",
     "Metrics",
+    "NoLedger",
     "Outcome",
     "Pair",
     "Panel",
@@ -69,6 +70,7 @@ KNOWN_SHARED_CLASS_NAMES: set[str] = {
     "Signals",
     "Source",
     "Turn",
+    "Update",
 }
 #: Modules outside `methods` that treat a method by its name.
 KNOWN_METHOD_COMPARISONS: set[str] = {
