@@ -22,7 +22,7 @@ from openclaw_rl.evals.demo import free_folder, make_plans, table
 from openclaw_rl.evals.evaluate import check_writable, chosen_tasks, serving
 from openclaw_rl.evals.flags import METHODS, TASKS
 from openclaw_rl.evals.scores import CaseScore, OnCase, TaskScores
-from openclaw_rl.evals.server_process import Served
+from openclaw_rl.evals.server_process import RunningServer
 from openclaw_rl.evals.summary import summarise
 from support.harness import Bench, running
 from support.trials import a_trial, an_exam, learning
@@ -129,10 +129,10 @@ def test_a_server_that_refuses_ends_the_evaluation_with_a_sentence(
     with running(Bench(tiny_model, keys=(ApiKey("owner", "abc"),))) as bench:
 
         @contextlib.asynccontextmanager
-        async def refusing(run_dir: Path, *_: str) -> AsyncIterator[Served]:
-            yield Served(bench.url, run_dir)
+        async def refusing(run_dir: Path, *_: str) -> AsyncIterator[RunningServer]:
+            yield RunningServer(bench.url, run_dir)
 
-        monkeypatch.setattr(evaluate, "served", refusing)
+        monkeypatch.setattr(evaluate, "run_server", refusing)
         assert main(["eval", "--model-path", str(tiny_model), "--eval-tasks", task]) == 2
     shown = capsys.readouterr()
     assert "answers 401" in shown.err

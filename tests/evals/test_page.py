@@ -10,10 +10,10 @@ from markupsafe import Markup
 from openclaw_rl import __version__
 from openclaw_rl.errors import UserError
 from openclaw_rl.evals import page as module
-from openclaw_rl.evals.conversation import Conversation
+from openclaw_rl.evals.conversation import Transcript
 from openclaw_rl.evals.page import choose_pairs, choose_talks, page, write_page
 from openclaw_rl.evals.summary import summarise
-from openclaw_rl.evals.trial import Exam, Held, Outcome
+from openclaw_rl.evals.trial import Exam, HeldSession, TrialOutcome
 from support.page_assertions import Seen, look
 from support.trials import a_trial, an_answer, an_exam, an_exchange, learning
 
@@ -27,7 +27,7 @@ HOSTILE = [
 ]
 
 
-def seen(*outcomes: Outcome) -> Seen:
+def seen(*outcomes: TrialOutcome) -> Seen:
     return look(page(outcomes, "openclaw-rl demo --seed 1", "a-model"))
 
 
@@ -126,7 +126,7 @@ def test_a_conversation_is_shown_as_it_was_had() -> None:
     trial = a_trial()
     again = an_exchange(2, message="Too long! Why is it so?", answer="Because.", reaction="Perfect, thanks!")
     first = an_exchange(1, False, message="Why?", answer="A long story.", reaction="Too long!")
-    trial.sessions.append(Held(0, 1.0, Conversation("s", (first, again))))
+    trial.sessions.append(HeldSession(0, 1.0, Transcript("s", (first, again))))
     talk = " ".join(seen(trial).all("div", class_="talk")[0].text.split())
     assert talk == (
         "brief Why? assistant ✗ not kept: one short sentence A long story. "
@@ -134,11 +134,11 @@ def test_a_conversation_is_shown_as_it_was_had() -> None:
     )
 
 
-def hostile_trial(text: str) -> Outcome:
+def hostile_trial(text: str) -> TrialOutcome:
     answers = (an_answer(0, False, text, question=text), an_answer(1, False, keeps_rules=True, faults=(text,)))
     trial = a_trial(Exam(0, 0.0, 0, answers), Exam(4, 60.0, 4, (an_answer(0, True, text, question=text),)), method=text)
     said = an_exchange(1, False, message=text, answer=text, reaction=text)
-    trial.sessions.append(Held(0, 1.0, Conversation(text, (said,))))
+    trial.sessions.append(HeldSession(0, 1.0, Transcript(text, (said,))))
     return trial
 
 

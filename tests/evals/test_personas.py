@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from openclaw_rl.errors import UserError
-from openclaw_rl.evals.personas.persona import BUILT_IN, Persona, Phrases, load
+from openclaw_rl.evals.personas.persona import BUILT_IN, Persona, PersonaPhrases, load
 from openclaw_rl.evals.personas.rules import CHECKS, count_sentences, count_words, estimate_tokens, make_check
 from openclaw_rl.judge.reader import ReplyKind, read_reply
 
@@ -131,7 +131,7 @@ def test_form_without_its_signs_never_displeases(text: str) -> None:
     assert passes("no_numbered_list", plain)
 
 
-def all_phrases(persona: Persona) -> dict[str, Phrases]:
+def all_phrases(persona: Persona) -> dict[str, PersonaPhrases]:
     return {"pleased": persona.pleased, **{rule.name: rule.displeased for rule in persona.rules}}
 
 

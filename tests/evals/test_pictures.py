@@ -12,7 +12,7 @@ from PIL import Image
 from openclaw_rl.errors import UserError
 from openclaw_rl.evals.pictures import curve, curve_svg, describe, save_curve
 from openclaw_rl.evals.statistics import proportion
-from openclaw_rl.evals.trial import Exam, Outcome
+from openclaw_rl.evals.trial import Exam, TrialOutcome
 from support.trials import a_trial, an_answer, an_exam, learning
 
 
@@ -76,7 +76,7 @@ def test_a_mean_lies_in_its_band_whatever_was_measured(seeds: list[list[tuple[li
         assert high <= 1
 
 
-def texts(outcomes: list[Outcome]) -> list[str]:
+def texts(outcomes: list[TrialOutcome]) -> list[str]:
     root = ElementTree.fromstring(curve_svg(outcomes))
     return [text for element in root.iter() if (text := element.text) and element.tag.endswith("text")]
 

@@ -5,8 +5,8 @@ import re
 
 from rich.console import Console
 
-from openclaw_rl.evals.screen import Bars, Screen
-from openclaw_rl.evals.trial import Outcome
+from openclaw_rl.evals.screen import EvalProgress, Screen
+from openclaw_rl.evals.trial import TrialOutcome
 from support.trials import a_trial, an_exam
 
 
@@ -30,7 +30,7 @@ def lines(console: Console) -> list[str]:
     return [" ".join(line.split()) for line in shown.splitlines()]
 
 
-def held(sessions: int) -> Outcome:
+def held(sessions: int) -> TrialOutcome:
     return a_trial(an_exam([False]), sessions=[True] * sessions)
 
 
@@ -83,7 +83,7 @@ def test_a_terminal_has_a_panel_and_lines_for_examinations_alone() -> None:
 
 def test_a_file_gets_a_line_now_and_then_of_an_evaluation() -> None:
     console = a_file()
-    with Bars(console, "runs/[1]/step-7") as bars:
+    with EvalProgress(console, "runs/[1]/step-7") as bars:
         bars.begin("starting a server")
         bars.tell("server started")
         advance = bars.begin("coding", 23)
@@ -96,7 +96,7 @@ def test_a_file_gets_a_line_now_and_then_of_an_evaluation() -> None:
 
 def test_a_terminal_has_a_bar_for_what_goes_on_in_an_evaluation() -> None:
     console = a_terminal()
-    with Bars(console, "base") as bars:
+    with EvalProgress(console, "base") as bars:
         bars.begin("starting a server")
         advance = bars.begin("coding", 20)
         for _ in range(20):

@@ -17,8 +17,8 @@ from openclaw_rl.evals import trial
 from openclaw_rl.evals.chat import ChatFailed, Reply
 from openclaw_rl.evals.personas.persona import load
 from openclaw_rl.evals.screen import Screen
-from openclaw_rl.evals.server_process import ServerFailed, served, without_options
-from openclaw_rl.evals.trial import Exam, Outcome, Plan, Trial
+from openclaw_rl.evals.server_process import ServerFailed, run_server, without_options
+from openclaw_rl.evals.trial import Exam, Trial, TrialOutcome, TrialPlan
 
 WAITING = {"policy_version": 0, "learner": "", "next_step": {"samples": 8, "needed": 8}}
 READY = {"policy_version": 0, "learner": "", "next_step": {"samples": 0, "needed": 8}}
@@ -27,11 +27,11 @@ READY = {"policy_version": 0, "learner": "", "next_step": {"samples": 0, "needed
 class Silent:
     """Looks on and says nothing."""
 
-    def starting(self, plan: Plan) -> None: ...
-    def started(self, plan: Plan) -> None: ...
-    def talking(self, outcome: Outcome, seconds: float, state: str) -> None: ...
-    def examining(self, outcome: Outcome, seconds: float, done: int, total: int) -> None: ...
-    def examined(self, outcome: Outcome, exam: Exam) -> None: ...
+    def starting(self, plan: TrialPlan) -> None: ...
+    def started(self, plan: TrialPlan) -> None: ...
+    def talking(self, outcome: TrialOutcome, seconds: float, state: str) -> None: ...
+    def examining(self, outcome: TrialOutcome, seconds: float, done: int, total: int) -> None: ...
+    def examined(self, outcome: TrialOutcome, exam: Exam) -> None: ...
 
 
 class FakeServer:
@@ -61,7 +61,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def make(tmp_path: Path, tell: Callable[[], dict[str, Any]], chat: FakeChat, **given: Any) -> Trial:
-    plan = Plan("rl", load("brief"), 0, tmp_path, **{"sessions": 6, "minutes": 1.0, **given})
+    plan = TrialPlan("rl", load("brief"), 0, tmp_path, **{"sessions": 6, "minutes": 1.0, **given})
     return Trial(plan, FakeServer(tell), chat, Silent())  # type: ignore[arg-type]
 
 
@@ -127,7 +127,7 @@ async def test_nobody_waits_for_a_step_beyond_the_time(tmp_path: Path) -> None:
 
 async def test_a_server_that_cannot_start_is_said_with_its_last_words(tmp_path: Path) -> None:
     with pytest.raises(ServerFailed, match=r"did not start.*no-such-option"):
-        async with served(tmp_path, "--no-such-option"):
+        async with run_server(tmp_path, "--no-such-option"):
             raise AssertionError("it started")
 
 
@@ -141,7 +141,7 @@ async def test_a_server_that_does_not_become_ready_is_ended(tmp_path: Path, monk
     monkeypatch.setattr(module, "START_SECONDS", 0.3)
     began = time.monotonic()
     with pytest.raises(ServerFailed, match="does not become ready"):
-        async with served(tmp_path, "--dry-run"):
+        async with run_server(tmp_path, "--dry-run"):
             raise AssertionError("it is ready")
     assert time.monotonic() - began < 30
 
@@ -154,5 +154,5 @@ async def test_what_goes_wrong_beside_a_server_is_not_taken_for_its_fault(
 
     monkeypatch.setattr(module, "ready", ready)
     with pytest.raises(TimeoutError, match="mine"):
-        async with served(tmp_path, "--dry-run"):
+        async with run_server(tmp_path, "--dry-run"):
             raise TimeoutError("mine")

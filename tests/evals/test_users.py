@@ -9,7 +9,7 @@ import pytest
 from openclaw_rl.evals.chat import Chat, ChatFailed, Message, Reply
 from openclaw_rl.evals.conversation import LAST_REPLY_TOKENS, PATIENCE, hold
 from openclaw_rl.evals.personas.persona import Persona, load
-from openclaw_rl.evals.questions import Question, questions
+from openclaw_rl.evals.questions import EvalQuestion, questions
 from openclaw_rl.evals.users import NO_ANSWER, ModelUser, ScriptedUser
 
 BRIEF = load("brief")
@@ -35,7 +35,7 @@ def answering(*answers: str) -> ScriptedChat:
     return ScriptedChat(lambda _messages: left.pop(0) if len(left) > 1 else left[0])
 
 
-def short(question: Question) -> str:
+def short(question: EvalQuestion) -> str:
     return question.reference.split(",")[0].rstrip(".") + "."
 
 

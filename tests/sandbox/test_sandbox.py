@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from openclaw_rl.sandbox import run as sandbox
-from openclaw_rl.sandbox.run import Ended, Outcome, run_python
+from openclaw_rl.sandbox.run import EndReason, ProgramOutcome, run_python
 
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="the kernel's fences are Linux'")
 
@@ -33,7 +33,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 """
 
 
-async def outcome(program: str, **limits: float) -> Outcome:
+async def outcome(program: str, **limits: float) -> ProgramOutcome:
     return await run_python(textwrap.dedent(program), **{"seconds": 5, "memory_mib": 256, **limits})  # type: ignore[arg-type]
 
 
@@ -41,7 +41,7 @@ async def refused(program: str) -> None:
     """The program reaches its last line and is refused there."""
     seen = await outcome("print('begun', flush=True)\n" + textwrap.dedent(program) + "\nprint('done')")
     assert seen.stdout == "begun\n", seen
-    assert seen.ended is Ended.BY_ITSELF
+    assert seen.ended is EndReason.EXITED
     assert seen.exit_code == 1
     assert "PermissionError" in seen.stderr, seen.stderr
     # It is the kernel that refuses where Python's own fence has been undone.
@@ -52,7 +52,7 @@ async def test_a_program_computes_and_prints():
     seen = await outcome(
         "import sys, math, re\nprint(math.comb(10, 3), '✓')\nprint('oh', file=sys.stderr)\nsys.exit(3)"
     )
-    assert (seen.ended, seen.exit_code, seen.stdout, seen.stderr) == (Ended.BY_ITSELF, 3, "120 ✓\n", "oh\n")
+    assert (seen.ended, seen.exit_code, seen.stdout, seen.stderr) == (EndReason.EXITED, 3, "120 ✓\n", "oh\n")
 
 
 async def test_the_standard_library_is_there_and_other_packages_are_not():
@@ -93,11 +93,11 @@ async def test_secrets_of_the_parent_stay_there(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("program", ["while True: pass", "import time\ntime.sleep(3600)"], ids=["busy", "asleep"])
 async def test_an_endless_program_is_ended(program: str):
     seen = await outcome(program, seconds=0.5)
-    assert seen.ended is Ended.TOO_SLOW
+    assert seen.ended is EndReason.TIMED_OUT
     assert 0.5 <= seen.seconds < 3
 
 
-async def outcome_of_endless(program: str) -> Outcome:
+async def outcome_of_endless(program: str) -> ProgramOutcome:
     """Of a program that says something and then goes on for ever; a slow machine may need longer until it has."""
     for seconds in (0.7, 5.0, 30.0):
         seen = await outcome(program, seconds=seconds)
@@ -116,7 +116,7 @@ async def test_signals_cannot_be_ignored_for_ever():
             time.sleep(1)
     """
     seen = await outcome_of_endless(deaf)
-    assert (seen.ended, seen.stdout) == (Ended.TOO_SLOW, "deaf\n")
+    assert (seen.ended, seen.stdout) == (EndReason.TIMED_OUT, "deaf\n")
 
 
 async def test_what_was_said_before_the_end_is_kept():
@@ -128,14 +128,14 @@ async def test_what_was_said_before_the_end_is_kept():
 @pytest.mark.parametrize("hog", ["x = bytearray(10**9)", "x = []\nwhile True: x.append(' ' * 10**6 + str(len(x)))"])
 async def test_memory_is_limited(hog: str):
     seen = await outcome(hog)
-    assert seen.ended is Ended.BY_ITSELF
+    assert seen.ended is EndReason.EXITED
     assert "MemoryError" in seen.stderr
 
 
 @pytest.mark.parametrize("stream", [1, 2])
 async def test_output_is_capped(stream: int):
     seen = await run_python(f"import os\nwhile True: os.write({stream}, b'x' * 65536)", seconds=5, max_output=100_000)
-    assert seen.ended is Ended.TOO_TALKATIVE
+    assert seen.ended is EndReason.TOO_MUCH_OUTPUT
     assert len(seen.stdout + seen.stderr) == 100_000
     assert seen.seconds < 4
 
@@ -368,4 +368,4 @@ def test_the_fences_of_this_machine_are_named():
 @given(st.binary(max_size=200))
 def test_any_bytes_are_a_program_with_an_outcome(source: bytes):
     seen = asyncio.run(run_python(source.decode("utf-8", "surrogateescape"), seconds=5))
-    assert seen.ended is Ended.BY_ITSELF
+    assert seen.ended is EndReason.EXITED

@@ -4,19 +4,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from openclaw_rl.evals.conversation import Conversation, Exchange
-from openclaw_rl.evals.examination import Answered
+from openclaw_rl.evals.conversation import Exchange, Transcript
+from openclaw_rl.evals.examination import ExamAnswer
 from openclaw_rl.evals.personas.persona import load
-from openclaw_rl.evals.questions import Question
-from openclaw_rl.evals.trial import Exam, Held, Outcome, Plan
+from openclaw_rl.evals.questions import EvalQuestion
+from openclaw_rl.evals.trial import Exam, HeldSession, TrialOutcome, TrialPlan
 
 
-def a_question(number: int, text: str = "") -> Question:
-    return Question(text or f"Question {number}?", "things", f"Reference {number}.", "held-out", ())
+def a_question(number: int, text: str = "") -> EvalQuestion:
+    return EvalQuestion(text or f"Question {number}?", "things", f"Reference {number}.", "held-out", ())
 
 
-def an_answer(number: int, passed: bool = True, text: str = "", **given: Any) -> Answered:
-    return Answered(
+def an_answer(number: int, passed: bool = True, text: str = "", **given: Any) -> ExamAnswer:
+    return ExamAnswer(
         a_question(number, given.get("question", "")),
         text or f"{'Good' if passed else 'Bad'} answer {number}.",
         given.get("keeps_rules", passed),
@@ -40,9 +40,9 @@ def an_exchange(number: int, passed: bool = True, **given: str) -> Exchange:
     )
 
 
-def a_session(number: int, *passed: bool) -> Held:
+def a_session(number: int, *passed: bool) -> HeldSession:
     exchanges = tuple(an_exchange(10 * number + n, mark) for n, mark in enumerate(passed or (True,)))
-    return Held(number, 10.0 * number, Conversation(f"s{number}", exchanges))
+    return HeldSession(number, 10.0 * number, Transcript(f"s{number}", exchanges))
 
 
 def a_trial(
@@ -52,13 +52,13 @@ def a_trial(
     seed: int = 0,
     sessions: Sequence[bool] = (),
     planned: int = 60,
-) -> Outcome:
+) -> TrialOutcome:
     """A trial with these examinations; `sessions` says of each whether its first reply passed."""
-    plan = Plan(method, load(persona), seed, Path("runs/trial"), planned, 10.0)
-    return Outcome(plan, list(exams), [a_session(number, passed) for number, passed in enumerate(sessions)])
+    plan = TrialPlan(method, load(persona), seed, Path("runs/trial"), planned, 10.0)
+    return TrialOutcome(plan, list(exams), [a_session(number, passed) for number, passed in enumerate(sessions)])
 
 
-def learning(method: str = "combine", persona: str = "brief", seed: int = 0) -> Outcome:
+def learning(method: str = "combine", persona: str = "brief", seed: int = 0) -> TrialOutcome:
     """A trial that goes well: from a quarter to most."""
     exams = [
         an_exam([n % 4 < most for n in range(16)], 60.0 * step + seed, 5 * step, 4 * step)

@@ -18,7 +18,7 @@ from typing import Any
 from openclaw_rl.evals.chat import Chat, ChatTooLong
 from openclaw_rl.evals.code_blocks import defines, extract_code
 from openclaw_rl.evals.scores import CaseScore, OnCase, TaskScores, score_all
-from openclaw_rl.sandbox.run import Ended, Outcome, run_python
+from openclaw_rl.sandbox.run import EndReason, ProgramOutcome, run_python
 
 TASK = "coding"
 #: Enough for every function here with an explanation around it.
@@ -124,7 +124,7 @@ async def score(problem: Problem, answer: str) -> CaseScore:
     return CaseScore(problem.name, passed == len(faults), parts, answer, next(filter(None, faults), ""))
 
 
-def _faults(problem: Problem, outcome: Outcome, mark: str) -> list[str]:
+def _faults(problem: Problem, outcome: ProgramOutcome, mark: str) -> list[str]:
     """What is wrong with each call; empty texts for the ones that are right."""
     results = _results(outcome, mark, len(problem.cases))
     if results is None:
@@ -135,7 +135,7 @@ def _faults(problem: Problem, outcome: Outcome, mark: str) -> list[str]:
     ]
 
 
-def _results(outcome: Outcome, mark: str, count: int) -> list[Any] | None:
+def _results(outcome: ProgramOutcome, mark: str, count: int) -> list[Any] | None:
     """What the harness wrote behind its mark; None if that is not there, or not what it would write."""
     _, _, written = outcome.stdout.partition(mark)
     try:
@@ -147,8 +147,8 @@ def _results(outcome: Outcome, mark: str, count: int) -> list[Any] | None:
     return results if all(isinstance(result, list) and len(result) == 2 for result in results) else None
 
 
-def _why_nothing(outcome: Outcome) -> str:
-    if outcome.ended is Ended.TOO_SLOW:
+def _why_nothing(outcome: ProgramOutcome) -> str:
+    if outcome.ended is EndReason.TIMED_OUT:
         return f"The program did not end within {SECONDS:g} seconds."
     return f"The program broke off with status {outcome.exit_code}: {outcome.stderr.strip()[-200:]}".rstrip(": ")
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from openclaw_rl.evals.chat import MAX_TOKENS, Chat, Message
-from openclaw_rl.evals.questions import Question
+from openclaw_rl.evals.questions import EvalQuestion
 from openclaw_rl.evals.users import User
 
 #: How often somebody has one question answered before going on to the next.
@@ -17,7 +17,7 @@ LAST_REPLY_TOKENS = 1
 class Exchange:
     """A question, its answer and what was said to that."""
 
-    question: Question
+    question: EvalQuestion
     message: str
     """The user's whole message that the answer replies to."""
     answer: str
@@ -27,7 +27,7 @@ class Exchange:
 
 
 @dataclass(frozen=True, slots=True)
-class Conversation:
+class Transcript:
     """What was said in one session."""
 
     session: str
@@ -42,14 +42,14 @@ class Conversation:
 async def hold(
     chat: Chat,
     user: User,
-    questions: Sequence[Question],
+    questions: Sequence[EvalQuestion],
     *,
     session: str,
     turns: int,
     max_tokens: int = MAX_TOKENS,
     temperature: float | None = None,
     seed: int | None = None,
-) -> Conversation:
+) -> Transcript:
     """Let a user have `turns` answers, and say of each what it was like; fewer if the questions run out.
 
     A displeased user has the question answered again, `PATIENCE` times in all, and then asks the next one in the same
@@ -78,4 +78,4 @@ async def hold(
         message = user.go_on(reaction, questions[place])
     history.append({"role": "user", "content": reaction.text})
     await chat.ask(history, max_tokens=LAST_REPLY_TOKENS, temperature=temperature, seed=seed, session=session)
-    return Conversation(session, tuple(exchanges))
+    return Transcript(session, tuple(exchanges))

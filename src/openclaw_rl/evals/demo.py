@@ -30,7 +30,7 @@ from openclaw_rl.evals.screen import Screen
 from openclaw_rl.evals.server_process import ServerFailed, machine_flags, stoppable
 from openclaw_rl.evals.statistics import RUN, Interval
 from openclaw_rl.evals.summary import Summary, summarise
-from openclaw_rl.evals.trial import Outcome, Plan, run
+from openclaw_rl.evals.trial import TrialOutcome, TrialPlan, run
 from openclaw_rl.models import EMBEDDED, fetch_model
 
 #: What the server is told in a demo, where it should learn within minutes from few people: bolder steps than its
@@ -52,7 +52,7 @@ def demo(config: Config, options: argparse.Namespace) -> int:
     out = options.out or free_folder()
     plans = make_plans(config, options, out)
     folder = fetch_model(config.model_name, config.cache_dir.expanduser())
-    outcomes: list[Outcome] = []
+    outcomes: list[TrialOutcome] = []
     failed = 0
     try:
         with stoppable(console):
@@ -65,7 +65,9 @@ def demo(config: Config, options: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
-def tell(outcomes: Sequence[Outcome], out: Path, command: str, config: Config, model: Path, console: Console) -> None:
+def tell(
+    outcomes: Sequence[TrialOutcome], out: Path, command: str, config: Config, model: Path, console: Console
+) -> None:
     """The end of a demo: files, and a table."""
     try:
         what = "Asking the base model how probable the answers are …"
@@ -86,7 +88,7 @@ def free_folder() -> Path:
     return next(folder for folder in itertools.chain([OUT], names) if not folder.exists())
 
 
-def make_plans(config: Config, options: argparse.Namespace, out: Path) -> list[Plan]:
+def make_plans(config: Config, options: argparse.Namespace, out: Path) -> list[TrialPlan]:
     """All trials. Raises UserError."""
     if options.minutes <= 0 or min(options.sessions, options.seeds, options.at_once) < 1:
         raise ConfigError("--minutes, --sessions, --seeds and --at-once are numbers above 0.")
@@ -103,7 +105,7 @@ def make_plans(config: Config, options: argparse.Namespace, out: Path) -> list[P
                 if run_dir.exists():
                     raise UserError(f"{run_dir} is there already: remove it, or give another --out.")
                 plans.append(
-                    Plan(
+                    TrialPlan(
                         method,
                         persona,
                         seed,
@@ -119,12 +121,12 @@ def make_plans(config: Config, options: argparse.Namespace, out: Path) -> list[P
     return plans
 
 
-async def hold_all(plans: Sequence[Plan], outcomes: list[Outcome], console: Console, at_once: int) -> int:
+async def hold_all(plans: Sequence[TrialPlan], outcomes: list[TrialOutcome], console: Console, at_once: int) -> int:
     """Hold the trials, so many at a time; how many failed. What is done is in `outcomes`, whatever comes after it."""
     room = asyncio.Semaphore(at_once)
     with Screen(console, len(plans)) as screen:
 
-        async def hold(plan: Plan) -> None:
+        async def hold(plan: TrialPlan) -> None:
             async with room:
                 try:
                     outcomes.append(await run(plan, screen))
@@ -146,7 +148,7 @@ def first(errors: BaseException) -> BaseException:
     return errors
 
 
-def write_results(outcomes: Sequence[Outcome], out: Path, command: str, model: str) -> None:
+def write_results(outcomes: Sequence[TrialOutcome], out: Path, command: str, model: str) -> None:
     """The picture, the page, and everything as numbers."""
     save_curve(outcomes, out / "curve.png")
     write_page(outcomes, out / "index.html", command, model)
@@ -154,7 +156,7 @@ def write_results(outcomes: Sequence[Outcome], out: Path, command: str, model: s
     (out / "results.json").write_text(json.dumps(results, indent=1) + "\n")
 
 
-def plain(outcome: Outcome) -> dict[str, Any]:
+def plain(outcome: TrialOutcome) -> dict[str, Any]:
     """A trial as plain data."""
     plan = outcome.plan
     return {

@@ -21,13 +21,13 @@ from openclaw_rl.errors import UserError
 from openclaw_rl.evals import coding, tool_use
 from openclaw_rl.evals.bfcl import bfcl_cases
 from openclaw_rl.evals.chat import Chat, HttpChat
-from openclaw_rl.evals.examination import Answered, examine
+from openclaw_rl.evals.examination import ExamAnswer, examine
 from openclaw_rl.evals.flags import BASE, TASKS
 from openclaw_rl.evals.personas.persona import BUILT_IN, load
 from openclaw_rl.evals.questions import questions
 from openclaw_rl.evals.scores import CaseScore, OnCase, TaskScores
-from openclaw_rl.evals.screen import Bars
-from openclaw_rl.evals.server_process import machine_flags, served, stoppable
+from openclaw_rl.evals.screen import EvalProgress
+from openclaw_rl.evals.server_process import machine_flags, run_server, stoppable
 from openclaw_rl.evals.statistics import Difference, compare_passes, proportion
 from openclaw_rl.models import adapter_rank
 
@@ -44,7 +44,7 @@ async def conversation(chat: Chat, seed: int, on_case: OnCase) -> TaskScores:
         held_out = questions(persona.name, "held-out", seed)
         score = partial(scored, persona.name)
 
-        def tell(found: Answered, score: Callable[[Answered], CaseScore] = score) -> None:
+        def tell(found: ExamAnswer, score: Callable[[ExamAnswer], CaseScore] = score) -> None:
             on_case(score(found))
 
         found = await examine(chat, persona, held_out, max_tokens=ANSWER_TOKENS, seed=seed, on_answer=tell)
@@ -52,7 +52,7 @@ async def conversation(chat: Chat, seed: int, on_case: OnCase) -> TaskScores:
     return TaskScores("conversation", tuple(cases))
 
 
-def scored(persona: str, found: Answered) -> CaseScore:
+def scored(persona: str, found: ExamAnswer) -> CaseScore:
     parts = {"rules": float(found.keeps_rules), "sensible": float(not found.faults)}
     case = f"{persona}: {found.question.text}"
     return CaseScore(case, found.passed, parts, found.answer, ", ".join(found.faults))
@@ -93,7 +93,7 @@ def evaluate(config: Config, options: argparse.Namespace) -> int:
     try:
         with stoppable(console):
             for model, own in zip(models, flags, strict=True):
-                results.append(asyncio.run(measure(own, names, config.seed, Bars(console, model))))
+                results.append(asyncio.run(measure(own, names, config.seed, EvalProgress(console, model))))
     finally:
         # Whatever ended it: many minutes may lie in the model that is done.
         if results:
@@ -146,11 +146,11 @@ def serving(config: Config, model: str) -> tuple[str, ...]:
     return (*own, "--resume-from-ckpt", str(folder), "--lora-rank", str(adapter_rank(folder)))
 
 
-async def measure(flags: Sequence[str], names: Sequence[str], seed: int, bars: Bars) -> list[TaskScores]:
+async def measure(flags: Sequence[str], names: Sequence[str], seed: int, bars: EvalProgress) -> list[TaskScores]:
     """All tasks with one model. Raises ServerFailed, ChatFailed."""
     with tempfile.TemporaryDirectory() as folder, bars:
         bars.begin("starting a server")
-        async with served(Path(folder), *flags) as server, HttpChat(server.url) as chat:
+        async with run_server(Path(folder), *flags) as server, HttpChat(server.url) as chat:
             bars.tell("server started")
             results = []
             for name in names:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from openclaw_rl.evals.chat import Chat
 from openclaw_rl.evals.personas.persona import Persona
 from openclaw_rl.evals.quality import check
-from openclaw_rl.evals.questions import Question
+from openclaw_rl.evals.questions import EvalQuestion
 from openclaw_rl.evals.scores import side_by_side
 
 #: Asked at the same time: enough to fill a batch on a laptop.
@@ -14,10 +14,10 @@ AT_ONCE = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class ExamAnswer:
     """A held-out question, its answer, and what was found."""
 
-    question: Question
+    question: EvalQuestion
     answer: str
     keeps_rules: bool
     faults: tuple[str, ...]
@@ -31,15 +31,15 @@ class Answered:
 async def examine(
     chat: Chat,
     persona: Persona,
-    questions: Sequence[Question],
+    questions: Sequence[EvalQuestion],
     *,
     max_tokens: int,
     seed: int,
-    on_answer: Callable[[Answered], None] | None = None,
-) -> tuple[Answered, ...]:
+    on_answer: Callable[[ExamAnswer], None] | None = None,
+) -> tuple[ExamAnswer, ...]:
     """Ask each question once, without a trace in the record. Raises ChatFailed."""
 
-    async def one(numbered: tuple[int, Question]) -> Answered:
+    async def one(numbered: tuple[int, EvalQuestion]) -> ExamAnswer:
         number, question = numbered
         message = {"role": "user", "content": question.text}
         reply = await chat.ask([message], max_tokens=max_tokens, seed=seed + number, keep=False)
@@ -51,6 +51,6 @@ async def examine(
     return await side_by_side(list(enumerate(questions)), one, AT_ONCE)
 
 
-def judge(persona: Persona, question: Question, answer: str, perplexity: float | None = None) -> Answered:
+def judge(persona: Persona, question: EvalQuestion, answer: str, perplexity: float | None = None) -> ExamAnswer:
     quality = check(answer, question.text, question.reference, perplexity=perplexity)
-    return Answered(question, answer, not persona.failed(answer), quality.reasons)
+    return ExamAnswer(question, answer, not persona.failed(answer), quality.reasons)

@@ -11,12 +11,12 @@ from importlib.metadata import version
 from pathlib import Path
 
 from openclaw_rl.dashboard.components.render import render, write
-from openclaw_rl.evals.conversation import Conversation
-from openclaw_rl.evals.examination import Answered
+from openclaw_rl.evals.conversation import Transcript
+from openclaw_rl.evals.examination import ExamAnswer
 from openclaw_rl.evals.pictures import curve_svg
 from openclaw_rl.evals.statistics import RUN
 from openclaw_rl.evals.summary import Summary, exams, grouped, summarise
-from openclaw_rl.evals.trial import Outcome
+from openclaw_rl.evals.trial import TrialOutcome
 
 TEMPLATE = "evals/demo.html.j2"
 #: Answers that are shown of each method with each persona: better ones, worse ones, unchanged ones.
@@ -26,33 +26,33 @@ LIBRARIES = ("torch", "transformers")
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class AnswerPair:
     """Two answers to one question."""
 
     question: str
-    before: Answered
-    after: Answered
+    before: ExamAnswer
+    after: ExamAnswer
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class PageSection:
     """What there is to read of a method with a persona: that of its lowest seed."""
 
     method: str
     persona: str
     wishes: tuple[str, ...]
     seed: int
-    pairs: list[Pair]
-    conversations: list[tuple[int, Conversation]]
+    pairs: list[AnswerPair]
+    conversations: list[tuple[int, Transcript]]
     """Each with its number, from 1 on."""
 
 
-def write_page(outcomes: Sequence[Outcome], path: Path, command: str, model: str) -> None:
+def write_page(outcomes: Sequence[TrialOutcome], path: Path, command: str, model: str) -> None:
     """Write the page. Raises UserError without Matplotlib, or if the file cannot be written."""
     write(path, page(outcomes, command, model))
 
 
-def page(outcomes: Sequence[Outcome], command: str, model: str) -> str:
+def page(outcomes: Sequence[TrialOutcome], command: str, model: str) -> str:
     """The page's text."""
     summaries = summarise(outcomes)
     return render(
@@ -79,26 +79,28 @@ def is_clear(found: Summary | None) -> bool:
     return bool(found and found.before and found.after and found.after.low > found.before.high)
 
 
-def show(outcome: Outcome) -> Shown:
+def show(outcome: TrialOutcome) -> PageSection:
     plan = outcome.plan
     wishes = tuple(rule.name for rule in plan.persona.rules)
-    return Shown(plan.method, plan.persona.name, wishes, plan.seed, choose_pairs(outcome), choose_talks(outcome))
+    return PageSection(plan.method, plan.persona.name, wishes, plan.seed, choose_pairs(outcome), choose_talks(outcome))
 
 
-def choose_pairs(outcome: Outcome) -> list[Pair]:
+def choose_pairs(outcome: TrialOutcome) -> list[AnswerPair]:
     """Answers before and after, in the order in which the questions were asked."""
     held = exams(outcome)
     if len(held) < 2:
         return []
     after = {answer.question.text: answer for answer in held[-1].answers}
-    pairs = [Pair(a.question.text, a, after[a.question.text]) for a in held[0].answers if a.question.text in after]
+    pairs = [
+        AnswerPair(a.question.text, a, after[a.question.text]) for a in held[0].answers if a.question.text in after
+    ]
     better = [pair for pair in pairs if pair.after.passed and not pair.before.passed]
     worse = [pair for pair in pairs if pair.before.passed and not pair.after.passed]
     same = [pair for pair in pairs if pair.before.passed == pair.after.passed]
     return [*better[:BETTER], *worse[:WORSE], *same[:SAME]]
 
 
-def choose_talks(outcome: Outcome) -> list[tuple[int, Conversation]]:
+def choose_talks(outcome: TrialOutcome) -> list[tuple[int, Transcript]]:
     """The first conversation, one from the middle, and the last."""
     sessions = [held for held in outcome.sessions if held.conversation.exchanges]
     places = sorted({0, len(sessions) // 2, len(sessions) - 1} if sessions else ())

@@ -9,8 +9,8 @@ from pathlib import Path
 from openclaw_rl.engines.base import EngineError
 from openclaw_rl.engines.local.process.sampler import LocalSampler
 from openclaw_rl.engines.local.process.sampler_messages import WorkerOptions
-from openclaw_rl.evals.examination import Answered, judge
-from openclaw_rl.evals.trial import Exam, Outcome
+from openclaw_rl.evals.examination import ExamAnswer, judge
+from openclaw_rl.evals.trial import Exam, TrialOutcome
 from openclaw_rl.rendering.chat import ChatRenderer
 from openclaw_rl.types import ScoreRequest
 
@@ -18,7 +18,7 @@ from openclaw_rl.types import ScoreRequest
 AT_ONCE, CACHE_GIB = 8, 1.0
 
 
-async def look_at_perplexity(outcomes: Sequence[Outcome], model: Path, device: str) -> None:
+async def look_at_perplexity(outcomes: Sequence[TrialOutcome], model: Path, device: str) -> None:
     """Judge every examination's answers again, now with their perplexity under the base weights."""
     options = WorkerOptions(model, device, "auto", AT_ONCE, None, CACHE_GIB, 2, 0)
     sampler = LocalSampler(options, max_queue=0)
@@ -27,7 +27,7 @@ async def look_at_perplexity(outcomes: Sequence[Outcome], model: Path, device: s
         renderer = await asyncio.to_thread(ChatRenderer, model)
         places = asyncio.Semaphore(AT_ONCE)
 
-        async def one(outcome: Outcome, answer: Answered) -> Answered:
+        async def one(outcome: TrialOutcome, answer: ExamAnswer) -> ExamAnswer:
             async with places:
                 found = await perplexity(sampler, renderer, answer)
             return judge(outcome.plan.persona, answer.question, answer.answer, found)
@@ -42,7 +42,7 @@ async def look_at_perplexity(outcomes: Sequence[Outcome], model: Path, device: s
         await sampler.close()
 
 
-async def perplexity(sampler: LocalSampler, renderer: ChatRenderer, answer: Answered) -> float | None:
+async def perplexity(sampler: LocalSampler, renderer: ChatRenderer, answer: ExamAnswer) -> float | None:
     """Of an answer to its question; None for an empty one, or one that cannot be scored."""
     prompt = renderer.prompt(renderer.text([{"role": "user", "content": answer.question.text}])).ids
     ids = renderer.tokenizer.encode_text(answer.answer)

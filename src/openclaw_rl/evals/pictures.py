@@ -16,7 +16,7 @@ from markupsafe import Markup
 from openclaw_rl.dashboard.components import charts
 from openclaw_rl.evals.statistics import proportion_of_trials
 from openclaw_rl.evals.summary import exams, grouped, in_order, is_wanted, marks, summarise
-from openclaw_rl.evals.trial import Exam, Outcome
+from openclaw_rl.evals.trial import Exam, TrialOutcome
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -41,7 +41,7 @@ class Curve:
     seeds: int
 
 
-def curve(group: Sequence[Outcome], x: X) -> Curve | None:
+def curve(group: Sequence[TrialOutcome], x: X) -> Curve | None:
     """One line for all seeds of a method; None without any examination."""
     lines = [line for line in ({x(exam): exam for exam in exams(outcome)} for outcome in group) if line]
     if not lines:
@@ -68,17 +68,17 @@ def quality_of(exam: Exam) -> float:
     return sum(not answer.faults for answer in exam.answers) / len(exam.answers)
 
 
-def save_curve(outcomes: Sequence[Outcome], path_png: Path) -> None:
+def save_curve(outcomes: Sequence[TrialOutcome], path_png: Path) -> None:
     """Raises UserError without Matplotlib, or if the file cannot be written."""
     charts.save_png(_figure(outcomes), path_png)
 
 
-def curve_svg(outcomes: Sequence[Outcome]) -> Markup:
+def curve_svg(outcomes: Sequence[TrialOutcome]) -> Markup:
     """The picture for a page. Raises UserError without Matplotlib."""
     return charts.to_svg(_figure(outcomes), "curve", describe(outcomes))
 
 
-def describe(outcomes: Sequence[Outcome]) -> str:
+def describe(outcomes: Sequence[TrialOutcome]) -> str:
     """The picture in words."""
     lines = [
         f"{found.method} with {found.persona} from {found.before.mean:.0%} to {found.after.mean:.0%}"
@@ -88,7 +88,7 @@ def describe(outcomes: Sequence[Outcome]) -> str:
     return f"Adherence on questions that were never asked, over minutes and over sessions: {'; '.join(lines)}."
 
 
-def _figure(outcomes: Sequence[Outcome]) -> "Figure":
+def _figure(outcomes: Sequence[TrialOutcome]) -> "Figure":
     groups = grouped(outcomes)
     personas = list(dict.fromkeys(persona for persona, _ in groups)) or [""]
     methods = in_order(method for _, method in groups)

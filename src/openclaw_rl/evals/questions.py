@@ -14,7 +14,7 @@ Split = Literal["train", "held-out"]
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class EvalQuestion:
     """A question and what a good answer says."""
 
     text: str
@@ -26,7 +26,7 @@ class Question:
     """The built-in personas that would ask it."""
 
 
-def questions(persona: str | None = None, split: Split | None = None, seed: int = 0) -> list[Question]:
+def questions(persona: str | None = None, split: Split | None = None, seed: int = 0) -> list[EvalQuestion]:
     """The questions that suit a persona, of one split or both, in an order that the seed decides.
 
     A persona that no question names, such as one from a user's file, may ask them all.
@@ -42,14 +42,16 @@ def questions(persona: str | None = None, split: Split | None = None, seed: int 
 
 
 @cache
-def all_questions() -> tuple[Question, ...]:
+def all_questions() -> tuple[EvalQuestion, ...]:
     """Every question, in the order of the file."""
     lines = (files("openclaw_rl.evals") / "data" / "questions.jsonl").read_text("utf-8").splitlines()
     return tuple(_question(json.loads(line)) for line in lines)
 
 
-def _question(given: dict[str, object]) -> Question:
+def _question(given: dict[str, object]) -> EvalQuestion:
     personas = given["personas"]
     split: Split = "held-out" if given["split"] == "held-out" else "train"
     assert isinstance(personas, list)
-    return Question(str(given["text"]), str(given["topic"]), str(given["reference"]), split, tuple(map(str, personas)))
+    return EvalQuestion(
+        str(given["text"]), str(given["topic"]), str(given["reference"]), split, tuple(map(str, personas))
+    )

@@ -17,7 +17,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from openclaw_rl.evals.trial import Exam, Outcome, Plan
+from openclaw_rl.evals.trial import Exam, TrialOutcome, TrialPlan
 
 #: Of an answer that is shown beside another.
 SHOWN_CHARACTERS = 320
@@ -27,7 +27,7 @@ EVERY = 10
 
 
 class Screen:
-    """Implements `Watch` for trials that run one after the other or side by side.
+    """Implements `TrialWatcher` for trials that run one after the other or side by side.
 
     In a terminal a live panel, or a table when there are several; elsewhere lines, as it goes on.
     """
@@ -37,7 +37,7 @@ class Screen:
         self.live = Live(console=console, refresh_per_second=4, transient=True) if console.is_terminal else None
         self._titles: dict[Path, str] = {}
         #: What is known of the trials that run, in the order in which they began.
-        self._running: dict[Path, Glance] = {}
+        self._running: dict[Path, TrialProgress] = {}
         #: The sessions of each trial when a line last told of them.
         self._told: dict[Path, int] = {}
 
@@ -50,54 +50,54 @@ class Screen:
         if self.live:
             self.live.stop()
 
-    def starting(self, plan: Plan) -> None:
+    def starting(self, plan: TrialPlan) -> None:
         which = f"{len(self._titles) + 1} of {self.total}: " if self.total > 1 else ""
         title = f"{which}{plan.method}, persona {plan.persona.name}, seed {plan.seed}"
         self._titles[plan.run_dir] = title
         self.console.print(f"[bold]{title}[/bold]  [dim]{plan.run_dir}[/dim]")
-        self._show(Outcome(plan), "Starting a server (the first start converts the model) …", 0.0)
+        self._show(TrialOutcome(plan), "Starting a server (the first start converts the model) …", 0.0)
 
-    def started(self, plan: Plan) -> None:
-        self._show(Outcome(plan), "The server has started.", 0.0)
+    def started(self, plan: TrialPlan) -> None:
+        self._show(TrialOutcome(plan), "The server has started.", 0.0)
         self._tell(plan, "server started")
 
-    def talking(self, outcome: Outcome, seconds: float, state: str) -> None:
+    def talking(self, outcome: TrialOutcome, seconds: float, state: str) -> None:
         self._show(outcome, f"Talking. Learner: {state}", seconds)
         held = len(outcome.sessions)
         if held // EVERY > self._told.get(outcome.plan.run_dir, 0) // EVERY:
             self._told[outcome.plan.run_dir] = held
             self._tell(outcome.plan, f"talking, learner: {escape(state)}")
 
-    def examining(self, outcome: Outcome, seconds: float, done: int, total: int) -> None:
+    def examining(self, outcome: TrialOutcome, seconds: float, done: int, total: int) -> None:
         self._show(outcome, f"Asking questions that it has never seen: {done} of {total}", seconds)
         if done == 0:
             self._tell(outcome.plan, f"asking {total} questions that it has never seen")
 
-    def examined(self, outcome: Outcome, exam: Exam) -> None:
+    def examined(self, outcome: TrialOutcome, exam: Exam) -> None:
         fine = sum(not answer.faults for answer in exam.answers) / len(exam.answers)
         found = f"adherence [bold]{exam.adherence:.2f}[/bold]   sensible answers {fine:.2f}"
         self._line(outcome.plan, exam.seconds, exam.sessions, f"policy {exam.version:3d}   {found}")
 
-    def failed(self, plan: Plan, why: str) -> None:
+    def failed(self, plan: TrialPlan, why: str) -> None:
         self.console.print(f"[red]{self._titles[plan.run_dir]} failed:[/red] {escape(why)}", soft_wrap=True)
         del self._running[plan.run_dir]
 
-    def ended(self, plan: Plan) -> None:
+    def ended(self, plan: TrialPlan) -> None:
         self._tell(plan, "done")
         del self._running[plan.run_dir]
 
-    def _tell(self, plan: Plan, what: str) -> None:
+    def _tell(self, plan: TrialPlan, what: str) -> None:
         """A line for where nothing else is seen of it."""
         if not self.live:
             glance = self._running[plan.run_dir]
             self._line(plan, glance.seconds, len(glance.outcome.sessions), what)
 
-    def _line(self, plan: Plan, seconds: float, sessions: int, what: str) -> None:
+    def _line(self, plan: TrialPlan, seconds: float, sessions: int, what: str) -> None:
         which = f"   [dim]{self._titles[plan.run_dir]}[/dim]" if self.total > 1 else ""
         self.console.print(f"  {seconds / 60:4.1f} min  {sessions:4d} sessions  {what}{which}", soft_wrap=True)
 
-    def _show(self, outcome: Outcome, doing: str, seconds: float) -> None:
-        glance = self._running[outcome.plan.run_dir] = Glance(outcome, doing, seconds)
+    def _show(self, outcome: TrialOutcome, doing: str, seconds: float) -> None:
+        glance = self._running[outcome.plan.run_dir] = TrialProgress(outcome, doing, seconds)
         if not self.live:
             return
         if len(self._running) > 1:
@@ -114,14 +114,14 @@ class Screen:
         return table
 
 
-class Bars:
+class EvalProgress:
     """How far the evaluation of a model is: in a terminal a bar for what is done at the moment, elsewhere lines."""
 
     def __init__(self, console: Console, model: str) -> None:
         self.console, self.model = console, model
         self.progress = Progress(console=console, transient=True)
 
-    def __enter__(self) -> "Bars":
+    def __enter__(self) -> "EvalProgress":
         if self.console.is_terminal:
             self.progress.start()
         return self
@@ -153,10 +153,10 @@ class Bars:
 
 
 @dataclass(frozen=True, slots=True)
-class Glance:
+class TrialProgress:
     """A trial at a moment."""
 
-    outcome: Outcome
+    outcome: TrialOutcome
     doing: str
     seconds: float
 
@@ -175,7 +175,7 @@ class Glance:
         return f"{exams[0].adherence:.2f} → {exams[-1].adherence:.2f}" if exams else ""
 
 
-def closely(glance: Glance) -> list[RenderableType]:
+def closely(glance: TrialProgress) -> list[RenderableType]:
     """A trial with bars, and with two answers to compare."""
     outcome, plan, exams = glance.outcome, glance.outcome.plan, glance.outcome.exams
     table = Table.grid(padding=(0, 2))

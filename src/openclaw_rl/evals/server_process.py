@@ -34,7 +34,7 @@ class ServerFailed(UserError):
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class RunningServer:
     """A server that answers."""
 
     url: str
@@ -51,7 +51,7 @@ class Served:
 
 
 @contextlib.asynccontextmanager
-async def served(run_dir: Path, *flags: str) -> AsyncIterator[Served]:
+async def run_server(run_dir: Path, *flags: str) -> AsyncIterator[RunningServer]:
     """`openclaw-rl serve` with a free port on this machine, for as long as the context lasts. Raises ServerFailed.
 
     Its options are the flags alone.
@@ -69,7 +69,7 @@ async def served(run_dir: Path, *flags: str) -> AsyncIterator[Served]:
             start_new_session=True,
         )
     try:
-        yield Served(await ready(process, run_dir), run_dir)
+        yield RunningServer(await ready(process, run_dir), run_dir)
     finally:
         await stop(process)
 

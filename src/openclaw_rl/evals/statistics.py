@@ -42,7 +42,7 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
-class Until:
+class SessionsUntil:
     """Sessions until adherence over several seeds."""
 
     mean: float
@@ -138,7 +138,7 @@ def sessions_until_adherence(passes: Sequence[bool], run: int = RUN) -> int | No
     return None
 
 
-def mean_until(results: Sequence[int | None], cap: int, run: int = RUN) -> Until:
+def mean_until(results: Sequence[int | None], cap: int, run: int = RUN) -> SessionsUntil:
     """The mean over seeds; one that is None or over the cap counts as the cap and is marked. ValueError without any."""
     sessions = [cap if result is None else min(result, cap) for result in results]
     reached = sum(1 for result in results if result is not None and result <= cap)
@@ -146,7 +146,7 @@ def mean_until(results: Sequence[int | None], cap: int, run: int = RUN) -> Until
     found = mean_interval(sessions) if reached == len(sessions) else None
     # A row takes its own sessions at least.
     interval = (max(found[0], run), found[1]) if found else None
-    return Until(fmean(sessions), interval, cap, reached, len(sessions) - reached)
+    return SessionsUntil(fmean(sessions), interval, cap, reached, len(sessions) - reached)
 
 
 def _mcnemar(better: int, worse: int) -> float:

@@ -4,17 +4,17 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from openclaw_rl.evals.examination import Answered
+from openclaw_rl.evals.examination import ExamAnswer
 from openclaw_rl.evals.flags import METHODS
 from openclaw_rl.evals.statistics import (
     Interval,
     Marks,
-    Until,
+    SessionsUntil,
     mean_until,
     proportion_of_trials,
     sessions_until_adherence,
 )
-from openclaw_rl.evals.trial import Exam, Outcome
+from openclaw_rl.evals.trial import Exam, TrialOutcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,16 +33,16 @@ class Summary:
     quality_before: Interval | None
     """Answers that are answers, whatever they keep to."""
     quality_after: Interval | None
-    until: Until | None
+    until: SessionsUntil | None
     """Sessions until adherence; None if there was no session."""
     sessions: int
     minutes: float
     """Of a seed, in the mean."""
 
 
-def grouped(outcomes: Iterable[Outcome]) -> dict[tuple[str, str], list[Outcome]]:
+def grouped(outcomes: Iterable[TrialOutcome]) -> dict[tuple[str, str], list[TrialOutcome]]:
     """Trials by persona and method, in the order of the personas' first trials; each group by seed."""
-    found: dict[tuple[str, str], list[Outcome]] = {}
+    found: dict[tuple[str, str], list[TrialOutcome]] = {}
     for outcome in outcomes:
         found.setdefault((outcome.plan.persona.name, outcome.plan.method), []).append(outcome)
     personas = list(dict.fromkeys(persona for persona, _ in found))
@@ -57,16 +57,16 @@ def in_order(methods: Iterable[str]) -> list[str]:
     return [name for name in METHODS if name in names] + [name for name in names if name not in METHODS]
 
 
-def exams(outcome: Outcome) -> list[Exam]:
+def exams(outcome: TrialOutcome) -> list[Exam]:
     """Those in which something was answered, in order."""
     return sorted((exam for exam in outcome.exams if exam.answers), key=lambda exam: (exam.seconds, exam.version))
 
 
-def summarise(outcomes: Iterable[Outcome]) -> list[Summary]:
+def summarise(outcomes: Iterable[TrialOutcome]) -> list[Summary]:
     return [_summary(persona, method, group) for (persona, method), group in grouped(outcomes).items()]
 
 
-def _summary(persona: str, method: str, group: Sequence[Outcome]) -> Summary:
+def _summary(persona: str, method: str, group: Sequence[TrialOutcome]) -> Summary:
     first = [exam for outcome in group for exam in exams(outcome)[:1]]
     # One examination is the beginning only.
     last = [exam for outcome in group for exam in exams(outcome)[1:][-1:]]
@@ -84,24 +84,24 @@ def _summary(persona: str, method: str, group: Sequence[Outcome]) -> Summary:
     )
 
 
-def _share(held: Sequence[Exam], is_good: Callable[[Answered], bool]) -> Interval | None:
+def _share(held: Sequence[Exam], is_good: Callable[[ExamAnswer], bool]) -> Interval | None:
     """Of good answers in examinations, one of each seed; None without any."""
     return proportion_of_trials([marks(exam, is_good) for exam in held]) if held else None
 
 
-def marks(exam: Exam, is_good: Callable[[Answered], bool]) -> Marks:
+def marks(exam: Exam, is_good: Callable[[ExamAnswer], bool]) -> Marks:
     return [(answer.question.text, is_good(answer)) for answer in exam.answers]
 
 
-def is_wanted(answer: Answered) -> bool:
+def is_wanted(answer: ExamAnswer) -> bool:
     return answer.passed
 
 
-def is_sensible(answer: Answered) -> bool:
+def is_sensible(answer: ExamAnswer) -> bool:
     return not answer.faults
 
 
-def _until(group: Sequence[Outcome]) -> Until | None:
+def _until(group: Sequence[TrialOutcome]) -> SessionsUntil | None:
     """Trials that were cut short count as far as they went: more is not known of them."""
     held = [outcome for outcome in group if outcome.sessions]
     if not held:

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Protocol
 
 from openclaw_rl.evals.chat import Chat, HttpChat
-from openclaw_rl.evals.conversation import Conversation, hold
-from openclaw_rl.evals.examination import Answered, examine
+from openclaw_rl.evals.conversation import Transcript, hold
+from openclaw_rl.evals.examination import ExamAnswer, examine
 from openclaw_rl.evals.personas.persona import Persona
-from openclaw_rl.evals.questions import Question, questions
-from openclaw_rl.evals.server_process import Served, served
+from openclaw_rl.evals.questions import EvalQuestion, questions
+from openclaw_rl.evals.server_process import RunningServer, run_server
 from openclaw_rl.evals.users import ModelUser, ScriptedUser, User
 
 #: People who talk at the same time.
@@ -28,7 +28,7 @@ LOOK_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class TrialPlan:
     """What to try, and for how long."""
 
     method: str
@@ -58,7 +58,7 @@ class Exam:
     """Since the first conversation."""
     sessions: int
     """Held by then."""
-    answers: tuple[Answered, ...]
+    answers: tuple[ExamAnswer, ...]
 
     @property
     def adherence(self) -> float:
@@ -66,21 +66,21 @@ class Exam:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldSession:
     """A session that was held."""
 
     number: int
     seconds: float
-    conversation: Conversation
+    conversation: Transcript
 
 
 @dataclass(slots=True)
-class Outcome:
+class TrialOutcome:
     """All that happened in a trial."""
 
-    plan: Plan
+    plan: TrialPlan
     exams: list[Exam] = field(default_factory=list)
-    sessions: list[Held] = field(default_factory=list)
+    sessions: list[HeldSession] = field(default_factory=list)
     """In the order in which they began."""
 
     @property
@@ -88,17 +88,17 @@ class Outcome:
         return [held.conversation.first_passed for held in self.sessions]
 
 
-class Watch(Protocol):
+class TrialWatcher(Protocol):
     """Somebody who looks on."""
 
-    def starting(self, plan: Plan) -> None: ...
-    def started(self, plan: Plan) -> None: ...
-    def talking(self, outcome: Outcome, seconds: float, state: str) -> None: ...
-    def examining(self, outcome: Outcome, seconds: float, done: int, total: int) -> None: ...
-    def examined(self, outcome: Outcome, exam: Exam) -> None: ...
+    def starting(self, plan: TrialPlan) -> None: ...
+    def started(self, plan: TrialPlan) -> None: ...
+    def talking(self, outcome: TrialOutcome, seconds: float, state: str) -> None: ...
+    def examining(self, outcome: TrialOutcome, seconds: float, done: int, total: int) -> None: ...
+    def examined(self, outcome: TrialOutcome, exam: Exam) -> None: ...
 
 
-async def run(plan: Plan, watch: Watch) -> Outcome:
+async def run(plan: TrialPlan, watch: TrialWatcher) -> TrialOutcome:
     """Hold the trial. Raises ServerFailed, ChatFailed, or a group of them."""
     watch.starting(plan)
     flags = ("--method", plan.method, "--seed", str(plan.seed), *plan.flags)
@@ -107,7 +107,7 @@ async def run(plan: Plan, watch: Watch) -> Outcome:
         if plan.user_url:
             other = HttpChat(plan.user_url, model=plan.user_model, key=plan.user_key)
             player = await stack.enter_async_context(other)
-        server = await stack.enter_async_context(served(plan.run_dir, *flags))
+        server = await stack.enter_async_context(run_server(plan.run_dir, *flags))
         watch.started(plan)
         chat = await stack.enter_async_context(HttpChat(server.url))
         return await Trial(plan, server, chat, watch, player).run()
@@ -116,17 +116,19 @@ async def run(plan: Plan, watch: Watch) -> Outcome:
 class Trial:
     """A trial under way."""
 
-    def __init__(self, plan: Plan, server: Served, chat: Chat, watch: Watch, player: Chat | None = None) -> None:
+    def __init__(
+        self, plan: TrialPlan, server: RunningServer, chat: Chat, watch: TrialWatcher, player: Chat | None = None
+    ) -> None:
         """`player` is a model that plays the people; without it they are scripted."""
         self.plan, self.server, self.chat, self.watch, self.player = plan, server, chat, watch, player
-        self.outcome = Outcome(plan)
+        self.outcome = TrialOutcome(plan)
         self._numbers = count()
         self._began = 0.0
         #: Nobody begins a session while an examination or a training step goes on: that would take half of a small
         #: machine from it, and give answers of a policy that is about to be replaced.
         self._open = asyncio.Event()
 
-    async def run(self) -> Outcome:
+    async def run(self) -> TrialOutcome:
         held_out = questions(self.plan.persona.name, "held-out", self.plan.seed)
         await self._examine(0, around(held_out, 0, LONG_EXAM))
         self._began = time.monotonic()
@@ -165,7 +167,7 @@ class Trial:
                 max_tokens=plan.persona.longest_answer,
                 seed=seed,
             )
-            self.outcome.sessions.append(Held(number, self.seconds, conversation))
+            self.outcome.sessions.append(HeldSession(number, self.seconds, conversation))
 
     def _is_late(self) -> bool:
         return self.seconds >= 60 * self.plan.minutes
@@ -174,10 +176,10 @@ class Trial:
         persona = self.plan.persona
         return ModelUser(persona, self.player, seed) if self.player else ScriptedUser(persona, seed)
 
-    def _questions(self, number: int) -> list[Question]:
+    def _questions(self, number: int) -> list[EvalQuestion]:
         return around(questions(self.plan.persona.name, "train", self.plan.seed), number * TURNS, TURNS)
 
-    async def _look(self, held_out: Sequence[Question]) -> None:
+    async def _look(self, held_out: Sequence[EvalQuestion]) -> None:
         """Examine every few policies, for as long as it is not cancelled."""
         examined = 0
         while True:
@@ -196,11 +198,11 @@ class Trial:
             else:
                 self._open.set()
 
-    async def _examine(self, version: int, held_out: Sequence[Question]) -> None:
+    async def _examine(self, version: int, held_out: Sequence[EvalQuestion]) -> None:
         done = count()
         seconds, sessions = self.seconds, len(self.outcome.sessions)
 
-        def look(_: Answered | None = None) -> None:
+        def look(_: ExamAnswer | None = None) -> None:
             self.watch.examining(self.outcome, self.seconds, next(done), len(held_out))
 
         look()
@@ -217,6 +219,6 @@ class Trial:
         self.watch.examined(self.outcome, exam)
 
 
-def around(found: Sequence[Question], start: int, count: int) -> list[Question]:
+def around(found: Sequence[EvalQuestion], start: int, count: int) -> list[EvalQuestion]:
     """So many questions from a place on; the list begins again where it ends."""
     return [found[i % len(found)] for i in range(start, start + count)]

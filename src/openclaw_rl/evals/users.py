@@ -13,7 +13,7 @@ from openclaw_rl.evals.chat import Chat
 from openclaw_rl.evals.personas.persona import Persona
 from openclaw_rl.evals.personas.rules import Count, estimate_tokens
 from openclaw_rl.evals.quality import check
-from openclaw_rl.evals.questions import Question
+from openclaw_rl.evals.questions import EvalQuestion
 
 #: The name, beside those of the rules, under which an answer fails that is none.
 NO_ANSWER = "answers the question"
@@ -46,7 +46,7 @@ class User(Protocol):
 
     persona: Persona
 
-    def opening(self, question: Question) -> str:
+    def opening(self, question: EvalQuestion) -> str:
         """The message that asks a first question."""
         ...
 
@@ -54,7 +54,7 @@ class User(Protocol):
         """What is said to an answer to the question asked last."""
         ...
 
-    def go_on(self, reaction: Reaction, question: Question) -> str:
+    def go_on(self, reaction: Reaction, question: EvalQuestion) -> str:
         """The whole next message: the reaction, and then the next question, or what makes the last one be redone."""
         ...
 
@@ -65,9 +65,9 @@ class ScriptedUser:
     def __init__(self, persona: Persona, seed: int, *, count: Count = estimate_tokens) -> None:
         self.persona, self.count = persona, count
         self._dice = random.Random(f"{persona.name} {seed}")
-        self._question: Question | None = None
+        self._question: EvalQuestion | None = None
 
-    def opening(self, question: Question) -> str:
+    def opening(self, question: EvalQuestion) -> str:
         self._question = question
         return question.text
 
@@ -86,7 +86,7 @@ class ScriptedUser:
         said = self._dice.choice(failed).displeased if failed else persona.pleased
         return Reaction(said.choose(persona.languages, self._dice), not failed, tuple(rule.name for rule in failed))
 
-    def go_on(self, reaction: Reaction, question: Question) -> str:
+    def go_on(self, reaction: Reaction, question: EvalQuestion) -> str:
         same, self._question = question == self._question, question
         persona = self.persona
         if same and not persona.repeats_question:
@@ -110,7 +110,7 @@ class ModelUser:
         self._asked = ""
         self._reactions = 0
 
-    def opening(self, question: Question) -> str:
+    def opening(self, question: EvalQuestion) -> str:
         self._asked = self._scripted.opening(question)
         return self._asked
 
@@ -137,6 +137,6 @@ class ModelUser:
         said = _THOUGHTS.sub("", reply.text).strip().strip('"“”').strip()
         return Reaction(said or reaction.text, reaction.passed, reaction.failed_rules)
 
-    def go_on(self, reaction: Reaction, question: Question) -> str:
+    def go_on(self, reaction: Reaction, question: EvalQuestion) -> str:
         self._asked = self._scripted.go_on(reaction, question)
         return self._asked

@@ -40,19 +40,19 @@ PIECE = 1 << 16
 MAX_OUTPUT = 1 << 18
 
 
-class Ended(enum.StrEnum):
+class EndReason(enum.StrEnum):
     """Why a program runs no longer."""
 
-    BY_ITSELF = "by itself"
-    TOO_SLOW = "too slow"
-    TOO_TALKATIVE = "too talkative"
+    EXITED = "exited"
+    TIMED_OUT = "timed out"
+    TOO_MUCH_OUTPUT = "too much output"
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ProgramOutcome:
     """What a program did. Too much memory is a MemoryError of its own, so to be seen in `stderr`."""
 
-    ended: Ended
+    ended: EndReason
     exit_code: int
     """As the shell's, or minus the signal that ended it."""
     stdout: str
@@ -62,7 +62,7 @@ class Outcome:
 
 async def run_python(
     source: str, *, seconds: float = 10.0, memory_mib: int = 512, max_output: int = MAX_OUTPUT
-) -> Outcome:
+) -> ProgramOutcome:
     """Run a program to its end or to its limits. Nothing of it is left when this returns or is cancelled."""
     with tempfile.TemporaryDirectory(prefix="openclaw-sandbox-") as folder:
         running = _start(source.encode("utf-8", "replace"), seconds, memory_mib, folder)
@@ -110,7 +110,7 @@ def _start(
         )
 
 
-def _watch(running: subprocess.Popen[bytes], seconds: float, max_output: int) -> Outcome:
+def _watch(running: subprocess.Popen[bytes], seconds: float, max_output: int) -> ProgramOutcome:
     """Read what a program says until it ends or must be ended. Blocks, so it has a thread of its own."""
     started = time.monotonic()
     said: dict[Any, bytearray] = {running.stdout: bytearray(), running.stderr: bytearray()}
@@ -122,10 +122,12 @@ def _watch(running: subprocess.Popen[bytes], seconds: float, max_output: int) ->
         for pipe in said:
             pipe.close()
     texts = [bytes(said[pipe][:max_output]).decode(errors="replace") for pipe in (running.stdout, running.stderr)]
-    return Outcome(ended, exit_code, texts[0], texts[1], time.monotonic() - started)
+    return ProgramOutcome(ended, exit_code, texts[0], texts[1], time.monotonic() - started)
 
 
-def _listen(running: subprocess.Popen[bytes], said: dict[Any, bytearray], deadline: float, max_output: int) -> Ended:
+def _listen(
+    running: subprocess.Popen[bytes], said: dict[Any, bytearray], deadline: float, max_output: int
+) -> EndReason:
     with selectors.DefaultSelector() as selector:
         for pipe in said:
             os.set_blocking(pipe.fileno(), False)
@@ -137,11 +139,11 @@ def _listen(running: subprocess.Popen[bytes], said: dict[Any, bytearray], deadli
                 if not _hear(key.fileobj, said, max_output):
                     selector.unregister(key.fileobj)
             if any(len(words) > max_output for words in said.values()):
-                return Ended.TOO_TALKATIVE
+                return EndReason.TOO_MUCH_OUTPUT
             if over:
-                return Ended.BY_ITSELF
+                return EndReason.EXITED
             if time.monotonic() > deadline:
-                return Ended.TOO_SLOW
+                return EndReason.TIMED_OUT
 
 
 def _hear(pipe: Any, said: dict[Any, bytearray], max_output: int) -> bool:

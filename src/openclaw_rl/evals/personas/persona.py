@@ -36,7 +36,7 @@ LONGEST_ANSWER = 160
 
 
 @dataclass(frozen=True, slots=True)
-class Phrases:
+class PersonaPhrases:
     """Ways to say one thing, by language."""
 
     by_language: Mapping[str, tuple[str, ...]]
@@ -51,7 +51,7 @@ class Rule:
     """One thing that a persona wants, and what it says when it did not get it."""
 
     name: str
-    displeased: Phrases
+    displeased: PersonaPhrases
     check: Check = field(repr=False)
 
 
@@ -63,12 +63,12 @@ class Persona:
     description: str
     """Who it is and what it likes, in the second person: what a model that plays it is told."""
     rules: tuple[Rule, ...]
-    pleased: Phrases
-    asks_again: Phrases
+    pleased: PersonaPhrases
+    asks_again: PersonaPhrases
     """The wish and `{question}` in one message."""
-    no_answer: Phrases
+    no_answer: PersonaPhrases
     """What is said to an answer that is none: empty, endless, or about something else."""
-    next_question: Phrases
+    next_question: PersonaPhrases
     """How the next `{question}` is asked in a message that began with something else."""
     repeats_question: bool
     """Whether the same question is asked again after a failure."""
@@ -155,16 +155,18 @@ def _rule(table: Any, where: str) -> Rule:
     return Rule(_text(table, "name", where), _phrases(table, "displeased", where), check)
 
 
-def _phrases(table: dict[str, Any], key: str, where: str) -> Phrases:
+def _phrases(table: dict[str, Any], key: str, where: str) -> PersonaPhrases:
     """The phrases under a key, by language."""
     given = table.get(key)
     if not isinstance(given, dict) or not given:
         raise UserError(f'{where}: {key} is missing; write a table with phrases by language, as en = ["…"].')
-    return Phrases({language: _texts(listed, f"{where}: {key}.{language}") for language, listed in given.items()})
+    return PersonaPhrases(
+        {language: _texts(listed, f"{where}: {key}.{language}") for language, listed in given.items()}
+    )
 
 
-def _asking(table: dict[str, Any], key: str, where: str) -> Phrases:
-    """Phrases that each have the question in them."""
+def _asking(table: dict[str, Any], key: str, where: str) -> PersonaPhrases:
+    """PersonaPhrases that each have the question in them."""
     phrases = _phrases(table, key, where)
     for language, listed in phrases.by_language.items():
         for phrase in listed:
