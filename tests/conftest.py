@@ -19,6 +19,9 @@ import pytest
 from support.records import Book
 from support.tiny_models import save_adapter, save_tiny_model
 
+# Its assertions are to say as much as those of a test module.
+pytest.register_assert_rewrite("engines.conformance")
+
 # A machine that is busy for a moment is no fault of the code.
 hypothesis.settings.register_profile("patient", deadline=None)
 hypothesis.settings.load_profile("patient")

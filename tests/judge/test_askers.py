@@ -330,8 +330,7 @@ def saying(renderer: ChatRenderer, *texts: str) -> Callable[[SampleRequest, int]
 
 
 async def test_the_engine_gives_all_votes_of_the_base_model_behind_its_users(renderer: ChatRenderer) -> None:
-    sampler = ScriptedSampler(saying(renderer, "\\boxed{1}", "hello world", "no"))
-    sampler.newest_version = 3
+    sampler = ScriptedSampler(saying(renderer, "\\boxed{1}", "hello world", "no"), versions=[3])
     answers = await EngineAsker(sampler, renderer).ask(CHAT, PARAMS, 9)
     assert [answer.text for answer in answers] == ["\\boxed{1}", "hello world", "no"]
     (request,) = sampler.requests

@@ -57,7 +57,7 @@ def gate(renderer: ChatRenderer, says: Callable[[SampleRequest], str], *items: I
     def script(request: SampleRequest, index: int) -> list[int]:
         return [*renderer.tokenizer.backend.encode(says(request)).ids, next(iter(renderer.tokenizer.eos_ids))]
 
-    return Gate(list(items), 0.0, ScriptedSampler(script, **sampler), renderer)
+    return Gate(list(items), 0.0, ScriptedSampler(script, versions=(1, 2, 3, 4), **sampler), renderer)
 
 
 async def test_the_mark_is_the_share_of_prompts_that_the_asked_version_passes(renderer: ChatRenderer) -> None:

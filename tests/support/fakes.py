@@ -4,12 +4,15 @@ import asyncio
 import inspect
 import json
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from openclaw_rl.engines.base import EngineLimits, EngineStats, EngineUnavailable, QueueFull, StepRefused, StepResult
+from openclaw_rl.engines.admission import Admission
+from openclaw_rl.engines.base import EngineStats, EngineUnavailable, QueueFull, StepRefused, StepResult
 from openclaw_rl.engines.capabilities import SamplerCapabilities
 from openclaw_rl.engines.policy_ref import PolicyRef, WeightForm, policy_in
+from openclaw_rl.engines.versions import PolicyVersions
 from openclaw_rl.types import (
     BASE_VERSION,
     FinishReason,
@@ -28,10 +31,10 @@ def even_scores(request: ScoreRequest) -> list[float]:
 class ScriptedSampler:
     """Implements `Sampler`. `script(request, index)` gives the ids of each completion, end token included.
 
-    `scores(request)` gives log-probs; what it raises is raised.
+    The script sees the version that answers. `scores(request)` gives log-probs; what it raises is raised.
     """
 
-    capabilities = SamplerCapabilities(loads=frozenset(WeightForm))
+    capabilities = SamplerCapabilities(loads=frozenset(WeightForm), scores_targets=False)
 
     def __init__(
         self,
@@ -39,54 +42,84 @@ class ScriptedSampler:
         *,
         seconds_per_token: float = 0.0,
         max_context: int = 4096,
+        max_sequences: int = 64,
+        max_queue: int = 0,
+        versions: Sequence[int] = (),
         scores: Callable[[ScoreRequest], list[float]] = even_scores,
     ) -> None:
         self.script, self.seconds_per_token, self.scores = script, seconds_per_token, scores
-        self.limits = EngineLimits(max_context, max_sequences=64, max_choices=64)
-        self.newest_version = BASE_VERSION
+        self.admission = Admission(max_sequences, max_queue)
+        self.limits = self.admission.limits(max_context)
+        self.versions = PolicyVersions[PolicyRef | None](capacity=4)
+        for version in (BASE_VERSION, *versions):
+            self.versions.add(version, None)
         self.requests: list[SampleRequest] = []
         self.scored: list[ScoreRequest] = []
         self.full = False
         self.dies_after: int | None = None
+        self.closed = False
         self.sent = 0
         self.open = 0
 
+    @property
+    def newest_version(self) -> int:
+        return self.versions.newest
+
     async def start(self) -> None: ...
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        self.closed = True
 
     async def publish(self, version: int, policy: PolicyRef, *, candidate: bool = False) -> None:
-        if not candidate:
-            self.newest_version = version
+        self.capabilities.check_loads(policy)
+        async with self.versions.publishing(version):
+            self.versions.evict()
+            self.versions.add(version, policy, candidate=candidate)
 
     def promote(self, version: int) -> None:
-        self.newest_version = version
+        self.versions.promote(version)
 
-    def retract(self, version: int) -> None: ...
+    def retract(self, version: int) -> None:
+        self.versions.retract(version)
 
     def stats(self) -> EngineStats:
-        return EngineStats(True, self.open, 0, 0)
+        return EngineStats(not self.closed, self.admission.outstanding, 0, 0)
 
     def sample(self, request: SampleRequest) -> "ScriptedStream":
         if self.full:
             raise QueueFull(7, retry_after=3)
+        self.check_open()
+        self.admission.check(request)
+        version, _ = self.versions.find(request.version)
         self.requests.append(request)
-        return ScriptedStream(self, request)
+        return ScriptedStream(self, replace(request, version=version), version)
 
     async def score(self, request: ScoreRequest) -> Scores:
+        self.check_open()
+        self.limits.check_fits(request)
+        self.versions.find(request.version)
         self.scored.append(request)
         return Scores(self.scores(request))
+
+    def check_open(self) -> None:
+        if self.closed:
+            raise EngineUnavailable("The sampler is closed.")
 
 
 class ScriptedStream:
     """One token of every completion at a time."""
 
-    def __init__(self, sampler: ScriptedSampler, request: SampleRequest) -> None:
-        self.version, self.cached_tokens = sampler.newest_version, 0
+    def __init__(self, sampler: ScriptedSampler, request: SampleRequest, version: int) -> None:
+        self.version, self.cached_tokens = version, 0
         self._sampler, self._request = sampler, request
         self._ids = {index: list(sampler.script(request, index)) for index in range(request.n)}
         sampler.open += 1
+        sampler.admission.enter(self, request.priority)
         self._closed = False
+
+    @property
+    def running(self) -> int:
+        return len(self._ids)
 
     def drop(self, index: int) -> None:
         self._ids.pop(index, None)
@@ -95,6 +128,7 @@ class ScriptedStream:
         if not self._closed:
             self._closed = True
             self._sampler.open -= 1
+            self._sampler.admission.leave(self)
             self._ids.clear()
 
     async def __aiter__(self) -> AsyncIterator[list[SampledToken]]:
@@ -102,9 +136,11 @@ class ScriptedStream:
         while self._ids:
             if self._sampler.seconds_per_token:
                 await asyncio.sleep(self._sampler.seconds_per_token)
+            self._sampler.check_open()
             if self._sampler.dies_after is not None and position >= self._sampler.dies_after:
                 raise EngineUnavailable("The worker died.")
-            yield [self._token(index, position) for index in list(self._ids)]
+            if tokens := [self._token(index, position) for index in list(self._ids)]:
+                yield tokens
             self._ids = {index: ids for index, ids in self._ids.items() if position + 1 < len(ids)}
             position += 1
 

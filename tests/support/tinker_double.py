@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from openclaw_rl.engines.local.model.decoder import load_decoder
-from openclaw_rl.engines.local.process.sampler_messages import Add, LoadPolicy, Score, WorkerOptions
+from openclaw_rl.engines.local.process.sampler_messages import Add, LoadPolicy, PolicyLoaded, Score, WorkerOptions
 from openclaw_rl.engines.local.process.sampler_worker import Worker
 from openclaw_rl.engines.local.training.lora import LoraWeights
 from openclaw_rl.engines.local.training.packing import micro_batches
@@ -155,6 +155,15 @@ class Cloud:
 
     def path(self, kind: str, name: str) -> str:
         return f"tinker://run-{next(self._ids)}/{kind}/{name}"
+
+    def keep(self, adapter: Path, path: str | None = None) -> str:
+        """Keep an adapter's weights to sample from; the path that the service gives them."""
+        path, slot = path or self.path("sampler_weights", adapter.name), len(self.slots) + 1
+        loaded = self.worker.obey(LoadPolicy(slot, slot, adapter))
+        assert isinstance(loaded, PolicyLoaded)
+        assert loaded.error is None
+        self.slots[path] = slot
+        return path
 
     def service(self, **given: Any) -> "Service":
         self.sessions += 1
@@ -318,9 +327,7 @@ class Training:
             path = self.cloud.path("sampler_weights", name)
             folder = self.cloud.folder / name
             self.lora.save(folder, "tiny")
-            slot = len(self.cloud.slots) + 1
-            self.cloud.worker.obey(LoadPolicy(slot, slot, folder))
-            self.cloud.slots[path] = slot
+            self.cloud.keep(folder, path)
             return types.SaveWeightsForSamplerResponse(path=path)
 
         return self._submit("save_weights", save)

@@ -51,6 +51,13 @@ class EngineLimits:
     max_choices: int
     """Completions that one request may ask for."""
 
+    def check_fits(self, request: ScoreRequest) -> None:
+        """Raise EngineError if the tokens to score are more than the context holds."""
+        if len(request.ids) > self.max_context_tokens:
+            raise EngineError(
+                f"{len(request.ids)} tokens are to be scored, and the context holds {self.max_context_tokens}."
+            )
+
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:

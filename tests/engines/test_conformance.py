@@ -1,0 +1,29 @@
+"""The conformance suite over each engine. A new engine is added to the list."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from engines.conformance import SamplerConformance
+from support.engine_harness import LocalHarness, SamplerHarness, ScriptedHarness, TinkerHarness
+
+SAMPLERS: list[type[SamplerHarness]] = [LocalHarness, TinkerHarness, ScriptedHarness]
+
+# Starting a process takes seconds, so all tests of an engine share one.
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=SAMPLERS, ids=lambda made: made.__name__)
+async def engine(
+    request: pytest.FixtureRequest, tiny_model: Path, adapters: list[Path], tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[SamplerHarness]:
+    harness: SamplerHarness = request.param(tiny_model, adapters, tmp_path_factory.mktemp("engine"))
+    await harness.start()
+    yield harness
+    await harness.close()
+
+
+class TestSampler(SamplerConformance):
+    """Every sampler."""

@@ -1,0 +1,145 @@
+"""The engines that the conformance suite runs over: how to start each one, and how to make a policy that it loads."""
+
+import asyncio
+import os
+import random
+import signal
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import PeftModel
+from transformers import LlamaForCausalLM
+
+from openclaw_rl.engines.base import Sampler
+from openclaw_rl.engines.local.process.sampler import LocalSampler
+from openclaw_rl.engines.local.process.sampler_messages import WorkerOptions
+from openclaw_rl.engines.policy_ref import PolicyRef, WeightForm, policy_in
+from openclaw_rl.types import SampleRequest
+from support.fakes import ScriptedSampler
+
+#: Every sampler is made to sample so many sequences at the same time, to keep as many more waiting, and to hold so many
+#: policy versions beside the base model.
+MAX_SEQUENCES, MAX_QUEUE, POLICIES = 4, 4, 2
+
+
+class SamplerHarness:
+    """One sampler under test, over the tiny model, with the policies that it may be given."""
+
+    has_model = True
+    """Whether its tokens come from the tiny model, so that log-probs can be compared with a reference."""
+    has_process = False
+    """Whether it runs in a process that can die."""
+
+    def __init__(self, model: Path, adapters: Sequence[Path], folder: Path) -> None:
+        self.model, self.adapters, self.folder = model, adapters, folder
+        self.numbers = count(1)
+        self.sampler: Any = None
+
+    async def start(self) -> None:
+        self.sampler = self.make()
+        await self.sampler.start()
+
+    async def close(self) -> None:
+        await self.sampler.close()
+
+    def make(self) -> Sampler:
+        """Another sampler, not started."""
+        raise NotImplementedError
+
+    async def policy(self, number: int) -> PolicyRef:
+        """The policy that is adapter `number`, in a form that the sampler loads."""
+        return policy_in(self.adapters[number])
+
+    def kill(self) -> None:
+        """End the process at once, as a crash does."""
+        raise NotImplementedError
+
+    @asynccontextmanager
+    async def published(self, adapter: int, *, candidate: bool = False) -> AsyncIterator[int]:
+        """A version that the sampler holds for the length of a block."""
+        version = next(self.numbers)
+        await self.sampler.publish(version, await self.policy(adapter), candidate=candidate)
+        try:
+            yield version
+        finally:
+            self.sampler.retract(version)
+
+    def reference(self, ids: Sequence[int], adapter: int | None = None) -> torch.Tensor:
+        """Raw log-probs of all tokens after each of `ids`, by Transformers and PEFT."""
+        model: Any = LlamaForCausalLM.from_pretrained(self.model)
+        if adapter is not None:
+            model = PeftModel.from_pretrained(model, self.adapters[adapter])
+        with torch.inference_mode():
+            logprobs: torch.Tensor = model.eval()(torch.tensor([list(ids)])).logits[0].log_softmax(-1)
+        return logprobs
+
+
+class LocalHarness(SamplerHarness):
+    """The local engine: a worker process."""
+
+    has_process = True
+
+    def make(self) -> Sampler:
+        options = WorkerOptions(self.model, "cpu", "float32", MAX_SEQUENCES, None, 0.05, POLICIES, 4)
+        return LocalSampler(options, MAX_QUEUE)
+
+    def kill(self) -> None:
+        assert isinstance(self.sampler, LocalSampler)
+        assert self.sampler.worker_pid is not None
+        os.kill(self.sampler.worker_pid, signal.SIGKILL)
+
+
+class TinkerHarness(SamplerHarness):
+    """Tinker's sampler, against the double of the service."""
+
+    async def start(self) -> None:
+        double = pytest.importorskip("support.tinker_double")
+        self.patch = pytest.MonkeyPatch()
+        self.cloud = double.Cloud(self.model, self.folder)
+        self.patch.setattr(double.tinker, "ServiceClient", self.cloud.service)
+        await super().start()
+
+    async def close(self) -> None:
+        await super().close()
+        await self.sampler.connection.close()
+        self.patch.undo()
+
+    def make(self) -> Sampler:
+        from openclaw_rl.engines.tinker.connection import Account, Connection
+        from openclaw_rl.engines.tinker.sampler import SamplerOptions, TinkerSampler
+
+        options = SamplerOptions("tiny/model", self.model, None, MAX_SEQUENCES, MAX_QUEUE, 8, POLICIES)
+        return TinkerSampler(Connection(Account(None, "tml-key", timeout=60.0)), options)
+
+    async def policy(self, number: int) -> PolicyRef:
+        from openclaw_rl.engines.tinker.record import PolicyRecord
+
+        folder = self.folder / f"adapter-{number}"
+        folder.mkdir(exist_ok=True)
+        PolicyRecord("tiny/model", 4, self.cloud.keep(self.adapters[number]), None).write(folder)
+        return policy_in(folder)
+
+
+class ScriptedHarness(SamplerHarness):
+    """The fake that other tests use in place of an engine."""
+
+    has_model = False
+
+    def make(self) -> Sampler:
+        def script(request: SampleRequest, index: int) -> list[int]:
+            params = request.params
+            choose = random.Random(f"{list(request.prompt_ids)} {params.seed} {index} {request.version}")
+            ids = choose.choices(range(300), k=params.max_tokens + 1)
+            stop = next((place for place, id in enumerate(ids) if id in params.stop_token_ids), len(ids))
+            return ids[: stop + 1]
+
+        return ScriptedSampler(script, seconds_per_token=0.001, max_sequences=MAX_SEQUENCES, max_queue=MAX_QUEUE)
+
+    async def policy(self, number: int) -> PolicyRef:
+        await asyncio.sleep(0)
+        return PolicyRef(WeightForm.PEFT, self.adapters[number])
