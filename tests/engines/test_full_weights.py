@@ -23,12 +23,11 @@ from openclaw_rl.engines.local.process.sampler_messages import (
 from openclaw_rl.engines.local.process.sampler_worker import Worker
 from openclaw_rl.engines.local.training.full_weights import FullWeights, ModelSlots
 from openclaw_rl.engines.local.training.lora import LoraWeights
-from openclaw_rl.engines.local.training.policy_trainer import PolicyTrainer
 from openclaw_rl.engines.local.training.trainer import TrainedWeights, Trainer
 from openclaw_rl.losses.policy import PolicyLoss
 from openclaw_rl.types import ScoreRequest, TrainingSequence
 from support.decoders import FAMILIES
-from support.trainers import batch, options, state
+from support.trainers import InProcessLearner, batch, options, state
 from support.training_sequences import over_alternatives, ragged
 from support.workers import ids, on_every_device, request, run, transformers_greedy
 
@@ -79,7 +78,7 @@ def test_every_weight_gets_the_gradient_of_autograd(family: str, checkpointing: 
     weights = FullWeights.create(decoder, tmp_path)
     trainer = Trainer(decoder, weights, PolicyLoss(), micro_batch_tokens=64, checkpointing=checkpointing)
     metrics = trainer.forward_backward(sequences)
-    assert metrics.samples == 7
+    assert metrics.response_tokens == sum(span.stop - span.start for s in sequences for span in s.spans)
     ours = dict(theirs.named_parameters())
     masters = {id(tensor): tensor for tensor in weights.parameters()}
     assert all(tensor.grad is not None and tensor.grad.abs().sum() > 0 for tensor in masters.values())
@@ -93,11 +92,11 @@ def test_every_weight_gets_the_gradient_of_autograd(family: str, checkpointing: 
 
 def test_a_policy_is_written_for_everybody_and_read_again_bit_for_bit(tiny_model: Path, tmp_path: Path) -> None:
     decoder = load_decoder(tiny_model, torch.float32, CPU)
-    trainer = PolicyTrainer(decoder, options(rank=0, model=tiny_model, learning_rate=1e-4))
-    trainer.step(batch(trainer))
-    trainer.write_policy(tmp_path)
+    learner = InProcessLearner(decoder, options(rank=0, model=tiny_model, learning_rate=1e-4))
+    learner.step(batch(learner))
+    learner.write_policy(tmp_path)
     again = FullWeights.load(tmp_path, decoder, tiny_model)
-    assert all(map(torch.equal, trainer.weights.parameters(), again.parameters()))
+    assert all(map(torch.equal, learner.trainer.weights.parameters(), again.parameters()))
     assert not all(map(torch.equal, FullWeights.create(decoder, tiny_model).parameters(), again.parameters()))
     theirs = LlamaForCausalLM.from_pretrained(tmp_path)
     written = take_apart(again.masters)
@@ -107,22 +106,22 @@ def test_a_policy_is_written_for_everybody_and_read_again_bit_for_bit(tiny_model
 
 def test_a_student_of_all_weights_learns_takes_back_and_goes_on_exactly(tiny_model: Path, tmp_path: Path) -> None:
     decoder = load_decoder(tiny_model, torch.float32, CPU)
-    trainer = PolicyTrainer(decoder, options(rank=0, model=tiny_model, learning_rate=1e-4))
+    learner = InProcessLearner(decoder, options(rank=0, model=tiny_model, learning_rate=1e-4))
     untouched = {name: tensor.clone() for name, tensor in take_apart(decoder).items()}
-    first = batch(trainer, advantage=1.0)
-    before = trainer.trainer.score(first)
-    trainer.step(first)
-    for one, other in zip(before, trainer.trainer.score(first), strict=True):
+    first = batch(learner, advantage=1.0)
+    before = learner.trainer.score(first)
+    learner.step(first)
+    for one, other in zip(before, learner.trainer.score(first), strict=True):
         assert sum(other[0]) > sum(one[0])
-    for one, other in zip(before, trainer.trainer.score(first, base=True), strict=True):
+    for one, other in zip(before, learner.trainer.score(first, base=True), strict=True):
         assert other[0] == pytest.approx(one[0], abs=1e-5)
-    saved = state(trainer, tmp_path / "one")
-    second = batch(trainer, 1)
-    assert trainer.step(second).kl_base > 0
-    after = state(trainer, tmp_path / "two")
-    trainer.undo()
-    assert state(trainer, tmp_path / "undone") == saved
-    other = PolicyTrainer(decoder, options(rank=0, model=tiny_model, learning_rate=1e-4))
+    saved = state(learner, tmp_path / "one")
+    second = batch(learner, 1)
+    assert learner.step(second).kl_base > 0
+    after = state(learner, tmp_path / "two")
+    learner.undo()
+    assert state(learner, tmp_path / "undone") == saved
+    other = InProcessLearner(decoder, options(rank=0, model=tiny_model, learning_rate=1e-4))
     other.load(tmp_path / "one")
     other.step(second)
     assert state(other, tmp_path / "resumed") == after
@@ -235,14 +234,14 @@ def test_a_folder_that_does_not_fit_is_refused_with_the_reason(
     with pytest.raises(BadPolicy, match="another size"):
         slots.load(1, tmp_path / "other")
     assert slots.model(1) is None
-    trainer = PolicyTrainer(decoder, options(rank=4))
-    trainer.save(tmp_path / "adapter")
+    learner = InProcessLearner(decoder, options(rank=4))
+    learner.save(tmp_path / "adapter")
     with pytest.raises(StepRefused, match="--lora-rank 0 trains all weights"):
-        PolicyTrainer(decoder, options(rank=0, model=tiny_model)).load(tmp_path / "adapter")
-    whole = PolicyTrainer(decoder, options(rank=0, model=tiny_model))
+        InProcessLearner(decoder, options(rank=0, model=tiny_model)).load(tmp_path / "adapter")
+    whole = InProcessLearner(decoder, options(rank=0, model=tiny_model))
     whole.save(tmp_path / "whole")
     with pytest.raises(StepRefused, match="give --lora-rank 0"):
-        trainer.load(tmp_path / "whole")
+        learner.load(tmp_path / "whole")
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -19,29 +19,28 @@ from openclaw_rl.engines.local.model.decoder import load_decoder
 from openclaw_rl.engines.local.process.learner import LocalLearner
 from openclaw_rl.engines.local.process.sampler import LocalSampler
 from openclaw_rl.engines.local.process.sampler_messages import WorkerOptions
-from openclaw_rl.engines.local.training.policy_trainer import PolicyTrainer
 from openclaw_rl.types import TrainingSequence
-from support.trainers import batch, options
+from support.trainers import InProcessLearner, batch, options
 
 # Starting a process takes seconds, so the tests share one and leave it usable.
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 @pytest.fixture(scope="module")
-def trainer(tiny_model: Path) -> PolicyTrainer:
+def in_process(tiny_model: Path) -> InProcessLearner:
     """The same in this process, to compare with."""
-    return PolicyTrainer(load_decoder(tiny_model, torch.float32, torch.device("cpu")), options())
+    return InProcessLearner(load_decoder(tiny_model, torch.float32, torch.device("cpu")), options())
 
 
 @pytest.fixture(scope="module")
-def sequences(trainer: PolicyTrainer) -> list[TrainingSequence]:
-    return batch(trainer, count=6)
+def sequences(in_process: InProcessLearner) -> list[TrainingSequence]:
+    return batch(in_process, count=6)
 
 
 @pytest.fixture(scope="module")
-def large(trainer: PolicyTrainer) -> list[TrainingSequence]:
+def large(in_process: InProcessLearner) -> list[TrainingSequence]:
     """A batch that takes seconds."""
-    return batch(trainer, count=2000)
+    return batch(in_process, count=2000)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -70,8 +69,8 @@ async def written(learner: LocalLearner, folder: Path) -> bytes:
 
 async def under_way(learner: LocalLearner, sequences: list[TrainingSequence]) -> "asyncio.Task[Any]":
     """A step that the process has begun."""
-    assert learner.worker_pid is not None
-    stat = Path(f"/proc/{learner.worker_pid}/stat")
+    assert learner.process.pid is not None
+    stat = Path(f"/proc/{learner.process.pid}/stat")
 
     def used() -> int:
         fields = stat.read_text().rpartition(")")[2].split()
@@ -87,19 +86,19 @@ async def under_way(learner: LocalLearner, sequences: list[TrainingSequence]) ->
 
 
 async def test_a_step_in_the_process_is_the_step_that_it_would_be_here(
-    learner: LocalLearner, trainer: PolicyTrainer, sequences: list[TrainingSequence], tmp_path: Path
+    learner: LocalLearner, in_process: InProcessLearner, sequences: list[TrainingSequence], tmp_path: Path
 ) -> None:
     fresh = await written(learner, tmp_path / "fresh")
     result = await learner.step(sequences)
-    trainer.reset()
-    expected = trainer.step(sequences)
+    await in_process.transaction.reset()
+    expected = await in_process.transaction.step(sequences)
     assert result.loss == pytest.approx(expected.loss, abs=1e-5)
     assert result.kl_old == pytest.approx(expected.kl_old, rel=1e-2)
     assert (result.tokens, result.response_tokens) == (expected.tokens, expected.response_tokens)
     assert await written(learner, tmp_path / "stepped") != fresh
     await learner.undo()
     assert await written(learner, tmp_path / "undone") == fresh
-    assert learner.weight_bytes > 0
+    assert learner.process.weight_bytes > 0
 
 
 async def test_what_it_writes_is_loaded_by_peft(
@@ -132,7 +131,7 @@ async def test_it_goes_on_exactly_from_what_it_saved(
 async def test_what_is_refused_is_a_sentence_and_the_process_stays(
     learner: LocalLearner, sequences: list[TrainingSequence], tmp_path: Path
 ) -> None:
-    pid = learner.worker_pid
+    pid = learner.process.pid
     with pytest.raises(StepRefused, match="no step"):
         await learner.undo()
     with pytest.raises(StepRefused, match="nowhere"):
@@ -145,7 +144,7 @@ async def test_what_is_refused_is_a_sentence_and_the_process_stays(
         (tmp_path / name).write_text("{}")
     with pytest.raises(StepRefused):
         await learner.load(tmp_path)
-    assert learner.worker_pid == pid
+    assert learner.process.pid == pid
     await learner.step(sequences)
 
 
@@ -154,9 +153,9 @@ async def test_it_stands_behind_the_sampler(learner: LocalLearner, tiny_model: P
     sampler = LocalSampler(WorkerOptions(tiny_model, "cpu", "float32", 4, None, 0.05, 2, 4), max_queue=4)
     await sampler.start()
     try:
-        assert learner.worker_pid is not None
+        assert learner.process.pid is not None
         assert sampler.worker_pid is not None
-        ours, theirs = (os.getpriority(os.PRIO_PROCESS, pid) for pid in (learner.worker_pid, sampler.worker_pid))
+        ours, theirs = (os.getpriority(os.PRIO_PROCESS, pid) for pid in (learner.process.pid, sampler.worker_pid))
         assert ours > theirs
     finally:
         await sampler.close()
@@ -170,13 +169,13 @@ async def test_killed_during_a_step_it_is_started_again_by_the_next_call(
     await learner.save(tmp_path / "saved")
     before = weights(tmp_path / "saved")
     task = await under_way(learner, large)
-    pid = learner.worker_pid
+    pid = learner.process.pid
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(EngineUnavailable, match=r"ended while it was working.*SIGKILL"):
         await task
     await learner.load(tmp_path / "saved")
-    assert learner.worker_pid != pid
+    assert learner.process.pid != pid
     assert await written(learner, tmp_path / "again") == before
     await learner.step(sequences)
 
@@ -186,7 +185,7 @@ async def test_killed_while_it_has_nothing_to_do_the_next_call_says_so(
 ) -> None:
     """It must not be asked of a fresh process as if nothing had happened: that has nothing in its memory."""
     await learner.step(sequences)
-    pid = learner.worker_pid
+    pid = learner.process.pid
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(EngineUnavailable):

@@ -1,4 +1,4 @@
-"""A step moves the policy where the advantages point, is made whole or not at all, and can be gone on from exactly."""
+"""A step follows the advantages, is made whole or not at all, and training resumes from a checkpoint exactly."""
 
 import dataclasses
 import json
@@ -13,11 +13,10 @@ from torch import Tensor
 
 from openclaw_rl.engines.base import StepRefused
 from openclaw_rl.engines.local.model.decoder import Decoder, load_decoder
-from openclaw_rl.engines.local.training import policy_trainer as module
-from openclaw_rl.engines.local.training.policy_trainer import PolicyTrainer
+from openclaw_rl.engines.local.training.policy_trainer import MAX_HALVINGS
 from openclaw_rl.engines.local.training.trainer import Trainer
 from openclaw_rl.types import LossSettings, Span, TrainingSequence
-from support.trainers import VOCABULARY, batch, fresh, options, state
+from support.trainers import VOCABULARY, InProcessLearner, batch, fresh, options, state, trained
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -34,60 +33,48 @@ def decoder(tiny_model: Path) -> Decoder:
     return load_decoder(tiny_model, torch.float32, torch.device("cpu"))
 
 
-def change_training(trainer: PolicyTrainer, **changes: Any) -> None:
-    training = dataclasses.replace(trainer.options.training, **changes)
-    trainer.options = dataclasses.replace(trainer.options, training=training)
-
-
-def means(trainer: PolicyTrainer, sequences: Sequence[TrainingSequence]) -> list[float]:
-    return [sum(own) / len(own) for spans in trainer.trainer.score(sequences) for own in spans]
-
-
-def trained(decoder: Decoder, steps: int = 2, **given: Any) -> PolicyTrainer:
-    trainer = PolicyTrainer(decoder, options(**given))
-    for seed in range(steps):
-        trainer.step(batch(trainer, seed))
-    return trainer
+def means(learner: InProcessLearner, sequences: Sequence[TrainingSequence]) -> list[float]:
+    return [sum(own) / len(own) for spans in learner.trainer.score(sequences) for own in spans]
 
 
 # direction
 
 
 def test_a_step_makes_good_answers_likelier_and_bad_ones_less_likely(decoder: Decoder) -> None:
-    trainer = PolicyTrainer(decoder, options())
-    sequences = batch(trainer, count=6)
+    learner = InProcessLearner(decoder, options())
+    sequences = batch(learner, count=6)
     signs = [sequence.spans[0].advantages[0] for sequence in sequences]
     assert set(signs) == {-1.0, 1.0}
-    before = means(trainer, sequences)
+    before = means(learner, sequences)
     for _ in range(5):
-        result = trainer.step(fresh(trainer, sequences))
+        result = learner.step(fresh(learner, sequences))
         assert result.grad_norm > 0
         assert 0 < result.kl_old < 0.5
         assert result.response_tokens == sum(len(sequence.spans[0].advantages) for sequence in sequences)
-    for sign, was, now in zip(signs, before, means(trainer, sequences), strict=True):
+    for sign, was, now in zip(signs, before, means(learner, sequences), strict=True):
         assert (now - was) * sign > 0
 
 
 def test_of_one_answer_each_token_moves_as_its_own_advantage_says(decoder: Decoder) -> None:
-    trainer = PolicyTrainer(decoder, options(loss=LossSettings("importance_sampling")))
-    (sequence,) = batch(trainer, 1, count=1)
+    learner = InProcessLearner(decoder, options(loss=LossSettings("importance_sampling")))
+    (sequence,) = batch(learner, 1, count=1)
     span = sequence.spans[0]
     advantages = [1.0 if i % 2 else -1.0 for i in range(span.stop - span.start)]
     sequence = TrainingSequence(sequence.ids, [dataclasses.replace(span, advantages=advantages)])
-    (before,) = trainer.trainer.score([sequence])[0]
+    (before,) = learner.trainer.score([sequence])[0]
     for _ in range(20):
-        trainer.step(fresh(trainer, [sequence]))
-    (after,) = trainer.trainer.score([sequence])[0]
+        learner.step(fresh(learner, [sequence]))
+    (after,) = learner.trainer.score([sequence])[0]
     moved = [(now - was) * sign > 0 for was, now, sign in zip(before, after, advantages, strict=True)]
     assert sum(moved) >= 0.9 * len(moved)
 
 
 def test_a_fresh_policy_is_the_base_model(decoder: Decoder) -> None:
-    trainer = PolicyTrainer(decoder, options())
-    sequences = batch(trainer)
-    assert trainer.trainer.score(sequences) == trainer.trainer.score(sequences, base=True)
-    assert trainer.step(sequences).kl_base == 0
-    assert trainer.step(fresh(trainer, sequences)).kl_base > 0
+    learner = InProcessLearner(decoder, options())
+    sequences = batch(learner)
+    assert learner.trainer.score(sequences) == learner.trainer.score(sequences, base=True)
+    assert learner.step(sequences).kl_base == 0
+    assert learner.step(fresh(learner, sequences)).kl_base > 0
 
 
 def test_a_long_answer_does_not_dominate_a_short_one(decoder: Decoder) -> None:
@@ -96,40 +83,48 @@ def test_a_long_answer_does_not_dominate_a_short_one(decoder: Decoder) -> None:
     ids = [draw.randrange(VOCABULARY) for _ in range(120)]
     long = TrainingSequence(ids, [Span(1, 20, 120, [0.0] * 100, [1.0] * 100)])
     short = TrainingSequence([*ids[50:70], 7], [Span(2, 20, 21, [0.0], [-1.0])])
-    trainer = PolicyTrainer(decoder, options(max_grad_norm=1e9, loss=LossSettings("importance_sampling")))
+    learner = InProcessLearner(decoder, options(max_grad_norm=1e9, loss=LossSettings("importance_sampling")))
 
     def norm(*sequences: TrainingSequence) -> float:
-        trainer.trainer.forward_backward(fresh(trainer, sequences))
-        total = torch.stack([p.grad.norm() for p in trainer.weights.parameters() if p.grad is not None]).norm().item()
-        for parameter in trainer.weights.parameters():
+        learner.trainer.forward_backward(fresh(learner, sequences))
+        total = (
+            torch.stack([p.grad.norm() for p in learner.trainer.weights.parameters() if p.grad is not None])
+            .norm()
+            .item()
+        )
+        for parameter in learner.trainer.weights.parameters():
             parameter.grad = None
         return total
 
     # The mean over tokens: a hundred tokens that pull apart weigh less than one, never a hundred times as much.
     assert norm(long) < 2 * norm(short)
-    step = trainer.step(fresh(trainer, [long, short]))
+    step = learner.step(fresh(learner, [long, short]))
     assert step.response_tokens == 101
-    before = trainer.trainer.score([short], base=True)[0][0][0]
-    assert trainer.trainer.score([short])[0][0][0] < before
+    before = learner.trainer.score([short], base=True)[0][0][0]
+    assert learner.trainer.score([short])[0][0][0] < before
 
 
 def test_epochs_are_steps_of_the_optimiser_and_later_ones_clip(decoder: Decoder) -> None:
     """Mistake 8: with Adam, doing the same twice in one step is no change at all."""
-    once, twice = (PolicyTrainer(decoder, options(epochs=epochs, learning_rate=5e-2, max_kl=100)) for epochs in (1, 4))
+    once, twice = (
+        InProcessLearner(decoder, options(epochs=epochs, learning_rate=5e-2, max_kl=100)) for epochs in (1, 4)
+    )
     sequences = batch(once)
     one, other = once.step(sequences), twice.step(sequences)
     assert one.clip_fraction == 0
     assert other.clip_fraction > 0
-    assert not all(map(torch.equal, once.weights.parameters(), twice.weights.parameters()))
-    steps = {name: value for name, value in twice._moments().items() if name.endswith("step")}
+    assert not all(map(torch.equal, once.trainer.weights.parameters(), twice.trainer.weights.parameters()))
+    steps = {name: value for name, value in twice.trainer._moments().items() if name.endswith("step")}
     assert set(map(float, steps.values())) == {4.0}
 
 
 def test_the_penalty_for_drifting_holds_the_policy_back(decoder: Decoder) -> None:
-    free, held = (PolicyTrainer(decoder, options(loss=LossSettings(kl_coef=coef), max_kl=100)) for coef in (0.0, 5.0))
-    for trainer in (free, held):
+    free, held = (
+        InProcessLearner(decoder, options(loss=LossSettings(kl_coef=coef), max_kl=100)) for coef in (0.0, 5.0)
+    )
+    for learner in (free, held):
         for _ in range(10):
-            trainer.step(batch(trainer, count=3, advantage=1.0))
+            learner.step(batch(learner, count=3, advantage=1.0))
     sequences = batch(free, count=3, advantage=1.0)
     assert held.step(fresh(held, sequences)).kl_base < free.step(sequences).kl_base
 
@@ -143,10 +138,10 @@ def test_the_penalty_for_drifting_holds_the_policy_back(decoder: Decoder) -> Non
 def test_a_refused_step_leaves_everything_bit_for_bit_as_it_was(
     decoder: Decoder, tmp_path: Path, cause: str, steps: int, dropout: float
 ) -> None:
-    trainer = trained(decoder, steps, dropout=dropout, max_kl=5.0, epochs=2)
-    before = state(trainer, tmp_path / "before")
-    sequences = batch(trainer, 9)
-    change_training(trainer, max_kl=1e-12 if cause == "max_kl" else 5.0)
+    learner = trained(decoder, steps, dropout=dropout, max_kl=5.0, epochs=2)
+    before = state(learner, tmp_path / "before")
+    sequences = batch(learner, 9)
+    learner.change_training(max_kl=1e-12 if cause == "max_kl" else 5.0)
     if cause == "advantage":
         sequences = [
             dataclasses.replace(s, spans=[dataclasses.replace(s.spans[0], advantages=[float("nan")] * n)])
@@ -154,20 +149,20 @@ def test_a_refused_step_leaves_everything_bit_for_bit_as_it_was(
             for n in [len(s.spans[0].advantages)]
         ]
     if cause == "custom":
-        trainer.trainer.loss = custom(tmp_path, "return logprobs * float('nan')")
+        learner.trainer.trainer.loss = custom(tmp_path, "return logprobs * float('nan')")
     match = {"max_kl": "--max-kl", "advantage": "not finite", "custom": "not finite"}[cause]
     with pytest.raises(StepRefused, match=match):
-        trainer.step(sequences)
-    assert state(trainer, tmp_path / "after") == before
+        learner.step(sequences)
+    assert state(learner, tmp_path / "after") == before
     with pytest.raises(StepRefused, match="no step"):
-        trainer.undo()
+        learner.undo()
     # And the next step is the one that would have been made without the refused one.
-    trainer.options = options(dropout=dropout, max_kl=5.0, epochs=2)
-    trainer.trainer.loss = trainer.loss
-    trainer.step(batch(trainer, 5))
+    learner.change_training(max_kl=5.0)
+    learner.trainer.trainer.loss = learner.trainer.loss
+    learner.step(batch(learner, 5))
     other = trained(decoder, steps, dropout=dropout, max_kl=5.0, epochs=2)
     other.step(batch(other, 5))
-    assert state(trainer, tmp_path / "one") == state(other, tmp_path / "other")
+    assert state(learner, tmp_path / "one") == state(other, tmp_path / "other")
 
 
 @pytest.mark.parametrize("advantage", [1.0, -1.0])
@@ -175,9 +170,9 @@ def test_an_answer_that_the_policy_would_not_have_given_is_learned_within_the_li
     decoder: Decoder, advantage: float
 ) -> None:
     """As an imported one: its tokens are improbable, and their ratios say more than the policy has moved."""
-    trainer = PolicyTrainer(decoder, options(learning_rate=2e-2, max_kl=0.5))
-    assert trainer.step(batch(trainer, advantage=advantage)).kl_old > 0
-    runaway = PolicyTrainer(decoder, options(learning_rate=2.0, max_kl=0.5))
+    learner = InProcessLearner(decoder, options(learning_rate=2e-2, max_kl=0.5))
+    assert learner.step(batch(learner, advantage=advantage)).kl_old > 0
+    runaway = InProcessLearner(decoder, options(learning_rate=2.0, max_kl=0.5))
     with pytest.raises(StepRefused, match="--max-kl"):
         runaway.step(batch(runaway, advantage=advantage))
 
@@ -185,22 +180,22 @@ def test_an_answer_that_the_policy_would_not_have_given_is_learned_within_the_li
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
 @pytest.mark.parametrize("steps", [0, 2])
 def test_a_step_that_is_taken_back_never_was(decoder: Decoder, tmp_path: Path, steps: int, dropout: float) -> None:
-    trainer = trained(decoder, steps, dropout=dropout)
-    before = state(trainer, tmp_path / "before")
-    trainer.step(batch(trainer, 9))
-    assert state(trainer, tmp_path / "between") != before
-    trainer.undo()
-    assert state(trainer, tmp_path / "after") == before
+    learner = trained(decoder, steps, dropout=dropout)
+    before = state(learner, tmp_path / "before")
+    learner.step(batch(learner, 9))
+    assert state(learner, tmp_path / "between") != before
+    learner.undo()
+    assert state(learner, tmp_path / "after") == before
     with pytest.raises(StepRefused, match="no step"):
-        trainer.undo()
+        learner.undo()
 
 
 def test_what_dropout_does_to_a_pass_is_not_taken_for_a_move_of_the_policy(decoder: Decoder) -> None:
-    trainer = trained(decoder, 3, dropout=0.0, learning_rate=2e-2, max_kl=100)
-    change_training(trainer, learning_rate=0.0)
-    noisy = dataclasses.replace(trainer.weights, dropout=0.5)
-    trainer._take(noisy)
-    assert trainer.step(batch(trainer, 9)).kl_old < 1e-9
+    learner = trained(decoder, 3, dropout=0.0, learning_rate=2e-2, max_kl=100)
+    learner.change_training(learning_rate=0.0)
+    noisy = dataclasses.replace(learner.trainer.weights, dropout=0.5)
+    learner.trainer._take(noisy)
+    assert learner.step(batch(learner, 9)).kl_old < 1e-9
 
 
 # memory
@@ -221,49 +216,51 @@ class Cramped(Trainer):
         return super().forward_backward(sequences)
 
 
-def cramped(trainer: PolicyTrainer, room: int) -> list[int]:
-    inner = Cramped(trainer.decoder, trainer.weights, trainer.loss, trainer.options.micro_batch_tokens)
-    inner.room, inner.tried = room, []
-    inner.micro_batches_seen = trainer.trainer.micro_batches_seen
-    trainer.trainer = inner
-    return inner.tried
+def cramped(learner: InProcessLearner, room: int) -> list[int]:
+    """Give a learner little memory; returns the sizes of micro-batches that it then tries."""
+    policy = learner.trainer
+    trainer = Cramped(policy.decoder, policy.weights, policy.loss, policy.options.micro_batch_tokens)
+    trainer.room, trainer.tried = room, []
+    trainer.micro_batches_seen = policy.trainer.micro_batches_seen
+    policy.trainer = trainer
+    return trainer.tried
 
 
 def test_a_step_that_does_not_fit_is_made_in_smaller_micro_batches(decoder: Decoder) -> None:
-    trainer, free = trained(decoder, 1), trained(decoder, 1)
-    tried = cramped(trainer, 16)
+    learner, free = trained(decoder, 1), trained(decoder, 1)
+    tried = cramped(learner, 16)
     sequences = batch(free, 4)
-    result, expected = trainer.step(sequences), free.step(sequences)
+    result, expected = learner.step(sequences), free.step(sequences)
     assert tried == [64, 32, 16]
     assert result.loss == pytest.approx(expected.loss, abs=1e-6)
-    for one, other in zip(trainer.weights.parameters(), free.weights.parameters(), strict=True):
+    for one, other in zip(learner.trainer.weights.parameters(), free.trainer.weights.parameters(), strict=True):
         assert torch.allclose(one, other, atol=1e-5)
     # The next step tries again with what was asked for: perhaps there is room by then.
-    trainer.step(batch(trainer, 5))
+    learner.step(batch(learner, 5))
     assert tried == [64, 32, 16, 64, 32, 16]
 
 
 def test_a_step_that_never_fits_is_refused_and_leaves_everything_as_it_was(decoder: Decoder, tmp_path: Path) -> None:
-    trainer = trained(decoder, 1)
-    before = state(trainer, tmp_path / "before")
-    tried = cramped(trainer, 0)
+    learner = trained(decoder, 1)
+    before = state(learner, tmp_path / "before")
+    tried = cramped(learner, 0)
     with pytest.raises(StepRefused, match="does not fit into memory"):
-        trainer.step(batch(trainer, 4))
-    assert len(tried) == module.SMALLER_TRIALS + 1
-    assert state(trainer, tmp_path / "after") == before
+        learner.step(batch(learner, 4))
+    assert len(tried) == MAX_HALVINGS + 1
+    assert state(learner, tmp_path / "after") == before
     with pytest.raises(StepRefused, match="no step"):
-        trainer.undo()
+        learner.undo()
 
 
 def test_an_error_that_is_not_about_memory_is_not_taken_for_one(decoder: Decoder) -> None:
-    trainer = trained(decoder, 0)
+    learner = trained(decoder, 0)
 
     def broken(sequences: Sequence[TrainingSequence]) -> None:
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
 
-    trainer.trainer.forward_backward = broken  # type: ignore[method-assign, assignment]
+    learner.trainer.trainer.forward_backward = broken  # type: ignore[method-assign, assignment]
     with pytest.raises(RuntimeError, match="mat1"):
-        trainer.step(batch(trainer, 4))
+        learner.step(batch(learner, 4))
 
 
 # going on
@@ -274,14 +271,14 @@ def test_an_error_that_is_not_about_memory_is_not_taken_for_one(decoder: Decoder
 def test_resumed_training_equals_uninterrupted_training_bit_for_bit(
     decoder: Decoder, tmp_path: Path, at: int, given: dict[str, Any]
 ) -> None:
-    whole = PolicyTrainer(decoder, options(**given))
+    whole = InProcessLearner(decoder, options(**given))
     batches = [batch(whole, seed) for seed in range(4)]
     for number, sequences in enumerate(batches):
         if number == at:
             (tmp_path / "saved").mkdir()
             whole.save(tmp_path / "saved")
         whole.step(sequences)
-    resumed = PolicyTrainer(decoder, options(**given))
+    resumed = InProcessLearner(decoder, options(**given))
     resumed.step(batches[0])
     resumed.load(tmp_path / "saved")
     results = [resumed.step(sequences) for sequences in batches[at:]]
@@ -297,7 +294,7 @@ def test_dropout_is_what_was_asked_for_now_and_alpha_what_the_adapter_means(
     state(trained(decoder, 2, dropout=before, alpha=8.0), tmp_path / "saved")
     steps = {}
     for dropout in (before, now):
-        resumed = PolicyTrainer(decoder, options(dropout=dropout, alpha=32.0))
+        resumed = InProcessLearner(decoder, options(dropout=dropout, alpha=32.0))
         resumed.load(tmp_path / "saved")
         resumed.step(batch(resumed, 2))
         steps[dropout] = state(resumed, tmp_path / f"resumed-{dropout}")
@@ -307,16 +304,16 @@ def test_dropout_is_what_was_asked_for_now_and_alpha_what_the_adapter_means(
 
 
 def test_beginning_anew_is_as_if_there_had_been_nothing(decoder: Decoder, tmp_path: Path) -> None:
-    trainer = trained(decoder, 2)
-    trainer.reset()
-    assert state(trainer, tmp_path / "one") == state(PolicyTrainer(decoder, options()), tmp_path / "other")
+    learner = trained(decoder, 2)
+    learner.reset()
+    assert state(learner, tmp_path / "one") == state(InProcessLearner(decoder, options()), tmp_path / "other")
 
 
 @pytest.mark.parametrize("harm", ["adapter_model.safetensors", "learner.optimizer", "learner.json", "rank", "keys"])
 def test_a_checkpoint_that_is_not_fit_is_refused_and_what_there_is_stays(
     decoder: Decoder, tmp_path: Path, harm: str
 ) -> None:
-    trainer = trained(decoder, 1)
+    learner = trained(decoder, 1)
     other = trained(decoder, 2, rank=2 if harm == "rank" else 4)
     folder = tmp_path / "checkpoint"
     state(other, folder)
@@ -324,10 +321,10 @@ def test_a_checkpoint_that_is_not_fit_is_refused_and_what_there_is_stays(
         (folder / "learner.json").write_text("{}")
     elif harm != "rank":
         (folder / harm).write_bytes(b"nonsense")
-    before = state(trainer, tmp_path / "before")
+    before = state(learner, tmp_path / "before")
     with pytest.raises(StepRefused, match=r"checkpoint|rank"):
-        trainer.load(folder)
-    assert state(trainer, tmp_path / "after") == before
+        learner.load(folder)
+    assert state(learner, tmp_path / "after") == before
 
 
 # the owner's own loss
@@ -346,22 +343,24 @@ def custom_file(folder: Path, body: str) -> Path:
     return path
 
 
-def with_loss(decoder: Decoder, folder: Path, body: str, **given: Any) -> PolicyTrainer:
-    return PolicyTrainer(decoder, options(custom_loss=str(custom_file(folder, body)), **given))
+def with_loss(decoder: Decoder, folder: Path, body: str, **given: Any) -> InProcessLearner:
+    return InProcessLearner(decoder, options(custom_loss=str(custom_file(folder, body)), **given))
 
 
 def test_a_custom_loss_that_is_the_policy_gradient_makes_the_same_step(decoder: Decoder, tmp_path: Path) -> None:
     own = with_loss(decoder, tmp_path, "return -advantages * (logprobs - old_logprobs).exp()")
-    built_in = PolicyTrainer(decoder, options(loss=LossSettings("importance_sampling")))
+    built_in = InProcessLearner(decoder, options(loss=LossSettings("importance_sampling")))
     sequences = batch(own)
     assert own.step(sequences).loss == built_in.step(sequences).loss
-    for one, other in zip(own.weights.parameters(), built_in.weights.parameters(), strict=True):
+    for one, other in zip(own.trainer.weights.parameters(), built_in.trainer.weights.parameters(), strict=True):
         assert torch.equal(one, other)
 
 
 def test_a_custom_loss_is_given_the_settings(decoder: Decoder, tmp_path: Path) -> None:
     body = "assert config['eps_clip'] == 0.3; return -advantages * logprobs"
-    with_loss(decoder, tmp_path, body, loss=LossSettings(eps_clip=0.3)).step(batch(PolicyTrainer(decoder, options())))
+    with_loss(decoder, tmp_path, body, loss=LossSettings(eps_clip=0.3)).step(
+        batch(InProcessLearner(decoder, options()))
+    )
 
 
 @pytest.mark.parametrize(
@@ -369,10 +368,10 @@ def test_a_custom_loss_is_given_the_settings(decoder: Decoder, tmp_path: Path) -
     [
         ("return logprobs * float('nan')", "not finite"),
         ("return logprobs / 0", "not finite"),
-        ("return logprobs.sum()", "one number per token"),
-        ("return logprobs[:-1]", "one number per token"),
-        ("return 0.5", "one number per token"),
-        ("return None", "one number per token"),
+        ("return logprobs.sum()", "one number a token"),
+        ("return logprobs[:-1]", "one number a token"),
+        ("return 0.5", "one number a token"),
+        ("return None", "one number a token"),
         ("return logprobs.detach()", "does not depend"),
         ("return old_logprobs * advantages", "does not depend"),
         ("raise ValueError('no such thing')", r"loss_\d+\.py:4: ValueError: no such thing"),
@@ -384,11 +383,11 @@ def test_a_custom_loss_is_given_the_settings(decoder: Decoder, tmp_path: Path) -
 def test_a_custom_loss_that_cannot_be_used_is_a_sentence_and_changes_nothing(
     decoder: Decoder, tmp_path: Path, body: str, says: str
 ) -> None:
-    trainer = with_loss(decoder, tmp_path, body)
-    before = state(trainer, tmp_path / "before")
+    learner = with_loss(decoder, tmp_path, body)
+    before = state(learner, tmp_path / "before")
     with pytest.raises(StepRefused, match=says):
-        trainer.step(batch(trainer))
-    assert state(trainer, tmp_path / "after") == before
+        learner.step(batch(learner))
+    assert state(learner, tmp_path / "after") == before
 
 
 def test_a_custom_loss_that_runs_out_of_memory_is_tried_in_smaller_micro_batches(
@@ -400,8 +399,8 @@ def test_a_custom_loss_that_runs_out_of_memory_is_tried_in_smaller_micro_batches
             "return -advantages * (logprobs - old_logprobs).exp()",
         ]
     )
-    trainer = with_loss(decoder, tmp_path, body, micro_batch_tokens=128)
-    assert trainer.step(batch(trainer)).grad_norm > 0
+    learner = with_loss(decoder, tmp_path, body, micro_batch_tokens=128)
+    assert learner.step(batch(learner)).grad_norm > 0
 
 
 # the adapter
@@ -411,12 +410,12 @@ def test_the_adapter_is_a_peft_folder_of_what_was_learned(decoder: Decoder, tiny
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
-    trainer = trained(decoder, 3, learning_rate=1e-2, max_kl=100)
-    trainer.write_policy(tmp_path)
+    learner = trained(decoder, 3, learning_rate=1e-2, max_kl=100)
+    learner.write_policy(tmp_path)
     assert json.loads((tmp_path / "adapter_config.json").read_text())["base_model_name_or_path"] == "tiny"
-    sequences = batch(trainer, 8)
+    sequences = batch(learner, 8)
     model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tiny_model), tmp_path).eval()
-    for sequence, own in zip(sequences, trainer.trainer.score(sequences), strict=True):
+    for sequence, own in zip(sequences, learner.trainer.score(sequences), strict=True):
         span = sequence.spans[0]
         scores: Tensor = model(torch.tensor([sequence.ids])).logits[0].log_softmax(-1)
         expected = [scores[i - 1, sequence.ids[i]].item() for i in range(span.start, span.stop)]

@@ -61,7 +61,7 @@ def test_the_halves_of_a_layer_can_be_chosen(modules: str, trained: tuple[bool, 
     connection = connect(config)
     learner = build_learner(config, connection, build_sampler(config, connection, tmp_path, None))
     assert (learner.options.train_attn, learner.options.train_mlp) == trained
-    assert learner.sampler.options.model == "Qwen/Qwen3-4B-Instruct-2507"
+    assert learner.primitives.sampler.options.model == "Qwen/Qwen3-4B-Instruct-2507"
 
 
 def test_a_loss_that_the_server_does_not_know_is_said_at_the_start(tmp_path: Any) -> None:

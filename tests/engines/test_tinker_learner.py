@@ -13,12 +13,12 @@ import pytest
 import pytest_asyncio
 import torch
 
+from openclaw_rl.engines import transaction as transaction_module
 from openclaw_rl.engines.base import EngineAway, EngineUnavailable, StepRefused
 from openclaw_rl.engines.local.training.lora import LoraWeights
 from openclaw_rl.engines.local.training.trainer import Trainer
 from openclaw_rl.engines.policy_ref import policy_in
 from openclaw_rl.engines.tinker import connection as connection_module
-from openclaw_rl.engines.tinker import learner as learner_module
 from openclaw_rl.engines.tinker.connection import Account, Connection
 from openclaw_rl.engines.tinker.datum import to_data
 from openclaw_rl.engines.tinker.learner import TinkerLearner
@@ -40,7 +40,7 @@ OTHER_WAYS = Traits("other", None, takes_means=True, samples_over_training=True)
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection_module, "FIRST_PAUSE", 0.01)
-    monkeypatch.setattr(learner_module, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(transaction_module, "RETRY_PAUSE_SECONDS", 0.01)
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ async def a_learner(model: Path, **given: Any) -> TinkerLearner:
 async def learner(cloud: Cloud, tiny_model: Path) -> AsyncIterator[TinkerLearner]:
     learner = await a_learner(tiny_model)
     yield learner
-    await learner.connection.close()
+    await learner.primitives.connection.close()
 
 
 def batch(cloud: Cloud, seed: int = 0, count: int = 3, shift: float = 0.0) -> list[TrainingSequence]:
@@ -115,7 +115,7 @@ def with_others(cloud: Cloud, sequences: Sequence[TrainingSequence], seed: int =
 
 
 def held(learner: TinkerLearner) -> list[torch.Tensor]:
-    return [parameter.detach().clone() for parameter in learner.run.client.lora.parameters()]
+    return [parameter.detach().clone() for parameter in learner.primitives.run.client.lora.parameters()]
 
 
 def same(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> bool:
@@ -171,7 +171,7 @@ async def test_a_step_over_alternatives_moves_them_where_their_advantages_point(
     assert math.isfinite(result.loss)
     assert result.grad_norm > 0
     assert not same(before, held(learner))
-    told = await learner.run.look(to_weighted_data(types, sequences), CROSS_ENTROPY)
+    told = await learner.primitives.run.forward(to_weighted_data(types, sequences), CROSS_ENTROPY)
     assert slopes_of(LossSettings(), sequences, read_tables(sequences, told)).loss < result.loss
     await learner.undo()
     assert same(before, held(learner))
@@ -220,7 +220,7 @@ def test_the_clip_as_the_service_wants_it() -> None:
 async def test_steps_move_the_served_policy_where_the_advantages_point(
     cloud: Cloud, learner: TinkerLearner, tmp_path: Path, traits: Traits
 ) -> None:
-    learner.connection.traits, cloud.takes_means = traits, traits.takes_means
+    learner.primitives.connection.traits, cloud.takes_means = traits, traits.takes_means
     sequences = [
         dataclasses.replace(s, spans=[dataclasses.replace(span, advantages=[sign] * len(span.advantages))])
         for sign, s in zip((1.0, -1.0), batch(cloud, count=2), strict=True)
@@ -234,11 +234,11 @@ async def test_steps_move_the_served_policy_where_the_advantages_point(
         assert result.response_tokens == sum(s.spans[0].stop - s.spans[0].start for s in sequences)
         folder = tmp_path / str(version)
         folder.mkdir()
-        await learner.sampler.publish(version, await learner.write_policy(folder))
+        await learner.primitives.sampler.publish(version, await learner.write_policy(folder))
     for sequence, rises in zip(sequences, (True, False), strict=True):
         span = sequence.spans[0]
         request = ScoreRequest(sequence.ids[: span.stop], span.stop - span.start)
-        scores = [await learner.sampler.score(dataclasses.replace(request, version=v)) for v in (0, 1, 2)]
+        scores = [await learner.primitives.sampler.score(dataclasses.replace(request, version=v)) for v in (0, 1, 2)]
         sums = [sum(score.logprobs) for score in scores]
         assert sums == sorted(sums, reverse=not rises)
         assert len(set(sums)) == 3
@@ -250,7 +250,7 @@ async def test_epochs_are_passes_with_an_update_each(cloud: Cloud, tiny_model: P
     await learner.step(batch(cloud))
     passes = [call for call in cloud.calls if call in ("forward_backward", "optim_step", "forward")]
     assert passes == ["forward_backward", "optim_step"] * 3 + ["forward"]
-    await learner.connection.close()
+    await learner.primitives.connection.close()
 
 
 async def test_undo_and_what_follows_are_exact(cloud: Cloud, learner: TinkerLearner) -> None:
@@ -288,7 +288,7 @@ async def test_a_step_that_goes_too_far_is_taken_back(cloud: Cloud, tiny_model: 
         await learner.step(batch(cloud))
     assert same(held(learner), before)
     assert learner.steps == 0
-    await learner.connection.close()
+    await learner.primitives.connection.close()
 
 
 def with_logprobs(change: Any) -> Any:
@@ -323,7 +323,7 @@ async def test_a_step_that_is_lost_on_the_way_is_made_again_once(
     await learner.step(batch(cloud))
     assert same(held(learner), held(expected))
     assert learner.steps == 1
-    await expected.connection.close()
+    await expected.primitives.connection.close()
 
 
 async def test_answers_of_the_wrong_length_are_not_trained_on(cloud: Cloud, learner: TinkerLearner) -> None:
@@ -339,14 +339,14 @@ async def test_answers_of_the_wrong_length_are_not_trained_on(cloud: Cloud, lear
 
 async def test_a_slow_save_is_made_again_and_serving_goes_on(cloud: Cloud, tiny_model: Path, tmp_path: Path) -> None:
     learner = await a_learner(tiny_model)
-    patient = learner.connection.account
-    learner.connection.account = dataclasses.replace(patient, timeout=1.0)
+    patient = learner.primitives.connection.account
+    learner.primitives.connection.account = dataclasses.replace(patient, timeout=1.0)
     cloud.fail("save_weights", 1.5)
     await learner.write_policy(tmp_path)
-    learner.connection.account = patient
+    learner.primitives.connection.account = patient
     assert cloud.calls.count("save_weights") >= 2
-    await learner.sampler.publish(1, policy_in(tmp_path))
-    await learner.connection.close()
+    await learner.primitives.sampler.publish(1, policy_in(tmp_path))
+    await learner.primitives.connection.close()
 
 
 async def test_a_locked_account_is_no_fault_of_the_batch(cloud: Cloud, learner: TinkerLearner) -> None:
@@ -361,7 +361,7 @@ async def test_a_loss_that_the_server_refuses_is_said_and_no_batch_is_blamed(clo
     learner = await a_learner(tiny_model, loss=LossSettings("cispo"))
     with pytest.raises(EngineAway, match=r"loss cispo.*--loss-fn"):
         await learner.step(batch(cloud))
-    await learner.connection.close()
+    await learner.primitives.connection.close()
 
 
 async def test_a_batch_that_is_refused_after_others_were_not_is_set_aside(cloud: Cloud, learner: TinkerLearner) -> None:
@@ -378,11 +378,11 @@ async def test_a_session_that_the_service_has_ended_is_begun_again(
 ) -> None:
     await learner.step(batch(cloud, 1))
     await learner.save(tmp_path)
-    await learner.sampler.publish(1, policy_in(tmp_path))
+    await learner.primitives.sampler.publish(1, policy_in(tmp_path))
     request = ScoreRequest([1, 2, 3, 4], 2, version=1)
-    before = await learner.sampler.score(request)
+    before = await learner.primitives.sampler.score(request)
     cloud.end_sessions()
-    assert (await learner.sampler.score(request)).logprobs == before.logprobs
+    assert (await learner.primitives.sampler.score(request)).logprobs == before.logprobs
     assert (cloud.sessions, cloud.open_sessions) == (2, 1)
     # The step is made from what was saved, and as if nothing had happened.
     expected = await a_learner(tiny_model)
@@ -390,24 +390,26 @@ async def test_a_session_that_the_service_has_ended_is_begun_again(
     await expected.step(batch(cloud, 2))
     await learner.step(batch(cloud, 2))
     assert same(held(learner), held(expected))
-    await expected.connection.close()
+    await expected.primitives.connection.close()
 
 
 async def test_a_server_that_was_started_again_gets_its_adapters_again(
     cloud: Cloud, learner: TinkerLearner, tmp_path: Path
 ) -> None:
-    learner.connection.traits = OTHER_WAYS
+    learner.primitives.connection.traits = OTHER_WAYS
     for version in (1, 2):
         folder = tmp_path / str(version)
         folder.mkdir()
-        await learner.sampler.publish(version, await learner.write_policy(folder))
+        await learner.primitives.sampler.publish(version, await learner.write_policy(folder))
     ids = [1, 2, 3, 4]
-    before = await learner.sampler.score(ScoreRequest(ids, 2, version=2))
+    before = await learner.primitives.sampler.score(ScoreRequest(ids, 2, version=2))
     cloud.calls.clear()
     gone = failed_request("unknown", "Model model_1 not loaded")
     cloud.fail("sample", gone)
     cloud.fail("load_state", gone)
-    assert (await learner.sampler.score(ScoreRequest(ids, 2, version=2))).logprobs == pytest.approx(before.logprobs)
+    assert (await learner.primitives.sampler.score(ScoreRequest(ids, 2, version=2))).logprobs == pytest.approx(
+        before.logprobs
+    )
     assert cloud.calls[:4] == ["sample", "load_state", "create", "load_state"]
 
 
@@ -415,7 +417,7 @@ async def test_a_server_that_was_started_again_gets_its_adapters_again(
 async def test_a_checkpoint_is_gone_on_from_exactly_in_another_session(
     cloud: Cloud, learner: TinkerLearner, tiny_model: Path, tmp_path: Path, traits: Traits
 ) -> None:
-    learner.connection.traits = traits
+    learner.primitives.connection.traits = traits
     await learner.step(batch(cloud, 1))
     await learner.save(tmp_path)
     files = {path.name for path in tmp_path.iterdir() if path.is_file()}
@@ -423,13 +425,13 @@ async def test_a_checkpoint_is_gone_on_from_exactly_in_another_session(
     assert json.loads((tmp_path / "learner.json").read_text())["state"].startswith("tinker://")
     await learner.step(batch(cloud, 2))
     other = await a_learner(tiny_model)
-    other.connection.traits = traits
+    other.primitives.connection.traits = traits
     await other.load(tmp_path)
     assert other.steps == 1
     await other.step(batch(cloud, 2))
     assert same(held(other), held(learner))
-    await other.sampler.publish(5, policy_in(tmp_path))
-    await other.connection.close()
+    await other.primitives.sampler.publish(5, policy_in(tmp_path))
+    await other.primitives.connection.close()
 
 
 async def test_a_checkpoint_that_does_not_fit_is_refused_in_a_sentence(
@@ -442,12 +444,12 @@ async def test_a_checkpoint_that_does_not_fit_is_refused_in_a_sentence(
         with pytest.raises(StepRefused, match=words):
             await learner.load(tmp_path)
     with pytest.raises(EngineUnavailable, match="learned from other"):
-        await learner.sampler.publish(1, policy_in(tmp_path))
+        await learner.primitives.sampler.publish(1, policy_in(tmp_path))
     (tmp_path / "tinker.json").unlink()
     with pytest.raises(StepRefused, match="no policy of Tinker's"):
         await learner.load(tmp_path)
     with pytest.raises(EngineUnavailable, match="--resume-from-ckpt"):
-        await learner.sampler.publish(1, policy_in(tmp_path))
+        await learner.primitives.sampler.publish(1, policy_in(tmp_path))
     cloud.states.clear()
     (tmp_path / "tinker.json").write_text(json.dumps(record))
     with pytest.raises(EngineUnavailable, match="does not have it any more"):

@@ -88,50 +88,138 @@ class SampleStream(Protocol):
     def close(self) -> None: ...
 
 
+#: For each sequence, for each of its spans, one log-prob per token.
+SpanLogprobs = list[list[list[float]]]
+
+
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a training step did to the policy. Per response token, except for the loss and the norm."""
+    """What a training step did to the policy. Averages per response token, except for the loss and the norm."""
 
     loss: float
     clip_fraction: float
     kl_old: float
-    """Divergence of the new policy from the one before the step."""
+    """Distance between the policy after the step and the one before it."""
     kl_base: float
-    """Divergence of the policy before the step from the base model, estimated on part of the batch."""
+    """Distance between the policy before the step and the base model, estimated on part of the batch."""
     grad_norm: float
-    """0 where the engine does not tell it."""
+    """0 if the engine does not report it."""
     tokens: int
     response_tokens: int
     seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class PassResult:
+    """One forward and backward pass over a batch. Sums over the response tokens, except for the loss."""
+
+    loss: float
+    """Of the whole batch."""
+    clipped: float
+    """Number of tokens that the clip held back."""
+    kl_base: float
+    """0 if the loss has no term for the divergence from the base model."""
+    tokens: int
+    """Tokens that the model read."""
+    response_tokens: int
+    logprobs: SpanLogprobs
+    """Of the policy during this pass."""
+
+
 class StepRefused(EngineError):
-    """The step would have harmed the policy, or could not be made; the policy is as it was before."""
+    """The step would have harmed the policy, or could not be made. The policy is as it was before."""
+
+
+class StepUnsupported(EngineAway):
+    """The engine cannot make steps of this kind, so no batch is to blame. The policy is as it was before."""
+
+
+class StepLost(EngineError):
+    """A primitive failed in a way that may pass: the step is worth another trial from its snapshot."""
+
+    def __init__(self, final: EngineUnavailable) -> None:
+        """`final` is raised instead if the last trial fails in this way."""
+        super().__init__(str(final))
+        self.final = final
+
+
+class TrainingPrimitives(Protocol):
+    """What an engine implements in order to train; `TransactionalLearner` makes whole steps of it.
+
+    The calls of one step come one after the other, with two exceptions: `optim_step` is called while
+    `forward_backward` runs and must take effect after it, and `score(…, base=True)` may run beside any other call.
+
+    - Every call may raise EngineUnavailable: the policy in training is then lost, until `load` or `reset`.
+    - `forward_backward`, `optim_step` and `score` may also raise StepRefused, StepUnsupported or StepLost. The
+      weights may have changed by then: the caller restores a snapshot.
+    """
+
+    @property
+    def has_dropout(self) -> bool:
+        """Whether the log-probs of `forward_backward` differ from those of `score` for the same weights."""
+
+    async def start(self) -> None: ...
+
+    async def close(self) -> None:
+        """Drop the policy in training at once, whatever is under way."""
+
+    async def reset(self) -> None:
+        """Start again from the base model."""
+
+    async def forward_backward(self, sequences: Sequence[TrainingSequence]) -> PassResult:
+        """Compute the gradient of the batch's loss, in place of any earlier gradient."""
+
+    async def optim_step(self) -> float:
+        """Apply the gradient once and return its norm (0 if unknown). Raises StepRefused if there is no gradient."""
+
+    async def snapshot(self) -> str:
+        """Keep the weights and the optimiser's state; the result names them. Only the newest has to be kept."""
+
+    async def restore(self, snapshot: str) -> None:
+        """Return to a snapshot, bit for bit."""
+
+    async def score(self, sequences: Sequence[TrainingSequence], *, base: bool = False) -> SpanLogprobs:
+        """Log-probs of the spans' tokens under the policy.
+
+        With `base`, under the base model, and only for the first sequences if it cannot be asked about all.
+        """
+
+    async def write_policy(self, folder: Path) -> "PolicyRef": ...
+
+    async def save(self, folder: Path, steps: int) -> None:
+        """Write the policy, the optimiser's state, and the number of steps made so far."""
+
+    async def load(self, folder: Path) -> int:
+        """Continue from what `save` wrote; returns the number of steps. Raises StepRefused and changes nothing if
+        the checkpoint does not fit."""
 
 
 class Learner(Protocol):
-    """Computes gradients. One call at a time; all may raise EngineUnavailable, after which `load` or `reset` is due."""
+    """Trains the policy. Calls run one at a time. After EngineUnavailable, call `load` or `reset` before anything else.
+
+    `TransactionalLearner` implements it for every engine that has `TrainingPrimitives`.
+    """
 
     async def start(self) -> None: ...
     async def close(self) -> None: ...
 
     async def reset(self) -> None:
-        """Begin anew, with a policy that is the base model."""
+        """Start again from the base model."""
 
     async def step(self, sequences: Sequence[TrainingSequence]) -> StepResult:
-        """One step on a batch, all of it or nothing. Raises StepRefused."""
+        """Make one step on a batch, whole or not at all. Raises StepRefused."""
 
     async def undo(self) -> None:
-        """Take the last step back."""
+        """Take the last step back. Raises StepRefused if there is none."""
 
     async def write_policy(self, folder: Path) -> "PolicyRef":
         """Write the policy into a folder, in one of the forms that the learner declares."""
 
     async def save(self, folder: Path) -> None:
-        """Write all that is needed to go on from here: the policy's files, and others that are called `learner.…`."""
+        """Write all that is needed to continue: the policy's files, and others named `learner.…`."""
 
     async def load(self, folder: Path) -> None:
-        """Go on from what `save` wrote. Raises StepRefused if it is not fit."""
+        """Continue from what `save` wrote. Raises StepRefused if it does not fit."""
 
 
 class Sampler(Protocol):

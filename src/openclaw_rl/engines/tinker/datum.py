@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from openclaw_rl.engines.measures import SpanLogprobs
+from openclaw_rl.engines.base import SpanLogprobs
 from openclaw_rl.types import TrainingSequence
 
 

@@ -1,4 +1,4 @@
-"""A training run on the service: an adapter with its optimiser, passes over data, and states to come back to."""
+"""A training run on the service: an adapter with its optimiser, passes over data, and saved states."""
 
 import logging
 from collections.abc import Awaitable, Callable
@@ -17,7 +17,8 @@ log = logging.getLogger(__name__)
 
 #: AdamW's, as the local engine has it; Tinker's own default is smaller.
 ADAM_EPS = 1e-8
-#: How long the service keeps what only the next step or a running server needs. What is in a checkpoint it keeps.
+#: How long the service keeps states that only the next step needs, and policies that only a running server needs. It
+#: keeps checkpoints for good.
 DAY = 24 * 3600
 STATE_SECONDS, POLICY_SECONDS = DAY, 30 * DAY
 NOTHING_LOADED = "The learner on Tinker holds no policy."
@@ -25,7 +26,7 @@ NOTHING_LOADED = "The learner on Tinker holds no policy."
 
 @dataclass(frozen=True, slots=True)
 class TrainingOptions:
-    """How to train."""
+    """Settings of a training run."""
 
     rank: int
     train_attn: bool
@@ -34,13 +35,14 @@ class TrainingOptions:
 
 
 class TrainingRun:
-    """What the service holds of the policy in training; nothing, until `begin` or `restore`."""
+    """The policy in training, as the service holds it. It holds none until `begin` or `restore`."""
 
     def __init__(self, connection: Connection, options: TrainingOptions) -> None:
         self.connection, self.options = connection, options
         self.state: str | None = None
-        """Where the service has saved what it holds now, if it has."""
+        """Path of the current state on the service, if it is saved there."""
         self._client: Any = None
+        self._train = "train"
 
     @property
     def client(self) -> Any:
@@ -52,17 +54,23 @@ class TrainingRun:
         self._client = self.state = None
 
     async def begin(self, base_model: str) -> None:
-        """A new adapter, which changes nothing yet. Raises EngineUnavailable."""
+        """Create an adapter that does not change the model yet. Raises EngineUnavailable."""
         self.forget()
         self._client = await self._creating(lambda: self._create(base_model), "begin a training run")
 
-    async def train(self, data: list[Any], loss: str | None = None) -> tuple[Any, Any]:
-        """One pass and its update, submitted together: the service makes them in order. Raises CallFailed.
+    async def submit_pass(self, data: list[Any], loss: str | None = None) -> Awaitable[Any]:
+        """Submit a forward and backward pass; its result is awaited separately. Both raise CallFailed.
 
-        With the options' loss, unless another one is named, which has no settings.
+        It uses the options' loss, or another one by its name and without settings.
         """
-        training, client = self.options.training, self.client
+        client, arguments = self.client, self._loss(loss)
         self.state = None
+        self._train = f"train with the loss {arguments[0]}"
+        return await self._submit(lambda: client.forward_backward_async(data, *arguments), self._train)
+
+    async def submit_update(self) -> Awaitable[Any]:
+        """Submit the optimiser's step; its result is awaited separately. Both raise CallFailed."""
+        training, client = self.options.training, self.client
         adam = self.connection.types.AdamParams(
             learning_rate=training.learning_rate,
             beta1=training.betas[0],
@@ -71,43 +79,41 @@ class TrainingRun:
             weight_decay=training.weight_decay,
             grad_clip_norm=training.max_grad_norm,
         )
+        return await self._submit(lambda: client.optim_step_async(adam), self._train)
 
-        async def both() -> tuple[Any, Any]:
-            gradients = await client.forward_backward_async(data, *self._loss(loss))
-            update = await client.optim_step_async(adam)
-            return await gradients, await update
+    async def _submit(self, make: Callable[[], Awaitable[Awaitable[Any]]], what: str) -> Awaitable[Any]:
+        answer = await self.connection.work(make, what)
+        return self.connection.work(lambda: answer, what)
 
-        return await self.connection.work(both, f"train with the loss {self._loss(loss)[0]}", trials=1)
-
-    async def look(self, data: list[Any], loss: str | None = None) -> Any:
+    async def forward(self, data: list[Any], loss: str | None = None) -> Any:
         """A pass that changes nothing. Raises CallFailed."""
         client = self.client
 
-        async def look() -> Any:
+        async def forward() -> Any:
             return await (await client.forward_async(data, *self._loss(loss)))
 
-        return await self.connection.work(look, "look at the policy")
+        return await self.connection.work(forward, "look at the policy")
 
-    def _loss(self, named: str | None) -> tuple[str, dict[str, float] | None]:
-        own = self.options.training.loss
-        return (named, None) if named else (own.kind, loss_config(own))
+    def _loss(self, name: str | None) -> tuple[str, dict[str, float] | None]:
+        settings = self.options.training.loss
+        return (name, None) if name else (settings.kind, loss_config(settings))
 
     async def saved_state(self, *, lasting: bool = False) -> str:
-        """The path of what is held now, saved if it is not, or not for long enough. Raises EngineUnavailable."""
+        """Path of the current state; saves it unless it is saved already, for long enough. Raises EngineUnavailable."""
         client = self.client
         if self.state is None or lasting:
             ttl = None if lasting else STATE_SECONDS
-            # A name of its own each time: one whose answer was lost on the way may exist all the same.
+            # A new name each time: an earlier save whose answer was lost may still have taken place.
             self.state = await self._saving(lambda: client.save_state_async(new_name("state"), ttl_seconds=ttl))
         return self.state
 
     async def saved_policy(self, *, lasting: bool = False) -> str:
-        """The path of the weights alone, to sample from. Raises EngineUnavailable."""
+        """Save the weights alone, to sample from; returns their path. Raises EngineUnavailable."""
         client, ttl = self.client, None if lasting else POLICY_SECONDS
         return await self._saving(lambda: client.save_weights_for_sampler_async(new_name("policy"), ttl_seconds=ttl))
 
     async def restore(self, state: str, base_model: str) -> None:
-        """Hold what was saved under a path. Raises EngineUnavailable, and then holds nothing."""
+        """Return to a saved state. Raises EngineUnavailable; the run then holds no policy."""
         client, self._client = self._client, None
         if client is not None and not sdk.is_deprecated(client.load_state_with_optimizer_async):
 
@@ -118,7 +124,7 @@ class TrainingRun:
                 await self.connection.work(load, "load a training state")
                 self._client = client
             except CallFailed as error:
-                log.warning("%s A new training run goes on from there.", error)
+                log.warning("%s A new training run continues from there.", error)
         if self._client is None:
             self.state = None
             self._client = await self._creating(lambda: self._create_from(state, base_model), "load a training state")
@@ -136,7 +142,7 @@ class TrainingRun:
         )
 
     async def _create_from(self, state: str, base_model: str) -> Any:
-        """A run that goes on from a state, in the way that this version of the SDK wants it."""
+        """A run that continues from a state, in the way that this version of the SDK supports."""
         if sdk.is_deprecated(sdk.load().TrainingClient.load_state_with_optimizer_async):
             return await self.connection.service.create_training_client_from_state_with_optimizer_async(state)
         client = await self._create(base_model)

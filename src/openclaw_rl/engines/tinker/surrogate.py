@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from openclaw_rl.engines.measures import SpanLogprobs
+from openclaw_rl.engines.base import SpanLogprobs
 from openclaw_rl.types import MAX_LOG_RATIO, LossSettings, TrainingSequence
 
 Table = NDArray[np.float64]

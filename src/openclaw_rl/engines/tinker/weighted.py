@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from openclaw_rl.engines.measures import SpanLogprobs
+from openclaw_rl.engines.base import SpanLogprobs
 from openclaw_rl.engines.tinker.datum import BadOutput, NotFinite, read_length
 from openclaw_rl.engines.tinker.surrogate import Table, surrogate
 from openclaw_rl.types import LossSettings, Span, TrainingSequence

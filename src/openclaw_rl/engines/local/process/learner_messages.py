@@ -1,15 +1,19 @@
-"""What the learner and its worker process say to each other. Plain data, pickled over a pipe."""
+"""Messages between the server and the learner's process: plain data, pickled over a pipe.
 
+Every command is answered by one report, in order.
+"""
+
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from openclaw_rl.engines.base import StepResult
 from openclaw_rl.types import TrainingSequence, TrainingSettings
 
 
 @dataclass(frozen=True, slots=True)
 class LearnerOptions:
-    """All that a learner needs to know to load the model and train a policy."""
+    """Everything that the learner's process needs in order to load the model and train a policy."""
 
     model: Path
     device: str
@@ -25,27 +29,45 @@ class LearnerOptions:
     offload: bool
     """Whether the optimiser's state leaves the device between steps."""
     base_model: str
-    """How the base model is called in the adapters' files."""
+    """Name of the base model in the adapters' files."""
     custom_loss: str | None = None
     shared: bytes | None = None
-    """The base weights as the sampler shares them; without it they are loaded again."""
+    """The base weights as the sampler shares them; without it the process loads its own copy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reset:
-    """Begin with the base model."""
+    """Start again from the base model."""
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """Train on a batch."""
+class ForwardBackward:
+    """Compute a batch's gradient. The result is a PassResult."""
 
-    sequences: list[TrainingSequence]
+    sequences: Sequence[TrainingSequence]
 
 
 @dataclass(frozen=True, slots=True)
-class Undo:
-    """Take the last step back."""
+class OptimStep:
+    """Apply the gradient. The result is its norm."""
+
+
+@dataclass(frozen=True, slots=True)
+class TakeSnapshot:
+    """Keep the policy and the optimiser's state. The result is the snapshot's name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Restore:
+    snapshot: str
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreSpans:
+    """Compute the log-probs of the spans' tokens. The result is SpanLogprobs."""
+
+    sequences: Sequence[TrainingSequence]
+    base: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,40 +78,43 @@ class WritePolicy:
 @dataclass(frozen=True, slots=True)
 class Save:
     folder: Path
+    steps: int
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
+    """Continue from a checkpoint. The result is the number of steps."""
+
     folder: Path
 
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The learner has loaded the model."""
+    """The process has loaded the model."""
 
     weight_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The last command was obeyed."""
+    """The command was carried out."""
 
-    result: StepResult | None = None
+    result: Any = None
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The last command was not obeyed, and changed nothing; `reason` is a sentence without its full stop."""
+    """The command was not carried out; `reason` is a sentence without its full stop."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """The learner cannot start; `reason` is a sentence for the user."""
+    """The process cannot start; `reason` is a sentence for the user."""
 
     reason: str
 
 
-Command = Reset | Step | Undo | WritePolicy | Save | Load
+Command = Reset | ForwardBackward | OptimStep | TakeSnapshot | Restore | ScoreSpans | WritePolicy | Save | Load
 Report = Started | Done | Refused | Broken

@@ -1,7 +1,7 @@
-"""The learner's process: commands in, one report for each out.
+"""The learner's process: it reads commands and answers each with one report.
 
-It stands behind everybody else on the machine: serving must not feel a step. Like the sampler's worker it ends when
-its pipe closes, and leaves signals to the server.
+It runs at a lower priority than everything else, so that a step does not slow serving. Like the sampler's worker it
+ends when its pipe closes, and ignores signals, which the server handles.
 """
 
 import contextlib
@@ -9,6 +9,7 @@ import logging
 import os
 import signal
 from multiprocessing.connection import Connection
+from typing import Any
 
 import torch
 
@@ -19,15 +20,18 @@ from openclaw_rl.engines.local.process.learner_messages import (
     Broken,
     Command,
     Done,
+    ForwardBackward,
     LearnerOptions,
     Load,
+    OptimStep,
     Refused,
     Report,
     Reset,
+    Restore,
     Save,
+    ScoreSpans,
     Started,
-    Step,
-    Undo,
+    TakeSnapshot,
     WritePolicy,
 )
 from openclaw_rl.engines.local.process.sampler_worker import describe, placement, weight_bytes
@@ -35,17 +39,17 @@ from openclaw_rl.engines.local.training.policy_trainer import PolicyTrainer
 
 log = logging.getLogger(__name__)
 
-#: Serving loses a fifth of its speed to a learner of this niceness on two busy cores, and learning still goes on;
-#: twice as much and a step takes minutes where it takes seconds on idle cores.
+#: With this niceness serving loses a fifth of its speed on two busy cores. With twice as much, a step that takes
+#: seconds on idle cores takes minutes.
 NICENESS = 5
 
 
 def main(connection: Connection, options: LearnerOptions) -> None:
-    """The process: load, then obey until the pipe closes."""
+    """Load the model, then carry out commands until the pipe closes."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     os.nice(NICENESS)
-    # A few small kernels: compiled here they take seconds, and a pool of compilers has been seen to hang.
+    # A few small kernels compile here in seconds; a pool of compiler processes has hung before.
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         try:
@@ -69,21 +73,30 @@ def load_alone(options: LearnerOptions) -> Decoder:
 
 def obey(trainer: PolicyTrainer, command: Command) -> Report:
     try:
-        match command:
-            case Step(sequences):
-                return Done(trainer.step(sequences))
-            case Reset():
-                trainer.reset()
-            case Undo():
-                trainer.undo()
-            case WritePolicy(folder):
-                trainer.write_policy(folder)
-            case Save(folder):
-                trainer.save(folder)
-            case Load(folder):
-                trainer.load(folder)
+        return Done(carry_out(trainer, command))
     except StepRefused as error:
         return Refused(str(error))
     except OSError as error:
         return Refused(f"{error.filename or 'the disk'}: {error.strerror or error}")
-    return Done()
+
+
+def carry_out(trainer: PolicyTrainer, command: Command) -> Any:
+    match command:
+        case ForwardBackward(sequences):
+            return trainer.forward_backward(sequences)
+        case OptimStep():
+            return trainer.optim_step()
+        case TakeSnapshot():
+            return trainer.snapshot()
+        case Restore(snapshot):
+            return trainer.restore(snapshot)
+        case ScoreSpans(sequences, base):
+            return trainer.score(sequences, base=base)
+        case Reset():
+            return trainer.reset()
+        case WritePolicy(folder):
+            return trainer.write_policy(folder)
+        case Save(folder, steps):
+            return trainer.save(folder, steps)
+        case Load(folder):
+            return trainer.load(folder)

@@ -1,11 +1,10 @@
 """From training sequences to gradients: packed micro-batches through the decoder.
 
-A sequence is read once however many samples it holds. Scores over the vocabulary are computed for the spans' tokens
-alone, a few rows at a time, and only one micro-batch's activations exist at any time.
+The model reads a sequence once, however many samples it holds. Logits are computed only for the spans' tokens, a few
+rows at a time. The activations of only one micro-batch exist at any time.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -14,39 +13,22 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from openclaw_rl.engines.base import PassResult, SpanLogprobs
 from openclaw_rl.engines.local.model import ops
 from openclaw_rl.engines.local.model.decoder import Decoder, Projection
 from openclaw_rl.engines.local.training.blocks import LowRank, block, no_adapters
 from openclaw_rl.engines.local.training.packed_attention import packed_attention
 from openclaw_rl.engines.local.training.packing import MicroBatch, by_span, micro_batches, signals
-from openclaw_rl.engines.measures import SpanLogprobs
 from openclaw_rl.losses.logprobs import chunked_logprobs
 from openclaw_rl.losses.policy import Loss
 from openclaw_rl.types import TrainingSequence
 
-#: Matrix products are as fast with this many tokens as with more, and a 4B model's activations take 11 GiB.
+#: Matrix products are no faster with more tokens, and a 4B model's activations already take 11 GiB.
 MICRO_BATCH_TOKENS = 4096
 
 
-@dataclass(frozen=True, slots=True)
-class Metrics:
-    """What a batch's pass found. Sums over the response tokens, except for the loss, which is the batch's."""
-
-    loss: float
-    clipped: float
-    kl_old: float
-    kl_base: float
-    """0 where the loss has no term for it."""
-    tokens: int
-    """Read by the model."""
-    response_tokens: int
-    samples: int
-    logprobs: SpanLogprobs
-    """Of the policy as it was in this pass."""
-
-
 class Policy(NamedTuple):
-    """What a forward computes with."""
+    """The weights of one forward pass."""
 
     decoder: Decoder
     adapters: list[dict[Projection, LowRank]]
@@ -54,13 +36,13 @@ class Policy(NamedTuple):
 
 
 class TrainedWeights(Protocol):
-    """What a step changes: the factors of an adapter, or all weights of the model."""
+    """The weights that a step changes: the factors of an adapter, or all weights of the model."""
 
     @property
     def dropout(self) -> float: ...
     def parameters(self) -> list[Tensor]: ...
     def policy(self, base: Decoder, dropout_seed: int | None = None) -> Policy:
-        """For one forward and backward, on the base weights; without a seed nothing is dropped."""
+        """For one forward and backward pass on the base weights; without a seed there is no dropout."""
         ...
 
     def save(self, folder: Path, base_model: str) -> None:
@@ -69,7 +51,7 @@ class TrainedWeights(Protocol):
 
 
 class Trainer:
-    """Gradients of a policy loss for the weights that are trained. Stepping the optimiser is the caller's."""
+    """Computes gradients of a policy loss for the trained weights. The caller steps the optimiser."""
 
     def __init__(
         self,
@@ -79,53 +61,51 @@ class Trainer:
         micro_batch_tokens: int = MICRO_BATCH_TOKENS,
         checkpointing: bool = False,
     ) -> None:
-        """With `checkpointing` a layer keeps its input alone and is computed again: slower, for very long sequences."""
+        """With `checkpointing` a layer keeps only its input and is computed twice: slower, for very long sequences."""
         self.decoder, self.weights, self.loss = decoder, weights, loss
         self.micro_batch_tokens, self.checkpointing = micro_batch_tokens, checkpointing
         self.micro_batches_seen = 0
 
-    def forward_backward(self, sequences: Sequence[TrainingSequence]) -> Metrics:
-        """Add the gradient of the batch's loss to the masters' `.grad`."""
+    def forward_backward(self, sequences: Sequence[TrainingSequence]) -> PassResult:
+        """Add the gradient of the batch's loss to the `.grad` of the trained weights."""
         batches = micro_batches(sequences, self.micro_batch_tokens, self._device)
-        sums, logprobs = torch.zeros(4, device=self._device), []
+        sums, logprobs = torch.zeros(3, device=self._device), []
         for batch in batches:
-            terms, own = self._accumulate(sequences, batch)
-            sums += terms
-            logprobs.append(own)
-        loss, clipped, kl_old, kl_base = sums.tolist()
-        return Metrics(
+            batch_sums, batch_logprobs = self._accumulate(sequences, batch)
+            sums += batch_sums
+            logprobs.append(batch_logprobs)
+        loss, clipped, kl_base = sums.tolist()
+        return PassResult(
             loss=loss,
             clipped=clipped,
-            kl_old=kl_old,
             kl_base=kl_base,
             tokens=sum(len(batch.ids) for batch in batches),
             response_tokens=sum(len(batch.targets) for batch in batches),
-            samples=sum(len(sequence.spans) for sequence in sequences),
             logprobs=in_order(sequences, batches, logprobs),
         )
 
     @torch.no_grad()
     def score(self, sequences: Sequence[TrainingSequence], base: bool = False) -> SpanLogprobs:
-        """Log-probs of the spans' tokens under the policy, or under the base model. Their signals are not looked at."""
+        """Log-probs of the spans' tokens under the policy or the base model. The spans need no signals for this."""
         batches = micro_batches(sequences, self.micro_batch_tokens, self._device)
         policy = self._base if base else self.weights.policy(self.decoder)
         return in_order(sequences, batches, [self._logprobs(batch, policy)[:, 0] for batch in batches])
 
     def _accumulate(self, sequences: Sequence[TrainingSequence], batch: MicroBatch) -> tuple[Tensor, Tensor]:
-        """Forward and backward of one micro-batch: its part of the metrics' sums, and its log-probs."""
-        learn = signals(sequences, batch)
+        """Forward and backward pass of one micro-batch: its (loss, clipped, KL from the base) and its log-probs."""
+        targets = signals(sequences, batch)
         base = None
         if self.loss.kl_coef:
             with torch.no_grad():
                 base = self._logprobs(batch, self._base)[:, 0]
         logprobs = self._logprobs(batch, self.weights.policy(self.decoder, self.micro_batches_seen))
         self.micro_batches_seen += 1
-        old, worth = learn.old_logprobs, learn.advantages
-        tokens = self.loss.per_token(logprobs[:, 0], old[:, 0], worth[:, 0], base)
-        others = self.loss.over_alternatives(logprobs[:, 1:], old[:, 1:], worth[:, 1:])
-        loss = (learn.weights * (tokens.loss + others)).sum()
+        old, advantages = targets.old_logprobs, targets.advantages
+        tokens = self.loss.per_token(logprobs[:, 0], old[:, 0], advantages[:, 0], base)
+        alternatives = self.loss.over_alternatives(logprobs[:, 1:], old[:, 1:], advantages[:, 1:])
+        loss = (targets.weights * (tokens.loss + alternatives)).sum()
         loss.backward()  # type: ignore[no-untyped-call]
-        sums = torch.stack([loss.detach(), tokens.clipped.sum(), tokens.kl_old.sum(), tokens.kl_base.sum()])
+        sums = torch.stack([loss.detach(), tokens.clipped.sum(), tokens.kl_base.sum()])
         return sums, logprobs[:, 0].detach()
 
     def _logprobs(self, batch: MicroBatch, policy: Policy) -> Tensor:
@@ -135,17 +115,17 @@ class Trainer:
         angles = decoder.angles(batch.positions)
         attend = packed_attention(batch.lengths, self._device, decoder.embed.dtype)
         residual = F.embedding(batch.ids, decoder.embed)
-        for i, (layer, own) in enumerate(zip(decoder.layers, adapters, strict=True)):
-            turn = angles if shape.rotary_layers[i] else None
+        for i, (layer, adapter) in enumerate(zip(decoder.layers, adapters, strict=True)):
+            rotation = angles if shape.rotary_layers[i] else None
             rows = batch.rows if i + 1 == shape.layers else None
-            residual = self._run(block, shape, layer, own, residual, turn, attend, rows)
+            residual = self._run(block, shape, layer, adapter, residual, rotation, attend, rows)
         hidden = ops.rms_norm(residual, decoder.norm, shape.eps)
         return chunked_logprobs(hidden, decoder.head.weight, batch.targets)
 
     def _run(self, function: Callable[..., Tensor], *args: Any) -> Tensor:
         if not self.checkpointing:
             return function(*args)
-        # Nothing here draws from the global random stream, so there is no state to keep.
+        # Nothing here uses the global random generator, so there is no state to keep.
         result: Tensor = checkpoint(function, *args, use_reentrant=False, preserve_rng_state=False)
         return result
 
@@ -161,11 +141,11 @@ class Trainer:
 def in_order(
     sequences: Sequence[TrainingSequence], batches: Sequence[MicroBatch], values: Sequence[Tensor]
 ) -> SpanLogprobs:
-    """Numbers for the micro-batches' targets, by sequence and span."""
+    """One value per target of the micro-batches, arranged by sequence and span."""
     result: SpanLogprobs = [[] for _ in sequences]
-    for batch, own in zip(batches, values, strict=True):
+    for batch, batch_values in zip(batches, values, strict=True):
         spans = [span for i in batch.indices for span in sequences[i].spans]
-        apart = iter(by_span(own.tolist(), spans))
+        span_values = iter(by_span(batch_values.tolist(), spans))
         for i in batch.indices:
-            result[i] = [next(apart) for _ in sequences[i].spans]
+            result[i] = [next(span_values) for _ in sequences[i].spans]
     return result
