@@ -60,7 +60,7 @@ def test_the_halves_of_a_layer_can_be_chosen(modules: str, trained: tuple[bool, 
     check_tinker(config)
     connection = connect(config)
     learner = build_learner(config, connection, build_sampler(config, connection, tmp_path, None))
-    assert (learner.options.train_attn, learner.options.train_mlp) == trained
+    assert (learner.primitives.options.train_attn, learner.primitives.options.train_mlp) == trained
     assert learner.primitives.sampler.options.model == "Qwen/Qwen3-4B-Instruct-2507"
 
 

@@ -12,9 +12,10 @@ from peft import PeftModel
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from openclaw_rl.engines.base import PassResult
 from openclaw_rl.engines.local.model.decoder import Decoder, load_decoder
 from openclaw_rl.engines.local.training.lora import LoraWeights
-from openclaw_rl.engines.local.training.trainer import Metrics, Trainer
+from openclaw_rl.engines.local.training.trainer import Trainer
 from openclaw_rl.losses.policy import PolicyLoss
 from openclaw_rl.types import Span, TrainingSequence
 from support.decoders import FAMILIES, causal
@@ -51,7 +52,7 @@ def gradients(
     lora: LoraWeights | None = None,
     loss: PolicyLoss | None = None,
     **options: Any,
-) -> tuple[list[Tensor], Metrics]:
+) -> tuple[list[Tensor], PassResult]:
     lora = lora or lively(decoder)
     metrics = Trainer(decoder, lora, loss or PolicyLoss(), **options).forward_backward(sequences)
     return [
@@ -268,7 +269,7 @@ def test_metrics_are_sums_over_the_response_tokens(decoder: Decoder) -> None:
 def test_nothing_to_learn_is_nothing_learnt(decoder: Decoder) -> None:
     lora = lively(decoder)
     metrics = Trainer(decoder, lora, PolicyLoss()).forward_backward([TrainingSequence([1, 2, 3], [])])
-    assert metrics == Metrics(0, 0, 0, 0, 0, 0, 0, [[]])
+    assert metrics == PassResult(0, 0, 0, 0, 0, [[]])
     assert all(parameter.grad is None for parameter in lora.parameters())
 
 
