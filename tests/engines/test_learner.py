@@ -19,6 +19,7 @@ from openclaw_rl.engines.local.model.decoder import load_decoder
 from openclaw_rl.engines.local.process.learner import LocalLearner
 from openclaw_rl.engines.local.process.sampler import LocalSampler
 from openclaw_rl.engines.local.process.sampler_messages import WorkerOptions
+from openclaw_rl.engines.policy_ref import PolicyRef, WeightForm
 from openclaw_rl.types import TrainingSequence
 from support.trainers import InProcessLearner, batch, options
 
@@ -219,8 +220,8 @@ async def test_calls_at_the_same_time_are_answered_each_with_its_own(
         learner.load(tmp_path / "nowhere"),
         return_exceptions=True,
     )
-    first, nothing, second, refused = answers
-    assert nothing is None
+    first, policy, second, refused = answers
+    assert policy == PolicyRef(WeightForm.PEFT, tmp_path / "adapter")
     assert isinstance(refused, StepRefused)
     assert (
         [answer.response_tokens for answer in (first, second)]
