@@ -10,8 +10,8 @@ import pytest
 
 from openclaw_rl.app.config import ApiKey
 from openclaw_rl.cli import main
-from openclaw_rl.cli.chat import ANEW
-from openclaw_rl.cli.rolling_back import GIVE_KEY
+from openclaw_rl.cli.chat import NEW
+from openclaw_rl.client import GIVE_KEY
 from openclaw_rl.ledger.lock import RunDirLock
 from support.harness import Bench, running
 from support.records import Book
@@ -46,7 +46,7 @@ def test_answers_are_shown_and_what_is_said_next_is_feedback(
 def test_a_new_conversation_knows_nothing_of_the_one_before(
     bench: Bench, book: Book, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert talk(book, monkeypatch, "Hello.", ANEW, "Good morning.") == 0
+    assert talk(book, monkeypatch, "Hello.", NEW, "Good morning.") == 0
     first, second = (book.read(number) for number in (1, 2))
     assert first.next_state is None
     assert first.session != second.session
@@ -100,5 +100,5 @@ def test_a_server_that_has_gone_is_a_sentence(
     lock = RunDirLock(book.folder)
     lock.tell("http://127.0.0.1:1")
     assert talk(book, monkeypatch, "Hello.") == 2
-    assert "does not answer any more" in capsys.readouterr().err
+    assert "does not answer: " in capsys.readouterr().err
     lock.close()

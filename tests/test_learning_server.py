@@ -130,7 +130,7 @@ def test_it_learns_while_it_serves_saves_when_it_is_stopped_and_goes_back_when_i
         assert "step-000002-v2" in command(tmp_path, "checkpoints")
         old = load_file(tmp_path / "checkpoints" / "step-000002-v2" / "adapter_model.safetensors")
         # A policy that was saved serves again at once, under a number of its own; learning goes on from it.
-        assert "Policy 4 serves now" in command(tmp_path, "rollback")
+        assert "The server now serves policy 4 (the weights of step 2)." in command(tmp_path, "rollback")
         assert version_of(ask(program)) == 4
         assert status(tmp_path)["policy_version"] == 4
         teach(program)
@@ -158,7 +158,7 @@ def test_it_learns_while_it_serves_saves_when_it_is_stopped_and_goes_back_when_i
         new = load_file(last.folder / "adapter_model.safetensors")
         assert (last.step, last.version) == (2, 6)
         assert all(old[name].equal(new[name]) for name in old)
-        assert "Policy 7 serves now: the base model, and" in command(tmp_path, "rollback", "0")
+        assert "The server now serves policy 7 (the base model)." in command(tmp_path, "rollback", "0")
         assert version_of(ask(program)) == 7
         base = checkpoints.latest()
         assert base is not None

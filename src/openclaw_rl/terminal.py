@@ -1,19 +1,21 @@
-"""Where commands and the server write to."""
+"""How commands and the server write to a terminal or a file."""
 
 import os
 import sys
 
 from rich.console import Console
 from rich.progress import Progress
+from rich.table import Table
+from rich.text import Text
 
-#: Of what is not a terminal, unless COLUMNS says it.
+#: Columns where the output is not a terminal and COLUMNS is not set.
 WIDTH = 160
 
 
 def console(*, stderr: bool = False) -> Console:
-    """Piped into a file, lines keep their width instead of being cut to a terminal's."""
-    given = os.environ.get("COLUMNS", "")
-    known = on_terminal(stderr=stderr) or (given.isdigit() and int(given) > 0)
+    """A console that does not cut lines to a terminal's width where the output is a file or a pipe."""
+    columns = os.environ.get("COLUMNS", "")
+    known = on_terminal(stderr=stderr) or (columns.isdigit() and int(columns) > 0)
     return Console(stderr=stderr, width=None if known else WIDTH)
 
 
@@ -22,5 +24,11 @@ def on_terminal(*, stderr: bool = False) -> bool:
 
 
 def progress() -> Progress:
-    """A line that shows how far something is and goes when it is done; nothing at all off a terminal."""
+    """A progress bar that disappears when the work is done; nothing where the output is not a terminal."""
     return Progress(console=console(stderr=True), transient=True, disable=not on_terminal(stderr=True))
+
+
+def print_titled(out: Console, title: str, table: Table) -> None:
+    """A table below its title. A path in the title can be copied: rich's own title would be wrapped."""
+    out.print(Text(title, style="table.title"), soft_wrap=True)
+    out.print(table)

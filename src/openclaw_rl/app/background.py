@@ -8,8 +8,8 @@ from typing import Any
 from openclaw_rl.api.operations import OperationFailed
 from openclaw_rl.engines.base import EngineError
 from openclaw_rl.judge.loop import JudgeLoop
-from openclaw_rl.learn.checkpoints import BadCheckpoint, Checkpoint, verify
 from openclaw_rl.learn.loop import LearnLoop
+from openclaw_rl.learn.rollback import CannotRollBack, choose_checkpoint
 from openclaw_rl.ledger.errors import LedgerError
 from openclaw_rl.types import NextStep
 
@@ -64,34 +64,12 @@ class Loops:
         if self.learning is None:
             raise OperationFailed("This server does not learn, so there is nothing to roll back.")
         try:
-            checkpoint = choose(self.learning.line.checkpoints.all(), version, self.learning.step)
+            checkpoint = choose_checkpoint(self.learning.line.checkpoints.all(), version, self.learning.step)
             return await self.learning.roll_back(checkpoint)
+        except CannotRollBack as error:
+            raise OperationFailed(str(error)) from error
         except (EngineError, LedgerError, OSError) as error:
             raise OperationFailed(f"The policy could not be loaded: {error}") from error
-
-
-def choose(checkpoints: list[Checkpoint], version: int | None, step: int) -> Checkpoint | None:
-    """The checkpoint to go back to: of a version, or else the last one before a step. Raises OperationFailed.
-
-    None is the base model: version 0, and what was before the first checkpoint.
-    """
-    if not version and not step:
-        raise OperationFailed("Nothing has been learned, so there is nothing to go back to.")
-    before = [checkpoint for checkpoint in checkpoints if checkpoint.step < step]
-    found = before[-1:] if version is None else [c for c in checkpoints if c.version == version]
-    if not found and not version:
-        return None
-    if not found:
-        have = ", ".join(str(checkpoint.version) for checkpoint in checkpoints) or "none"
-        raise OperationFailed(
-            f"There is no checkpoint of policy version {version}; there are checkpoints of: {have}. One is made every "
-            "--save-interval steps and when the server stops; 0 is the base model."
-        )
-    try:
-        verify(found[0].folder)
-    except BadCheckpoint as error:
-        raise OperationFailed(str(error)) from error
-    return found[0]
 
 
 def report_end(task: "asyncio.Task[None]") -> None:

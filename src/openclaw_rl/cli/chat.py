@@ -1,137 +1,110 @@
-"""A conversation with a running server, in the terminal: `openclaw-rl chat`.
+"""`openclaw-rl chat`: a conversation with the running server, in the terminal.
 
-Nothing is special about it: it is a client like any other, and what is said next is the feedback on the answer before.
+It is a client like any other: the server learns from what is said next, as it does with every client.
 """
 
 import argparse
 import contextlib
-import json
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import httpx
 from rich.text import Text
 
-from openclaw_rl.app.config import Config
-from openclaw_rl.cli.commands import ask_ready
-from openclaw_rl.cli.rolling_back import GIVE_KEY
+from openclaw_rl.cli.parser import RUN_OPTIONS, add_command, own_key, run_config
 from openclaw_rl.errors import UserError
-from openclaw_rl.ledger.lock import read_server
 from openclaw_rl.terminal import console
 
+if TYPE_CHECKING:
+    from openclaw_rl.client import Client
+
+DOC = "talk to the running server, which learns from what you say"
 PROMPT = "you: "
-#: Typed instead of a message, it begins a new conversation.
-ANEW = "/new"
-#: A small model on a laptop may be busy for so long before its first word.
-SECONDS = 600.0
-#: Begins a line of a stream that holds something.
-DATA = "data: "
+#: Typed instead of a message, it starts a new conversation.
+NEW = "/new"
 
 
-class NoAnswer(Exception):
-    """The server does not answer this; the message is its own."""
+def add(commands: Any) -> None:
+    add_command(commands, "chat", DOC, run, (*RUN_OPTIONS, "api_key"))
 
 
-def chat(config: Config, options: argparse.Namespace) -> int:
-    """Talk until the input ends. Raises UserError."""
-    server = read_server(config.run_dir.expanduser()).get("url")
+def run(options: argparse.Namespace) -> int:
+    """Talk until the input ends."""
+    from openclaw_rl.client import Client, server_url
+
+    config = run_config(options)
+    server = server_url(config.run_dir.expanduser())
     if not server:
         raise UserError(
             f"No server runs in {config.run_dir.absolute()}: start one in another terminal, with make run or "
             "openclaw-rl serve, or give its --run-dir."
         )
-    key = {"Authorization": f"Bearer {config.api_keys[0].secret}"} if config.api_keys else {}
-    # Never by way of a proxy: the server is on this machine.
-    with httpx.Client(base_url=server, headers=key, timeout=SECONDS, trust_env=False) as client:
-        try:
-            Conversation(client).hold()
-        except httpx.TransportError as error:
-            what = str(error) or type(error).__name__
-            raise UserError(f"The server at {server} does not answer any more: {what}.") from None
+    with Client(server, own_key(config)) as client:
+        Conversation(client).hold()
     return 0
 
 
 class Conversation:
-    """What was said so far, and who said the last of it."""
+    """The messages so far, and how they are shown."""
 
-    def __init__(self, client: httpx.Client) -> None:
+    def __init__(self, client: "Client") -> None:
         self.client = client
         self.messages: list[dict[str, str]] = []
         self.out = console()
-        self._told = ""
+        self._shown_progress = ""
 
     def hold(self) -> None:
-        self._note(f"What you say next is feedback on what it said. {ANEW} begins anew, Ctrl-D ends.")
+        self._note(f"Your next message is feedback on the answer before. {NEW}: new chat; Ctrl-D: quit")
         for line in lines():
-            if line == ANEW:
+            if line == NEW:
                 self.messages.clear()
             elif line:
                 self._exchange(line)
-            self._progress()
+            self._show_progress()
 
     def _exchange(self, text: str) -> None:
-        """One message and its answer. Ctrl-C breaks the answer off, and takes the message back."""
-        asked = [*self.messages, {"role": "user", "content": text}]
+        """One message and its answer. Ctrl-C stops the answer and takes the message back."""
+        from openclaw_rl.client import ServerRefused
+
+        messages = [*self.messages, {"role": "user", "content": text}]
         answer = ""
         try:
-            for delta in self._answer(asked):
-                said = delta.get("content") or ""
-                # What it thinks is shown, but is no part of the conversation.
+            for delta in self.client.chat(messages):
+                content = delta.get("content") or ""
+                # Reasoning is shown, but is not part of the conversation.
                 self._write(delta.get("reasoning_content") or "", style="dim")
-                self._write(said)
-                answer += said
+                self._write(content)
+                answer += content
         except KeyboardInterrupt:
             self._note(" …")
             return
-        except NoAnswer as error:
-            self.out.print(Text(str(error), style="yellow"))
+        except ServerRefused as error:
+            self._note(str(error), style="yellow")
             return
         self.out.print()
-        self.messages = [*asked, {"role": "assistant", "content": answer}]
+        self.messages = [*messages, {"role": "assistant", "content": answer}]
 
-    def _answer(self, messages: list[dict[str, str]]) -> Iterator[dict[str, Any]]:
-        """An answer as it is written. Raises NoAnswer, and UserError where a key is needed."""
-        body = {"messages": messages, "stream": True}
-        with self.client.stream("POST", "/v1/chat/completions", json=body) as response:
-            if response.status_code != httpx.codes.OK:
-                refusal = json.loads(response.read())["error"]["message"]
-                if response.status_code == httpx.codes.UNAUTHORIZED:
-                    raise UserError(f"{refusal} {GIVE_KEY}")
-                raise NoAnswer(refusal)
-            for line in response.iter_lines():
-                if line.startswith(DATA + "{"):
-                    yield from deltas(json.loads(line.removeprefix(DATA)))
-
-    def _progress(self) -> None:
-        """Say which policy answers and how far the next step is, when that has changed."""
-        told = ask_ready(str(self.client.base_url).rstrip("/"))
-        step = told.get("next_step")
-        words = f"policy {told.get('policy_version', 0)}"
+    def _show_progress(self) -> None:
+        """Say which policy answers and what the next step still needs, if that has changed."""
+        state = self.client.ready()
+        step = state.get("next_step")
+        progress = f"policy {state.get('policy_version', 0)}"
         if step:
-            words += f" · {step['samples']} of {step['needed']} judged answers for step {step['step']}"
-        if words != self._told:
-            self._note(words)
-        self._told = words
+            progress += f" · {step['samples']} of {step['needed']} judged answers for step {step['step']}"
+        if progress != self._shown_progress:
+            self._note(progress)
+        self._shown_progress = progress
 
     def _write(self, words: str, style: str = "") -> None:
         if words:
             self.out.print(Text(words, style=style), end="", soft_wrap=True)
 
-    def _note(self, words: str) -> None:
-        self.out.print(Text(words, style="dim"))
-
-
-def deltas(event: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """What a piece of a stream adds. Raises NoAnswer."""
-    if "error" in event:
-        raise NoAnswer(event["error"]["message"])
-    for choice in event["choices"]:
-        yield choice["delta"]
+    def _note(self, words: str, style: str = "dim") -> None:
+        self.out.print(Text(words, style=style))
 
 
 def lines() -> Iterator[str]:
-    """What is typed, until the input ends; of a pipe, what it holds."""
+    """What is typed, until the input ends; from a pipe, its lines."""
     if not sys.stdin.isatty():
         yield from (line.strip() for line in sys.stdin)
         return

@@ -1,12 +1,13 @@
-"""The command itself: read the run, ask the models, write the page."""
+"""`openclaw-rl report`: write a page about a run."""
 
 import argparse
 import contextlib
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from openclaw_rl.app.config import Config
+from openclaw_rl.cli.parser import RUN_OPTIONS, add_command, run_config
 from openclaw_rl.errors import UserError
 
 if TYPE_CHECKING:
@@ -19,25 +20,35 @@ TEMPLATE = "dashboard/report.html.j2"
 NAME = "report.html"
 
 
-def report(config: Config, options: argparse.Namespace) -> int:
-    """`openclaw-rl report`; returns the exit status. Raises UserError."""
-    from openclaw_rl.cli.commands import ask_ready
+DOC = "write a page about a run: curves, verdicts, turns token by token, answers before and after"
+
+
+def add(commands: Any) -> None:
+    model = ("model_name", "cache_dir", "device", "dtype", "method")
+    parser = add_command(commands, "report", DOC, run, (*RUN_OPTIONS, *model))
+    parser.add_argument("run_dir", nargs="?", default=argparse.SUPPRESS, metavar="RUN_DIR", help="the run's directory")
+    parser.add_argument("--out", type=Path, metavar="FILE.html", help="where to (default: RUN_DIR/report.html)")
+    parser.add_argument("--no-answers", action="store_true", help="load no model: no answers before and after")
+
+
+def run(options: argparse.Namespace) -> int:
+    from openclaw_rl.client import ready_state, server_url
     from openclaw_rl.dashboard.components.charts import need_matplotlib
     from openclaw_rl.dashboard.components.render import write
     from openclaw_rl.dashboard.run import read_run
-    from openclaw_rl.ledger.lock import read_server
     from openclaw_rl.terminal import console
 
+    config = run_config(options)
     need_matplotlib("openclaw-rl report")
     folder = config.run_dir.expanduser()
     if not folder.is_dir():
         raise UserError(f"There is no folder {folder}: give the run directory of a server.")
     if not may_be_run(config):
         raise UserError(f"There is no ledger in {config.ledger_dir}: give the run directory of a server.")
-    server = read_server(folder).get("url")
-    run = read_run(config, server, ask_ready(server) if server else {})
+    server = server_url(folder)
+    recorded = read_run(config, server, ready_state(server) if server else {})
     out = options.out or folder / NAME
-    write(out, page(config, run, answers=not options.no_answers))
+    write(out, page(config, recorded, answers=not options.no_answers))
     console().print(f"The report is in {out}", markup=False, soft_wrap=True)
     return 0
 

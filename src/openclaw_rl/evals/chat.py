@@ -11,6 +11,7 @@ from typing import Any, Protocol, Self
 
 import httpx
 
+from openclaw_rl.client import key_header, read_error
 from openclaw_rl.errors import UserError
 
 Message = dict[str, Any]
@@ -28,8 +29,6 @@ ATTEMPTS = 6
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
 #: How long a small model on a laptop may take for one reply.
 TIMEOUT_SECONDS = 300.0
-#: How much of an error page is worth repeating.
-MAX_QUOTE = 200
 
 
 class ChatFailed(UserError):
@@ -81,9 +80,8 @@ class HttpChat:
         root = base_url.rstrip("/").removesuffix("/v1")
         self.url = f"{root}/v1/chat/completions"
         self._model = {"model": model} if model else {}
-        # A key from a file often ends with its line.
-        headers = {"Authorization": f"Bearer {key.strip()}"} if key.strip() else {}
-        self._client = httpx.AsyncClient(headers={"Content-Type": "application/json", **headers}, timeout=timeout)
+        headers = {"Content-Type": "application/json", **key_header(key)}
+        self._client = httpx.AsyncClient(headers=headers, timeout=timeout)
 
     async def __aenter__(self) -> Self:
         return self
@@ -126,9 +124,9 @@ class HttpChat:
                 break
             await asyncio.sleep(pause(response.headers, attempt))
         if response.status_code != 200:
-            said, code = complaint(response)
+            message, code = read_error(response)
             failure = ChatTooLong if code == TOO_LONG else ChatFailed
-            raise failure(f"{self.url} answers {response.status_code}: {said}")
+            raise failure(f"{self.url} answers {response.status_code}: {message}")
         try:
             return response.json()
         except ValueError as error:
@@ -157,15 +155,6 @@ def pause(headers: Mapping[str, str], attempt: int) -> float:
     if math.isnan(wanted):
         wanted = FIRST_PAUSE * 2**attempt
     return min(max(wanted, 0.0), LONGEST_PAUSE) * random.uniform(1.0, 1.25)
-
-
-def complaint(response: httpx.Response) -> tuple[str, Any]:
-    """What a server says is wrong, and the code that it gives, in OpenAI's shape or in whatever it has."""
-    try:
-        error = response.json()["error"]
-        return str(error["message"]), error.get("code")
-    except (ValueError, KeyError, TypeError):
-        return response.text[:MAX_QUOTE], None
 
 
 def read_reply(body: Any) -> Reply:

@@ -11,18 +11,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
 from rich.console import Console
 
 from openclaw_rl.app.config import Config
+from openclaw_rl.client import ready_state, server_url
 from openclaw_rl.config.options import flag, option_of
 from openclaw_rl.errors import UserError
-from openclaw_rl.ledger.lock import read_server
 
 #: How long a server may take until it answers: the first start converts the model.
 START_SECONDS = 900.0
 #: How long it may take to save what it has learned.
 STOP_SECONDS = 120.0
+#: How long a busy server may take to say how it is.
+STATE_SECONDS = 30.0
 LOOK_SECONDS = 0.2
 LOG = "server.log"
 #: The group of the options that say where a model runs and what it may take there.
@@ -42,12 +43,10 @@ class RunningServer:
 
     async def state(self) -> Mapping[str, Any]:
         """What it says of itself: policy version, judge, learner. Raises ServerFailed."""
-        try:
-            async with httpx.AsyncClient(timeout=30.0, trust_env=False) as client:
-                told: Mapping[str, Any] = (await client.get(f"{self.url}/readyz")).json()
-                return told
-        except (httpx.HTTPError, ValueError) as error:
-            raise failed(self.run_dir, f"The server does not answer any more ({type(error).__name__})") from error
+        state = await asyncio.to_thread(ready_state, self.url, STATE_SECONDS)
+        if not state:
+            raise failed(self.run_dir, "The server does not answer any more")
+        return state
 
 
 @contextlib.asynccontextmanager
@@ -105,12 +104,9 @@ async def ready(process: asyncio.subprocess.Process, run_dir: Path) -> str:
     """The server's address, once it answers. Raises ServerFailed."""
     end = time.monotonic() + START_SECONDS
     while process.returncode is None and time.monotonic() < end:
-        url = read_server(run_dir).get("url")
-        if url:
-            with contextlib.suppress(httpx.HTTPError):
-                async with httpx.AsyncClient(timeout=10.0, trust_env=False) as client:
-                    if (await client.get(f"{url}/readyz")).status_code == 200:
-                        return str(url)
+        url = server_url(run_dir)
+        if url and (await asyncio.to_thread(ready_state, url)).get("ready"):
+            return url
         await asyncio.sleep(LOOK_SECONDS)
     late = process.returncode is None
     raise failed(run_dir, "The server does not become ready" if late else "The server did not start")

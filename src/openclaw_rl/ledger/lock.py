@@ -89,6 +89,11 @@ def read_server(run_dir: Path) -> dict[str, Any]:
     return told if isinstance(told, dict) else {}
 
 
+def was_served(run_dir: Path) -> bool:
+    """Whether a server has ever used this run directory."""
+    return (run_dir / FILE).is_file()
+
+
 def is_locked(file: IO[str]) -> bool:
     """Whether a server holds the file: surer than a process id, which another process may have by now."""
     try:

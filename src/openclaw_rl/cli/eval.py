@@ -1,0 +1,31 @@
+"""`openclaw-rl eval`: measure what a model can do."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from openclaw_rl.cli.parser import add_command, load_options
+from openclaw_rl.evals.flags import BASE, MODEL_OPTIONS, TASKS
+
+DOC = "measure what a model can do: conversation, coding, tool use"
+
+
+def add(commands: Any) -> None:
+    parser = add_command(commands, "eval", DOC, run, MODEL_OPTIONS)
+    parser.add_argument(
+        "--model-path", default=BASE, metavar="CKPT", help="a checkpoint or a model folder, or base (the default)"
+    )
+    parser.add_argument(
+        "--eval-tasks",
+        default=",".join(TASKS[:3]),
+        metavar="TASKS",
+        help=f"some of {', '.join(TASKS)} (default: the first three; bfcl needs the package bfcl-eval)",
+    )
+    parser.add_argument("--compare", metavar="CKPT", help="another model to measure, for example base")
+    parser.add_argument("--json", type=Path, metavar="OUT.json", help="also write every case and answer to a file")
+
+
+def run(options: argparse.Namespace) -> int:
+    from openclaw_rl.evals.evaluate import evaluate
+
+    return evaluate(load_options(options).config, options)

@@ -1,0 +1,82 @@
+"""What all commands share: the parser, the flags of the server's options, and how those options are loaded."""
+
+import argparse
+import difflib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from openclaw_rl.app.config import Config, Loaded, load
+from openclaw_rl.app.run_options import load_for_run
+from openclaw_rl.config.options import ConfigError, add_flags, flag, option_of
+
+#: Where a run is: the options of every command about a run.
+RUN_OPTIONS = ("run_dir", "rl_buffer_dir")
+SECRET_FLAGS = [flag(name) for name, field in Config.model_fields.items() if option_of(field).secret]
+
+
+class Parser(argparse.ArgumentParser):
+    """Says in one sentence what is wrong with the arguments, and names the nearest flag. Raises ConfigError."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message[0].upper()}{message[1:]}. See {self.prog} --help.")
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        known, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            flags = [f for action in self._actions for f in action.option_strings]
+            name = unknown[0].split("=")[0]  # a secret may follow the sign
+            near = difflib.get_close_matches(name, flags, n=1)
+            hint = f"; did you mean {near[0]}?" if near else f". See {self.prog} --help."
+            raise ConfigError((f"There is no option {name}" if name.startswith("-") else unexpected(name, args)) + hint)
+        return known, unknown
+
+
+def unexpected(argument: str, arguments: Sequence[str]) -> str:
+    """Names an argument that belongs to nothing, unless it may be part of a secret."""
+    given = [word.split("=")[0] for word in arguments if word.startswith("--")]
+    may_be_secret = any(secret.startswith(name) for secret in SECRET_FLAGS for name in given)
+    return "There is an unexpected argument" if may_be_secret else f"Unexpected argument: {argument}"
+
+
+def add_command(
+    commands: Any, name: str, doc: str, run: Callable[[argparse.Namespace], int], options: Sequence[str]
+) -> Parser:
+    """Add a command that takes --config and some of the server's options."""
+    parser: Parser = commands.add_parser(name, help=doc, description=f"{doc[0].upper()}{doc[1:]}.")
+    add_config_flag(parser)
+    add_flags(parser, Config, only=options)
+    parser.set_defaults(run=run)
+    return parser
+
+
+def add_config_flag(parser: Parser) -> None:
+    parser.add_argument("--config", type=Path, metavar="FILE.toml", help="read options from a TOML file")
+
+
+def load_options(options: argparse.Namespace) -> Loaded:
+    """The server's options, from a command's flags, the environment and a file."""
+    return load(given_flags(options), file=options.config)
+
+
+def run_config(options: argparse.Namespace) -> Config:
+    """The same for a command about a run: options that the run remembers need not be given again."""
+    return load_for_run(given_flags(options), options.config).config
+
+
+def given_flags(options: argparse.Namespace) -> dict[str, Any]:
+    """The server's options among a command's arguments."""
+    return {name: value for name, value in vars(options).items() if name in Config.model_fields}
+
+
+def own_key(config: Config) -> str:
+    """The API key that a command shows to the server, if one is given."""
+    return config.api_keys[0].secret if config.api_keys else ""
+
+
+def positive(text: str) -> int:
+    """A count of at least one, for argparse."""
+    number = int(text)
+    if number < 1:
+        raise ValueError
+    return number

@@ -1,0 +1,108 @@
+"""`openclaw-rl rejudge`: judge stored turns again, with another judge or rubric, and compare the scores.
+
+It changes nothing in the ledger: the table shows how good a judge is before anything is trained on its verdicts.
+"""
+
+import argparse
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+
+from openclaw_rl.app.config import Config
+from openclaw_rl.cli.parser import RUN_OPTIONS, add_command, positive, run_config
+from openclaw_rl.config.options import ConfigError, option_of
+from openclaw_rl.errors import UserError
+from openclaw_rl.terminal import console, progress
+
+if TYPE_CHECKING:
+    from openclaw_rl.judge.rejudging import TwoScores
+    from openclaw_rl.ledger.reader import LedgerReader
+
+DOC = "judge stored turns again, with another judge or rubric, and compare; nothing is changed"
+SIGNS = ("good", "neutral", "bad", "abstains")
+
+
+def add(commands: Any) -> None:
+    judging = [name for name, field in Config.model_fields.items() if option_of(field).group == "Judge"]
+    model = ("model_name", "teacher_model_name", "cache_dir", "device", "seed")
+    parser = add_command(commands, "rejudge", DOC, run, (*RUN_OPTIONS, *judging, *model))
+    parser.add_argument("--last", type=positive, default=1000, metavar="N", help="only the last N (default: 1000)")
+    parser.add_argument("--turns", action="store_true", help="also list every turn with both scores")
+
+
+def run(options: argparse.Namespace) -> int:
+    from openclaw_rl.engines.base import EngineUnavailable
+    from openclaw_rl.ledger.offline import open_offline
+
+    config = run_config(options)
+    if config.judging == "none":
+        raise ConfigError("--judge none judges nothing: choose feedback, llm or custom.")
+    try:
+        with open_offline(config.ledger_dir) as ledger:
+            turns = ledger.reader.judged_turns()[-options.last :]
+            if not turns:
+                raise UserError("No turn has been judged yet, so there is nothing to compare with.")
+            pairs = asyncio.run(judge_turns(config, ledger.reader, turns))
+    except EngineUnavailable as error:
+        raise UserError(str(error)) from None
+    out = console()
+    out.print(confusion(pairs))
+    out.print(summary(pairs))
+    for pair in pairs if options.turns else ():
+        scores = ("none" if score is None else f"{score:+g}" for score in (pair.stored, pair.again))
+        out.print(f"turn {pair.turn}: {' → '.join(scores)}")
+    return 0
+
+
+async def judge_turns(config: Config, reader: "LedgerReader", turns: Sequence[int]) -> "list[TwoScores]":
+    """Judge turns again, several at once, with a progress bar."""
+    from openclaw_rl.app.assembly import fetch, open_backend, start_model
+    from openclaw_rl.judge.build import build_panel
+    from openclaw_rl.judge.rejudging import judge_again
+
+    async with contextlib.AsyncExitStack() as stack:
+        model = None
+        if config.asks_llm and config.judge_base_url is None:
+            judge = config.model_copy(update={"model_name": config.teacher_model_name or config.model_name})
+            folder = fetch(judge, judge.model_name)
+            model = await start_model(stack, open_backend(stack, judge, folder).sampler, folder)
+        panel = build_panel(config, model, explicit=False)
+        limit = asyncio.Semaphore(config.num_judge_workers)
+        with progress() as shown:
+            task = shown.add_task("Judging", total=len(turns))
+
+            async def one(number: int) -> "TwoScores":
+                async with limit:
+                    pair = await judge_again(panel, reader.turn(number))
+                shown.advance(task)
+                return pair
+
+            return list(await asyncio.gather(*map(one, turns)))
+
+
+def sign(score: float | None) -> str:
+    return "abstains" if score is None else "good" if score > 0 else "bad" if score < 0 else "neutral"
+
+
+def confusion(pairs: "Sequence[TwoScores]") -> Table:
+    """How often each stored verdict became which new one."""
+    counts = Counter((sign(pair.stored), sign(pair.again)) for pair in pairs)
+    headings = ("stored", *(f"now {name}" for name in SIGNS))
+    table = Table(*headings, title="Stored verdicts and new ones", title_justify="left")
+    for before in SIGNS:
+        table.add_row(before, *(str(counts[before, after] or "") for after in SIGNS))
+    return table
+
+
+def summary(pairs: "Sequence[TwoScores]") -> str:
+    """How often both scores agree, where there are two."""
+    from openclaw_rl.ledger.status import plural
+
+    both = [pair for pair in pairs if pair.stored is not None and pair.again is not None]
+    same = sum(sign(pair.stored) == sign(pair.again) for pair in both)
+    share = f" ({same / len(both):.0%})" if both else ""
+    return f"{plural(len(pairs), 'turn', 'turns')}; both gave a score to {len(both)}, the same to {same}{share}."

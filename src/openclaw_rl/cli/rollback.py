@@ -1,0 +1,41 @@
+"""`openclaw-rl rollback`: serve an earlier policy, with the server running or without it."""
+
+import argparse
+from typing import Any
+
+from openclaw_rl.cli.parser import RUN_OPTIONS, add_command, own_key, run_config
+from openclaw_rl.terminal import console
+
+DOC = "serve an earlier policy, and learn on from it"
+
+
+def add(commands: Any) -> None:
+    parser = add_command(commands, "rollback", DOC, run, (*RUN_OPTIONS, "keep_checkpoints", "api_key"))
+    parser.add_argument(
+        "version",
+        nargs="?",
+        type=int,
+        metavar="VERSION",
+        help="a policy version that has a checkpoint, or 0 for the base model (default: the checkpoint before)",
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    from openclaw_rl.client import Client, server_url
+    from openclaw_rl.learn.build import run_checkpoints
+    from openclaw_rl.learn.rollback import roll_back_offline
+    from openclaw_rl.ledger.offline import open_offline
+
+    config = run_config(options)
+    checkpoints = run_checkpoints(config)
+    if server := server_url(config.run_dir.expanduser()):
+        with Client(server, own_key(config)) as client:
+            version = client.roll_back(options.version)
+    else:
+        with open_offline(config.ledger_dir) as ledger:
+            version = roll_back_offline(ledger, checkpoints, options.version)
+    steps = [checkpoint.step for checkpoint in checkpoints.all() if checkpoint.version == version]
+    origin = "" if not steps else f" (the weights of step {steps[0]})" if steps[0] else " (the base model)"
+    when = "The server now serves" if server else "The next start serves"
+    console().print(f"{when} policy {version}{origin}. Learning goes on from it.")
+    return 0

@@ -1,0 +1,73 @@
+"""`openclaw-rl serve`: run the server, or check and show its configuration."""
+
+import argparse
+import sys
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from openclaw_rl.app.config import Config, Loaded
+from openclaw_rl.cli.parser import Parser, add_config_flag, load_options
+from openclaw_rl.config.options import add_flags
+
+EPILOG = """\
+examples:
+  openclaw-rl serve                                  the embedded model on this machine
+  openclaw-rl serve --model-name ./my-model          a model folder of yours (or a Hub id, or a GGUF file)
+  openclaw-rl serve --api-key alice=S3CRET           open to the network, for those who have the key
+  openclaw-rl serve --config server.toml --dry-run   check a configuration and show where each value is from
+
+Each option can also be set by the environment variable in brackets, or in the --config file.
+"""
+
+
+def add(commands: Any) -> None:
+    parser: Parser = commands.add_parser(
+        "serve",
+        usage="openclaw-rl serve [options]",
+        help="serve a model through an OpenAI-compatible API",
+        description="Serve a model through an OpenAI-compatible API.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="check options, files and folders, show the configuration, and exit; the port is not tried",
+    )
+    add_config_flag(parser)
+    add_flags(parser, Config)
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    from openclaw_rl.app.startup_signals import Start
+
+    loaded = load_options(options)
+    start = Start()
+    try:
+        from openclaw_rl.app import server
+
+        if options.dry_run:
+            server.check(loaded.config)
+            show(loaded)
+        else:
+            server.serve(loaded.config, start)
+    except KeyboardInterrupt:
+        when = "the last training was saved" if start.is_over else "it was ready"
+        print(f"openclaw-rl: Stopped before {when}.", file=sys.stderr)  # noqa: T201
+    return 0
+
+
+def show(loaded: Loaded) -> None:
+    """Print every option with its value and the value's origin."""
+    table = Table("option", "value", "from", title="Configuration", title_justify="left")
+    for name, value, origin in loaded.describe():
+        style = None if origin.startswith("default") else "bold"
+        table.add_row(name, escape(value), escape(origin), style=style)
+    # Piped into a file, the table keeps its columns whole instead of being cut to 80 characters.
+    console = Console() if sys.stdout.isatty() else Console(width=200)
+    console.print(table)

@@ -1,0 +1,168 @@
+"""`openclaw-rl sessions`: a list of sessions that fits the terminal, or one session in full."""
+
+import argparse
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.cells import cell_len
+from rich.console import Group
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from openclaw_rl.cli.parser import RUN_OPTIONS, add_command, run_config
+from openclaw_rl.errors import UserError
+from openclaw_rl.terminal import console
+from openclaw_rl.types import Question, SessionSummary, StoredTurn, Verdict
+
+if TYPE_CHECKING:
+    from openclaw_rl.ledger.reader import LedgerReader
+
+#: Columns that the list leaves out where the terminal is too narrow, in this order.
+OPTIONAL_COLUMNS = ("recognised by", "main", "open", "with next state", "owner")
+#: The narrowest and the widest column for what a session is about.
+MIN_ABOUT, MAX_ABOUT = 20, 60
+#: What a column takes besides its text: a line and a blank on either side.
+COLUMN_FRAME = 3
+#: How many sessions are named where an id fits several.
+MAX_IDS_NAMED = 5
+
+
+def add(commands: Any) -> None:
+    parser = add_command(commands, "sessions", "list sessions, or show one in full", run, RUN_OPTIONS)
+    parser.add_argument("id", nargs="?", metavar="ID", help="the session to show; the beginning of its id is enough")
+
+
+def run(options: argparse.Namespace) -> int:
+    from openclaw_rl.ledger.offline import open_offline
+
+    with open_offline(run_config(options).ledger_dir) as ledger, ledger.reader.snapshot():
+        reader = ledger.reader
+        if options.id is None:
+            list_sessions(reader)
+        else:
+            for session in reader.sessions(id=complete_id(reader, options.id)):
+                show_session(session, reader.turns(session.key))
+    return 0
+
+
+def complete_id(reader: "LedgerReader", given: str) -> str:
+    """The id of a session from its beginning. Raises UserError if no session starts so, or several do."""
+    ids = reader.session_ids(given)
+    if given in ids:
+        return given
+    if not ids:
+        raise UserError(f"There is no session {given}. 'openclaw-rl sessions' lists them.")
+    if len(ids) > 1:
+        some = ", ".join(ids[:MAX_IDS_NAMED]) + (", …" if len(ids) > MAX_IDS_NAMED else "")
+        raise UserError(f"{len(ids)} sessions begin with {given}: {some}. Give more of the id.")
+    return ids[0]
+
+
+def list_sessions(reader: "LedgerReader") -> None:
+    """Ids are shown whole, so that they can be copied; columns without room beside them are left out."""
+    sessions = reader.sessions()
+    out = console()
+    if not sessions:
+        out.print("No session has been recorded yet.")
+        return
+    columns = session_columns(sessions)
+    widths = {name: column_width(name, cells) for name, cells in columns.items()}
+    for name in OPTIONAL_COLUMNS:
+        if room_left(widths, out.width) < MIN_ABOUT:
+            widths.pop(name, None)
+    table = Table()
+    for name, width in widths.items():
+        table.add_column(name, min_width=width, max_width=width)
+    about_width = max(len("about"), min(MAX_ABOUT, room_left(widths, out.width)))
+    table.add_column("about", no_wrap=True, max_width=about_width)
+    for row, session in enumerate(sessions):
+        # Clients choose names: nothing in them is markup.
+        cells = (Text(columns[name][row]) for name in widths)
+        table.add_row(*cells, Text(about(reader.first_messages(session))))
+    out.print(table, crop=False)
+
+
+def session_columns(sessions: Sequence[SessionSummary]) -> dict[str, list[str]]:
+    """The cells of the list, by heading."""
+    columns = {
+        "session": [item.key.id for item in sessions],
+        "owner": [item.key.owner for item in sessions],
+        "recognised by": [item.source for item in sessions],
+        "last heard of": [time.strftime("%Y-%m-%d %H:%M", time.localtime(item.last)) for item in sessions],
+        "turns": [str(item.turns) for item in sessions],
+        "main": [str(item.main) for item in sessions],
+        "with next state": [str(item.ready) for item in sessions],
+        "open": ["" if item.closed else "yes" for item in sessions],
+    }
+    if len(set(columns["owner"])) < 2:
+        del columns["owner"]
+    return columns
+
+
+def room_left(widths: Mapping[str, int], total: int) -> int:
+    """The width that these columns leave for one more."""
+    return total - 1 - sum(widths.values()) - COLUMN_FRAME * (len(widths) + 1)
+
+
+def column_width(name: str, cells: Sequence[str]) -> int:
+    """The width of the longest cell; a heading may take several lines."""
+    return max(map(cell_len, (*name.split(), *cells)))
+
+
+def about(messages: Sequence[Mapping[str, Any]]) -> str:
+    """The user's first message, on one line."""
+    from openclaw_rl.rendering.chat import content_text
+
+    texts = (content_text(m.get("content")) for m in messages if m["role"] == "user")
+    return " ".join(next(texts, "").split())
+
+
+def show_session(session: SessionSummary, turns: Iterable[StoredTurn]) -> None:
+    out = console()
+    ended = "ended" if session.closed else "open"
+    out.print(
+        Text.assemble((session.key.id, "bold"), f" of {session.key.owner}, recognised by {session.source}, {ended}")
+    )
+    for turn in turns:
+        out.print(Panel(turn_body(turn), title=Text(turn_title(turn)), title_align="left"))
+
+
+def turn_title(turn: StoredTurn) -> str:
+    reason = f" ({turn.reason})" if turn.reason else ""
+    sample = f" as {turn.sample}" if turn.sample else ""
+    state = f"{turn.state}{sample}{reason}"
+    return f"turn {turn.number} · {turn.kind} · {state} · policy {turn.version} · {turn.continuation}"
+
+
+def turn_body(turn: StoredTurn) -> Group:
+    """The last message of the prompt, the response, the next state, the feedback and the verdict."""
+    from openclaw_rl.rendering.chat import content_text
+
+    asked = [m for m in turn.messages if m["role"] in ("user", "tool")][-1:]
+    lines = [Text.assemble((f"{m['role']}: ", "cyan"), content_text(m.get("content"))) for m in asked]
+    lines.append(Text.assemble(("assistant: ", "green"), content_text(turn.message.get("content"))))
+    for call in turn.message.get("tool_calls") or []:
+        lines.append(Text(f"  calls {call['function']['name']} {call['function']['arguments']}", style="green"))
+    for message in turn.next_state or []:
+        lines.append(Text.assemble((f"next, {message['role']}: ", "magenta"), content_text(message.get("content"))))
+    lines += [Text(f"feedback: {given.score:+g} {given.text}", style="yellow") for given in turn.feedback]
+    if turn.verdict is not None:
+        lines += verdict_lines(turn.verdict)
+    sizes = f"{len(turn.prompt_ids)} prompt tokens, {len(turn.response_ids)} response tokens, {turn.finish_reason}"
+    return Group(*lines, Text(sizes, style="dim"))
+
+
+def verdict_lines(verdict: Verdict) -> list[Text]:
+    """A verdict: the score, the votes behind it, the hints."""
+    score = "no score" if verdict.score is None else f"score {verdict.score:+g}"
+    values = [vote.value for vote in verdict.votes if vote.question is Question.SCORE]
+    votes = " ".join("?" if value is None else f"{value:+g}" for value in values)
+    parts = (score, f"by {verdict.source}" if verdict.source else "", f"votes {votes}" if votes else "", verdict.reason)
+    lines = [Text(f"judge: {' · '.join(filter(None, parts))}", style="bold yellow")]
+    for hint in verdict.hints:
+        scored = " (scored by the teacher)" if hint.logprobs else ""
+        teacher = f" (no teacher: {hint.problem})" if hint.problem else scored
+        lines.append(Text(f"hint: {hint.text}{teacher}", style="yellow"))
+    return lines

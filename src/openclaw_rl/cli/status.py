@@ -1,0 +1,78 @@
+"""`openclaw-rl status`: how many turns are in each state, and what the next step is waiting for."""
+
+import argparse
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+from rich.text import Text
+
+from openclaw_rl.app.config import Config
+from openclaw_rl.cli.parser import RUN_OPTIONS, add_command, run_config
+from openclaw_rl.terminal import console, print_titled
+
+if TYPE_CHECKING:
+    from openclaw_rl.ledger.status import Status
+
+DOC = "show how many turns are in each state, and what the next step is waiting for"
+#: How many of the batches that were set aside are shown, the last ones first.
+MAX_BATCHES_SHOWN = 5
+
+
+def add(commands: Any) -> None:
+    parser = add_command(commands, "status", DOC, run, RUN_OPTIONS)
+    parser.add_argument("--json", action="store_true", help="for programs")
+
+
+def run(options: argparse.Namespace) -> int:
+    config = run_config(options)
+    status = read(config)
+    if options.json:
+        sys.stdout.write(json.dumps(status.as_json(), indent=2) + "\n")
+    else:
+        show(config, status)
+    return 0
+
+
+def read(config: Config) -> "Status":
+    """From the ledger, the checkpoints and the running server. Raises UserError where no server has ever run."""
+    from openclaw_rl.client import ready_state, server_url
+    from openclaw_rl.learn.build import run_checkpoints
+    from openclaw_rl.ledger.errors import NoLedger
+    from openclaw_rl.ledger.lock import was_served
+    from openclaw_rl.ledger.offline import open_offline
+    from openclaw_rl.ledger.status import read_status
+    from openclaw_rl.types import BASE_VERSION
+
+    run_dir = config.run_dir.expanduser()
+    server = server_url(run_dir)
+    ready = ready_state(server) if server else {}
+    saved = max((checkpoint.version for checkpoint in run_checkpoints(config).all()), default=BASE_VERSION)
+    try:
+        with open_offline(config.ledger_dir) as ledger:
+            return ledger.reader.status(server, ready, saved)
+    except NoLedger:
+        if not was_served(run_dir):
+            raise
+        return read_status(None, server, ready, saved)
+
+
+def show(config: Config, status: "Status") -> None:
+    counts = status.counts
+    table = Table()
+    for state in counts.states:
+        # One word per line, so that the table fits into 80 columns.
+        table.add_column(state.replace("_", "\n"), justify="right")
+    table.add_row(*(str(count) for count in counts.states.values()))
+    out = console()
+    print_titled(out, f"Turns in {config.ledger_dir}", table)
+    for reason, count in counts.dropped.items():
+        out.print(f"  dropped {count} × {reason}", style="dim")
+    out.print(f"step {counts.step}, policy version {status.version}, server: {status.server or 'not running'}")
+    out.print(Text.assemble(("The next step: ", "bold"), status.why_no_update))
+    for batch in status.quarantined[:MAX_BATCHES_SHOWN]:
+        turns = ", ".join(map(str, batch.turns))
+        out.print(Text(f"  set aside at step {batch.step}: turns {turns}: {batch.reason}", style="yellow"))
+    if status.trouble:
+        out.print(Text.assemble(("Judging: ", "bold yellow"), status.trouble))

@@ -1,0 +1,116 @@
+"""Calls to a running server of this package, and how errors of an OpenAI-compatible server are read."""
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+
+from openclaw_rl.errors import UserError
+from openclaw_rl.ledger.lock import read_server
+
+#: How long a server on this machine may take to say how it is.
+PROBE_SECONDS = 2.0
+#: How long any other answer may take: a laptop may be busy, and a rollback waits for the step under way.
+ANSWER_SECONDS = 600.0
+#: How much of an error page is repeated.
+MAX_ERROR_PAGE = 200
+GIVE_KEY = "Give --api-key, or set SGLANG_API_KEY."
+#: Starts each line of a stream that has content.
+DATA = "data: "
+
+
+class ServerRefused(UserError):
+    """The server answered with an error; the message is the server's own."""
+
+
+class ServerGone(UserError):
+    """The server does not answer."""
+
+
+class Client:
+    """Talks to a server on this machine.
+
+    - It never goes through a proxy.
+    - An error that the server answers raises ServerRefused, with the server's own sentence.
+    - A missing or wrong key raises UserError, which says how to give one.
+    - A server that does not answer, or stops answering, raises ServerGone.
+    """
+
+    def __init__(self, url: str, key: str = "") -> None:
+        self.url = url
+        self._http = httpx.Client(base_url=url, headers=key_header(key), timeout=ANSWER_SECONDS, trust_env=False)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._http.close()
+
+    def ready(self) -> dict[str, Any]:
+        """What the server says about itself; see `ready_state`."""
+        return ready_state(self.url)
+
+    def roll_back(self, version: int | None) -> int:
+        """Roll back to a policy version, or to the checkpoint before; returns the version that serves now."""
+        with self._post("/v1/policy/rollback", {} if version is None else {"version": version}) as response:
+            return int(json.loads(response.read())["policy_version"])
+
+    def chat(self, messages: Sequence[Mapping[str, str]]) -> Iterator[dict[str, Any]]:
+        """The pieces of an answer, as they are written."""
+        with self._post("/v1/chat/completions", {"messages": messages, "stream": True}) as response:
+            for line in response.iter_lines():
+                if line.startswith(DATA + "{"):
+                    event = json.loads(line.removeprefix(DATA))
+                    if "error" in event:
+                        raise ServerRefused(event["error"]["message"])
+                    yield from (choice["delta"] for choice in event["choices"])
+
+    @contextlib.contextmanager
+    def _post(self, path: str, body: Any) -> Iterator[httpx.Response]:
+        try:
+            with self._http.stream("POST", path, json=body) as response:
+                if response.status_code != httpx.codes.OK:
+                    response.read()
+                    sentence, _code = read_error(response)
+                    if response.status_code == httpx.codes.UNAUTHORIZED:
+                        raise UserError(f"{sentence} {GIVE_KEY}")
+                    raise ServerRefused(sentence)
+                yield response
+        except httpx.HTTPError as error:
+            reason = str(error) or type(error).__name__
+            raise ServerGone(f"The server at {self.url} does not answer: {reason}. Is it still running?") from None
+
+
+def server_url(run_dir: Path) -> str | None:
+    """Where the server of a run directory answers, if one runs there. Raises ConfigError if it is a file."""
+    return read_server(run_dir).get("url")
+
+
+def ready_state(url: str, timeout: float = PROBE_SECONDS) -> dict[str, Any]:
+    """What a server says about itself (`/readyz`), ready or not; empty if it says nothing that can be understood."""
+    try:
+        # Never through a proxy: the server is on this machine.
+        state = httpx.get(f"{url}/readyz", timeout=timeout, trust_env=False).json()
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError):
+        return {}
+    return state if isinstance(state, dict) else {}
+
+
+def key_header(key: str) -> dict[str, str]:
+    """The header that gives an API key, if there is one. A key from a file often ends with a newline."""
+    return {"Authorization": f"Bearer {key.strip()}"} if key.strip() else {}
+
+
+def read_error(response: httpx.Response) -> tuple[str, Any]:
+    """The message and the code of an error in OpenAI's shape; else the beginning of the answer, and no code."""
+    try:
+        error = response.json()["error"]
+        return str(error["message"]), error.get("code")
+    except (ValueError, KeyError, TypeError):
+        return response.text[:MAX_ERROR_PAGE], None

@@ -1,0 +1,55 @@
+"""`openclaw-rl checkpoints` and, without a server, `openclaw-rl rollback`."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from openclaw_rl.cli import main
+from openclaw_rl.learn.checkpoints import Checkpoints
+from openclaw_rl.ledger import updates
+from openclaw_rl.types import State
+from support.commands import Program, status
+from support.records import Book
+
+
+def test_checkpoints_are_listed(folder: Path, program: Program) -> None:
+    async def write(target: Path) -> None:
+        (target / "weights").write_text("w")
+
+    asyncio.run(Checkpoints(folder / "checkpoints", 3).save(2, 4, (), write))
+    code, out, err = program("checkpoints")
+    assert (code, err) == (0, "")
+    assert out.splitlines()[0] == f"Checkpoints in {folder / 'checkpoints'}"
+    assert "step-000002-v4" in out
+
+
+def test_a_run_without_checkpoints_says_when_one_is_made(book: Book, program: Program) -> None:
+    when = "one is made every --save-interval steps and when the server stops"
+    expected = f"No checkpoint in {book.folder / 'checkpoints'} yet: {when}.\n"
+    assert program("checkpoints") == (0, expected, "")
+
+
+def test_listing_checkpoints_does_not_offer_to_delete_some(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["checkpoints", "--help"])
+    assert "--keep-checkpoints" not in capsys.readouterr().out
+
+
+def test_going_back_names_the_step_and_status_the_policy_that_will_serve(
+    folder: Path, book: Book, program: Program
+) -> None:
+    async def write(target: Path) -> None:
+        (target / "weights").write_text("w")
+
+    saved = Checkpoints(folder / "checkpoints", 3)
+    for step in (2, 4):
+        book.change(updates.apply, step, step, [book.put(State.BATCHED)])
+        asyncio.run(saved.save(step, step, (), write))
+    code, out, _err = program("rollback")
+    assert (code, out) == (0, "The next start serves policy 5 (the weights of step 2). Learning goes on from it.\n")
+    told = status(program)
+    assert (told["step"], told["policy_version"]) == (2, 5)
+    code, _out, err = program("rollback")
+    assert code == 2
+    assert "--resume-from-ckpt none" in err

@@ -1,0 +1,70 @@
+"""What all commands have in common: one sentence for every mistake, never a traceback, and a fast start."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from openclaw_rl.cli import main
+from openclaw_rl.ledger.schema import FILE
+from support.commands import Program
+
+
+@pytest.mark.parametrize("command", [("sessions",), ("checkpoints",), ("forget", "--session", "x")])
+def test_without_a_ledger_commands_say_so_and_make_none(
+    folder: Path, program: Program, command: tuple[str, ...]
+) -> None:
+    code, _out, err = program(*command)
+    assert code == 2
+    assert f"There is no ledger in {folder}" in err
+    assert not folder.exists()
+
+
+def test_a_file_that_is_no_ledger_is_said_in_a_sentence(folder: Path, program: Program) -> None:
+    folder.mkdir()
+    (folder / FILE).write_text("this is no database, whatever its name says " * 50)
+    for command in (("status",), ("sessions",), ("forget", "--session", "x")):
+        code, _out, err = program(*command)
+        assert code == 2
+        assert str(folder) in err
+        assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("arguments", [("export", "a.jsonl", "too-much"), ("status", "too-much")])
+def test_an_unexpected_argument_is_named(arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(list(arguments)) == 2
+    expected = f"openclaw-rl: Unexpected argument: too-much. See openclaw-rl {arguments[0]} --help.\n"
+    assert capsys.readouterr().err == expected
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("serve", "--api-key", "alice=S3", "S3CRET"),
+        ("serve", "--api-key=alice =", "S3CRET"),
+        ("chat", "--api-k", "S3", "S3CRET"),
+        ("serve", "--api_key", "S3CRET"),
+        ("serve", "--apikey=S3CRET"),
+    ],
+)
+def test_an_argument_that_may_be_a_secret_is_not_shown(
+    arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(list(arguments)) == 2
+    said = capsys.readouterr()
+    assert "S3CRET" not in said.out + said.err
+    assert said.err.count("\n") == 1
+
+
+def test_help_loads_nothing_heavy() -> None:
+    code = """
+import contextlib, sys
+from openclaw_rl.cli import main
+with contextlib.suppress(SystemExit):
+    main(["--help"])
+print([name for name in ("torch", "transformers", "httpx", "fastapi") if name in sys.modules])
+"""
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert "show this help message" in shown
+    assert shown.splitlines()[-1] == "[]"

@@ -1,0 +1,145 @@
+"""`openclaw-rl sessions` fits the terminal and shows a session in full."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from openclaw_rl.cli import main
+from openclaw_rl.ledger import changes
+from openclaw_rl.terminal import WIDTH
+from openclaw_rl.types import Feedback
+from support.commands import Program
+from support.records import Book, a_side_turn, a_turn
+
+
+def test_sessions_are_listed(book: Book, program: Program) -> None:
+    book.capture(a_side_turn("one"))
+    system = {"role": "system", "content": "be kind"}
+    first = book.capture(a_turn("one", messages=[system, {"role": "user", "content": "what\nis one?"}]))
+    book.change(changes.set_next_state, first, [{"role": "user", "content": "ok"}])
+    book.capture(a_turn("two", owner="you", messages=[{"role": "user", "content": "and [b]two?"}]))
+    book.change(changes.close_session, ("me", "one"))
+    code, out, _err = program("sessions")
+    told = {row[0]: (row[1], row[2], *row[4:]) for row in rows(out)}
+    assert code == 0
+    assert told == {
+        "one": ("me", "header X-Session-Id", "2", "1", "1", "", "what is one?"),
+        "two": ("you", "header X-Session-Id", "1", "1", "0", "yes", "and [b]two?"),
+    }
+
+
+def rows(out: str) -> list[list[str]]:
+    """The cells of a table."""
+    return [[cell.strip() for cell in line.split("│")[1:-1]] for line in out.splitlines() if "│" in line]
+
+
+UUID = "0b5c1f2e-1111-2222-3333-444455556666"
+
+
+@pytest.mark.parametrize("owners", [("me", "me"), ("me", "somebody-else")])
+@pytest.mark.parametrize("ids", [("s-0123456789ab", "s-ba9876543210"), (UUID, "s-0123456789ab")])
+def test_in_a_terminal_of_80_columns_ids_are_whole(
+    book: Book, program: Program, monkeypatch: pytest.MonkeyPatch, ids: tuple[str, str], owners: tuple[str, str]
+) -> None:
+    for id, owner in zip(ids, owners, strict=True):
+        book.capture(a_turn(id, owner, messages=[{"role": "user", "content": "what is it\nabout? " * 20}]))
+    monkeypatch.setenv("COLUMNS", "80")
+    out = program("sessions")[1]
+    assert max(map(len, out.splitlines())) <= 80
+    told = {row[0]: row[1:] for row in rows(out)}
+    assert set(told) == set(ids)
+    for row in told.values():
+        assert any(re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d", cell) for cell in row)
+        assert re.match(r"what is .*…", row[-1])
+
+
+def test_an_id_that_is_wider_than_the_terminal_is_whole(
+    book: Book, program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    book.capture(a_turn("s" * 100))
+    monkeypatch.setenv("COLUMNS", "80")
+    assert rows(program("sessions")[1])[0][0] == "s" * 100
+
+
+def test_a_run_without_sessions_says_so(book: Book, program: Program) -> None:
+    assert program("sessions") == (0, "No session has been recorded yet.\n", "")
+
+
+def test_the_beginning_of_an_id_is_enough(book: Book, program: Program) -> None:
+    for name in ("s-aab", "s-abb", "s-ab", "s-%"):
+        book.capture(a_turn(name))
+    for given, found in (("s-aa", "s-aab"), ("s-abb", "s-abb"), ("s-ab", "s-ab"), ("s-%", "s-%")):
+        code, out, _err = program("sessions", given)
+        assert (code, out.split(" ")[0]) == (0, found)
+    code, out, err = program("sessions", "s-a")
+    assert (code, out) == (2, "")
+    assert err == "openclaw-rl: 3 sessions begin with s-a: s-aab, s-ab, s-abb. Give more of the id.\n"
+
+
+def test_a_session_is_shown_readably(book: Book, program: Program) -> None:
+    call = {"id": "a", "type": "function", "function": {"name": "look", "arguments": '{"at": "the fox"}'}}
+    turn = a_turn(
+        "one",
+        messages=[{"role": "system", "content": "be kind"}, {"role": "user", "content": "[b]Where[/b]? 狐 :fox:"}],
+        message={"role": "assistant", "content": "I look.", "tool_calls": [call]},
+    )
+    number = book.capture(turn)
+    book.change(changes.set_next_state, number, [{"role": "tool", "content": "in the wood", "tool_call_id": "a"}])
+    book.change(changes.add_feedback, "me", turn.completion, 0, Feedback(-0.5, "slow"))
+    book.capture(a_turn("another", messages=[{"role": "user", "content": "not shown"}]))
+    code, out, _err = program("sessions", "one")
+    assert code == 0
+    for expected in (
+        "user: [b]Where[/b]? 狐 :fox:",
+        "assistant: I look.",
+        'calls look {"at": "the fox"}',
+        "next, tool: in the wood",
+        "feedback: -0.5 slow",
+        "3 prompt tokens, 2 response tokens, stop",
+        "main · ready",
+    ):
+        assert expected in out
+    assert "not shown" not in out
+
+
+@pytest.mark.parametrize("name", ["a[/x]b", "[red]c", "agent:fox:[/]", "[bold", "\\[x]"])
+def test_names_that_clients_chose_are_shown_as_they_are(book: Book, program: Program, name: str) -> None:
+    book.capture(a_turn("other"))
+    book.capture(a_turn(name, owner=name))
+    code, out, _err = program("sessions")
+    assert code == 0
+    assert out.count(name) == 2
+    code, out, _err = program("sessions", name)
+    assert code == 0
+    assert f"{name} of {name}, recognised by" in out
+
+
+def test_equal_names_of_two_owners_are_both_shown(book: Book, program: Program) -> None:
+    for owner in ("me", "you"):
+        book.capture(a_turn("one", owner, messages=[{"role": "user", "content": f"I am {owner}"}]))
+    out = program("sessions", "one")[1]
+    assert "I am me" in out
+    assert "I am you" in out
+
+
+def test_a_session_that_is_not_there_is_said_in_a_sentence(book: Book, program: Program) -> None:
+    code, out, err = program("sessions", "nothing")
+    assert (code, out) == (2, "")
+    assert err == "openclaw-rl: There is no session nothing. 'openclaw-rl sessions' lists them.\n"
+
+
+def test_the_ledger_may_be_elsewhere(book: Book, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    book.capture(a_turn("one"))
+    assert main(["sessions", "--run-dir", str(tmp_path), "--rl-buffer-dir", str(book.folder)]) == 0
+    assert "one" in capsys.readouterr().out
+
+
+def test_columns_count_where_it_is_no_terminal(book: Book, program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    book.capture(a_turn())
+    for columns in ("60", "120"):
+        monkeypatch.setenv("COLUMNS", columns)
+        assert max(map(len, program("sessions", "s")[1].splitlines())) == int(columns)
+    for unknown in ("0", "many"):
+        monkeypatch.setenv("COLUMNS", unknown)
+        assert max(map(len, program("sessions", "s")[1].splitlines())) == WIDTH
