@@ -3,14 +3,12 @@
 import contextlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import httpx
 
 from openclaw_rl.errors import UserError
-from openclaw_rl.ledger.lock import read_server
 
 #: How long a server on this machine may take to say how it is.
 PROBE_SECONDS = 2.0
@@ -85,11 +83,6 @@ class Client:
         except httpx.HTTPError as error:
             reason = str(error) or type(error).__name__
             raise ServerGone(f"The server at {self.url} does not answer: {reason}. Is it still running?") from None
-
-
-def server_url(run_dir: Path) -> str | None:
-    """Where the server of a run directory answers, if one runs there. Raises ConfigError if it is a file."""
-    return read_server(run_dir).get("url")
 
 
 def ready_state(url: str, timeout: float = PROBE_SECONDS) -> dict[str, Any]:

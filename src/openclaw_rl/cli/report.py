@@ -32,10 +32,11 @@ def add(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from openclaw_rl.client import ready_state, server_url
+    from openclaw_rl.client import ready_state
     from openclaw_rl.dashboard.components.charts import need_matplotlib
     from openclaw_rl.dashboard.components.render import write
     from openclaw_rl.dashboard.run import read_run
+    from openclaw_rl.ledger.lock import server_url
     from openclaw_rl.terminal import console
 
     config = run_config(options)

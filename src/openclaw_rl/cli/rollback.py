@@ -21,9 +21,10 @@ def add(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from openclaw_rl.client import Client, server_url
+    from openclaw_rl.client import Client
     from openclaw_rl.learn.build import run_checkpoints
     from openclaw_rl.learn.rollback import roll_back_offline
+    from openclaw_rl.ledger.lock import server_url
     from openclaw_rl.ledger.offline import open_offline
 
     config = run_config(options)

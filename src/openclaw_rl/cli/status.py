@@ -37,10 +37,10 @@ def run(options: argparse.Namespace) -> int:
 
 def read(config: Config) -> "Status":
     """From the ledger, the checkpoints and the running server. Raises UserError where no server has ever run."""
-    from openclaw_rl.client import ready_state, server_url
+    from openclaw_rl.client import ready_state
     from openclaw_rl.learn.build import run_checkpoints
     from openclaw_rl.ledger.errors import NoLedger
-    from openclaw_rl.ledger.lock import was_served
+    from openclaw_rl.ledger.lock import server_url, was_served
     from openclaw_rl.ledger.offline import open_offline
     from openclaw_rl.ledger.status import read_status
     from openclaw_rl.types import BASE_VERSION

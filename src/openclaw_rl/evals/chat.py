@@ -74,14 +74,25 @@ class Chat(Protocol):
 
 
 class HttpChat:
-    """Asks a server at `base_url` (with or without its `/v1`), and waits for it when it is busy."""
+    """Asks a server at `base_url` (with or without its `/v1`), and waits for it when it is busy.
 
-    def __init__(self, base_url: str, *, model: str = "", key: str = "", timeout: float = TIMEOUT_SECONDS) -> None:
+    A server that is `local` is never asked through a proxy.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        model: str = "",
+        key: str = "",
+        timeout: float = TIMEOUT_SECONDS,
+        local: bool = False,
+    ) -> None:
         root = base_url.rstrip("/").removesuffix("/v1")
         self.url = f"{root}/v1/chat/completions"
         self._model = {"model": model} if model else {}
         headers = {"Content-Type": "application/json", **key_header(key)}
-        self._client = httpx.AsyncClient(headers=headers, timeout=timeout)
+        self._client = httpx.AsyncClient(headers=headers, timeout=timeout, trust_env=not local)
 
     async def __aenter__(self) -> Self:
         return self

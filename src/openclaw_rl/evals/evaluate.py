@@ -150,7 +150,7 @@ async def measure(flags: Sequence[str], names: Sequence[str], seed: int, bars: E
     """All tasks with one model. Raises ServerFailed, ChatFailed."""
     with tempfile.TemporaryDirectory() as folder, bars:
         bars.begin("starting a server")
-        async with run_server(Path(folder), *flags) as server, HttpChat(server.url) as chat:
+        async with run_server(Path(folder), *flags) as server, HttpChat(server.url, local=True) as chat:
             bars.tell("server started")
             results = []
             for name in names:

@@ -14,9 +14,10 @@ from typing import Any
 from rich.console import Console
 
 from openclaw_rl.app.config import Config
-from openclaw_rl.client import ready_state, server_url
+from openclaw_rl.client import ready_state
 from openclaw_rl.config.options import flag, option_of
 from openclaw_rl.errors import UserError
+from openclaw_rl.ledger.lock import server_url
 
 #: How long a server may take until it answers: the first start converts the model.
 START_SECONDS = 900.0

@@ -109,7 +109,7 @@ async def run(plan: TrialPlan, watch: TrialWatcher) -> TrialOutcome:
             player = await stack.enter_async_context(other)
         server = await stack.enter_async_context(run_server(plan.run_dir, *flags))
         watch.started(plan)
-        chat = await stack.enter_async_context(HttpChat(server.url))
+        chat = await stack.enter_async_context(HttpChat(server.url, local=True))
         return await Trial(plan, server, chat, watch, player).run()
 
 

@@ -89,6 +89,11 @@ def read_server(run_dir: Path) -> dict[str, Any]:
     return told if isinstance(told, dict) else {}
 
 
+def server_url(run_dir: Path) -> str | None:
+    """Where the server of a run directory answers, if one runs there. Raises ConfigError if it is a file."""
+    return read_server(run_dir).get("url")
+
+
 def was_served(run_dir: Path) -> bool:
     """Whether a server has ever used this run directory."""
     return (run_dir / FILE).is_file()
