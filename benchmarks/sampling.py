@@ -19,9 +19,10 @@ import torch
 from common import machine, table, verdict
 from shapes import QWEN3_4B, random_decoder, transformers_model
 
+from openclaw_rl.engines.local.model.placement import weight_bytes
 from openclaw_rl.engines.local.process.sampler import LocalSampler
 from openclaw_rl.engines.local.process.sampler_messages import Add, WorkerOptions
-from openclaw_rl.engines.local.process.sampler_worker import Worker, weight_bytes
+from openclaw_rl.engines.local.process.sampler_worker import Worker
 from openclaw_rl.types import BASE_VERSION, SampleRequest, SamplingParams
 
 #: The smallest id that is an ordinary token in the models measured.

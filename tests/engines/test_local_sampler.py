@@ -290,8 +290,8 @@ async def test_an_adapter_that_is_gone_after_a_restart_gives_way_to_the_one_befo
 async def test_a_worker_that_keeps_dying_is_said_and_comes_back(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("openclaw_rl.engines.local.process.sampler.MAX_QUICK_DEATHS", 1)
-    monkeypatch.setattr("openclaw_rl.engines.local.process.sampler.MAX_PAUSE_SECONDS", 0.1)
+    monkeypatch.setattr("openclaw_rl.engines.local.process.supervisor.MAX_QUICK_DEATHS", 1)
+    monkeypatch.setattr("openclaw_rl.engines.local.process.supervisor.MAX_PAUSE_SECONDS", 0.1)
     folder = Path(shutil.copytree(tiny_model, tmp_path / "model"))
     sampler = LocalSampler(options(folder), max_queue=4)
     await sampler.start()

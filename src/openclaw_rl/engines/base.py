@@ -1,7 +1,7 @@
-"""What an engine is, in protocols, and the errors that every engine raises.
+"""The protocols that engines implement, and the errors that they raise.
 
-The rest of the code does not know which engine it has. A new engine is one file (or package) beside this one
-that implements `Sampler`, and `Learner` if it can train.
+The rest of the code does not know which engine it has. A new engine is a module or package beside this one that
+implements `Sampler`, `Learner` or both. `tests/engines/conformance.py` holds it to what is promised here.
 """
 
 from collections.abc import AsyncIterator, Sequence
@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # both raise the errors below
 
 
 class EngineError(Exception):
-    """The engine could not do what was asked; the message is fit for a client's eyes."""
+    """The engine could not do what was asked. A client may read the message."""
 
 
 class QueueFull(EngineError):
@@ -33,16 +33,16 @@ class EngineUnavailable(EngineError):
 
 
 class VersionGone(EngineUnavailable):
-    """The policy version that was asked for is not held any more, and will not be again."""
+    """The policy version that was asked for is not held any more, and will not come back."""
 
 
 class EngineAway(EngineUnavailable):
-    """The engine cannot be reached, or lets nobody in: nothing that it was asked to do is to blame."""
+    """The engine cannot be reached or refuses access. The request itself is not at fault."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
-    """What one engine can hold."""
+    """How much one engine takes."""
 
     max_context_tokens: int
     """Prompt and completion together."""
@@ -61,7 +61,7 @@ class EngineLimits:
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """A glance at the engine, for `/readyz` and `/metrics`."""
+    """The state of an engine, for `/readyz` and `/metrics`."""
 
     ready: bool
     active: int
@@ -74,9 +74,11 @@ class EngineStats:
 class SampleStream(Protocol):
     """The tokens of one request as they are sampled.
 
-    Iterate to get lists of tokens, each list as soon as it exists. `drop` ends one of the completions early,
-    `close` all that still run; either frees their place at once. `cached_tokens` (prompt tokens that did not
-    have to be computed) is known from the first list on.
+    * Iterating gives lists of tokens, each list as soon as it exists; tokens of one completion come in order.
+    * The last token of each completion has a finish, and only that one.
+    * `drop` ends one completion early, `close` all that still run. Both free the places at once.
+    * `cached_tokens`, the prompt tokens that did not have to be computed, is known from the first list on.
+    * If the engine fails, iterating raises EngineUnavailable.
     """
 
     @property
@@ -223,7 +225,12 @@ class Learner(Protocol):
 
 
 class Sampler(Protocol):
-    """Draws tokens. Requests run concurrently; none waits for a weight update."""
+    """Draws tokens and scores given ones.
+
+    * Requests run at the same time, and none waits for a weight update.
+    * A request finishes on the policy version on which it began.
+    * Log-probs are those of the raw distribution, where `capabilities` says so.
+    """
 
     @property
     def capabilities(self) -> "SamplerCapabilities": ...
@@ -234,20 +241,20 @@ class Sampler(Protocol):
     def stats(self) -> EngineStats: ...
 
     async def start(self) -> None:
-        """Return when requests can be served; raise EngineUnavailable with a reason when that cannot be."""
+        """Return when requests can be served. Raises EngineUnavailable with the reason if that fails."""
 
     async def close(self) -> None: ...
 
     def sample(self, request: SampleRequest) -> SampleStream:
-        """Queue a request. Raises QueueFull at once rather than let a client wait without end."""
+        """Queue a request. Raises QueueFull, EngineUnavailable and VersionGone at once."""
 
     async def score(self, request: ScoreRequest) -> Scores:
-        """Log-probs of given tokens, as background work. Raises EngineError when they cannot be had."""
+        """Log-probs of given tokens, as background work. Raises EngineError if they cannot be computed."""
 
     async def publish(self, version: int, policy: "PolicyRef", *, candidate: bool = False) -> None:
-        """Load what a learner wrote as `version`; new requests then sample from the newest version.
+        """Load a policy that a learner wrote as `version`. Requests that name no version then sample from it.
 
-        A candidate is sampled from only when it is asked for, until it is promoted or retracted.
+        A candidate serves only requests that name it, until it is promoted or retracted. Raises EngineUnavailable.
         """
 
     def promote(self, version: int) -> None: ...

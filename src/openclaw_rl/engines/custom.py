@@ -1,7 +1,8 @@
-"""The owner's own way to answer: `async generate(request, sampler)` gives the tokens of a request's completions.
+"""Generation by the owner's function: `async generate(request, sampler)` returns the tokens of all completions.
 
-It may ask the sampler as often as it likes. What it returns is what clients get and what is trained on, so it has to be
-tokens that the sampler drew, with their log-probs: of each completion all of them, the last one marked as such.
+The function may call the sampler as often as it likes. Clients get the tokens that it returns, and training uses them,
+so they must be tokens that the sampler drew, with their log-probs. Each completion must be whole: its last token, and
+only that one, has a finish.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -20,7 +21,12 @@ Generate = Callable[[SampleRequest, Sampler], Awaitable[list[SampledToken]]]
 
 
 class CustomSampler:
-    """A sampler whose users are answered by the owner's function; everything else is the engine's."""
+    """Implements `Sampler` around another one.
+
+    * Users' requests are answered by the owner's function; everything else goes to the inner sampler.
+    * A completion is of one policy version: the one that was newest when the request came.
+    * Tokens that are not whole completions are refused with a sentence, and never reach a client.
+    """
 
     def __init__(self, inner: Sampler, path: str) -> None:
         self.inner = inner
@@ -67,7 +73,7 @@ class CustomSampler:
 
 
 class CustomStream:
-    """All tokens at once, when the owner's function has them."""
+    """Gives all tokens at once, when the owner's function returns them."""
 
     cached_tokens = 0
 
@@ -87,7 +93,7 @@ class CustomStream:
     async def __aiter__(self) -> AsyncIterator[list[SampledToken]]:
         try:
             tokens = await self._sampler.function(self._request, self._sampler.inner)
-            problem = what_is_wrong(tokens, self._n)
+            problem = problem_with(tokens, self._n)
         except EngineUnavailable:
             raise
         except Exception as error:
@@ -97,12 +103,12 @@ class CustomStream:
         yield [token for token in tokens if token.index not in self._dropped]
 
 
-def what_is_wrong(tokens: Any, n: int) -> str:
-    """Why these are not n whole completions; empty if they are."""
+def problem_with(tokens: Any, n: int) -> str:
+    """Why these tokens are not n whole completions; empty if they are."""
     if not isinstance(tokens, list) or not all(isinstance(token, SampledToken) for token in tokens):
         return "did not return a list of SampledToken"
     for index in range(n):
-        own = [token for token in tokens if token.index == index]
-        if not own or own[-1].finish is None or any(token.finish for token in own[:-1]):
-            return f"did not return a whole completion {index}: its last token, and only that, has a finish"
+        completion = [token for token in tokens if token.index == index]
+        if not completion or completion[-1].finish is None or any(token.finish for token in completion[:-1]):
+            return f"did not return a whole completion {index}: its last token, and only that one, has a finish"
     return "" if all(token.index < n for token in tokens) else f"returned more than {n} completions"

@@ -1,4 +1,4 @@
-"""The tokens of one request, as an engine feeds them: what every engine's sampler gives."""
+"""The stream of one request's tokens, which a sampler feeds and a client reads."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -8,17 +8,20 @@ from openclaw_rl.engines.base import EngineUnavailable
 from openclaw_rl.types import SampledToken
 
 
-class Owner(Protocol):
-    """Who can stop what a stream no longer wants."""
+class StreamOwner(Protocol):
+    """The sampler that a stream belongs to."""
 
-    def cancel(self, id: int, index: int | None = None) -> None: ...
-    def forget(self, stream: "TokenStream") -> None: ...
+    def cancel(self, id: int, index: int | None = None) -> None:
+        """Stop a request, or one of its completions."""
+
+    def forget(self, stream: "TokenStream") -> None:
+        """The stream has ended; stop its completions that still run."""
 
 
 class TokenStream:
     """Implements `SampleStream`. Ends after the last token of the last completion, or with an error."""
 
-    def __init__(self, owner: Owner, id: int, version: int, n: int) -> None:
+    def __init__(self, owner: StreamOwner, id: int, version: int, n: int) -> None:
         self.id, self.version = id, version
         self.cached_tokens = 0
         self._owner = owner

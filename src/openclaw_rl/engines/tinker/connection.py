@@ -1,7 +1,4 @@
-"""The way to the service: one session for everything, calls with time-outs and trials, what there is to sample from.
-
-Guarantees: no call waits without end, nothing here blocks the event loop, and `close` ends the session.
-"""
+"""The connection to a Tinker service: one session, and calls with time-outs and retries."""
 
 import asyncio
 import contextlib
@@ -25,37 +22,44 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-#: How often a call is made that may be made again, and the pause before the second; each is twice the one before.
+#: How often a call is tried that may be made again.
 TRIALS = 4
+#: Seconds before the second trial and the longest pause; each pause is twice the one before.
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 20.0
-#: A server of one's own asks for no key, but the SDK does, and for one of this form.
+#: A self-hosted server needs no key, but the SDK demands one of this form.
 NO_KEY = "tml-self-hosted"
 CLOSE_SECONDS = 5.0
-#: At the start somebody looks on, and the SDK would try for minutes to reach a service that is not there.
+#: At the start a user is watching, and the SDK would try for minutes to reach a service that is not there.
 SESSION_SECONDS = 45.0
 
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """Where the service is, and how to be let in."""
+    """The address of the service, and the key to it."""
 
     base_url: str | None
-    """None: Tinker's own."""
+    """None: Tinker's cloud."""
     key: str
     timeout: float
     """Seconds that a call may take."""
 
 
 class Connection:
-    """A session with a Tinker service. Open it once; everybody may then call at the same time."""
+    """A session with a Tinker service, which the sampler and the learner share.
+
+    * Calls may be made at the same time, once it is open.
+    * No call waits without a bound, and none blocks the event loop.
+    * A session that the service has ended is begun again.
+    * `close` ends the session.
+    """
 
     def __init__(self, account: Account) -> None:
         self.account = account
         self.traits = Traits()
         self.models: dict[str, int | None] = {}
-        """What can be sampled from and trained, with the longest context where the service says it."""
+        """The models that the service offers, with the longest context if the service names it."""
         self.sampling_trouble = ""
-        """Why nothing can be sampled, until something is."""
+        """Why sampling failed last; empty again once it succeeds."""
         self.logprob_probe = LogprobProbe()
         self._heartbeat = Heartbeat(account.base_url)
         self._words = LastWords()
@@ -64,7 +68,7 @@ class Connection:
 
     @property
     def service(self) -> Any:
-        """The SDK's client for everything else."""
+        """The SDK's client, from which others are created."""
         if self._service is None:
             raise EngineUnavailable("There is no session with Tinker.")
         return self._service
@@ -74,14 +78,14 @@ class Connection:
         return sdk.load().types
 
     async def open(self) -> None:
-        """Begin the session, if there is none. Raises EngineUnavailable with a reason."""
+        """Begin the session, if there is none. Raises EngineUnavailable with the reason."""
         async with self._opening:
             if self._service is None:
                 self._service = await self._begin()
                 self._heartbeat.start()
 
     async def renew(self, ended: Any) -> None:
-        """Begin another session in place of one that the service has ended, unless somebody has already."""
+        """Begin another session in place of one that the service has ended, unless another caller already has."""
         async with self._opening:
             if self._service is ended:
                 log.warning("The session with Tinker has ended; another one begins.")
@@ -89,27 +93,28 @@ class Connection:
                 await end_session(ended)
 
     async def _begin(self) -> Any:
-        """A session whose service says what it offers."""
+        """A new session, once the service has listed its models."""
         module = await asyncio.to_thread(sdk.load)
         logging.getLogger("tinker").addHandler(self._words)
         self.traits = await look_at(self.account.base_url)
         key = self.account.key or (NO_KEY if self.account.base_url else "")
         settings = {"base_url": self.account.base_url, "api_key": key}
-        given = {name: value for name, value in settings.items() if value}
+        arguments = {name: value for name, value in settings.items() if value}
 
         def begin() -> Any:
-            service = module.ServiceClient(**given)
+            service = module.ServiceClient(**arguments)
             # Newer versions begin the session when it is first asked for.
             return service, service.holder
 
         try:
             end = asyncio.get_running_loop().time() + min(SESSION_SECONDS, self.account.timeout)
             service, _ = await self._trials(lambda: in_thread(begin), "begin a session", 1, end)
-            told = await self._trials(service.get_server_capabilities_async, "say what it offers", 2, end)
+            answer = await self._trials(service.get_server_capabilities_async, "say what it offers", 2, end)
         except CallFailed as error:
             raise EngineUnavailable(self._no_session(error, module.__version__)) from error
-        offered = told.supported_models
-        self.models = {str(model.model_name): getattr(model, "max_context_length", None) for model in offered}
+        self.models = {
+            str(model.model_name): getattr(model, "max_context_length", None) for model in answer.supported_models
+        }
         return service
 
     def _no_session(self, error: CallFailed, version: str) -> str:
@@ -121,7 +126,10 @@ class Connection:
         return str(error)
 
     def find_model(self, name: str) -> str:
-        """A model as the service calls it: by its name, or a folder's. Raises EngineUnavailable with all there are."""
+        """The service's name of a model that is given by name or by a folder's path.
+
+        Raises EngineUnavailable with the models that are offered.
+        """
         if name in self.models or not self.models:
             return name
         wanted = Path(name).expanduser()
@@ -132,9 +140,9 @@ class Connection:
         raise EngineUnavailable(f"{self.traits.name} does not offer {name}; it offers: {offers}.")
 
     async def call(self, make: Callable[[], Awaitable[T]], what: str, *, trials: int = TRIALS) -> T:
-        """Make a call, and make it again if it may succeed then. Raises CallFailed. `what` goes on from "failed to".
+        """Make a call, and retry it where that may help. Raises CallFailed. `what` completes "could not …".
 
-        Time is up once for all trials, since somebody waits; only `work` has it for each.
+        The time-out is for all trials together, because a client waits; in `work` it is for each trial.
         """
         deadline = asyncio.get_running_loop().time() + self.account.timeout
         return await self._trials(make, what, trials, deadline)
@@ -150,11 +158,11 @@ class Connection:
                 async with asyncio.timeout_at(end) as limit:
                     return await self._heartbeat.during(make())
             except sdk.failures() as error:
-                found = read(error)
-                words = self._no_answer(time.monotonic() - began) if limit.expired() else found.words
+                failure = read(error)
+                words = self._no_answer(time.monotonic() - began) if limit.expired() else failure.words
                 over = trial == trials or (limit.expired() and deadline is not None)
-                if over or found.kind in (Kind.LOCKED, Kind.LOST, Kind.REFUSED):
-                    raise CallFailed(found.kind, what, words) from error
+                if over or failure.kind in (Kind.LOCKED, Kind.LOST, Kind.REFUSED):
+                    raise CallFailed(failure.kind, what, words) from error
                 log.warning("Tinker could not %s (%s); trying again in %.0f s.", what, words, pause)
             await asyncio.sleep(pause * random.uniform(0.75, 1.25))
             pause = min(LONGEST_PAUSE, 2 * pause)
@@ -165,7 +173,7 @@ class Connection:
         return f"{waited}; the SDK said: {self._words.text}" if self._words.text else waited
 
     async def create(self, make: Callable[[], Awaitable[T]], what: str) -> T:
-        """The same for calls that make a client: if the session has ended, in another one."""
+        """`call` for calls that create a client: if the session has ended, they are repeated in a new one."""
         service = self._service
         try:
             return await self.work(make, what, trials=TRIALS)
@@ -176,18 +184,18 @@ class Connection:
         return await self.work(make, what, trials=TRIALS)
 
     async def work(self, make: Callable[[], Awaitable[T]], what: str, *, trials: int = 1) -> T:
-        """The same for calls that change what is trained. One that takes too long is not taken back but left alone:
-        the SDK and the service go through them in order, and would wait for one that vanished."""
+        """`call` for calls that change the trained weights. A call that takes too long is not cancelled: the SDK and
+        the service process calls in order, and would wait for one that is missing."""
 
-        async def kept() -> T:
+        async def uncancelled() -> T:
             work = asyncio.ensure_future(make())
             work.add_done_callback(lambda done: done.cancelled() or done.exception())
             return await asyncio.shield(work)
 
-        return await self._trials(kept, what, trials)
+        return await self._trials(uncancelled, what, trials)
 
     async def close(self) -> None:
-        """End the session; a service that does not answer is not waited for."""
+        """End the session. A service that does not answer is not waited for."""
         service, self._service = self._service, None
         await self._heartbeat.stop()
         logging.getLogger("tinker").removeHandler(self._words)
@@ -205,7 +213,7 @@ async def end_session(service: Any) -> None:
 
 
 async def in_thread(function: Callable[[], T]) -> T:
-    """Run what blocks, in a thread that nobody waits for at the program's end."""
+    """Run a function that blocks in a daemon thread, so that it does not delay the program's exit."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
 

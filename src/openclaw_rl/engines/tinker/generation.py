@@ -1,7 +1,8 @@
-"""One request being answered: pieces of a few tokens, each continuing from the exact ids before it.
+"""Samples the completions of one request in pieces of a few tokens, each continuing from the exact ids before it.
 
-The service gives whole samples; asked for a piece at a time they are a stream, and what nobody reads any more (a stop
-string was seen, a client left) is not sampled to its end. Completions share the first piece's reading of the prompt.
+The service only gives whole samples. Pieces make a stream of them, and a completion that nobody reads any more (a stop
+string was seen, a client left) is not sampled to its end. The first piece of all completions is one call, so that the
+prompt is read once.
 """
 
 import asyncio
@@ -18,17 +19,17 @@ class Generation:
     """Feeds a stream until all its completions are finished or dropped."""
 
     def __init__(self, policy: Policy, request: SampleRequest, chunk: int, stream: TokenStream) -> None:
-        """`chunk` tokens a piece; 0: everything at once."""
+        """`chunk`: tokens per piece; 0: everything at once."""
         self.policy, self.request, self.stream = policy, request, stream
         self.chunk = chunk or request.params.max_tokens
         self._written: dict[int, list[int]] = {index: [] for index in range(request.n)}
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._whole: asyncio.Task[None] | None = None
+        self._task: asyncio.Task[None] | None = None
 
     def start(self, done: Callable[[], None]) -> None:
-        self._whole = asyncio.create_task(self._run())
-        self._whole.add_done_callback(self._ended)
-        self._whole.add_done_callback(lambda _task: done())
+        self._task = asyncio.create_task(self._run())
+        self._task.add_done_callback(self._ended)
+        self._task.add_done_callback(lambda _task: done())
 
     def drop(self, index: int) -> None:
         self._written.pop(index, None)
@@ -39,11 +40,11 @@ class Generation:
 
     def cancel(self) -> None:
         self._written.clear()
-        if self._whole is not None:
-            self._whole.cancel()
+        if self._task is not None:
+            self._task.cancel()
 
     def _ended(self, task: "asyncio.Task[None]") -> None:
-        """Nobody may wait for a stream that nothing feeds."""
+        """If sampling failed, the stream must fail too: nothing will feed it."""
         if not task.cancelled() and (error := task.exception()):
             if not isinstance(error, EngineUnavailable):
                 error = EngineUnavailable(f"The answer could not be sampled: {error!r}.")
@@ -58,7 +59,7 @@ class Generation:
             if self._tasks:
                 done, _ = await asyncio.wait(self._tasks.values(), return_when=asyncio.FIRST_EXCEPTION)
                 for task in done:
-                    # One that was dropped was cancelled, and says nothing of the others.
+                    # A completion that was dropped was cancelled; the others are not affected.
                     if not task.cancelled():
                         task.result()
         except CallFailed as error:
@@ -79,7 +80,7 @@ class Generation:
         return await self.policy.draw(prompt, self.request.params, n, tokens, place)
 
     def _take(self, index: int, piece: Drawn) -> None:
-        """Pass a piece on; the last token of the last piece says how it ended."""
+        """Feed a piece to the stream; the last token of the last piece gets the finish."""
         if index not in self._written:
             return
         written = self._written[index]
@@ -89,7 +90,7 @@ class Generation:
         if piece.stopped:
             finish = FinishReason.STOP
         elif len(written) >= self.request.params.max_tokens or short:
-            # A piece that is shorter than asked and did not stop has come to the end of the service's context.
+            # A piece that is shorter than asked for and did not stop has reached the end of the service's context.
             finish = FinishReason.LENGTH
         if finish is not None:
             del self._written[index]

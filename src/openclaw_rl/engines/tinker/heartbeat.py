@@ -1,4 +1,4 @@
-"""Whether a server of one's own is there at all: the SDK would try for minutes to reach one that is gone."""
+"""Notices that a self-hosted server is gone: the SDK would try for minutes to reach it."""
 
 import asyncio
 from collections.abc import Awaitable, Coroutine
@@ -9,30 +9,30 @@ import httpx
 T = TypeVar("T")
 
 BEAT_SECONDS = 5.0
-#: So many beats in a row have to be missed.
-MISSED = 3
+#: Beats in a row after which the server counts as gone.
+MAX_MISSED_BEATS = 3
 
 
 class Heartbeat:
-    """Feels for a server as long as it runs; one without an address is taken to be there."""
+    """Asks a server for its health at intervals; without an address the server is taken to be there."""
 
     def __init__(self, base_url: str | None) -> None:
         self.base_url = base_url
         self._gone = asyncio.Event()
-        self._feeling: asyncio.Task[None] | None = None
+        self._beating: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        if self.base_url is not None and self._feeling is None:
-            self._feeling = asyncio.create_task(self._feel(self.base_url))
+        if self.base_url is not None and self._beating is None:
+            self._beating = asyncio.create_task(self._beat(self.base_url))
 
     async def stop(self) -> None:
-        if self._feeling is not None:
-            self._feeling.cancel()
-            await asyncio.gather(self._feeling, return_exceptions=True)
-            self._feeling = None
+        if self._beating is not None:
+            self._beating.cancel()
+            await asyncio.gather(self._beating, return_exceptions=True)
+            self._beating = None
 
     async def during(self, work: Awaitable[T]) -> T:
-        """The result of some work, unless the server is gone. Raises ConnectionError."""
+        """The result of some work. Raises ConnectionError if the server is gone before it is done."""
         working = asyncio.ensure_future(work)
         leaving = asyncio.ensure_future(self._gone.wait())
         try:
@@ -44,19 +44,19 @@ class Heartbeat:
             for task in (working, leaving):
                 task.cancel()
 
-    async def _feel(self, base_url: str) -> None:
+    async def _beat(self, base_url: str) -> None:
         missed = 0
         async with httpx.AsyncClient(timeout=BEAT_SECONDS) as client:
             while True:
-                missed = 0 if await there(client.get(f"{base_url.rstrip('/')}/api/v1/healthz")) else missed + 1
-                self._gone.set() if missed >= MISSED else self._gone.clear()
+                missed = 0 if await answers(client.get(f"{base_url.rstrip('/')}/api/v1/healthz")) else missed + 1
+                self._gone.set() if missed >= MAX_MISSED_BEATS else self._gone.clear()
                 await asyncio.sleep(BEAT_SECONDS)
 
 
-async def there(answer: Coroutine[Any, Any, httpx.Response]) -> bool:
-    """Whether there is a server, whatever it answers; one that is too busy to answer is there too."""
+async def answers(call: Coroutine[Any, Any, httpx.Response]) -> bool:
+    """Whether a server is there, whatever it answers; a server that is too busy to answer is there too."""
     try:
-        await answer
+        await call
     except httpx.ConnectError:
         return False
     except httpx.HTTPError:

@@ -1,7 +1,7 @@
-"""One set of weights on the service, to draw tokens from and to ask for log-probs.
+"""One policy on the service: draws tokens from it and asks it for log-probs.
 
-What a service leaves out or gets wrong is asked for again or refused, never guessed: log-probs that are missing, do not
-fit their tokens, are no numbers or are not raw are asked for by scoring the tokens.
+Nothing is guessed. Log-probs that are missing, that do not fit their tokens, that are not finite or not raw are asked
+for again by scoring the tokens; other wrong answers are refused.
 """
 
 import asyncio
@@ -21,11 +21,11 @@ from openclaw_rl.types import Likeliest, Numbers, SamplingParams, ScoreRequest, 
 
 log = logging.getLogger(__name__)
 
-#: Seeds of any size are mapped to what every server takes.
+#: Seeds are mapped to this many bits, which every server takes.
 SEED_BITS = 31
 
-#: So many of the likeliest tokens are asked for where chosen ones cannot be.
-MANY = 20
+#: Likeliest tokens to ask for where the service cannot score chosen ones.
+TOP_K_INSTEAD_OF_TARGETS = 20
 
 Top = tuple[tuple[int, float], ...]
 
@@ -36,38 +36,41 @@ class Drawn(NamedTuple):
     ids: list[int]
     logprobs: list[float]
     top: list[Top]
-    """Empty where none were asked for, or the service cannot tell."""
+    """Empty if none were asked for, or the service does not give them."""
     stopped: bool
     """Whether it ended with a stop token."""
 
 
 class Policy:
-    """Weights behind a sampling client, which is made anew when the service has lost it."""
+    """One policy's weights behind a sampling client, which is created again if the service has lost it."""
 
     def __init__(self, connection: Connection, make: Callable[[], Awaitable[Any]]) -> None:
         self.connection, self._make = connection, make
         self._client: Any = None
         self._opening = asyncio.Lock()
         self._short_scores = True
-        """Whether the service is thought to score the last tokens of a prompt alone."""
+        """Whether the service is believed to be able to score only the last tokens of a prompt."""
 
     async def open(self) -> None:
-        """Due before anything else. Raises CallFailed."""
+        """Create the client; call this first. Raises CallFailed."""
         self._client = await self.connection.create(self._make, "load the policy to sample from")
 
     async def draw(self, prompt: Sequence[int], params: SamplingParams, n: int, tokens: int, place: str) -> list[Drawn]:
-        """`n` continuations of at most `tokens` tokens; `place` tells calls of one request apart. Raises CallFailed."""
+        """`n` continuations of at most `tokens` tokens; `place` differs between the calls of one request.
+
+        Raises CallFailed.
+        """
         raw = not is_shaped(params) or await self.connection.logprob_probe.passes(lambda: self._probe(prompt))
         more = self._top_of_samples(params.top_logprobs) if raw else {}
         sequences = await self._sequences(prompt, params, n, tokens, place, more)
         return await asyncio.gather(*(self._read(prompt, sequence, params, tokens, raw) for sequence in sequences))
 
     async def score(self, request: ScoreRequest) -> Scores:
-        """Raises CallFailed. Instead of chosen tokens, where it cannot be asked about them, more of the likeliest."""
+        """Where the service cannot score chosen tokens, more of the likeliest ones are returned. Raises CallFailed."""
         more = self._targets(request)
         if request.top_k:
             alone = request.targets is not None and not more
-            more["topk_prompt_logprobs"] = max(request.top_k, MANY if alone else 0)
+            more["topk_prompt_logprobs"] = max(request.top_k, TOP_K_INSTEAD_OF_TARGETS if alone else 0)
         answer = await self._prompt_logprobs(request, more)
         last = request.last_n
         logprobs = fitting(answer.prompt_logprobs, last)
@@ -78,7 +81,7 @@ class Policy:
     async def _sequences(
         self, prompt: Sequence[int], params: SamplingParams, n: int, tokens: int, place: str, more: dict[str, int]
     ) -> list[Any]:
-        """As the service gives them."""
+        """The completions as the service gives them."""
         settings = self.connection.types.SamplingParams(
             max_tokens=tokens,
             temperature=params.temperature,
@@ -94,14 +97,14 @@ class Policy:
         return sequences
 
     async def _probe(self, prompt: Sequence[int]) -> tuple[list[float], list[float]]:
-        """Log-probs that come with a draw from far beside the raw distribution, and the scores of its tokens."""
+        """The log-probs that come with a draw at a high temperature, and the scores of the same tokens."""
         start = list(prompt[-PROBE_PROMPT:])
         (sequence,) = await self._sequences(start, PROBE, 1, PROBE.max_tokens, "probe", {})
         ids = list(sequence.tokens)
-        told = fitting(sequence.logprobs, len(ids))
-        if not told:
+        logprobs = fitting(sequence.logprobs, len(ids))
+        if not logprobs:
             raise CallFailed(Kind.BROKEN, "sample", "no log-prob for each token")
-        return told, (await self.score(ScoreRequest([*start, *ids], len(ids)))).logprobs
+        return logprobs, (await self.score(ScoreRequest([*start, *ids], len(ids)))).logprobs
 
     def _top_of_samples(self, top_k: int) -> dict[str, int]:
         if not top_k:
@@ -120,7 +123,7 @@ class Policy:
         return {"target_prompt_logprobs": tensor}
 
     async def _prompt_logprobs(self, request: ScoreRequest, more: dict[str, Any]) -> Any:
-        """The service's answer about a prompt; only its last tokens are scored where it can be told so."""
+        """The service's answer about a prompt; only the last tokens are scored if the service can do that."""
         settings = self.connection.types.SamplingParams(max_tokens=1)
         short = self._short_scores and sdk.takes(self._client.sample_async, "prompt_logprobs_last_n")
         asked = {**more, "include_prompt_logprobs": True}
@@ -131,7 +134,7 @@ class Policy:
             except CallFailed as error:
                 if error.kind not in (Kind.BROKEN, Kind.REFUSED):
                     raise
-                # It may be an older server, or the prompt that is at fault: the plain way will tell.
+                # The server may be older, or the prompt may be at fault: scoring the whole prompt shows which.
                 whole = await self._sample(request.ids, 1, settings, "score", **asked)
                 self._short_scores = False
                 return whole
@@ -159,7 +162,7 @@ class Policy:
         return await self._asking(ask, what)
 
     async def _asking(self, ask: Callable[[], Awaitable[Any]], what: str) -> Any:
-        """Ask, and remember whether the service can be asked at all."""
+        """Make a call, and remember whether the service can be reached."""
         try:
             answer = await self.connection.call(ask, what)
         except CallFailed as error:
@@ -172,30 +175,30 @@ class Policy:
     async def _read(
         self, prompt: Sequence[int], sequence: Any, params: SamplingParams, tokens: int, raw: bool
     ) -> Drawn:
-        """A sequence as it is to be served: not beyond its stop token, nor longer than asked, with raw log-probs."""
-        told, logprobs = list(sequence.tokens), list(sequence.logprobs or [])
-        ids = told[:tokens]
+        """Cut a sequence after its stop token and to the length asked for, and give it raw log-probs."""
+        given, given_logprobs = list(sequence.tokens), list(sequence.logprobs or [])
+        ids = given[:tokens]
         end = next((i for i, id in enumerate(ids) if id in params.stop_token_ids), None)
         if end is not None:
             ids = ids[: end + 1]
         if not ids:
             raise CallFailed(Kind.BROKEN, "sample", "an answer without tokens")
-        stopped = end is not None or (sequence.stop_reason == "stop" and len(told) <= tokens)
-        own = fitting(logprobs[: len(ids)], len(ids)) if raw and len(logprobs) == len(told) else None
-        if own is None:
+        stopped = end is not None or (sequence.stop_reason == "stop" and len(given) <= tokens)
+        logprobs = fitting(given_logprobs[: len(ids)], len(ids)) if raw and len(given_logprobs) == len(given) else None
+        if logprobs is None:
             scores = await self.score(ScoreRequest([*prompt, *ids], len(ids), top_k=params.top_logprobs))
             return Drawn(ids, scores.logprobs, rows_of(scores.top, params.top_logprobs), stopped)
         tops = [ranked(entry)[: params.top_logprobs] for entry in (getattr(sequence, "topk_logprobs", None) or [])]
         fits = params.top_logprobs and len(tops) >= len(ids)
-        return Drawn(ids, own, tops[: len(ids)] if fits else [], stopped)
+        return Drawn(ids, logprobs, tops[: len(ids)] if fits else [], stopped)
 
 
 def read_top(answer: Any, request: ScoreRequest) -> Likeliest | None:
-    """The likeliest tokens, as many at each position as at the one with the fewest; None if they are not told."""
+    """The likeliest tokens, equally many at each position; None if the service gives fewer than asked for."""
     if not request.top_k:
         return None
     rows = [ranked(entry) for entry in (answer.topk_prompt_logprobs or [])[-request.last_n :]]
-    width = min([*map(len, rows), max(request.top_k, MANY)], default=0)
+    width = min([*map(len, rows), max(request.top_k, TOP_K_INSTEAD_OF_TARGETS)], default=0)
     if len(rows) != request.last_n or width < request.top_k:
         return None
     numbers = np.array([row[:width] for row in rows])
@@ -203,32 +206,32 @@ def read_top(answer: Any, request: ScoreRequest) -> Likeliest | None:
 
 
 def read_targets(answer: Any, request: ScoreRequest) -> Numbers | None:
-    """The log-probs of chosen tokens; None if the service does not tell them, no number where it is none."""
-    told = getattr(answer, "target_prompt_logprobs", None)
-    if request.targets is None or told is None:
+    """The log-probs of chosen tokens, NaN where one is not finite; None if the service does not give them."""
+    given = getattr(answer, "target_prompt_logprobs", None)
+    if request.targets is None or given is None:
         return None
     rows, width = len(request.ids) - 1, request.targets.shape[1]
-    if len(told.data) != rows * width:
+    if len(given.data) != rows * width:
         return None
-    found = np.array(told.data, dtype=np.float32).reshape(rows, width)[-request.last_n :]
-    return np.where(np.isfinite(found), found, np.float32(np.nan))
+    logprobs = np.array(given.data, dtype=np.float32).reshape(rows, width)[-request.last_n :]
+    return np.where(np.isfinite(logprobs), logprobs, np.float32(np.nan))
 
 
 def derived_seed(seed: int, place: str) -> int:
-    """A seed for one call: the same for the same request, another one for each of its pieces."""
+    """A seed for one call: each piece of a request has its own, and the same request has the same ones again."""
     digest = hashlib.sha256(f"{seed}:{place}".encode()).digest()
     return int.from_bytes(digest[:8]) >> (64 - SEED_BITS)
 
 
 def fitting(values: Sequence[float | None] | None, count: int) -> list[float] | None:
-    """The last `count` values, if they are there and numbers."""
+    """The last `count` values, if there are so many and all are finite."""
     last = list(values or [])[-count:]
-    found = [value for value in last if value is not None and math.isfinite(value)]
-    return found if len(found) == count else None
+    finite = [value for value in last if value is not None and math.isfinite(value)]
+    return finite if len(finite) == count else None
 
 
 def ranked(entry: Sequence[tuple[int, float]] | None) -> Top:
-    """The likeliest tokens first, each once: some servers begin with the given one, whatever its rank."""
+    """The likeliest tokens first, each once: some servers put the given token first, whatever its rank."""
     logprobs = {int(id): float(logprob) for id, logprob in entry or ()}
     return tuple(sorted(logprobs.items(), key=lambda pair: -pair[1]))
 

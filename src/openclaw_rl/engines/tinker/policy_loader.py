@@ -1,7 +1,8 @@
-"""From a policy's record to a sampling client.
+"""Creates a sampling client from a policy's record.
 
-Tinker keeps weights to sample from under a path of their own. A server that samples over what it trains (`traits`)
-gets further adapters, which are never trained: each policy is loaded into one from the learner's state and saved there.
+Tinker keeps weights to sample from under a path of their own. A server that samples from the adapter that it trains
+(`traits`) gets further adapters, which are never trained: each policy is loaded into one of them from the learner's
+saved state.
 """
 
 import asyncio
@@ -16,21 +17,21 @@ from openclaw_rl.engines.tinker.record import PolicyRecord
 
 log = logging.getLogger(__name__)
 
-#: Policies take turns in these, so that requests in flight are not disturbed by the policy after theirs.
+#: Adapters that policies are loaded into in turn, so that a new policy does not disturb requests on the one before.
 STAND_INS = 2
 
 
 class PolicyLoader:
-    """Makes sampling clients."""
+    """Creates sampling clients."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
         self._stand_ins: list[Any] = []
-        """Adapters for policies, the one that has been used longest first."""
+        """Adapters for policies, the least recently loaded first."""
         self._using = asyncio.Lock()
 
     async def open(self, record: PolicyRecord) -> Any:
-        """A client that samples from a policy. Raises CallFailed and what the SDK raises."""
+        """A client that samples from a policy. Raises CallFailed and the errors of the SDK."""
         path = record.sampler
         if path is None or self.connection.traits.samples_over_training:
             path = await self._copy(record)
@@ -47,14 +48,14 @@ class PolicyLoader:
             return path
 
     async def _with_weights(self, record: PolicyRecord, state: str) -> Any:
-        """An adapter that holds a state; one that fails on the way is not used again."""
+        """An adapter with a state loaded; an adapter that fails to load it is not used again."""
         if len(self._stand_ins) == STAND_INS:
             adapter = self._stand_ins.pop(0)
             try:
                 await (await adapter.load_state_async(state))
                 return adapter
             except sdk.failures() as error:
-                # A server that was started again has none of them any more.
+                # A server that was restarted has lost all of them.
                 log.warning("An adapter to sample from is made anew: %s", read(error).words)
                 self._stand_ins.clear()
         adapter = await self._new_adapter(record)

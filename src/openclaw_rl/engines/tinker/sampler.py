@@ -1,18 +1,15 @@
-"""The sampler on Tinker: a sampling client for the base model and one for each policy version that is held.
+"""The sampler on Tinker: a sampling client for the base model and one for each policy version that is held."""
 
-Guarantees: a request ends on the weights it began on; a new version serves only once the service has it; whatever the
-service does, a request gets its tokens or an error.
-"""
-
-import asyncio
 import json
 import logging
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any
 
-from openclaw_rl.engines.base import EngineError, EngineLimits, EngineStats, EngineUnavailable, QueueFull, VersionGone
+from openclaw_rl.engines.admission import Admission
+from openclaw_rl.engines.base import EngineLimits, EngineStats, EngineUnavailable
 from openclaw_rl.engines.capabilities import SamplerCapabilities
 from openclaw_rl.engines.policy_ref import PolicyRef, WeightForm
 from openclaw_rl.engines.stream import TokenStream
@@ -23,11 +20,12 @@ from openclaw_rl.engines.tinker.generation import Generation
 from openclaw_rl.engines.tinker.policy import Policy
 from openclaw_rl.engines.tinker.policy_loader import PolicyLoader
 from openclaw_rl.engines.tinker.record import BadRecord, PolicyRecord
+from openclaw_rl.engines.versions import PolicyVersions
 from openclaw_rl.types import BASE_VERSION, Priority, SampleRequest, ScoreRequest, Scores
 
 log = logging.getLogger(__name__)
 
-#: The longest context where neither the service nor the model's files name a shorter one.
+#: The longest context, unless the service or the model's files name a shorter one.
 LONGEST_CONTEXT = 32768
 NO_TOP_K = "This Tinker server gives no log-probs of other tokens than the given ones (top-k)."
 CLOSING = "The server is shutting down."
@@ -35,37 +33,42 @@ CLOSING = "The server is shutting down."
 
 @dataclass(frozen=True, slots=True)
 class SamplerOptions:
-    """What a sampler needs to know beside the connection."""
+    """The settings of a sampler, beside its connection."""
 
     model: str
     folder: Path
-    """With the model's tokenizer, and perhaps its configuration."""
+    """Holds the model's tokenizer, and perhaps its configuration."""
     max_context: int | None
     max_sequences: int
     max_queue: int
     stream_chunk: int
-    """Tokens a piece; 0: whole answers."""
+    """Tokens per piece of a streamed answer; 0: whole answers."""
     policies: int
     """Versions that are held at the same time."""
 
 
 class TinkerSampler:
-    """Implements `Sampler`."""
+    """Implements `Sampler`.
+
+    * A request finishes on the weights on which it began, also when its version is evicted.
+    * A new version serves only once the service has it.
+    * Whatever the service does, a request gets its tokens or an error.
+    * Log-probs are raw: where the service's are not, the tokens are scored again.
+    * Users and background work have queues of their own, so neither is refused because of the other.
+    """
 
     def __init__(self, connection: Connection, options: SamplerOptions) -> None:
         self.connection, self.options = connection, options
         self.model = options.model
         """The model as the service calls it."""
         self._policy_loader = PolicyLoader(connection)
-        self._policies: dict[int, Policy] = {}
-        self._candidates: set[int] = set()
-        self._latest = BASE_VERSION
+        self._admission = Admission(options.max_sequences, options.max_queue)
+        self._versions = PolicyVersions[Policy](options.policies)
         self._limits: EngineLimits | None = None
         self._ids = count(1)
-        self._running: dict[int, tuple[TokenStream, Generation]] = {}
-        self._publishing = asyncio.Lock()
+        self._generations: dict[int, Generation] = {}
         self._closed = False
-        self._warned = False
+        self._warned_of_top_k = False
 
     @property
     def capabilities(self) -> SamplerCapabilities:
@@ -78,7 +81,7 @@ class TinkerSampler:
 
     @property
     def newest_version(self) -> int:
-        return max((v for v in self._policies if v not in self._candidates), default=BASE_VERSION)
+        return self._versions.newest
 
     @property
     def limits(self) -> EngineLimits:
@@ -88,8 +91,9 @@ class TinkerSampler:
 
     def stats(self) -> EngineStats:
         trouble = CLOSING if self._closed else self.connection.sampling_trouble
-        outstanding = sum(self._outstanding(priority) for priority in Priority)
-        return EngineStats(self._limits is not None and not trouble, outstanding, 0, 0, trouble)
+        ready = self._limits is not None and not trouble
+        # The service does not say which sequences wait.
+        return EngineStats(ready, self._admission.outstanding, 0, 0, trouble)
 
     async def start(self) -> None:
         await self.connection.open()
@@ -98,124 +102,101 @@ class TinkerSampler:
         async def base() -> Any:
             return await self.connection.service.create_sampling_client_async(base_model=self.model)
 
-        policy = Policy(self.connection, base)
-        try:
-            await policy.open()
-        except CallFailed as error:
-            raise error.as_unavailable() from error
-        self._policies[BASE_VERSION] = policy
-        most = self.options.max_sequences
-        self._limits = EngineLimits(self._context(), most, most + self.options.max_queue)
+        self._versions.add(BASE_VERSION, await self._open(base))
+        self._limits = self._admission.limits(self._context())
 
     def _context(self) -> int:
-        named = (self.connection.models.get(self.model), own_context(self.options.folder), LONGEST_CONTEXT)
+        named = (self.connection.models.get(self.model), configured_context(self.options.folder), LONGEST_CONTEXT)
         allowed = min(limit for limit in named if limit)
         return min(allowed, self.options.max_context or allowed)
 
     async def close(self) -> None:
         self._closed = True
-        for stream, generation in list(self._running.values()):
-            stream.fail(EngineUnavailable(CLOSING))
+        for generation in list(self._generations.values()):
+            generation.stream.fail(EngineUnavailable(CLOSING))
             generation.cancel()
 
     def sample(self, request: SampleRequest) -> TokenStream:
-        policy = self._open_policy(request.version)
-        outstanding, most = self._outstanding(request.priority), self.options.max_sequences
-        if outstanding + request.n > most + self.options.max_queue:
-            raise QueueFull(max(0, outstanding - most))
-        version = self.newest_version if request.version is None else request.version
+        version, policy = self._find(request.version)
+        self._admission.check(request)
         stream = TokenStream(self, next(self._ids), version, request.n)
         # Nobody watches background work, so it is not cut into pieces.
         chunk = self.options.stream_chunk if request.priority is Priority.USER else 0
-        generation = Generation(policy, request, chunk, stream)
-        self._running[stream.id] = (stream, generation)
+        generation = self._generations[stream.id] = Generation(policy, request, chunk, stream)
+        self._admission.enter(stream, request.priority)
         generation.start(lambda: self._ended(stream))
         return stream
 
     async def score(self, request: ScoreRequest) -> Scores:
-        room = self.limits.max_context_tokens
-        if len(request.ids) > room:
-            raise EngineError(f"{len(request.ids)} tokens are to be scored, and the context holds {room}.")
+        self.limits.check_fits(request)
+        _, policy = self._find(request.version)
         try:
-            scores = await self._open_policy(request.version).score(request)
+            scores = await policy.score(request)
         except CallFailed as error:
             raise error.as_engine() from error
-        if request.top_k and scores.top is None and not self._warned:
-            self._warned = True
+        if request.top_k and scores.top is None and not self._warned_of_top_k:
+            self._warned_of_top_k = True
             log.warning(NO_TOP_K)
         return scores
 
     async def publish(self, version: int, ref: PolicyRef, *, candidate: bool = False) -> None:
         self.capabilities.check_loads(ref)
-        async with self._publishing:
-            if version <= self._latest:
-                raise EngineUnavailable(f"Policy version {version} is not newer than {self._latest}.")
+        async with self._versions.publishing(version):
             policy = await self._load(ref.folder)
-            if candidate:
-                self._candidates.add(version)
-            self._policies[version], self._latest = policy, version
-            self._forget_oldest()
+            self._versions.evict()
+            self._versions.add(version, policy, candidate=candidate)
 
     def promote(self, version: int) -> None:
-        self._candidates.discard(version)
+        self._versions.promote(version)
 
     def retract(self, version: int) -> None:
-        self._policies.pop(version, None)
-        self._candidates.discard(version)
+        self._versions.retract(version)
 
     def cancel(self, id: int, index: int | None = None) -> None:
-        """Stop a request or one of its completions; a stream's wish."""
-        if id in self._running:
-            generation = self._running[id][1]
+        """Stop a request or one of its completions."""
+        if id in self._generations:
+            generation = self._generations[id]
             generation.cancel() if index is None else generation.drop(index)
 
     def forget(self, stream: TokenStream) -> None:
-        if stream.id in self._running and stream.running:
-            self._running[stream.id][1].cancel()
+        """A stream ended: stop its completions that still run."""
+        if stream.running:
+            self.cancel(stream.id)
 
     def _ended(self, stream: TokenStream) -> None:
-        self._running.pop(stream.id, None)
+        del self._generations[stream.id]
+        self._admission.leave(stream)
 
-    def _open_policy(self, version: int | None) -> Policy:
+    def _find(self, version: int | None) -> tuple[int, Policy]:
         if self._closed:
             raise EngineUnavailable(CLOSING)
-        wanted = self.newest_version if version is None else version
-        if wanted not in self._policies:
-            raise VersionGone(f"Policy version {wanted} is not loaded.")
-        return self._policies[wanted]
+        return self._versions.find(version)
 
     async def _load(self, folder: Path) -> Policy:
         try:
             record = PolicyRecord.read(folder)
         except BadRecord as error:
-            raise EngineUnavailable(f"{error}: give another --resume-from-ckpt, or none to begin anew.") from error
+            raise EngineUnavailable(
+                f"{error}: give another --resume-from-ckpt, or none to start from the base model."
+            ) from error
         if record.base_model != self.model:
             raise EngineUnavailable(
                 f"{folder} was learned from {record.base_model}, and {self.model} is served: give --model-name "
-                f"{record.base_model}, or begin anew with --resume-from-ckpt none."
+                f"{record.base_model}, or start from the base model with --resume-from-ckpt none."
             )
-        policy = Policy(self.connection, lambda: self._policy_loader.open(record))
+        return await self._open(lambda: self._policy_loader.open(record))
+
+    async def _open(self, make_client: Callable[[], Awaitable[Any]]) -> Policy:
+        policy = Policy(self.connection, make_client)
         try:
             await policy.open()
         except CallFailed as error:
             raise error.as_unavailable() from error
         return policy
 
-    def _forget_oldest(self) -> None:
-        """Requests in flight hold on to their weights themselves."""
-        own = sorted(version for version in self._policies if version != BASE_VERSION)
-        for version in own[: -self.options.policies]:
-            if version != self.newest_version:
-                del self._policies[version]
 
-    def _outstanding(self, priority: Priority) -> int:
-        """Users and background work have queues of their own."""
-        running = self._running.values()
-        return sum(stream.running for stream, generation in running if generation.request.priority is priority)
-
-
-def own_context(folder: Path) -> int | None:
-    """The longest context that a model's files name, if they do."""
+def configured_context(folder: Path) -> int | None:
+    """The longest context that a model's files name, or None."""
     try:
         config = json.loads((folder / "config.json").read_text())
         return int(config["max_position_embeddings"])

@@ -15,6 +15,7 @@ import torch
 
 from openclaw_rl.engines.base import StepRefused
 from openclaw_rl.engines.local.model.decoder import Decoder, load_decoder
+from openclaw_rl.engines.local.model.placement import describe, placement, weight_bytes
 from openclaw_rl.engines.local.model.shared_weights import take_up
 from openclaw_rl.engines.local.process.learner_messages import (
     Broken,
@@ -34,7 +35,6 @@ from openclaw_rl.engines.local.process.learner_messages import (
     TakeSnapshot,
     WritePolicy,
 )
-from openclaw_rl.engines.local.process.sampler_worker import describe, placement, weight_bytes
 from openclaw_rl.engines.local.training.policy_trainer import PolicyTrainer
 
 log = logging.getLogger(__name__)

@@ -1,6 +1,6 @@
 """One worker process and the pipe to it, for an event loop.
 
-Nothing here blocks the loop: commands leave through a thread, reports come in when the pipe is readable.
+Nothing here blocks the loop: a thread sends the commands, and reports are read when the pipe is readable.
 """
 
 import asyncio
@@ -20,25 +20,25 @@ from typing import Generic, TypeVar
 Command = TypeVar("Command")
 Report = TypeVar("Report")
 
-#: Time a worker gets to leave by itself once its pipe is closed.
+#: Time that a worker gets to exit by itself once its pipe is closed.
 EXIT_SECONDS = 5.0
-#: How PyTorch's threads on a CPU wait for each other. They wait spinning, by default for long: as good as any way
-#: where a process has the cores for itself, but two processes then take each other's time for nothing.
+#: How PyTorch's threads on a CPU wait for each other. By default they spin for long. That is harmless where a process
+#: has the cores to itself; but two processes then waste each other's time.
 WAIT_SETTINGS = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 
 
 def run_worker(connection: Connection, module: str, options: object) -> None:
     """Entry of a worker process. The import is here so that the server never loads PyTorch."""
-    # Ctrl-C is for the server, which then ends this process; importing PyTorch takes seconds in which it may come.
+    # Ctrl-C is for the server, which then ends this process. Importing PyTorch takes seconds in which it may come.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # Drivers and kernels can crash without a word; this way the server's log has the line where they did.
+    # Drivers and kernels can crash without a message; this writes the line at fault to the server's log.
     faulthandler.enable()
     importlib.import_module(module).main(connection, options)
 
 
 @contextlib.contextmanager
 def waiting(spins: int) -> Iterator[None]:
-    """Processes that are started here get this patience, unless the owner has chosen how threads wait."""
+    """Processes that are started in this block spin this often, unless the user has set how threads wait."""
     if any(name in os.environ for name in WAIT_SETTINGS):
         yield
         return
@@ -53,9 +53,9 @@ class Link(Generic[Command, Report]):
     """A running worker. Closing it, or the end of this process, ends the worker."""
 
     def __init__(self, module: str, options: object, spins: int) -> None:
-        """Run `main(connection, options)` of a module in a process of its own.
+        """Run `main(connection, options)` of a module in a new process.
 
-        Its threads turn `spins` times, waiting for each other, before they leave their core to somebody else.
+        Its threads spin `spins` times, waiting for each other, before they give up their core.
         """
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
@@ -70,13 +70,13 @@ class Link(Generic[Command, Report]):
         self._sender = threading.Thread(target=self._send_all, name=f"{name}-commands", daemon=True)
         self._sender.start()
         self._arrived: asyncio.Queue[Report | None] = asyncio.Queue()
-        self._given_up = False
+        self._killed = False
 
     @property
     def end(self) -> str:
-        """How the process ended, in a sentence; empty while it runs, and where it left in order or by our hand."""
+        """How the process ended, in a sentence; empty while it runs, if it exited in order, and if we killed it."""
         code = self.process.exitcode
-        if not code or self._given_up:
+        if not code or self._killed:
             return ""
         if code == -signal.SIGKILL:
             return "It was ended by SIGKILL, which systems send when memory runs out."
@@ -86,7 +86,7 @@ class Link(Generic[Command, Report]):
         self._outbox.put(command)
 
     async def reports(self) -> AsyncIterator[Report]:
-        """What the worker says, until it is gone."""
+        """The reports of the worker, until it is gone."""
         loop, pipe = asyncio.get_running_loop(), self.connection.fileno()
 
         def readable() -> None:
@@ -101,12 +101,12 @@ class Link(Generic[Command, Report]):
             while (report := await self._arrived.get()) is not None:
                 yield report
         finally:
-            # Once it is closed, the number may be that of the next worker's pipe.
+            # Once the pipe is closed, its number may be that of the next worker's pipe.
             if not self.connection.closed:
                 loop.remove_reader(pipe)
 
     async def close(self, patience: float = EXIT_SECONDS) -> None:
-        """Close the pipe, which tells the worker to leave, and see it gone."""
+        """Close the pipe, which tells the worker to exit, and wait until it has; after `patience` seconds, kill it."""
         self._outbox.put(None)
         if not self.connection.closed:
             asyncio.get_running_loop().remove_reader(self.connection.fileno())
@@ -114,7 +114,7 @@ class Link(Generic[Command, Report]):
         self._arrived.put_nowait(None)
         await asyncio.to_thread(self.process.join, patience)
         if self.process.exitcode is None:
-            self._given_up = True
+            self._killed = True
             self.process.kill()
             await asyncio.to_thread(self.process.join)
 
@@ -123,4 +123,4 @@ class Link(Generic[Command, Report]):
             try:
                 self.connection.send(command)
             except OSError:
-                return  # the worker is gone; the reader sees that too and tells everyone
+                return  # the worker is gone; the reader notices it too and reports it

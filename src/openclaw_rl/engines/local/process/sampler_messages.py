@@ -1,4 +1,4 @@
-"""What the sampler and its worker process say to each other. Plain data, pickled over a pipe."""
+"""The messages between the sampler and its worker process. Plain data, pickled over a pipe."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +8,7 @@ from openclaw_rl.types import SampledToken, SampleRequest, ScoreRequest, Scores
 
 @dataclass(frozen=True, slots=True)
 class WorkerOptions:
-    """All that a worker needs to know to load the model and serve it."""
+    """The settings with which a worker loads the model and serves it."""
 
     model: Path
     device: str
@@ -22,7 +22,7 @@ class WorkerOptions:
     """Memory for keys and values; None: a share of what the machine has free."""
     policy_slots: int
     lora_rank: int
-    """The highest rank of an adapter; 0 where a policy is all weights of a model."""
+    """The highest rank of an adapter; 0 where a policy is a model with all its weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Ready:
     cache_tokens: int
     weight_bytes: int
     shared: bytes | None = None
-    """What another process needs to use the very same weights; only workers understand it."""
+    """What another worker process needs to use the same weights in memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class LoadPolicy:
-    """Put a policy version into a slot, in place of whatever is there."""
+    """Load a policy version into a slot, in place of the version that is there."""
 
     version: int
     slot: int
@@ -76,7 +76,7 @@ class LoadPolicy:
 
 @dataclass(frozen=True, slots=True)
 class PolicyLoaded:
-    """The answer to LoadPolicy; `error` is a sentence when it failed."""
+    """The answer to LoadPolicy; `error` is a sentence if it failed."""
 
     version: int
     error: str | None = None
@@ -92,13 +92,16 @@ class RequestFailed:
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """One step's tokens by request, how many prompt tokens each new request found in the cache, and finished scores."""
+    """The result of one step."""
 
     tokens: dict[int, list[SampledToken]]
+    """By request."""
     cached: dict[int, int]
+    """For each request that got its first token: how many of its prompt tokens were in the cache."""
     scores: dict[int, Scores]
     """Of the scoring requests that are done."""
     active: int
+    """Sequences in the running batch."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,21 +1,19 @@
 """The sampler's worker process: commands in, tokens out, one model step at a time.
 
-The worker knows nothing of HTTP or of text. It ends when its pipe closes, so it never outlives the server,
-and it ignores Ctrl-C and SIGTERM, which may be sent to it too: when to stop is the server's decision.
+The worker knows nothing of HTTP or of text. It exits when its pipe closes, so it never outlives the server.
+It ignores Ctrl-C and SIGTERM, which a terminal also sends to it: the server decides when to stop.
 """
 
 import contextlib
 import logging
-import os
 import signal
 from collections import deque
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 
-import torch
-
 from openclaw_rl.engines.local.model.adapters import AdapterSlots, BadPolicy
-from openclaw_rl.engines.local.model.decoder import Decoder, Shape, UnsupportedModel, load_decoder
+from openclaw_rl.engines.local.model.decoder import Decoder, load_decoder
+from openclaw_rl.engines.local.model.placement import describe, placement, weight_bytes
 from openclaw_rl.engines.local.model.shared_weights import share
 from openclaw_rl.engines.local.process.sampler_messages import (
     Add,
@@ -30,6 +28,7 @@ from openclaw_rl.engines.local.process.sampler_messages import (
     Tokens,
     WorkerOptions,
 )
+from openclaw_rl.engines.local.sampling.cache_size import cache_bytes, context_limit
 from openclaw_rl.engines.local.sampling.draw import draw
 from openclaw_rl.engines.local.sampling.kv_cache import CpuKVCache, CudaKVCache, bytes_per_page
 from openclaw_rl.engines.local.sampling.pages import PAGE_SIZE, PagePool
@@ -44,22 +43,15 @@ log = logging.getLogger(__name__)
 #: Commands that are about one request.
 ForRequest = Add | Score | Cancel
 
-#: Prompt tokens read per step. On a CPU, about a quarter of a second, the longest that others wait for a token;
-#: on CUDA, enough to keep the device busy.
+#: Prompt tokens computed per step. On a CPU they take about a quarter of a second, the longest that others wait for a
+#: token; on CUDA they are enough to keep the device busy.
 PREFILL_TOKENS = {"cpu": 128, "cuda": 4096}
-#: The least of those that one prompt gets: on CUDA, many small pieces would be many small kernels.
+#: The smallest share of those that one prompt gets: on CUDA, many small pieces would be many small kernels.
 PREFILL_SHARE = {"cpu": 16, "cuda": 512}
-#: Share of the memory (on CUDA, of what is free once the weights are there) that the cache takes when no size
-#: is given; the rest is for activations and learning.
-CACHE_SHARE = {"cpu": 0.25, "cuda": 0.6}
-#: More would be waste on a laptop: 4 GiB are 93,000 tokens of the embedded model.
-MAX_CPU_CACHE_BYTES = 4 << 30
-#: Contexts longer than this need --max-context-tokens, so that one request cannot take the whole cache.
-DEFAULT_MAX_CONTEXT = 32768
 
 
 class Worker:
-    """The model with its scheduler: one `step` draws one token of every sequence that is ready for it."""
+    """The model with its scheduler. One `step` draws a token of every sequence that is ready for it."""
 
     def __init__(self, decoder: Decoder, options: WorkerOptions) -> None:
         device, dtype = decoder.embed.device, decoder.embed.dtype
@@ -73,7 +65,7 @@ class Worker:
         self.loaded = {0}
         self.loading: deque[tuple[LoadPolicy, Iterator[None]]] = deque()
         self.held: list[ForRequest] = []
-        """What came for a policy that was still being loaded, and what was said of it since."""
+        """Requests for a policy that is still being loaded, and cancellations of them."""
         self.arrivals = 0
 
     def _runner(self, decoder: Decoder, pages: int, options: WorkerOptions) -> Runner:
@@ -104,21 +96,21 @@ class Worker:
         return None
 
     def _must_wait(self, command: ForRequest) -> bool:
-        """Whether its policy is still being loaded; who is to be cancelled may be among those that wait for one."""
+        """Whether its policy is still being loaded. A cancellation waits behind the request that it is about."""
         if isinstance(command, Cancel):
             return any(other.id == command.id for other in self.held)
         return any(load.slot == command.slot for load, _ in self.loading)
 
     def due(self) -> list[ForRequest]:
-        """Commands that need not be held any longer, as their policy is there or has failed; to be obeyed now."""
-        waited, self.held = self.held, []
+        """Commands to obey now, because their policy has been loaded or has failed to load."""
+        held, self.held = self.held, []
         due: list[ForRequest] = []
-        for command in waited:
+        for command in held:
             (self.held if self._must_wait(command) else due).append(command)
         return due
 
     def step(self) -> Tokens:
-        """Run the next batch and draw what can be drawn."""
+        """Run the next batch, and draw the next token of each sequence that has been read."""
         work = self.scheduler.plan()
         logits = self.runner.run(work)
         self.scheduler.commit(work)
@@ -139,7 +131,7 @@ class Worker:
         return Tokens(tokens, cached, scores, len(self.scheduler.running))
 
     def _scores(self, sequence: Sequence) -> Scores:
-        """A scoring sequence has been read: it leaves the batch."""
+        """The scores of a sequence that has been read; it leaves the batch."""
         assert sequence.scoring is not None
         self.scheduler.finish(sequence)
         return sequence.scoring.scores()
@@ -194,7 +186,7 @@ class Worker:
         return self.load_on()
 
     def load_on(self) -> PolicyLoaded | None:
-        """Read the next piece of the policy that is being loaded; tells when it is there."""
+        """Load the next piece of a policy; the answer once all of it is loaded or it has failed."""
         command, pieces = self.loading[0]
         try:
             for _ in pieces:
@@ -208,7 +200,7 @@ class Worker:
 
 
 def slots_for(decoder: Decoder, options: WorkerOptions) -> PolicyWeights:
-    """Room for the policies that will be served beside the base model."""
+    """Memory for the policies that are served beside the base model."""
     if not options.lora_rank:
         return ModelSlots(decoder, options.policy_slots)
     weights = decoder.embed
@@ -223,7 +215,7 @@ def main(connection: Connection, options: WorkerOptions) -> None:
     """The process: load, then serve until the pipe closes."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    # When the server is gone, there is nobody to tell and nothing to do.
+    # When the server is gone, there is nothing left to do.
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         try:
             device, dtype = placement(options.device, options.dtype)
@@ -246,13 +238,8 @@ def main(connection: Connection, options: WorkerOptions) -> None:
         serve(connection, worker)
 
 
-def describe(error: Exception) -> str:
-    """An error in words; those that were not meant for users with their name."""
-    return f"{error}." if isinstance(error, UnsupportedModel) else f"{type(error).__name__}: {error}."
-
-
 def serve(connection: Connection, worker: Worker) -> None:
-    """Obey what has come, load a piece of a policy, take a step; sleep on the pipe while there is nothing to do."""
+    """Obey the commands that have come, load a piece of a policy, take a step. Wait on the pipe while idle."""
     while True:
         while (worker.scheduler.idle and not worker.loading) or connection.poll():
             report(connection, worker, worker.obey(connection.recv()))
@@ -263,50 +250,7 @@ def serve(connection: Connection, worker: Worker) -> None:
 
 
 def report(connection: Connection, worker: Worker, answer: PolicyLoaded | RequestFailed | None) -> None:
-    """Send what there is to say, and at once obey what waited for a policy that it may be about."""
-    for said in (answer, *map(worker.obey, worker.due())):
-        if said is not None:
-            connection.send(said)
-
-
-def placement(name: str, precision: str) -> tuple[torch.device, torch.dtype]:
-    """Where the model runs and in which precision, each of which may be auto."""
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name == "cuda" and not torch.cuda.is_available():
-        raise UnsupportedModel("--device cuda was asked for, but PyTorch sees no CUDA device")
-    dtype = precision if precision != "auto" else {"cpu": "float32", "cuda": "bfloat16"}[name]
-    return torch.device(name), getattr(torch, dtype)
-
-
-def context_limit(options: WorkerOptions, shape: Shape, cache_tokens: int) -> int:
-    """The longest prompt and answer together; refuses what was asked for and cannot be had."""
-    asked = options.max_context
-    if asked is not None and asked > shape.max_context:
-        raise UnsupportedModel(f"--max-context-tokens {asked} is more than the model's {shape.max_context}")
-    if cache_tokens < (asked or PAGE_SIZE):
-        raise UnsupportedModel(
-            f"the memory for keys and values holds {cache_tokens} tokens, fewer than one request may need; "
-            "raise --kv-cache-gib or lower --max-context-tokens"
-        )
-    return asked or min(shape.max_context, DEFAULT_MAX_CONTEXT, cache_tokens)
-
-
-def cache_bytes(options: WorkerOptions, device: torch.device) -> int:
-    """How much memory the keys and values may take."""
-    if options.cache_gib is not None:
-        return int(options.cache_gib * (1 << 30))
-    if device.type == "cuda":
-        free, _total = torch.cuda.mem_get_info(device)
-        return int(free * CACHE_SHARE["cuda"])
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return min(int(memory * CACHE_SHARE["cpu"]), MAX_CPU_CACHE_BYTES)
-
-
-def weight_bytes(decoder: Decoder) -> int:
-    """Memory of the base weights; a tied head is counted once."""
-    tensors = [decoder.embed, decoder.norm, decoder.head.weight]
-    for layer in decoder.layers:
-        tensors += [layer.input_norm, layer.post_norm]
-        tensors += [p.weight for p in (layer.qkv, layer.o, layer.gate_up, layer.down)]
-    return sum({t.data_ptr(): t.nbytes for t in tensors}.values())
+    """Send an answer, and obey the commands that waited for the policy that it may be about."""
+    for message in (answer, *map(worker.obey, worker.due())):
+        if message is not None:
+            connection.send(message)

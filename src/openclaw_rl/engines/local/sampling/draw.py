@@ -25,7 +25,7 @@ Kind = Callable[[Tensor, list[SamplingParams], list[float]], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """What was drawn: per row the token, its raw log-prob, and the likeliest tokens where asked for."""
+    """Per row: the drawn token, its raw log-prob, and the likeliest tokens if they were asked for."""
 
     tokens: list[int]
     logprobs: list[float]
@@ -33,7 +33,7 @@ class Draws:
 
 
 def draw(logits: Tensor, params: Sequence[SamplingParams], uniforms: Sequence[float]) -> Draws:
-    """One token a row from float32 logits [rows, vocabulary]; `uniforms` are in [0, 1)."""
+    """Draw one token per row from float32 logits [rows, vocabulary]; `uniforms` are in [0, 1)."""
     tokens = torch.empty(len(params), dtype=torch.long, device=logits.device)
     for kind, rows in _by_kind(params).items():
         whole = len(rows) == len(params)
@@ -71,17 +71,17 @@ def _plain(logits: Tensor, params: list[SamplingParams], uniforms: list[float]) 
 
 
 def _truncated(logits: Tensor, params: list[SamplingParams], uniforms: list[float]) -> Tensor:
-    """top_k first, then top_p of what that left, as everyone does it."""
+    """Apply top_k first, then top_p to the tokens that are left, as other engines do."""
     scaled = logits / _column([p.temperature for p in params], logits)
     vocabulary = logits.shape[1]
     candidates = min(vocabulary, max(NUCLEUS_CANDIDATES, *(p.top_k for p in params)))
     limits = torch.tensor([p.top_k or vocabulary for p in params], device=logits.device)[:, None]
     top_p = _column([p.top_p for p in params], logits)
     values, ids = _ranked(scaled, scaled.topk(candidates).indices)
-    # Among equals at the last place, which ones are candidates is anyone's guess: only what is above them is sure.
+    # Which of several equal values at the last place are candidates is arbitrary: only values above them are certain.
     probs = (values - scaled.logsumexp(-1, keepdim=True)).exp()
-    sure = values > values[:, -1:]
-    enough = (sure.sum(-1, keepdim=True) >= limits) | ((probs * sure).sum(-1, keepdim=True) >= top_p)
+    certain = values > values[:, -1:]
+    enough = (certain.sum(-1, keepdim=True) >= limits) | ((probs * certain).sum(-1, keepdim=True) >= top_p)
     if candidates < vocabulary and not bool(enough.all()):
         values, ids = scaled.sort(descending=True, stable=True)
         probs = (values - scaled.logsumexp(-1, keepdim=True)).exp()

@@ -1,7 +1,7 @@
 """The paged key-value cache and attention over it, on CPU and on CUDA.
 
 Both keep keys and values as [layers, pages, page, kv heads, dim] and read what `scheduler` planned: rows of new
-tokens, each attending to all of its own sequence and to nothing else. They differ in how a row is read: the CPU
+tokens, each attending to all of its own sequence and to nothing else. They differ in how they read a row: the CPU
 attends over a view where a sequence's pages are consecutive (they mostly are), CUDA uses a kernel that walks the
 page table.
 """
@@ -40,13 +40,13 @@ def token_slots(work: Sequence[Work]) -> list[int]:
 
 
 def allocate(shape: Shape, pages: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Room for keys and for values. Not filled: on the CPU, memory that is never used is never taken."""
+    """Memory for keys and for values. It is not filled: on the CPU, memory that is never used takes no room."""
     size = (shape.layers, pages, PAGE_SIZE, shape.kv_heads, shape.head_dim)
     return torch.empty(size, dtype=dtype, device=device), torch.empty(size, dtype=dtype, device=device)
 
 
 class CpuKVCache:
-    """One attention call a row: rows are few, and mixed lengths then cost no padding."""
+    """One attention call per row: rows are few, and mixed lengths then cost no padding."""
 
     def __init__(self, shape: Shape, pages: int, dtype: torch.dtype) -> None:
         self.shape = shape
@@ -108,7 +108,7 @@ class CpuRow:
 
 
 def causal_mask(count: int, length: int, dtype: torch.dtype) -> Tensor:
-    """For the last `count` of `length` tokens: what each may not see is minus infinity."""
+    """For the last `count` of `length` tokens: minus infinity where a token may not attend."""
     mask = torch.full((count, length), float("-inf"), dtype=dtype)
     return mask.triu_(length - count + 1)
 
@@ -141,7 +141,7 @@ class CudaKVCache:
         return attend
 
     def decode(self, slots: Tensor, table: Tensor, lengths: Tensor) -> Attend:
-        """One new token a row, with everything that varies held in tensors, as a CUDA graph needs it."""
+        """One new token per row. All that varies is in tensors, as a CUDA graph needs it."""
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             self._store(layer, k, v, slots)

@@ -1,8 +1,8 @@
-"""Which page of the key-value cache belongs to whom. Bookkeeping only: no tensors here.
+"""Which page of the key-value cache belongs to which sequence. Bookkeeping only: no tensors here.
 
-A page holds the keys and values of PAGE_SIZE consecutive tokens. Sequences that begin alike share the pages
-of what they have in common; the pages of finished sequences stay, least recently used out first, so that a
-request which extends an earlier one computes only what is new.
+A page holds the keys and values of PAGE_SIZE consecutive tokens. Sequences with a common prefix share its pages.
+The pages of finished sequences are kept until their room is needed (the least recently used go first), so that a
+request that extends an earlier one computes only its new tokens.
 """
 
 from array import array
@@ -13,7 +13,7 @@ from hashlib import blake2b
 #: Small, because up to a page of tokens is computed again when a sequence is extended; a power of two for kernels.
 PAGE_SIZE = 16
 
-#: The cache gives up this share of its pages at a time: one by one would leave holes instead of runs.
+#: The cache evicts this share of its pages at a time: single pages would leave holes instead of runs.
 EVICTION_SHARE = 1 / 16
 
 Digest = bytes
@@ -33,10 +33,10 @@ def next_digest(parent: Digest, page: Sequence[int]) -> Digest:
 
 
 class PagePool:
-    """Hands out pages, and remembers what the returned ones hold.
+    """Hands out pages, and remembers what released pages hold.
 
     A page is free, in use (one or more sequences refer to it), or cached (nobody refers to it, but its content
-    is known by digest and can be taken up again). If `consecutive`, `allocate` prefers the page right after the
+    is known by digest and can be used again). If `consecutive`, `allocate` prefers the page right after the
     sequence's last one: a sequence whose pages are consecutive can be read without gathering them.
     """
 
@@ -54,17 +54,17 @@ class PagePool:
         return len(self._free) + len(self._cached)
 
     def known(self, digests: Sequence[Digest]) -> int:
-        """How many pages from the start could be taken up."""
+        """How many pages from the start are known."""
         return next((i for i, digest in enumerate(digests) if digest not in self._page_of), len(digests))
 
     def available_beside(self, digests: Sequence[Digest], given_back: Iterable[int] = ()) -> int:
-        """Pages that `allocate` could still give if these were taken up, after some others had been released."""
+        """Pages that `allocate` could still give after `given_back` was released and `digests` were matched."""
         freed = {page for page, count in Counter(given_back).items() if count == self._references[page]}
         taken = [self._page_of[digest] for digest in digests]
         return self.available + len(freed) - sum(page in self._cached or page in freed for page in taken)
 
     def match(self, digests: Iterable[Digest]) -> list[int]:
-        """Take up the longest known run of pages from the start; the caller now refers to them."""
+        """Refer to the longest known run of pages from the start."""
         pages: list[int] = []
         for digest in digests:
             page = self._page_of.get(digest)
@@ -87,14 +87,14 @@ class PagePool:
         return page
 
     def publish(self, page: int, digest: Digest) -> None:
-        """The page is filled: others may share it. The first page of a content keeps the name."""
+        """The page is filled, and others may share it. The first page with some content keeps the digest."""
         if digest not in self._page_of and page not in self._digest_of:
             self._page_of[digest] = page
             self._digest_of[page] = digest
 
     def release(self, pages: Sequence[int]) -> None:
         """The caller no longer refers to these pages, given in order from the sequence's start."""
-        # The end of a sequence is the least likely to be met again, so it is the first to be given up.
+        # The end of a sequence is the least likely to be used again, so it is evicted first.
         for page in reversed(pages):
             self._references[page] -= 1
             if self._references[page]:
@@ -106,7 +106,7 @@ class PagePool:
                 self._free.add(page)
 
     def forget(self) -> None:
-        """Drop every cached content that nobody uses."""
+        """Evict every cached page."""
         self._evict(len(self._cached))
 
     def _evict(self, count: int | None = None) -> None:

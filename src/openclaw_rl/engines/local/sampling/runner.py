@@ -1,6 +1,6 @@
-"""Runs one planned step through the model and gives the logits to draw from.
+"""Runs one planned step through the model and returns the logits to draw from.
 
-On CUDA, a step in which every sequence generates one token is replayed from a captured graph: at one token a
+On CUDA, a step in which every sequence generates one token is replayed from a captured graph: at one token per
 sequence, launching the kernels one by one takes longer than the kernels do.
 """
 
@@ -22,12 +22,12 @@ GRAPH_ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 
 
 class PolicyWeights(Protocol):
-    """Where the policies are: each a slot beside the base model, which is slot 0."""
+    """The weights of the policies, one per slot. Slot 0 is the base model."""
 
     slots: int
 
     def load(self, slot: int, folder: Path) -> Iterator[None]:
-        """Put a policy into a slot; the model may run between two pieces of it. Raises BadPolicy."""
+        """Load a policy into a slot, a piece per iteration; the model may run in between. Raises BadPolicy."""
 
     def model(self, slot: int) -> Decoder | None:
         """A slot's own weights; None if it computes with the base model's."""
@@ -37,7 +37,7 @@ class PolicyWeights(Protocol):
 
 
 class Runner:
-    """The model, its policies and its cache, on the CPU or as they are for prompts on CUDA."""
+    """Runs the model with its policies and its cache: all steps on the CPU, steps with prompts on CUDA."""
 
     def __init__(self, decoder: Decoder, cache: CpuKVCache | CudaKVCache, policies: PolicyWeights) -> None:
         self.decoder, self.cache, self.policies = decoder, cache, policies
@@ -45,7 +45,7 @@ class Runner:
 
     @torch.inference_mode()
     def run(self, work: Sequence[Work]) -> Tensor:
-        """Run a step and score what is to be scored; float32 logits [rows that draw, vocabulary], in that order."""
+        """Run a step, with its scoring. Returns float32 logits [rows that draw, vocabulary], in the order of `work`."""
         parts: dict[int, list[int]] = {}
         for i, item in enumerate(work):
             slot = item.sequence.slot
@@ -57,7 +57,7 @@ class Runner:
         return torch.cat(logits)[sorted(range(len(drawing)), key=drawing.__getitem__)]
 
     def _run(self, slot: int, work: Sequence[Work]) -> Tensor:
-        """Run what computes with the same weights: those of a slot, the base model's for 0."""
+        """Run the part of a step that uses the weights of one slot."""
         decoder = self.policies.model(slot) or self.decoder
         ids = [token for w in work for token in w.sequence.tokens[w.start : w.stop]]
         positions = [position for w in work for position in range(w.start, w.stop)]
@@ -88,7 +88,7 @@ def adapter_spans(work: Sequence[Work]) -> list[tuple[int, int, int]]:
 
 
 class GraphKey(NamedTuple):
-    """What a captured step is good for."""
+    """Which steps a captured graph can replay."""
 
     rows: int
     slot: int
@@ -120,7 +120,7 @@ class CudaRunner(Runner):
         super().__init__(decoder, cache, policies)
         self.sizes = [size for size in GRAPH_ROWS if size < max_sequences] + [max_sequences]
         long: Any = {"dtype": torch.long, "device": self.device}
-        # One row of inputs a sequence, in the memory that every graph reads; padding rows write and read nothing.
+        # One row of inputs per sequence, in the memory that every graph reads; padding rows write and read nothing.
         self.ids = torch.zeros(max_sequences, **long)
         self.positions = torch.zeros(max_sequences, **long)
         self.slots = torch.full((max_sequences,), -1, **long)

@@ -4,8 +4,8 @@ Sequences join and leave the running batch at token boundaries. Each step comput
 that is generating, plus a bounded share of the prompts that are still being read, so that a long prompt never
 stops the others. When pages run out, the least urgent sequence gives its pages back and is resumed later.
 
-Users do not wait for background work: it gives its places and its pages up to them, and prompts of its own are read
-with what theirs leave of a step.
+Users do not wait for background work: it gives up its places and pages to them, and its prompts are read with the part
+of a step that the users' prompts leave over.
 """
 
 import random
@@ -18,13 +18,13 @@ from openclaw_rl.engines.local.sampling.pages import PAGE_SIZE, Digest, PagePool
 from openclaw_rl.engines.local.sampling.scoring import Scoring
 from openclaw_rl.types import FinishReason, Priority, SamplingParams
 
-#: Beyond every priority: that of a page which nobody computes.
+#: A priority below all others: that of a page which no sequence computes.
 NEVER = max(Priority) + 1
 
 
 @dataclass(eq=False, slots=True)
 class Sequence:
-    """One completion on its way: its tokens so far, and how many of them the cache holds."""
+    """An unfinished completion: its tokens so far, and how many of them the cache holds."""
 
     request: int
     index: int
@@ -35,7 +35,7 @@ class Sequence:
     order: tuple[int, int]
     """(priority, arrival): smaller goes first."""
     scoring: Scoring | None = None
-    """Set where tokens are given and scored; such a sequence is done when all of them have been read."""
+    """Set if given tokens are scored. Such a sequence is done when all of them have been read."""
     rng: random.Random = field(init=False)
     prompt_length: int = field(init=False)
     computed: int = 0
@@ -60,10 +60,10 @@ class Sequence:
         return self.version.to_bytes(8, "big")
 
     def prompt_digests(self) -> list[Digest]:
-        """One for each full page of the tokens that the cache may stand in for; computed once, as a queue is looked
-        through often.
+        """One for each full page of the tokens that the cache may replace.
 
-        Tokens whose logits are needed are left out: they always go through the model.
+        Tokens whose logits are needed are left out: they always go through the model. Computed once, because the queue
+        is searched often.
         """
         if len(self._prompt_digests) != self.first_logits // PAGE_SIZE:
             self._prompt_digests = list(chain(self.root, self.tokens[: self.first_logits]))
@@ -71,7 +71,7 @@ class Sequence:
 
     @property
     def first_logits(self) -> int:
-        """The first position whose logits are needed: the last one's are drawn from."""
+        """The first position whose logits are needed. To draw, it is the last position."""
         return self.scoring.first if self.scoring else len(self.tokens) - 1
 
     @property
@@ -80,7 +80,7 @@ class Sequence:
         return len(self.tokens) - self.computed
 
     def append(self, token: int) -> FinishReason | None:
-        """Add a drawn token; says whether the sequence ends with it."""
+        """Add a drawn token. Returns why the sequence ends with it, or None."""
         self.tokens.append(token)
         if token in self.params.stop_token_ids:
             return FinishReason.STOP
@@ -138,15 +138,15 @@ class Scheduler:
     def cancel(self, request: int, index: int | None = None) -> None:
         """Forget a request's sequences (or one of them), wherever they are."""
 
-        def meant(sequence: Sequence) -> bool:
+        def matches(sequence: Sequence) -> bool:
             return sequence.request == request and index in (None, sequence.index)
 
-        self.waiting = deque(s for s in self.waiting if not meant(s))
-        for sequence in [s for s in self.running if meant(s)]:
+        self.waiting = deque(s for s in self.waiting if not matches(s))
+        for sequence in [s for s in self.running if matches(s)]:
             self.finish(sequence)
 
     def finish(self, sequence: Sequence) -> None:
-        """The sequence leaves the batch; its pages stay known until their room is needed."""
+        """Remove a sequence from the batch; its pages stay cached until their room is needed."""
         self.running.remove(sequence)
         self.pool.release(sequence.pages)
         sequence.pages = []
@@ -165,10 +165,10 @@ class Scheduler:
         return sorted(work, key=lambda item: item.count > 1)
 
     def _shares(self, reading: list[Sequence]) -> list[tuple[Sequence, int]]:
-        """How much of each prompt is read in this step: users' first, background's with what they leave.
+        """How much of each prompt is read in this step: users' prompts first, then background work.
 
-        Those of one priority share, so that a short one behind a long one is read soon; what is left over goes to the
-        most urgent of them.
+        Prompts of one priority share, so that a short one behind a long one is read soon. The rest goes to the most
+        urgent of them.
         """
         shares: list[tuple[Sequence, int]] = []
         budget = self.prefill_tokens
@@ -203,7 +203,7 @@ class Scheduler:
             digests = sequence.prompt_digests()
             known = self.pool.known(digests)
             if known < len(digests) and coming.get(digests[known], NEVER) <= sequence.priority:
-                # Another sequence, no less urgent, is computing the very pages this one needs next: wait for them.
+                # Another sequence, no less urgent, is computing the pages that this one needs next: wait for them.
                 later.append(sequence)
                 continue
             if not self._make_place(sequence, digests, known):
@@ -214,11 +214,11 @@ class Scheduler:
         self.waiting.extendleft(reversed(later))
 
     def _may_join(self, sequence: Sequence) -> bool:
-        """Whether the batch is not full, or holds something less urgent."""
+        """Whether the batch is not full, or holds a less urgent sequence."""
         return len(self.running) < self.max_sequences or self.running[-1].priority > sequence.priority
 
     def _make_place(self, sequence: Sequence, digests: list[Digest], known: int) -> bool:
-        """Send back what is less urgent, the newest first, until the sequence fits; nothing if that would not help."""
+        """Preempt less urgent sequences, the newest first, until this one fits; none if that would not suffice."""
         less_urgent = sum(s.priority > sequence.priority for s in self.running)
         if not self._fits(sequence, digests, known, without=less_urgent):
             return False
@@ -234,7 +234,7 @@ class Scheduler:
         self.running.sort(key=lambda s: s.order)
 
     def _pages_being_computed(self) -> dict[Digest, int]:
-        """With the priority of the most urgent sequence that computes them."""
+        """Each with the priority of the most urgent sequence that computes it."""
         coming: dict[Digest, int] = {}
         for sequence in self.running:
             if sequence.remaining > 1:
@@ -243,9 +243,9 @@ class Scheduler:
         return coming
 
     def _fits(self, sequence: Sequence, digests: list[Digest], known: int, without: int = 0) -> bool:
-        """Whether its prompt fits beside what runs, counting what the others' prompts will still take.
+        """Whether its prompt fits beside the running sequences, counting the pages that their prompts still need.
 
-        `without`: how many of those that run, the least urgent ones, are counted as gone.
+        `without`: how many running sequences, the least urgent ones, are counted as gone.
         """
         stay = len(self.running) - without
         beside, gone = self.running[:stay], self.running[stay:]
@@ -256,7 +256,7 @@ class Scheduler:
         return stay < self.max_sequences and new + max(pending, 0) <= room
 
     def _make_room(self, sequence: Sequence, count: int) -> bool:
-        """Pages for the sequence's next `count` tokens; takes them from less urgent sequences if it must."""
+        """Get pages for the sequence's next `count` tokens, from less urgent sequences if necessary."""
         while sequence in self.running:
             if len(sequence.pages) >= pages_for(sequence.computed + count):
                 return True
@@ -279,9 +279,9 @@ class Scheduler:
 
 
 def fair_shares(wanted: list[int], budget: int, least: int) -> list[int]:
-    """How many tokens each gets, the most urgent first: equal shares, and what some do not need for the others.
+    """How many tokens each prompt gets, the most urgent first: equal shares; the others get what some do not need.
 
-    A share is no smaller than `least`, so some may have to wait.
+    A share is no smaller than `least`, so some prompts may get none.
     """
     shares = [0] * len(wanted)
     for pass_over in range(2):

@@ -1,4 +1,4 @@
-"""Log-probs of given tokens: what a teacher thinks of a response, in pieces as the model reads it."""
+"""Log-probs of given tokens, in pieces as the model reads them."""
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ ROWS = 256
 
 
 class Scoring:
-    """A scoring request on its way. Pieces may come again after the sequence was preempted: the last one counts."""
+    """An unfinished scoring request. If its sequence is preempted, pieces come again and replace the earlier ones."""
 
     def __init__(self, request: ScoreRequest) -> None:
         self.request = request

@@ -1,0 +1,29 @@
+"""Where a model runs, in which precision, and how much memory its weights take."""
+
+import torch
+
+from openclaw_rl.engines.local.model.decoder import Decoder, UnsupportedModel
+
+
+def placement(name: str, precision: str) -> tuple[torch.device, torch.dtype]:
+    """The device and the precision that the options name; either may be auto."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and not torch.cuda.is_available():
+        raise UnsupportedModel("--device cuda was asked for, but PyTorch sees no CUDA device")
+    dtype = precision if precision != "auto" else {"cpu": "float32", "cuda": "bfloat16"}[name]
+    return torch.device(name), getattr(torch, dtype)
+
+
+def weight_bytes(decoder: Decoder) -> int:
+    """Memory of the base weights; a tied head is counted once."""
+    tensors = [decoder.embed, decoder.norm, decoder.head.weight]
+    for layer in decoder.layers:
+        tensors += [layer.input_norm, layer.post_norm]
+        tensors += [p.weight for p in (layer.qkv, layer.o, layer.gate_up, layer.down)]
+    return sum({t.data_ptr(): t.nbytes for t in tensors}.values())
+
+
+def describe(error: Exception) -> str:
+    """An error as a sentence; with its type, unless it was written for users."""
+    return f"{error}." if isinstance(error, UnsupportedModel) else f"{type(error).__name__}: {error}."
