@@ -61,7 +61,6 @@ KNOWN_SHARED_CLASS_NAMES: set[str] = {
     "Metrics",
     "NoLedger",
     "Panel",
-    "Policy",
     "Signals",
     "Source",
     "Turn",

@@ -135,6 +135,8 @@ class SamplerConformance:
         with pytest.raises(QueueFull, match=f"{MAX_QUEUE} sequences wait"):
             engine.sampler.sample(request(priority=full))
         streams.append(engine.sampler.sample(request(LONG, n=places, priority=other)))
+        with pytest.raises(QueueFull, match=f"{MAX_QUEUE} sequences wait"):
+            engine.sampler.sample(request(priority=other))
         assert engine.sampler.stats().active + engine.sampler.stats().waiting == 2 * places
         for stream in streams:
             stream.close()
@@ -177,6 +179,21 @@ class SamplerConformance:
             await engine.sampler.score(ScoreRequest(PROMPT, 2, version=version))
         with pytest.raises(EngineUnavailable, match="not newer"):
             await engine.sampler.publish(version, await engine.policy(1))
+
+    async def test_the_oldest_version_makes_room_and_its_requests_finish_on_it(self, engine: SamplerHarness) -> None:
+        async with engine.published(0) as oldest:
+            alone = ids(await collect(engine.sampler, request(60)))
+            stream = engine.sampler.sample(request(60))
+            async with engine.published(1) as second:
+                newest = next(engine.numbers)
+                publishing = asyncio.create_task(engine.sampler.publish(newest, await engine.policy(2)))
+                assert [token.token_id async for batch in stream for token in batch] == alone
+                await publishing
+                assert engine.sampler.newest_version == newest
+                with pytest.raises(VersionGone, match=f"version {oldest}"):
+                    engine.sampler.sample(request(version=oldest))
+                assert len(await collect(engine.sampler, request(version=second))) == 12
+                engine.sampler.retract(newest)
 
     async def test_a_policy_that_cannot_be_loaded_changes_nothing(self, engine: SamplerHarness) -> None:
         unknown = set(WeightForm) - engine.sampler.capabilities.loads

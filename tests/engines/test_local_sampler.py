@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from openclaw_rl.engines.base import EngineError, EngineUnavailable, QueueFull
+from openclaw_rl.engines.base import EngineUnavailable
 from openclaw_rl.engines.local.process.sampler import LocalSampler
 from openclaw_rl.engines.local.process.sampler_messages import WorkerOptions
 from openclaw_rl.engines.policy_ref import PolicyRef, WeightForm, policy_in
@@ -69,66 +69,12 @@ async def until(condition: object, seconds: float = 180) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_concurrent_requests_are_all_answered_and_seeds_decide(shared: LocalSampler) -> None:
-    answers = await asyncio.gather(*(collect(shared, request(20, seed=i % 2)) for i in range(8)))
-    ids = [tuple(token.token_id for token in answer) for answer in answers]
-    assert all(len(answer) == 20 for answer in ids)
-    assert len(set(ids[::2])) == len(set(ids[1::2])) == 1
-    assert ids[0] != ids[1]
-
-
-async def test_a_full_queue_refuses_at_once_and_recovers(shared: LocalSampler) -> None:
-    streams = [shared.sample(request(400)) for _ in range(8)]
-    with pytest.raises(QueueFull):
-        shared.sample(request())
-    assert shared.stats().waiting >= 4
-    for stream in streams:
-        stream.close()
-    assert len(await collect(shared, request())) == 10
-
-
-@pytest.mark.parametrize("full", Priority)
-async def test_users_and_background_have_queues_of_their_own(shared: LocalSampler, full: Priority) -> None:
-    (other,) = set(Priority) - {full}
-    streams = [shared.sample(request(400, priority=full)) for _ in range(8)]
-    with pytest.raises(QueueFull, match="4 sequences wait"):
-        shared.sample(request(priority=full))
-    streams.append(shared.sample(request(400, n=8, priority=other)))
-    with pytest.raises(QueueFull, match="4 sequences wait"):
-        shared.sample(request(priority=other))
-    for stream in streams:
-        stream.close()
-
-
 async def test_users_are_answered_at_once_while_background_fills_its_queue(shared: LocalSampler) -> None:
     streams = [shared.sample(request(400, priority=Priority.BACKGROUND)) for _ in range(8)]
     assert len(await collect(shared, request(3))) == 3
     assert all(stream.running for stream in streams)
     for stream in streams:
         stream.close()
-
-
-async def test_leaving_a_stream_stops_its_generation(shared: LocalSampler) -> None:
-    stream = shared.sample(request(500, n=4))
-    async for _tokens in stream:
-        break
-    stream.close()
-    # All four places are free again: a request that waited for them would take the time of five hundred tokens.
-    answers = await asyncio.gather(*(collect(shared, request(3, seed=i)) for i in range(4)))
-    assert [len(answer) for answer in answers] == [3] * 4
-    assert shared.stats().active == 0
-
-
-async def test_dropping_one_completion_leaves_the_others(shared: LocalSampler) -> None:
-    stream = shared.sample(request(30, n=2))
-    seen = {0: 0, 1: 0}
-    async for tokens in stream:
-        for token in tokens:
-            seen[token.index] += 1
-        if seen[0] == 3:
-            stream.drop(0)
-    assert seen[1] == 30
-    assert 3 <= seen[0] < 30
 
 
 async def test_kill_9_fails_what_ran_and_the_next_request_is_served(
@@ -166,21 +112,6 @@ async def test_requests_that_wait_for_a_restart_wait_for_a_whole_model_too(
     assert [[t.token_id for t in answer] for answer in answers] == [[t.token_id for t in before]] * 3
     assert len((await scoring).logprobs) == 2
     await sampler.close()
-
-
-async def test_requests_finish_on_the_version_they_started_on(sampler: LocalSampler, adapters: list[Path]) -> None:
-    base = await collect(sampler, request(40))
-    stream = sampler.sample(request(40))
-    batches = aiter(stream)
-    tokens = await anext(batches)
-    await sampler.publish(1, policy_in(adapters[0]))
-    tokens += [token async for batch in batches for token in batch]
-    assert stream.version == 0
-    assert [t.token_id for t in tokens] == [t.token_id for t in base]
-    newer = sampler.sample(request(40))
-    assert newer.version == 1
-    assert [t.token_id async for batch in newer for t in batch] != [t.token_id for t in base]
-    assert [t.token_id for t in await collect(sampler, request(40, version=0))] == [t.token_id for t in base]
 
 
 async def test_old_versions_make_room_but_not_while_they_serve(sampler: LocalSampler, adapters: list[Path]) -> None:
@@ -305,18 +236,6 @@ async def test_a_worker_that_keeps_dying_is_said_and_comes_back(
     await until(lambda: sampler.stats().ready)
     assert len(await collect(sampler, request())) == 10
     await sampler.close()
-
-
-async def test_what_was_sampled_scores_as_it_was_sampled(shared: LocalSampler) -> None:
-    tokens = await collect(shared, request(30))
-    ids = [token.token_id for token in tokens]
-    scores = await shared.score(ScoreRequest([1, 2, 3, 4, 5, *ids], 30))
-    assert scores.logprobs == pytest.approx([token.logprob for token in tokens], abs=1e-4)
-
-
-async def test_what_does_not_fit_the_context_is_not_scored(shared: LocalSampler) -> None:
-    with pytest.raises(EngineError, match="context holds 512"):
-        await shared.score(ScoreRequest([1] * 513, 1))
 
 
 async def test_scoring_ends_when_the_worker_is_killed_and_works_again(sampler: LocalSampler) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
-from openclaw_rl.engines.base import EngineAway, EngineError, EngineUnavailable, QueueFull
+from openclaw_rl.engines.base import EngineAway, EngineError, EngineUnavailable
 from openclaw_rl.engines.local.training.lora import LoraWeights
 from openclaw_rl.engines.policy_ref import PolicyRef, policy_in
 from openclaw_rl.engines.tinker import connection as module
@@ -489,34 +489,6 @@ async def test_weights_that_the_service_has_lost_are_loaded_again(
     cloud.fail("sample", status_error(404, "session not found"))
     assert await collect(sampler, request(6)) == before
     assert cloud.calls == ["sample", "create_sampling", "sample"]
-
-
-async def test_a_full_queue_refuses_at_once(cloud: Cloud, sampler: TinkerSampler) -> None:
-    cloud.fail("sample", *[0.2] * 8)
-    streams = [sampler.sample(request(4)) for _ in range(8)]
-    with pytest.raises(QueueFull):
-        sampler.sample(request())
-    for stream in streams:
-        stream.close()
-    await asyncio.sleep(0)
-    assert await collect(sampler, request(4))
-
-
-@pytest.mark.parametrize("full", Priority)
-async def test_users_and_background_have_queues_of_their_own(
-    cloud: Cloud, sampler: TinkerSampler, full: Priority
-) -> None:
-    (other,) = set(Priority) - {full}
-    cloud.fail("sample", *[30.0] * 16)
-    streams = [sampler.sample(request(4, priority=full)) for _ in range(8)]
-    with pytest.raises(QueueFull, match="4 sequences wait"):
-        sampler.sample(request(priority=full))
-    streams.append(sampler.sample(request(4, n=8, priority=other)))
-    with pytest.raises(QueueFull, match="4 sequences wait"):
-        sampler.sample(request(priority=other))
-    assert sampler.stats().active == 16
-    for stream in streams:
-        stream.close()
 
 
 async def test_closing_tells_those_who_wait_and_ends_the_session(cloud: Cloud, tiny_model: Path) -> None:

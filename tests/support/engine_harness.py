@@ -138,7 +138,13 @@ class ScriptedHarness(SamplerHarness):
             stop = next((place for place, id in enumerate(ids) if id in params.stop_token_ids), len(ids))
             return ids[: stop + 1]
 
-        return ScriptedSampler(script, seconds_per_token=0.001, max_sequences=MAX_SEQUENCES, max_queue=MAX_QUEUE)
+        return ScriptedSampler(
+            script,
+            seconds_per_token=0.001,
+            max_sequences=MAX_SEQUENCES,
+            max_queue=MAX_QUEUE,
+            policies=POLICIES,
+        )
 
     async def policy(self, number: int) -> PolicyRef:
         await asyncio.sleep(0)

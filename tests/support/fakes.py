@@ -45,12 +45,13 @@ class ScriptedSampler:
         max_sequences: int = 64,
         max_queue: int = 0,
         versions: Sequence[int] = (),
+        policies: int = 4,
         scores: Callable[[ScoreRequest], list[float]] = even_scores,
     ) -> None:
         self.script, self.seconds_per_token, self.scores = script, seconds_per_token, scores
         self.admission = Admission(max_sequences, max_queue)
         self.limits = self.admission.limits(max_context)
-        self.versions = PolicyVersions[PolicyRef | None](capacity=4)
+        self.versions = PolicyVersions[PolicyRef | None](policies)
         for version in (BASE_VERSION, *versions):
             self.versions.add(version, None)
         self.requests: list[SampleRequest] = []

@@ -11,14 +11,14 @@ from collections.abc import Callable
 from openclaw_rl.engines.base import EngineUnavailable
 from openclaw_rl.engines.stream import TokenStream
 from openclaw_rl.engines.tinker.errors import CallFailed
-from openclaw_rl.engines.tinker.policy import Drawn, Policy
+from openclaw_rl.engines.tinker.policy import Drawn, RemotePolicy
 from openclaw_rl.types import FinishReason, SampledToken, SampleRequest
 
 
 class Generation:
     """Feeds a stream until all its completions are finished or dropped."""
 
-    def __init__(self, policy: Policy, request: SampleRequest, chunk: int, stream: TokenStream) -> None:
+    def __init__(self, policy: RemotePolicy, request: SampleRequest, chunk: int, stream: TokenStream) -> None:
         """`chunk`: tokens per piece; 0: everything at once."""
         self.policy, self.request, self.stream = policy, request, stream
         self.chunk = chunk or request.params.max_tokens

@@ -41,7 +41,7 @@ class Drawn(NamedTuple):
     """Whether it ended with a stop token."""
 
 
-class Policy:
+class RemotePolicy:
     """One policy's weights behind a sampling client, which is created again if the service has lost it."""
 
     def __init__(self, connection: Connection, make: Callable[[], Awaitable[Any]]) -> None:

@@ -17,7 +17,7 @@ from openclaw_rl.engines.tinker import sdk
 from openclaw_rl.engines.tinker.connection import Connection
 from openclaw_rl.engines.tinker.errors import CallFailed
 from openclaw_rl.engines.tinker.generation import Generation
-from openclaw_rl.engines.tinker.policy import Policy
+from openclaw_rl.engines.tinker.policy import RemotePolicy
 from openclaw_rl.engines.tinker.policy_loader import PolicyLoader
 from openclaw_rl.engines.tinker.record import BadRecord, PolicyRecord
 from openclaw_rl.engines.versions import PolicyVersions
@@ -63,7 +63,7 @@ class TinkerSampler:
         """The model as the service calls it."""
         self._policy_loader = PolicyLoader(connection)
         self._admission = Admission(options.max_sequences, options.max_queue)
-        self._versions = PolicyVersions[Policy](options.policies)
+        self._versions = PolicyVersions[RemotePolicy](options.policies)
         self._limits: EngineLimits | None = None
         self._ids = count(1)
         self._generations: dict[int, Generation] = {}
@@ -167,12 +167,12 @@ class TinkerSampler:
         del self._generations[stream.id]
         self._admission.leave(stream)
 
-    def _find(self, version: int | None) -> tuple[int, Policy]:
+    def _find(self, version: int | None) -> tuple[int, RemotePolicy]:
         if self._closed:
             raise EngineUnavailable(CLOSING)
         return self._versions.find(version)
 
-    async def _load(self, folder: Path) -> Policy:
+    async def _load(self, folder: Path) -> RemotePolicy:
         try:
             record = PolicyRecord.read(folder)
         except BadRecord as error:
@@ -186,8 +186,8 @@ class TinkerSampler:
             )
         return await self._open(lambda: self._policy_loader.open(record))
 
-    async def _open(self, make_client: Callable[[], Awaitable[Any]]) -> Policy:
-        policy = Policy(self.connection, make_client)
+    async def _open(self, make_client: Callable[[], Awaitable[Any]]) -> RemotePolicy:
+        policy = RemotePolicy(self.connection, make_client)
         try:
             await policy.open()
         except CallFailed as error:
