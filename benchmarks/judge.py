@@ -22,7 +22,9 @@ from openclaw_rl.engines.local.process.sampler_worker import Worker
 from openclaw_rl.judge import prompts
 from openclaw_rl.judge.case import Case
 from openclaw_rl.judge.dispatch import Signals
-from openclaw_rl.judge.judges import Explicit, FeedbackReader, Panel
+from openclaw_rl.judge.judges.explicit import Explicit
+from openclaw_rl.judge.judges.panel import JudgePanel
+from openclaw_rl.judge.judges.rules import FeedbackReader
 from openclaw_rl.judge.loop import JudgeLoop
 from openclaw_rl.judge.metrics import JudgeMetrics
 from openclaw_rl.judge.reader import read_reply
@@ -92,7 +94,7 @@ async def judge_all(folder: Path, turns: int) -> float:
 
     ledger.writer.submit(fill).result()
     metrics = JudgeMetrics(CollectorRegistry())
-    loop = JudgeLoop(ledger, Panel([Explicit(), FeedbackReader()]), None, Signals(rl=True, opd=False), metrics)
+    loop = JudgeLoop(ledger, JudgePanel([Explicit(), FeedbackReader()]), None, Signals(rl=True, opd=False), metrics)
     started = time.perf_counter()
     running = asyncio.create_task(loop.run())
     while ledger.ready_turns((), 1):

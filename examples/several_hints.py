@@ -7,7 +7,7 @@ same wish: as an instruction, in the person's own words, and both. For conversat
 own is not told who said what came next.
 """
 
-from openclaw_rl.judge.judges import ABOUT_FORM, READINGS
+from openclaw_rl.judge.judges.rules import ABOUT_FORM, READINGS
 from openclaw_rl.judge.reader import Reading, instruct, read_reply
 
 

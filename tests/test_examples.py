@@ -13,7 +13,7 @@ from openclaw_rl.cli import main
 from openclaw_rl.engines.base import EngineUnavailable
 from openclaw_rl.engines.custom import CustomSampler
 from openclaw_rl.judge.case import Case
-from openclaw_rl.judge.custom import CustomJudge
+from openclaw_rl.judge.judges.custom import CustomJudge
 from openclaw_rl.learn.gate import read_items
 from openclaw_rl.ledger.ledger import Ledger
 from openclaw_rl.losses.custom import load_loss

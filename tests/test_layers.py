@@ -58,9 +58,7 @@ KNOWN_LONG_FUNCTIONS: set[str] = {
 KNOWN_SHARED_CLASS_NAMES: set[str] = {
     "Alternatives",
     "Answer",
-    "Metrics",
     "NoLedger",
-    "Panel",
     "Signals",
     "Source",
     "Turn",

@@ -23,7 +23,7 @@ from openclaw_rl.judge.askers import (
 )
 from openclaw_rl.judge.case import Case
 from openclaw_rl.judge.errors import JudgeDown, JudgeFailed
-from openclaw_rl.judge.judges import LlmJudge
+from openclaw_rl.judge.judges.llm import LlmJudge
 from openclaw_rl.rendering.chat import ChatRenderer
 from openclaw_rl.types import BASE_VERSION, Priority, Question, SampleRequest
 from support.fakes import ScriptedSampler

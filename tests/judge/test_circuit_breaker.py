@@ -61,10 +61,10 @@ async def open_(breaker: Breaker) -> None:
 
 async def test_a_few_failures_do_not_close_the_way(breaker: Breaker) -> None:
     await fail(breaker, JudgeDown("away"), FAILURES - 1)
-    assert breaker.reason == ""
+    assert breaker.reason is None
     assert await breaker.call(answering) == "yes"
     await fail(breaker, JudgeDown("away"), FAILURES - 1)
-    assert breaker.reason == "", "an answer between failures means that they are not in a row"
+    assert breaker.reason is None, "an answer between failures means that they are not in a row"
 
 
 @pytest.mark.parametrize("error", [JudgeDown("away"), TimeoutError()])
@@ -84,7 +84,7 @@ async def test_after_the_pause_one_trial_passes_and_an_answer_opens_the_way(brea
     clock.now += FIRST_PAUSE
     assert breaker.wait == 0
     assert await breaker.call(answering) == "yes"
-    assert breaker.reason == ""
+    assert breaker.reason is None
     assert await breaker.call(answering) == "yes"
     assert breaker.answered == 2
 
@@ -106,7 +106,7 @@ async def test_during_a_trial_others_are_refused(breaker: Breaker, clock: Clock)
     gate.set()
     assert await trial == "slow"
     assert not asked
-    assert breaker.reason == ""
+    assert breaker.reason is None
 
 
 async def test_a_trial_that_is_given_up_does_not_bar_the_next(breaker: Breaker, clock: Clock) -> None:
@@ -169,5 +169,5 @@ async def test_a_judge_that_could_not_deal_with_a_turn_is_there(breaker: Breaker
     await fail(breaker, JudgeDown("away"), FAILURES - 1)
     await fail(breaker, JudgeFailed("too long"), 5)
     await fail(breaker, JudgeDown("away"), FAILURES - 1)
-    assert breaker.reason == ""
+    assert breaker.reason is None
     assert breaker.answered == 5

@@ -14,9 +14,10 @@ import pytest
 
 from openclaw_rl.config.options import ConfigError
 from openclaw_rl.judge.case import Case
-from openclaw_rl.judge.custom import MOST_HANGING, THREAD, CustomJudge
+from openclaw_rl.judge.circuit_breaker import FAILURES, FIRST_PAUSE, Breaker
 from openclaw_rl.judge.errors import JudgeDown, JudgeFailed
-from openclaw_rl.judge.judges import Opinion
+from openclaw_rl.judge.judges.base import Opinion
+from openclaw_rl.judge.judges.custom import HANGING_PAUSE, MAX_HANGING_CALLS, THREAD_NAME, CustomJudge
 from openclaw_rl.types import Question
 
 CASE = Case(1, "How far?", "Ten miles.", [{"role": "user", "content": "In km!"}], ())
@@ -221,7 +222,7 @@ async def test_without_a_hint_method_it_cannot_say_but_none_is_to_say_there_is_n
 @pytest.mark.parametrize("value", ["1.5", "-1.01", "float('nan')", "float('inf')", "True", "'1'", "[1]", "{}", "1j"])
 async def test_scores_that_are_none(write: Write, value: str) -> None:
     said = await failure(write(f"def score(*parts): return {value}"), SCORE)
-    assert said.startswith("my_judge.py gave ")
+    assert said.startswith("my_judge.py returned ")
     assert "from -1 to 1" in said
 
 
@@ -230,7 +231,7 @@ async def test_hints_that_are_none(write: Write, value: str) -> None:
     path = write(
         f"class Judge:\n    def score(self, *parts): return 1\n    def hint(self, *parts): return {value}\n", "hints.py"
     )
-    assert (await failure(path, HINT)).startswith("hints.py gave ")
+    assert (await failure(path, HINT)).startswith("hints.py returned ")
 
 
 # mistakes while it judges
@@ -322,7 +323,7 @@ def test_one_that_cannot_be_made(write: Write) -> None:
 async def test_one_that_takes_too_long_is_given_up(write: Write) -> None:
     path = write("import asyncio\nasync def score(prompt, response, next_state):\n    await asyncio.sleep(60)\n")
     judge = CustomJudge(path, {}, timeout=0.05)
-    with pytest.raises(JudgeFailed, match="takes longer than --judge-timeout"):
+    with pytest.raises(TimeoutError, match="takes longer than --judge-timeout"):
         await judge.judge(Case(1, "request", "response", (), ()), frozenset([Question.SCORE]))
 
 
@@ -348,64 +349,76 @@ def mend(tmp_path: Path) -> Iterator[Callable[[], None]]:
     yield file.touch
     file.touch()
     for thread in threading.enumerate():
-        if thread.name == THREAD:
+        if thread.name == THREAD_NAME:
             thread.join(10)
 
 
 def at_work() -> int:
-    return sum(thread.name == THREAD for thread in threading.enumerate())
+    return sum(thread.name == THREAD_NAME for thread in threading.enumerate())
 
 
-async def hang(judge: CustomJudge, times: int) -> None:
-    for _ in range(times):
-        with pytest.raises(JudgeFailed, match="takes longer than --judge-timeout"):
-            await judge.judge(CASE, SCORE)
+async def hang(judge: CustomJudge, calls: int) -> None:
+    """Ask so many times at once; no call is answered in time."""
+    outcomes = await asyncio.gather(*(judge.judge(CASE, SCORE) for _ in range(calls)), return_exceptions=True)
+    assert all(isinstance(outcome, TimeoutError) for outcome in outcomes)
 
 
 @pytest.mark.usefixtures("mend")
 async def test_one_that_hangs_takes_no_thread_from_the_server(write: Write) -> None:
     judge = CustomJudge(write(HANGING), {}, timeout=0.01)
     servers = min(32, (os.cpu_count() or 1) + 4)  # so many threads asyncio.to_thread has
-    outcomes = await asyncio.gather(*(judge.judge(CASE, SCORE) for _ in range(servers)), return_exceptions=True)
-    assert all(isinstance(outcome, JudgeFailed) for outcome in outcomes)
+    await hang(judge, servers)
     async with asyncio.timeout(5):
         assert await asyncio.to_thread(int) == 0
 
 
-async def test_a_judge_of_which_many_calls_hang_is_down_until_one_returns(
-    write: Write, mend: Callable[[], None], caplog: pytest.LogCaptureFixture
+async def test_a_judge_of_which_many_calls_hang_gets_no_further_thread_until_they_return(
+    write: Write, mend: Callable[[], None]
 ) -> None:
+    now = 0.0
     judge = CustomJudge(write(HANGING), {}, timeout=0.01)
-    await hang(judge, MOST_HANGING)
-    assert at_work() == MOST_HANGING
-    sentence = f"{MOST_HANGING} calls of my_judge.py hang"
+    judge.breaker = Breaker(lambda: now)
+    assert judge.down is None
+    await hang(judge, MAX_HANGING_CALLS)
+    assert at_work() == MAX_HANGING_CALLS
+    assert judge.down == "my_judge.py takes longer than --judge-timeout 0.01"
+    now += FIRST_PAUSE
     for _ in range(3):
-        with pytest.raises(JudgeDown, match=sentence) as caught:
+        with pytest.raises(JudgeDown, match=f"{MAX_HANGING_CALLS} calls of my_judge.py .* hang") as caught:
             await judge.judge(CASE, SCORE)
-        assert caught.value.retry_after > 0
-    assert at_work() == MOST_HANGING
-    assert caplog.text.count(sentence) == 1
+        assert caught.value.retry_after == HANGING_PAUSE
+        assert judge.down == str(caught.value)
+    assert at_work() == MAX_HANGING_CALLS
     mend()
     async with asyncio.timeout(5):
         while at_work():
             await asyncio.sleep(0.01)
         await asyncio.sleep(0)  # the loop hears of the last one
+    now += HANGING_PAUSE
     judge.timeout = 5.0
     assert (await judge.judge(CASE, SCORE)).score == 1
+    assert judge.down is None
+
+
+async def test_exceptions_do_not_make_it_down(write: Write) -> None:
+    judge = judge_of(write("def score(*parts): raise ValueError('oh')"))
+    for _ in range(FAILURES + 1):
+        with pytest.raises(JudgeFailed):
+            await judge.judge(CASE, SCORE)
+    assert judge.down is None
 
 
 def test_one_that_hangs_does_not_keep_the_process_from_ending(write: Write) -> None:
     program = f"""
         import asyncio
         from openclaw_rl.judge.case import Case
-        from openclaw_rl.judge.custom import CustomJudge
-        from openclaw_rl.judge.errors import JudgeFailed
+        from openclaw_rl.judge.judges.custom import CustomJudge
         from openclaw_rl.types import Question
 
         async def main():
             try:
                 await CustomJudge({write(HANGING)!r}, {{}}, 0.1).judge(Case(1, "q", "a", (), ()), [Question.SCORE])
-            except JudgeFailed as error:
+            except TimeoutError as error:
                 print(error)
 
         asyncio.run(main())

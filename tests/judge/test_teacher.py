@@ -371,7 +371,7 @@ async def test_a_policy_that_is_gone_is_not_waited_for(turns: Turns, sampler: Lo
     turn = replace(await likely(turns, sampler), version=77)
     teacher = Teacher(sampler, turns.renderer, curriculum(topk_subset_mode="teacher"))
     assert "version 77 is not loaded" in (await teacher.teach(turn, HINT)).problem
-    assert teacher.down == ""
+    assert teacher.down is None
 
 
 async def test_without_recorded_tokens_or_with_an_engine_that_names_none_there_is_a_reason(turns: Turns) -> None:

@@ -9,9 +9,13 @@ from openclaw_rl.app.config import Config
 from openclaw_rl.config.options import ConfigError, read_text
 from openclaw_rl.engines.base import Sampler
 from openclaw_rl.judge.askers import Asker, AskParams, EndpointAsker, EngineAsker
-from openclaw_rl.judge.custom import NAMES, OPTION, CustomJudge
 from openclaw_rl.judge.dispatch import Signals
-from openclaw_rl.judge.judges import Explicit, FeedbackReader, Judge, LlmJudge, Panel
+from openclaw_rl.judge.judges.base import Judge
+from openclaw_rl.judge.judges.custom import NAMES, OPTION, CustomJudge
+from openclaw_rl.judge.judges.explicit import Explicit
+from openclaw_rl.judge.judges.llm import LlmJudge
+from openclaw_rl.judge.judges.panel import JudgePanel
+from openclaw_rl.judge.judges.rules import FeedbackReader
 from openclaw_rl.judge.loop import JudgeLoop
 from openclaw_rl.judge.metrics import JudgeMetrics
 from openclaw_rl.judge.teacher import Curriculum, Teacher
@@ -57,7 +61,7 @@ def check_judges(config: Config) -> None:
         load_plugin(config.custom_rm_path or "", OPTION, NAMES)
 
 
-def build_panel(config: Config, model: JudgingModel | None, *, explicit: bool = True) -> Panel:
+def build_panel(config: Config, model: JudgingModel | None, *, explicit: bool = True) -> JudgePanel:
     """The judges in the order they are asked; `model` is asked where no endpoint is given. Raises ConfigError."""
     judges: list[Judge] = [Explicit()] if explicit else []
     if config.judging in ("auto", "feedback"):
@@ -67,7 +71,7 @@ def build_panel(config: Config, model: JudgingModel | None, *, explicit: bool = 
         judges.append(CustomJudge(config.custom_rm_path or "", settings, config.judge_timeout))
     if config.asks_llm:
         judges.append(llm_judge(config, model))
-    return Panel(judges)
+    return JudgePanel(judges)
 
 
 def llm_judge(config: Config, model: JudgingModel | None) -> LlmJudge:

@@ -1,21 +1,25 @@
-"""Leaves a judge alone that is down, and looks from time to time whether it is back."""
+"""Stops calling a judge that is down, and tries from time to time whether it is back."""
 
 import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from openclaw_rl.judge.errors import JudgeDown, JudgeFailed
+from openclaw_rl.judge.errors import TIMED_OUT, JudgeDown, JudgeFailed
 
-#: So many failures in a row mean that the judge is down, not that a request was unlucky.
+#: Failures in a row after which a judge counts as down.
 FAILURES = 3
-#: The first pause, and the longest one: each is twice as long as the one before.
+#: Seconds of the first and the longest pause. Each pause is twice as long as the one before.
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
 
 T = TypeVar("T")
 
 
 class Breaker:
-    """Closed: everything passes. Open: everything is refused until a pause is over, then one trial passes."""
+    """A circuit breaker.
+
+    - Closed: every call passes.
+    - Open: every call is refused until the pause is over. Then one trial call passes, and its result decides.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -23,20 +27,20 @@ class Breaker:
         self._pause = FIRST_PAUSE
         self._until = 0.0
         self._trying = False
-        self.reason = ""
-        """Why it is open; empty while it is closed."""
+        self.reason: str | None = None
+        """Why it is open; None while it is closed."""
         self.answered = 0
-        """How often the judge has answered."""
+        """How many calls the judge has answered."""
 
     @property
     def wait(self) -> float:
-        """Seconds until it is worth trying again."""
+        """Seconds until the next trial call."""
         return max(0.0, self._until - self._clock())
 
     async def call(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """Ask, unless the judge is left alone. Raises JudgeDown then, and whatever `ask` raises."""
-        trial = bool(self.reason)
-        if trial and (self._trying or self.wait):
+        """Ask, unless the breaker is open: then raise JudgeDown. Also raises what `ask` raises."""
+        trial = self.reason is not None
+        if self.reason is not None and (self._trying or self.wait):
             raise JudgeDown(self.reason, self.wait)
         self._trying = trial
         try:
@@ -44,11 +48,11 @@ class Breaker:
         except JudgeDown as error:
             self._failed(str(error), error.retry_after, trial)
             raise
-        except TimeoutError:
-            self._failed("the judge does not answer in time", 0.0, trial)
+        except TimeoutError as error:
+            self._failed(str(error) or TIMED_OUT, 0.0, trial)
             raise
         except JudgeFailed:
-            self._answered()  # it is there; it only could not deal with this
+            self._answered()  # the judge works, only not on this turn
             raise
         finally:
             if trial:
@@ -57,13 +61,13 @@ class Breaker:
         return result
 
     def _answered(self) -> None:
-        self._failures, self._pause, self.reason = 0, FIRST_PAUSE, ""
+        self._failures, self._pause, self.reason = 0, FIRST_PAUSE, None
         self.answered += 1
 
     def _failed(self, reason: str, retry_after: float, trial: bool) -> None:
         self._failures += 1
-        if self.reason and not trial:
-            # It was under way when the judge went away, and says nothing new, or only when to come back.
+        if self.reason is not None and not trial:
+            # This call began before the breaker opened. It may only make the pause longer.
             self._until = max(self._until, self._clock() + retry_after)
         elif self._failures >= FAILURES or retry_after:
             self.reason = reason

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from openclaw_rl.app.config import BOTH_SIGNALS, Config
-from openclaw_rl.judge.judges import Questions
+from openclaw_rl.judge.judges.base import Questions
 from openclaw_rl.types import Question, SampleKind, Verdict
 
 

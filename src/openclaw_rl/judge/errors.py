@@ -1,14 +1,17 @@
-"""How judging fails: because the judge is away, or because of the turn."""
+"""How judging fails: the judge is down, or it cannot judge this turn."""
+
+#: The reason when a judge that did not answer in time gave no other.
+TIMED_OUT = "the judge does not answer in time"
 
 
 class JudgeError(Exception):
-    """No verdict this time; the message says why."""
+    """There is no verdict this time; the message says why."""
 
 
 class JudgeDown(JudgeError):
-    """The judge cannot be asked at the moment. It is no fault of the turn, which waits.
+    """The judge cannot be asked at the moment. The turn waits.
 
-    `suspect`: the judge fell while it worked on this turn; if it goes on answering others, it is the turn after all.
+    `suspect`: the judge failed while it worked on this turn. If it answers other turns meanwhile, the turn is blamed.
     """
 
     def __init__(self, reason: str, retry_after: float = 0.0, *, suspect: bool = False) -> None:
@@ -17,4 +20,4 @@ class JudgeDown(JudgeError):
 
 
 class JudgeFailed(JudgeError):
-    """The judge could not deal with this turn; after some trials it abstains."""
+    """The judge cannot judge this turn. After some trials the turn gets no verdict."""

@@ -1,8 +1,4 @@
-"""Judges turns as they become ready, several at a time, for as long as the server runs.
-
-A verdict and the turn's next state are one transaction, so a crash leaves a turn either judged or ready to be judged
-again. A turn whose judge is away waits without end; one that its judge cannot deal with abstains after some trials.
-"""
+"""Judges turns as they become ready, several at a time, for as long as the server runs."""
 
 import asyncio
 import contextlib
@@ -12,8 +8,9 @@ from dataclasses import dataclass, replace
 
 from openclaw_rl.judge.case import Case
 from openclaw_rl.judge.dispatch import Signals, dispatch
-from openclaw_rl.judge.errors import JudgeDown, JudgeError
-from openclaw_rl.judge.judges import LlmJudge, Panel
+from openclaw_rl.judge.errors import TIMED_OUT, JudgeDown, JudgeError
+from openclaw_rl.judge.judges.llm import LlmJudge
+from openclaw_rl.judge.judges.panel import JudgePanel
 from openclaw_rl.judge.metrics import JudgeMetrics
 from openclaw_rl.judge.teacher import Teacher
 from openclaw_rl.ledger.errors import LedgerError, UnknownTurn
@@ -23,30 +20,38 @@ from openclaw_rl.types import Question, StoredTurn, Verdict
 
 log = logging.getLogger(__name__)
 
-#: Trials of a turn before it is given up, and the pause before the second; each is four times the one before.
+#: A turn is given up after this many trials.
 TRIALS = 3
+#: Seconds before the second trial. Each further pause is four times as long.
 FIRST_PAUSE = 1.0
-#: Turns are looked for at least so often, also when nothing seems to have happened.
+#: The loop looks for turns at least this often, even if the ledger reports no change.
 IDLE_SECONDS = 5.0
 
 
 @dataclass(slots=True)
-class Trouble:
+class Retry:
     """A turn that could not be judged yet."""
 
     failures: int = 0
     not_before: float = 0.0
     answered: int = 0
-    """How often the judge had answered anybody when this turn failed."""
+    """How many calls the judges had answered when this turn failed."""
 
 
 class JudgeLoop:
-    """The way of turns from ready to judged."""
+    """Judges ready turns and records a verdict for each.
+
+    Guarantees:
+    - A verdict and the turn's new state are one transaction: after a crash a turn is either judged or still ready.
+    - A turn waits without limit for a judge that is down; `down` says why.
+    - A turn that its judge cannot judge gets no score after TRIALS trials, and the reason is recorded.
+    - Whatever one turn causes, other turns are judged.
+    """
 
     def __init__(
         self,
         ledger: Ledger,
-        panel: Panel,
+        panel: JudgePanel,
         teacher: Teacher | None,
         signals: Signals,
         metrics: JudgeMetrics,
@@ -57,14 +62,15 @@ class JudgeLoop:
         self.signals, self.metrics, self.workers = signals, metrics, workers
         self._llm = next((judge for judge in panel.judges if isinstance(judge, LlmJudge)), None)
         self._running: dict[int, asyncio.Task[None]] = {}
-        self._troubles: dict[int, Trouble] = {}
-        self._warned = self._told = ""
+        self._retries: dict[int, Retry] = {}
+        self._logged_collapse = ""
+        self._logged_down: str | None = None
         self._looked = 0.0
 
     @property
-    def down(self) -> str:
-        """Why turns wait for their judge, if they do."""
-        return (self._llm.breaker.reason if self._llm else "") or (self.teacher.down if self.teacher else "")
+    def down(self) -> str | None:
+        """Why turns wait for a judge or the teacher; None if they do not."""
+        return self.panel.down or (self.teacher.down if self.teacher else None)
 
     async def run(self) -> None:
         """Judge until cancelled."""
@@ -78,7 +84,7 @@ class JudgeLoop:
                     except LedgerError as error:
                         log.warning("Judging waits for the ledger: %s", error)
                     with contextlib.suppress(TimeoutError):
-                        # Not wait_for, which in Python 3.11 may swallow a cancellation.
+                        # Not wait_for: in Python 3.11 it may swallow a cancellation.
                         async with asyncio.timeout(self._pause()):
                             await changed.wait()
         finally:
@@ -91,17 +97,17 @@ class JudgeLoop:
         await asyncio.gather(*running, return_exceptions=True)
 
     def _start_ready(self, changed: asyncio.Event) -> None:
-        """Take up as many ready turns as there are free workers."""
+        """Start to judge as many ready turns as there are free workers."""
         now = self._looked = time.monotonic()
-        waiting = {turn for turn, trouble in self._troubles.items() if trouble.not_before > now}
+        waiting = {turn for turn, retry in self._retries.items() if retry.not_before > now}
         free = self.workers - len(self._running)
         for turn in self.ledger.ready_turns({*self._running, *waiting}, free) if free > 0 else ():
             self._running[turn] = asyncio.create_task(self._judge(turn, changed))
 
     def _pause(self) -> float:
-        """How long nothing needs to be looked at, unless something happens."""
-        # Those whose time had come when turns were last looked for are being tried, or wait for a worker, or are gone.
-        later = [trouble.not_before for trouble in self._troubles.values() if trouble.not_before > self._looked]
+        """Seconds until the next retry is due."""
+        # Retries that were due at the last look already run, wait for a worker, or were deleted.
+        later = [retry.not_before for retry in self._retries.values() if retry.not_before > self._looked]
         return min([IDLE_SECONDS, *(max(0.0, moment - time.monotonic()) for moment in later)])
 
     async def _judge(self, turn: int, done: asyncio.Event) -> None:
@@ -112,26 +118,26 @@ class JudgeLoop:
             done.set()
 
     async def _try(self, turn: int) -> None:
-        """One turn: a verdict, or a reason to try again later."""
+        """Judge one turn, or plan a retry."""
         try:
             stored = self.ledger.load_turn(turn)
             await self._store(stored, await self._consider(stored))
-            self._troubles.pop(turn, None)
+            self._retries.pop(turn, None)
         except UnknownTurn:
-            self._troubles.pop(turn, None)  # it was forgotten meanwhile
+            self._retries.pop(turn, None)  # it was deleted meanwhile
         except LedgerError as error:
-            log.warning("Turn %d is judged again later: %s", turn, error)
-            self._later(turn, FIRST_PAUSE)
+            log.warning("Turn %d will be judged again: %s", turn, error)
+            self._retry_after(turn, FIRST_PAUSE)
         except (JudgeError, TimeoutError) as error:
             self.metrics.failures.inc()
             await self._failed(turn, error)
         except Exception:
-            # A mistake of ours must not stop the judging of other turns, nor be tried for ever.
+            # A bug of ours must not stop the judging of other turns, nor be retried without end.
             log.exception("Turn %d could not be judged.", turn)
             await self._failed(turn, JudgeError("an error of the program, which its log shows"))
 
     async def _consider(self, turn: StoredTurn) -> Verdict:
-        """What the judges say, and what the teacher says to their hints."""
+        """Ask the judges, and the teacher about their hints."""
         verdict = await self.panel.verdict(Case.of(turn), self.signals.questions)
         if not verdict.hints or self.teacher is None:
             return verdict
@@ -141,59 +147,59 @@ class JudgeLoop:
         sample, reason = dispatch(self.signals, verdict)
         if await self.ledger.record_verdict(turn.number, verdict, sample, reason, len(turn.feedback)):
             log.debug("Turn %d: score %s, %s", turn.number, verdict.score, sample or reason)
-            self.metrics.count(verdict, Question.SCORE in self.signals.questions, self._saved(verdict))
-            self._look_for_collapse()
+            self.metrics.count(verdict, Question.SCORE in self.signals.questions, self._saved_votes(verdict))
+            self._warn_of_collapse()
 
-    def _saved(self, verdict: Verdict) -> int:
-        """Answers of a language model that were not needed."""
+    def _saved_votes(self, verdict: Verdict) -> int:
+        """How many votes of the language model were not needed."""
         if self._llm is None or verdict.source is None:
             return 0
         asked = {vote.question for vote in verdict.votes}
         return self._llm.params.votes * len(self.signals.questions - asked)
 
     async def _failed(self, turn: int, error: Exception) -> None:
-        """Try again later, or abstain if it is the turn that cannot be judged."""
-        trouble = self._troubles.setdefault(turn, Trouble(answered=-1))
-        answered = self._llm.breaker.answered if self._llm else 0
+        """Plan a retry, or give the turn up if it is the turn's fault."""
+        retry = self._retries.setdefault(turn, Retry(answered=-1))
+        answered = self.panel.answered
         away = isinstance(error, JudgeDown | TimeoutError)
         suspect = getattr(error, "suspect", True)
-        # While the judge answers nobody, or does not even look at this turn, it says nothing against it.
-        if not away or (suspect and answered > trouble.answered):
-            trouble.failures += 1
-        trouble.answered = answered
-        reason = str(error) or "the judge does not answer in time"
-        if trouble.failures >= TRIALS:
+        # A judge that is down is the turn's fault only if it failed on this turn and answered others meanwhile.
+        if not away or (suspect and answered > retry.answered):
+            retry.failures += 1
+        retry.answered = answered
+        reason = str(error) or TIMED_OUT
+        if retry.failures >= TRIALS:
             await self._give_up(turn, reason)
             return
-        pause = max(FIRST_PAUSE * 4 ** (max(1, trouble.failures) - 1), getattr(error, "retry_after", 0.0))
-        self._later(turn, pause)
-        log.debug("Turn %d is judged again in %.0f s: %s", turn, pause, reason)
-        self._tell_if_down()
+        pause = max(FIRST_PAUSE * 4 ** (max(1, retry.failures) - 1), getattr(error, "retry_after", 0.0))
+        self._retry_after(turn, pause)
+        log.debug("Turn %d will be judged again in %.0f s: %s", turn, pause, reason)
+        self._log_if_down()
 
-    def _tell_if_down(self) -> None:
-        """Say once that turns wait for their judge, not for each of them."""
-        if self.down and self.down != self._told:
+    def _log_if_down(self) -> None:
+        """Log once, not for each turn, that turns wait for their judge."""
+        if self.down and self.down != self._logged_down:
             log.warning("Turns wait for their judge: %s", self.down)
-        self._told = self.down
+        self._logged_down = self.down
 
-    def _later(self, turn: int, pause: float) -> None:
-        self._troubles.setdefault(turn, Trouble()).not_before = time.monotonic() + pause
+    def _retry_after(self, turn: int, pause: float) -> None:
+        self._retries.setdefault(turn, Retry()).not_before = time.monotonic() + pause
 
     async def _give_up(self, turn: int, reason: str) -> None:
         verdict = Verdict(reason=f"{TRIALS} trials failed: {reason}")
         try:
             await self._store(self.ledger.load_turn(turn), verdict)
-            self._troubles.pop(turn, None)
+            self._retries.pop(turn, None)
         except LedgerError:
-            self._later(turn, FIRST_PAUSE)
+            self._retry_after(turn, FIRST_PAUSE)
 
     async def _settle(self) -> None:
-        """Look at sessions that have ended as a whole: with scores alone, each gets at least one good turn."""
+        """Settle sessions that have ended: if only scores are trained on, each gets at least one good turn."""
         for turn in await self.ledger.settle_sessions(self.signals.at_least_one):
-            log.info("Turn %d counts as good: it is the best of a session without a good one.", turn)
+            log.info("Turn %d counts as good: it is the best turn of a session without a good one.", turn)
 
-    def _look_for_collapse(self) -> None:
-        trouble = judging_trouble(self.ledger.recent_verdicts(COLLAPSE_WINDOW))
-        if trouble and trouble != self._warned:
-            log.warning(trouble)
-        self._warned = trouble
+    def _warn_of_collapse(self) -> None:
+        warning = judging_trouble(self.ledger.recent_verdicts(COLLAPSE_WINDOW))
+        if warning and warning != self._logged_collapse:
+            log.warning(warning)
+        self._logged_collapse = warning

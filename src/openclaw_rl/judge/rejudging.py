@@ -7,7 +7,7 @@ from openclaw_rl.errors import UserError
 from openclaw_rl.judge.case import Case
 from openclaw_rl.judge.circuit_breaker import FIRST_PAUSE
 from openclaw_rl.judge.errors import JudgeDown, JudgeError
-from openclaw_rl.judge.judges import Panel
+from openclaw_rl.judge.judges.panel import JudgePanel
 from openclaw_rl.types import Question, StoredTurn
 
 #: How long a judge may be unreachable before judging again gives up.
@@ -23,7 +23,7 @@ class TwoScores:
     again: float | None
 
 
-async def judge_again(panel: Panel, turn: StoredTurn) -> TwoScores:
+async def judge_again(panel: JudgePanel, turn: StoredTurn) -> TwoScores:
     """Score a turn without the people's own feedback on it, which the judge is measured by.
 
     Raises UserError if the judge stays unreachable: its abstentions would say nothing about it.

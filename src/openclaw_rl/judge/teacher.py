@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from openclaw_rl.aio import gather_or_cancel
 from openclaw_rl.app.config import Config
 from openclaw_rl.engines.base import EngineError, EngineUnavailable, Sampler, VersionGone
 from openclaw_rl.judge.errors import JudgeDown
-from openclaw_rl.judge.judges import together
 from openclaw_rl.ledger.packing import common_prefix
 from openclaw_rl.rendering.chat import ChatError, ChatRenderer, Message, content_text
 from openclaw_rl.types import Hint, Ids, Likeliest, Numbers, ScoreRequest, StoredTurn
@@ -70,13 +70,13 @@ class Teacher:
         """`policy` is who answered the turns, where that is somebody else than the teacher."""
         self.sampler, self.renderer, self.curriculum = sampler, renderer, curriculum
         self.policy = policy or sampler
-        self.down = ""
-        """Why it could not be asked the last time, if so."""
+        self.down: str | None = None
+        """Why it could not be asked the last time; None if it could."""
 
     async def consider(self, turn: StoredTurn, hints: Sequence[Hint]) -> tuple[Hint, ...]:
         """The same hints, some with what the teacher says to them. Raises JudgeDown."""
         # At once: what comes before the hint is then read once for all.
-        taught = await together([self.teach(turn, text) for text in self.curriculum.tried(hints)])
+        taught = await gather_or_cancel([self.teach(turn, text) for text in self.curriculum.tried(hints)])
         by_text = {hint.text: hint for hint in taught}
         return tuple(by_text.get(hint.text, hint) for hint in hints)
 
@@ -86,10 +86,10 @@ class Teacher:
             taught = await self._teach(turn, hint)
         except EngineUnavailable as error:
             self.down = str(error)
-            raise JudgeDown(self.down) from error
+            raise JudgeDown(str(error)) from error
         except (NoHintedPrompt, NotTaught, EngineError) as error:
             return Hint(hint, problem=str(error))
-        self.down = ""
+        self.down = None
         return taught
 
     async def _teach(self, turn: StoredTurn, hint: str) -> Hint:

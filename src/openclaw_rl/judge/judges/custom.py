@@ -1,0 +1,164 @@
+"""The owner's own judge: a function `score(prompt, response, next_state)`, or an object with that method.
+
+An object may also have `hint(prompt, response, next_state)`, which returns a sentence, several, or None. Both may be
+async. Each call of one that is not async runs in a thread of its own, so a call that never returns blocks nothing else.
+"""
+
+import asyncio
+import contextlib
+import inspect
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from openclaw_rl.config.options import ConfigError
+from openclaw_rl.judge.case import Case
+from openclaw_rl.judge.circuit_breaker import Breaker
+from openclaw_rl.judge.errors import JudgeDown, JudgeFailed
+from openclaw_rl.judge.judges.base import Opinion, Questions
+from openclaw_rl.plugins import describe, load_plugin
+from openclaw_rl.types import Question, Source
+
+OPTION = "--custom-rm-path"
+#: The names that a judge may have in its file.
+NAMES = ("get_reward_model", "score", "RewardModel", "Judge")
+#: What the owner's code may raise. A judge that calls `sys.exit` must not end the server.
+CODE_ERRORS = (Exception, SystemExit)
+#: At most this many calls may hang, because each keeps a thread.
+MAX_HANGING_CALLS = 8
+#: Seconds until a judge with that many hanging calls is tried again.
+HANGING_PAUSE = 10.0
+THREAD_NAME = "custom-judge"
+
+
+class CallThreads:
+    """Runs each call of the owner's code in a thread of its own. The process does not wait for them when it ends."""
+
+    def __init__(self) -> None:
+        self._calls: set[asyncio.Future[tuple[Any, BaseException | None]]] = set()
+
+    @property
+    def hanging(self) -> int:
+        """How many calls were given up and have not returned."""
+        return sum(call.cancelled() for call in self._calls)
+
+    async def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Return or raise what the function does."""
+        loop = asyncio.get_running_loop()
+        call: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
+
+        def settle(result: Any, error: BaseException | None) -> None:
+            self._calls.discard(call)
+            if not call.cancelled():
+                call.set_result((result, error))
+
+        def work() -> None:
+            result, error = None, None
+            try:
+                result = function(*arguments)
+            except CODE_ERRORS as caught:
+                error = caught
+            with contextlib.suppress(RuntimeError):  # the event loop may have been closed meanwhile
+                loop.call_soon_threadsafe(settle, result, error)
+
+        self._calls.add(call)
+        threading.Thread(target=work, daemon=True, name=THREAD_NAME).start()
+        result, error = await call
+        if error is not None:
+            raise error
+        return result
+
+
+class CustomJudge:
+    """Asks the owner's code.
+
+    - An exception in it fails the turn's trial. The message names the file and the line.
+    - A call that takes longer than the timeout is given up. After several in a row the judge is down and turns wait.
+    - At most MAX_HANGING_CALLS threads hang at a time.
+    """
+
+    source = Source.CUSTOM
+
+    def __init__(self, path: str, settings: dict[str, Any], timeout: float) -> None:
+        self.timeout = timeout
+        self.breaker = Breaker()
+        self._threads = CallThreads()
+        self._score, self._hint = judge_methods(load_plugin(path, OPTION, NAMES), path, settings)
+        module = sys.modules.get(getattr(self._score, "__module__", None) or "")
+        self.file = Path(getattr(module, "__file__", None) or path.partition(":")[0]).expanduser()
+
+    @property
+    def down(self) -> str | None:
+        return self.breaker.reason
+
+    @property
+    def answered(self) -> int:
+        return self.breaker.answered
+
+    async def judge(self, case: Case, wanted: Questions) -> Opinion:
+        return await self.breaker.call(lambda: self._judge(case, wanted))
+
+    async def _judge(self, case: Case, wanted: Questions) -> Opinion:
+        score, hints = None, None
+        if Question.SCORE in wanted:
+            value = await self._call(self._score, case)
+            score = None if value is None else self._checked_score(value)
+        if Question.HINT in wanted and self._hint is not None:
+            hints = self._checked_hints(await self._call(self._hint, case))
+        return Opinion(score, hints)
+
+    async def _call(self, function: Callable[..., Any], case: Case) -> Any:
+        if self._threads.hanging >= MAX_HANGING_CALLS:
+            raise JudgeDown(
+                f"{self._threads.hanging} calls of {self.file.name} took longer than --judge-timeout {self.timeout:g} "
+                "and still hang; correct it and restart the server",
+                HANGING_PAUSE,
+            )
+        arguments = (case.request, case.response, case.outcome)
+        limit = asyncio.timeout(self.timeout)
+        try:
+            async with limit:
+                if inspect.iscoroutinefunction(function):
+                    return await function(*arguments)
+                result = await self._threads.run(function, *arguments)
+                return await result if inspect.isawaitable(result) else result
+        except CODE_ERRORS as error:
+            if limit.expired():
+                raise TimeoutError(f"{self.file.name} takes longer than --judge-timeout {self.timeout:g}") from error
+            raise JudgeFailed(f"the custom judge failed: {describe(error, self.file)}") from error
+
+    def _checked_score(self, value: Any) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not -1 <= value <= 1:
+            raise JudgeFailed(f"{self.file.name} returned {value!r}, which is not a number from -1 to 1")
+        return float(value)
+
+    def _checked_hints(self, value: Any) -> tuple[str, ...]:
+        hints = [value] if isinstance(value, str) else value or []
+        if not isinstance(hints, list | tuple) or not all(isinstance(hint, str) for hint in hints):
+            raise JudgeFailed(f"{self.file.name} returned {value!r} for a hint, which is not text")
+        return tuple(hint.strip() for hint in hints if hint.strip())
+
+
+def judge_methods(
+    plugin: Any, path: str, settings: dict[str, Any]
+) -> tuple[Callable[..., Any], Callable[..., Any] | None]:
+    """`score`, and `hint` if there is one, of a function, class, object or `get_reward_model(config)`."""
+    if getattr(plugin, "__name__", "") == "get_reward_model":
+        plugin = _create(plugin, path, settings)
+    elif inspect.isclass(plugin):
+        plugin = _create(plugin, path, *([settings] if inspect.signature(plugin).parameters else []))
+    if hasattr(plugin, "score"):
+        return plugin.score, getattr(plugin, "hint", None)
+    if callable(plugin):
+        return plugin, None
+    raise ConfigError(f"{OPTION} {path} is neither a function nor an object with a method score.")
+
+
+def _create(factory: Callable[..., Any], path: str, *arguments: Any) -> Any:
+    try:
+        return factory(*arguments)
+    except Exception as error:
+        file = Path(path.partition(":")[0]).expanduser()
+        raise ConfigError(f"{OPTION} {path} cannot be created: {describe(error, file)}.") from error

@@ -1,0 +1,117 @@
+"""The judging loop at work on a ledger, with scripted judges or a judge behind an endpoint."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+from prometheus_client import CollectorRegistry, generate_latest
+
+from openclaw_rl.app.config import Config
+from openclaw_rl.judge.askers import AskParams, EndpointAsker
+from openclaw_rl.judge.case import Case
+from openclaw_rl.judge.dispatch import Signals
+from openclaw_rl.judge.judges.base import Judge, Opinion, Questions
+from openclaw_rl.judge.judges.explicit import Explicit
+from openclaw_rl.judge.judges.llm import LlmJudge
+from openclaw_rl.judge.judges.panel import JudgePanel
+from openclaw_rl.judge.loop import JudgeLoop
+from openclaw_rl.judge.metrics import JudgeMetrics
+from openclaw_rl.judge.teacher import Teacher
+from openclaw_rl.ledger import changes
+from openclaw_rl.types import Source
+from support.judge_server import JudgeServer
+from support.records import Book, a_turn
+
+CAME = [{"role": "user", "content": "thank you"}]
+HINT = "Give the distance in kilometres."
+
+
+class ScriptedJudge:
+    """A judge that says what `say` does, and notes whom it was asked about."""
+
+    source = Source.CUSTOM
+    down = None
+    answered = 0
+
+    def __init__(self, say: Callable[[Case], Awaitable[Opinion] | Opinion]) -> None:
+        self.say = say
+        self.asked: list[int] = []
+        self.now = self.most = 0
+
+    async def judge(self, case: Case, wanted: Questions) -> Opinion:
+        self.asked.append(case.turn)
+        self.now += 1
+        self.most = max(self.most, self.now)
+        try:
+            said = self.say(case)
+            return said if isinstance(said, Opinion) else await said
+        finally:
+            self.now -= 1
+
+
+class Judging:
+    """A loop at work, and what it has counted."""
+
+    def __init__(self, judging: JudgeLoop, registry: CollectorRegistry) -> None:
+        self.loop, self.registry = judging, registry
+
+    @property
+    def down(self) -> str | None:
+        return self.loop.down
+
+    def metric(self, name: str) -> float:
+        lines = generate_latest(self.registry).decode().splitlines()
+        return sum(float(line.split()[-1]) for line in lines if line.startswith((name + " ", name + "{")))
+
+
+@contextlib.asynccontextmanager
+async def judging(
+    book: Book, *judges: Judge, method: str = "rl", teacher: Teacher | None = None, workers: int = 4, **options: Any
+) -> AsyncIterator[Judging]:
+    registry = CollectorRegistry()
+    signals = Signals.of(Config(method=method, **options))
+    panel = JudgePanel([Explicit(), *judges])
+    made = JudgeLoop(book.ledger, panel, teacher, signals, JudgeMetrics(registry), workers=workers)
+    task = asyncio.create_task(made.run())
+    try:
+        yield Judging(made, registry)
+        assert not task.done(), "it goes on until it is cancelled"
+    finally:
+        task.cancel()
+        async with asyncio.timeout(60):  # it must not miss that it is to end, whatever it was about to do
+            await asyncio.gather(task, return_exceptions=True)
+
+
+@contextlib.asynccontextmanager
+async def endpoint(server: JudgeServer, votes: int = 3, timeout: float = 20) -> AsyncIterator[LlmJudge]:
+    asker = EndpointAsker(server.url, "judge-1")
+    yield LlmJudge(asker, AskParams(votes, 0.6, 100), timeout=timeout)
+    await asker.close()
+
+
+async def until(condition: Callable[[], bool], seconds: float = 60) -> None:
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+def ready(book: Book, count: int = 1, **given: Any) -> list[int]:
+    """Turns whose next state is known."""
+    turns = [book.capture(a_turn(**given)) for _ in range(count)]
+    for turn in turns:
+        book.change(changes.set_next_state, turn, CAME)
+    return turns
+
+
+def open_turns(book: Book) -> int:
+    return int(book.scalar("SELECT count(*) FROM turns WHERE state = 'ready'"))
+
+
+async def all_judged(book: Book) -> None:
+    await until(lambda: not open_turns(book))
+
+
+def score(book: Book, turn: int) -> float | None:
+    verdict = book.read(turn).verdict
+    return verdict.score if verdict else None
