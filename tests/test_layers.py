@@ -56,12 +56,9 @@ KNOWN_LONG_FUNCTIONS: set[str] = {
 }
 #: Names of classes that are defined more than once.
 KNOWN_SHARED_CLASS_NAMES: set[str] = {
-    "Alternatives",
-    "Answer",
     "NoLedger",
     "Signals",
     "Source",
-    "Turn",
     "Update",
 }
 #: Modules outside `methods` that treat a method by its name.

@@ -26,7 +26,7 @@ MENDING = {
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class JudgeAnswer:
     """One of the answers to a question."""
 
     text: str
@@ -49,7 +49,7 @@ class AskParams:
 class Asker(Protocol):
     """Puts a chat to a model and brings several answers. Raises JudgeDown and JudgeFailed."""
 
-    async def ask(self, chat: Sequence[Message], params: AskParams, seed: int) -> list[Answer]: ...
+    async def ask(self, chat: Sequence[Message], params: AskParams, seed: int) -> list[JudgeAnswer]: ...
 
 
 class EngineAsker:
@@ -58,7 +58,7 @@ class EngineAsker:
     def __init__(self, sampler: Sampler, renderer: ChatRenderer) -> None:
         self.sampler, self.renderer = sampler, renderer
 
-    async def ask(self, chat: Sequence[Message], params: AskParams, seed: int) -> list[Answer]:
+    async def ask(self, chat: Sequence[Message], params: AskParams, seed: int) -> list[JudgeAnswer]:
         started = time.monotonic()
         try:
             prompt = self.renderer.prompt(self.renderer.text(chat))
@@ -86,7 +86,8 @@ class EngineAsker:
         opening = "<think>" if prompt.opens_reasoning else ""
         read, seconds = len(ids) // params.votes, time.monotonic() - started
         return [
-            Answer(opening + self._decode(own), seconds, read + len(own), any(map(ran_out, own))) for own in written
+            JudgeAnswer(opening + self._decode(own), seconds, read + len(own), any(map(ran_out, own)))
+            for own in written
         ]
 
     def _decode(self, tokens: Sequence[SampledToken]) -> str:
@@ -111,7 +112,7 @@ class EndpointAsker:
         self._client = httpx.AsyncClient(headers=headers, timeout=None)
         self._url = f"{base_url.rstrip('/')}/chat/completions"
 
-    async def ask(self, chat: Sequence[Message], params: AskParams, seed: int) -> list[Answer]:
+    async def ask(self, chat: Sequence[Message], params: AskParams, seed: int) -> list[JudgeAnswer]:
         answers = await self._ask(chat, params, params.votes, seed)
         missing = range(len(answers), params.votes)
         more = await asyncio.gather(*(self._ask(chat, params, 1, seed + place) for place in missing))
@@ -120,7 +121,7 @@ class EndpointAsker:
     async def close(self) -> None:
         await self._client.aclose()
 
-    async def _ask(self, chat: Sequence[Message], params: AskParams, n: int, seed: int) -> list[Answer]:
+    async def _ask(self, chat: Sequence[Message], params: AskParams, n: int, seed: int) -> list[JudgeAnswer]:
         started = time.monotonic()
         body = {
             "model": self.model,
@@ -156,7 +157,7 @@ class EndpointAsker:
             raise JudgeFailed("the judge's answer is no JSON") from error
 
 
-def read_answers(body: Any, seconds: float) -> list[Answer]:
+def read_answers(body: Any, seconds: float) -> list[JudgeAnswer]:
     """The answers in a chat completion. Raises JudgeFailed if it is none."""
     try:
         choices = body["choices"]
@@ -169,7 +170,7 @@ def read_answers(body: Any, seconds: float) -> list[Answer]:
         tokens = max(0, sum(used)) // len(texts)
     except (TypeError, KeyError, ValueError, AttributeError, OverflowError) as error:
         raise JudgeFailed("the judge's answer is not a chat completion") from error
-    return [Answer(text, seconds, tokens, cut) for text, cut in zip(texts, cut_off, strict=True)]
+    return [JudgeAnswer(text, seconds, tokens, cut) for text, cut in zip(texts, cut_off, strict=True)]
 
 
 def retry_after(headers: Mapping[str, str]) -> float:

@@ -13,8 +13,8 @@ _MANY_LETTERS = 6
 _OPTIONAL = re.compile(r"\?|\*|\{0,?\d*\}")
 
 
-class Alternatives:
-    """Alternatives by the letter they begin with, compiled when they are first needed: most never are."""
+class PhraseIndex:
+    """Phrases by the letter they begin with, compiled when they are first needed: most never are."""
 
     def __init__(self, phrases: Sequence[str], spaced: bool, few_places: bool = False) -> None:
         """Phrases are of whole words where words have spaces between them; elsewhere no place is known to begin one.

@@ -1,6 +1,6 @@
 """Says a wish about form as a plain instruction.
 
-A hint is for a teacher that reads it beside the request. "Answer in one short sentence only." is followed far more
+A hint is for a teacher that reads it beside the request. "AnswerForm in one short sentence only." is followed far more
 often than "shorter pls", most of all by small models. What each language says is in the `[[instructions]]` of its
 phrase file: `when` (phrases), `say`, `to_short` and `to_structured` (said instead of an answer that is short already,
 or has lists or code), `complaint` (the phrases say what was wrong, not what is wished), and `about`, of which the first
@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from openclaw_rl.judge.reader.lexicon import clause_starts, first_at, word_starts
-from openclaw_rl.judge.reader.phrasebook import SCRIPTS, SPACED, Phrases, compile_phrases, expand, tables
+from openclaw_rl.judge.reader.phrasebook import SCRIPTS, SPACED, SignalPhrases, compile_phrases, expand, tables
 from openclaw_rl.judge.reader.text import normalise
 
 #: Who names a number has said it better than any instruction.
@@ -32,7 +32,7 @@ class Instruction:
     """What to say when somebody has said something like it."""
 
     about: str
-    when: Phrases
+    when: SignalPhrases
     say: str
     to_short: str | None
     """What to say instead, of an answer that is short already."""
@@ -41,11 +41,11 @@ class Instruction:
     complaint: bool
     """Whether `when` says what was wrong: a "not" before it changes nothing then."""
 
-    def of(self, answer: "Answer") -> str:
+    def of(self, answer: "AnswerForm") -> str:
         return (answer.short and self.to_short) or (answer.structured and self.to_structured) or self.say
 
 
-class Answer(NamedTuple):
+class AnswerForm(NamedTuple):
     """What is known of the answer that somebody speaks of."""
 
     short: bool
@@ -64,7 +64,7 @@ class Instructions:
     """With which a wish is made, and nothing else is said."""
     listed: tuple[Instruction, ...]
 
-    def read(self, text: str, answer: Answer) -> "Wish":
+    def read(self, text: str, answer: AnswerForm) -> "Wish":
         """What a normalised text wishes: at most one instruction about each matter."""
         found: dict[str, str] = {}
         rest = text
@@ -101,7 +101,7 @@ def instruct(hint: str, response: str = "") -> str:
     """
     text = normalise(hint)
     short = bool(response) and len(_WORD.findall(response)) <= SHORT_WORDS
-    answer = Answer(short, bool(_STRUCTURE.search(response) or _STRUCTURE.search(text)))
+    answer = AnswerForm(short, bool(_STRUCTURE.search(response) or _STRUCTURE.search(text)))
     if _NUMBER.search(text):
         return hint
     wishes = [wish for own in all_instructions() if own.script.search(text) and (wish := own.read(text, answer)).say]
@@ -112,7 +112,7 @@ def instruct(hint: str, response: str = "") -> str:
     return f"{hint}{stop} {best.say}" if best.more else best.say
 
 
-def find(phrases: Phrases, text: str) -> re.Match[str] | None:
+def find(phrases: SignalPhrases, text: str) -> re.Match[str] | None:
     return phrases.anywhere.search(text, word_starts(text)) or first_at(phrases.at_start, text, clause_starts(text))
 
 

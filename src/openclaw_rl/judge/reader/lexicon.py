@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from itertools import islice
 
-from openclaw_rl.judge.reader.alternatives import Alternatives
+from openclaw_rl.judge.reader.alternatives import PhraseIndex
 from openclaw_rl.judge.reader.phrasebook import CONTRAST, Language, all_languages, all_scripts
 
 #: With fewer small words of any language, every language of a script is tried.
@@ -85,7 +85,7 @@ def word_starts(text: str) -> Sequence[int]:
     return [match.start() for match in _WORD.finditer(text)]
 
 
-def first_at(phrases: Alternatives, text: str, starts: Sequence[int]) -> re.Match[str] | None:
+def first_at(phrases: PhraseIndex, text: str, starts: Sequence[int]) -> re.Match[str] | None:
     """The first match at one of some places."""
     return next((match for start in starts if (match := phrases.match(text, start))), None)
 

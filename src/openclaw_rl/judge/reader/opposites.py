@@ -14,14 +14,14 @@ _MOST = 3
 _QUESTION_MARKS = ("?", "\uff1f")
 
 
-class Turn(NamedTuple):
+class TurnTexts(NamedTuple):
     """What came before a message."""
 
     request: str
     response: str
 
 
-def opposes(message: str, turn: Turn, lexicon: Lexicon) -> bool:
+def opposes(message: str, turn: TurnTexts, lexicon: Lexicon) -> bool:
     """Whether a normalised message says "X, not Y" where Y is the response's and X the request's, or a better fact."""
     place = 0
     for _ in range(_MOST):
@@ -33,7 +33,7 @@ def opposes(message: str, turn: Turn, lexicon: Lexicon) -> bool:
     return False
 
 
-def is_opposition(message: str, start: int, end: int, turn: Turn) -> bool:
+def is_opposition(message: str, start: int, end: int, turn: TurnTexts) -> bool:
     """Whether what stands around a "not" is the right and the wrong."""
     after = message[end : end + _REACH].lstrip()
     denied = _END.split(after, maxsplit=1)[0]

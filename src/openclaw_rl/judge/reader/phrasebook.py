@@ -15,7 +15,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, NamedTuple
 
-from openclaw_rl.judge.reader.alternatives import Alternatives, split
+from openclaw_rl.judge.reader.alternatives import PhraseIndex, split
 from openclaw_rl.judge.reader.text import normalise
 
 #: Written between clauses in place of "but".
@@ -33,12 +33,12 @@ SCRIPTS = {
 SPACED = frozenset({"latin", "cyrillic"})
 
 
-class Phrases(NamedTuple):
+class SignalPhrases(NamedTuple):
     """The phrases of one signal in one language, by where they may stand."""
 
-    at_start: Alternatives
+    at_start: PhraseIndex
     """At the beginning of a clause."""
-    anywhere: Alternatives
+    anywhere: PhraseIndex
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Language:
     script: re.Pattern[str]
     spaced: bool
     """Whether words have spaces between them."""
-    signals: dict[str, Phrases]
+    signals: dict[str, SignalPhrases]
     small_words: frozenset[str]
     """Words that change nothing about what a request asks for; by them a language is recognised, too."""
 
@@ -103,12 +103,12 @@ def expand(phrase: str, words: dict[str, str]) -> str:
     return "".join(part if part.startswith("\\") else normalise(part) for part in re.split(r"(\\.)", phrase))
 
 
-def compile_phrases(phrases: Sequence[str], spaced: bool) -> Phrases:
+def compile_phrases(phrases: Sequence[str], spaced: bool) -> SignalPhrases:
     """Compile the phrases of one signal."""
     ended = [re.sub(r"(?<!\\)\$", lambda _: _CLAUSE_END, phrase) for phrase in phrases]
     at_start = [inner_starts(phrase[1:]) for phrase in ended if phrase.startswith("^")]
     anywhere = [inner_starts(phrase) for phrase in ended if not phrase.startswith("^")]
-    return Phrases(Alternatives(at_start, spaced, few_places=True), Alternatives(anywhere, spaced))
+    return SignalPhrases(PhraseIndex(at_start, spaced, few_places=True), PhraseIndex(anywhere, spaced))
 
 
 def inner_starts(phrase: str) -> str:

@@ -11,7 +11,7 @@ from openclaw_rl.judge.reader.conclusions import Evidence, conclude
 from openclaw_rl.judge.reader.hints import make_hint, says_nothing
 from openclaw_rl.judge.reader.kinds import Reading, ReplyKind
 from openclaw_rl.judge.reader.lexicon import Lexicon, lexicon_for
-from openclaw_rl.judge.reader.opposites import Turn, opposes
+from openclaw_rl.judge.reader.opposites import TurnTexts, opposes
 from openclaw_rl.judge.reader.parts import reacting, settle_wishes, without_request
 from openclaw_rl.judge.reader.phrasebook import all_small_words
 from openclaw_rl.judge.reader.relevance import Topic, is_about, is_new, names
@@ -67,7 +67,7 @@ def read_user(request: str, response: str, message: str) -> Reading:
     words = own_words(shorten(message)).strip()
     if _ERROR_OUTPUT.search(words):
         return read_error_report(words)
-    turn = Turn(request, response)
+    turn = TurnTexts(request, response)
     if reading := read_beside_request(words, turn):
         return reading
     text = read_text(words)
@@ -95,7 +95,7 @@ def read_text(words: str) -> Text:
     return Text(words, whole, lexicon, said)
 
 
-def read_beside_request(words: str, turn: Turn) -> Reading | None:
+def read_beside_request(words: str, turn: TurnTexts) -> Reading | None:
     """Read a message that has the whole request in it by what it says beside, if that is a wish or a correction."""
     beside = without_request(words, turn.request)
     if len(_WORD.findall(beside)) < _LEAST_BESIDE:
@@ -106,7 +106,7 @@ def read_beside_request(words: str, turn: Turn) -> Reading | None:
     return reading if reading.hint else None
 
 
-def read_reaction(text: Text, turn: Turn) -> Reading | None:
+def read_reaction(text: Text, turn: TurnTexts) -> Reading | None:
     """Read the part of a message that reacts, if another part asks for something new and the first one is clear.
 
     Without an announcement the new may as well belong to what was said before: then only wishes about form and praise
@@ -134,7 +134,7 @@ def turns(sentence: Sentence, lexicon: Lexicon) -> bool:
     return contrast is not None and contrast.start() == 0
 
 
-def read_all(text: Text, turn: Turn) -> Reading:
+def read_all(text: Text, turn: TurnTexts) -> Reading:
     """Read a message, or a part of one, as a whole."""
     said, plain, lexicon = text.said, text.plain, text.lexicon
     opposed = opposes(plain, turn, lexicon)
@@ -207,13 +207,13 @@ def asks(response: str) -> bool:
     return response.rstrip().rstrip("\"'”»*_) ").endswith(("?", "？"))
 
 
-def reminds(message: str, turn: Turn) -> bool:
+def reminds(message: str, turn: TurnTexts) -> bool:
     """Whether a message of few words names what the request named and the response did not, and nothing else."""
     named = names(message)
     return 0 < len(named) <= _MOST_REMINDED and named <= names(turn.request) and not named & names(turn.response)
 
 
-def renumbers(words: str, turn: Turn) -> bool:
+def renumbers(words: str, turn: TurnTexts) -> bool:
     """Whether a short message names a number of the response, and beside it one that nobody has named before."""
     named, theirs = set(_NUMBER.findall(words)), set(_NUMBER.findall(shorten(turn.response)))
     asked = set(_NUMBER.findall(shorten(turn.request)))
