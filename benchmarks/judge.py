@@ -21,7 +21,6 @@ from openclaw_rl.engines.local.process.sampler_messages import Add, WorkerOption
 from openclaw_rl.engines.local.process.sampler_worker import Worker
 from openclaw_rl.judge import prompts
 from openclaw_rl.judge.case import Case
-from openclaw_rl.judge.dispatch import Signals
 from openclaw_rl.judge.judges.explicit import Explicit
 from openclaw_rl.judge.judges.panel import JudgePanel
 from openclaw_rl.judge.judges.rules import FeedbackReader
@@ -30,6 +29,8 @@ from openclaw_rl.judge.metrics import JudgeMetrics
 from openclaw_rl.judge.reader import read_reply
 from openclaw_rl.ledger import changes
 from openclaw_rl.ledger.ledger import Ledger
+from openclaw_rl.methods.options import MethodOptions
+from openclaw_rl.methods.rl import Rl
 from openclaw_rl.models import fetch_model
 from openclaw_rl.rendering.chat import ChatRenderer
 from openclaw_rl.types import (
@@ -94,7 +95,7 @@ async def judge_all(folder: Path, turns: int) -> float:
 
     ledger.writer.submit(fill).result()
     metrics = JudgeMetrics(CollectorRegistry())
-    loop = JudgeLoop(ledger, JudgePanel([Explicit(), FeedbackReader()]), None, Signals(rl=True, opd=False), metrics)
+    loop = JudgeLoop(ledger, JudgePanel([Explicit(), FeedbackReader()]), None, Rl(MethodOptions(method="rl")), metrics)
     started = time.perf_counter()
     running = asyncio.create_task(loop.run())
     while ledger.ready_turns((), 1):

@@ -27,15 +27,14 @@ from openclaw_rl.engines.local.sampling.pages import PagePool
 from openclaw_rl.engines.local.sampling.scheduler import Scheduler, Sequence
 from openclaw_rl.engines.local.sampling.scoring import Scoring
 from openclaw_rl.engines.local.training.packing import beside
-from openclaw_rl.learn.methods import NOTHING, Weights, alternatives
-from openclaw_rl.learn.topk import TopK, distil
 from openclaw_rl.losses.logprobs import chunked_logprobs
 from openclaw_rl.losses.policy import PolicyLoss
-from openclaw_rl.types import Hint, Likeliest, SamplingParams, ScoreRequest, Verdict
+from openclaw_rl.methods.options import MethodOptions
+from openclaw_rl.methods.topk_select import TopkSelect
+from openclaw_rl.types import Hint, Likeliest, SampleKind, SamplingParams, ScoreRequest, Verdict
 
 K, HINTS = 4, 3
-SETTINGS = TopK(K, HINTS)
-WEIGHTS = Weights(1.0, 0.0, topk=SETTINGS)
+METHOD = TopkSelect(MethodOptions(method="topk-select", topk_k=K, topk_max_cand=HINTS, w_rl=0.0))
 LOSS = PolicyLoss()
 PLAIN, OURS = "whole distributions", "ours"
 #: What is shared: a long conversation, then a hint in its last message, then the response.
@@ -97,7 +96,7 @@ def plain_step(problem: Problem) -> Step:
             overlap = (ours[None, :, :, None] == theirs[:, :, None, :]).any(-1).sum(-1)
             chosen = teacher[overlap.sum(1).argmax()]
             old_of = old.gather(1, ours)
-            gaps = (chosen.gather(1, ours) - old_of).clamp(-SETTINGS.clip, SETTINGS.clip)
+            gaps = (chosen.gather(1, ours) - old_of).clamp(-METHOD.topk.clip, METHOD.topk.clip)
             worth = gaps * old_of.softmax(-1)
         new = whole(problem.policy, problem.head).gather(1, ours)
         ratio = (new - old_of).exp()
@@ -127,8 +126,11 @@ def our_step(problem: Problem) -> Step:
     nothing = [0.0] * len(problem.sampled)
 
     def step() -> Tensor:
-        turn: Any = SimpleNamespace(top=top, response_ids=problem.sampled, verdict=Verdict(hints=hints))
-        own = alternatives(distil(turn, SETTINGS), WEIGHTS, NOTHING)
+        turn: Any = SimpleNamespace(
+            top=top, response_ids=problem.sampled, logprobs=nothing, sample=SampleKind.OPD, verdict=Verdict(hints=hints)
+        )
+        own = METHOD.lesson(turn).alternatives
+        assert own is not None
         ids = beside([problem.sampled], [own.ids], torch.long, device)
         old = beside([nothing], [own.old_logprobs], torch.float32, device)
         worth = beside([nothing], [own.advantages], torch.float32, device)

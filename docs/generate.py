@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from openclaw_rl.app.config import Config
+from openclaw_rl.app.config import FIELDS
 from openclaw_rl.config.options import options_table
 
 README = Path(__file__).parent.parent / "README.md"
@@ -13,7 +13,7 @@ def with_options(readme: str) -> str:
     """The README with today's table of options."""
     before, _, rest = readme.partition(BEGIN)
     _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n\n{options_table(Config)}\n\n{END}{after}"
+    return f"{before}{BEGIN}\n\n{options_table(FIELDS)}\n\n{END}{after}"
 
 
 if __name__ == "__main__":

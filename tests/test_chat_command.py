@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from openclaw_rl.app.config import ApiKey
+from openclaw_rl.api.options import ApiKey
 from openclaw_rl.cli import main
 from openclaw_rl.cli.chat import NEW
 from openclaw_rl.client import GIVE_KEY

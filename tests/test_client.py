@@ -9,7 +9,7 @@ from starlette.applications import Starlette
 from starlette.responses import Response
 from starlette.routing import Route
 
-from openclaw_rl.app.config import ApiKey
+from openclaw_rl.api.options import ApiKey
 from openclaw_rl.client import GIVE_KEY, Client, ServerGone, ServerRefused, ready_state
 from openclaw_rl.errors import UserError
 from openclaw_rl.evals.chat import ChatFailed, HttpChat

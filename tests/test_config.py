@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openclaw_rl.app.config import ApiKey, Config, Loaded, load
+from openclaw_rl.api.options import ApiKey
+from openclaw_rl.app.config import FIELDS, Config, Loaded, load
 from openclaw_rl.cli import main
 from openclaw_rl.config.options import ConfigError, add_flags, option_of, options_table
 
@@ -43,7 +44,7 @@ SEED_OPTIONS = [
     ("--api-key", "SGLANG_API_KEY", ""),
 ]
 
-FIELDS = Config.model_fields
+
 VARIABLES = list(chain.from_iterable(option_of(field).env for field in FIELDS.values()))
 
 
@@ -83,27 +84,32 @@ class TestSources:
         loaded = load({"batch_size": "5"} if flag else {}, {"BATCH_SIZE": "6"} if environment else {}, path)
         sources = [(flag, 5, "flag"), (environment, 6, "environment BATCH_SIZE"), (file, 7, f"file {path}")]
         expected = next(((value, origin) for given, value, origin in sources if given), (4, "default"))
-        assert (loaded.config.batch_size, loaded.origins["batch_size"]) == expected
+        assert (loaded.config.training.batch_size, loaded.origins["batch_size"]) == expected
         assert shown(loaded, "--batch-size") == (str(expected[0]), expected[1])
 
     def test_a_file_may_write_names_either_way(self, tmp_path: Path) -> None:
         path = tmp_path / "server.toml"
         path.write_text('lora-rank = 8\nprm_m = 5\nloss-fn = "cispo"\nprm-temperature = 0\neval-mode = false')
         config = load({}, {}, path).config
-        assert (config.lora_rank, config.prm_m, config.loss_fn, config.prm_temperature) == (8, 5, "cispo", 0.0)
+        assert (config.model.lora_rank, config.judge.prm_m, config.training.loss_fn, config.judge.prm_temperature) == (
+            8,
+            5,
+            "cispo",
+            0.0,
+        )
 
     def test_an_empty_variable_is_not_set(self) -> None:
         loaded = load({}, {"BATCH_SIZE": ""})
-        assert (loaded.config.batch_size, loaded.origins["batch_size"]) == (4, "default")
+        assert (loaded.config.training.batch_size, loaded.origins["batch_size"]) == (4, "default")
 
     def test_votes_have_two_variables(self) -> None:
-        assert configured({"MAJORITY_VOTE_N": "5"}).prm_m == 5
+        assert configured({"MAJORITY_VOTE_N": "5"}).judge.prm_m == 5
         loaded = load({}, {"MAJORITY_VOTE_N": "5", "PRM_M": "7"})
-        assert (loaded.config.prm_m, loaded.origins["prm_m"]) == (7, "environment PRM_M")
+        assert (loaded.config.judge.prm_m, loaded.origins["prm_m"]) == (7, "environment PRM_M")
 
     @pytest.mark.parametrize(("text", "value"), [("true", True), ("1", True), ("false", False), ("0", False)])
     def test_switches_in_the_environment(self, text: str, value: bool) -> None:
-        assert configured({"EVAL_MODE": text}, method="opd").eval_mode is value
+        assert configured({"EVAL_MODE": text}, method="opd").method.eval_mode is value
 
     def test_every_option_has_an_origin_and_a_row(self) -> None:
         loaded = load({}, {})
@@ -119,7 +125,7 @@ class TestOptions:
         name = flag.removeprefix("--").replace("-", "_")
         assert option_of(FIELDS[name]).env[0] == variable
         config = configured()
-        assert (config.step_size if name == "learning_rate" else getattr(config, name)) == default
+        assert (config.training_settings.learning_rate if name == "learning_rate" else config.value(name)) == default
 
     def test_each_has_a_doc_and_variables_of_its_own(self) -> None:
         assert len(set(VARIABLES)) == len(VARIABLES)
@@ -129,13 +135,13 @@ class TestOptions:
 
     def test_each_has_a_flag(self) -> None:
         parser = argparse.ArgumentParser()
-        add_flags(parser, Config)
+        add_flags(parser, FIELDS)
         flags = set(re.findall(r"--[a-z0-9-]+", parser.format_help()))
         assert {f"--{name.replace('_', '-')}" for name in FIELDS} <= flags
         assert {flag for flag, _, _ in SEED_OPTIONS} | {"--majority-vote-n", "--no-eval-mode"} <= flags
 
     def test_the_markdown_table_has_every_option_once(self) -> None:
-        table = options_table(Config)
+        table = options_table(FIELDS)
         for name in FIELDS:
             assert table.count(f"| `--{name.replace('_', '-')}`") == 1
 
@@ -222,10 +228,12 @@ class TestMistakes:
         assert all(name in message for name in names)
 
     def test_what_is_no_contradiction(self) -> None:
-        assert configured(eval_mode=True, method="opd").eval_mode
-        assert configured(w_opd=0).w_rl == 1
-        assert configured(w_opd=0, w_rl=0, method="rl").w_rl == 0
-        assert configured(custom_rm_path="a.py").judging == configured(custom_rm_path="a.py", judge="custom").judging
+        assert configured(eval_mode=True, method="opd").method.eval_mode
+        assert configured(w_opd=0).method.w_rl == 1
+        assert configured(w_opd=0, w_rl=0, method="rl").method.w_rl == 0
+        assert (
+            configured(custom_rm_path="a.py").judge.kind == configured(custom_rm_path="a.py", judge="custom").judge.kind
+        )
         assert configured(judge_api_key="key\n", judge_base_url="https://judge", judge_model="judge-1").asks_llm
 
     def test_the_embedded_model_does_not_judge_by_itself(self) -> None:
@@ -265,15 +273,15 @@ class TestKeys:
     )
     def test_forms(self, given_keys: str | list[str], expected: list[tuple[str, str]]) -> None:
         """Also keys in base64, which end with the sign that parts a name from its key."""
-        assert [(key.name, key.secret) for key in configured(api_key=given_keys).api_keys] == expected
+        assert [(key.name, key.secret) for key in configured(api_key=given_keys).server.api_keys] == expected
 
     def test_a_key_without_its_name_has_a_number(self) -> None:
-        assert all(key.name for key in configured(api_key="=S3CRET").api_keys)
+        assert all(key.name for key in configured(api_key="=S3CRET").server.api_keys)
 
     def test_a_list_in_a_file(self, tmp_path: Path) -> None:
         path = tmp_path / "server.toml"
         path.write_text('api-key = ["alice=one", "two"]')
-        assert [key.name for key in load({}, {}, path).config.api_keys] == ["alice", "key-2"]
+        assert [key.name for key in load({}, {}, path).config.server.api_keys] == ["alice", "key-2"]
 
     @pytest.mark.parametrize(
         ("flags", "host"),
@@ -287,14 +295,14 @@ class TestKeys:
         ],
     )
     def test_only_a_key_opens_the_server(self, flags: dict[str, Any], host: str) -> None:
-        assert configured(**flags).host == host
+        assert configured(**flags).server.host == host
         assert shown(load(flags, {}), "--proxy-host")[0] == host
 
     @given(secrets, st.sampled_from(["", "alice="]))
     def test_a_key_is_not_shown(self, secret: str, owner: str) -> None:
         loaded = load({}, {"SGLANG_API_KEY": owner + secret})
         assert shown(loaded, "--api-key") == ("alice=***" if owner else "key-1=***", "environment SGLANG_API_KEY")
-        assert "S3" not in str(loaded.describe()) + repr(loaded.config.api_keys)
+        assert "S3" not in str(loaded.describe()) + repr(loaded.config.server.api_keys)
 
     @given(secrets)
     def test_a_configuration_that_is_logged_does_not_show_a_key(self, secret: str) -> None:
@@ -328,7 +336,7 @@ class TestDerived:
         ],
     )
     def test_the_learning_rate_goes_by_what_is_trained(self, flags: dict[str, Any], rate: float) -> None:
-        assert configured(**flags).step_size == rate
+        assert configured(**flags).training_settings.learning_rate == rate
         value, origin = shown(load(flags, {}), "--learning-rate")
         assert (value, origin) == (str(rate), "flag" if "learning_rate" in flags else "default, resolved")
 
@@ -347,27 +355,27 @@ class TestDerived:
         ],
     )
     def test_the_served_name(self, flags: dict[str, Any], name: str) -> None:
-        assert configured(**flags).model_label == name
+        assert configured(**flags).served_name == name
         assert shown(load(flags, {}), "--served-model-name")[0] == name
 
     def test_the_served_name_of_the_folder_one_is_in(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / "my-model").mkdir()
         monkeypatch.chdir(tmp_path / "my-model")
-        assert configured(model_name=".").model_label == "my-model"
+        assert configured(model_name=".").served_name == "my-model"
 
     def test_auto_is_tinker_when_there_is_an_account(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        assert configured().engine == "local"
+        assert configured().backend == "local"
         monkeypatch.setenv("TINKER_API_KEY", "x")
-        assert configured().engine == "tinker"
-        assert configured(backend="local").engine == "local"
+        assert configured().backend == "tinker"
+        assert configured(backend="local").backend == "local"
         assert shown(load({}, {}), "--backend") == ("tinker", "default, resolved")
 
     @pytest.mark.parametrize("variable", ["TINKER_BASE_URL", "TINKER_HOST"])
     def test_auto_is_tinker_when_there_is_a_server_of_ones_own(self, variable: str) -> None:
-        assert configured({variable: "http://localhost:1"}).engine == "tinker"
+        assert configured({variable: "http://localhost:1"}).backend == "tinker"
 
     def test_choices_may_be_written_in_capitals(self) -> None:
-        assert configured({"LOG_LEVEL": "INFO", "METHOD": "RL"}).method == "rl"
+        assert configured({"LOG_LEVEL": "INFO", "METHOD": "RL"}).method.method == "rl"
 
     def test_a_key_that_no_header_can_carry_is_refused(self) -> None:
         assert "ASCII" in mistake(api_key="schlüssel")

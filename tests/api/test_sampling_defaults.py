@@ -11,11 +11,11 @@ from openclaw_rl.models import EMBEDDED, EMBEDDED_MAX_TOKENS, EMBEDDED_TEMPERATU
 from support.harness import Bench, running
 
 HELLO = {"messages": [{"role": "user", "content": "hello"}]}
-EMBEDDED_CONFIG = Config(backend="local")
+EMBEDDED_CONFIG = Config.of(backend="local")
 
 
 def own_model(folder: Path) -> Config:
-    return Config(backend="local", model_name=str(folder))
+    return Config.of(backend="local", model_name=str(folder))
 
 
 def generation_config(folder: Path, **named: object) -> None:
@@ -23,7 +23,7 @@ def generation_config(folder: Path, **named: object) -> None:
 
 
 def test_the_embedded_model_has_a_limit_and_a_temperature(tmp_path: Path) -> None:
-    for config in (EMBEDDED_CONFIG, Config(backend="local", model_name=EMBEDDED)):
+    for config in (EMBEDDED_CONFIG, Config.of(backend="local", model_name=EMBEDDED)):
         defaults = sampling_defaults(config, tmp_path)
         assert (defaults.temperature, defaults.max_tokens) == (EMBEDDED_TEMPERATURE, EMBEDDED_MAX_TOKENS)
 

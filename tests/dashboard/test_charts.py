@@ -59,13 +59,13 @@ def test_a_picture_has_the_pages_colours_and_letters() -> None:
     assert not re.findall(r"#[0-9a-f]{6}\b", svg)
     assert "var(--series-0)" in svg
     assert set(re.findall(r"font-family: ([^;\"]*)", svg)) == {"var(--sans)"}
-    known = render("pages/base.html.j2")
+    known = render("dashboard/components/base.html.j2")
     for variable in set(re.findall(r"var\((--[\w-]+)\)", svg)) | set(charts.VARIABLES.values()):
         assert known.count(f"{variable}:") >= 1, f"{variable} is no colour of the page"
 
 
 def test_every_colour_has_a_dark_one() -> None:
-    light, dark = render("pages/base.html.j2").split("prefers-color-scheme: dark", 1)
+    light, dark = render("dashboard/components/base.html.j2").split("prefers-color-scheme: dark", 1)
     for variable in charts.VARIABLES.values():
         assert f"{variable}:" in light.split("</style>")[0]
         assert f"{variable}:" in dark.split("* { box-sizing")[0]

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from openclaw_rl.dashboard.examples import make_example
 from openclaw_rl.dashboard.tokens import MOST_TOKENS, STRONGEST, pieces
-from openclaw_rl.learn.methods import Weights, worth
 from openclaw_rl.rendering.tokenizer import ChatTokenizer
 from openclaw_rl.types import SampleKind, State, StoredTurn, Verdict
 from support.judged_run import answered, hinted, judged
+from support.methods import a_method
 from support.records import Book
 
 
@@ -65,9 +65,9 @@ def test_tokens_that_make_one_character_are_one_piece(tokenizer: ChatTokenizer) 
 
 def test_colours_and_words_are_those_of_the_learner(book: Book, tokenizer: ChatTokenizer) -> None:
     turn = book.read(hinted(book, answered(book, tokenizer, "Why?", "hello world", "Shorter!")))
-    weights = Weights(opd=1.0, rl=0.5)
-    example = make_example("why", turn, tokenizer.backend, weights)
-    values = worth(turn, weights)
+    method = a_method("combine", w_rl=0.5)
+    example = make_example("why", turn, tokenizer.backend, method)
+    values = method.token_values(turn)
     assert len(example.pieces) == len(values)
     for place, (piece, value) in enumerate(zip(example.pieces, values, strict=True)):
         assert piece.advantage == pytest.approx(value)
@@ -81,23 +81,23 @@ def test_colours_and_words_are_those_of_the_learner(book: Book, tokenizer: ChatT
 def test_without_a_signal_there_are_tokens_but_no_colours(book: Book, tokenizer: ChatTokenizer) -> None:
     turn = answered(book, tokenizer, "Why?", "hello", "Oh.")
     judged(book, turn, Verdict(None, None), None, "the judge abstained: silence")
-    example = make_example("why", book.read(turn), tokenizer.backend, Weights(1.0, 1.0))
+    example = make_example("why", book.read(turn), tokenizer.backend, a_method("combine"))
     assert {piece.strength for piece in example.pieces} == {0.0}
-    assert example.note == "Its tokens have no colour: nothing in it weighs anything with this method."
+    assert example.note == "Its tokens have no colour: every signal in it is zero with this method."
 
 
 def test_tokens_of_another_model_are_not_shown_as_words(book: Book, tokenizer: ChatTokenizer) -> None:
     turn = book.put(State.READY, response_ids=[70, 71, 72], logprobs=[-1.0] * 3)
-    example = make_example("why", book.read(turn), tokenizer.backend, Weights(1.0, 1.0))
+    example = make_example("why", book.read(turn), tokenizer.backend, a_method("combine"))
     assert example.pieces == ()
     assert "another model's" in example.note
     assert example.answer.startswith("answer ")
     nonsense = book.put(State.READY, response_ids=[-5, 10**8], logprobs=[-1.0] * 2)
-    assert make_example("why", book.read(nonsense), tokenizer.backend, Weights(1.0, 1.0)).pieces == ()
+    assert make_example("why", book.read(nonsense), tokenizer.backend, a_method("combine")).pieces == ()
 
 
 def test_of_an_endless_response_the_beginning_is_shown(book: Book, tokenizer: ChatTokenizer) -> None:
     turn = answered(book, tokenizer, "Why?", "hello " * 2000, "Stop!")
-    example = make_example("why", book.read(turn), tokenizer.backend, Weights(1.0, 1.0))
+    example = make_example("why", book.read(turn), tokenizer.backend, a_method("combine"))
     assert len(example.pieces) == MOST_TOKENS
     assert example.tokens_left_out == len(book.read(turn).response_ids) - MOST_TOKENS

@@ -22,7 +22,7 @@ from openclaw_rl.engines.tinker import connection as connection_module
 from openclaw_rl.engines.tinker.connection import Account, Connection
 from openclaw_rl.engines.tinker.datum import to_data
 from openclaw_rl.engines.tinker.learner import TinkerLearner
-from openclaw_rl.engines.tinker.run import TrainingOptions
+from openclaw_rl.engines.tinker.run import TrainingRunOptions
 from openclaw_rl.engines.tinker.sampler import SamplerOptions, TinkerSampler
 from openclaw_rl.engines.tinker.surrogate import loss_config, measure
 from openclaw_rl.engines.tinker.traits import Traits, read_schema
@@ -50,9 +50,9 @@ def cloud(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     return cloud
 
 
-def options(**given: Any) -> TrainingOptions:
+def options(**given: Any) -> TrainingRunOptions:
     training = taken_out(given, dataclasses.replace(USUAL, seed=3))
-    return TrainingOptions(**{"rank": RANK, "train_attn": True, "train_mlp": True, "training": training, **given})
+    return TrainingRunOptions(**{"rank": RANK, "train_attn": True, "train_mlp": True, "training": training, **given})
 
 
 async def a_learner(model: Path, **given: Any) -> TinkerLearner:

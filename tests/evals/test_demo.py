@@ -12,7 +12,9 @@ import httpx
 import pytest
 from rich.console import Console
 
-from openclaw_rl.app.config import ApiKey, Config, load
+from openclaw_rl.api.options import ApiKey
+from openclaw_rl.app.config import Config, load
+from openclaw_rl.app.machine import machine_of
 from openclaw_rl.cli import build_parser, main
 from openclaw_rl.config.options import ConfigError
 from openclaw_rl.errors import UserError
@@ -110,14 +112,14 @@ def test_where_the_model_runs_is_the_owner_s_choice(tmp_path: Path) -> None:
     file = tmp_path / "server.toml"
     file.write_text('dtype = "float32"\nbatch_size = 2\n')
     environment = {"BACKEND": "local", "KV_CACHE_GIB": "3", "OPENCLAW_RL_CACHE": "/cache", "SGLANG_API_KEY": "abc"}
-    config = load({"device": "cpu"}, environment, file).config
+    machine = machine_of(load({"device": "cpu"}, environment, file).config)
     options = build_parser().parse_args(["demo"])
-    (plan,) = make_plans(config, options, tmp_path)
-    for flags in (serving(config, "base"), plan.flags):
+    (plan,) = make_plans(machine, options, tmp_path)
+    for flags in (serving(machine, "base"), plan.flags):
         told = build_parser().parse_args(["serve", *flags])
         assert (told.device, told.backend, told.dtype, told.cache_dir) == ("cpu", "local", "float32", "/cache")
         assert "abc" not in flags
-    assert build_parser().parse_args(["serve", *serving(config, "base")]).kv_cache_gib == "3.0"
+    assert build_parser().parse_args(["serve", *serving(machine, "base")]).kv_cache_gib == "3.0"
     # The demo's own settings stay what they are.
     assert (told.kv_cache_gib, told.batch_size) == ("1", "8")
 
@@ -187,9 +189,9 @@ def test_asking_whether_a_file_can_be_written_leaves_no_trace(tmp_path: Path) ->
 
 
 def test_what_cannot_be_evaluated_is_said_in_a_sentence(tmp_path: Path) -> None:
-    config = Config()
+    machine = machine_of(Config.of())
     with pytest.raises(UserError, match="neither a checkpoint nor a model folder"):
-        serving(config, str(tmp_path))
+        serving(machine, str(tmp_path))
     with pytest.raises(ConfigError, match="no task juggling"):
         chosen_tasks("coding, juggling")
     with pytest.raises(ConfigError, match="names no task"):
@@ -197,29 +199,29 @@ def test_what_cannot_be_evaluated_is_said_in_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "checkpoint.json").write_text("{}")
     (tmp_path / "adapter_config.json").write_text('{"r": "many"}')
     with pytest.raises(UserError, match="is damaged"):
-        serving(config, str(tmp_path))
+        serving(machine, str(tmp_path))
 
 
 def test_all_methods_and_seeds_are_one_trial_each(tmp_path: Path) -> None:
     options = build_parser().parse_args(
         ["demo", "--method", "all", "--persona", "all", "--seeds", "2", "--out", str(tmp_path), "--", "--w-rl", "2"]
     )
-    plans = make_plans(Config(seed=5), options, tmp_path)
+    plans = make_plans(machine_of(Config.of(seed=5)), options, tmp_path)
     assert len(plans) == 4 * len(METHODS) * 2
     assert len({plan.run_dir for plan in plans}) == len(plans)
     assert {plan.seed for plan in plans} == {5, 6}
     assert all(plan.flags[-2:] == ("--w-rl", "2") for plan in plans)
     options.seeds = 0
     with pytest.raises(ConfigError, match="above 0"):
-        make_plans(Config(), options, tmp_path)
+        make_plans(machine_of(Config.of()), options, tmp_path)
 
 
 @pytest.mark.parametrize("alone", [("--user-model", "x"), ("--user-base-url", "http://127.0.0.1:1")])
 def test_half_of_a_model_that_plays_the_person_is_refused(alone: tuple[str, str], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="belong together"):
-        make_plans(Config(), build_parser().parse_args(["demo", *alone]), tmp_path)
+        make_plans(machine_of(Config.of()), build_parser().parse_args(["demo", *alone]), tmp_path)
     both = ["--user-base-url", "http://127.0.0.1:1", "--user-model", "x"]
-    (plan,) = make_plans(Config(), build_parser().parse_args(["demo", *both]), tmp_path)
+    (plan,) = make_plans(machine_of(Config.of()), build_parser().parse_args(["demo", *both]), tmp_path)
     assert (plan.user_url, plan.user_model) == ("http://127.0.0.1:1", "x")
 
 

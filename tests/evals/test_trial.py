@@ -17,7 +17,7 @@ from openclaw_rl.evals import trial
 from openclaw_rl.evals.chat import ChatFailed, Reply
 from openclaw_rl.evals.personas.persona import load
 from openclaw_rl.evals.screen import Screen
-from openclaw_rl.evals.server_process import ServerFailed, run_server, without_options
+from openclaw_rl.evals.server_process import ServerFailed, run_server
 from openclaw_rl.evals.trial import Exam, Trial, TrialOutcome, TrialPlan
 
 WAITING = {"policy_version": 0, "learner": "", "next_step": {"samples": 8, "needed": 8}}
@@ -131,10 +131,15 @@ async def test_a_server_that_cannot_start_is_said_with_its_last_words(tmp_path: 
             raise AssertionError("it started")
 
 
-def test_a_server_inherits_everything_but_the_options_of_the_owner_s_own() -> None:
-    kept = {"PATH": "/bin", "CUDA_VISIBLE_DEVICES": "1", "HTTPS_PROXY": "http://proxy", "TINKER_API_KEY": "tml-1"}
-    options = {"SGLANG_API_KEY": "abc", "METHOD": "opd", "TINKER_HOST": "http://there", "CAPTURE": "0"}
-    assert without_options({**kept, **options}) == kept
+async def test_the_options_of_the_owners_own_server_do_not_reach_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("METHOD", "nonsense"), ("PROXY_HOST", "0.0.0.0"), ("BATCH_SIZE", "many")):
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ServerFailed):
+        async with run_server(tmp_path, "--dry-run"):
+            raise AssertionError("it is ready")
+    assert "Configuration" in (tmp_path / "server.log").read_text(), "the options were accepted"
 
 
 async def test_a_server_that_does_not_become_ready_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

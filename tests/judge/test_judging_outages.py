@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from openclaw_rl.app.background import Loops
+from openclaw_rl.app.background import BackgroundLoops
 from openclaw_rl.engines.base import EngineUnavailable
 from openclaw_rl.judge import circuit_breaker
 from openclaw_rl.judge.askers import AskParams
@@ -227,7 +227,7 @@ async def test_a_custom_judge_that_hangs_is_down_until_it_answers_again(
     turns = ready(book, 4)
     judge = CustomJudge(str(file), {}, timeout=0.05)
     async with judging(book, judge) as at_work:
-        server = Loops(at_work.loop, None, 5.0)
+        server = BackgroundLoops(at_work.loop, None, 5.0)
         assert server.judge() == "on"
         await until(lambda: server.judge() != "on")
         assert server.judge() == "suspended: my_judge.py takes longer than --judge-timeout 0.05"

@@ -12,15 +12,16 @@ import pytest_asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openclaw_rl.app.config import Config
 from openclaw_rl.engines.base import EngineError, EngineUnavailable
 from openclaw_rl.engines.local.process.sampler import LocalSampler
 from openclaw_rl.engines.local.process.sampler_messages import WorkerOptions
 from openclaw_rl.judge.errors import JudgeDown
-from openclaw_rl.judge.teacher import HINTED, Curriculum, NoHintedPrompt, Teacher, graft, hinted_prompt
+from openclaw_rl.judge.teacher import HINTED, NoHintedPrompt, Teacher, graft, hinted_prompt
+from openclaw_rl.methods.base import TeacherRequest
 from openclaw_rl.rendering.chat import ChatRenderer
 from openclaw_rl.types import Hint, Likeliest, ScoreRequest, StoredTurn
 from support.fakes import ScriptedSampler
+from support.methods import a_method
 from support.records import Book, a_turn
 
 HINT = "Give the distance in kilometres."
@@ -312,8 +313,10 @@ async def test_turns_that_are_taught_together_do_not_mix(sampler: LocalSampler, 
 SEVERAL = (Hint("Give the distance in kilometres, please."), Hint("Say it in metric units."), Hint("In kilometres."))
 
 
-def curriculum(**given: Any) -> Curriculum:
-    return Curriculum.of(Config(method="topk-select", topk_k=3, **given))
+def asked(**given: Any) -> TeacherRequest:
+    request = a_method("topk-select", topk_k=3, **given).teacher_request
+    assert request is not None
+    return request
 
 
 async def likely(turns: Turns, sampler: LocalSampler) -> StoredTurn:
@@ -332,7 +335,7 @@ async def test_with_one_hint_it_is_the_most_informative(turns: Turns, sampler: L
 
 async def test_the_shortest_hints_are_tried_each_for_what_is_likeliest(turns: Turns, sampler: LocalSampler) -> None:
     turn = await likely(turns, sampler)
-    teacher = Teacher(sampler, turns.renderer, curriculum(topk_max_cand=2))
+    teacher = Teacher(sampler, turns.renderer, asked(topk_max_cand=2))
     hints = await teacher.consider(turn, SEVERAL)
     assert [hint.text for hint in hints] == [hint.text for hint in SEVERAL]
     assert hints[0].top is None
@@ -359,7 +362,7 @@ async def test_the_shortest_hints_are_tried_each_for_what_is_likeliest(turns: Tu
 
 async def test_for_the_teachers_own_tokens_the_policy_is_asked_too(turns: Turns, sampler: LocalSampler) -> None:
     turn = await likely(turns, sampler)
-    teacher = Teacher(sampler, turns.renderer, curriculum(topk_subset_mode="teacher"))
+    teacher = Teacher(sampler, turns.renderer, asked(topk_subset_mode="teacher"))
     (hint,) = await teacher.consider(turn, SEVERAL[:1])
     assert hint.top is not None
     ids = [*turn.prompt_ids, *turn.response_ids]
@@ -369,13 +372,13 @@ async def test_for_the_teachers_own_tokens_the_policy_is_asked_too(turns: Turns,
 
 async def test_a_policy_that_is_gone_is_not_waited_for(turns: Turns, sampler: LocalSampler) -> None:
     turn = replace(await likely(turns, sampler), version=77)
-    teacher = Teacher(sampler, turns.renderer, curriculum(topk_subset_mode="teacher"))
+    teacher = Teacher(sampler, turns.renderer, asked(topk_subset_mode="teacher"))
     assert "version 77 is not loaded" in (await teacher.teach(turn, HINT)).problem
     assert teacher.down is None
 
 
 async def test_without_recorded_tokens_or_with_an_engine_that_names_none_there_is_a_reason(turns: Turns) -> None:
-    teacher = Teacher(ScriptedSampler(lambda _request, _index: []), turns.renderer, curriculum())
+    teacher = Teacher(ScriptedSampler(lambda _request, _index: []), turns.renderer, asked())
     turn = turns.record(ASKED)
     assert "were not recorded" in (await teacher.teach(turn, HINT)).problem
     count = len(turn.response_ids)

@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from openclaw_rl.learn.batches import to_sequences
-from openclaw_rl.learn.errors import NoSignal
-from openclaw_rl.learn.methods import Weights
+from openclaw_rl.methods.base import NoSignal
 from openclaw_rl.types import (
     SampleKind,
     SessionKey,
@@ -21,9 +20,10 @@ from openclaw_rl.types import (
     TurnKind,
     Verdict,
 )
+from support.methods import a_method
 
-RL = Weights(0, 1)
-CENTRED = Weights(0, 1, centred=True)
+RL = a_method("rl")
+CENTRED = a_method("rl", baseline="batch")
 
 
 def turn(number: int, prompt: Sequence[int], response: Sequence[int], score: float = 1.0) -> StoredTurn:
@@ -167,7 +167,7 @@ def test_one_turn_without_a_signal_is_said_and_not_left_out() -> None:
 def test_a_batch_that_was_judged_alike_teaches_nothing_once_it_is_measured_from_its_mean(score: float) -> None:
     turns = [turn(number, [1, number], [3, 4], score) for number in range(2, 8)]
     for count in (2, 3, 6):
-        with pytest.raises(NoSignal, match="alike"):
+        with pytest.raises(NoSignal, match="equal"):
             to_sequences(turns[:count], CENTRED)
         assert len(to_sequences(turns[:count], RL)) == count
     other = turn(9, [1, 9], [3, 4], score / 2)

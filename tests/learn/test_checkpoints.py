@@ -16,11 +16,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from openclaw_rl.app.config import Config
 from openclaw_rl.config.options import ConfigError
 from openclaw_rl.learn import checkpoints as module
-from openclaw_rl.learn.build import where_to_begin
+from openclaw_rl.learn.build import Beginning, where_to_begin
 from openclaw_rl.learn.checkpoints import RECORD, BadCheckpoint, Checkpoint, Checkpoints, read_record, verify
+from openclaw_rl.learn.options import TrainingOptions
 from openclaw_rl.types import Batch
 
 BATCHES = (Batch(3, 3, (5, 6)), Batch(4, 5, (7, 9)))
@@ -284,32 +284,32 @@ def test_killed_at_any_operation_on_the_disk_there_is_no_half_checkpoint(tmp_pat
 # --resume-from-ckpt
 
 
-def config(folder: Path, **given: Any) -> Config:
-    return Config(run_dir=folder.parent, **given)
+def beginning(folder: Path, **given: Any) -> Beginning:
+    return where_to_begin(TrainingOptions(**given), folder.parent)
 
 
 def test_auto_is_the_runs_last_one_and_none_without(checkpoints: Checkpoints, folder: Path) -> None:
-    assert where_to_begin(config(folder)).checkpoint is None
-    assert where_to_begin(config(folder)).own
+    assert beginning(folder).checkpoint is None
+    assert beginning(folder).own
     save(checkpoints, 1, 1)
     last = save(checkpoints, 2, 2)
-    assert where_to_begin(config(folder)).checkpoint == last
-    assert where_to_begin(config(folder)).own
+    assert beginning(folder).checkpoint == last
+    assert beginning(folder).own
 
 
 def test_none_begins_anew(checkpoints: Checkpoints, folder: Path) -> None:
     save(checkpoints, 1, 1)
-    beginning = where_to_begin(config(folder, resume_from_ckpt="none"))
-    assert (beginning.checkpoint, beginning.own) == (None, False)
+    found = beginning(folder, resume_from_ckpt="none")
+    assert (found.checkpoint, found.own) == (None, False)
 
 
 def test_a_folder_is_the_runs_own_or_another_ones(checkpoints: Checkpoints, folder: Path, tmp_path: Path) -> None:
     first = save(checkpoints, 1, 1)
     save(checkpoints, 2, 2)
     foreign = save(Checkpoints(tmp_path / "elsewhere" / "checkpoints", 1), 7, 7)
-    own = where_to_begin(config(folder, resume_from_ckpt=str(first.folder)))
+    own = beginning(folder, resume_from_ckpt=str(first.folder))
     assert (own.checkpoint, own.own) == (first, True)
-    other = where_to_begin(config(folder, resume_from_ckpt=str(foreign.folder)))
+    other = beginning(folder, resume_from_ckpt=str(foreign.folder))
     assert (other.checkpoint, other.own) == (foreign, False)
 
 
@@ -325,7 +325,7 @@ def test_a_folder_that_cannot_be_used_is_said_before_anything_starts(
     else:
         (given / "learner.optimizer").write_bytes(b"")
     with pytest.raises(ConfigError, match="--resume-from-ckpt") as said:
-        where_to_begin(config(folder, resume_from_ckpt=str(given)))
+        beginning(folder, resume_from_ckpt=str(given))
     assert str(given) in str(said.value)
 
 

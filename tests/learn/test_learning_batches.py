@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 
 from openclaw_rl.learn import loop as module
-from openclaw_rl.learn.methods import Weights
 from openclaw_rl.ledger import changes, verdicts
 from openclaw_rl.ledger.errors import LedgerError
 from openclaw_rl.types import SampleKind, Source, State, Verdict
 from support.learning_run import SECONDS, LearningRun, a_run, flat
+from support.methods import a_method
 
-CENTRED = Weights(0, 1, centred=True)
+CENTRED = a_method("rl", baseline="batch")
 
 
 async def test_a_step_takes_as_many_turns_as_a_batch_has_the_longest_judged_first(run: LearningRun) -> None:
@@ -65,12 +65,12 @@ async def test_turns_without_a_gradient_never_count_towards_a_batch(run: Learnin
 
 async def test_no_step_is_made_of_a_batch_that_was_judged_alike(tmp_path: Path) -> None:
     """With no gradient the optimiser would walk on by its momentum, and the turns would count as learned from."""
-    async with a_run(tmp_path / "run", weights=CENTRED) as run:
+    async with a_run(tmp_path / "run", method=CENTRED) as run:
         await run.start()
         alike = run.judged(2, score=-1.0)
         await run.until(lambda: run.states(alike) == {State.DROPPED})
         await run.rest()
-        assert run.book.read(alike[0]).reason == "no signal: its whole batch was judged alike (--baseline batch)"
+        assert run.book.read(alike[0]).reason == "no signal: all signals of its batch are equal (--baseline batch)"
         assert "step" not in run.learner.calls
         assert run.outcomes() == []
         different = [*run.judged(1, score=1.0), *run.judged(1, score=-1.0)]
@@ -79,7 +79,7 @@ async def test_no_step_is_made_of_a_batch_that_was_judged_alike(tmp_path: Path) 
 
 
 async def test_a_batch_of_one_after_the_batch_timeout_is_measured_from_nothing(tmp_path: Path) -> None:
-    async with a_run(tmp_path / "run", weights=CENTRED, batch_timeout=0.01) as run:
+    async with a_run(tmp_path / "run", method=CENTRED, batch_timeout=0.01) as run:
         seen: list[float] = []
         await run.start()
         run.learner.hooks["step"] = lambda sequences: seen.extend(sequences[0].spans[0].advantages)
@@ -91,7 +91,7 @@ async def test_a_locked_ledger_loses_no_turn_of_a_batch_that_was_judged_alike(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each is dropped or waits on, and none is left claimed."""
-    async with a_run(tmp_path / "run", weights=CENTRED) as run:
+    async with a_run(tmp_path / "run", method=CENTRED) as run:
         await run.start()
         calls: list[int] = []
         drop = run.book.ledger.drop

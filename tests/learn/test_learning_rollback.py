@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from openclaw_rl.api.operations import OperationFailed
-from openclaw_rl.app.background import Loops
+from openclaw_rl.app.background import BackgroundLoops
 from openclaw_rl.engines.base import EngineUnavailable, StepRefused
 from openclaw_rl.types import State
 from support.learning_run import LearningRun, flat, once
@@ -119,7 +119,7 @@ async def test_going_back_again_goes_further_back_until_nothing_is_left(run: Lea
     await run.start()
     turns = [run.judged() for _ in range(7)]
     await run.trained(*flat(turns))
-    loops = Loops(None, run.loop, 5.0)
+    loops = BackgroundLoops(None, run.loop, 5.0)
     for step in (6, 4, 2):
         await loops.roll_back(None)
         await run.rest()
@@ -138,7 +138,7 @@ async def test_before_the_first_checkpoint_the_base_model_is_gone_back_to(run: L
     await run.start()
     turns = run.judged()
     await run.trained(*turns)
-    assert await Loops(None, run.loop, 5.0).roll_back(None) == 2
+    assert await BackgroundLoops(None, run.loop, 5.0).roll_back(None) == 2
     assert run.sampler.served[run.sampler.newest_version] == []
     assert run.outcomes() == ["rolled_back"]
     # What was learned is neither learned again nor forgotten, now and after a restart.
@@ -176,7 +176,7 @@ async def test_the_base_model_can_be_asked_for(run: LearningRun) -> None:
     turns = [run.judged() for _ in range(4)]
     await run.trained(*flat(turns))
     last = run.checkpoints[-1]
-    loops = Loops(None, run.loop, 5.0)
+    loops = BackgroundLoops(None, run.loop, 5.0)
     await loops.roll_back(0)
     assert run.learner.policy == []
     # And what was left can be come back to.

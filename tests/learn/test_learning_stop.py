@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from openclaw_rl.app.background import Loops
+from openclaw_rl.app.background import BackgroundLoops
 from openclaw_rl.engines.base import EngineUnavailable
 from openclaw_rl.learn import loop as module
 from openclaw_rl.learn.phases import Phase
@@ -19,7 +19,7 @@ async def test_finishing_saves_what_no_checkpoint_has(run: LearningRun) -> None:
     turns = run.judged()
     await run.trained(*turns)
     assert run.checkpoints == []
-    await Loops(None, run.loop, 5.0).stop()
+    await BackgroundLoops(None, run.loop, 5.0).stop()
     assert [checkpoint.step for checkpoint in run.checkpoints] == [1]
     await run.kill()
     await run.start()
@@ -57,7 +57,7 @@ async def test_finishing_after_the_learner_has_died_does_not_save_an_empty_polic
         run.learner.hooks["step"] = dies()
         turns.append(run.judged())
         await run.until(lambda: bool(run.loop.trouble))
-        await Loops(None, run.loop, 5.0).stop()
+        await BackgroundLoops(None, run.loop, 5.0).stop()
         await run.kill()
         await run.start()
         await run.trained(*flat(turns))

@@ -1,5 +1,8 @@
 """A new policy reads the conversations that are under way before it serves."""
 
+from pathlib import Path
+
+from openclaw_rl.engines.policy_ref import PolicyRef, WeightForm
 from openclaw_rl.learn.warming import CONVERSATIONS, TOKENS, warm
 from openclaw_rl.ledger import changes
 from openclaw_rl.types import Priority, SampleRequest, SessionKey
@@ -10,6 +13,7 @@ from support.records import Book, a_side_turn, a_turn
 async def warmed(book: Book, *, full: bool = False) -> list[SampleRequest]:
     sampler = ScriptedSampler(lambda request, index: [7], max_context=2 * TOKENS)
     sampler.full = full
+    await sampler.publish(3, PolicyRef(WeightForm.PEFT, Path("v3")))
     await warm(book.ledger, sampler, 3)
     return sampler.requests
 

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +35,7 @@ def a_report(step: int, **given: Any) -> StepReport:
 
 
 def write_metrics(folder: Path, reports: Sequence[StepReport]) -> None:
-    lines = [json.dumps(asdict(report)) for report in reports]
+    lines = [json.dumps(report.as_json()) for report in reports]
     (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
 
 

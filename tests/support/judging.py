@@ -7,10 +7,8 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
 
-from openclaw_rl.app.config import Config
 from openclaw_rl.judge.askers import AskParams, EndpointAsker
 from openclaw_rl.judge.case import Case
-from openclaw_rl.judge.dispatch import Signals
 from openclaw_rl.judge.judges.base import Judge, Opinion, Questions
 from openclaw_rl.judge.judges.explicit import Explicit
 from openclaw_rl.judge.judges.llm import LlmJudge
@@ -21,6 +19,7 @@ from openclaw_rl.judge.teacher import Teacher
 from openclaw_rl.ledger import changes
 from openclaw_rl.types import Source
 from support.judge_server import JudgeServer
+from support.methods import a_method
 from support.records import Book, a_turn
 
 CAME = [{"role": "user", "content": "thank you"}]
@@ -70,9 +69,8 @@ async def judging(
     book: Book, *judges: Judge, method: str = "rl", teacher: Teacher | None = None, workers: int = 4, **options: Any
 ) -> AsyncIterator[Judging]:
     registry = CollectorRegistry()
-    signals = Signals.of(Config(method=method, **options))
     panel = JudgePanel([Explicit(), *judges])
-    made = JudgeLoop(book.ledger, panel, teacher, signals, JudgeMetrics(registry), workers=workers)
+    made = JudgeLoop(book.ledger, panel, teacher, a_method(method, **options), JudgeMetrics(registry), workers=workers)
     task = asyncio.create_task(made.run())
     try:
         yield Judging(made, registry)

@@ -11,19 +11,19 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from openclaw_rl.app.config import Config
 from openclaw_rl.engines.base import EngineUnavailable
 from openclaw_rl.engines.policy_ref import PolicyRef
 from openclaw_rl.learn.build import where_to_begin
 from openclaw_rl.learn.checkpoints import Checkpoint, Checkpoints
 from openclaw_rl.learn.loop import LearnLoop, LearnSettings
-from openclaw_rl.learn.methods import Weights
+from openclaw_rl.learn.options import TrainingOptions
 from openclaw_rl.learn.phases import Phase
 from openclaw_rl.learn.policies import Policies
 from openclaw_rl.learn.reporting import JsonLines, Prometheus, Reporter
 from openclaw_rl.ledger import verdicts
 from openclaw_rl.types import SampleKind, Source, State, Verdict
 from support.fakes import ScriptedLearner, ScriptedSampler, read_policy
+from support.methods import a_method
 from support.records import Book
 
 #: A test fails when nothing has happened for this long.
@@ -92,7 +92,7 @@ class LearningRun:
         self.settings = {"batch_size": 2, "max_steps": 1000, "max_staleness": 8, "save_interval": 2, **settings}
         self.settings.setdefault("batch_timeout", None)
         self.keep = self.settings.pop("keep_checkpoints", 3)
-        self.weights = self.settings.pop("weights", Weights(0, 1))
+        self.method = self.settings.pop("method", None) or a_method("rl")
         self.gate: Any = None
         self.learner = ScriptedLearner()
         self.sampler = PickySampler()
@@ -105,19 +105,19 @@ class LearningRun:
         self.learner, self.sampler, self.registry = ScriptedLearner(), PickySampler(), CollectorRegistry()
         self.threads = ThreadPoolExecutor()
         asyncio.get_running_loop().set_default_executor(self.threads)
-        config = Config(run_dir=self.folder, keep_checkpoints=self.keep, resume_from_ckpt=resume)
+        options = TrainingOptions(keep_checkpoints=self.keep, resume_from_ckpt=resume)
         self.loop = LearnLoop(
             self.book.ledger,
             self.learner,
             self.sampler,
-            self.weights,
+            self.method,
             LearnSettings(**self.settings),
             Checkpoints(self.folder / "checkpoints", self.keep),
             Policies(self.folder / "policies", 6),
             Reporter([JsonLines(self.folder / "metrics.jsonl"), Prometheus(self.registry)]),
             self.gate,
         )
-        beginning = where_to_begin(config)
+        beginning = where_to_begin(options, self.folder)
         await self.loop.begin(beginning.checkpoint, own=beginning.own)
         if learning:
             self.learn()

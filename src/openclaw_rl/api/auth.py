@@ -6,7 +6,7 @@ from hmac import compare_digest
 from fastapi import Request
 
 from openclaw_rl.api.errors import ApiError
-from openclaw_rl.app.config import ApiKey
+from openclaw_rl.api.options import ApiKey
 
 #: The owner of all requests to a server without keys.
 ANYONE = "anyone"

@@ -16,7 +16,7 @@ from openclaw_rl.types import NextStep
 log = logging.getLogger(__name__)
 
 
-class Loops:
+class BackgroundLoops:
     """Implements `Operations` for a server that judges, and perhaps learns."""
 
     def __init__(self, judging: JudgeLoop | None, learning: LearnLoop | None, patience: float) -> None:

@@ -6,62 +6,66 @@ from collections.abc import Mapping
 from rich.markup import escape
 from rich.table import Table
 
-from openclaw_rl.app.config import LOOPBACK, Config
+from openclaw_rl.api.options import ALL_ADDRESSES, LOOPBACK, ServerOptions
+from openclaw_rl.app.assembly import judge_setup
+from openclaw_rl.app.config import Config
+from openclaw_rl.config.run import RunOptions
 from openclaw_rl.judge.build import describe
-from openclaw_rl.learn.build import run_checkpoints
 from openclaw_rl.terminal import console, on_terminal
 from openclaw_rl.types import BASE_VERSION
 
 
-def local_url(config: Config, port: int) -> str:
-    """Where the server is reached from this machine."""
-    host = LOOPBACK if config.host == "0.0.0.0" else config.host
+def local_url(options: ServerOptions, port: int) -> str:
+    """The server's address on this machine."""
+    host = LOOPBACK if options.host == ALL_ADDRESSES else options.host
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def learning(config: Config) -> str:
     """What is learned, and when."""
     if not config.learns:
-        return "off" if config.max_steps else "off (--max-steps 0)"
-    what = {
-        "rl": "scores",
-        "opd": "hindsight hints",
-        "combine": "scores and hindsight hints",
-        "topk-select": "scores and the best of several hindsight hints, for the likeliest tokens",
-    }[config.method]
-    trained = f"an adapter of rank {config.lora_rank}" if config.lora_rank else "all weights"
-    how = f"{trained}, a step every {config.batch_size} judged turns"
-    return f"{config.method}: from {what}; {how}, in {config.run_dir}"
+        return "off" if config.training.max_steps else "off (--max-steps 0)"
+    method, model = config.learning_method, config.model
+    trained = "all weights" if model.full_weights else f"an adapter of rank {model.lora_rank}"
+    how = f"{trained}, a step every {config.training.batch_size} judged turns"
+    return f"{method.name}: from {method.learns_from}; {how}, in {config.run.run_dir}"
+
+
+def judging(config: Config) -> str:
+    """Who judges."""
+    if not config.capture.capture:
+        return "none: turns are not recorded"
+    return describe(judge_setup(config), config.model.teacher_model_name)
 
 
 def beginning(config: Config, version: int) -> str:
-    """Where the policy that serves first comes from: whether what was learned before has been kept."""
+    """Where the policy that serves first comes from."""
     if version == BASE_VERSION:
         return "the model as it is"
-    for checkpoint in run_checkpoints(config).all():
+    for checkpoint in config.checkpoints.all():
         if checkpoint.version == version:
             return f"goes on from step {checkpoint.step} (policy {version}, checkpoint {checkpoint.folder.name})"
-    # Another run's checkpoint has a number of its own here.
-    return f"goes on from {config.resume_from_ckpt} (policy {version})"
+    # Another run's checkpoint has got a number of this run.
+    return f"goes on from {config.training.resume_from_ckpt} (policy {version})"
 
 
 def banner(config: Config, backend: str, version: int, port: int) -> None:
-    """What a newcomer needs to know, and a line to try."""
-    url = local_url(config, port) + "/v1"
-    keys = config.api_keys
+    """Print what a newcomer needs to know, and a line to try."""
+    url = local_url(config.server, port) + "/v1"
+    keys, captures = config.server.api_keys, config.capture.capture
     reach = (
-        f"listening on {config.host}, key needed ({', '.join(key.name for key in keys)})"
+        f"listening on {config.server.host}, key needed ({', '.join(key.name for key in keys)})"
         if keys
         else ("no key, so only this machine can connect; --api-key opens it to the network")
     )
     rows = {
         "URL": url,
-        "model": f"{config.model_label}  ({config.policy_name})",
+        "model": f"{config.served_name}  ({config.policy_name})",
         "backend": backend,
         "policy": beginning(config, version),
         "learning": learning(config),
-        "judge": describe(config) if config.capture else "none: turns are not recorded",
-        "turns": f"recorded in {config.ledger_dir}" if config.capture else "not recorded (--no-capture)",
+        "judge": judging(config),
+        "turns": f"recorded in {config.ledger_dir}" if captures else "not recorded (--no-capture)",
         "access": reach,
     }
     out = console(stderr=True)
@@ -71,7 +75,8 @@ def banner(config: Config, backend: str, version: int, port: int) -> None:
     else:
         plain = "\n".join(f"{label:<10}{value}" for label, value in rows.items())
         out.print(plain, markup=False, highlight=False, soft_wrap=True)
-    where = "" if config.run_dir == Config().run_dir else f" --run-dir {shlex.quote(str(config.run_dir))}"
+    run_dir = config.run.run_dir
+    where = "" if run_dir == RunOptions().run_dir else f" --run-dir {shlex.quote(str(run_dir))}"
     out.print(
         f"\nTry it, in another terminal:\n  openclaw-rl chat{where}", markup=False, highlight=False, soft_wrap=True
     )

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from openclaw_rl.app.config import Config, Loaded, load
+from openclaw_rl.app.config import FIELDS, Config, Loaded, load
 from openclaw_rl.config.options import option_of
 
 #: In a run directory.
@@ -21,10 +21,10 @@ ALSO_OF_THE_RUN = ("keep_checkpoints", "cache_dir")
 
 
 def keep_options(config: Config) -> None:
-    """Write down in the run directory what was given, unless it is of a server that learned there. Never a secret."""
-    path = config.run_dir.expanduser() / FILE
+    """Write the given options into the run directory, never a secret. A server that only serves does not overwrite."""
+    path = config.run.folder / FILE
     if path.exists() and not config.learns:
-        return  # who only serves a run does not say how it learns
+        return
     unfinished = path.with_suffix(".part")
     unfinished.write_text(HEAD + to_toml(given(config)))
     unfinished.replace(path)
@@ -32,9 +32,7 @@ def keep_options(config: Config) -> None:
 
 def given(config: Config) -> dict[str, Any]:
     """The options that are not left to their defaults; files and folders that are there with their whole paths."""
-    names = config.model_fields_set - set(NOT_KEPT)
-    kept = [name for name, field in Config.model_fields.items() if name in names and not option_of(field).secret]
-    return {name: _whole(name, getattr(config, name)) for name in kept}
+    return {name: _whole(name, value) for name, value in config.given().items() if name not in NOT_KEPT}
 
 
 def _whole(name: str, value: Any) -> Any:
@@ -66,9 +64,9 @@ def load_for_run(flags: Mapping[str, Any], file: Path | None = None) -> Loaded:
     Raises ConfigError.
     """
     loaded = load(flags, file=file)
-    own = loaded.config.run_dir.expanduser() / FILE
+    own = loaded.config.run.folder / FILE
     return load(flags, file=own, only=_is_of_the_run) if file is None and own.is_file() else loaded
 
 
 def _is_of_the_run(name: str) -> bool:
-    return name in ALSO_OF_THE_RUN or option_of(Config.model_fields[name]).group in OF_THE_RUN
+    return name in ALSO_OF_THE_RUN or option_of(FIELDS[name]).group in OF_THE_RUN

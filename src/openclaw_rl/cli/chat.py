@@ -34,10 +34,10 @@ def run(options: argparse.Namespace) -> int:
     from openclaw_rl.ledger.lock import server_url
 
     config = run_config(options)
-    server = server_url(config.run_dir.expanduser())
+    server = server_url(config.run.folder)
     if not server:
         raise UserError(
-            f"No server runs in {config.run_dir.absolute()}: start one in another terminal, with make run or "
+            f"No server runs in {config.run.run_dir.absolute()}: start one in another terminal, with make run or "
             "openclaw-rl serve, or give its --run-dir."
         )
     with Client(server, own_key(config)) as client:

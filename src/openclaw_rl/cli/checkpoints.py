@@ -16,15 +16,14 @@ def add(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from openclaw_rl.learn.build import run_checkpoints
     from openclaw_rl.ledger.lock import was_served
     from openclaw_rl.ledger.offline import check_ledger
 
     config = run_config(options)
-    saved = run_checkpoints(config)
+    saved = config.checkpoints
     checkpoints = saved.all()
     if not checkpoints:
-        if not was_served(config.run_dir.expanduser()):
+        if not was_served(config.run.folder):
             check_ledger(config.ledger_dir)  # sessions may have been imported
         when = "one is made every --save-interval steps and when the server stops"
         console().print(Text(f"No checkpoint in {saved.folder} yet: {when}."), soft_wrap=True)

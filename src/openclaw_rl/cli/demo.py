@@ -42,6 +42,7 @@ def add(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    from openclaw_rl.app.machine import machine_of
     from openclaw_rl.evals.demo import demo
 
-    return demo(load_options(options).config, options)
+    return demo(machine_of(load_options(options).config), options)

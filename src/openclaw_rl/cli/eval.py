@@ -26,6 +26,7 @@ def add(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    from openclaw_rl.app.machine import machine_of
     from openclaw_rl.evals.evaluate import evaluate
 
-    return evaluate(load_options(options).config, options)
+    return evaluate(machine_of(load_options(options).config), options)

@@ -25,7 +25,7 @@ def run(options: argparse.Namespace) -> int:
     from openclaw_rl.ledger.status import plural
 
     config = run_config(options)
-    run_dir = config.run_dir.expanduser()
+    run_dir = config.run.folder
     with open_offline(config.ledger_dir) as ledger:
         sessions = ledger.reader.sessions(id=options.session, owner=options.user)
         steps = ledger.forget(sessions) if sessions else []

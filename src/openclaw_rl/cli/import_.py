@@ -18,7 +18,7 @@ def add(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from openclaw_rl.app.assembly import fetch
+    from openclaw_rl.app.assembly import fetch_files
     from openclaw_rl.ledger.offline import open_offline
     from openclaw_rl.ledger.status import plural
     from openclaw_rl.rendering.chat import ChatRenderer
@@ -26,7 +26,7 @@ def run(options: argparse.Namespace) -> int:
     if not options.file.is_file():
         raise UserError(f"There is no file {options.file}.")
     config = run_config(options)
-    renderer = ChatRenderer(fetch(config, config.model_name))
+    renderer = ChatRenderer(fetch_files(config))
     with open_offline(config.ledger_dir, create=True) as ledger:
         result = ledger.import_file(options.file, renderer)
     for refused in result.errors:

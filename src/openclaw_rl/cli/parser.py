@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from openclaw_rl.app.config import Config, Loaded, load
+from openclaw_rl.app.config import FIELDS, Config, Loaded, load
 from openclaw_rl.app.run_options import load_for_run
 from openclaw_rl.config.options import ConfigError, add_flags, flag, option_of
 
 #: Where a run is: the options of every command about a run.
 RUN_OPTIONS = ("run_dir", "rl_buffer_dir")
-SECRET_FLAGS = [flag(name) for name, field in Config.model_fields.items() if option_of(field).secret]
+SECRET_FLAGS = [flag(name) for name, field in FIELDS.items() if option_of(field).secret]
 
 
 class Parser(argparse.ArgumentParser):
@@ -45,7 +45,7 @@ def add_command(
     """Add a command that takes --config and some of the server's options."""
     parser: Parser = commands.add_parser(name, help=doc, description=f"{doc[0].upper()}{doc[1:]}.")
     add_config_flag(parser)
-    add_flags(parser, Config, only=options)
+    add_flags(parser, FIELDS, only=options)
     parser.set_defaults(run=run)
     return parser
 
@@ -56,7 +56,8 @@ def add_config_flag(parser: Parser) -> None:
 
 def load_options(options: argparse.Namespace) -> Loaded:
     """The server's options, from a command's flags, the environment and a file."""
-    return load(given_flags(options), file=options.config)
+    ignored = getattr(options, "no_environment", False)
+    return load(given_flags(options), {} if ignored else None, options.config)
 
 
 def run_config(options: argparse.Namespace) -> Config:
@@ -66,12 +67,12 @@ def run_config(options: argparse.Namespace) -> Config:
 
 def given_flags(options: argparse.Namespace) -> dict[str, Any]:
     """The server's options among a command's arguments."""
-    return {name: value for name, value in vars(options).items() if name in Config.model_fields}
+    return {name: value for name, value in vars(options).items() if name in FIELDS}
 
 
 def own_key(config: Config) -> str:
     """The API key that a command shows to the server, if one is given."""
-    return config.api_keys[0].secret if config.api_keys else ""
+    return config.server.api_keys[0].secret if config.server.api_keys else ""
 
 
 def positive(text: str) -> int:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from openclaw_rl.app.config import Config
+from openclaw_rl.app.config import FIELDS, Config
 from openclaw_rl.cli.parser import RUN_OPTIONS, add_command, positive, run_config
 from openclaw_rl.config.options import ConfigError, option_of
 from openclaw_rl.errors import UserError
@@ -27,7 +27,7 @@ SIGNS = ("good", "neutral", "bad", "abstains")
 
 
 def add(commands: Any) -> None:
-    judging = [name for name, field in Config.model_fields.items() if option_of(field).group == "Judge"]
+    judging = [name for name, field in FIELDS.items() if option_of(field).group == "Judge"]
     model = ("model_name", "teacher_model_name", "cache_dir", "device", "seed")
     parser = add_command(commands, "rejudge", DOC, run, (*RUN_OPTIONS, *judging, *model))
     parser.add_argument("--last", type=positive, default=1000, metavar="N", help="only the last N (default: 1000)")
@@ -39,7 +39,7 @@ def run(options: argparse.Namespace) -> int:
     from openclaw_rl.ledger.offline import open_offline
 
     config = run_config(options)
-    if config.judging == "none":
+    if config.judge.kind == "none":
         raise ConfigError("--judge none judges nothing: choose feedback, llm or custom.")
     try:
         with open_offline(config.ledger_dir) as ledger:
@@ -60,18 +60,20 @@ def run(options: argparse.Namespace) -> int:
 
 async def judge_turns(config: Config, reader: "LedgerReader", turns: Sequence[int]) -> "list[TwoScores]":
     """Judge turns again, several at once, with a progress bar."""
-    from openclaw_rl.app.assembly import fetch, open_backend, start_model
+    from openclaw_rl.app.assembly import fetch_files, judge_setup, start_model
+    from openclaw_rl.engines.factory import Resources
     from openclaw_rl.judge.build import build_panel
     from openclaw_rl.judge.rejudging import judge_again
 
     async with contextlib.AsyncExitStack() as stack:
         model = None
-        if config.asks_llm and config.judge_base_url is None:
-            judge = config.model_copy(update={"model_name": config.teacher_model_name or config.model_name})
-            folder = fetch(judge, judge.model_name)
-            model = await start_model(stack, open_backend(stack, judge, folder).sampler, folder)
-        panel = build_panel(config, model, explicit=False)
-        limit = asyncio.Semaphore(config.num_judge_workers)
+        if config.asks_llm and config.judge.judge_base_url is None:
+            name = config.model.teacher_model_name or config.policy_name
+            folder = fetch_files(config, name)
+            sampler = config.sampler.open(config.engine_settings, Resources(stack), folder, name)
+            model = await start_model(stack, sampler, folder)
+        panel = build_panel(judge_setup(config), model, explicit=False)
+        limit = asyncio.Semaphore(config.judge.num_judge_workers)
         with progress() as shown:
             task = shown.add_task("Judging", total=len(turns))
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from openclaw_rl.dashboard.answers import Compared
     from openclaw_rl.dashboard.run import Run
+    from openclaw_rl.dashboard.source import RunSource
 
 TEMPLATE = "dashboard/report.html.j2"
 NAME = "report.html"
@@ -41,52 +42,64 @@ def run(options: argparse.Namespace) -> int:
 
     config = run_config(options)
     need_matplotlib("openclaw-rl report")
-    folder = config.run_dir.expanduser()
+    folder, source = config.run.folder, source_of(config)
     if not folder.is_dir():
         raise UserError(f"There is no folder {folder}: give the run directory of a server.")
-    if not may_be_run(config):
+    if not may_be_run(source):
         raise UserError(f"There is no ledger in {config.ledger_dir}: give the run directory of a server.")
     server = server_url(folder)
-    recorded = read_run(config, server, ready_state(server) if server else {})
+    recorded = read_run(source, server, ready_state(server) if server else {})
     out = options.out or folder / NAME
-    write(out, page(config, recorded, answers=not options.no_answers))
+    write(out, page(source, recorded, answers=not options.no_answers))
     console().print(f"The report is in {out}", markup=False, soft_wrap=True)
     return 0
 
 
-def may_be_run(config: Config) -> bool:
+def source_of(config: Config) -> "RunSource":
+    from openclaw_rl.dashboard.source import RunSource
+
+    return RunSource(
+        run_dir=config.run.folder,
+        ledger_dir=config.ledger_dir,
+        checkpoints=config.checkpoints,
+        model_name=config.model.model_name,
+        method=config.learning_method,
+        sampler=config.sampler,
+        settings=config.engine_settings,
+    )
+
+
+def may_be_run(source: "RunSource") -> bool:
     """Whether a folder holds something of a run, or nothing else yet; a page is not written beside other things."""
     from openclaw_rl.dashboard.metrics import FILE as METRICS
     from openclaw_rl.ledger.lock import FILE as SERVER
     from openclaw_rl.ledger.schema import FILE as LEDGER
 
-    folder = config.run_dir.expanduser()
-    marks = (config.ledger_dir / LEDGER, folder / SERVER, folder / METRICS)
+    folder = source.run_dir
+    marks = (source.ledger_dir / LEDGER, folder / SERVER, folder / METRICS)
     others = (path for path in folder.iterdir() if path.name != NAME)
     return any(mark.is_file() for mark in marks) or not any(others)
 
 
-def page(config: Config, run: "Run", *, answers: bool = True) -> str:
+def page(source: "RunSource", run: "Run", *, answers: bool = True) -> str:
     """The page's text; with `answers`, both models are asked first, which takes a while."""
     from openclaw_rl.dashboard import metrics, verdict_mix
     from openclaw_rl.dashboard.components.render import render
     from openclaw_rl.dashboard.examples import make_example
-    from openclaw_rl.learn.methods import Weights
 
-    model, no_model = model_folder(config, run)
+    model, no_model = model_folder(source, run)
     tokenizer, no_tokens = read_tokenizer(model) if model else (None, no_model)
-    compared, no_answers = ask(config, run, model) if answers else ([], "They were not asked for (--no-answers).")
-    weights = Weights.of(config)
+    compared, no_answers = ask(source, run, model) if answers else ([], "They were not asked for (--no-answers).")
     return render(
         TEMPLATE,
         run=run,
         status=run.status,
-        method=config.method,
+        method=source.method.name,
         curves=metrics.pictures(run.metrics.steps),
         mix=verdict_mix.pictures(run.verdicts),
         sources=verdict_mix.by_source(run.verdicts),
         signs=verdict_mix.SIGNS,
-        examples=[make_example(why, turn, tokenizer, weights) for why, turn in run.turns],
+        examples=[make_example(why, turn, tokenizer, source.method) for why, turn in run.turns],
         no_tokens=no_tokens,
         compared=compared,
         no_answers=no_answers or no_model,
@@ -94,12 +107,12 @@ def page(config: Config, run: "Run", *, answers: bool = True) -> str:
     )
 
 
-def model_folder(config: Config, run: "Run") -> tuple[Path | None, str]:
+def model_folder(source: "RunSource", run: "Run") -> tuple[Path | None, str]:
     """Where the run's model is on this machine, or why it is not; nothing is fetched for a report."""
     from openclaw_rl.models import ModelNotFound, find_model
 
     try:
-        found = find_model(run.model, config.cache_dir.expanduser())
+        found = find_model(run.model, source.settings.cache)
     except ModelNotFound as error:
         return None, str(error)
     return found, "" if found else f"The model {run.model} is not on this machine; --model-name says where it is."
@@ -114,15 +127,13 @@ def read_tokenizer(folder: Path) -> "tuple[Tokenizer | None, str]":
         return None, str(error)
 
 
-def ask(config: Config, run: "Run", model: Path | None) -> "tuple[list[Compared], str]":
+def ask(source: "RunSource", run: "Run", model: Path | None) -> "tuple[list[Compared], str]":
     """Answers of the base model and of the newest checkpoint, or why there are none."""
-    from openclaw_rl.learn.build import run_checkpoints
-
     if model is None:
         return [], ""
     if not run.prompts:
         return [], "No conversation has been recorded, so there is nothing to ask."
-    checkpoint = run_checkpoints(config).latest()
+    checkpoint = source.checkpoints.latest()
     if checkpoint is None:
         return [], "There is no checkpoint yet: one is saved every --save-interval steps, and when the server stops."
     from openclaw_rl.dashboard.answers import NoAnswers, compare
@@ -131,7 +142,7 @@ def ask(config: Config, run: "Run", model: Path | None) -> "tuple[list[Compared]
     with contextlib.suppress(KeyboardInterrupt), progress() as shown:
         task = shown.add_task("Asking both models (Ctrl-C leaves it out)", total=2 * len(run.prompts))
         try:
-            return compare(config, model, checkpoint, run.prompts, lambda: shown.advance(task)), ""
+            return compare(source, model, checkpoint, run.prompts, lambda: shown.advance(task)), ""
         except NoAnswers as error:
             return [], str(error)
     return [], "Asking them was broken off."

@@ -22,14 +22,13 @@ def add(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from openclaw_rl.client import Client
-    from openclaw_rl.learn.build import run_checkpoints
     from openclaw_rl.learn.rollback import roll_back_offline
     from openclaw_rl.ledger.lock import server_url
     from openclaw_rl.ledger.offline import open_offline
 
     config = run_config(options)
-    checkpoints = run_checkpoints(config)
-    if server := server_url(config.run_dir.expanduser()):
+    checkpoints = config.checkpoints
+    if server := server_url(config.run.folder):
         with Client(server, own_key(config)) as client:
             version = client.roll_back(options.version)
     else:

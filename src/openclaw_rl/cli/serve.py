@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from openclaw_rl.app.config import Config, Loaded
+from openclaw_rl.app.config import FIELDS, Loaded
 from openclaw_rl.cli.parser import Parser, add_config_flag, load_options
 from openclaw_rl.config.options import add_flags
 
@@ -38,8 +38,13 @@ def add(commands: Any) -> None:
         action="store_true",
         help="check options, files and folders, show the configuration, and exit; the port is not tried",
     )
+    parser.add_argument(
+        "--no-environment",
+        action="store_true",
+        help="ignore environment variables: options come from flags and --config",
+    )
     add_config_flag(parser)
-    add_flags(parser, Config)
+    add_flags(parser, FIELDS)
     parser.set_defaults(run=run)
 
 
@@ -49,13 +54,15 @@ def run(options: argparse.Namespace) -> int:
     loaded = load_options(options)
     start = Start()
     try:
-        from openclaw_rl.app import server
-
         if options.dry_run:
-            server.check(loaded.config)
+            from openclaw_rl.app.checks import check
+
+            check(loaded.config)
             show(loaded)
         else:
-            server.serve(loaded.config, start)
+            from openclaw_rl.app.server import serve
+
+            serve(loaded.config, start)
     except KeyboardInterrupt:
         when = "the last training was saved" if start.is_over else "it was ready"
         print(f"openclaw-rl: Stopped before {when}.", file=sys.stderr)  # noqa: T201

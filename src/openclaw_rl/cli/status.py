@@ -38,17 +38,16 @@ def run(options: argparse.Namespace) -> int:
 def read(config: Config) -> "Status":
     """From the ledger, the checkpoints and the running server. Raises UserError where no server has ever run."""
     from openclaw_rl.client import ready_state
-    from openclaw_rl.learn.build import run_checkpoints
     from openclaw_rl.ledger.errors import NoLedger
     from openclaw_rl.ledger.lock import server_url, was_served
     from openclaw_rl.ledger.offline import open_offline
     from openclaw_rl.ledger.status import read_status
     from openclaw_rl.types import BASE_VERSION
 
-    run_dir = config.run_dir.expanduser()
+    run_dir = config.run.folder
     server = server_url(run_dir)
     ready = ready_state(server) if server else {}
-    saved = max((checkpoint.version for checkpoint in run_checkpoints(config).all()), default=BASE_VERSION)
+    saved = max((checkpoint.version for checkpoint in config.checkpoints.all()), default=BASE_VERSION)
     try:
         with open_offline(config.ledger_dir) as ledger:
             return ledger.reader.status(server, ready, saved)

@@ -1,24 +1,44 @@
-"""How options are defined, read and shown. What options there are is in `config.py`.
+"""How options are defined, read and shown.
 
-A value comes from the first of: flag, environment, configuration file (TOML), default. `read` remembers which.
+Each part of the program defines its own options in a `Section`. Their names are unique over all sections, so flags,
+variables and files are flat. A value comes from the first of: flag, environment, configuration file (TOML), default.
 """
 
 import argparse
 import tomllib
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
 
 from openclaw_rl.errors import UserError
 
+#: Options by name, over several sections.
+Fields = Mapping[str, FieldInfo]
+
 
 class ConfigError(UserError):
     """An option is wrong, or a file that an option names; the message is one sentence that says how to mend it."""
+
+
+class Section(BaseModel):
+    """The options of one part of the program. The part is given its section, never those of others."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
+
+
+def fields_of(sections: Iterable[type[Section]]) -> dict[str, FieldInfo]:
+    """The options of several sections, by name."""
+    fields: dict[str, FieldInfo] = {}
+    for section in sections:
+        twice = fields.keys() & section.model_fields.keys()
+        assert not twice, f"{section.__name__} defines {twice} again"
+        fields |= section.model_fields
+    return fields
 
 
 @dataclass(frozen=True)
@@ -32,6 +52,8 @@ class Option:
     """What the docs say where the default depends on something."""
     secret: bool = False
     """Whether the value must never be printed."""
+    choices: tuple[str, ...] = ()
+    """The values to name in the docs, where others are possible too."""
 
 
 def option(
@@ -43,29 +65,30 @@ def option(
     flags: tuple[str, ...] = (),
     shown: str = "",
     secret: bool = False,
+    choices: tuple[str, ...] = (),
     **limits: Any,
 ) -> Any:
     """Define one option."""
     names = (env,) if isinstance(env, str) else env
-    extra: Any = {"option": Option(group, names, flags, shown, secret)}
+    extra: Any = {"option": Option(group, names, flags, shown, secret, choices)}
     return Field(default, description=doc, json_schema_extra=extra, repr=not secret, **limits)
 
 
 def option_of(field: FieldInfo) -> Option:
     """The definition that `option` stored with a field."""
     extra: Any = field.json_schema_extra
-    found: Option = extra["option"]
-    return found
+    definition: Option = extra["option"]
+    return definition
 
 
 def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def add_flags(parser: argparse.ArgumentParser, model: type[BaseModel], only: Sequence[str] | None = None) -> None:
-    """Give a parser a model's options (or some), in groups; a flag that is not given leaves no value."""
+def add_flags(parser: argparse.ArgumentParser, fields: Fields, only: Sequence[str] | None = None) -> None:
+    """Give a parser options (all, or `only` some), in groups; a flag that is not given leaves no value."""
     groups: dict[str, Any] = {}
-    for name, field in model.model_fields.items():
+    for name, field in fields.items():
         if only is not None and name not in only:
             continue
         definition = option_of(field)
@@ -76,7 +99,7 @@ def add_flags(parser: argparse.ArgumentParser, model: type[BaseModel], only: Seq
         if field.annotation is bool:
             settings["action"] = argparse.BooleanOptionalAction
         else:
-            choices = literal_choices(field.annotation)
+            choices = choices_of(field)
             settings["metavar"] = "|".join(choices) if choices else name.rsplit("_", 1)[-1].upper()
         if definition.secret:
             settings["action"] = "append"
@@ -84,16 +107,16 @@ def add_flags(parser: argparse.ArgumentParser, model: type[BaseModel], only: Seq
 
 
 def read(
-    model: type[BaseModel],
+    fields: Fields,
     flags: Mapping[str, Any],
     environment: Mapping[str, str],
     in_file: Mapping[str, Any],
     file: Path | None,
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """The values that were given for a model's options, and where each option's value comes from."""
+    """The values that were given, and where each option's value comes from."""
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
-    for name, field in model.model_fields.items():
+    for name, field in fields.items():
         variable = next((v for v in option_of(field).env if environment.get(v)), None)
         if name in flags:
             values[name], origins[name] = flags[name], "flag"
@@ -103,15 +126,16 @@ def read(
             values[name], origins[name] = in_file[name], f"file {file}"
         else:
             origins[name] = "default"
-        if literal_choices(field.annotation) and isinstance(values.get(name), str):
-            values[name] = values[name].lower()
+        value = values.get(name)
+        if isinstance(value, str) and value.lower() in choices_of(field):
+            values[name] = value.lower()
         several = values.get(name)
         if option_of(field).secret and isinstance(several, list) and all(isinstance(v, str) for v in several):
             values[name] = ",".join(several)
     return values, origins
 
 
-def read_file(path: Path, model: type[BaseModel]) -> dict[str, Any]:
+def read_file(path: Path, fields: Fields) -> dict[str, Any]:
     """Options from a TOML file; names with dashes or underscores."""
     try:
         content = tomllib.loads(path.read_text())
@@ -121,7 +145,7 @@ def read_file(path: Path, model: type[BaseModel]) -> dict[str, Any]:
         raise ConfigError(f"The configuration file {path} is not valid TOML: {error}.") from None
     options = {key.replace("-", "_"): value for key, value in content.items()}
     for key in options:
-        if key not in model.model_fields:
+        if key not in fields:
             raise ConfigError(f"The configuration file {path} sets {key!r}, which is not an option.")
     return options
 
@@ -138,14 +162,14 @@ def read_text(path: Path, option: str) -> str:
         raise ConfigError(f"{option}: {path} is not text in UTF-8.") from None
 
 
-def problem(error: ValidationError, model: type[BaseModel], origins: Mapping[str, str]) -> ConfigError:
-    """The first thing that is wrong, in words a user can act on; never the value of a secret."""
+def problem(error: ValidationError, fields: Fields, origins: Mapping[str, str]) -> ConfigError:
+    """The first mistake, in words a user can act on; never the value of a secret."""
     first = error.errors()[0]
     message = str(first["msg"]).removeprefix("Value error, ")
     if not first["loc"]:
         return ConfigError(message + ".")
     name = str(first["loc"][0])
-    given = "" if option_of(model.model_fields[name]).secret else f" {first['input']!r}"
+    given = "" if option_of(fields[name]).secret else f" {first['input']!r}"
     message = message[0].lower() + message[1:]
     return ConfigError(f"{flag(name)}{given} (from {origins[name]}) is not valid: {message}.")
 
@@ -159,6 +183,11 @@ def literal_choices(annotation: Any) -> list[str]:
     return []
 
 
+def choices_of(field: FieldInfo) -> list[str]:
+    """The values that the docs name."""
+    return list(option_of(field).choices) or literal_choices(field.annotation)
+
+
 def shown_default(field: FieldInfo) -> str:
     """The default as the docs and --help say it."""
     if shown := option_of(field).shown_default:
@@ -168,14 +197,14 @@ def shown_default(field: FieldInfo) -> str:
     return "none" if field.default is None else str(field.default)
 
 
-def options_table(model: type[BaseModel]) -> str:
+def options_table(fields: Fields) -> str:
     """All options in Markdown, for the README."""
     groups: dict[str, list[str]] = {}
-    for name, field in model.model_fields.items():
+    for name, field in fields.items():
         definition = option_of(field)
         flags = ", ".join(f"`{f}`" for f in (flag(name), *definition.flags))
         variables = ", ".join(f"`{variable}`" for variable in definition.env)
-        choices = literal_choices(field.annotation)
+        choices = choices_of(field)
         doc = f"{field.description}" + (f" One of {', '.join(choices)}." if choices else "")
         row = f"| {flags} | {variables} | {shown_default(field)} | {doc} |"
         groups.setdefault(definition.group, []).append(row)

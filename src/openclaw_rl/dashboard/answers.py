@@ -6,15 +6,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from openclaw_rl.app.assembly import start_model, worker_options
-from openclaw_rl.app.config import Config
 from openclaw_rl.dashboard.examples import Prompt
+from openclaw_rl.dashboard.source import RunSource
 from openclaw_rl.engines.base import EngineError
-from openclaw_rl.engines.local.process.sampler import LocalSampler
+from openclaw_rl.engines.factory import Resources
 from openclaw_rl.engines.policy_ref import policy_in
 from openclaw_rl.learn.checkpoints import Checkpoint
 from openclaw_rl.learn.gate import answer_surely
-from openclaw_rl.models import ModelNotFound, adapter_rank
+from openclaw_rl.models import EMBEDDED, ModelNotFound, adapter_rank
+from openclaw_rl.rendering.chat import ChatRenderer
 from openclaw_rl.rendering.tokenizer import BadModelFolder
 from openclaw_rl.types import BASE_VERSION
 
@@ -38,35 +38,30 @@ class Compared:
 
 
 def compare(
-    config: Config, folder: Path, checkpoint: Checkpoint, prompts: Sequence[Prompt], on_answer: Callable[[], None]
+    source: RunSource, folder: Path, checkpoint: Checkpoint, prompts: Sequence[Prompt], on_answer: Callable[[], None]
 ) -> list[Compared]:
     """Ask both models everything. Raises NoAnswers."""
     try:
-        return asyncio.run(_compare(config, folder, checkpoint, prompts, on_answer))
+        return asyncio.run(_compare(source, folder, checkpoint, prompts, on_answer))
     except (EngineError, BadModelFolder, ModelNotFound, OSError) as error:
         raise NoAnswers(f"The models could not be asked: {error}") from error
 
 
 async def _compare(
-    config: Config, folder: Path, checkpoint: Checkpoint, prompts: Sequence[Prompt], on_answer: Callable[[], None]
+    source: RunSource, folder: Path, checkpoint: Checkpoint, prompts: Sequence[Prompt], on_answer: Callable[[], None]
 ) -> list[Compared]:
-    fitting = config.model_copy(
-        update={
-            "lora_rank": adapter_rank(checkpoint.folder),
-            "policy_slots": 2,
-            "max_sequences": 2 * len(prompts),
-            "kv_cache_gib": config.kv_cache_gib or CACHE_GIB,
-        }
-    )
+    settings = source.settings.for_few_sequences(2 * len(prompts), adapter_rank(checkpoint.folder), CACHE_GIB)
     async with contextlib.AsyncExitStack() as stack:
-        sampler = LocalSampler(worker_options(fitting, folder), config.max_queue)
-        model = await start_model(stack, sampler, folder)
+        sampler = source.sampler.open(settings, Resources(stack), folder, source.model_name or EMBEDDED)
+        stack.push_async_callback(sampler.close)
+        await sampler.start()
+        renderer = await asyncio.to_thread(ChatRenderer, folder)
         # Numbers of a run begin at 0, which is the base model here.
         version = max(checkpoint.version, BASE_VERSION + 1)
         await sampler.publish(version, policy_in(checkpoint.folder))
 
         async def one(prompt: Prompt, asked: int) -> str:
-            said = await answer_surely(sampler, model.renderer, prompt.ids, asked, ANSWER_TOKENS)
+            said = await answer_surely(sampler, renderer, prompt.ids, asked, ANSWER_TOKENS)
             on_answer()
             return said
 

@@ -9,11 +9,11 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from openclaw_rl.dashboard.tokens import Piece, pieces
-from openclaw_rl.learn.errors import NoSignal
-from openclaw_rl.learn.methods import Weights, worth
-from openclaw_rl.learn.topk import TopK, distil
 from openclaw_rl.ledger.changes import QUARANTINED
 from openclaw_rl.ledger.queries import load_turn
+from openclaw_rl.methods.base import Method, NoSignal
+from openclaw_rl.methods.distillation import TopK, distil
+from openclaw_rl.methods.topk_select import TopkSelect
 from openclaw_rl.rendering.chat import content_text
 from openclaw_rl.types import StoredTurn, TurnKind
 
@@ -76,15 +76,15 @@ def choose(db: sqlite3.Connection) -> list[tuple[str, int]]:
     return [(why, turn) for turn, why in found.items()]
 
 
-def make_example(why: str, turn: StoredTurn, tokenizer: Tokenizer | None, weights: Weights) -> Example:
-    overlaps = compare_hints(turn, weights.topk)
+def make_example(why: str, turn: StoredTurn, tokenizer: Tokenizer | None, method: Method) -> Example:
+    overlaps = compare_hints(turn, method.topk if isinstance(method, TopkSelect) else None)
     plain = Example(why, turn, question_of(turn), spoken(turn.message), tuple(came_next(turn)), overlaps=overlaps)
     if tokenizer is None:
         return plain
     if not fits(tokenizer, turn):
         return replace(plain, note="Its tokens are not shown: they are another model's, which --model-name would name.")
     try:
-        values, note = worth(turn, weights), ""
+        values, note = method.token_values(turn), ""
     except NoSignal as error:
         values, note = [], f"Its tokens have no colour: {error}."
     return replace(plain, pieces=tuple(pieces(tokenizer, turn, values)), note=note)

@@ -8,12 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from openclaw_rl.app.config import Config
 from openclaw_rl.dashboard.examples import Prompt, choose, first_prompts
 from openclaw_rl.dashboard.metrics import FILE as METRICS
 from openclaw_rl.dashboard.metrics import Metrics, read_metrics
+from openclaw_rl.dashboard.source import RunSource
 from openclaw_rl.dashboard.verdict_mix import Judged, read_verdicts
-from openclaw_rl.learn.build import run_checkpoints
 from openclaw_rl.learn.checkpoints import RECORD, UNFINISHED, Checkpoint
 from openclaw_rl.ledger.queries import load_turn
 from openclaw_rl.ledger.schema import FILE, MIGRATIONS, connect
@@ -44,22 +43,22 @@ class Run:
     """What is not there or cannot be read, a sentence each."""
 
 
-def read_run(config: Config, server: str | None, told: Mapping[str, Any]) -> Run:
+def read_run(source: RunSource, server: str | None, told: Mapping[str, Any]) -> Run:
     """What there is; `told` is what the run's server says of itself, if one runs."""
-    folder = config.run_dir.expanduser()
-    checkpoints = run_checkpoints(config).all()
+    folder = source.run_dir
+    checkpoints = source.checkpoints.all()
     run = Run(
         folder,
         read_status(None, server, told),
         read_metrics(folder / METRICS),
-        config.model_name or base_model(checkpoints) or EMBEDDED,
+        source.model_name or base_model(checkpoints) or EMBEDDED,
         checkpoints,
     )
     try:
-        with opened(config.ledger_dir) as db:
+        with opened(source.ledger_dir) as db:
             read_ledger(run, db, server, told)
     except (sqlite3.Error, ValueError, KeyError, TypeError) as error:
-        run.missing.append(f"The ledger in {config.ledger_dir} cannot be read to its end: {error}.")
+        run.missing.append(f"The ledger in {source.ledger_dir} cannot be read to its end: {error}.")
     except NoLedger as error:
         run.missing.append(str(error))
     run.missing += gaps(run)

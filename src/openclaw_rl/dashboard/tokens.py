@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from tokenizers import Tokenizer
 
-from openclaw_rl.learn.errors import NoSignal
-from openclaw_rl.learn.methods import teacher_logprobs
+from openclaw_rl.methods.base import NoSignal, teacher_logprobs
 from openclaw_rl.rendering.detokenize import token_bytes
 from openclaw_rl.types import StoredTurn
 

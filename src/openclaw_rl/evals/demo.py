@@ -15,19 +15,19 @@ from rich.console import Console
 from rich.table import Table
 
 from openclaw_rl import terminal
-from openclaw_rl.app.config import Config
-from openclaw_rl.config.options import ConfigError, flag
+from openclaw_rl.config.options import ConfigError
 from openclaw_rl.dashboard.components import charts
 from openclaw_rl.engines.base import EngineError
 from openclaw_rl.errors import UserError
 from openclaw_rl.evals.chat import ChatFailed
 from openclaw_rl.evals.flags import METHODS, USER_KEY
+from openclaw_rl.evals.machine import Machine
 from openclaw_rl.evals.page import write_page
-from openclaw_rl.evals.perplexity import look_at_perplexity
+from openclaw_rl.evals.perplexity import add_perplexity
 from openclaw_rl.evals.personas.persona import BUILT_IN, load
 from openclaw_rl.evals.pictures import save_curve
 from openclaw_rl.evals.screen import Screen
-from openclaw_rl.evals.server_process import ServerFailed, machine_flags, stoppable
+from openclaw_rl.evals.server_process import ServerFailed, stoppable
 from openclaw_rl.evals.statistics import RUN, Interval
 from openclaw_rl.evals.summary import Summary, summarise
 from openclaw_rl.evals.trial import TrialOutcome, TrialPlan, run
@@ -46,12 +46,12 @@ SETTINGS = (
 OUT = Path("runs/demo")
 
 
-def demo(config: Config, options: argparse.Namespace) -> int:
+def demo(machine: Machine, options: argparse.Namespace) -> int:
     charts.need_matplotlib("The demo's picture")
     console = terminal.console()
     out = options.out or free_folder()
-    plans = make_plans(config, options, out)
-    folder = fetch_model(config.model_name, config.cache_dir.expanduser())
+    plans = make_plans(machine, options, out)
+    folder = fetch_model(machine.model_name, machine.cache)
     outcomes: list[TrialOutcome] = []
     failed = 0
     try:
@@ -61,12 +61,12 @@ def demo(config: Config, options: argparse.Namespace) -> int:
         # Whatever ended it: hours may lie in what is done.
         outcomes.sort(key=lambda outcome: plans.index(outcome.plan))
         if outcomes:
-            tell(outcomes, out, command_line(config, options), config, folder, console)
+            tell(outcomes, out, command_line(machine, options), machine, folder, console)
     return 1 if failed else 0
 
 
 def tell(
-    outcomes: Sequence[TrialOutcome], out: Path, command: str, config: Config, model: Path, console: Console
+    outcomes: Sequence[TrialOutcome], out: Path, command: str, machine: Machine, model: Path, console: Console
 ) -> None:
     """The end of a demo: files, and a table."""
     try:
@@ -74,10 +74,10 @@ def tell(
         if not console.is_terminal:
             console.print(what)
         with console.status(what):
-            asyncio.run(look_at_perplexity(outcomes, model, config.device))
+            asyncio.run(add_perplexity(outcomes, machine, model))
     except EngineError as error:
         console.print(f"The answers' probability under the base model could not be looked at: {error}")
-    write_results(outcomes, out, command, config.model_name or EMBEDDED)
+    write_results(outcomes, out, command, machine.model_name or EMBEDDED)
     console.print(table(summarise(outcomes)))
     console.print(f"Picture: {out / 'curve.png'}   Page: {out / 'index.html'}", soft_wrap=True)
 
@@ -88,7 +88,7 @@ def free_folder() -> Path:
     return next(folder for folder in itertools.chain([OUT], names) if not folder.exists())
 
 
-def make_plans(config: Config, options: argparse.Namespace, out: Path) -> list[TrialPlan]:
+def make_plans(machine: Machine, options: argparse.Namespace, out: Path) -> list[TrialPlan]:
     """All trials. Raises UserError."""
     if options.minutes <= 0 or min(options.sessions, options.seeds, options.at_once) < 1:
         raise ConfigError("--minutes, --sessions, --seeds and --at-once are numbers above 0.")
@@ -96,11 +96,11 @@ def make_plans(config: Config, options: argparse.Namespace, out: Path) -> list[T
         raise ConfigError("--user-base-url and --user-model belong together: where the model is, and its name there.")
     methods = METHODS if options.methods == "all" else (options.methods,)
     personas = [load(name) for name in (BUILT_IN if options.persona == "all" else (options.persona,))]
-    model = ("--model-name", config.model_name) if config.model_name else ()
+    model = ("--model-name", machine.model_name) if machine.model_name else ()
     plans = []
     for persona in personas:
         for method in methods:
-            for seed in range(config.seed, config.seed + options.seeds):
+            for seed in range(machine.seed, machine.seed + options.seeds):
                 run_dir = out / f"{method}-{persona.name}-{seed}"
                 if run_dir.exists():
                     raise UserError(f"{run_dir} is there already: remove it, or give another --out.")
@@ -112,7 +112,7 @@ def make_plans(config: Config, options: argparse.Namespace, out: Path) -> list[T
                         run_dir,
                         options.sessions,
                         options.minutes,
-                        (*machine_flags(config), *SETTINGS, *model, *options.server),
+                        (*machine.flags, *SETTINGS, *model, *options.server),
                         user_url=options.user_base_url,
                         user_model=options.user_model,
                         user_key=os.environ.get(USER_KEY, ""),
@@ -178,14 +178,12 @@ def plain(outcome: TrialOutcome) -> dict[str, Any]:
     }
 
 
-def command_line(config: Config, options: argparse.Namespace) -> str:
+def command_line(machine: Machine, options: argparse.Namespace) -> str:
     """What to type to do this again."""
     given = ["openclaw-rl", "demo", "--method", options.methods, "--persona", options.persona]
     given += ["--minutes", f"{options.minutes:g}", "--sessions", str(options.sessions), "--seeds", str(options.seeds)]
     # The options of the server that a demo has itself, where they are not the usual ones.
-    for name in ("seed", "device", "model_name"):
-        if (value := getattr(config, name)) != Config.model_fields[name].default:
-            given += [flag(name), str(value)]
+    given += machine.typed
     if options.at_once > 1:
         given += ["--at-once", str(options.at_once)]
     if options.user_base_url:

@@ -14,7 +14,6 @@ from rich.console import Console
 from rich.table import Table
 
 from openclaw_rl import terminal
-from openclaw_rl.app.config import Config
 from openclaw_rl.config.options import ConfigError
 from openclaw_rl.dashboard.components.render import write
 from openclaw_rl.errors import UserError
@@ -23,11 +22,12 @@ from openclaw_rl.evals.bfcl import bfcl_cases
 from openclaw_rl.evals.chat import Chat, HttpChat
 from openclaw_rl.evals.examination import ExamAnswer, examine
 from openclaw_rl.evals.flags import BASE, TASKS
+from openclaw_rl.evals.machine import Machine
 from openclaw_rl.evals.personas.persona import BUILT_IN, load
 from openclaw_rl.evals.questions import questions
 from openclaw_rl.evals.scores import CaseScore, OnCase, TaskScores
 from openclaw_rl.evals.screen import EvalProgress
-from openclaw_rl.evals.server_process import machine_flags, run_server, stoppable
+from openclaw_rl.evals.server_process import run_server, stoppable
 from openclaw_rl.evals.statistics import Difference, compare_passes, proportion
 from openclaw_rl.models import adapter_rank
 
@@ -82,10 +82,10 @@ SIZES: dict[str, Callable[[], int]] = {
 }
 
 
-def evaluate(config: Config, options: argparse.Namespace) -> int:
+def evaluate(machine: Machine, options: argparse.Namespace) -> int:
     names = chosen_tasks(options.eval_tasks)
     models = [options.model_path, *([options.compare] if options.compare else [])]
-    flags = [serving(config, model) for model in models]
+    flags = [serving(machine, model) for model in models]
     if options.json:
         check_writable(options.json)
     console = terminal.console()
@@ -93,7 +93,7 @@ def evaluate(config: Config, options: argparse.Namespace) -> int:
     try:
         with stoppable(console):
             for model, own in zip(models, flags, strict=True):
-                results.append(asyncio.run(measure(own, names, config.seed, EvalProgress(console, model))))
+                results.append(asyncio.run(measure(own, names, machine.seed, EvalProgress(console, model))))
     finally:
         # Whatever ended it: many minutes may lie in the model that is done.
         if results:
@@ -131,16 +131,16 @@ def check_writable(path: Path) -> None:
         path.resolve().unlink()
 
 
-def serving(config: Config, model: str) -> tuple[str, ...]:
+def serving(machine: Machine, model: str) -> tuple[str, ...]:
     """A server's options for a checkpoint, a model folder, or the base model. Raises UserError."""
-    own = ["--no-capture", "--max-steps", "0", *machine_flags(config), "--seed", str(config.seed)]
+    own = ["--no-capture", "--max-steps", "0", *machine.flags, "--seed", str(machine.seed)]
     folder = Path(model).expanduser()
     if model != BASE and not (folder / "checkpoint.json").exists():
         if not (folder / "config.json").exists():
             raise UserError(f"{model} is neither a checkpoint nor a model folder, nor is it called {BASE}.")
         return (*own, "--resume-from-ckpt", "none", "--model-name", str(folder))
-    if config.model_name:
-        own += ["--model-name", config.model_name]
+    if machine.model_name:
+        own += ["--model-name", machine.model_name]
     if model == BASE:
         return (*own, "--resume-from-ckpt", "none")
     return (*own, "--resume-from-ckpt", str(folder), "--lora-rank", str(adapter_rank(folder)))

@@ -1,16 +1,18 @@
 """How probable the base model finds answers: the last part of the guard, looked at when a trial is over."""
 
 import asyncio
+import contextlib
 import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from openclaw_rl.engines.base import EngineError
-from openclaw_rl.engines.local.process.sampler import LocalSampler
-from openclaw_rl.engines.local.process.sampler_messages import WorkerOptions
+from openclaw_rl.engines.base import EngineError, Sampler
+from openclaw_rl.engines.factory import Resources
 from openclaw_rl.evals.examination import ExamAnswer, judge
+from openclaw_rl.evals.machine import Machine
 from openclaw_rl.evals.trial import Exam, TrialOutcome
+from openclaw_rl.models import EMBEDDED
 from openclaw_rl.rendering.chat import ChatRenderer
 from openclaw_rl.types import ScoreRequest
 
@@ -18,13 +20,14 @@ from openclaw_rl.types import ScoreRequest
 AT_ONCE, CACHE_GIB = 8, 1.0
 
 
-async def look_at_perplexity(outcomes: Sequence[TrialOutcome], model: Path, device: str) -> None:
+async def add_perplexity(outcomes: Sequence[TrialOutcome], machine: Machine, folder: Path) -> None:
     """Judge every examination's answers again, now with their perplexity under the base weights."""
-    options = WorkerOptions(model, device, "auto", AT_ONCE, None, CACHE_GIB, 2, 0)
-    sampler = LocalSampler(options, max_queue=0)
-    try:
+    settings = machine.settings.for_few_sequences(AT_ONCE, 0, CACHE_GIB)
+    async with contextlib.AsyncExitStack() as stack:
+        sampler = machine.sampler.open(settings, Resources(stack), folder, machine.model_name or EMBEDDED)
+        stack.push_async_callback(sampler.close)
         await sampler.start()
-        renderer = await asyncio.to_thread(ChatRenderer, model)
+        renderer = await asyncio.to_thread(ChatRenderer, folder)
         places = asyncio.Semaphore(AT_ONCE)
 
         async def one(outcome: TrialOutcome, answer: ExamAnswer) -> ExamAnswer:
@@ -38,11 +41,9 @@ async def look_at_perplexity(outcomes: Sequence[TrialOutcome], model: Path, devi
                 answers = await asyncio.gather(*(one(outcome, answer) for answer in exam.answers))
                 exams.append(replace(exam, answers=tuple(answers)))
             outcome.exams[:] = exams
-    finally:
-        await sampler.close()
 
 
-async def perplexity(sampler: LocalSampler, renderer: ChatRenderer, answer: ExamAnswer) -> float | None:
+async def perplexity(sampler: Sampler, renderer: ChatRenderer, answer: ExamAnswer) -> float | None:
     """Of an answer to its question; None for an empty one, or one that cannot be scored."""
     prompt = renderer.prompt(renderer.text([{"role": "user", "content": answer.question.text}])).ids
     ids = renderer.tokenizer.encode_text(answer.answer)

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import os
 import signal
 import sys
 import time
@@ -13,9 +12,7 @@ from typing import Any
 
 from rich.console import Console
 
-from openclaw_rl.app.config import Config
 from openclaw_rl.client import ready_state
-from openclaw_rl.config.options import flag, option_of
 from openclaw_rl.errors import UserError
 from openclaw_rl.ledger.lock import server_url
 
@@ -27,8 +24,6 @@ STOP_SECONDS = 120.0
 STATE_SECONDS = 30.0
 LOOK_SECONDS = 0.2
 LOG = "server.log"
-#: The group of the options that say where a model runs and what it may take there.
-MACHINE = "Engine"
 
 
 class ServerFailed(UserError):
@@ -57,7 +52,8 @@ async def run_server(run_dir: Path, *flags: str) -> AsyncIterator[RunningServer]
     Its options are the flags alone.
     """
     run_dir.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "openclaw_rl", "serve", "--run-dir", str(run_dir), "--proxy-port", "0", *flags]
+    own = ("--run-dir", str(run_dir), "--proxy-port", "0", "--no-environment")
+    command = [sys.executable, "-m", "openclaw_rl", "serve", *own, *flags]
     with (run_dir / LOG).open("ab") as log:
         # A session of its own: Ctrl-C is for whoever asked for the server, who then stops it in order.
         process = await asyncio.create_subprocess_exec(
@@ -65,7 +61,6 @@ async def run_server(run_dir: Path, *flags: str) -> AsyncIterator[RunningServer]
             stdin=asyncio.subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            env=without_options(os.environ),
             start_new_session=True,
         )
     try:
@@ -85,20 +80,6 @@ def stoppable(console: Console) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         console.print("Stopped.")
-
-
-def without_options(environment: Mapping[str, str]) -> dict[str, str]:
-    """An environment in which no option is set: what is there is for a server of the owner's own."""
-    options = {variable for field in Config.model_fields.values() for variable in option_of(field).env}
-    return {name: value for name, value in environment.items() if name not in options}
-
-
-def machine_flags(config: Config) -> tuple[str, ...]:
-    """Where the model runs, what it may take there and where it is kept, as far as anybody said so."""
-    groups = {name: option_of(field).group for name, field in Config.model_fields.items()}
-    given = [name for name in groups if name in config.model_fields_set]
-    told = [name for name in given if groups[name] == MACHINE or name == "cache_dir"]
-    return tuple(part for name in told for part in (flag(name), str(getattr(config, name))))
 
 
 async def ready(process: asyncio.subprocess.Process, run_dir: Path) -> str:

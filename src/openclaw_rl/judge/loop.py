@@ -7,7 +7,6 @@ import time
 from dataclasses import dataclass, replace
 
 from openclaw_rl.judge.case import Case
-from openclaw_rl.judge.dispatch import Signals, dispatch
 from openclaw_rl.judge.errors import TIMED_OUT, JudgeDown, JudgeError
 from openclaw_rl.judge.judges.llm import LlmJudge
 from openclaw_rl.judge.judges.panel import JudgePanel
@@ -16,6 +15,7 @@ from openclaw_rl.judge.teacher import Teacher
 from openclaw_rl.ledger.errors import LedgerError, UnknownTurn
 from openclaw_rl.ledger.ledger import Ledger
 from openclaw_rl.ledger.status import COLLAPSE_WINDOW, judging_trouble
+from openclaw_rl.methods.base import Method
 from openclaw_rl.types import Question, StoredTurn, Verdict
 
 log = logging.getLogger(__name__)
@@ -53,13 +53,13 @@ class JudgeLoop:
         ledger: Ledger,
         panel: JudgePanel,
         teacher: Teacher | None,
-        signals: Signals,
+        method: Method,
         metrics: JudgeMetrics,
         *,
         workers: int = 4,
     ) -> None:
         self.ledger, self.panel, self.teacher = ledger, panel, teacher
-        self.signals, self.metrics, self.workers = signals, metrics, workers
+        self.method, self.metrics, self.workers = method, metrics, workers
         self._llm = next((judge for judge in panel.judges if isinstance(judge, LlmJudge)), None)
         self._running: dict[int, asyncio.Task[None]] = {}
         self._retries: dict[int, Retry] = {}
@@ -138,16 +138,16 @@ class JudgeLoop:
 
     async def _consider(self, turn: StoredTurn) -> Verdict:
         """Ask the judges, and the teacher about their hints."""
-        verdict = await self.panel.verdict(Case.of(turn), self.signals.questions)
+        verdict = await self.panel.verdict(Case.of(turn), self.method.questions)
         if not verdict.hints or self.teacher is None:
             return verdict
         return replace(verdict, hints=await self.teacher.consider(turn, verdict.hints))
 
     async def _store(self, turn: StoredTurn, verdict: Verdict) -> None:
-        sample, reason = dispatch(self.signals, verdict)
+        sample, reason = self.method.sample_kind(verdict)
         if await self.ledger.record_verdict(turn.number, verdict, sample, reason, len(turn.feedback)):
             log.debug("Turn %d: score %s, %s", turn.number, verdict.score, sample or reason)
-            self.metrics.count(verdict, Question.SCORE in self.signals.questions, self._saved_votes(verdict))
+            self.metrics.count(verdict, Question.SCORE in self.method.questions, self._saved_votes(verdict))
             self._warn_of_collapse()
 
     def _saved_votes(self, verdict: Verdict) -> int:
@@ -155,7 +155,7 @@ class JudgeLoop:
         if self._llm is None or verdict.source is None:
             return 0
         asked = {vote.question for vote in verdict.votes}
-        return self._llm.params.votes * len(self.signals.questions - asked)
+        return self._llm.params.votes * len(self.method.questions - asked)
 
     async def _failed(self, turn: int, error: Exception) -> None:
         """Plan a retry, or give the turn up if it is the turn's fault."""
@@ -195,7 +195,7 @@ class JudgeLoop:
 
     async def _settle(self) -> None:
         """Settle sessions that have ended: if only scores are trained on, each gets at least one good turn."""
-        for turn in await self.ledger.settle_sessions(self.signals.at_least_one):
+        for turn in await self.ledger.settle_sessions(self.method.rewards_best_turn):
             log.info("Turn %d counts as good: it is the best turn of a session without a good one.", turn)
 
     def _warn_of_collapse(self) -> None:

@@ -6,14 +6,13 @@ user message: nothing is tokenised again that was sampled or recorded.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from openclaw_rl.aio import gather_or_cancel
-from openclaw_rl.app.config import Config
 from openclaw_rl.engines.base import EngineError, EngineUnavailable, Sampler, VersionGone
 from openclaw_rl.judge.errors import JudgeDown
 from openclaw_rl.ledger.packing import common_prefix
+from openclaw_rl.methods.base import ONE_HINT, TeacherRequest
 from openclaw_rl.rendering.chat import ChatError, ChatRenderer, Message, content_text
 from openclaw_rl.types import Hint, Ids, Likeliest, Numbers, ScoreRequest, StoredTurn
 
@@ -29,34 +28,6 @@ class NoHintedPrompt(ValueError):
     """The hint cannot be put into this turn's prompt; the message says why."""
 
 
-@dataclass(frozen=True, slots=True)
-class Curriculum:
-    """What the method wants to hear of a teacher."""
-
-    hints: int = 1
-    """How many of a turn's hints are tried."""
-    shortest_first: bool = False
-    """Which of them; else the most informative."""
-    top: int = 0
-    """How many of the likeliest tokens at each position: the teacher's own, and what it thinks of the policy's."""
-    policy_scores: bool = False
-    """Whether what the policy thinks of the teacher's is needed too."""
-
-    @classmethod
-    def of(cls, config: Config) -> "Curriculum":
-        if not config.distils_alternatives:
-            return cls()
-        return cls(config.topk_max_cand, True, config.topk_k, config.topk_subset_mode == "teacher")
-
-    def tried(self, hints: Sequence[Hint]) -> list[str]:
-        """Of a verdict's hints, most informative first, those that the teacher is asked about, each once."""
-        texts = list(dict.fromkeys(hint.text for hint in hints))
-        return (sorted(texts, key=len) if self.shortest_first else texts)[: self.hints]
-
-
-ONE_HINT = Curriculum()
-
-
 class Teacher:
     """Scores responses with a sampler that has the policy's vocabulary."""
 
@@ -64,11 +35,11 @@ class Teacher:
         self,
         sampler: Sampler,
         renderer: ChatRenderer,
-        curriculum: Curriculum = ONE_HINT,
+        wanted: TeacherRequest = ONE_HINT,
         policy: Sampler | None = None,
     ) -> None:
         """`policy` is who answered the turns, where that is somebody else than the teacher."""
-        self.sampler, self.renderer, self.curriculum = sampler, renderer, curriculum
+        self.sampler, self.renderer, self.wanted = sampler, renderer, wanted
         self.policy = policy or sampler
         self.down: str | None = None
         """Why it could not be asked the last time; None if it could."""
@@ -76,7 +47,7 @@ class Teacher:
     async def consider(self, turn: StoredTurn, hints: Sequence[Hint]) -> tuple[Hint, ...]:
         """The same hints, some with what the teacher says to them. Raises JudgeDown."""
         # At once: what comes before the hint is then read once for all.
-        taught = await gather_or_cancel([self.teach(turn, text) for text in self.curriculum.tried(hints)])
+        taught = await gather_or_cancel([self.teach(turn, text) for text in self.wanted.chosen(hints)])
         by_text = {hint.text: hint for hint in taught}
         return tuple(by_text.get(hint.text, hint) for hint in hints)
 
@@ -93,7 +64,7 @@ class Teacher:
         return taught
 
     async def _teach(self, turn: StoredTurn, hint: str) -> Hint:
-        top = self.curriculum.top
+        top = self.wanted.top
         prompt = hinted_prompt(self.renderer, turn, hint)
         targets = likeliest(turn.top, top, "the policy's likeliest tokens were not recorded") if top else None
         request = ScoreRequest([*prompt, *turn.response_ids], len(turn.response_ids), top_k=top, targets=targets)
@@ -103,10 +74,10 @@ class Teacher:
         if not top:
             return Hint(hint, scores.logprobs)
         theirs = likeliest(scores.top, top, "the teacher's engine does not say which tokens it finds likeliest")
-        policy_scores = await self._policys(turn, theirs) if self.curriculum.policy_scores else None
+        policy_scores = await self._policy_scores(turn, theirs) if self.wanted.policy_scores else None
         return Hint(hint, scores.logprobs, top=scores.top, of_policy_top=scores.targets, policy_scores=policy_scores)
 
-    async def _policys(self, turn: StoredTurn, targets: Ids) -> Numbers:
+    async def _policy_scores(self, turn: StoredTurn, targets: Ids) -> Numbers:
         """What the policy that answered thinks of these tokens."""
         ids = [*turn.prompt_ids, *turn.response_ids]
         request = ScoreRequest(ids, len(turn.response_ids), turn.version, targets=targets)

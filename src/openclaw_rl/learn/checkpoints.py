@@ -48,6 +48,10 @@ class Checkpoints:
     def __init__(self, folder: Path, keep: int) -> None:
         self.folder, self.keep = folder, keep
 
+    @classmethod
+    def of_run(cls, run_dir: Path, keep: int) -> "Checkpoints":
+        return cls(run_dir / "checkpoints", keep)
+
     def all(self) -> list[Checkpoint]:
         """Those that have a record; damaged ones are named in the log and left out."""
         found = []

@@ -11,7 +11,6 @@ from openclaw_rl.engines.base import EngineError, EngineUnavailable, Learner, Sa
 from openclaw_rl.learn.checkpoints import Checkpoint, Checkpoints
 from openclaw_rl.learn.gate import Gate
 from openclaw_rl.learn.lineage import Lineage
-from openclaw_rl.learn.methods import Weights
 from openclaw_rl.learn.phases import Phase, Phases
 from openclaw_rl.learn.policies import Policies
 from openclaw_rl.learn.records import Records
@@ -19,6 +18,7 @@ from openclaw_rl.learn.reporting import Reporter
 from openclaw_rl.learn.step import StepRunner
 from openclaw_rl.ledger.errors import LedgerError
 from openclaw_rl.ledger.ledger import Ledger
+from openclaw_rl.methods.base import Method
 from openclaw_rl.types import BASE_VERSION, NextStep
 
 log = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ class LearnLoop:
         ledger: Ledger,
         learner: Learner,
         sampler: Sampler,
-        weights: Weights,
+        method: Method,
         settings: LearnSettings,
         checkpoints: Checkpoints,
         policies: Policies,
@@ -71,7 +71,7 @@ class LearnLoop:
         self.ledger, self.settings = ledger, settings
         self.line = Lineage(ledger, learner, sampler, checkpoints, policies)
         self.phases = Phases()
-        self.steps = StepRunner(self.line, weights, settings.max_staleness, reporter, gate, records, self.phases)
+        self.steps = StepRunner(self.line, method, settings.max_staleness, reporter, gate, records, self.phases)
         self.trouble = ""
         """Why no step can be made at the moment; empty if one can."""
         self._lock = asyncio.Lock()

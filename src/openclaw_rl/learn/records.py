@@ -1,17 +1,15 @@
-"""What each sample of a step taught by top-k distillation, for people who want to look closely: `--record`.
+"""What each sample of a step taught, for `--record`: one line per sample.
 
-A line a sample: its hints with what teacher and policy had in common under each, by which of them each token was
-taught, and for each token the tokens it was taught about with their gaps and weights.
+With topk-select a line has the hints with the overlap of teacher and policy under each, the hint that taught each
+token, and for each token the tokens it was taught about, with their gaps and weights.
 """
 
 import json
 import logging
 from collections.abc import Container, Sequence
 from pathlib import Path
-from typing import Any
 
-from openclaw_rl.learn.methods import Weights, distilled_of
-from openclaw_rl.learn.topk import Distilled
+from openclaw_rl.methods.base import Method
 from openclaw_rl.types import StoredTurn
 
 log = logging.getLogger(__name__)
@@ -26,11 +24,11 @@ class Records:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def write(self, step: int, turns: Sequence[StoredTurn], weights: Weights) -> None:
+    def write(self, step: int, turns: Sequence[StoredTurn], method: Method) -> None:
         lines = [
-            {"step": step, "turn": turn.number, "response": turn.response_ids, **record(found)}
+            {"step": step, "turn": turn.number, "response": turn.response_ids, **taught}
             for turn in turns
-            if (found := distilled_of(turn, weights)) is not None
+            if (taught := method.record(turn)) is not None
         ]
         try:
             with self.path.open("a", encoding="utf-8") as file:
@@ -47,19 +45,3 @@ def prune(path: Path, kept: Container[int]) -> None:
     new = path.with_suffix(".new")
     new.write_text("".join(lines), "utf-8")
     new.replace(path)
-
-
-def record(found: Distilled) -> dict[str, Any]:
-    shares = found.chosen_shares()
-    return {
-        "hints": [
-            {"text": text, "overlap": float(overlap.mean()), "chosen": share}
-            for text, overlap, share in zip(found.hints, found.overlaps, shares, strict=True)
-        ],
-        "chosen": found.chosen.tolist(),
-        "overlaps": found.overlaps.tolist(),
-        "ids": found.ids.tolist(),
-        "counts": found.counts.tolist(),
-        "d": found.gaps.tolist(),
-        "w": found.weights.tolist(),
-    }

@@ -5,7 +5,7 @@ import json
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Protocol
@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from openclaw_rl.config.options import ConfigError
 from openclaw_rl.engines.base import StepResult
 from openclaw_rl.errors import UserError
-from openclaw_rl.learn.methods import Weights, distilled_of
+from openclaw_rl.methods.base import Method
 from openclaw_rl.types import SampleKind, StoredTurn
 
 log = logging.getLogger(__name__)
@@ -46,10 +46,14 @@ class StepReport:
     latency_seconds: float
     """From the last feedback in the batch to the new policy serving."""
     time: float
-    overlap: float = 0.0
-    """With topk-select: the share of likeliest tokens that policy and teacher have in common."""
-    left_out: float = 0.0
-    """With topk-select: the share of tokens about which the teacher's engine said too little."""
+    of_method: Mapping[str, float] = field(default_factory=dict)
+    """Numbers that only the method has."""
+
+    def as_json(self) -> dict[str, float]:
+        """Every number by name, the method's among them."""
+        values = asdict(self)
+        of_method = values.pop("of_method")
+        return {**values, **of_method}
 
     def line(self) -> str:
         return (
@@ -87,24 +91,25 @@ class JsonLines:
 
     def write(self, report: StepReport) -> None:
         with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(asdict(report)) + "\n")
+            file.write(json.dumps(report.as_json()) + "\n")
 
 
 class Prometheus:
     """The last step's numbers, and totals."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self, registry: CollectorRegistry, of_method: Sequence[str] = ()) -> None:
         names = ("reward", "loss", "kl_old", "kl_base", "clip_fraction", "grad_norm", "staleness", "latency_seconds")
         self._gauges = {
             name: Gauge(f"openclaw_step_{name}", f"{name} of the last training step.", registry=registry)
-            for name in (*names, "overlap", "left_out", "step_seconds", "step", "version")
+            for name in (*names, *of_method, "step_seconds", "step", "version")
         }
         self._samples = Counter("openclaw_trained_samples", "Samples trained on, by kind.", ["kind"], registry=registry)
         self._tokens = Counter("openclaw_trained_tokens", "Tokens that went through the learner.", registry=registry)
 
     def write(self, report: StepReport) -> None:
+        numbers = report.as_json()
         for name, gauge in self._gauges.items():
-            gauge.set(getattr(report, name))
+            gauge.set(numbers[name])
         for kind in ("opd_rl", "opd", "rl"):
             self._samples.labels(kind.replace("_", "+")).inc(getattr(report, kind))
         self._tokens.inc(report.tokens)
@@ -158,7 +163,7 @@ class WeightsAndBiases:
 
 
 def numbers(report: StepReport) -> dict[str, float]:
-    return {name: value for name, value in asdict(report).items() if name not in ("step", "time")}
+    return {name: value for name, value in report.as_json().items() if name not in ("step", "time")}
 
 
 class Reporter:
@@ -178,11 +183,9 @@ class Reporter:
 
 
 def make_report(
-    step: int, version: int, before: int, turns: Sequence[StoredTurn], weights: Weights, result: StepResult
+    step: int, version: int, before: int, turns: Sequence[StoredTurn], method: Method, result: StepResult
 ) -> StepReport:
     """What is to be said of a step that made `version` of policy `before`, which serves as of now."""
-    distilled = [found for turn in turns if (found := distilled_of(turn, weights)) is not None]
-    taught = sum(len(found.chosen) for found in distilled)
     kinds = [turn.sample for turn in turns]
     scores = [turn.verdict.score for turn in turns if turn.verdict and turn.verdict.score is not None]
     now = time.time()
@@ -200,8 +203,7 @@ def make_report(
         clip_fraction=result.clip_fraction,
         grad_norm=result.grad_norm,
         staleness=fmean(before - turn.version for turn in turns),
-        overlap=fmean(found.common_share() for found in distilled) if distilled else 0.0,
-        left_out=sum(found.left_out for found in distilled) / taught if taught else 0.0,
+        of_method=method.metrics(turns),
         tokens=result.tokens,
         response_tokens=result.response_tokens,
         step_seconds=result.seconds,

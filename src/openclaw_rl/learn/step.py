@@ -4,19 +4,17 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Sequence
-from dataclasses import asdict
 
 from openclaw_rl.engines.base import EngineAway, EngineError, EngineUnavailable, StepRefused, StepResult
 from openclaw_rl.learn.batches import to_sequences
-from openclaw_rl.learn.errors import NoSignal
 from openclaw_rl.learn.gate import Gate
 from openclaw_rl.learn.lineage import Lineage
-from openclaw_rl.learn.methods import Weights, lesson
 from openclaw_rl.learn.phases import Phase, Phases
 from openclaw_rl.learn.records import Records
 from openclaw_rl.learn.reporting import Reporter, StepReport, make_report
 from openclaw_rl.learn.warming import warm
 from openclaw_rl.ledger.errors import LedgerError, UnknownTurn
+from openclaw_rl.methods.base import Method, NoSignal
 from openclaw_rl.types import StoredTurn
 
 log = logging.getLogger(__name__)
@@ -45,14 +43,14 @@ class StepRunner:
     def __init__(
         self,
         line: Lineage,
-        weights: Weights,
+        method: Method,
         max_staleness: int,
         reporter: Reporter,
         gate: Gate | None,
         records: Records | None,
         phases: Phases,
     ) -> None:
-        self.line, self.weights, self.max_staleness = line, weights, max_staleness
+        self.line, self.method, self.max_staleness = line, method, max_staleness
         self.reporter, self.gate, self.records, self.phases = reporter, gate, records, phases
         self.ledger, self.learner, self.sampler = line.ledger, line.learner, line.sampler
         self._crashes: dict[tuple[int, ...], int] = {}
@@ -91,7 +89,7 @@ class StepRunner:
         self.phases.enter(Phase.SAVING)
         self.reporter.write(report)
         if self.records is not None:
-            await asyncio.to_thread(self.records.write, report.step, turns, self.weights)
+            await asyncio.to_thread(self.records.write, report.step, turns, self.method)
         return True
 
     async def _load_with_signal(self, numbers: Sequence[int]) -> list[StoredTurn]:
@@ -100,7 +98,7 @@ class StepRunner:
         for number in numbers:
             try:
                 turn = self.ledger.load_turn(number)
-                lesson(turn, self.weights)
+                self.method.lesson(turn)
                 turns.append(turn)
             except UnknownTurn:
                 continue  # it has just been deleted
@@ -127,7 +125,7 @@ class StepRunner:
     async def _train(self, turns: Sequence[StoredTurn]) -> StepResult | None:
         """Let the learner make the step; None if it refuses. Only errors here are blamed on the batch."""
         try:
-            sequences = await asyncio.to_thread(to_sequences, turns, self.weights)
+            sequences = await asyncio.to_thread(to_sequences, turns, self.method)
         except NoSignal as error:
             # With a zero gradient the optimiser would still follow its momentum.
             log.info("Step %d is not made from these %d turns: %s.", self.line.step + 1, len(turns), error)
@@ -149,12 +147,12 @@ class StepRunner:
     async def _publish(self, turns: Sequence[StoredTurn], result: StepResult) -> StepReport:
         """Record the step and let its policy serve. Raises NotPromoted if the policy fails the gate."""
         version, policy = await self.line.write_policy()
-        report = make_report(self.line.step + 1, version, self.line.version, turns, self.weights, result)
+        report = make_report(self.line.step + 1, version, self.line.version, turns, self.method, result)
         try:
             await self.sampler.publish(version, policy, candidate=True)
             score = await self._examine(self.gate, version) if self.gate else None
             await warm(self.ledger, self.sampler, version)
-            await self.line.advance(version, [turn.number for turn in turns], asdict(report))
+            await self.line.advance(version, [turn.number for turn in turns], report.as_json())
         except (EngineError, LedgerError, OSError, NotPromoted):
             self.sampler.retract(version)
             await asyncio.to_thread(self.line.policies.remove, version)

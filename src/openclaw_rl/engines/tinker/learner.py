@@ -24,7 +24,7 @@ from openclaw_rl.engines.tinker.connection import Connection
 from openclaw_rl.engines.tinker.datum import BadOutput, NotFinite, read_length, span_logprobs, to_data
 from openclaw_rl.engines.tinker.errors import CallFailed, Kind
 from openclaw_rl.engines.tinker.record import BadRecord, LearnerRecord, PolicyRecord
-from openclaw_rl.engines.tinker.run import TrainingOptions, TrainingRun
+from openclaw_rl.engines.tinker.run import TrainingRun, TrainingRunOptions
 from openclaw_rl.engines.tinker.sampler import TinkerSampler
 from openclaw_rl.engines.tinker.surrogate import measure
 from openclaw_rl.engines.tinker.weighted import (
@@ -54,7 +54,7 @@ class TinkerPrimitives:
 
     has_dropout = False
 
-    def __init__(self, connection: Connection, sampler: TinkerSampler, options: TrainingOptions) -> None:
+    def __init__(self, connection: Connection, sampler: TinkerSampler, options: TrainingRunOptions) -> None:
         self.connection, self.sampler, self.options = connection, sampler, options
         self.run = TrainingRun(connection, options)
         self._origin: str | None = None
@@ -237,6 +237,6 @@ def gradient_norm(response: Any) -> float:
 class TinkerLearner(TransactionalLearner):
     """Tinker's `Learner`: whole steps, carried out by the service."""
 
-    def __init__(self, connection: Connection, sampler: TinkerSampler, options: TrainingOptions) -> None:
+    def __init__(self, connection: Connection, sampler: TinkerSampler, options: TrainingRunOptions) -> None:
         self.primitives = TinkerPrimitives(connection, sampler, options)
         super().__init__(self.primitives, options.training)

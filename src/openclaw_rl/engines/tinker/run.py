@@ -25,7 +25,7 @@ NOTHING_LOADED = "The learner on Tinker holds no policy."
 
 
 @dataclass(frozen=True, slots=True)
-class TrainingOptions:
+class TrainingRunOptions:
     """Settings of a training run."""
 
     rank: int
@@ -37,7 +37,7 @@ class TrainingOptions:
 class TrainingRun:
     """The policy in training, as the service holds it. It holds none until `begin` or `restore`."""
 
-    def __init__(self, connection: Connection, options: TrainingOptions) -> None:
+    def __init__(self, connection: Connection, options: TrainingRunOptions) -> None:
         self.connection, self.options = connection, options
         self.state: str | None = None
         """Path of the current state on the service, if it is saved there."""

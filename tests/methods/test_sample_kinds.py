@@ -2,13 +2,13 @@
 
 import pytest
 
-from openclaw_rl.app.config import Config
-from openclaw_rl.judge.dispatch import Signals, dispatch
+from openclaw_rl.methods.base import Method
 from openclaw_rl.types import Hint, Question, SampleKind, Source, Verdict
+from support.methods import a_method
 
-RL = Signals.of(Config(method="rl"))
-OPD = Signals.of(Config(method="opd"))
-BOTH = Signals.of(Config(method="combine"))
+RL = a_method("rl")
+OPD = a_method("opd")
+BOTH = a_method("combine")
 SCORE, HINT = Question.SCORE, Question.HINT
 
 TAUGHT = (Hint("Give it in kilometres.", [-0.5, -0.25]), Hint("Be brief."))
@@ -29,11 +29,12 @@ UNTAUGHT = (Hint("Give it in kilometres.", problem="the prompt is too long"),)
     ],
 )
 def test_only_what_is_trained_on_or_monitored_is_asked(options: dict, questions: set[Question]) -> None:
-    assert Signals.of(Config(**options)).questions == questions
+    given = dict(options)
+    assert a_method(given.pop("method"), **given).questions == questions
 
 
 @pytest.mark.parametrize(
-    ("signals", "score", "hints", "kind"),
+    ("method", "score", "hints", "kind"),
     [
         (RL, 1.0, (), SampleKind.RL),
         (RL, -1.0, (), SampleKind.RL),
@@ -60,9 +61,9 @@ def test_only_what_is_trained_on_or_monitored_is_asked(options: dict, questions:
     ],
 )
 def test_what_a_turn_is_trained_on(
-    signals: Signals, score: float | None, hints: tuple[Hint, ...], kind: SampleKind | None
+    method: Method, score: float | None, hints: tuple[Hint, ...], kind: SampleKind | None
 ) -> None:
-    sample, reason = dispatch(signals, Verdict(score, Source.LLM, hints))
+    sample, reason = method.sample_kind(Verdict(score, Source.LLM, hints))
     assert sample == kind
     assert bool(reason) == (kind is None), "a reason for what is dropped, and only for that"
 
@@ -76,18 +77,18 @@ def test_what_a_turn_is_trained_on(
     ],
 )
 def test_a_signal_that_weighs_nothing_is_none(options: dict, kind: SampleKind) -> None:
-    signals = Signals.of(Config(method="combine", **options))
-    assert dispatch(signals, Verdict(1.0, Source.LLM, TAUGHT))[0] == kind
+    method = a_method("combine", **options)
+    assert method.sample_kind(Verdict(1.0, Source.LLM, TAUGHT))[0] == kind
 
 
 def test_a_score_for_monitoring_is_not_trained_on() -> None:
-    signals = Signals.of(Config(method="opd", eval_mode=True))
-    assert dispatch(signals, Verdict(1.0, Source.LLM)) == (None, "no hint in what came next")
-    assert dispatch(signals, Verdict(-1.0, Source.LLM, TAUGHT))[0] is SampleKind.OPD
+    method = a_method("opd", eval_mode=True)
+    assert method.sample_kind(Verdict(1.0, Source.LLM)) == (None, "no hint in what came next")
+    assert method.sample_kind(Verdict(-1.0, Source.LLM, TAUGHT))[0] is SampleKind.OPD
 
 
 @pytest.mark.parametrize(
-    ("signals", "verdict", "reason"),
+    ("method", "verdict", "reason"),
     [
         (RL, Verdict(0.0, Source.LLM), "the judge is neutral"),
         (BOTH, Verdict(0.0, Source.LLM), "the judge is neutral"),
@@ -100,13 +101,13 @@ def test_a_score_for_monitoring_is_not_trained_on() -> None:
         (RL, Verdict(0.0, Source.LLM, UNTAUGHT), "the judge is neutral"),
     ],
 )
-def test_why_a_turn_is_dropped(signals: Signals, verdict: Verdict, reason: str) -> None:
-    assert dispatch(signals, verdict) == (None, reason)
+def test_why_a_turn_is_dropped(method: Method, verdict: Verdict, reason: str) -> None:
+    assert method.sample_kind(verdict) == (None, reason)
 
 
 def test_a_judge_that_failed_is_not_said_to_have_seen_no_hint() -> None:
     """With hints alone, too, the reason is that nobody could say, and why."""
     failed = Verdict(reason="3 trials failed: the judge's answer is no JSON")
-    assert dispatch(OPD, failed) == (None, f"the judge abstained: {failed.reason}")
+    assert OPD.sample_kind(failed) == (None, f"the judge abstained: {failed.reason}")
     unreadable = Verdict(reason="llm: no vote on the hint can be read")
-    assert dispatch(OPD, unreadable) == (None, f"the judge abstained: {unreadable.reason}")
+    assert OPD.sample_kind(unreadable) == (None, f"the judge abstained: {unreadable.reason}")

@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openclaw_rl.app.config import Config
 from openclaw_rl.learn.batches import to_sequences
-from openclaw_rl.learn.errors import NoSignal
-from openclaw_rl.learn.methods import Baseline, Weights, batch_baseline, lesson, worth
-from openclaw_rl.learn.topk import TopK, distil
 from openclaw_rl.ledger import verdicts
+from openclaw_rl.methods.base import Baseline, NoSignal
+from openclaw_rl.methods.distillation import TopK, distil
+from openclaw_rl.methods.topk_select import TopkSelect
 from openclaw_rl.types import Hint, Likeliest, SampleKind, State, StoredTurn, Verdict
+from support.methods import a_method, topk_method
 from support.records import Book
 
 SELECTIONS = ("sequence_optimal", "token_optimal", "shortest")
@@ -119,7 +119,7 @@ def reference(
 
 def found_in(turn: StoredTurn, settings: TopK) -> list[dict[int, float]]:
     """What the learner is given; what does not count has advantage 0."""
-    (sequence,) = to_sequences([turn], Weights(opd=1.0, rl=0.0, topk=settings))
+    (sequence,) = to_sequences([turn], topk_method(settings, w_rl=0.0))
     others = sequence.spans[0].alternatives
     assert others is not None
     rows = zip(others.ids.tolist(), others.advantages.tolist(), strict=True)
@@ -156,8 +156,8 @@ def test_every_mode_is_its_definition(
     turn = taught(plain, policy, named)
     settings = TopK(K, 3, selection, subset, clip)
     if not any(any(row.values()) for row in expected):
-        with pytest.raises(NoSignal, match="nothing in it weighs"):
-            lesson(turn, Weights(1.0, 0.0, topk=settings))
+        with pytest.raises(NoSignal, match="every signal in it is zero"):
+            topk_method(settings, w_rl=0.0).lesson(turn)
         return
     assert alike(found_in(turn, settings), expected)
 
@@ -181,7 +181,7 @@ def test_a_teacher_that_is_the_policy_teaches_nothing(plain: StoredTurn) -> None
     for subset in SUBSETS:
         settings = TopK(K, subset=subset)
         assert not distil(turn, settings).gaps.any()
-        assert to_sequences([turn], Weights(1.0, 1.0, topk=settings))[0].spans[0].advantages == [-1.0] * 3
+        assert to_sequences([turn], topk_method(settings))[0].spans[0].advantages == [-1.0] * 3
 
 
 def test_where_nothing_is_common_nothing_is_learned_there(plain: StoredTurn) -> None:
@@ -226,40 +226,40 @@ def test_scores_count_on_the_sampled_tokens_and_the_batch_is_measured_from_its_m
     policy = [normalised([5, 4, 3, 0, 0, 0, 0, 0, 0])] * 3
     other = [normalised([3, 4, 5, 0, 0, 0, 0, 0, 0])] * 3
     turn = taught(plain, policy, [("a hint of some length", other)])
-    weights = Weights(0.5, 2.0, topk=TopK(K, clip=0.5))
-    (sequence,) = to_sequences([turn], weights)
+    method = topk_method(TopK(K, clip=0.5), 0.5, 2.0)
+    (sequence,) = to_sequences([turn], method)
     assert sequence.spans[0].advantages == [-2.0] * 3
-    centred = replace(weights, centred=True)
-    assert batch_baseline([turn], centred) == Baseline()
+    centred = topk_method(TopK(K, clip=0.5), 0.5, 2.0, baseline="batch")
+    assert centred.baseline([turn]) == Baseline()
     agreeing = replace(taught(plain, policy, [("a hint of some length", policy)]), number=turn.number + 1)
-    base = batch_baseline([turn, agreeing], centred)
+    base = centred.baseline([turn, agreeing])
     assert base.score == -1.0
     assert base.gap == pytest.approx(distil(turn, TopK(K, clip=0.5)).expected().mean() / 2)
     spans = [span for sequence in to_sequences([turn, agreeing], centred) for span in sequence.spans]
     sums = [span.alternatives.advantages.sum(1) for span in spans if span.alternatives is not None]
     assert len(sums) == 2
     assert (sums[0] + sums[1]).tolist() == pytest.approx([0.0] * 3, abs=1e-6)
-    with pytest.raises(NoSignal, match="alike"):
+    with pytest.raises(NoSignal, match="equal"):
         to_sequences([replace(agreeing, sample=SampleKind.RL), replace(turn, sample=SampleKind.RL)], centred)
-    assert len(worth(turn, weights)) == 3
+    assert len(method.token_values(turn)) == 3
 
 
 def test_a_sample_without_a_hint_has_its_score_alone(plain: StoredTurn) -> None:
     turn = replace(plain, sample=SampleKind.RL)
-    (sequence,) = to_sequences([turn], Weights(1.0, 1.0, topk=TopK(K)))
+    (sequence,) = to_sequences([turn], topk_method(TopK(K)))
     assert sequence.spans[0].alternatives is None
     assert sequence.spans[0].advantages == [-1.0] * 3
 
 
 def test_what_cannot_be_distilled_still_has_its_score(plain: StoredTurn) -> None:
     """As after a restart with another k, or another method."""
-    weights = Weights(1.0, 1.0, topk=TopK(K))
-    assert lesson(plain, weights).advantages == [-1.0] * 3
-    assert to_sequences([plain], weights)[0].spans[0].alternatives is None
+    method = topk_method(TopK(K))
+    assert method.lesson(plain).advantages == [-1.0] * 3
+    assert to_sequences([plain], method)[0].spans[0].alternatives is None
     with pytest.raises(NoSignal):
-        lesson(replace(plain, sample=SampleKind.OPD), weights)
+        method.lesson(replace(plain, sample=SampleKind.OPD))
     with pytest.raises(NoSignal):
-        lesson(plain, Weights(1.0, 0.0, topk=TopK(K)))
+        topk_method(TopK(K), w_rl=0.0).lesson(plain)
 
 
 NARROW = Likeliest(np.array([[1, 2]] * 3), np.array([[-1.0, -2.0]] * 3))
@@ -325,10 +325,9 @@ def test_the_ledger_keeps_what_the_teacher_said(tmp_path: Path) -> None:
 
 def test_the_options_say_what_is_distilled() -> None:
     given_ = {"topk_k": 8, "topk_max_cand": 2, "topk_hint_selection": "shortest", "topk_subset_mode": "overlap"}
-    config = Config(method="topk-select", topk_adv_diff_clip=0.5, w_opd=0.25, w_rl=0.75, **given_)
-    weights = Weights.of(config)
-    assert weights.topk == TopK(8, 2, "shortest", "overlap", 0.5)
-    assert (weights.opd, weights.rl, config.recorded_top) == (0.25, 0.75, 8)
-    off = Config(method="topk-select", w_opd=0.0)
-    assert (Weights.of(off).topk, off.recorded_top) == (None, 0)
-    assert Weights.of(Config(method="combine")).topk is None
+    method = a_method("topk-select", topk_adv_diff_clip=0.5, w_opd=0.25, w_rl=0.75, **given_)
+    assert isinstance(method, TopkSelect)
+    assert method.topk == TopK(8, 2, "shortest", "overlap", 0.5)
+    assert (method.w_opd, method.w_rl, method.recorded_top) == (0.25, 0.75, 8)
+    assert a_method("topk-select", w_opd=0.0).recorded_top == 0
+    assert a_method("combine").recorded_top == 0

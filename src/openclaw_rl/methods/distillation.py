@@ -1,8 +1,8 @@
-"""Distillation over likely tokens: which of a turn's hints teaches, which tokens it teaches about, and how much.
+"""Distillation over likely tokens: which hint teaches, which tokens it teaches about, and how much.
 
-At every token of a response the policy that sampled it had its k likeliest tokens, and so has the teacher once it
-knows a hint. The hint under which the two have most in common is the one whose words the policy can follow
-best. Log-probs are of the whole vocabulary throughout; only the weights are shared out within the k.
+At each response token the policy has its k likeliest tokens, and the teacher has its own once it knows a hint. The
+policy can best follow the hint under which the two sets overlap most. Log-probs are over the whole vocabulary; only
+the weights are normalised within the k tokens.
 """
 
 from collections.abc import Sequence
@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from openclaw_rl.app.config import Config
-from openclaw_rl.learn.errors import NoSignal
+from openclaw_rl.methods.base import NoSignal
 from openclaw_rl.types import Hint, Ids, Likeliest, StoredTurn
 
 #: More exact than what is recorded, so that gaps and weights are as good as their numbers.
@@ -24,95 +23,95 @@ Mask = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class TopK:
-    """How to distil; the options of the same names say more."""
+    """How to distil; the --topk options explain each field."""
 
     k: int = 4
     candidates: int = 3
     selection: str = "sequence_optimal"
     subset: str = "student"
     clip: float = 1.0
-    """Largest gap that counts, either way; 0 or less: any."""
-
-    @classmethod
-    def of(cls, config: Config) -> "TopK | None":
-        """None where the method does not distil like this."""
-        if not config.distils_alternatives:
-            return None
-        return cls(
-            config.topk_k,
-            config.topk_max_cand,
-            config.topk_hint_selection,
-            config.topk_subset_mode,
-            config.topk_adv_diff_clip,
-        )
+    """Largest gap that counts, positive or negative; 0 or less: no limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Distilled:
-    """What a turn teaches: arrays [tokens, k], of which those entries count that `counts` says."""
+    """What a turn teaches, as arrays [tokens, k]. `counts` marks the entries that count."""
 
     ids: Ids
     old_logprobs: Floats
     gaps: Floats
-    """The teacher's log-prob less the policy's, within the limit."""
+    """The teacher's log-prob minus the policy's, clipped."""
     weights: Floats
-    """The policy's probabilities, made to sum to 1 at each token over what counts."""
+    """The policy's probabilities, normalised at each token over the entries that count."""
     counts: Mask
     hints: tuple[str, ...]
     """The candidates, the shortest first."""
     overlaps: Counts
     """[hints, tokens]: how many of the k likeliest tokens policy and teacher have in common."""
     chosen: Counts
-    """[tokens]: by which hint."""
+    """[tokens]: the index of the hint that teaches each token."""
     left_out: int
     """Tokens of the response about which the teacher's engine said too little."""
 
     def chosen_shares(self) -> list[float]:
-        """Of each hint, the share of the tokens that it teaches."""
+        """The share of the tokens that each hint teaches."""
         return [float((self.chosen == hint).mean()) for hint in range(len(self.hints))]
 
     def common_share(self) -> float:
-        """Of the likeliest tokens, the share that policy and teacher have in common under the chosen hints."""
+        """The share of likeliest tokens that policy and teacher have in common under the chosen hints."""
         return float(pick(list(self.overlaps), self.chosen).mean() / self.ids.shape[1])
 
     def expected(self) -> Floats:
-        """The mean gap at each token where something counts."""
+        """The mean gap at each token that has entries that count."""
         totals: Floats = (self.weights * self.gaps).sum(1)
         return totals[self.counts.any(1)]
+
+    def as_record(self) -> dict[str, Any]:
+        """Everything in it, for a line of JSON."""
+        rows = zip(self.hints, self.overlaps, self.chosen_shares(), strict=True)
+        return {
+            "hints": [{"text": text, "overlap": float(row.mean()), "chosen": share} for text, row, share in rows],
+            "chosen": self.chosen.tolist(),
+            "overlaps": self.overlaps.tolist(),
+            "ids": self.ids.tolist(),
+            "counts": self.counts.tolist(),
+            "d": self.gaps.tolist(),
+            "w": self.weights.tolist(),
+        }
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A hint as numbers: what the teacher says with it."""
+    """What the teacher says under one hint."""
 
     text: str
     ids: Ids
-    """[tokens, width] of its likeliest tokens, at least k."""
+    """[tokens, width]: the teacher's likeliest tokens, at least k."""
     logprobs: Floats
     of_policy_top: Floats | None
-    """[tokens, k] of the policy's likeliest tokens; None where the engine does not say."""
+    """[tokens, k]: its log-probs of the policy's likeliest tokens; None if its engine cannot score them."""
     policy_scores: Floats | None
-    """[tokens, k]: the policy's of its k likeliest; None where nobody asked."""
+    """[tokens, k]: the policy's log-probs of the teacher's k likeliest tokens; None if they were not asked for."""
 
 
 def distil(turn: StoredTurn, settings: TopK) -> Distilled:
-    """Raises NoSignal where the numbers are missing, or one of them is none."""
+    """What a turn's hints teach. Raises NoSignal if numbers are missing or not finite."""
     k = settings.k
     ids, old = table(turn.top, len(turn.response_ids), k, "the policy's likeliest tokens were not recorded")
     ids, old = ids[:, :k], old[:, :k]
     taught = {hint.text: hint for hint in (turn.verdict.hints if turn.verdict else ()) if hint.top is not None}
     hints = sorted(taught.values(), key=lambda hint: len(hint.text))
-    candidates = [candidate(hint, len(ids), k) for hint in hints[: settings.candidates]]
+    candidates = [read_candidate(hint, len(ids), k) for hint in hints[: settings.candidates]]
     if not candidates:
         raise NoSignal("no teacher has looked at its likeliest tokens")
-    shared = [common(ids, own.ids[:, :k]) for own in candidates]
-    overlaps = np.array([own.sum(1) for own in shared])
+    shared = [common(ids, candidate.ids[:, :k]) for candidate in candidates]
+    overlaps = np.array([mask.sum(1) for mask in shared])
     chosen = choose(overlaps, settings.selection)
     if settings.subset == "teacher":
-        ids, old, theirs = teachers(candidates, chosen, k)
+        ids, old, theirs = of_teacher_top(candidates, chosen, k)
         counts = np.ones_like(ids, dtype=bool)
     else:
-        theirs = pick([of_policy_top(own, ids, old, settings.clip) for own in candidates], chosen)
+        theirs = pick([of_policy_top(candidate, ids, old, settings.clip) for candidate in candidates], chosen)
         counts = pick(shared, chosen) if settings.subset == "overlap" else np.ones_like(ids, dtype=bool)
     return weigh(ids, old, theirs, counts, candidates, overlaps, chosen, settings.clip)
 
@@ -181,7 +180,7 @@ def of_policy_top(own: Candidate, ids: Ids, old: Floats, clip: float) -> Floats:
     return np.where(same.any(2), given, np.where(beyond, bound, np.nan))
 
 
-def teachers(candidates: Sequence[Candidate], chosen: Counts, k: int) -> tuple[Ids, Floats, Floats]:
+def of_teacher_top(candidates: Sequence[Candidate], chosen: Counts, k: int) -> tuple[Ids, Floats, Floats]:
     """The teacher's likeliest tokens under the chosen hints, with the policy's and the teacher's log-probs."""
     policy_scores = [own.policy_scores for own in candidates]
     if any(own is None for own in policy_scores):
@@ -204,7 +203,7 @@ def softmax(logprobs: Floats, counts: Mask) -> Floats:
     return result
 
 
-def candidate(hint: Hint, tokens: int, k: int) -> Candidate:
+def read_candidate(hint: Hint, tokens: int, k: int) -> Candidate:
     problem = "the teacher's likeliest tokens are not there for every token, or fewer than --topk-k"
     ids, logprobs = table(hint.top, tokens, k, problem)
     own, policy_scores = (

@@ -1,17 +1,20 @@
 """What the tinker backend cannot do is said in a sentence before anything starts, and it loads nothing heavy."""
 
+import contextlib
 import logging
 import subprocess
 import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from openclaw_rl.app.config import load
+from openclaw_rl.app.config import Config, load
 from openclaw_rl.config.options import ConfigError
 from openclaw_rl.engines.base import EngineAway, EngineUnavailable
+from openclaw_rl.engines.factory import Resources
 from openclaw_rl.engines.tinker import sdk
-from openclaw_rl.engines.tinker.build import build_learner, build_sampler, check_tinker, connect
 from openclaw_rl.engines.tinker.errors import Kind, LastWords, read
 from openclaw_rl.engines.tinker.traits import Traits, look_at
 from openclaw_rl.errors import UserError
@@ -25,8 +28,25 @@ def account(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sdk, "installed", lambda: True)
 
 
-def configured(**given: Any) -> Any:
+def configured(**given: Any) -> Config:
     return load({"backend": "tinker", **given}, {}).config
+
+
+def check_tinker(config: Config) -> None:
+    settings = config.engine_settings
+    config.sampler.check(settings)
+    if config.learns:
+        config.learner.check(settings)
+
+
+@contextlib.asynccontextmanager
+async def learner_of(config: Config, folder: Path, traits: Traits | None = None) -> AsyncIterator[Any]:
+    settings = config.engine_settings
+    async with contextlib.AsyncExitStack() as stack:
+        resources = Resources(stack)
+        sampler: Any = config.sampler.open(settings, resources, folder, config.policy_name)
+        sampler.connection.traits = traits or Traits()
+        yield config.learner.open(settings, resources, folder, sampler)
 
 
 @pytest.mark.parametrize(
@@ -55,21 +75,19 @@ def test_what_cannot_be_had_is_refused_by_name(given: dict[str, Any]) -> None:
         ("gate_proj,up_proj,down_proj", (False, True)),
     ],
 )
-def test_the_halves_of_a_layer_can_be_chosen(modules: str, trained: tuple[bool, bool], tmp_path: Any) -> None:
+async def test_the_halves_of_a_layer_can_be_chosen(modules: str, trained: tuple[bool, bool], tmp_path: Path) -> None:
     config = configured(lora_target_modules=modules)
     check_tinker(config)
-    connection = connect(config)
-    learner = build_learner(config, connection, build_sampler(config, connection, tmp_path, None))
-    assert (learner.primitives.options.train_attn, learner.primitives.options.train_mlp) == trained
-    assert learner.primitives.sampler.options.model == "Qwen/Qwen3-4B-Instruct-2507"
+    async with learner_of(config, tmp_path) as learner:
+        assert (learner.primitives.options.train_attn, learner.primitives.options.train_mlp) == trained
+        assert learner.primitives.sampler.options.model == "Qwen/Qwen3-4B-Instruct-2507"
 
 
-def test_a_loss_that_the_server_does_not_know_is_said_at_the_start(tmp_path: Any) -> None:
-    config = configured(loss_fn="cispo")
-    connection = connect(config)
-    connection.traits = Traits("SkyRL tx", frozenset({"cross_entropy", "ppo"}))
+async def test_a_loss_that_the_server_does_not_know_is_said_at_the_start(tmp_path: Path) -> None:
+    traits = Traits("SkyRL tx", frozenset({"cross_entropy", "ppo"}))
     with pytest.raises(EngineUnavailable, match=r"does not know --loss-fn cispo; it knows ppo\."):
-        build_learner(config, connection, build_sampler(config, connection, tmp_path, None))
+        async with learner_of(configured(loss_fn="cispo"), tmp_path, traits):
+            raise AssertionError("it was made")
 
 
 def test_without_the_sdk_or_a_key_a_sentence_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,6 +110,7 @@ def test_a_server_process_loads_neither_the_sdk_nor_pytorch_until_it_is_used() -
     program = """
 import importlib.util, sys
 import openclaw_rl.app.server
+from openclaw_rl.engines.factory import Resources
 from openclaw_rl.engines.tinker import sdk
 assert not {"torch", "tinker"} & set(sys.modules)
 if importlib.util.find_spec("tinker"):

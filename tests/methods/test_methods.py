@@ -9,12 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from openclaw_rl.app.config import Config
-from openclaw_rl.judge.dispatch import Signals, dispatch
-from openclaw_rl.learn.errors import NoSignal
-from openclaw_rl.learn.methods import Baseline, Weights, batch_baseline, lesson
 from openclaw_rl.ledger import changes, verdicts
+from openclaw_rl.methods.base import Baseline, Method, NoSignal
 from openclaw_rl.types import Hint, SampleKind, Source, State, StoredTurn, Verdict
+from support.methods import a_method
 from support.records import Book
 
 OLD = [-0.5, -0.25, -2.0]
@@ -22,7 +20,7 @@ TEACHER = [-0.25, -1.25, -0.5]
 GAP = [0.25, -1.0, 1.5]
 TAUGHT = Hint("Say it in one sentence.", TEACHER)
 TWO_TOKENS = {"response_ids": [4, 5], "logprobs": [logprob + 1 for logprob in OLD[:2]]}
-RL, OPD, BOTH = Weights(0, 1), Weights(1, 0), Weights(1, 1)
+RL, OPD, BOTH = a_method("rl"), a_method("opd"), a_method("combine")
 
 
 @pytest.fixture(scope="module")
@@ -40,50 +38,46 @@ def judged(book: Book, verdict: Verdict, sample: SampleKind, **given: object) ->
     return book.read(number)
 
 
-def advantages(*given: Any) -> list[float]:
-    return lesson(*given).advantages
-
-
-def of(method: str, **given: object) -> Weights:
-    return Weights.of(Config(method=method, **given))
+def advantages(turn: StoredTurn, method: Method, *given: Any) -> list[float]:
+    return method.lesson(turn, *given).advantages
 
 
 @pytest.mark.parametrize("score", [1.0, -1.0, 0.5])
 def test_rl_gives_every_token_the_score(book: Book, score: float) -> None:
     turn = judged(book, Verdict(score, Source.LLM), SampleKind.RL)
-    assert advantages(turn, of("rl")) == [score] * 3
+    assert advantages(turn, a_method("rl")) == [score] * 3
 
 
 def test_opd_is_the_teachers_logprob_less_the_one_recorded_while_sampling(book: Book) -> None:
     turn = judged(book, Verdict(hints=(TAUGHT,)), SampleKind.OPD)
-    assert advantages(turn, of("opd")) == pytest.approx(GAP)
+    assert advantages(turn, a_method("opd")) == pytest.approx(GAP)
 
 
 def test_a_hints_bookkeeping_score_is_not_added_to_its_advantage(book: Book) -> None:
     """Mistake 1: with opd the score of a turn is for monitoring, whatever it is."""
     for score in (1.0, -1.0):
         turn = judged(book, Verdict(score, Source.LLM, hints=(TAUGHT,)), SampleKind.OPD)
-        assert advantages(turn, of("opd")) == pytest.approx(GAP)
-        assert advantages(turn, of("combine")) == pytest.approx(GAP)
+        assert advantages(turn, a_method("opd")) == pytest.approx(GAP)
+        assert advantages(turn, a_method("combine")) == pytest.approx(GAP)
 
 
 def test_combine_adds_both_terms_with_their_weights(book: Book) -> None:
     turn = judged(book, Verdict(-1.0, Source.LLM, hints=(TAUGHT,)), SampleKind.OPD_RL)
-    assert advantages(turn, of("combine", w_opd=2.0, w_rl=0.5)) == pytest.approx([2 * gap - 0.5 for gap in GAP])
-    assert advantages(turn, of("rl")) == [-1.0] * 3
-    assert advantages(turn, of("opd")) == pytest.approx(GAP)
+    assert advantages(turn, a_method("combine", w_opd=2.0, w_rl=0.5)) == pytest.approx([2 * gap - 0.5 for gap in GAP])
+    assert advantages(turn, a_method("rl")) == [-1.0] * 3
+    assert advantages(turn, a_method("opd")) == pytest.approx(GAP)
 
 
 def test_combine_without_a_hint_has_the_reward_term_alone(book: Book) -> None:
     """Mistake 10: a sample that is trained on its score gets nothing from a hint, even if there is one."""
     for hints in ((), (TAUGHT,), (Hint("A hint that was never scored."),)):
         turn = judged(book, Verdict(1.0, Source.LLM, hints=hints), SampleKind.RL)
-        assert advantages(turn, of("combine", w_rl=0.5)) == [0.5] * 3
+        assert advantages(turn, a_method("combine", w_rl=0.5)) == [0.5] * 3
 
 
 def test_combine_without_a_score_has_the_distillation_term_alone(book: Book) -> None:
     turn = judged(book, Verdict(None, hints=(TAUGHT,)), SampleKind.OPD)
-    assert advantages(turn, of("combine", w_opd=0.5)) == pytest.approx([gap / 2 for gap in GAP])
+    assert advantages(turn, a_method("combine", w_opd=0.5)) == pytest.approx([gap / 2 for gap in GAP])
 
 
 @pytest.mark.parametrize(
@@ -116,17 +110,17 @@ def test_the_first_hint_that_the_teacher_scored_is_the_one_that_teaches(book: Bo
 def test_a_turn_whose_own_logprobs_are_missing_is_not_trained_on(book: Book, logprobs: list[float]) -> None:
     """Imported turns have none until the policy has scored them."""
     turn = judged(book, Verdict(1.0, Source.LLM, hints=(TAUGHT,)), SampleKind.OPD_RL, logprobs=logprobs)
-    for weights in (RL, OPD, BOTH):
+    for method in (RL, OPD, BOTH):
         with pytest.raises(NoSignal, match="log-probs"):
-            advantages(turn, weights)
+            advantages(turn, method)
 
 
 def test_a_signal_that_the_method_does_not_use_is_none(book: Book) -> None:
     scored = judged(book, Verdict(1.0, Source.LLM), SampleKind.RL)
     taught = judged(book, Verdict(hints=(TAUGHT,)), SampleKind.OPD)
-    for turn, weights in ((scored, OPD), (taught, RL)):
+    for turn, method in ((scored, OPD), (taught, RL)):
         with pytest.raises(NoSignal):
-            advantages(turn, weights)
+            advantages(turn, method)
 
 
 def test_a_score_of_nothing_and_a_teacher_who_agrees_teach_nothing(book: Book) -> None:
@@ -147,7 +141,7 @@ def test_the_turn_chosen_for_a_session_without_a_good_one_has_a_gradient(tmp_pat
     book.change(changes.close_session, book.read(number).session)
     assert book.change(verdicts.settle_sessions, True) == [number]
     assert book.state(number) is State.JUDGED
-    assert advantages(book.read(number), of("rl")) == [1.0] * 3
+    assert advantages(book.read(number), a_method("rl")) == [1.0] * 3
     book.close()
 
 
@@ -167,7 +161,7 @@ def test_whatever_was_recorded_gives_a_finite_number_for_each_token_or_no_signal
     """One number that is not finite would take the whole batch down with it."""
     turn = judged(book, verdict, kind, logprobs=logprobs)
     try:
-        found = advantages(turn, of(method))
+        found = advantages(turn, a_method(method))
     except NoSignal:
         return
     assert len(found) == 3
@@ -180,11 +174,11 @@ def test_whatever_was_recorded_gives_a_finite_number_for_each_token_or_no_signal
 @settings(max_examples=60)
 def test_what_the_judge_hands_on_as_a_sample_can_be_trained_on(book: Book, method: str, verdict: Verdict) -> None:
     """A sample that counts towards the batch and then has no gradient would be mistake 9."""
-    kind, _reason = dispatch(Signals.of(Config(method=method)), verdict)
+    kind, _reason = a_method(method).sample_kind(verdict)
     told = [*([verdict.score] if verdict.score else []), *(v for hint in verdict.hints for v in hint.logprobs)]
     if kind is None or not all(abs(value) < 1e3 and value not in OLD for value in told):
         return
-    assert any(advantages(judged(book, verdict, kind), of(method)))
+    assert any(advantages(judged(book, verdict, kind), a_method(method)))
 
 
 @pytest.mark.parametrize(("limit", "expected"), [(0.0, GAP), (1.0, [0.25, -1.0, 1.0]), (0.2, [0.2, -0.2, 0.2])])
@@ -192,8 +186,8 @@ def test_a_limit_holds_for_each_token_of_the_distillation_alone(
     book: Book, limit: float, expected: list[float]
 ) -> None:
     turn = judged(book, Verdict(1.0, Source.LLM, hints=(TAUGHT,)), SampleKind.OPD_RL)
-    assert advantages(turn, of("opd", opd_clip=limit)) == pytest.approx(expected)
-    assert advantages(turn, of("combine", opd_clip=limit)) == pytest.approx([gap + 1 for gap in expected])
+    assert advantages(turn, a_method("opd", opd_clip=limit)) == pytest.approx(expected)
+    assert advantages(turn, a_method("combine", opd_clip=limit)) == pytest.approx([gap + 1 for gap in expected])
 
 
 def test_measured_from_the_batch_only_differences_count(book: Book) -> None:
@@ -201,17 +195,17 @@ def test_measured_from_the_batch_only_differences_count(book: Book) -> None:
     bad = judged(book, Verdict(-1.0, Source.LLM, hints=(TAUGHT,)), SampleKind.OPD_RL)
     worse = judged(book, Verdict(-1.0, Source.LLM), SampleKind.RL)
     hinted = judged(book, Verdict(hints=(Hint("Be brief, please.", OLD[:2]),)), SampleKind.OPD, **TWO_TOKENS)
-    turns, weights = [good, bad, worse, hinted], of("combine", baseline="batch", w_rl=0.5)
-    found = [advantages(turn, weights, batch_baseline(turns, weights)) for turn in turns]
+    turns, method = [good, bad, worse, hinted], a_method("combine", baseline="batch", w_rl=0.5)
+    found = [advantages(turn, method, method.baseline(turns)) for turn in turns]
     mean_gap = (sum(GAP) / 3 + -1.0) / 2
     assert found[0] == pytest.approx([0.5 * (1 + 1 / 3)] * 3)
     assert found[1] == pytest.approx([gap - mean_gap + 0.5 * (-1 + 1 / 3) for gap in GAP])
     assert found[2] == pytest.approx([0.5 * (-1 + 1 / 3)] * 3)
     assert found[3] == pytest.approx([-1.0 - mean_gap] * 2)
-    assert batch_baseline(turns, of("combine")) == Baseline()
+    assert a_method("combine").baseline(turns) == Baseline()
     # Where all are alike there is nothing to tell them apart by.
     alike = [worse, worse]
-    assert advantages(worse, weights, batch_baseline(alike, weights)) == [0.0] * 3
+    assert advantages(worse, method, method.baseline(alike)) == [0.0] * 3
 
 
 def test_a_long_reply_moves_what_gaps_are_measured_from_no_more_than_a_short_one(book: Book) -> None:
@@ -223,12 +217,12 @@ def test_a_long_reply_moves_what_gaps_are_measured_from_no_more_than_a_short_one
         return judged(book, Verdict(hints=(taught,)), SampleKind.OPD, **given)
 
     turns = [reply(100, -1.0), reply(2, 1.0)]
-    assert batch_baseline(turns, of("opd", baseline="batch")).gap == pytest.approx(0.0)
+    assert a_method("opd", baseline="batch").baseline(turns).gap == pytest.approx(0.0)
 
 
 def test_a_signal_that_one_sample_of_a_batch_has_is_not_cancelled_by_its_own_mean(book: Book) -> None:
     hinted = [judged(book, Verdict(hints=(TAUGHT,)), SampleKind.OPD) for _ in range(2)]
     scored = judged(book, Verdict(-1.0, Source.LLM), SampleKind.RL)
-    weights = of("combine", baseline="batch")
-    assert advantages(scored, weights, batch_baseline([*hinted, scored], weights)) == [-1.0] * 3
-    assert batch_baseline([hinted[0], scored], weights) == Baseline()
+    method = a_method("combine", baseline="batch")
+    assert advantages(scored, method, method.baseline([*hinted, scored])) == [-1.0] * 3
+    assert method.baseline([hinted[0], scored]) == Baseline()

@@ -1,0 +1,34 @@
+"""What can be wrong before anything is loaded."""
+
+from pathlib import Path
+
+from openclaw_rl.app.assembly import check_own_code
+from openclaw_rl.app.config import Config
+from openclaw_rl.engines.factory import check_pair
+from openclaw_rl.judge.build import check_judges
+from openclaw_rl.learn.build import check_learning, where_to_begin
+from openclaw_rl.ledger.lock import check_usable
+
+
+def check(config: Config) -> None:
+    """Raise UserError with the first thing that is wrong."""
+    settings = config.engine_settings
+    config.sampler.check(settings)
+    if config.learns:
+        config.learner.check(settings)
+        check_pair(config.sampler, config.learner, settings)
+        check_learning(config.training)
+    check_judges(config.judge)
+    if config.training.resume_from_ckpt not in ("auto", "none"):
+        where_to_begin(config.training, config.run.folder)
+    check_own_code(config)
+    for folder, option in own_folders(config).items():
+        check_usable(folder, option)
+
+
+def own_folders(config: Config) -> dict[Path, str]:
+    """The folders that only one server may write to, and the options that name them; the run directory first."""
+    folders = {config.run.folder.resolve(): "--run-dir"}
+    if config.capture.capture:
+        folders.setdefault(config.ledger_dir.resolve(), "--rl-buffer-dir")
+    return folders

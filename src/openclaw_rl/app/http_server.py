@@ -1,0 +1,85 @@
+"""The HTTP server: its address, its event loop, and how it stops."""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+from collections.abc import Iterator
+from types import FrameType
+
+import uvicorn
+
+from openclaw_rl.engines.base import Sampler
+from openclaw_rl.errors import UserError
+
+log = logging.getLogger(__name__)
+
+
+class Server(uvicorn.Server):
+    """A server for which Ctrl-C and SIGTERM are ordinary ends, with exit status 0.
+
+    Requests in flight may finish for `patience` seconds, or until a second Ctrl-C; those that have not are then told
+    that the server stops. A third one waits for nobody.
+    """
+
+    def __init__(self, config: uvicorn.Config, sampler: Sampler, patience: float) -> None:
+        super().__init__(config)
+        self.sampler, self.patience = sampler, patience
+        self._hurried = asyncio.Event()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        hurry = asyncio.create_task(self._close_sampler_later())
+        await super().shutdown(sockets)
+        hurry.cancel()
+
+    async def _close_sampler_later(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.patience):
+                await self._hurried.wait()
+        await self.sampler.close()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+
+        def stop(number: int, frame: FrameType | None) -> None:
+            if self.should_exit and not self._hurried.is_set():
+                loop.call_soon_threadsafe(self._hurried.set)
+                return
+            if not self.should_exit:
+                log.info("Stopping: requests in flight may finish. Press Ctrl-C again to stop at once.")
+            self.handle_exit(number, frame)
+
+        before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Take the address before anything slow happens."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        # Only a socket that listens keeps others from taking the same address.
+        listener.listen()
+    except OSError as error:
+        listener.close()
+        raise UserError(
+            f"Cannot listen on {host}:{port}: {error.strerror}. Stop what uses it, or choose another --proxy-port."
+        ) from None
+    return listener
+
+
+def event_loop() -> asyncio.AbstractEventLoop:
+    """uvloop where it exists: half the overhead of a request."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()

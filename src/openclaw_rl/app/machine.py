@@ -1,0 +1,28 @@
+"""What a demo or an evaluation needs of the options."""
+
+from openclaw_rl.app.config import FIELDS, Config
+from openclaw_rl.config.options import flag, option_of
+from openclaw_rl.evals.machine import Machine
+
+#: The group of the options that say where a model runs and what it may use there.
+ENGINE_GROUP = "Engine"
+#: The options of the server that `demo` and `eval` have themselves.
+TYPED = ("seed", "device", "model_name")
+
+
+def machine_of(config: Config) -> Machine:
+    given = config.given()
+    of_engine = [name for name in given if option_of(FIELDS[name]).group == ENGINE_GROUP or name == "cache_dir"]
+    typed = [name for name in TYPED if config.value(name) != FIELDS[name].default]
+    return Machine(
+        model_name=config.model.model_name,
+        seed=config.run.seed,
+        sampler=config.sampler,
+        settings=config.engine_settings,
+        flags=_flags(config, of_engine),
+        typed=_flags(config, typed),
+    )
+
+
+def _flags(config: Config, names: list[str]) -> tuple[str, ...]:
+    return tuple(part for name in names for part in (flag(name), str(config.value(name))))

@@ -1,0 +1,138 @@
+"""What a factory of samplers or learners is, and what it is given."""
+
+import contextlib
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from openclaw_rl.config.options import ConfigError, Section
+from openclaw_rl.engines.base import Learner, Sampler
+from openclaw_rl.engines.options import EngineOptions, ModelOptions
+from openclaw_rl.engines.policy_ref import WeightForm
+from openclaw_rl.models import fetch_model, fetch_tokenizer
+from openclaw_rl.types import TrainingSettings
+
+S = TypeVar("S", bound=Section)
+
+
+class ModelFiles(Enum):
+    """What an engine needs of a model on this machine."""
+
+    WEIGHTS = "weights"
+    TOKENIZER = "tokenizer"
+
+
+class Closable(Protocol):
+    def close(self) -> Awaitable[None]: ...
+
+
+C = TypeVar("C", bound=Closable)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """The options that engines share, and the sections of their own."""
+
+    model: ModelOptions
+    engine: EngineOptions
+    sections: Mapping[type[Section], Section]
+    training: TrainingSettings
+    cache: Path
+    """Where fetched models are kept."""
+    custom_loss: str | None = None
+    recorded_top: int = 0
+    """Likeliest tokens that are recorded with each sampled token."""
+    learns: bool = True
+    """Whether anything is trained."""
+    max_cache_gib: float | None = None
+    """Most memory for keys and values; None: what the engine's own options say."""
+
+    def own(self, kind: type[S]) -> S:
+        """An engine's own section."""
+        section = self.sections[kind]
+        assert isinstance(section, kind)
+        return section
+
+    def for_few_sequences(self, sequences: int, lora_rank: int, cache_gib: float) -> "EngineSettings":
+        """Settings of a small sampler of one policy, which may run beside a server."""
+        engine = self.engine.model_copy(update={"max_sequences": sequences, "policy_slots": 2})
+        model = self.model.model_copy(update={"lora_rank": lora_rank})
+        return replace(self, engine=engine, model=model, max_cache_gib=cache_gib)
+
+    @property
+    def policies_held(self) -> int:
+        """How many policy versions a sampler holds beside the base model."""
+        return self.engine.policies_held(full_weights=self.model.full_weights)
+
+
+class Resources:
+    """What several engines of one process share, such as a connection. It is closed when the stack ends."""
+
+    def __init__(self, stack: contextlib.AsyncExitStack) -> None:
+        self.stack = stack
+        self._shared: dict[type[Any], Any] = {}
+
+    def shared(self, kind: type[C], make: Callable[[], C]) -> C:
+        """The one resource of a kind, made when it is first asked for."""
+        if kind not in self._shared:
+            self._shared[kind] = make()
+            self.stack.push_async_callback(self._shared[kind].close)
+        resource: C = self._shared[kind]
+        return resource
+
+
+class SamplerFactory(Protocol):
+    """Makes samplers of one engine."""
+
+    name: str
+    model_files: ModelFiles
+    default_model: str
+    """The model that is sampled from if none is named."""
+
+    def check(self, settings: EngineSettings) -> None:
+        """Find what is wrong before anything is loaded. Raises UserError."""
+
+    def loads(self, settings: EngineSettings) -> frozenset[WeightForm]:
+        """The forms of policies that its samplers load."""
+
+    def open(self, settings: EngineSettings, resources: Resources, folder: Path, name: str) -> Sampler:
+        """A sampler, not started yet, of the model `name`, whose files are in `folder`."""
+
+    def describe(self, settings: EngineSettings, sampler: Sampler) -> str:
+        """Where and how a sampler that has been started runs, in words."""
+
+
+class LearnerFactory(Protocol):
+    """Makes learners of one engine."""
+
+    name: str
+    model_files: ModelFiles
+
+    def check(self, settings: EngineSettings) -> None:
+        """Find what is wrong before anything is loaded. Raises UserError."""
+
+    def writes(self, settings: EngineSettings) -> WeightForm:
+        """The form of the policies that its learners write."""
+
+    def open(self, settings: EngineSettings, resources: Resources, folder: Path, sampler: Sampler) -> Learner:
+        """A learner for the policy that `sampler` serves. Raises EngineUnavailable."""
+
+
+def check_pair(sampler: SamplerFactory, learner: LearnerFactory, settings: EngineSettings) -> None:
+    """Refuse a sampler that cannot load what the learner writes. Raises ConfigError."""
+    form, loads = learner.writes(settings), sampler.loads(settings)
+    if form not in loads:
+        raise ConfigError(
+            f"--sampler {sampler.name} does not work with --learner {learner.name}: the learner writes {form}, and the "
+            f"sampler loads {' or '.join(sorted(loads))}."
+        )
+
+
+def fetch(files: ModelFiles, name: str | None, cache: Path) -> Path:
+    """A folder with what an engine needs of a model, fetched if it is not there. Raises ModelNotFound."""
+    if files is ModelFiles.WEIGHTS:
+        return fetch_model(name, cache)
+    assert name is not None
+    return fetch_tokenizer(name, cache)

@@ -1,0 +1,114 @@
+"""Makes the local engine's sampler and learner from the options."""
+
+from pathlib import Path
+
+from openclaw_rl.config.options import ConfigError
+from openclaw_rl.engines.base import Learner, Sampler
+from openclaw_rl.engines.factory import EngineSettings, ModelFiles, Resources
+from openclaw_rl.engines.local.options import LocalOptions
+from openclaw_rl.engines.local.process.learner import LocalLearner
+from openclaw_rl.engines.local.process.learner_messages import LearnerOptions
+from openclaw_rl.engines.local.process.sampler import LocalSampler
+from openclaw_rl.engines.local.process.sampler_messages import WorkerOptions
+from openclaw_rl.engines.policy_ref import WeightForm
+from openclaw_rl.models import EMBEDDED, can_be_fetched, checked, find_model, longest_context
+
+
+class LocalSamplerFactory:
+    """Samplers in a worker process on this machine."""
+
+    name = "local"
+    model_files = ModelFiles.WEIGHTS
+    default_model = EMBEDDED
+
+    def check(self, settings: EngineSettings) -> None:
+        check_model(settings)
+        check_device(settings.own(LocalOptions).device)
+
+    def loads(self, settings: EngineSettings) -> frozenset[WeightForm]:
+        return frozenset([form_of(settings)])
+
+    def open(self, settings: EngineSettings, resources: Resources, folder: Path, name: str) -> Sampler:
+        local, engine = settings.own(LocalOptions), settings.engine
+        options = WorkerOptions(
+            model=folder,
+            device=local.device,
+            dtype=local.dtype,
+            max_sequences=engine.max_sequences,
+            max_context=engine.max_context_tokens,
+            cache_gib=local.kv_cache_gib or settings.max_cache_gib,
+            policy_slots=settings.policies_held,
+            lora_rank=settings.model.lora_rank,
+        )
+        return LocalSampler(options, engine.max_queue)
+
+    def describe(self, settings: EngineSettings, sampler: Sampler) -> str:
+        assert isinstance(sampler, LocalSampler)
+        ready = sampler.ready
+        assert ready is not None
+        gib = ready.weight_bytes / (1 << 30)
+        return f"local on {ready.device}, {ready.dtype}, {gib:.2g} GiB of weights, context {ready.max_context} tokens"
+
+
+class LocalLearnerFactory:
+    """Learners in a worker process on this machine."""
+
+    name = "local"
+    model_files = ModelFiles.WEIGHTS
+
+    def check(self, settings: EngineSettings) -> None:
+        check_model(settings)
+        check_device(settings.own(LocalOptions).device)
+
+    def writes(self, settings: EngineSettings) -> WeightForm:
+        return form_of(settings)
+
+    def open(self, settings: EngineSettings, resources: Resources, folder: Path, sampler: Sampler) -> Learner:
+        """A local sampler shares its copy of the base weights with the learner."""
+        local, model = settings.own(LocalOptions), settings.model
+        options = LearnerOptions(
+            model=folder,
+            device=local.device,
+            dtype=local.dtype,
+            rank=model.lora_rank,
+            alpha=model.lora_alpha or 2.0 * model.lora_rank,
+            dropout=model.lora_dropout,
+            modules=model.adapted_modules,
+            training=settings.training,
+            micro_batch_tokens=local.micro_batch_tokens,
+            checkpointing=local.gradient_checkpointing,
+            offload=local.offload_optimizer_state,
+            base_model=model.model_name or EMBEDDED,
+            custom_loss=settings.custom_loss,
+        )
+        shared = sampler.shared_weights if isinstance(sampler, LocalSampler) else lambda: None
+        return LocalLearner(options, shared)
+
+
+def form_of(settings: EngineSettings) -> WeightForm:
+    """How policies travel on this machine."""
+    return WeightForm.MODEL if settings.model.full_weights else WeightForm.PEFT
+
+
+def check_model(settings: EngineSettings) -> None:
+    """Find out whether the model can be had, and whether its context is long enough. Raises UserError."""
+    name = settings.model.model_name
+    folder = find_model(name, settings.cache)
+    longest = longest_context(checked(folder)) if folder else None
+    if folder is None and not can_be_fetched(name):
+        raise ConfigError(f"There is no folder or GGUF file {name}. --model-name also takes a Hub id.")
+    asked = settings.engine.max_context_tokens
+    if asked is not None and longest is not None and asked > longest:
+        raise ConfigError(f"--max-context-tokens {asked} is more than the model's {longest}.")
+
+
+def check_device(device: str) -> None:
+    """Raise ConfigError for a device that this machine does not have."""
+    if device == "cuda":
+        import torch
+
+        if not torch.cuda.is_available():
+            raise ConfigError("--device cuda was asked for, but PyTorch sees no CUDA device; use --device auto.")
+
+
+SAMPLER, LEARNER = LocalSamplerFactory(), LocalLearnerFactory()

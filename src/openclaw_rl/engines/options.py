@@ -1,0 +1,125 @@
+"""The options that all engines share: which engine, which model, which adapter."""
+
+from typing import Literal, Self
+
+from pydantic import model_validator
+
+from openclaw_rl.config.options import Section, option
+from openclaw_rl.engines.registry import LEARNERS, SAMPLERS
+
+ALL_LINEAR = "all-linear"
+#: The modules that an adapter can change.
+LINEAR_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+class ModelOptions(Section):
+    """The model, and which of its weights are trained."""
+
+    model_name: str | None = option(
+        None,
+        "Policy model: a Hub id, a local folder or a GGUF file.",
+        group="Model",
+        env="MODEL_NAME",
+        shown="the embedded SmolLM2-135M-Instruct; on Tinker Qwen/Qwen3-4B-Instruct-2507",
+    )
+    lora_rank: int = option(32, "Rank of the adapter; 0 trains all weights.", group="Model", env="LORA_RANK", ge=0)
+    teacher_model_name: str | None = option(
+        None,
+        "Teacher and judge model (base weights, no adapter).",
+        group="Model",
+        env="TEACHER_MODEL_NAME",
+        shown="same as policy",
+    )
+    lora_alpha: float | None = option(
+        None, "Scale of the adapter.", group="Model", env="LORA_ALPHA", shown="2 x rank", gt=0
+    )
+    lora_dropout: float = option(
+        0.0, "Share of the adapter's input that is dropped in training.", group="Model", env="LORA_DROPOUT", ge=0, lt=1
+    )
+    lora_target_modules: str = option(
+        "all-linear",
+        "Modules that are adapted, separated by commas: q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj.",
+        group="Model",
+        env="LORA_TARGET_MODULES",
+    )
+
+    @model_validator(mode="after")
+    def _known_modules(self) -> Self:
+        given = self.lora_target_modules.replace(",", " ").split()
+        if given != [ALL_LINEAR] and (not given or set(given) - set(LINEAR_MODULES)):
+            raise ValueError(f"--lora-target-modules takes all-linear, or some of {', '.join(LINEAR_MODULES)}")
+        return self
+
+    @property
+    def adapted_modules(self) -> tuple[str, ...]:
+        """The modules that --lora-target-modules names."""
+        if self.lora_target_modules == ALL_LINEAR:
+            return LINEAR_MODULES
+        given = self.lora_target_modules.replace(",", " ").split()
+        return tuple(name for name in LINEAR_MODULES if name in given)
+
+    @property
+    def full_weights(self) -> bool:
+        """Whether all weights are trained instead of an adapter."""
+        return self.lora_rank == 0
+
+
+class EngineOptions(Section):
+    """Which engines run, and how many sequences and policies they hold."""
+
+    backend: Literal["auto", "local", "tinker"] = option(
+        "auto",
+        "Where the model runs; auto is tinker when TINKER_API_KEY or TINKER_BASE_URL is set, else local.",
+        group="Engine",
+        env="BACKEND",
+    )
+    sampler: str = option(
+        "auto",
+        "Engine that samples tokens; auto is the engine of --backend.",
+        group="Engine",
+        env="SAMPLER",
+        choices=("auto", *SAMPLERS),
+    )
+    learner: str = option(
+        "auto",
+        "Engine that computes gradients; auto is the engine of --backend.",
+        group="Engine",
+        env="LEARNER",
+        choices=("auto", *LEARNERS),
+    )
+    max_context_tokens: int | None = option(
+        None,
+        "Longest prompt and answer together.",
+        group="Engine",
+        env="MAX_CONTEXT_TOKENS",
+        shown="what the model allows, at most 32768",
+        ge=16,
+    )
+    max_sequences: int = option(
+        16, "Sequences sampled at the same time.", group="Engine", env="MAX_SEQUENCES", ge=1, le=256
+    )
+    policy_slots: int | None = option(
+        None,
+        "Policy versions held at the same time, beside the base model.",
+        group="Engine",
+        env="POLICY_SLOTS",
+        ge=2,
+        shown="4, or 2 with --lora-rank 0",
+    )
+    max_queue: int = option(
+        256,
+        "Sequences that may wait before requests are refused with 429.",
+        group="Server",
+        env="MAX_QUEUE",
+        ge=0,
+    )
+    custom_generate_function_path: str | None = option(
+        None,
+        "Your own way to answer requests: path/file.py or package.module:name.",
+        group="Server",
+        env="CUSTOM_GENERATE_FUNCTION_PATH",
+    )
+
+    def policies_held(self, *, full_weights: bool) -> int:
+        """How many policy versions an engine holds. A version of all weights takes as much as the base model."""
+        return self.policy_slots or (2 if full_weights else 4)

@@ -1,0 +1,53 @@
+"""Which engines there are. A new engine is a package with factories (`engines.factory`) and a line in these tables.
+
+Only the options of an engine are imported here; its factories are imported when they are used.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from openclaw_rl.config.options import ConfigError, Section
+from openclaw_rl.engines.local.options import LocalOptions
+from openclaw_rl.engines.tinker.options import TinkerOptions
+
+if TYPE_CHECKING:
+    from openclaw_rl.engines.factory import LearnerFactory, SamplerFactory
+
+
+class Entry(NamedTuple):
+    """Where an engine's factory is, and the options that it owns."""
+
+    module: str
+    section: type[Section]
+
+
+LOCAL = Entry("openclaw_rl.engines.local.factory", LocalOptions)
+TINKER = Entry("openclaw_rl.engines.tinker.factory", TinkerOptions)
+
+#: Engines that draw tokens: their modules have a `SamplerFactory` named SAMPLER.
+SAMPLERS = {"local": LOCAL, "tinker": TINKER}
+#: Engines that compute gradients: their modules have a `LearnerFactory` named LEARNER.
+LEARNERS = {"local": LOCAL, "tinker": TINKER}
+
+
+def sampler_factory(name: str) -> "SamplerFactory":
+    """The factory of a sampler. Raises ConfigError."""
+    factory: SamplerFactory = _find(SAMPLERS, name, "--sampler", "SAMPLER")
+    return factory
+
+
+def learner_factory(name: str) -> "LearnerFactory":
+    """The factory of a learner. Raises ConfigError."""
+    factory: LearnerFactory = _find(LEARNERS, name, "--learner", "LEARNER")
+    return factory
+
+
+def engine_sections() -> list[type[Section]]:
+    """The options of all engines, each section once."""
+    return list(dict.fromkeys(entry.section for entry in (*SAMPLERS.values(), *LEARNERS.values())))
+
+
+def _find(table: dict[str, Entry], name: str, option: str, attribute: str) -> Any:
+    if name not in table:
+        raise ConfigError(f"{option} {name} is not known: take one of {', '.join(table)}.")
+    return getattr(importlib.import_module(table[name].module), attribute)

@@ -1,0 +1,137 @@
+"""Makes the Tinker engine's sampler and learner from the options, and refuses what Tinker cannot do."""
+
+import os
+from pathlib import Path
+
+from openclaw_rl.config.options import ConfigError
+from openclaw_rl.engines.base import EngineUnavailable, Learner, Sampler
+from openclaw_rl.engines.factory import EngineSettings, ModelFiles, Resources
+from openclaw_rl.engines.policy_ref import WeightForm
+from openclaw_rl.engines.tinker import sdk
+from openclaw_rl.engines.tinker.connection import Account, Connection
+from openclaw_rl.engines.tinker.learner import TinkerLearner
+from openclaw_rl.engines.tinker.options import TinkerOptions
+from openclaw_rl.engines.tinker.run import TrainingRunOptions
+from openclaw_rl.engines.tinker.sampler import SamplerOptions, TinkerSampler
+from openclaw_rl.errors import UserError
+from openclaw_rl.models import CLOUD_MODEL
+
+ATTENTION, MLP = {"q_proj", "k_proj", "v_proj", "o_proj"}, {"gate_proj", "up_proj", "down_proj"}
+LOSSES = {"ppo", "importance_sampling", "cispo"}
+
+
+class TinkerSamplerFactory:
+    """Samplers at Tinker's service, or at a server with the same API."""
+
+    name = "tinker"
+    model_files = ModelFiles.TOKENIZER
+    default_model = CLOUD_MODEL
+
+    def check(self, settings: EngineSettings) -> None:
+        check_reachable(settings.own(TinkerOptions))
+
+    def loads(self, settings: EngineSettings) -> frozenset[WeightForm]:
+        return frozenset([WeightForm.REMOTE])
+
+    def open(self, settings: EngineSettings, resources: Resources, folder: Path, name: str) -> Sampler:
+        engine = settings.engine
+        options = SamplerOptions(
+            model=name,
+            folder=folder,
+            max_context=engine.max_context_tokens,
+            max_sequences=engine.max_sequences,
+            max_queue=engine.max_queue,
+            stream_chunk=settings.own(TinkerOptions).tinker_stream_chunk,
+            policies=settings.policies_held,
+        )
+        return TinkerSampler(connection_of(settings, resources), options)
+
+    def describe(self, settings: EngineSettings, sampler: Sampler) -> str:
+        assert isinstance(sampler, TinkerSampler)
+        where = settings.own(TinkerOptions).tinker_base_url or "in the cloud"
+        return f"{sampler.connection.traits.name} at {where}, context {sampler.limits.max_context_tokens} tokens"
+
+
+class TinkerLearnerFactory:
+    """Learners at the same service."""
+
+    name = "tinker"
+    model_files = ModelFiles.TOKENIZER
+
+    def check(self, settings: EngineSettings) -> None:
+        check_reachable(settings.own(TinkerOptions))
+        for unfit, reason in unsupported(settings):
+            if unfit:
+                raise ConfigError(f"{reason} on Tinker; leave it out, or use --backend local.")
+
+    def writes(self, settings: EngineSettings) -> WeightForm:
+        return WeightForm.REMOTE
+
+    def open(self, settings: EngineSettings, resources: Resources, folder: Path, sampler: Sampler) -> Learner:
+        assert isinstance(sampler, TinkerSampler)
+        connection = connection_of(settings, resources)
+        check_sdk(settings)
+        check_loss(settings, connection)
+        modules = set(settings.model.adapted_modules)
+        options = TrainingRunOptions(
+            rank=settings.model.lora_rank,
+            train_attn=bool(modules & ATTENTION),
+            train_mlp=bool(modules & MLP),
+            training=settings.training,
+        )
+        return TinkerLearner(connection, sampler, options)
+
+
+def check_reachable(options: TinkerOptions) -> None:
+    """Check what can be known without the service. Raises UserError."""
+    if not sdk.installed():
+        raise UserError(sdk.MISSING)
+    if not os.environ.get("TINKER_API_KEY") and not options.tinker_base_url:
+        raise ConfigError(
+            "The tinker backend needs a key in TINKER_API_KEY or a server in --tinker-base-url; or use --backend local."
+        )
+
+
+def unsupported(settings: EngineSettings) -> list[tuple[bool, str]]:
+    """What cannot be chosen, because the service computes the gradients."""
+    model, modules = settings.model, set(settings.model.adapted_modules)
+    halves = bool(modules & ATTENTION) is (modules >= ATTENTION) and bool(modules & MLP) is (modules >= MLP)
+    return [
+        (model.full_weights, "--lora-rank 0: all weights cannot be trained"),
+        (
+            settings.training.loss.kl_coef > 0,
+            "--kl-loss-coef: the distance from the base model cannot be penalised",
+        ),
+        (settings.custom_loss is not None, "--custom-loss-function-path: losses of your own are impossible"),
+        (model.lora_dropout > 0, "--lora-dropout: the adapter's input cannot be dropped"),
+        (model.lora_alpha is not None, "--lora-alpha: the adapter's scale cannot be chosen"),
+        (not halves, "--lora-target-modules: only all of the attention's and all of the MLP's can be chosen"),
+    ]
+
+
+def connection_of(settings: EngineSettings, resources: Resources) -> Connection:
+    """The one connection that sampler and learner share."""
+    options, key = settings.own(TinkerOptions), os.environ.get("TINKER_API_KEY", "").strip()
+    account = Account(options.tinker_base_url, key, options.tinker_timeout)
+    return resources.shared(Connection, lambda: Connection(account))
+
+
+def check_sdk(settings: EngineSettings) -> None:
+    """Raise EngineUnavailable if the SDK cannot record the likeliest tokens that the method needs."""
+    sample = sdk.load().SamplingClient.sample_async
+    if settings.recorded_top and not sdk.takes(sample, "topk_sample_logprobs"):
+        raise EngineUnavailable(
+            "The method needs the likeliest tokens of what is sampled, which this version of Tinker's SDK does not "
+            "give: pip install -U tinker, or --method combine."
+        )
+
+
+def check_loss(settings: EngineSettings, connection: Connection) -> None:
+    """Raise EngineUnavailable if the server has said that it does not know the loss."""
+    known, loss = connection.traits.losses, settings.training.loss.kind
+    if known is not None and loss not in known:
+        names = ", ".join(sorted(known & LOSSES))
+        raise EngineUnavailable(f"{connection.traits.name} does not know --loss-fn {loss}; it knows {names}.")
+
+
+SAMPLER, LEARNER = TinkerSamplerFactory(), TinkerLearnerFactory()

@@ -1,0 +1,92 @@
+"""The options of judging."""
+
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from openclaw_rl.config.options import Section, option
+
+Fraction = Annotated[float, Field(ge=0, le=1)]
+
+
+class JudgeOptions(Section):
+    """Who judges turns, and how."""
+
+    judge: Literal["auto", "feedback", "llm", "custom", "none"] = option(
+        "auto",
+        "Who scores turns: rules that read what came next, a language model, your own code; auto is rules first, then "
+        "a capable model if there is one.",
+        group="Judge",
+        env="JUDGE",
+    )
+    judge_base_url: str | None = option(
+        None,
+        "OpenAI-compatible endpoint of a judge.",
+        group="Judge",
+        env="JUDGE_BASE_URL",
+        shown="the served model judges itself, without its adapter",
+    )
+    judge_model: str | None = option(None, "The judge's name at that endpoint.", group="Judge", env="JUDGE_MODEL")
+    judge_api_key: str = option(
+        "", "Key for that endpoint.", group="Judge", env="OPENCLAW_JUDGE_API_KEY", shown="no key", secret=True
+    )
+    judge_rubric: Path | None = option(
+        None, "File with your guidelines for the judge.", group="Judge", env="JUDGE_RUBRIC", flags=("--rubric",)
+    )
+    custom_rm_path: str | None = option(
+        None,
+        "Your own judge: path/file.py, path/file.py:name or package.module:name.",
+        group="Judge",
+        env="CUSTOM_RM_PATH",
+    )
+    num_judge_workers: int = option(4, "Turns judged at the same time.", group="Judge", env="NUM_JUDGE_WORKERS", ge=1)
+    judge_timeout: float = option(
+        120.0, "Seconds that a judge has for its answers.", group="Judge", env="JUDGE_TIMEOUT", gt=0
+    )
+    prm_m: int = option(
+        3,
+        "Judge votes per question.",
+        group="Judge",
+        env=("PRM_M", "MAJORITY_VOTE_N"),
+        flags=("--majority-vote-n",),
+        ge=1,
+    )
+    majority_vote_threshold: Fraction = option(
+        0.0,
+        "Share of the valid votes that the winner needs; 0 means the most votes win, a tie counts 0.",
+        group="Judge",
+        env="MAJORITY_VOTE_THRESHOLD",
+    )
+    prm_temperature: float = option(
+        0.6, "Sampling temperature of the judge.", group="Judge", env="PRM_TEMPERATURE", ge=0
+    )
+    prm_max_tokens: int = option(
+        4096, "Longest answer of the judge, in tokens.", group="Judge", env="PRM_MAX_TOKENS", ge=1
+    )
+
+    @model_validator(mode="after")
+    def _no_contradictions(self) -> Self:
+        if (self.judge_base_url is None) != (self.judge_model is None):
+            raise ValueError(
+                "--judge-base-url and --judge-model belong together: where the judge is, and its name there"
+            )
+        if self.judge_base_url is not None and not self.judge_base_url.startswith(("http://", "https://")):
+            raise ValueError("--judge-base-url must begin with http:// or https://")
+        if not self.judge_api_key.isascii() or not self.judge_api_key.strip().isprintable():
+            raise ValueError("--judge-api-key must be plain ASCII, since it travels in an HTTP header")
+        if self.judge == "custom" and self.custom_rm_path is None:
+            raise ValueError("--judge custom needs --custom-rm-path, the file with your judge")
+        if self.custom_rm_path is not None and self.judge not in ("auto", "custom"):
+            raise ValueError(f"--custom-rm-path is for --judge custom, not {self.judge}")
+        return self
+
+    @property
+    def kind(self) -> Literal["auto", "feedback", "llm", "custom", "none"]:
+        """Who judges. A judge of one's own is used when its path is given."""
+        return "custom" if self.custom_rm_path is not None else self.judge
+
+    @property
+    def reads_feedback(self) -> bool:
+        """Whether rules are among the judges."""
+        return self.kind in ("auto", "feedback")

@@ -1,0 +1,105 @@
+"""The options of learning."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from openclaw_rl.config.options import Section, option
+from openclaw_rl.types import LossSettings, TrainingSettings
+
+Fraction = Annotated[float, Field(ge=0, le=1)]
+#: Learning rates where none is given.
+ADAPTER_RATE, FULL_WEIGHTS_RATE = 1e-4, 1e-6
+
+
+class TrainingOptions(Section):
+    """How steps are made, gated, saved and reported."""
+
+    learning_rate: float | None = option(
+        None,
+        "Learning rate of the optimiser.",
+        group="Training",
+        env="LEARNING_RATE",
+        shown="1e-4, or 1e-6 with --lora-rank 0",
+        gt=0,
+    )
+    batch_size: int = option(4, "Samples per training step.", group="Training", env="BATCH_SIZE", ge=1)
+    max_steps: int = option(1000, "Training steps in all.", group="Training", env="MAX_STEPS", ge=0)
+    loss_fn: Literal["ppo", "importance_sampling", "cispo"] = option(
+        "ppo", "Policy loss on the sampled tokens.", group="Training", env="LOSS_FN"
+    )
+    kl_loss_coef: float = option(
+        0.0,
+        "Weight of the penalty for drifting from the base model.",
+        group="Training",
+        env="KL_LOSS_COEF",
+        ge=0,
+    )
+    save_interval: int = option(20, "Steps between checkpoints.", group="Training", env="SAVE_INTERVAL", ge=1)
+    resume_from_ckpt: str = option(
+        "auto",
+        "Checkpoint to go on from: a folder, auto (the run's last one, if it has one), or none (begin anew).",
+        group="Training",
+        env="RESUME_FROM_CKPT",
+    )
+    eps_clip: float = option(0.2, "How far a token's ratio may fall.", group="Training", env="EPS_CLIP", gt=0, lt=1)
+    eps_clip_high: float = option(0.28, "How far it may rise.", group="Training", env="EPS_CLIP_HIGH", gt=0)
+    weight_decay: float = option(0.0, "Weight decay of AdamW.", group="Training", env="WEIGHT_DECAY", ge=0)
+    adam_beta1: float = option(0.9, "First moment's decay of AdamW.", group="Training", env="ADAM_BETA1", ge=0, lt=1)
+    adam_beta2: float = option(0.95, "Second moment's decay of AdamW.", group="Training", env="ADAM_BETA2", ge=0, lt=1)
+    max_grad_norm: float = option(1.0, "Longer gradients are cut.", group="Training", env="MAX_GRAD_NORM", gt=0)
+    max_kl: float = option(
+        0.5,
+        "A step that moves the policy further than this, a token, is taken back.",
+        group="Training",
+        env="MAX_KL",
+        gt=0,
+    )
+    max_staleness: int = option(
+        8, "Samples of a policy more versions ago are dropped.", group="Training", env="MAX_STALENESS", ge=0
+    )
+    batch_timeout: float | None = option(
+        None,
+        "Seconds after which a smaller batch is trained on.",
+        group="Training",
+        env="BATCH_TIMEOUT",
+        shown="off",
+        gt=0,
+    )
+    keep_checkpoints: int = option(3, "Checkpoints that are kept.", group="Training", env="KEEP_CHECKPOINTS", ge=1)
+    gate: Path | None = option(
+        None,
+        "File of prompts with checks that a new policy has to pass before it serves.",
+        group="Training",
+        env="GATE",
+    )
+    gate_margin: Fraction = option(
+        0.0, "How much worse than the policy before it may do there.", group="Training", env="GATE_MARGIN"
+    )
+    custom_loss_function_path: str | None = option(
+        None, "Your own loss: path/file.py or package.module:name.", group="Training", env="CUSTOM_LOSS_FUNCTION_PATH"
+    )
+    tensorboard: bool = option(
+        False, "Write metrics for TensorBoard into the run directory.", group="Training", env="TENSORBOARD"
+    )
+    wandb_project: str | None = option(
+        None, "Send metrics to this project at Weights & Biases.", group="Training", env="WANDB_PROJECT"
+    )
+
+    def rate(self, *, full_weights: bool) -> float:
+        """The learning rate. Its default depends on what is trained."""
+        return self.learning_rate or (FULL_WEIGHTS_RATE if full_weights else ADAPTER_RATE)
+
+    def settings(self, *, full_weights: bool, epochs: int, seed: int) -> TrainingSettings:
+        """How an engine makes a step."""
+        return TrainingSettings(
+            loss=LossSettings(self.loss_fn, self.eps_clip, self.eps_clip_high, self.kl_loss_coef),
+            epochs=epochs,
+            learning_rate=self.rate(full_weights=full_weights),
+            betas=(self.adam_beta1, self.adam_beta2),
+            weight_decay=self.weight_decay,
+            max_grad_norm=self.max_grad_norm,
+            max_kl=self.max_kl,
+            seed=seed,
+        )

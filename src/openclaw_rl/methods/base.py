@@ -1,0 +1,237 @@
+"""What a method is, and what all methods share.
+
+A method turns the verdict on a turn into one advantage for each response token. The score is a reward that every
+token gets. A hint becomes a distillation advantage: the teacher's log-prob of the token, once it knows the hint, minus
+the log-prob recorded while sampling.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from openclaw_rl.config.options import ConfigError
+from openclaw_rl.methods.options import MethodOptions
+from openclaw_rl.types import Alternatives, Hint, Question, SampleKind, StoredTurn, Verdict
+
+
+class NoSignal(ValueError):
+    """The turn cannot be trained on; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """What each signal is measured from."""
+
+    gap: float = 0.0
+    score: float = 0.0
+
+
+NO_BASELINE = Baseline()
+
+
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """What a turn's response teaches."""
+
+    advantages: list[float]
+    """One number for each token that was sampled."""
+    alternatives: Alternatives | None = None
+    """What is learned about tokens that were not sampled."""
+
+
+@dataclass(frozen=True, slots=True)
+class TeacherRequest:
+    """What a method asks of the teacher."""
+
+    hints: int = 1
+    """How many of a turn's hints the teacher reads."""
+    shortest_first: bool = False
+    """Read the shortest hints first; otherwise the most informative ones."""
+    top: int = 0
+    """How many of its likeliest tokens the teacher gives at each position; it also scores as many of the policy's."""
+    policy_scores: bool = False
+    """Whether the policy scores the teacher's likeliest tokens too."""
+
+    def chosen(self, hints: Sequence[Hint]) -> list[str]:
+        """The hints that the teacher reads, each text once. `hints` has the most informative first."""
+        texts = list(dict.fromkeys(hint.text for hint in hints))
+        return (sorted(texts, key=len) if self.shortest_first else texts)[: self.hints]
+
+
+ONE_HINT = TeacherRequest()
+
+
+class Method:
+    """One way to learn from verdicts: a subclass in a file of its own, and a line in `methods.options.BUILT_IN`.
+
+    - Other parts ask the method what it needs; none of them compares its name.
+    - A signal with weight 0 is neither asked for nor trained on.
+    - `lesson` gives one finite number for each sampled token, or raises NoSignal with the reason.
+    """
+
+    name: ClassVar[str]
+    learns_from: ClassVar[str]
+    """What it learns from, in a few words: "learns from …"."""
+    metric_names: ClassVar[tuple[str, ...]] = ()
+    """What `metrics` returns."""
+
+    w_rl: float = 0.0
+    """Weight of the score."""
+    w_opd: float = 0.0
+    """Weight of the hint."""
+
+    def __init__(self, options: MethodOptions) -> None:
+        self.options = options
+        self.centred = options.baseline == "batch"
+        """Whether signals are measured from their mean over the batch."""
+
+    @classmethod
+    def check(cls, options: MethodOptions) -> None:
+        """Refuse options that this method cannot use. Raises ConfigError."""
+        if options.eval_mode:
+            raise ConfigError(f"--eval-mode belongs to --method opd; {cls.name} does not use it.")
+
+    # What it asks of others.
+
+    @property
+    def questions(self) -> frozenset[Question]:
+        """What the judge must answer about each turn."""
+        wanted = ((Question.SCORE, self.w_rl), (Question.HINT, self.w_opd))
+        return frozenset(question for question, weight in wanted if weight)
+
+    @property
+    def teacher_request(self) -> TeacherRequest | None:
+        """What the teacher is asked about a turn with hints; None if the method needs no teacher."""
+        return ONE_HINT if self.w_opd else None
+
+    @property
+    def recorded_top(self) -> int:
+        """How many likeliest tokens the sampler records at each token of a turn."""
+        return 0
+
+    @property
+    def rewards_best_turn(self) -> bool:
+        """Whether the best turn of a session without a good one counts as +1."""
+        return False
+
+    # What it makes of a verdict.
+
+    def sample_kind(self, verdict: Verdict) -> tuple[SampleKind | None, str]:
+        """Which signals of a judged turn are trained on; None with the reason if there are none."""
+        taught = bool(self.w_opd) and any(hint.logprobs for hint in verdict.hints)
+        scored = bool(self.w_rl and verdict.score)
+        if taught:
+            return SampleKind.OPD_RL if scored else SampleKind.OPD, ""
+        return (SampleKind.RL, "") if scored else (None, self._why_nothing(verdict))
+
+    def lesson(self, turn: StoredTurn, baseline: Baseline = NO_BASELINE) -> Lesson:
+        """What each response token learns. Raises NoSignal; whether it does never depends on the baseline."""
+        check_recorded(turn)
+        gaps, score = self.gaps(turn), self.score(turn)
+        check_signals(turn, gaps or (), score)
+        reward = self._reward(score, baseline)
+        if gaps is None:
+            return Lesson([reward] * len(turn.response_ids))
+        return Lesson([self.w_opd * (gap - baseline.gap) + reward for gap in gaps])
+
+    def baseline(self, turns: Sequence[StoredTurn]) -> Baseline:
+        """What the signals of a batch are measured from: means over its samples, if --baseline batch asks for them.
+
+        A gap is first averaged over its own response, because the loss is a mean of means.
+        """
+        if not self.centred:
+            return NO_BASELINE
+        gaps = [fmean(gaps) for turn in turns if (gaps := self.mean_gaps(turn))]
+        scores = [score for turn in turns if (score := self.score(turn)) is not None]
+        return Baseline(mean_of_several(gaps), mean_of_several(scores))
+
+    def score(self, turn: StoredTurn) -> float | None:
+        """The turn's score, if it is trained on. Raises NoSignal."""
+        if turn.sample not in (SampleKind.RL, SampleKind.OPD_RL) or not self.w_rl:
+            return None
+        score = turn.verdict.score if turn.verdict else None
+        if score is None:
+            raise NoSignal("it has no score")
+        return score
+
+    def gaps(self, turn: StoredTurn) -> list[float] | None:
+        """The teacher's log-prob minus the policy's at each sampled token, if a hint is trained on. Raises NoSignal."""
+        if not self.w_opd or not is_hinted(turn):
+            return None
+        limit = self.options.opd_clip or math.inf
+        pairs = zip(teacher_logprobs(turn), turn.logprobs, strict=True)
+        return [clip(teacher - policy, limit) for teacher, policy in pairs]
+
+    def mean_gaps(self, turn: StoredTurn) -> list[float]:
+        """The gap at each token that is distilled about; empty if there is none."""
+        return self.gaps(turn) or []
+
+    # What people see.
+
+    def token_values(self, turn: StoredTurn) -> list[float]:
+        """What each sampled token learns, to be shown. Raises NoSignal."""
+        return self.lesson(turn).advantages
+
+    def metrics(self, turns: Sequence[StoredTurn]) -> dict[str, float]:
+        """Numbers about a step's batch that only this method has, by `metric_names`."""
+        return {}
+
+    def record(self, turn: StoredTurn) -> Mapping[str, Any] | None:
+        """What a sample taught in full, for --record; None if there is nothing to write."""
+        return None
+
+    def _reward(self, score: float | None, baseline: Baseline) -> float:
+        return 0.0 if score is None else self.w_rl * (score - baseline.score)
+
+    def _why_nothing(self, verdict: Verdict) -> str:
+        """Why a turn is not trained on; only a few different sentences, so that they can be counted."""
+        problems = [hint.problem for hint in verdict.hints if hint.problem] if self.w_opd else []
+        if problems:
+            return f"no teacher for the hint: {problems[0]}"
+        if verdict.score is None if self.w_rl else verdict.source is None:
+            return f"the judge abstained: {verdict.reason or 'no reason given'}"
+        return "the judge is neutral" if self.w_rl else "no hint in what came next"
+
+
+def check_recorded(turn: StoredTurn) -> None:
+    """Raise NoSignal unless each response token has its recorded log-prob."""
+    if len(turn.logprobs) != len(turn.response_ids):
+        raise NoSignal("its log-probs were not recorded")
+
+
+def check_signals(turn: StoredTurn, gaps: ArrayLike, score: float | None) -> None:
+    """Raise NoSignal unless there is something to learn, and all numbers are finite."""
+    if not np.any(gaps) and not score:
+        raise NoSignal("every signal in it is zero with this method")
+    # One such number would spoil the whole batch.
+    if not all(np.isfinite(numbers).all() for numbers in (gaps, score or 0.0, turn.logprobs)):
+        raise NoSignal("a log-prob in it is not finite")
+
+
+def mean_of_several(values: Sequence[float]) -> float:
+    """The mean; 0 for a single value, which its own mean would cancel."""
+    return fmean(values) if len(values) > 1 else 0.0
+
+
+def is_hinted(turn: StoredTurn) -> bool:
+    """Whether the turn is trained on a hint."""
+    return turn.sample in (SampleKind.OPD, SampleKind.OPD_RL)
+
+
+def clip(value: float, limit: float) -> float:
+    """A number within [-limit, limit]; NaN is kept as NaN."""
+    return min(max(value, -limit), limit) if math.isfinite(value) else value
+
+
+def teacher_logprobs(turn: StoredTurn) -> list[float]:
+    """The teacher's log-prob of each response token, under the first hint that it scored. Raises NoSignal."""
+    hints = turn.verdict.hints if turn.verdict else ()
+    scored = next((hint for hint in hints if hint.logprobs), None)
+    if scored is None or len(scored.logprobs) != len(turn.response_ids):
+        raise NoSignal("no teacher has scored it")
+    return list(scored.logprobs)

@@ -1,0 +1,107 @@
+"""The options of a method."""
+
+from typing import Literal
+
+from openclaw_rl.config.options import Section, option
+
+#: The methods that come with the program: name, module and class. A new one is a file and a line here.
+BUILT_IN = {
+    "rl": "openclaw_rl.methods.rl:Rl",
+    "opd": "openclaw_rl.methods.opd:Opd",
+    "combine": "openclaw_rl.methods.combine:Combine",
+    "topk-select": "openclaw_rl.methods.topk_select:TopkSelect",
+}
+
+
+class MethodOptions(Section):
+    """What is learned, and how much each signal counts."""
+
+    method: str = option(
+        "combine",
+        "What to learn from: scores, hindsight hints, or both; topk-select distils the likeliest tokens under the best "
+        "of several hints. path/file.py:Name is a method of your own.",
+        group="Method",
+        env="METHOD",
+        choices=tuple(BUILT_IN),
+    )
+    w_opd: float = option(
+        1.0,
+        "Weight of the distillation advantage.",
+        group="Method",
+        env=("OPENCLAW_COMBINE_W_OPD", "OPENCLAW_TOPK_W_OPD"),
+        ge=0,
+    )
+    baseline: Literal["none", "batch"] = option(
+        "none",
+        "What a score and a distillation advantage are measured from: nothing, or their mean over the step's batch.",
+        group="Method",
+        env="OPENCLAW_BASELINE",
+    )
+    opd_clip: float = option(
+        0.0,
+        "Largest distillation advantage of a token, positive or negative; 0: no limit.",
+        group="Method",
+        env="OPENCLAW_OPD_CLIP",
+        ge=0,
+    )
+    w_rl: float = option(
+        1.0,
+        "Weight of the reward advantage.",
+        group="Method",
+        env=("OPENCLAW_COMBINE_W_RL", "OPENCLAW_TOPK_W_RL"),
+        ge=0,
+    )
+    topk_k: int = option(
+        4,
+        "With topk-select: likeliest tokens that count at each position.",
+        group="Method",
+        env="OPENCLAW_TOPK_K",
+        ge=1,
+        le=20,
+    )
+    topk_max_cand: int = option(
+        3,
+        "With topk-select: hints of a turn that the teacher reads, the shortest first.",
+        group="Method",
+        env="OPENCLAW_TOPK_MAX_CAND",
+        ge=1,
+    )
+    topk_hint_selection: Literal["sequence_optimal", "token_optimal", "shortest"] = option(
+        "sequence_optimal",
+        "With topk-select: how the hint is chosen: by the overlap of teacher and policy over the response, or at each "
+        "token, or the shortest.",
+        group="Method",
+        env="OPENCLAW_TOPK_HINT_SELECTION",
+    )
+    topk_subset_mode: Literal["student", "teacher", "overlap"] = option(
+        "student",
+        "With topk-select: whose likeliest tokens are learned about: the policy's, the teacher's, or those of both.",
+        group="Method",
+        env="OPENCLAW_TOPK_SUBSET_MODE",
+    )
+    topk_adv_diff_clip: float = option(
+        1.0,
+        "With topk-select: largest gap between teacher and policy that counts; 0 or less: no limit.",
+        group="Method",
+        env="OPENCLAW_TOPK_ADV_DIFF_CLIP",
+    )
+    record: bool = option(
+        False,
+        "With topk-select: write what each sample taught (hints, overlaps, the choice, gaps) into the run directory.",
+        group="Method",
+        env="OPENCLAW_RECORD_ENABLED",
+    )
+    train_epochs: int = option(
+        1,
+        "Optimiser passes over each batch (combine typically uses 2).",
+        group="Method",
+        env="TRAIN_EPOCHS",
+        ge=1,
+    )
+    at_least_one: bool = option(
+        True,
+        "With rl: a session that ends without a good turn gets one: its best turn counts as +1.",
+        group="Method",
+        env="AT_LEAST_ONE",
+    )
+    eval_mode: bool = option(False, "With opd: also score turns, for monitoring.", group="Method", env="EVAL_MODE")

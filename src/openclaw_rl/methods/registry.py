@@ -1,0 +1,42 @@
+"""From the name of a method to the method."""
+
+from openclaw_rl.config.options import ConfigError
+from openclaw_rl.methods.base import Method
+from openclaw_rl.methods.options import BUILT_IN, MethodOptions
+from openclaw_rl.plugins import load_plugin
+
+OPTION = "--method"
+#: What a file with a method of one's own may call it, if no name is given.
+OWN_NAMES = ("Method",)
+
+
+def find_method(name: str) -> type[Method]:
+    """The class of a built-in method, or of one's own (`path/file.py:Name`). Raises ConfigError."""
+    check_name(name)
+    method = load_plugin(BUILT_IN.get(name, name), OPTION, OWN_NAMES)
+    if not isinstance(method, type) or not issubclass(method, Method):
+        raise ConfigError(
+            f"{OPTION} {name} is not a method: write a class that inherits openclaw_rl.methods.base.Method."
+        )
+    return method
+
+
+def check_name(name: str) -> None:
+    """Refuse a name that no method can have. Raises ConfigError."""
+    if name not in BUILT_IN and not name.endswith(".py") and ":" not in name:
+        known = ", ".join(BUILT_IN)
+        raise ConfigError(f"{OPTION} {name} is not a method: take one of {known}, or path/file.py:Name for your own.")
+
+
+def check_options(options: MethodOptions) -> None:
+    """Refuse options that contradict the method. A method of one's own is not imported for it. Raises ConfigError."""
+    check_name(options.method)
+    if options.method in BUILT_IN:
+        find_method(options.method).check(options)
+
+
+def make_method(options: MethodOptions) -> Method:
+    """The method of the options, checked. Raises ConfigError."""
+    method = find_method(options.method)
+    method.check(options)
+    return method(options)
