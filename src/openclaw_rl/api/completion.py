@@ -18,7 +18,7 @@ from openclaw_rl.types import FinishReason, SampledToken, SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
-class Update:
+class ChoiceUpdate:
     """New tokens of one choice, the text that became certain with them, and the finish reason if it has ended."""
 
     index: int
@@ -89,7 +89,7 @@ class Completion:
             self._end("cancelled")
             raise
 
-    async def __aiter__(self) -> AsyncIterator[Update]:
+    async def __aiter__(self) -> AsyncIterator[ChoiceUpdate]:
         status = "cancelled"
         try:
             tokens = self._first
@@ -114,14 +114,14 @@ class Completion:
             self._turn.close()
         self._count(status)
 
-    def _read(self, tokens: list[SampledToken]) -> Iterator[Update]:
+    def _read(self, tokens: list[SampledToken]) -> Iterator[ChoiceUpdate]:
         for index, choice in enumerate(self.choices):
             if choice.finish_reason is None:
                 new_tokens = [token for token in tokens if token.index == index]
                 if new_tokens:
                     yield self._advance(index, choice, new_tokens)
 
-    def _advance(self, index: int, choice: Choice, tokens: list[SampledToken]) -> Update:
+    def _advance(self, index: int, choice: Choice, tokens: list[SampledToken]) -> ChoiceUpdate:
         taken, deltas = choice.parser.push(token.token_id for token in tokens)
         tokens = tokens[:taken]
         choice.tokens += tokens
@@ -131,7 +131,7 @@ class Completion:
             self._stream.drop(index)
         for delta in deltas:
             choice.message.add(delta)
-        return Update(index, tokens, deltas, choice.finish_reason)
+        return ChoiceUpdate(index, tokens, deltas, choice.finish_reason)
 
     async def _record(self) -> None:
         if self._turn is not None:

@@ -6,7 +6,7 @@ from typing import Any
 from pydantic_core import to_json
 from tokenizers import Tokenizer
 
-from openclaw_rl.api.completion import Completion, Update
+from openclaw_rl.api.completion import ChoiceUpdate, Completion
 from openclaw_rl.api.errors import ApiError
 from openclaw_rl.api.message import tool_call
 from openclaw_rl.rendering.detokenize import token_bytes
@@ -56,7 +56,7 @@ class Encoder:
             yield event({**head, "choices": [], "usage": completion.usage()})
         yield DONE
 
-    def _chunk_choices(self, update: Update, calls: list[int], logprobs: int | None) -> list[dict[str, Any]]:
+    def _chunk_choices(self, update: ChoiceUpdate, calls: list[int], logprobs: int | None) -> list[dict[str, Any]]:
         choices = []
         for delta in update.deltas:
             for part in delta_parts(delta, calls[update.index]):
