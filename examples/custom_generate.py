@@ -1,6 +1,6 @@
-"""An answer of one's own: openclaw-rl serve --custom-generate-function-path examples/custom_generate.py
+"""A custom way to generate answers: openclaw-rl serve --custom-generate-function-path examples/custom_generate.py
 
-Draws four answers and gives the one that the model finds likeliest, token for token.
+Samples four answers and returns the one with the highest mean log-prob per token.
 """
 
 from collections import defaultdict
@@ -10,13 +10,13 @@ from statistics import fmean
 from openclaw_rl.engines.base import Sampler
 from openclaw_rl.types import SampledToken, SampleRequest
 
-DRAWS = 4
+SAMPLES = 4
 
 
 async def generate(request: SampleRequest, sampler: Sampler) -> list[SampledToken]:
-    drawn: dict[int, list[SampledToken]] = defaultdict(list)
-    async for tokens in sampler.sample(replace(request, n=DRAWS * request.n)):
+    answers: dict[int, list[SampledToken]] = defaultdict(list)
+    async for tokens in sampler.sample(replace(request, n=SAMPLES * request.n)):
         for token in tokens:
-            drawn[token.index].append(token)
-    likeliest = sorted(drawn.values(), key=lambda own: fmean(token.logprob for token in own), reverse=True)
-    return [replace(token, index=index) for index, own in enumerate(likeliest[: request.n]) for token in own]
+            answers[token.index].append(token)
+    likeliest = sorted(answers.values(), key=lambda answer: fmean(token.logprob for token in answer), reverse=True)
+    return [replace(token, index=index) for index, answer in enumerate(likeliest[: request.n]) for token in answer]

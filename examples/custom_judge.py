@@ -1,6 +1,6 @@
-"""A judge of one's own: openclaw-rl serve --custom-rm-path examples/custom_judge.py
+"""A custom judge: openclaw-rl serve --custom-rm-path examples/custom_judge.py
 
-Likes answers of at most forty words; whoever says "thanks" is content anyway.
+Rewards answers of at most forty words, and any answer to which the user says "thanks".
 """
 
 MAX_WORDS = 40

@@ -1,7 +1,7 @@
-"""A loss of one's own: openclaw-rl serve --custom-loss-function-path examples/custom_loss.py
+"""A custom loss: openclaw-rl serve --custom-loss-function-path examples/custom_loss.py
 
-One number for each response token; what a token counts in the batch is decided outside. Here: the ratio is not clipped
-but squashed, so that far tokens still have a small gradient.
+Returns the loss of each response token; the caller weights the tokens in the batch. Here the ratio is squashed by tanh
+instead of clipped, so that tokens far from the old policy keep a small gradient.
 """
 
 import torch

@@ -1,6 +1,6 @@
-"""An environment of one's own: openclaw-rl serve --rollout-function-path examples/custom_rollout.py
+"""A custom environment: openclaw-rl serve --rollout-function-path examples/custom_rollout.py
 
-Asks for sums through the API, and rewards the answers that hold the right number.
+Asks for sums through the API, and rewards answers that contain the right number.
 """
 
 import random

@@ -1,10 +1,10 @@
-"""The built-in rules with several hints a turn, for topk-select to choose from:
+"""The built-in rules with several hints per turn, for topk-select to choose from:
 
 openclaw-rl serve --method topk-select --custom-rm-path examples/several_hints.py
 
-Rules find one hint in what somebody says; a language model's votes give several. Here they are three ways to put the
-same wish: as an instruction, in the person's own words, and both. For conversations without tools: a judge of one's
-own is not told who said what came next.
+The built-in rules find one hint in a reply; the votes of an LLM judge give several. This judge words the same wish in
+three ways: as an instruction, in the user's words, and both. It is for conversations without tools, because a custom
+judge does not learn whether a user or a tool replied.
 """
 
 from openclaw_rl.judge.judges.rules import ABOUT_FORM, READINGS

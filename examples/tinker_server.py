@@ -1,8 +1,8 @@
-"""A Tinker server of your own on this machine's CPU: SkyRL tx with a model from a folder. `make tinker-server` runs it.
+"""Runs a Tinker server on this machine's CPU: SkyRL tx with a model from a folder. `make tinker-server` starts it.
 
     python examples/tinker_server.py [--model FOLDER] [--port 8000] [--data runs/tinker-server]
 
-The server lives in an environment of its own (`--python`), since it wants other versions than openclaw-rl does.
+The server needs an environment of its own (`--python`), because it requires other versions than openclaw-rl.
 """
 
 import argparse
@@ -14,11 +14,11 @@ from typing import Any
 from openclaw_rl.models import fetch_model
 
 CACHE = Path(os.environ.get("OPENCLAW_RL_CACHE", "~/.cache/openclaw-rl")).expanduser()
-#: Adapters: the base model's, one in training and two to sample from, and as many of a program that was just killed.
+#: Eight adapters: the base model's, one in training, two to sample from, and as many of a client that was just killed.
 BACKEND = {"max_lora_adapters": 8, "max_lora_rank": 8, "train_micro_batch_size": 4, "sample_max_num_sequences": 4}
-#: The adapters of a program that is gone are freed after so many seconds.
-PATIENCE = 60
-#: It starts its engine with uv, in an environment that uv would make; this one does without.
+#: The adapters of a client that is gone are freed after this time.
+SESSION_SECONDS = 60
+#: Replaces `uv`, with which the server would start its engine in a new environment.
 UV = """#!/bin/sh
 while [ "$1" != "-m" ]; do shift; done
 exec {python} "$@"
@@ -26,7 +26,7 @@ exec {python} "$@"
 
 
 def prepare(model: Path, folder: Path) -> Path:
-    """The model as the server's Transformers 4 reads it: links, and two files that say the same in old words."""
+    """A folder that the server's Transformers 4 can read: links to the model, and two files in the old format."""
     target = folder / model.name
     target.mkdir(parents=True, exist_ok=True)
     for path in model.iterdir():
@@ -56,8 +56,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, help="a model's folder (default: the embedded model)")
     parser.add_argument("--port", type=int, default=8000)
-    parser.add_argument("--data", type=Path, default=Path("runs/tinker-server"), help="where it keeps what is learned")
-    parser.add_argument("--python", type=Path, default=Path(".venv-tinker/bin/python"), help="that has the server")
+    parser.add_argument("--data", type=Path, default=Path("runs/tinker-server"), help="where it stores checkpoints")
+    python_help = "the Python in which the server is installed"
+    parser.add_argument("--python", type=Path, default=Path(".venv-tinker/bin/python"), help=python_help)
     given = parser.parse_args()
     data, python = given.data.absolute(), given.python.absolute()
     model = prepare(given.model.absolute() if given.model else fetch_model(None, CACHE), data / "model")
@@ -68,7 +69,7 @@ def main() -> None:
     line = [str(python), "-m", "tx.tinker.api", "--base-model", str(model), "--backend", "jax"]
     line += ["--backend-config", json.dumps(BACKEND), "--host", "127.0.0.1", "--port", str(given.port)]
     line += ["--checkpoints-base", str(data / "checkpoints"), "--database-url", f"sqlite:///{data}/tinker.db"]
-    line += ["--session-timeout-sec", str(PATIENCE), "--session-cleanup-interval-sec", str(PATIENCE // 4)]
+    line += ["--session-timeout-sec", str(SESSION_SECONDS), "--session-cleanup-interval-sec", str(SESSION_SECONDS // 4)]
     environment = {**os.environ, "PATH": f"{uv.parent}:{os.environ['PATH']}", "HF_HUB_OFFLINE": "1"}
     environment.pop("PYTHONPATH", None)
     os.execve(python, line, environment)

@@ -131,7 +131,7 @@ async def test_success_cannot_be_faked(code: str):
 
 
 async def test_an_answer_that_never_ends_fails(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(coding, "SECONDS", 0.7)
+    monkeypatch.setattr(coding, "MAX_SECONDS", 0.7)
     seen = await score(problem("add"), fenced("def add(a, b):\n    while True: pass"))
     assert seen.detail == "The program did not end within 0.7 seconds."
 

@@ -21,7 +21,7 @@ from openclaw_rl.errors import UserError
 from openclaw_rl.evals import coding, evaluate, trial
 from openclaw_rl.evals.chat import HttpChat
 from openclaw_rl.evals.demo import free_folder, make_plans, table
-from openclaw_rl.evals.evaluate import check_writable, chosen_tasks, serving
+from openclaw_rl.evals.evaluate import check_writable, chosen_tasks, server_flags
 from openclaw_rl.evals.flags import METHODS, TASKS
 from openclaw_rl.evals.scores import CaseScore, OnCase, TaskScores
 from openclaw_rl.evals.server_process import RunningServer
@@ -63,7 +63,7 @@ def test_a_demo_holds_conversations_learns_and_leaves_a_picture_and_a_page(
     assert main(["report", str(out / "rl-brief-3"), "--no-answers", "--model-name", str(tiny_model)]) == 0
     assert "<svg" in (out / "rl-brief-3" / "report.html").read_text()
     assert main(["demo", "--method", "rl", "--out", str(out), *model]) == 2
-    assert "is there already" in capsys.readouterr().err
+    assert "exists already" in capsys.readouterr().err
 
 
 def test_an_evaluation_compares_a_checkpoint_with_the_base_model(
@@ -115,11 +115,11 @@ def test_where_the_model_runs_is_the_owner_s_choice(tmp_path: Path) -> None:
     machine = machine_of(load({"device": "cpu"}, environment, file).config)
     options = build_parser().parse_args(["demo"])
     (plan,) = make_plans(machine, options, tmp_path)
-    for flags in (serving(machine, "base"), plan.flags):
+    for flags in (server_flags(machine, "base"), plan.flags):
         told = build_parser().parse_args(["serve", *flags])
         assert (told.device, told.backend, told.dtype, told.cache_dir) == ("cpu", "local", "float32", "/cache")
         assert "abc" not in flags
-    assert build_parser().parse_args(["serve", *serving(machine, "base")]).kv_cache_gib == "3.0"
+    assert build_parser().parse_args(["serve", *server_flags(machine, "base")]).kv_cache_gib == "3.0"
     # The demo's own settings stay what they are.
     assert (told.kv_cache_gib, told.batch_size) == ("1", "8")
 
@@ -191,15 +191,15 @@ def test_asking_whether_a_file_can_be_written_leaves_no_trace(tmp_path: Path) ->
 def test_what_cannot_be_evaluated_is_said_in_a_sentence(tmp_path: Path) -> None:
     machine = machine_of(Config.of())
     with pytest.raises(UserError, match="neither a checkpoint nor a model folder"):
-        serving(machine, str(tmp_path))
-    with pytest.raises(ConfigError, match="no task juggling"):
+        server_flags(machine, str(tmp_path))
+    with pytest.raises(ConfigError, match="Unknown task juggling"):
         chosen_tasks("coding, juggling")
     with pytest.raises(ConfigError, match="names no task"):
         chosen_tasks(" , ")
     (tmp_path / "checkpoint.json").write_text("{}")
     (tmp_path / "adapter_config.json").write_text('{"r": "many"}')
     with pytest.raises(UserError, match="is damaged"):
-        serving(machine, str(tmp_path))
+        server_flags(machine, str(tmp_path))
 
 
 def test_all_methods_and_seeds_are_one_trial_each(tmp_path: Path) -> None:

@@ -105,7 +105,7 @@ async def test_a_server_that_stays_busy_is_a_failure(
     endpoint.answers = [lambda: JSONResponse({"error": {"message": "The queue is full."}}, 429)] * 9
     with pytest.raises(ChatFailed, match=r"answers 429: The queue is full\."):
         await chat.ask(HELLO)
-    assert len(endpoint.bodies) == chat_module.ATTEMPTS
+    assert len(endpoint.bodies) == chat_module.MAX_ATTEMPTS
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ async def test_a_server_that_stays_busy_is_a_failure(
         (lambda: JSONResponse({"error": "odd"}, 500), "answers 500"),
         (lambda: Response("<html>", 404), "answers 404: <html>"),
         (lambda: Response("", 302, {"Location": "/"}), "answers 302"),
-        (lambda: Response("<html>"), "no JSON"),
+        (lambda: Response("<html>"), "does not answer with JSON"),
         (lambda: JSONResponse([]), "not a chat completion"),
         (lambda: JSONResponse({"choices": []}), "not a chat completion"),
         (lambda: JSONResponse(completion(7)), "not a chat completion"),
@@ -158,7 +158,7 @@ async def test_a_connection_that_breaks_off_is_a_failure():
     async with await asyncio.start_server(hang_up, "127.0.0.1", 0) as server:
         host, port = server.sockets[0].getsockname()
         async with HttpChat(f"http://{host}:{port}") as chat:
-            with pytest.raises(ChatFailed, match="broke off"):
+            with pytest.raises(ChatFailed, match="broke: "):
                 await chat.ask(HELLO)
 
 
@@ -178,7 +178,7 @@ async def test_a_key_that_is_none_is_not_shown():
 
 async def test_a_run_against_nobody_ends_at_once():
     async with HttpChat("http://127.0.0.1:9") as chat:
-        with pytest.raises(ChatFailed, match="Nobody answers"):
+        with pytest.raises(ChatFailed, match="No server answers"):
             await tool_use.run(chat)
 
 

@@ -11,7 +11,7 @@ from openclaw_rl import __version__
 from openclaw_rl.errors import UserError
 from openclaw_rl.evals import page as module
 from openclaw_rl.evals.conversation import Transcript
-from openclaw_rl.evals.page import choose_pairs, choose_talks, page, write_page
+from openclaw_rl.evals.page import choose_conversations, choose_pairs, page, write_page
 from openclaw_rl.evals.summary import summarise
 from openclaw_rl.evals.trial import Exam, HeldSession, TrialOutcome
 from support.page_assertions import Seen, look
@@ -115,10 +115,10 @@ def test_answers_stand_side_by_side_with_marks() -> None:
 
 
 def test_the_first_a_middle_and_the_last_conversation_are_shown() -> None:
-    assert [number for number, _ in choose_talks(a_trial(sessions=[True] * 9))] == [1, 5, 9]
-    assert [number for number, _ in choose_talks(a_trial(sessions=[True, False]))] == [1, 2]
-    assert [number for number, _ in choose_talks(a_trial(sessions=[True]))] == [1]
-    assert choose_talks(a_trial()) == []
+    assert [number for number, _ in choose_conversations(a_trial(sessions=[True] * 9))] == [1, 5, 9]
+    assert [number for number, _ in choose_conversations(a_trial(sessions=[True, False]))] == [1, 2]
+    assert [number for number, _ in choose_conversations(a_trial(sessions=[True]))] == [1]
+    assert choose_conversations(a_trial()) == []
 
 
 @pytest.mark.usefixtures("no_picture")
@@ -129,7 +129,7 @@ def test_a_conversation_is_shown_as_it_was_had() -> None:
     trial.sessions.append(HeldSession(0, 1.0, Transcript("s", (first, again))))
     talk = " ".join(seen(trial).all("div", class_="talk")[0].text.split())
     assert talk == (
-        "brief Why? assistant ✗ not kept: one short sentence A long story. "
+        "brief Why? assistant ✗ failed: one short sentence A long story. "
         "brief Too long! Why is it so? assistant ✓ as wanted Because. brief Perfect, thanks!"
     )
 

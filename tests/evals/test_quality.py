@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openclaw_rl.evals.quality import LONGEST, MOST_PERPLEXITY, check
+from openclaw_rl.evals.quality import MAX_CHARACTERS, MAX_PERPLEXITY, check
 from openclaw_rl.evals.questions import all_questions
 
 #: Written by hand, with whether they are good, and with a reference where the question is none of ours.
@@ -75,8 +75,8 @@ def test_other_languages() -> None:
 
 def test_perplexity_counts_where_it_is_known() -> None:
     assert is_ok(GOOD, perplexity=None)
-    assert is_ok(GOOD, perplexity=MOST_PERPLEXITY)
-    for improbable in (MOST_PERPLEXITY + 1, math.inf, math.nan):
+    assert is_ok(GOOD, perplexity=MAX_PERPLEXITY)
+    for improbable in (MAX_PERPLEXITY + 1, math.inf, math.nan):
         assert not is_ok(GOOD, perplexity=improbable)
 
 
@@ -104,5 +104,5 @@ def test_what_stands_after_a_good_answer_does_not_spoil_it(case: dict[str, str],
 
 
 def test_a_long_answer_is_cheap() -> None:
-    endless = "".join(random.Random(0).choices("ab cde\n", k=50 * LONGEST))
-    assert check(endless, SKY, REFERENCES[SKY]) == check(endless[:LONGEST], SKY, REFERENCES[SKY])
+    endless = "".join(random.Random(0).choices("ab cde\n", k=50 * MAX_CHARACTERS))
+    assert check(endless, SKY, REFERENCES[SKY]) == check(endless[:MAX_CHARACTERS], SKY, REFERENCES[SKY])

@@ -49,7 +49,7 @@ def test_a_file_gets_a_line_for_each_phase_of_a_trial() -> None:
     assert lines(console) == [
         "combine, persona brief, seed 0 runs/trial",
         "0.0 min 0 sessions server started",
-        "0.0 min 0 sessions asking 2 questions that it has never seen",
+        "0.0 min 0 sessions asking 2 held-out questions",
         "0.0 min 0 sessions policy 0 adherence 0.50 sensible answers 1.00",
         "1.2 min 12 sessions talking, learner: waiting [for 2 turns]",
         "2.5 min 25 sessions talking, learner: waiting [for 2 turns]",
@@ -83,22 +83,22 @@ def test_a_terminal_has_a_panel_and_lines_for_examinations_alone() -> None:
 
 def test_a_file_gets_a_line_now_and_then_of_an_evaluation() -> None:
     console = a_file()
-    with EvalProgress(console, "runs/[1]/step-7") as bars:
-        bars.begin("starting a server")
-        bars.tell("server started")
-        advance = bars.begin("coding", 23)
+    with EvalProgress(console, "runs/[1]/step-7") as progress:
+        progress.begin("starting a server")
+        progress.log("server started")
+        advance = progress.begin("coding", 23)
         for _ in range(23):
             advance()
-        bars.tell("coding: done")
+        progress.log("coding: done")
     told = ["starting a server", "server started", "coding: 10 of 23 cases", "coding: 20 of 23 cases", "coding: done"]
     assert lines(console) == [f"runs/[1]/step-7: {what}" for what in told]
 
 
 def test_a_terminal_has_a_bar_for_what_goes_on_in_an_evaluation() -> None:
     console = a_terminal()
-    with EvalProgress(console, "base") as bars:
-        bars.begin("starting a server")
-        advance = bars.begin("coding", 20)
+    with EvalProgress(console, "base") as progress:
+        progress.begin("starting a server")
+        advance = progress.begin("coding", 20)
         for _ in range(20):
             advance()
     assert "coding" in text(console)

@@ -56,7 +56,7 @@ class FakeChat:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trial, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(trial, "POLL_SECONDS", 0.01)
     monkeypatch.setattr(trial, "LONG_EXAM", 3)
 
 
@@ -143,9 +143,9 @@ async def test_the_options_of_the_owners_own_server_do_not_reach_it(
 
 
 async def test_a_server_that_does_not_become_ready_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "START_SECONDS", 0.3)
+    monkeypatch.setattr(module, "MAX_START_SECONDS", 0.3)
     began = time.monotonic()
-    with pytest.raises(ServerFailed, match="does not become ready"):
+    with pytest.raises(ServerFailed, match="did not become ready"):
         async with run_server(tmp_path, "--dry-run"):
             raise AssertionError("it is ready")
     assert time.monotonic() - began < 30

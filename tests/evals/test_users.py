@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from openclaw_rl.evals.chat import Chat, ChatFailed, Message, Reply
-from openclaw_rl.evals.conversation import LAST_REPLY_TOKENS, PATIENCE, hold
+from openclaw_rl.evals.conversation import LAST_REPLY_TOKENS, MAX_TRIES, hold
 from openclaw_rl.evals.personas.persona import Persona, load
 from openclaw_rl.evals.questions import EvalQuestion, questions
 from openclaw_rl.evals.users import NO_ANSWER, ModelUser, ScriptedUser
@@ -133,8 +133,10 @@ async def test_a_pleased_user_asks_the_next_question_in_the_same_message() -> No
 @pytest.mark.parametrize("repeats", [False, True])
 async def test_a_displeased_user_wants_the_same_again_and_then_gives_up(repeats: bool) -> None:
     persona: Persona = replace(BRIEF, repeats_question=repeats)
-    held = await hold(answering(LONG), ScriptedUser(persona, seed=2), [QUESTION, NEXT], session="s", turns=PATIENCE + 1)
-    assert [exchange.question for exchange in held.exchanges] == [QUESTION] * PATIENCE + [NEXT]
+    held = await hold(
+        answering(LONG), ScriptedUser(persona, seed=2), [QUESTION, NEXT], session="s", turns=MAX_TRIES + 1
+    )
+    assert [exchange.question for exchange in held.exchanges] == [QUESTION] * MAX_TRIES + [NEXT]
     again = held.exchanges[1].message
     assert again.startswith(held.exchanges[0].reaction)
     assert (QUESTION.text in again) is repeats

@@ -13,29 +13,29 @@ DOC = "watch simulated people teach the model what they like, and get a picture 
 
 def add(commands: Any) -> None:
     parser = add_command(commands, "demo", DOC, run, MODEL_OPTIONS)
-    # Not `method`, which is an option of the server and does not take all of them.
+    # `dest` is not `method`, because that is an option of the server, which does not take `all`.
     parser.add_argument(
         "--method", dest="methods", choices=(*METHODS, "all"), default="combine", help="how to learn (default: combine)"
     )
     parser.add_argument(
         "--persona",
         default="brief",
-        help=f"who talks to it: {', '.join(BUILT_IN)}, all of them (all), or a TOML file of yours (default: brief)",
+        help=f"who talks to it: {', '.join(BUILT_IN)}, all, or the path of a TOML file (default: brief)",
     )
     parser.add_argument(
         "--minutes",
         type=float,
         default=9.0,
-        help="longest time to talk; the start and the first and last examination come on top (default: 9)",
+        help="longest time to talk; start and the first and last examination take extra time (default: 9)",
     )
-    parser.add_argument("--sessions", type=int, default=300, help="most sessions to hold (default: 300)")
-    parser.add_argument("--seeds", type=int, default=1, help="repeat each trial with so many seeds (default: 1)")
+    parser.add_argument("--sessions", type=int, default=300, help="maximum number of sessions (default: 300)")
+    parser.add_argument("--seeds", type=int, default=1, help="number of seeds to repeat each trial with (default: 1)")
     parser.add_argument(
-        "--at-once", type=int, default=1, help="trials side by side, each with its own server (default: 1)"
+        "--at-once", type=int, default=1, help="trials that run at the same time, each with its own server (default: 1)"
     )
-    parser.add_argument("--out", type=Path, help="a new folder to write to (default: runs/demo, or runs/demo-2 …)")
+    parser.add_argument("--out", type=Path, help="a new folder for the results (default: runs/demo, or runs/demo-2 …)")
     parser.add_argument(
-        "--user-base-url", default="", help=f"let a model play the person, at this address (key: {USER_KEY})"
+        "--user-base-url", default="", help=f"let the model at this address play the person (key: {USER_KEY})"
     )
     parser.add_argument("--user-model", default="", help="the name of that model")
     parser.add_argument("server", nargs="*", metavar="-- OPTIONS", help="further options for the server")

@@ -1,7 +1,7 @@
 """The simple Python cases of the Berkeley Function Calling Leaderboard, where its package `bfcl-eval` is installed.
 
-Only its data is used. Values are compared as in `tool_use`, which forgives less punctuation than the leaderboard does,
-so that scores are close to the published ones but not the same.
+Only its data is used. Values are compared as in `tool_use`, which ignores less punctuation than the leaderboard does:
+scores are close to the published ones but not the same.
 """
 
 import importlib.util
@@ -14,18 +14,18 @@ from typing import Any
 from openclaw_rl.errors import UserError
 from openclaw_rl.evals.tool_use import Expected, ToolCase
 
-#: Only the data is needed, and what the package requires would replace this project's own NumPy.
-INSTALL = "BFCL's cases are not here: install them with `pip install --no-deps bfcl-eval`."
+#: `--no-deps`, because only the data is needed and the package's requirements would replace this project's NumPy.
+INSTALL = "BFCL's cases are not installed: run `pip install --no-deps bfcl-eval`."
 #: The file's name in the fourth version and in the third.
 PATTERNS = ("BFCL_v*_simple_python.json", "BFCL_v*_simple.json")
-#: BFCL's words for types, after Python's, and JSON schema's.
+#: BFCL's names of types, and JSON schema's.
 TYPES = {"dict": "object", "float": "number", "tuple": "array"}
-#: In BFCL's lists of right values: the argument may be left out.
+#: In BFCL's lists of accepted values, this means that the argument may be left out.
 LEFT_OUT = ""
 
 
 def bfcl_cases() -> tuple[ToolCase, ...]:
-    """All simple cases, one call each. Raises UserError with how to install them."""
+    """All simple cases, one call each. Raises UserError if the package is not installed."""
     questions = _questions_file()
     answers = {
         line["id"]: line["ground_truth"] for line in _lines(questions.parent / "possible_answer" / questions.name)
@@ -34,13 +34,13 @@ def bfcl_cases() -> tuple[ToolCase, ...]:
 
 
 def _questions_file() -> Path:
-    # The package is found but not imported: that would want all that it requires.
+    # The package is located but not imported, because an import would need everything that it requires.
     spec = importlib.util.find_spec("bfcl_eval")
     folders = [Path(place) / "data" for place in (spec.submodule_search_locations or ())] if spec else []
-    found = [path for pattern in PATTERNS for folder in folders for path in sorted(folder.glob(pattern))]
-    if not found:
+    files = [path for pattern in PATTERNS for folder in folders for path in sorted(folder.glob(pattern))]
+    if not files:
         raise UserError(INSTALL)
-    return found[0]
+    return files[0]
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
@@ -58,7 +58,7 @@ def _case(line: dict[str, Any], answers: list[dict[str, dict[str, list[Any]]]]) 
 
 
 def _name(name: str) -> str:
-    """OpenAI's API allows no dots in the names of functions."""
+    """The name without dots, which OpenAI's API does not allow in a function's name."""
     return name.replace(".", "_")
 
 
@@ -68,7 +68,7 @@ def _schema(given: Any) -> Any:
         return [_schema(item) for item in given]
     if not isinstance(given, dict):
         return given
-    if not isinstance(kind := given.get("type"), str):  # an argument that is called "type", for one
+    if not isinstance(kind := given.get("type"), str):  # "type" may be the name of an argument
         return {key: _schema(value) for key, value in given.items()}
     members = {key: _schema(value) for key, value in given.items() if key != "type"}
     return members if kind == "any" else {"type": TYPES.get(kind, kind), **members}
@@ -86,7 +86,7 @@ def _given(values: list[Any]) -> list[Any]:
 
 
 def _concrete(value: Any) -> Iterator[Any]:
-    """Every value that is meant: within objects, BFCL has a list of right values for each member."""
+    """Every value that a pattern stands for: within an object, BFCL lists the accepted values of each member."""
     if isinstance(value, list):
         yield from map(list, itertools.product(*(list(_concrete(item)) for item in value)))
     elif isinstance(value, dict):
@@ -97,7 +97,7 @@ def _concrete(value: Any) -> Iterator[Any]:
 
 
 def _members(key: str, values: list[Any]) -> Iterator[tuple[tuple[str, Any], ...]]:
-    """A member of an object with each of its right values, or left out."""
+    """A member of an object with each of its accepted values, or left out."""
     for value in values:
         if value == LEFT_OUT:
             yield ()

@@ -1,4 +1,4 @@
-"""How every evaluation talks to a model: a question, a reply; and over HTTP, to any OpenAI-compatible server."""
+"""The interface through which evaluations ask a model, and its client for any OpenAI-compatible server."""
 
 import asyncio
 import json
@@ -17,31 +17,31 @@ from openclaw_rl.errors import UserError
 Message = dict[str, Any]
 Tool = Mapping[str, Any]
 
-#: Longest reply, unless an evaluation wants another.
+#: Longest reply in tokens, unless an evaluation sets another limit.
 MAX_TOKENS = 512
-#: Statuses of a server that is busy or restarting, and will answer later.
-BUSY = (429, 503)
-#: The code of a refusal that only this question gets.
+#: HTTP statuses of a server that is busy or restarting: the request is sent again.
+BUSY_STATUSES = (429, 503)
+#: The error code for a prompt that does not fit the model's context.
 TOO_LONG = "context_length_exceeded"
-#: How often a busy server is asked before it counts as a failure.
-ATTEMPTS = 6
-#: The first pause where the server names none; it doubles, up to the longest.
-FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
-#: How long a small model on a laptop may take for one reply.
+#: How often a request is sent to a busy server before it counts as failed.
+MAX_ATTEMPTS = 6
+#: Seconds before the second attempt if the server names none. The pause doubles with each attempt, up to the maximum.
+FIRST_PAUSE, MAX_PAUSE = 0.5, 30.0
+#: A small model on a laptop may take this long for one reply.
 TIMEOUT_SECONDS = 300.0
 
 
 class ChatFailed(UserError):
-    """There is no reply, for a reason that is not the model's: nothing can be said of it."""
+    """The server gave no reply. This says nothing about the model."""
 
 
 class ChatTooLong(ChatFailed):
-    """The model cannot hold this question; it may hold another."""
+    """The prompt does not fit the model's context. Another prompt may fit."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call as the model wrote it: the arguments are JSON text, right or wrong."""
+    """A call as the model wrote it. The arguments are text, which may not be valid JSON."""
 
     name: str
     arguments: str
@@ -49,14 +49,14 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What a model replied."""
+    """A model's reply."""
 
     text: str
     tool_calls: tuple[ToolCall, ...] = ()
 
 
 class Chat(Protocol):
-    """Somebody who replies. `session` names the conversation; without `keep` nothing of the request is recorded."""
+    """A model to ask. `session` names the conversation; with `keep=False` the server records nothing."""
 
     async def ask(
         self,
@@ -74,7 +74,7 @@ class Chat(Protocol):
 
 
 class HttpChat:
-    """Asks a server at `base_url` (with or without its `/v1`), and waits for it when it is busy.
+    """Asks a server at `base_url` (with or without `/v1`), and tries again while it is busy.
 
     A server that is `local` is never asked through a proxy.
     """
@@ -116,8 +116,8 @@ class HttpChat:
         session: str | None = None,
         keep: bool = True,
     ) -> Reply:
-        """Raises ChatFailed when there is no reply, ChatTooLong where the model has no room for one."""
-        wishes = {
+        """Raises ChatTooLong if the prompt does not fit the model's context, ChatFailed if there is no reply."""
+        optional = {
             "tools": list(tools) or None,
             "temperature": temperature,
             "seed": seed,
@@ -125,13 +125,13 @@ class HttpChat:
             "store": None if keep else False,
         }
         body = {**self._model, "messages": list(messages), "max_tokens": max_tokens}
-        body |= {name: wish for name, wish in wishes.items() if wish is not None}
+        body |= {name: value for name, value in optional.items() if value is not None}
         return read_reply(await self._send(json.dumps(body)))
 
     async def _send(self, content: str) -> Any:
-        for attempt in range(ATTEMPTS):
+        for attempt in range(MAX_ATTEMPTS):
             response = await self._post(content)
-            if response.status_code not in BUSY or attempt == ATTEMPTS - 1:
+            if response.status_code not in BUSY_STATUSES or attempt == MAX_ATTEMPTS - 1:
                 break
             await asyncio.sleep(pause(response.headers, attempt))
         if response.status_code != 200:
@@ -141,35 +141,35 @@ class HttpChat:
         try:
             return response.json()
         except ValueError as error:
-            raise ChatFailed(f"{self.url} answers with something that is no JSON: check the address.") from error
+            raise ChatFailed(f"{self.url} does not answer with JSON: check the address.") from error
 
     async def _post(self, content: str) -> httpx.Response:
         try:
             return await self._client.post(self.url, content=content)
         except httpx.LocalProtocolError:
-            # What it says would show the key.
-            raise ChatFailed("The API key cannot be sent in a header: check it.") from None
+            # The error's text contains the key.
+            raise ChatFailed("The API key cannot be sent in an HTTP header: check it.") from None
         except (httpx.ConnectError, httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
-            raise ChatFailed(f"Nobody answers at {self.url}: start the server or check the address.") from error
+            raise ChatFailed(f"No server answers at {self.url}: start the server or check the address.") from error
         except httpx.TimeoutException as error:
             raise ChatFailed(f"{self.url} took too long to reply.") from error
         except httpx.HTTPError as error:
-            raise ChatFailed(f"{self.url} broke off: {type(error).__name__} {error}".rstrip()) from error
+            raise ChatFailed(f"The connection to {self.url} broke: {type(error).__name__} {error}".rstrip()) from error
 
 
 def pause(headers: Mapping[str, str], attempt: int) -> float:
-    """Seconds to wait for a busy server: what it asks for, else longer each time, and never all callers at once."""
+    """Seconds to wait for a busy server: what it asks for, or longer each time; random, so that callers spread out."""
     try:
-        wanted = float(headers.get("retry-after", "nan"))
-    except ValueError:  # a date counts as nothing said
-        wanted = math.nan
-    if math.isnan(wanted):
-        wanted = FIRST_PAUSE * 2**attempt
-    return min(max(wanted, 0.0), LONGEST_PAUSE) * random.uniform(1.0, 1.25)
+        seconds = float(headers.get("retry-after", "nan"))
+    except ValueError:  # a date is ignored
+        seconds = math.nan
+    if math.isnan(seconds):
+        seconds = FIRST_PAUSE * 2**attempt
+    return min(max(seconds, 0.0), MAX_PAUSE) * random.uniform(1.0, 1.25)
 
 
 def read_reply(body: Any) -> Reply:
-    """The first choice of a chat completion. Raises ChatFailed if it is none."""
+    """The first choice of a chat completion. Raises ChatFailed if the body is not a chat completion."""
     try:
         choice = body["choices"][0]
         message = choice["message"]

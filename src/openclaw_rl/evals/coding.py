@@ -1,7 +1,7 @@
 """Small Python problems: the model writes a function, and the function is called in the sandbox.
 
-The program that runs there never learns what it should return: it gets the arguments and hands back the values, which
-are compared here. So there is nothing to fake; whoever returns the right values has solved the problem.
+The program in the sandbox does not know the expected values: it receives the arguments and returns the results, which
+are compared here. So an answer cannot cheat; only the right values pass.
 """
 
 import functools
@@ -21,15 +21,15 @@ from openclaw_rl.evals.scores import CaseScore, OnCase, TaskScores, score_all
 from openclaw_rl.sandbox.run import EndReason, ProgramOutcome, run_python
 
 TASK = "coding"
-#: Enough for every function here with an explanation around it.
+#: Longest answer in tokens: enough for every function here and an explanation.
 MAX_TOKENS = 512
-#: For all calls of one function together.
-SECONDS = 10.0
-MEMORY_MIB = 512
-#: Floats that are computed in another order differ by less.
+#: Limits for all calls of one function together.
+MAX_SECONDS = 10.0
+MAX_MEMORY_MIB = 512
+#: Two floats that differ by less are equal: the order of computation changes the last digits.
 TOLERANCE = 1e-9
 MAX_FLOAT = sys.float_info.max
-#: Runs in the sandbox. What the answer prints goes nowhere; the results stand behind a mark that it cannot know.
+#: The program that runs in the sandbox. It discards what the answer prints, and writes the results after a random mark.
 HARNESS = """
 import io, json, sys
 mark, code, function, calls = json.loads({packed!r})
@@ -37,7 +37,7 @@ out, sys.stdout = sys.stdout, io.StringIO()
 results, answer, trouble = [], {{"__name__": "answer"}}, None
 try:
     exec(compile(code, "<answer>", "exec"), answer)
-except BaseException as error:  # perhaps in an example below the function, which may be good all the same
+except BaseException as error:  # it may come from an example below a correct function
     trouble = error
 for arguments in calls:
     try:
@@ -53,7 +53,7 @@ out.flush()
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A function to be written, and what it must return for which arguments."""
+    """A function to be written, and its expected results."""
 
     name: str
     signature: str
@@ -62,7 +62,7 @@ class Problem:
 
     @property
     def prompt(self) -> str:
-        """What the user asks for."""
+        """The request to the model."""
         return (
             f"Write a Python function that has this signature:\n\n```python\n{self.signature}\n```\n\n"
             f"It should {self.task}\n\nAnswer with the complete function in one Python code block."
@@ -91,12 +91,12 @@ async def run(
     on_case: OnCase | None = None,
     at_once: int = 4,
 ) -> TaskScores:
-    """Put all problems to a model and run what it answers. Nothing of it is recorded. Raises ChatFailed."""
+    """Ask a model all problems and run its answers. The server records none of it. Raises ChatFailed."""
 
     async def one(problem: Problem) -> CaseScore:
-        asked = [{"role": "user", "content": problem.prompt}]
+        messages = [{"role": "user", "content": problem.prompt}]
         try:
-            reply = await chat.ask(asked, max_tokens=max_tokens, temperature=temperature, seed=seed, keep=False)
+            reply = await chat.ask(messages, max_tokens=max_tokens, temperature=temperature, seed=seed, keep=False)
         except ChatTooLong as error:
             return CaseScore(problem.name, False, {}, "", str(error))
         return await score(problem, reply.text)
@@ -109,7 +109,7 @@ def _all_unless(given: Sequence[Problem] | None) -> Sequence[Problem]:
 
 
 async def score(problem: Problem, answer: str) -> CaseScore:
-    """Run an answer. Parts: `code`, whether it is Python that defines the function; `tests`, the share that pass."""
+    """Run an answer. Parts: `code`, 1 if it is Python that defines the function; `tests`, the share that pass."""
     code = extract_code(answer)
     if not defines(code, problem.name):
         parts = {"code": 0.0, "tests": 0.0}
@@ -117,7 +117,7 @@ async def score(problem: Problem, answer: str) -> CaseScore:
     mark = secrets.token_hex(16)
     calls = [arguments for arguments, _ in problem.cases]
     source = HARNESS.format(packed=json.dumps([mark, code, problem.name, calls]))
-    outcome = await run_python(source, seconds=SECONDS, memory_mib=MEMORY_MIB)
+    outcome = await run_python(source, seconds=MAX_SECONDS, memory_mib=MAX_MEMORY_MIB)
     faults = _faults(problem, outcome, mark)
     passed = sum(not fault for fault in faults)
     parts = {"code": 1.0, "tests": passed / len(faults)}
@@ -125,10 +125,10 @@ async def score(problem: Problem, answer: str) -> CaseScore:
 
 
 def _faults(problem: Problem, outcome: ProgramOutcome, mark: str) -> list[str]:
-    """What is wrong with each call; empty texts for the ones that are right."""
+    """What is wrong with each call, empty if it is right."""
     results = _results(outcome, mark, len(problem.cases))
     if results is None:
-        return [_why_nothing(outcome)] * len(problem.cases)
+        return [_why_no_results(outcome)] * len(problem.cases)
     return [
         _fault(problem.name, arguments, expected, result)
         for (arguments, expected), result in zip(problem.cases, results, strict=True)
@@ -136,7 +136,7 @@ def _faults(problem: Problem, outcome: ProgramOutcome, mark: str) -> list[str]:
 
 
 def _results(outcome: ProgramOutcome, mark: str, count: int) -> list[Any] | None:
-    """What the harness wrote behind its mark; None if that is not there, or not what it would write."""
+    """The results after the harness's mark; None if they are missing or malformed."""
     _, _, written = outcome.stdout.partition(mark)
     try:
         results = json.loads(written)
@@ -147,10 +147,10 @@ def _results(outcome: ProgramOutcome, mark: str, count: int) -> list[Any] | None
     return results if all(isinstance(result, list) and len(result) == 2 for result in results) else None
 
 
-def _why_nothing(outcome: ProgramOutcome) -> str:
+def _why_no_results(outcome: ProgramOutcome) -> str:
     if outcome.ended is EndReason.TIMED_OUT:
-        return f"The program did not end within {SECONDS:g} seconds."
-    return f"The program broke off with status {outcome.exit_code}: {outcome.stderr.strip()[-200:]}".rstrip(": ")
+        return f"The program did not end within {MAX_SECONDS:g} seconds."
+    return f"The program failed with status {outcome.exit_code}: {outcome.stderr.strip()[-200:]}".rstrip(": ")
 
 
 def _fault(name: str, arguments: list[Any], expected: Any, result: list[Any]) -> str:
@@ -158,23 +158,23 @@ def _fault(name: str, arguments: list[Any], expected: Any, result: list[Any]) ->
     if kind == "value" and same(value, expected):
         return ""
     call = f"{name}({', '.join(map(repr, arguments))})"
-    # What comes from a program may be too large or too deep to be written out.
+    # A returned value may be too large or too deeply nested to be shown in full.
     if kind == "value":
         return f"{call} returns {reprlib.repr(value)} instead of {expected!r}."
     return f"{call} raises {value if isinstance(value, str) else 'something'}."
 
 
 def same(value: Any, expected: Any) -> bool:
-    """Whether two JSON values are equal: True is not 1, but 2.0 is 2, and floats may differ by a rounding."""
+    """Whether two JSON values are equal. True is not 1, but 2.0 is 2, and floats may differ by a rounding error."""
     if isinstance(expected, list):
         return isinstance(value, list) and len(value) == len(expected) and all(map(same, value, expected))
     if isinstance(expected, dict):
-        keyed = isinstance(value, dict) and value.keys() == expected.keys()
-        return keyed and all(same(value[key], expected[key]) for key in expected)
+        same_keys = isinstance(value, dict) and value.keys() == expected.keys()
+        return same_keys and all(same(value[key], expected[key]) for key in expected)
     if isinstance(expected, bool) or isinstance(value, bool) or not isinstance(expected, (int, float)):
         return type(value) is type(expected) and bool(value == expected)
     if not isinstance(value, (int, float)):
         return False
-    # Whole numbers are exact, and may be too large to be floats.
+    # Integers are compared exactly, also because they may be too large for a float.
     exact = (isinstance(value, int) and isinstance(expected, int)) or max(abs(value), abs(expected)) > MAX_FLOAT
     return value == expected if exact else math.isclose(value, expected, rel_tol=TOLERANCE, abs_tol=TOLERANCE)

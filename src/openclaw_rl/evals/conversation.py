@@ -1,4 +1,4 @@
-"""One session of a simulated person with the assistant, through its API, as people have them."""
+"""One session of a simulated person with the assistant, through the server's API."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,15 +7,15 @@ from openclaw_rl.evals.chat import MAX_TOKENS, Chat, Message
 from openclaw_rl.evals.questions import EvalQuestion
 from openclaw_rl.evals.users import User
 
-#: How often somebody has one question answered before going on to the next.
-PATIENCE = 2
-#: The last message only says what the answer was like, and nobody reads what comes back.
+#: How many answers to one question a user asks for before going on to the next question.
+MAX_TRIES = 2
+#: The last message is only a reaction, and the reply to it is not read.
 LAST_REPLY_TOKENS = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """A question, its answer and what was said to that."""
+    """A question, its answer, and the user's reaction."""
 
     question: EvalQuestion
     message: str
@@ -28,14 +28,14 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class Transcript:
-    """What was said in one session."""
+    """Everything that was said in one session."""
 
     session: str
     exchanges: tuple[Exchange, ...]
 
     @property
     def first_passed(self) -> bool:
-        """Whether the first reply passed, before this session said anything about what is wanted."""
+        """Whether the first reply passed, before the user said anything about their wishes in this session."""
         return self.exchanges[0].passed
 
 
@@ -50,10 +50,10 @@ async def hold(
     temperature: float | None = None,
     seed: int | None = None,
 ) -> Transcript:
-    """Let a user have `turns` answers, and say of each what it was like; fewer if the questions run out.
+    """Let a user ask for `turns` answers and react to each; for fewer if the questions run out.
 
-    A displeased user has the question answered again, `PATIENCE` times in all, and then asks the next one in the same
-    breath. The session ends with a message that is only a reaction. Raises ChatFailed.
+    A displeased user asks again, `MAX_TRIES` times in all, and then asks the next question in the same message. The
+    last message of the session is only a reaction. Raises ChatFailed.
     """
     if turns < 1 or not questions:
         raise ValueError("A conversation needs a question and at least one turn.")
@@ -71,7 +71,7 @@ async def hold(
             Exchange(questions[place], message, reply.text, reaction.passed, reaction.failed_rules, reaction.text)
         )
         tries += 1
-        if reaction.passed or tries == PATIENCE:
+        if reaction.passed or tries == MAX_TRIES:
             place, tries = place + 1, 0
         if len(exchanges) == turns or place == len(questions):
             break

@@ -1,4 +1,4 @@
-"""`openclaw-rl demo`: simulated people teach the embedded model what they like, while you look on."""
+"""`openclaw-rl demo`: simulated people teach the embedded model what they like, while you watch."""
 
 import argparse
 import asyncio
@@ -33,17 +33,15 @@ from openclaw_rl.evals.summary import Summary, summarise
 from openclaw_rl.evals.trial import TrialOutcome, TrialPlan, run
 from openclaw_rl.models import EMBEDDED, fetch_model
 
-#: What the server is told in a demo, where it should learn within minutes from few people: bolder steps than its
-#: defaults, held near the base model, more by hints than by scores. What is given after `--` comes later and counts.
-SETTINGS = (
+#: The server's options in a demo, where it should learn within minutes from few people: larger steps than by default,
+#: kept near the base model, more from hints than from scores. Options after `--` come later and override these.
+SERVER_FLAGS = (
     *("--judge", "feedback", "--batch-size", "8", "--learning-rate", "3e-4", "--lora-rank", "16"),
     *("--w-rl", "0.5", "--opd-clip", "3", "--topk-adv-diff-clip", "3", "--baseline", "batch", "--kl-loss-coef", "0.02"),
     *("--kv-cache-gib", "1", "--save-interval", "8"),
 )
-
-
-#: Where a demo is written unless it is told.
-OUT = Path("runs/demo")
+#: Where a demo is written without `--out`.
+DEFAULT_OUT = Path("runs/demo")
 
 
 def demo(machine: Machine, options: argparse.Namespace) -> int:
@@ -56,44 +54,44 @@ def demo(machine: Machine, options: argparse.Namespace) -> int:
     failed = 0
     try:
         with stoppable(console):
-            failed = asyncio.run(hold_all(plans, outcomes, console, options.at_once))
+            failed = asyncio.run(run_all(plans, outcomes, console, options.at_once))
     finally:
-        # Whatever ended it: hours may lie in what is done.
+        # Also after an error or Ctrl-C: the finished trials may have taken hours.
         outcomes.sort(key=lambda outcome: plans.index(outcome.plan))
         if outcomes:
-            tell(outcomes, out, command_line(machine, options), machine, folder, console)
+            finish(outcomes, out, command_line(machine, options), machine, folder, console)
     return 1 if failed else 0
 
 
-def tell(
+def finish(
     outcomes: Sequence[TrialOutcome], out: Path, command: str, machine: Machine, model: Path, console: Console
 ) -> None:
-    """The end of a demo: files, and a table."""
+    """Write the demo's files and print its table."""
     try:
-        what = "Asking the base model how probable the answers are …"
+        message = "Asking the base model how probable the answers are …"
         if not console.is_terminal:
-            console.print(what)
-        with console.status(what):
+            console.print(message)
+        with console.status(message):
             asyncio.run(add_perplexity(outcomes, machine, model))
     except EngineError as error:
-        console.print(f"The answers' probability under the base model could not be looked at: {error}")
+        console.print(f"The base model could not score the answers: {error}")
     write_results(outcomes, out, command, machine.model_name or EMBEDDED)
     console.print(table(summarise(outcomes)))
     console.print(f"Picture: {out / 'curve.png'}   Page: {out / 'index.html'}", soft_wrap=True)
 
 
 def free_folder() -> Path:
-    """The first of runs/demo, runs/demo-2, … that is not there."""
-    names = (OUT.with_name(f"{OUT.name}-{number}") for number in itertools.count(2))
-    return next(folder for folder in itertools.chain([OUT], names) if not folder.exists())
+    """The first of runs/demo, runs/demo-2, … that does not exist."""
+    names = (DEFAULT_OUT.with_name(f"{DEFAULT_OUT.name}-{number}") for number in itertools.count(2))
+    return next(folder for folder in itertools.chain([DEFAULT_OUT], names) if not folder.exists())
 
 
 def make_plans(machine: Machine, options: argparse.Namespace, out: Path) -> list[TrialPlan]:
-    """All trials. Raises UserError."""
+    """The plan of every trial. Raises UserError."""
     if options.minutes <= 0 or min(options.sessions, options.seeds, options.at_once) < 1:
-        raise ConfigError("--minutes, --sessions, --seeds and --at-once are numbers above 0.")
+        raise ConfigError("--minutes, --sessions, --seeds and --at-once must be above 0.")
     if bool(options.user_base_url) != bool(options.user_model):
-        raise ConfigError("--user-base-url and --user-model belong together: where the model is, and its name there.")
+        raise ConfigError("--user-base-url and --user-model belong together: give both or neither.")
     methods = METHODS if options.methods == "all" else (options.methods,)
     personas = [load(name) for name in (BUILT_IN if options.persona == "all" else (options.persona,))]
     model = ("--model-name", machine.model_name) if machine.model_name else ()
@@ -103,7 +101,7 @@ def make_plans(machine: Machine, options: argparse.Namespace, out: Path) -> list
             for seed in range(machine.seed, machine.seed + options.seeds):
                 run_dir = out / f"{method}-{persona.name}-{seed}"
                 if run_dir.exists():
-                    raise UserError(f"{run_dir} is there already: remove it, or give another --out.")
+                    raise UserError(f"{run_dir} exists already: remove it or give another --out.")
                 plans.append(
                     TrialPlan(
                         method,
@@ -112,7 +110,7 @@ def make_plans(machine: Machine, options: argparse.Namespace, out: Path) -> list
                         run_dir,
                         options.sessions,
                         options.minutes,
-                        (*machine.flags, *SETTINGS, *model, *options.server),
+                        (*machine.flags, *SERVER_FLAGS, *model, *options.server),
                         user_url=options.user_base_url,
                         user_model=options.user_model,
                         user_key=os.environ.get(USER_KEY, ""),
@@ -121,13 +119,13 @@ def make_plans(machine: Machine, options: argparse.Namespace, out: Path) -> list
     return plans
 
 
-async def hold_all(plans: Sequence[TrialPlan], outcomes: list[TrialOutcome], console: Console, at_once: int) -> int:
-    """Hold the trials, so many at a time; how many failed. What is done is in `outcomes`, whatever comes after it."""
-    room = asyncio.Semaphore(at_once)
+async def run_all(plans: Sequence[TrialPlan], outcomes: list[TrialOutcome], console: Console, at_once: int) -> int:
+    """Run the trials, `at_once` at a time, and return how many failed. Outcomes are appended as they come."""
+    slots = asyncio.Semaphore(at_once)
     with Screen(console, len(plans)) as screen:
 
-        async def hold(plan: TrialPlan) -> None:
-            async with room:
+        async def one(plan: TrialPlan) -> None:
+            async with slots:
                 try:
                     outcomes.append(await run(plan, screen))
                 except* (ServerFailed, ChatFailed) as errors:
@@ -137,19 +135,19 @@ async def hold_all(plans: Sequence[TrialPlan], outcomes: list[TrialOutcome], con
 
         async with asyncio.TaskGroup() as trials:
             for plan in plans:
-                trials.create_task(hold(plan))
+                trials.create_task(one(plan))
     return len(plans) - len(outcomes)
 
 
 def first(errors: BaseException) -> BaseException:
-    """The error that a group of them began with."""
+    """The first error in a group of errors."""
     while isinstance(errors, BaseExceptionGroup):
         errors = errors.exceptions[0]
     return errors
 
 
 def write_results(outcomes: Sequence[TrialOutcome], out: Path, command: str, model: str) -> None:
-    """The picture, the page, and everything as numbers."""
+    """Write the picture, the page and all numbers."""
     save_curve(outcomes, out / "curve.png")
     write_page(outcomes, out / "index.html", command, model)
     results = {"command": command, "model": model, "trials": [plain(outcome) for outcome in outcomes]}
@@ -157,7 +155,7 @@ def write_results(outcomes: Sequence[TrialOutcome], out: Path, command: str, mod
 
 
 def plain(outcome: TrialOutcome) -> dict[str, Any]:
-    """A trial as plain data."""
+    """A trial as data for JSON."""
     plan = outcome.plan
     return {
         "method": plan.method,
@@ -179,27 +177,27 @@ def plain(outcome: TrialOutcome) -> dict[str, Any]:
 
 
 def command_line(machine: Machine, options: argparse.Namespace) -> str:
-    """What to type to do this again."""
-    given = ["openclaw-rl", "demo", "--method", options.methods, "--persona", options.persona]
-    given += ["--minutes", f"{options.minutes:g}", "--sessions", str(options.sessions), "--seeds", str(options.seeds)]
-    # The options of the server that a demo has itself, where they are not the usual ones.
-    given += machine.typed
+    """The command that repeats this demo."""
+    words = ["openclaw-rl", "demo", "--method", options.methods, "--persona", options.persona]
+    words += ["--minutes", f"{options.minutes:g}", "--sessions", str(options.sessions), "--seeds", str(options.seeds)]
+    # The server's options that `demo` also takes, where they differ from the defaults.
+    words += machine.typed
     if options.at_once > 1:
-        given += ["--at-once", str(options.at_once)]
+        words += ["--at-once", str(options.at_once)]
     if options.user_base_url:
-        given += ["--user-base-url", options.user_base_url, "--user-model", options.user_model]
-    return shlex.join([*given, *(["--", *options.server] if options.server else [])])
+        words += ["--user-base-url", options.user_base_url, "--user-model", options.user_model]
+    return shlex.join([*words, *(["--", *options.server] if options.server else [])])
 
 
 def table(summaries: Sequence[Summary]) -> Table:
-    """The end of a demo in numbers: two lines for each row, so that it fits a terminal of 80 columns."""
-    found = Table(title="Unseen questions answered as wanted, in % (95 % interval)", title_justify="left")
+    """The demo's results. Each row has two lines, so that the table fits a terminal of 80 columns."""
+    results = Table(title="Unseen questions answered as wanted, in % (95 % interval)", title_justify="left")
     for heading in ("persona,\nmethod", "before", "after", "sensible\nanswers"):
-        found.add_column(heading, no_wrap=True)
-    found.add_column(f"sessions until\n{RUN} in a row")
-    found.add_column("min", no_wrap=True)
+        results.add_column(heading, no_wrap=True)
+    results.add_column(f"sessions until\n{RUN} in a row")
+    results.add_column("min", no_wrap=True)
     for line in summaries:
-        found.add_row(
+        results.add_row(
             f"{line.persona}\n{line.method}",
             share(line.before),
             share(line.after),
@@ -208,7 +206,7 @@ def table(summaries: Sequence[Summary]) -> Table:
             f"{line.minutes:.1f}",
             end_section=True,
         )
-    return found
+    return results
 
 
 def share(interval: Interval | None) -> str:

@@ -1,4 +1,4 @@
-"""`openclaw-rl eval`: what a model can do, measured through its API, and beside another model."""
+"""`openclaw-rl eval`: measures what a model can do through the API, alone or compared with another model."""
 
 import argparse
 import asyncio
@@ -31,31 +31,31 @@ from openclaw_rl.evals.server_process import run_server, stoppable
 from openclaw_rl.evals.statistics import Difference, compare_passes, proportion
 from openclaw_rl.models import adapter_rank
 
-#: Longest answer of a conversation: a detailed one has to fit.
-ANSWER_TOKENS = 200
+#: Longest answer in a conversation: detailed answers must fit.
+MAX_ANSWER_TOKENS = 200
 
 Task = Callable[[Chat, int, OnCase], Awaitable[TaskScores]]
 
 
 async def conversation(chat: Chat, seed: int, on_case: OnCase) -> TaskScores:
-    """Every persona's held-out questions: rules and guard."""
+    """Every persona's held-out questions, checked by its rules and the quality guard."""
     cases: list[CaseScore] = []
     for persona in map(load, BUILT_IN):
         held_out = questions(persona.name, "held-out", seed)
-        score = partial(scored, persona.name)
+        score = partial(case_score, persona.name)
 
-        def tell(found: ExamAnswer, score: Callable[[ExamAnswer], CaseScore] = score) -> None:
-            on_case(score(found))
+        def on_answer(answer: ExamAnswer, score: Callable[[ExamAnswer], CaseScore] = score) -> None:
+            on_case(score(answer))
 
-        found = await examine(chat, persona, held_out, max_tokens=ANSWER_TOKENS, seed=seed, on_answer=tell)
-        cases += map(score, found)
+        answers = await examine(chat, persona, held_out, max_tokens=MAX_ANSWER_TOKENS, seed=seed, on_answer=on_answer)
+        cases += map(score, answers)
     return TaskScores("conversation", tuple(cases))
 
 
-def scored(persona: str, found: ExamAnswer) -> CaseScore:
-    parts = {"rules": float(found.keeps_rules), "sensible": float(not found.faults)}
-    case = f"{persona}: {found.question.text}"
-    return CaseScore(case, found.passed, parts, found.answer, ", ".join(found.faults))
+def case_score(persona: str, answer: ExamAnswer) -> CaseScore:
+    parts = {"rules": float(answer.keeps_rules), "sensible": float(not answer.faults)}
+    case = f"{persona}: {answer.question.text}"
+    return CaseScore(case, answer.passed, parts, answer.answer, ", ".join(answer.faults))
 
 
 async def code(chat: Chat, seed: int, on_case: OnCase) -> TaskScores:
@@ -85,24 +85,24 @@ SIZES: dict[str, Callable[[], int]] = {
 def evaluate(machine: Machine, options: argparse.Namespace) -> int:
     names = chosen_tasks(options.eval_tasks)
     models = [options.model_path, *([options.compare] if options.compare else [])]
-    flags = [serving(machine, model) for model in models]
+    flags = [server_flags(machine, model) for model in models]
     if options.json:
         check_writable(options.json)
     console = terminal.console()
     results: list[list[TaskScores]] = []
     try:
         with stoppable(console):
-            for model, own in zip(models, flags, strict=True):
-                results.append(asyncio.run(measure(own, names, machine.seed, EvalProgress(console, model))))
+            for model, model_flags in zip(models, flags, strict=True):
+                results.append(asyncio.run(measure(model_flags, names, machine.seed, EvalProgress(console, model))))
     finally:
-        # Whatever ended it: many minutes may lie in the model that is done.
+        # Also after an error or Ctrl-C: the finished model may have taken many minutes.
         if results:
-            tell(models[: len(results)], results, options.json, console)
+            finish(models[: len(results)], results, options.json, console)
     return 0
 
 
-def tell(models: Sequence[str], results: Sequence[Sequence[TaskScores]], path: Path | None, console: Console) -> None:
-    """The end of an evaluation: a table, and a file if one is wanted."""
+def finish(models: Sequence[str], results: Sequence[Sequence[TaskScores]], path: Path | None, console: Console) -> None:
+    """Print the table, and write the file if a path is given."""
     console.print(table(models, results))
     if path:
         write(path, json.dumps(plain(models, results), indent=1) + "\n")
@@ -112,7 +112,7 @@ def tell(models: Sequence[str], results: Sequence[Sequence[TaskScores]], path: P
 def chosen_tasks(given: str) -> list[str]:
     names = [name for name in given.replace(",", " ").split() if name]
     if unknown := [name for name in names if name not in RUNS]:
-        raise ConfigError(f"There is no task {unknown[0]}: --eval-tasks takes some of {', '.join(TASKS)}.")
+        raise ConfigError(f"Unknown task {unknown[0]}: --eval-tasks takes some of {', '.join(TASKS)}.")
     if not names:
         raise ConfigError(f"--eval-tasks names no task: give some of {', '.join(TASKS)}.")
     if "bfcl" in names:
@@ -121,7 +121,7 @@ def chosen_tasks(given: str) -> list[str]:
 
 
 def check_writable(path: Path) -> None:
-    """Before anything is measured; what is in the file stays. Raises UserError."""
+    """Check that a file can be written before anything is measured, without changing it. Raises UserError."""
     is_new = not path.exists()
     try:
         path.open("a").close()
@@ -131,58 +131,58 @@ def check_writable(path: Path) -> None:
         path.resolve().unlink()
 
 
-def serving(machine: Machine, model: str) -> tuple[str, ...]:
-    """A server's options for a checkpoint, a model folder, or the base model. Raises UserError."""
-    own = ["--no-capture", "--max-steps", "0", *machine.flags, "--seed", str(machine.seed)]
+def server_flags(machine: Machine, model: str) -> tuple[str, ...]:
+    """The options of a server for a checkpoint, a model folder or the base model. Raises UserError."""
+    flags = ["--no-capture", "--max-steps", "0", *machine.flags, "--seed", str(machine.seed)]
     folder = Path(model).expanduser()
     if model != BASE and not (folder / "checkpoint.json").exists():
         if not (folder / "config.json").exists():
-            raise UserError(f"{model} is neither a checkpoint nor a model folder, nor is it called {BASE}.")
-        return (*own, "--resume-from-ckpt", "none", "--model-name", str(folder))
+            raise UserError(f"{model} is neither a checkpoint nor a model folder. For the base model, give {BASE}.")
+        return (*flags, "--resume-from-ckpt", "none", "--model-name", str(folder))
     if machine.model_name:
-        own += ["--model-name", machine.model_name]
+        flags += ["--model-name", machine.model_name]
     if model == BASE:
-        return (*own, "--resume-from-ckpt", "none")
-    return (*own, "--resume-from-ckpt", str(folder), "--lora-rank", str(adapter_rank(folder)))
+        return (*flags, "--resume-from-ckpt", "none")
+    return (*flags, "--resume-from-ckpt", str(folder), "--lora-rank", str(adapter_rank(folder)))
 
 
-async def measure(flags: Sequence[str], names: Sequence[str], seed: int, bars: EvalProgress) -> list[TaskScores]:
-    """All tasks with one model. Raises ServerFailed, ChatFailed."""
-    with tempfile.TemporaryDirectory() as folder, bars:
-        bars.begin("starting a server")
+async def measure(flags: Sequence[str], names: Sequence[str], seed: int, progress: EvalProgress) -> list[TaskScores]:
+    """The scores of one model on all tasks. Raises ServerFailed, ChatFailed."""
+    with tempfile.TemporaryDirectory() as folder, progress:
+        progress.begin("starting a server")
         async with run_server(Path(folder), *flags) as server, HttpChat(server.url, local=True) as chat:
-            bars.tell("server started")
+            progress.log("server started")
             results = []
             for name in names:
-                advance = bars.begin(name, SIZES[name]())
+                advance = progress.begin(name, SIZES[name]())
 
                 def on_case(_: CaseScore, advance: Callable[[], None] = advance) -> None:
                     advance()
 
                 results.append(await RUNS[name](chat, seed, on_case))
-                bars.tell(f"{name}: done, {share(results[-1])} of {len(results[-1].cases)}")
+                progress.log(f"{name}: done, {share(results[-1])} of {len(results[-1].cases)}")
             return results
 
 
 def table(models: Sequence[str], results: Sequence[Sequence[TaskScores]]) -> Table:
-    """A row a task and part; with two models, their difference and whether it may be chance."""
-    found = Table(title="Share of cases passed (95% interval)", title_justify="left")
+    """One row per task and part; with two models also their difference and its p-value."""
+    scoreboard = Table(title="Share of cases passed (95% interval)", title_justify="left")
     for heading in ("task", "cases", *models, *(("difference", "p") if len(models) == 2 else ())):
-        found.add_column(heading)
+        scoreboard.add_column(heading)
     for scores in zip(*results, strict=True):
         cells = [scores[0].task, str(len(scores[0].cases)), *map(share, scores)]
         if len(scores) == 2:
             change = difference(*scores)
             cells += [f"{change.mean:+.2f} ({change.low:+.2f} – {change.high:+.2f})", f"{change.p:.3f}"]
-        found.add_row(*cells)
-        means = [own.part_means() for own in scores]
+        scoreboard.add_row(*cells)
+        means = [task.part_means() for task in scores]
         for part in means[0]:
-            found.add_row(f"  {part}", "", *(f"{own.get(part, 0.0):.2f}" for own in means), style="dim")
-    return found
+            scoreboard.add_row(f"  {part}", "", *(f"{mean.get(part, 0.0):.2f}" for mean in means), style="dim")
+    return scoreboard
 
 
 def share(scores: TaskScores) -> str:
-    """Each case was put to one model once, so its cases count as independent."""
+    """The share of passed cases. Each case was asked once, so the cases count as independent."""
     if not scores.cases:
         return "–"
     interval = proportion([case.passed for case in scores.cases])
@@ -190,16 +190,16 @@ def share(scores: TaskScores) -> str:
 
 
 def difference(model: TaskScores, other: TaskScores) -> Difference:
-    """How much more the model passes than what it is compared with."""
+    """How much more the model passes than the other one."""
     return compare_passes([case.passed for case in other.cases], [case.passed for case in model.cases])
 
 
 def plain(models: Sequence[str], results: Sequence[Sequence[TaskScores]]) -> dict[str, Any]:
-    """Everything as plain data."""
+    """All results as data for JSON."""
     tasks = {}
     for scores in zip(*results, strict=True):
-        own = {
-            model: asdict(found) | {"pass_rate": found.pass_rate} for model, found in zip(models, scores, strict=True)
+        by_model = {
+            model: asdict(task) | {"pass_rate": task.pass_rate} for model, task in zip(models, scores, strict=True)
         }
-        tasks[scores[0].task] = own | ({"difference": asdict(difference(*scores))} if len(scores) == 2 else {})
+        tasks[scores[0].task] = by_model | ({"difference": asdict(difference(*scores))} if len(scores) == 2 else {})
     return {"models": list(models), "tasks": tasks}

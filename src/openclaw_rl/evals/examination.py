@@ -1,4 +1,4 @@
-"""How well a policy pleases a persona on questions it was never asked: the rules and the guard, on each answer."""
+"""Asks a policy held-out questions, and checks each answer with the persona's rules and the quality guard."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -7,21 +7,21 @@ from openclaw_rl.evals.chat import Chat
 from openclaw_rl.evals.personas.persona import Persona
 from openclaw_rl.evals.quality import check
 from openclaw_rl.evals.questions import EvalQuestion
-from openclaw_rl.evals.scores import side_by_side
+from openclaw_rl.evals.scores import run_concurrently
 
-#: Asked at the same time: enough to fill a batch on a laptop.
-AT_ONCE = 8
+#: Questions asked at the same time: enough to fill a batch on a laptop.
+MAX_CONCURRENT_QUESTIONS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class ExamAnswer:
-    """A held-out question, its answer, and what was found."""
+    """A held-out question, its answer, and the results of the checks."""
 
     question: EvalQuestion
     answer: str
     keeps_rules: bool
     faults: tuple[str, ...]
-    """Why it is no good answer, whatever the rules say."""
+    """What the quality guard objects to."""
 
     @property
     def passed(self) -> bool:
@@ -37,18 +37,18 @@ async def examine(
     seed: int,
     on_answer: Callable[[ExamAnswer], None] | None = None,
 ) -> tuple[ExamAnswer, ...]:
-    """Ask each question once, without a trace in the record. Raises ChatFailed."""
+    """Ask each question once. The server records none of it. Raises ChatFailed."""
 
     async def one(numbered: tuple[int, EvalQuestion]) -> ExamAnswer:
         number, question = numbered
         message = {"role": "user", "content": question.text}
         reply = await chat.ask([message], max_tokens=max_tokens, seed=seed + number, keep=False)
-        found = judge(persona, question, reply.text)
+        answer = judge(persona, question, reply.text)
         if on_answer is not None:
-            on_answer(found)
-        return found
+            on_answer(answer)
+        return answer
 
-    return await side_by_side(list(enumerate(questions)), one, AT_ONCE)
+    return await run_concurrently(list(enumerate(questions)), one, MAX_CONCURRENT_QUESTIONS)
 
 
 def judge(persona: Persona, question: EvalQuestion, answer: str, perplexity: float | None = None) -> ExamAnswer:

@@ -8,16 +8,16 @@ from openclaw_rl.engines.factory import EngineSettings, SamplerFactory
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What evaluations hand on to the servers that they start, and to a sampler of their own."""
+    """What evaluations pass to the servers that they start, and to their own sampler."""
 
     model_name: str | None
     seed: int
     sampler: SamplerFactory
     settings: EngineSettings
     flags: tuple[str, ...] = ()
-    """The options of the engine that were given, for servers."""
+    """The given engine options, for servers."""
     typed: tuple[str, ...] = ()
-    """The options of the server among what was typed, to be typed again."""
+    """The given server options, for the command that repeats a demo."""
 
     @property
     def cache(self) -> Path:

@@ -1,7 +1,7 @@
-"""The page that a demo leaves behind: what was learned, in numbers and in answers to questions that were never asked.
+"""The demo's page: what was learned, in numbers and in answers to held-out questions.
 
-Which answers and conversations are shown follows from the trials alone: some that changed, one that got worse if there
-is one, and the first, a middle and the last conversation.
+A fixed rule chooses what is shown: some answers that got better, one that got worse if there is one, one that did not
+change, and the first, a middle and the last conversation.
 """
 
 import platform
@@ -19,9 +19,9 @@ from openclaw_rl.evals.summary import Summary, exams, grouped, summarise
 from openclaw_rl.evals.trial import TrialOutcome
 
 TEMPLATE = "evals/demo.html.j2"
-#: Answers that are shown of each method with each persona: better ones, worse ones, unchanged ones.
-BETTER, WORSE, SAME = 3, 1, 1
-#: What computes, beside this package.
+#: How many answers are shown for each method with each persona: better, worse and unchanged ones.
+MAX_BETTER, MAX_WORSE, MAX_SAME = 3, 1, 1
+#: Libraries whose versions are shown.
 LIBRARIES = ("torch", "transformers")
 
 
@@ -36,7 +36,7 @@ class AnswerPair:
 
 @dataclass(frozen=True, slots=True)
 class PageSection:
-    """What there is to read of a method with a persona: that of its lowest seed."""
+    """The answers and conversations of a method with a persona, from its lowest seed."""
 
     method: str
     persona: str
@@ -44,7 +44,7 @@ class PageSection:
     seed: int
     pairs: list[AnswerPair]
     conversations: list[tuple[int, Transcript]]
-    """Each with its number, from 1 on."""
+    """Each with its number, counted from 1."""
 
 
 def write_page(outcomes: Sequence[TrialOutcome], path: Path, command: str, model: str) -> None:
@@ -59,9 +59,9 @@ def page(outcomes: Sequence[TrialOutcome], command: str, model: str) -> str:
         TEMPLATE,
         picture=curve_svg(outcomes),
         summaries=summaries,
-        told=headline(summaries),
-        clear=is_clear(headline(summaries)),
-        shown=[show(group[0]) for group in grouped(outcomes).values()],
+        headline=headline(summaries),
+        improved=is_improved(headline(summaries)),
+        sections=[section(group[0]) for group in grouped(outcomes).values()],
         row=RUN,
         command=command,
         model=model,
@@ -70,19 +70,21 @@ def page(outcomes: Sequence[TrialOutcome], command: str, model: str) -> str:
 
 
 def headline(summaries: Sequence[Summary]) -> Summary | None:
-    """The line that the top of the page tells of: the first that has come to its end, not the best."""
-    return next((found for found in summaries if found.before and found.after), None)
+    """The summary for the top of the page: the first that is complete, not the best."""
+    return next((summary for summary in summaries if summary.before and summary.after), None)
 
 
-def is_clear(found: Summary | None) -> bool:
-    """Whether it is better now beyond what chance may do: the intervals do not meet."""
-    return bool(found and found.before and found.after and found.after.low > found.before.high)
+def is_improved(summary: Summary | None) -> bool:
+    """Whether the improvement is larger than chance: the intervals do not overlap."""
+    return bool(summary and summary.before and summary.after and summary.after.low > summary.before.high)
 
 
-def show(outcome: TrialOutcome) -> PageSection:
+def section(outcome: TrialOutcome) -> PageSection:
     plan = outcome.plan
     wishes = tuple(rule.name for rule in plan.persona.rules)
-    return PageSection(plan.method, plan.persona.name, wishes, plan.seed, choose_pairs(outcome), choose_talks(outcome))
+    return PageSection(
+        plan.method, plan.persona.name, wishes, plan.seed, choose_pairs(outcome), choose_conversations(outcome)
+    )
 
 
 def choose_pairs(outcome: TrialOutcome) -> list[AnswerPair]:
@@ -97,10 +99,10 @@ def choose_pairs(outcome: TrialOutcome) -> list[AnswerPair]:
     better = [pair for pair in pairs if pair.after.passed and not pair.before.passed]
     worse = [pair for pair in pairs if pair.before.passed and not pair.after.passed]
     same = [pair for pair in pairs if pair.before.passed == pair.after.passed]
-    return [*better[:BETTER], *worse[:WORSE], *same[:SAME]]
+    return [*better[:MAX_BETTER], *worse[:MAX_WORSE], *same[:MAX_SAME]]
 
 
-def choose_talks(outcome: TrialOutcome) -> list[tuple[int, Transcript]]:
+def choose_conversations(outcome: TrialOutcome) -> list[tuple[int, Transcript]]:
     """The first conversation, one from the middle, and the last."""
     sessions = [held for held in outcome.sessions if held.conversation.exchanges]
     places = sorted({0, len(sessions) // 2, len(sessions) - 1} if sessions else ())

@@ -1,4 +1,4 @@
-"""How probable the base model finds answers: the last part of the guard, looked at when a trial is over."""
+"""The perplexity of answers under the base model: the last part of the quality guard, added when a trial is over."""
 
 import asyncio
 import contextlib
@@ -16,24 +16,24 @@ from openclaw_rl.models import EMBEDDED
 from openclaw_rl.rendering.chat import ChatRenderer
 from openclaw_rl.types import ScoreRequest
 
-#: Answers scored at the same time, and what their keys and values may take.
-AT_ONCE, CACHE_GIB = 8, 1.0
+#: Answers scored at the same time, and the size of the cache for their keys and values.
+MAX_CONCURRENT_ANSWERS, CACHE_GIB = 8, 1.0
 
 
 async def add_perplexity(outcomes: Sequence[TrialOutcome], machine: Machine, folder: Path) -> None:
-    """Judge every examination's answers again, now with their perplexity under the base weights."""
-    settings = machine.settings.for_few_sequences(AT_ONCE, 0, CACHE_GIB)
+    """Check the answers of all examinations again, now with their perplexity under the base model."""
+    settings = machine.settings.for_few_sequences(MAX_CONCURRENT_ANSWERS, 0, CACHE_GIB)
     async with contextlib.AsyncExitStack() as stack:
         sampler = machine.sampler.open(settings, Resources(stack), folder, machine.model_name or EMBEDDED)
         stack.push_async_callback(sampler.close)
         await sampler.start()
         renderer = await asyncio.to_thread(ChatRenderer, folder)
-        places = asyncio.Semaphore(AT_ONCE)
+        slots = asyncio.Semaphore(MAX_CONCURRENT_ANSWERS)
 
         async def one(outcome: TrialOutcome, answer: ExamAnswer) -> ExamAnswer:
-            async with places:
-                found = await perplexity(sampler, renderer, answer)
-            return judge(outcome.plan.persona, answer.question, answer.answer, found)
+            async with slots:
+                value = await perplexity(sampler, renderer, answer)
+            return judge(outcome.plan.persona, answer.question, answer.answer, value)
 
         for outcome in outcomes:
             exams: list[Exam] = []
@@ -44,7 +44,7 @@ async def add_perplexity(outcomes: Sequence[TrialOutcome], machine: Machine, fol
 
 
 async def perplexity(sampler: Sampler, renderer: ChatRenderer, answer: ExamAnswer) -> float | None:
-    """Of an answer to its question; None for an empty one, or one that cannot be scored."""
+    """The perplexity of an answer; None if it is empty or cannot be scored."""
     prompt = renderer.prompt(renderer.text([{"role": "user", "content": answer.question.text}])).ids
     ids = renderer.tokenizer.encode_text(answer.answer)
     if not ids:

@@ -1,8 +1,8 @@
-"""The picture of a demo: how well questions that were never asked are answered, as people go on talking.
+"""The demo's picture: the share of held-out questions answered as wanted, over the course of the demo.
 
-A row of panels for each persona, over minutes and over sessions; a line for each method. Several seeds: their mean,
-and a band from the worst to the best; a seed that ended early keeps its last value. One seed: bars for the interval
-that its answers allow.
+Each persona has a row of two panels, over minutes and over sessions, with a line for each method. For several seeds the
+line is their mean, with a band from the worst to the best; a seed that ended early keeps its last value. For one seed,
+error bars show the 95% interval.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ from markupsafe import Markup
 
 from openclaw_rl.dashboard.components import charts
 from openclaw_rl.evals.statistics import proportion_of_trials
-from openclaw_rl.evals.summary import exams, grouped, in_order, is_wanted, marks, summarise
+from openclaw_rl.evals.summary import exams, grouped, in_order, is_adherent, marks, summarise
 from openclaw_rl.evals.trial import Exam, TrialOutcome
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Curve:
 
 
 def curve(group: Sequence[TrialOutcome], x: X) -> Curve | None:
-    """One line for all seeds of a method; None without any examination."""
+    """One line for all seeds of a method; None if there was no examination."""
     lines = [line for line in ({x(exam): exam for exam in exams(outcome)} for outcome in group) if line]
     if not lines:
         return None
@@ -51,20 +51,20 @@ def curve(group: Sequence[TrialOutcome], x: X) -> Curve | None:
     quality = np.array([_at(places, line, quality_of) for line in lines])
     low, high = adherence.min(0), adherence.max(0)
     if len(lines) == 1:
-        intervals = [proportion_of_trials([marks(lines[0][place], is_wanted)]) for place in places]
+        intervals = [proportion_of_trials([marks(lines[0][place], is_adherent)]) for place in places]
         low, high = np.array([i.low for i in intervals]), np.array([i.high for i in intervals])
     return Curve(places, adherence.mean(0).tolist(), low.tolist(), high.tolist(), quality.mean(0).tolist(), len(lines))
 
 
 def _at(places: Sequence[float], line: dict[float, Exam], value: Callable[[Exam], float]) -> list[float]:
-    """A seed's values where any seed was examined."""
+    """A seed's values at all places where any seed was examined, interpolated."""
     known = sorted(line)
-    found: list[float] = np.interp(places, known, [value(line[place]) for place in known]).tolist()
-    return found
+    values: list[float] = np.interp(places, known, [value(line[place]) for place in known]).tolist()
+    return values
 
 
 def quality_of(exam: Exam) -> float:
-    """The share of answers that the guard lets pass."""
+    """The share of answers that pass the quality guard."""
     return sum(not answer.faults for answer in exam.answers) / len(exam.answers)
 
 
@@ -79,13 +79,13 @@ def curve_svg(outcomes: Sequence[TrialOutcome]) -> Markup:
 
 
 def describe(outcomes: Sequence[TrialOutcome]) -> str:
-    """The picture in words."""
+    """A description of the picture in words."""
     lines = [
-        f"{found.method} with {found.persona} from {found.before.mean:.0%} to {found.after.mean:.0%}"
-        for found in summarise(outcomes)
-        if found.before and found.after
+        f"{summary.method} with {summary.persona} from {summary.before.mean:.0%} to {summary.after.mean:.0%}"
+        for summary in summarise(outcomes)
+        if summary.before and summary.after
     ]
-    return f"Adherence on questions that were never asked, over minutes and over sessions: {'; '.join(lines)}."
+    return f"Adherence on held-out questions, over minutes and over sessions: {'; '.join(lines)}."
 
 
 def _figure(outcomes: Sequence[TrialOutcome]) -> "Figure":
@@ -128,7 +128,7 @@ def _scale(axes: "Axes", lines: Sequence[Curve | None]) -> None:
 def _draw(axes: "Axes", line: Curve, number: int) -> None:
     colour = _colour(number)
     axes.plot(line.x, line.quality, color=colour, linewidth=1, linestyle=DASHES, alpha=0.75)
-    # Of several seeds most points of the mean lie between examinations: only one seed's have dots.
+    # Dots mark examinations. The mean of several seeds has mostly interpolated points, so it has no dots.
     dot = "o" if line.seeds == 1 else ""
     axes.plot(line.x, line.adherence, color=colour, linewidth=2.2, marker=dot, markersize=4.5)
     if line.seeds > 1:
@@ -144,7 +144,7 @@ def _colour(number: int) -> str:
 
 
 def _legend(figure: "Figure", methods: Sequence[str], seeds: int) -> None:
-    """Below the panels, never on the data."""
+    """The legend, below the panels so that it never covers data."""
     from matplotlib.artist import Artist
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch

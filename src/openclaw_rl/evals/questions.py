@@ -1,6 +1,6 @@
-"""Everyday questions with a reference answer each, for simulated people to ask.
+"""Everyday questions with reference answers, for simulated people to ask.
 
-Which ones are held out is fixed in the file: what is learned in training must show on questions never asked there.
+The file fixes which questions are held out: these are never asked in training, only in examinations.
 """
 
 import json
@@ -15,21 +15,21 @@ Split = Literal["train", "held-out"]
 
 @dataclass(frozen=True, slots=True)
 class EvalQuestion:
-    """A question and what a good answer says."""
+    """A question and its reference answer."""
 
     text: str
     topic: str
     reference: str
-    """An answer of one or two sentences: what an answer is about, not how it is written."""
+    """An answer of one or two sentences. It shows the content of a good answer, not its form."""
     split: Split
     personas: tuple[str, ...]
     """The built-in personas that would ask it."""
 
 
 def questions(persona: str | None = None, split: Split | None = None, seed: int = 0) -> list[EvalQuestion]:
-    """The questions that suit a persona, of one split or both, in an order that the seed decides.
+    """The questions of a persona, of one split or both, shuffled by the seed.
 
-    A persona that no question names, such as one from a user's file, may ask them all.
+    A persona that no question names, such as one from a user's file, asks all of them.
     """
     known = persona is not None and any(persona in question.personas for question in all_questions())
     chosen = [

@@ -1,4 +1,4 @@
-"""Whether a JSON value fits a JSON schema: the part of the standard that descriptions of functions use."""
+"""Checks a JSON value against a JSON schema, for the keywords that descriptions of functions use."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -7,7 +7,7 @@ Schema = Mapping[str, Any]
 
 
 def problems(value: Any, schema: Schema, place: str = "arguments") -> Iterator[str]:
-    """What does not fit, a sentence each; nothing if the value fits. Keywords that are not known are not checked."""
+    """One sentence for each violation; none if the value fits. Unknown keywords are ignored."""
     kind = schema.get("type", [])
     kinds = [kind] if isinstance(kind, str) else kind
     if kinds and not any(_is(value, one) for one in kinds):
@@ -48,7 +48,7 @@ def _list_problems(value: list[Any], schema: Schema, place: str) -> Iterator[str
 
 
 def _is(value: Any, kind: str) -> bool:
-    """Of a schema's type. An unknown type fits everything; 2.0 is an integer, True is no number."""
+    """Whether a value has a type. Every value has an unknown type; 2.0 is an integer, True is not a number."""
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return {
         "object": isinstance(value, dict),

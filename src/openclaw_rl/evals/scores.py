@@ -1,4 +1,4 @@
-"""What an evaluation finds out, in one shape for all, and how its cases are run."""
+"""The results of all evaluations in one format, and the function that runs their cases."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -11,20 +11,20 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class CaseScore:
-    """How one case went."""
+    """The result of one case."""
 
     case: str
     passed: bool
     parts: Mapping[str, float]
-    """From 0 to 1 each; empty when there was no reply to look at."""
+    """From 0 to 1 each; empty if there was no reply."""
     answer: str
     detail: str
-    """Why it did not pass, in a sentence."""
+    """One sentence that says why the case did not pass."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskScores:
-    """How all cases of a task went, in the task's order."""
+    """The results of all cases of a task, in the task's order."""
 
     task: str
     cases: tuple[CaseScore, ...]
@@ -34,7 +34,7 @@ class TaskScores:
         return sum(case.passed for case in self.cases) / len(self.cases) if self.cases else 0.0
 
     def part_means(self) -> dict[str, float]:
-        """The mean of each part; a case without a part counts as 0 in it."""
+        """The mean of each part. A case without the part counts as 0."""
         names = dict.fromkeys(name for case in self.cases for name in case.parts)
         return {name: sum(case.parts.get(name, 0.0) for case in self.cases) / len(self.cases) for name in names}
 
@@ -50,7 +50,7 @@ async def score_all(
     at_once: int,
     on_case: OnCase | None = None,
 ) -> TaskScores:
-    """Score all cases as `side_by_side` does; `on_case` hears of each when it is done."""
+    """Score all cases, `at_once` at a time, and call `on_case` after each."""
 
     async def one(case: Case) -> CaseScore:
         scored = await score(case)
@@ -58,20 +58,20 @@ async def score_all(
             on_case(scored)
         return scored
 
-    return TaskScores(task, await side_by_side(cases, one, at_once))
+    return TaskScores(task, await run_concurrently(cases, one, at_once))
 
 
-async def side_by_side(
+async def run_concurrently(
     cases: Sequence[Case], one: Callable[[Case], Awaitable[Result]], at_once: int
 ) -> tuple[Result, ...]:
-    """The result of each case, in order, `at_once` at a time. The first error ends them all, and is raised as it is."""
-    places = asyncio.Semaphore(at_once)
+    """The result of each case, in order, `at_once` at a time. The first error cancels the rest and is raised."""
+    slots = asyncio.Semaphore(at_once)
 
-    async def in_place(case: Case) -> Result:
-        async with places:
+    async def in_slot(case: Case) -> Result:
+        async with slots:
             return await one(case)
 
-    tasks = [asyncio.create_task(in_place(case)) for case in cases]
+    tasks = [asyncio.create_task(in_slot(case)) for case in cases]
     try:
         return tuple(await asyncio.gather(*tasks))
     finally:

@@ -1,6 +1,6 @@
-"""What somebody sees of trials and evaluations while they run; where there is no terminal, plain lines.
+"""The progress of trials and evaluations on the screen, or as plain lines where there is no terminal.
 
-Of a trial: how far it is, what it can do by now, and an answer before and now. Of an evaluation: how far it is.
+A trial shows its progress, its adherence, and an answer before and now. An evaluation shows its progress.
 """
 
 from collections.abc import Callable
@@ -19,27 +19,27 @@ from rich.text import Text
 
 from openclaw_rl.evals.trial import Exam, TrialOutcome, TrialPlan
 
-#: Of an answer that is shown beside another.
-SHOWN_CHARACTERS = 320
+#: How much of an answer is shown.
+MAX_ANSWER_CHARACTERS = 320
 BAR_WIDTH = 30
-#: Sessions or cases from one line to the next, where there is no terminal.
-EVERY = 10
+#: Without a terminal, a line is printed after this many sessions or cases.
+LINE_INTERVAL = 10
 
 
 class Screen:
-    """Implements `TrialWatcher` for trials that run one after the other or side by side.
+    """Implements `TrialWatcher` for trials that run one after another or at the same time.
 
-    In a terminal a live panel, or a table when there are several; elsewhere lines, as it goes on.
+    In a terminal it shows a live panel, or a table when several trials run; elsewhere it prints lines.
     """
 
     def __init__(self, console: Console, total: int) -> None:
         self.console, self.total = console, total
         self.live = Live(console=console, refresh_per_second=4, transient=True) if console.is_terminal else None
         self._titles: dict[Path, str] = {}
-        #: What is known of the trials that run, in the order in which they began.
+        #: The progress of the running trials, in the order in which they began.
         self._running: dict[Path, TrialProgress] = {}
-        #: The sessions of each trial when a line last told of them.
-        self._told: dict[Path, int] = {}
+        #: The number of sessions of each trial in its last line.
+        self._printed: dict[Path, int] = {}
 
     def __enter__(self) -> "Screen":
         if self.live:
@@ -51,71 +51,72 @@ class Screen:
             self.live.stop()
 
     def starting(self, plan: TrialPlan) -> None:
-        which = f"{len(self._titles) + 1} of {self.total}: " if self.total > 1 else ""
-        title = f"{which}{plan.method}, persona {plan.persona.name}, seed {plan.seed}"
+        position = f"{len(self._titles) + 1} of {self.total}: " if self.total > 1 else ""
+        title = f"{position}{plan.method}, persona {plan.persona.name}, seed {plan.seed}"
         self._titles[plan.run_dir] = title
         self.console.print(f"[bold]{title}[/bold]  [dim]{plan.run_dir}[/dim]")
         self._show(TrialOutcome(plan), "Starting a server (the first start converts the model) …", 0.0)
 
     def started(self, plan: TrialPlan) -> None:
         self._show(TrialOutcome(plan), "The server has started.", 0.0)
-        self._tell(plan, "server started")
+        self._print_progress(plan, "server started")
 
     def talking(self, outcome: TrialOutcome, seconds: float, state: str) -> None:
         self._show(outcome, f"Talking. Learner: {state}", seconds)
-        held = len(outcome.sessions)
-        if held // EVERY > self._told.get(outcome.plan.run_dir, 0) // EVERY:
-            self._told[outcome.plan.run_dir] = held
-            self._tell(outcome.plan, f"talking, learner: {escape(state)}")
+        sessions = len(outcome.sessions)
+        if sessions // LINE_INTERVAL > self._printed.get(outcome.plan.run_dir, 0) // LINE_INTERVAL:
+            self._printed[outcome.plan.run_dir] = sessions
+            self._print_progress(outcome.plan, f"talking, learner: {escape(state)}")
 
     def examining(self, outcome: TrialOutcome, seconds: float, done: int, total: int) -> None:
-        self._show(outcome, f"Asking questions that it has never seen: {done} of {total}", seconds)
+        self._show(outcome, f"Asking held-out questions: {done} of {total}", seconds)
         if done == 0:
-            self._tell(outcome.plan, f"asking {total} questions that it has never seen")
+            self._print_progress(outcome.plan, f"asking {total} held-out questions")
 
     def examined(self, outcome: TrialOutcome, exam: Exam) -> None:
-        fine = sum(not answer.faults for answer in exam.answers) / len(exam.answers)
-        found = f"adherence [bold]{exam.adherence:.2f}[/bold]   sensible answers {fine:.2f}"
-        self._line(outcome.plan, exam.seconds, exam.sessions, f"policy {exam.version:3d}   {found}")
+        sensible = sum(not answer.faults for answer in exam.answers) / len(exam.answers)
+        scores = f"adherence [bold]{exam.adherence:.2f}[/bold]   sensible answers {sensible:.2f}"
+        self._line(outcome.plan, exam.seconds, exam.sessions, f"policy {exam.version:3d}   {scores}")
 
     def failed(self, plan: TrialPlan, why: str) -> None:
         self.console.print(f"[red]{self._titles[plan.run_dir]} failed:[/red] {escape(why)}", soft_wrap=True)
         del self._running[plan.run_dir]
 
     def ended(self, plan: TrialPlan) -> None:
-        self._tell(plan, "done")
+        self._print_progress(plan, "done")
         del self._running[plan.run_dir]
 
-    def _tell(self, plan: TrialPlan, what: str) -> None:
-        """A line for where nothing else is seen of it."""
+    def _print_progress(self, plan: TrialPlan, what: str) -> None:
+        """Print a line if there is no live panel."""
         if not self.live:
-            glance = self._running[plan.run_dir]
-            self._line(plan, glance.seconds, len(glance.outcome.sessions), what)
+            progress = self._running[plan.run_dir]
+            self._line(plan, progress.seconds, len(progress.outcome.sessions), what)
 
     def _line(self, plan: TrialPlan, seconds: float, sessions: int, what: str) -> None:
-        which = f"   [dim]{self._titles[plan.run_dir]}[/dim]" if self.total > 1 else ""
-        self.console.print(f"  {seconds / 60:4.1f} min  {sessions:4d} sessions  {what}{which}", soft_wrap=True)
+        title = f"   [dim]{self._titles[plan.run_dir]}[/dim]" if self.total > 1 else ""
+        self.console.print(f"  {seconds / 60:4.1f} min  {sessions:4d} sessions  {what}{title}", soft_wrap=True)
 
-    def _show(self, outcome: TrialOutcome, doing: str, seconds: float) -> None:
-        glance = self._running[outcome.plan.run_dir] = TrialProgress(outcome, doing, seconds)
+    def _show(self, outcome: TrialOutcome, activity: str, seconds: float) -> None:
+        progress = self._running[outcome.plan.run_dir] = TrialProgress(outcome, activity, seconds)
         if not self.live:
             return
         if len(self._running) > 1:
-            self.live.update(self._side_by_side())
+            self.live.update(self._overview())
         else:
             title = self._titles[outcome.plan.run_dir]
-            self.live.update(Panel(Group(*closely(glance)), title=title, title_align="left"))
+            self.live.update(Panel(Group(*details(progress)), title=title, title_align="left"))
 
-    def _side_by_side(self) -> Table:
-        """A row for each trial that runs."""
+    def _overview(self) -> Table:
+        """One row per running trial."""
         table = Table("trial", "time", "sessions", "adherence", "")
-        for run_dir, glance in self._running.items():
-            table.add_row(self._titles[run_dir], glance.time, glance.held, glance.change, Text(glance.doing, "dim"))
+        for run_dir, trial in self._running.items():
+            row = (self._titles[run_dir], trial.time, trial.session_count, trial.change)
+            table.add_row(*row, Text(trial.activity, "dim"))
         return table
 
 
 class EvalProgress:
-    """How far the evaluation of a model is: in a terminal a bar for what is done at the moment, elsewhere lines."""
+    """The progress of the evaluation of a model: a bar in a terminal, lines elsewhere."""
 
     def __init__(self, console: Console, model: str) -> None:
         self.console, self.model = console, model
@@ -131,33 +132,33 @@ class EvalProgress:
             self.progress.stop()
 
     def begin(self, what: str, total: int | None = None) -> Callable[[], None]:
-        """What goes on from now on; what is returned is to be called for each case that is done."""
-        for earlier in self.progress.task_ids:
-            self.progress.remove_task(earlier)
+        """Start a new activity. Call the returned function after each case."""
+        for previous in self.progress.task_ids:
+            self.progress.remove_task(previous)
         bar = self.progress.add_task(what, total=total)
         if total is None:
-            self.tell(what)
+            self.log(what)
         done = count(1)
 
         def advance() -> None:
             self.progress.advance(bar)
-            if (number := next(done)) % EVERY == 0:
-                self.tell(f"{what}: {number} of {total} cases")
+            if (number := next(done)) % LINE_INTERVAL == 0:
+                self.log(f"{what}: {number} of {total} cases")
 
         return advance
 
-    def tell(self, what: str) -> None:
-        """A line for where no bar is seen."""
+    def log(self, what: str) -> None:
+        """Print a line if there is no bar."""
         if not self.console.is_terminal:
             self.console.print(Text(f"{self.model}: {what}"), soft_wrap=True)
 
 
 @dataclass(frozen=True, slots=True)
 class TrialProgress:
-    """A trial at a moment."""
+    """The state of a running trial."""
 
     outcome: TrialOutcome
-    doing: str
+    activity: str
     seconds: float
 
     @property
@@ -165,32 +166,33 @@ class TrialProgress:
         return f"{self.seconds / 60:.1f} min"
 
     @property
-    def held(self) -> str:
+    def session_count(self) -> str:
         return str(len(self.outcome.sessions))
 
     @property
     def change(self) -> str:
-        """Adherence at first and now."""
+        """Adherence at the beginning and now."""
         exams = self.outcome.exams
         return f"{exams[0].adherence:.2f} → {exams[-1].adherence:.2f}" if exams else ""
 
 
-def closely(glance: TrialProgress) -> list[RenderableType]:
-    """A trial with bars, and with two answers to compare."""
-    outcome, plan, exams = glance.outcome, glance.outcome.plan, glance.outcome.exams
+def details(progress: TrialProgress) -> list[RenderableType]:
+    """A trial with progress bars and two answers to compare."""
+    outcome, plan, exams = progress.outcome, progress.outcome.plan, progress.outcome.exams
     table = Table.grid(padding=(0, 2))
-    table.add_row("time", ProgressBar(60 * plan.minutes, glance.seconds, width=BAR_WIDTH), glance.time)
-    table.add_row("sessions", ProgressBar(plan.sessions, len(outcome.sessions), width=BAR_WIDTH), glance.held)
+    table.add_row("time", ProgressBar(60 * plan.minutes, progress.seconds, width=BAR_WIDTH), progress.time)
+    sessions = ProgressBar(plan.sessions, len(outcome.sessions), width=BAR_WIDTH)
+    table.add_row("sessions", sessions, progress.session_count)
     if exams:
-        table.add_row("adherence", ProgressBar(1.0, exams[-1].adherence, width=BAR_WIDTH), glance.change)
-    lines: list[RenderableType] = [table, Text(glance.doing, style="dim")]
+        table.add_row("adherence", ProgressBar(1.0, exams[-1].adherence, width=BAR_WIDTH), progress.change)
+    lines: list[RenderableType] = [table, Text(progress.activity, style="dim")]
     if len(exams) > 1:
         lines.append(before_and_now(exams[0], exams[-1]))
     return lines
 
 
 def before_and_now(first: Exam, last: Exam) -> Table:
-    """Two answers to the same question, which nobody asked while it learned."""
+    """Two answers to the same held-out question."""
     before = first.answers[0]
     now = next(answer for answer in last.answers if answer.question == before.question)
     table = Table(title=before.question.text, title_justify="left", expand=True)
@@ -201,4 +203,4 @@ def before_and_now(first: Exam, last: Exam) -> Table:
 
 
 def clipped(text: str) -> Text:
-    return Text(text if len(text) <= SHOWN_CHARACTERS else text[:SHOWN_CHARACTERS] + " …")
+    return Text(text if len(text) <= MAX_ANSWER_CHARACTERS else text[:MAX_ANSWER_CHARACTERS] + " …")

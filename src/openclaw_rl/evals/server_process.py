@@ -1,4 +1,4 @@
-"""A server of this package as a child process: what is shown and measured is what people run."""
+"""Runs `openclaw-rl serve` as a child process, so that demos and evaluations measure what users run."""
 
 import asyncio
 import contextlib
@@ -16,46 +16,47 @@ from openclaw_rl.client import ready_state
 from openclaw_rl.errors import UserError
 from openclaw_rl.ledger.lock import server_url
 
-#: How long a server may take until it answers: the first start converts the model.
-START_SECONDS = 900.0
-#: How long it may take to save what it has learned.
-STOP_SECONDS = 120.0
-#: How long a busy server may take to say how it is.
-STATE_SECONDS = 30.0
-LOOK_SECONDS = 0.2
+#: How long a server may take to start. The first start converts the model.
+MAX_START_SECONDS = 900.0
+#: How long a server may take to save and exit.
+MAX_STOP_SECONDS = 120.0
+#: How long a busy server may take to answer a request for its status.
+MAX_STATE_SECONDS = 30.0
+#: How often to check whether a server is ready.
+POLL_SECONDS = 0.2
 LOG = "server.log"
 
 
 class ServerFailed(UserError):
-    """The server did not start, or is gone; the message says where its log is."""
+    """The server did not start, or stopped answering. The message names its log."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunningServer:
-    """A server that answers."""
+    """A server that is ready."""
 
     url: str
     run_dir: Path
 
     async def state(self) -> Mapping[str, Any]:
-        """What it says of itself: policy version, judge, learner. Raises ServerFailed."""
-        state = await asyncio.to_thread(ready_state, self.url, STATE_SECONDS)
+        """The server's status: policy version, judge, learner. Raises ServerFailed."""
+        state = await asyncio.to_thread(ready_state, self.url, MAX_STATE_SECONDS)
         if not state:
-            raise failed(self.run_dir, "The server does not answer any more")
+            raise failed(self.run_dir, "The server no longer answers")
         return state
 
 
 @contextlib.asynccontextmanager
 async def run_server(run_dir: Path, *flags: str) -> AsyncIterator[RunningServer]:
-    """`openclaw-rl serve` with a free port on this machine, for as long as the context lasts. Raises ServerFailed.
+    """Run `openclaw-rl serve` on a free local port until the context ends. Raises ServerFailed.
 
-    Its options are the flags alone.
+    The flags are its only options: it reads none from the environment.
     """
     run_dir.mkdir(parents=True, exist_ok=True)
-    own = ("--run-dir", str(run_dir), "--proxy-port", "0", "--no-environment")
-    command = [sys.executable, "-m", "openclaw_rl", "serve", *own, *flags]
+    fixed = ("--run-dir", str(run_dir), "--proxy-port", "0", "--no-environment")
+    command = [sys.executable, "-m", "openclaw_rl", "serve", *fixed, *flags]
     with (run_dir / LOG).open("ab") as log:
-        # A session of its own: Ctrl-C is for whoever asked for the server, who then stops it in order.
+        # In a session of its own, so that Ctrl-C does not reach the server: the caller stops it in order.
         process = await asyncio.create_subprocess_exec(
             *command,
             stdin=asyncio.subprocess.DEVNULL,
@@ -71,9 +72,9 @@ async def run_server(run_dir: Path, *flags: str) -> AsyncIterator[RunningServer]
 
 @contextlib.contextmanager
 def stoppable(console: Console) -> Iterator[None]:
-    """What somebody may end early: Ctrl-C stops it and its servers in order, and is no error.
+    """Work that a user may end early: Ctrl-C stops it and its servers in order, without an error.
 
-    SIGTERM is as Ctrl-C from here on, also afterwards.
+    SIGTERM acts like Ctrl-C from here on, also afterwards.
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
@@ -83,24 +84,24 @@ def stoppable(console: Console) -> Iterator[None]:
 
 
 async def ready(process: asyncio.subprocess.Process, run_dir: Path) -> str:
-    """The server's address, once it answers. Raises ServerFailed."""
-    end = time.monotonic() + START_SECONDS
+    """Wait until the server is ready; its address. Raises ServerFailed."""
+    end = time.monotonic() + MAX_START_SECONDS
     while process.returncode is None and time.monotonic() < end:
         url = server_url(run_dir)
         if url and (await asyncio.to_thread(ready_state, url)).get("ready"):
             return url
-        await asyncio.sleep(LOOK_SECONDS)
-    late = process.returncode is None
-    raise failed(run_dir, "The server does not become ready" if late else "The server did not start")
+        await asyncio.sleep(POLL_SECONDS)
+    timed_out = process.returncode is None
+    raise failed(run_dir, "The server did not become ready" if timed_out else "The server did not start")
 
 
 async def stop(process: asyncio.subprocess.Process) -> None:
-    """Let it save and end; one that does not is killed."""
+    """Let the server save and exit; kill it if it takes too long."""
     if process.returncode is not None:
         return
     process.terminate()
     try:
-        async with asyncio.timeout(STOP_SECONDS):
+        async with asyncio.timeout(MAX_STOP_SECONDS):
             await process.wait()
     except TimeoutError:
         process.kill()
@@ -108,8 +109,8 @@ async def stop(process: asyncio.subprocess.Process) -> None:
 
 
 def failed(run_dir: Path, what: str) -> ServerFailed:
-    """With the last line of its log that says something."""
+    """The error, with the last line of the server's log that is not empty."""
     path = run_dir / LOG
     lines = [line.strip() for line in path.read_text(errors="replace").splitlines() if line.strip()]
-    last = f" Its last words: {lines[-1]}" if lines else ""
+    last = f" Its last line: {lines[-1]}" if lines else ""
     return ServerFailed(f"{what}: see {path}.{last}")

@@ -1,4 +1,4 @@
-"""What trials came to: a line for each method with each persona, over all seeds."""
+"""The results of trials: one summary for each method with each persona, over all seeds."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -19,46 +19,46 @@ from openclaw_rl.evals.trial import Exam, TrialOutcome
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """How a method did with a persona.
+    """The results of a method with a persona.
 
-    Shares are of the answers of all seeds together; the intervals know that all were asked the same questions.
+    Shares are over the answers of all seeds. The intervals account for repeated questions.
     """
 
     method: str
     persona: str
     seeds: tuple[int, ...]
     before: Interval | None
-    """Adherence of the base model; None if nobody examined it."""
+    """Adherence of the base model; None if it was not examined."""
     after: Interval | None
     quality_before: Interval | None
-    """Answers that are answers, whatever they keep to."""
+    """The share of answers that pass the quality guard."""
     quality_after: Interval | None
     until: SessionsUntil | None
     """Sessions until adherence; None if there was no session."""
     sessions: int
     minutes: float
-    """Of a seed, in the mean."""
+    """The mean over seeds."""
 
 
 def grouped(outcomes: Iterable[TrialOutcome]) -> dict[tuple[str, str], list[TrialOutcome]]:
-    """Trials by persona and method, in the order of the personas' first trials; each group by seed."""
-    found: dict[tuple[str, str], list[TrialOutcome]] = {}
+    """Trials by persona and method, in the order of the personas' first trials, each group sorted by seed."""
+    groups: dict[tuple[str, str], list[TrialOutcome]] = {}
     for outcome in outcomes:
-        found.setdefault((outcome.plan.persona.name, outcome.plan.method), []).append(outcome)
-    personas = list(dict.fromkeys(persona for persona, _ in found))
-    methods = in_order(method for _, method in found)
-    keys = [(persona, method) for persona in personas for method in methods if (persona, method) in found]
-    return {key: sorted(found[key], key=lambda outcome: outcome.plan.seed) for key in keys}
+        groups.setdefault((outcome.plan.persona.name, outcome.plan.method), []).append(outcome)
+    personas = list(dict.fromkeys(persona for persona, _ in groups))
+    methods = in_order(method for _, method in groups)
+    keys = [(persona, method) for persona in personas for method in methods if (persona, method) in groups]
+    return {key: sorted(groups[key], key=lambda outcome: outcome.plan.seed) for key in keys}
 
 
 def in_order(methods: Iterable[str]) -> list[str]:
-    """Each method once, the known ones first."""
+    """Each method once, in the order of `METHODS`, unknown ones last."""
     names = list(dict.fromkeys(methods))
     return [name for name in METHODS if name in names] + [name for name in names if name not in METHODS]
 
 
 def exams(outcome: TrialOutcome) -> list[Exam]:
-    """Those in which something was answered, in order."""
+    """The examinations that have answers, in order."""
     return sorted((exam for exam in outcome.exams if exam.answers), key=lambda exam: (exam.seconds, exam.version))
 
 
@@ -68,14 +68,14 @@ def summarise(outcomes: Iterable[TrialOutcome]) -> list[Summary]:
 
 def _summary(persona: str, method: str, group: Sequence[TrialOutcome]) -> Summary:
     first = [exam for outcome in group for exam in exams(outcome)[:1]]
-    # One examination is the beginning only.
+    # A single examination is the first, not the last.
     last = [exam for outcome in group for exam in exams(outcome)[1:][-1:]]
     return Summary(
         method,
         persona,
         tuple(outcome.plan.seed for outcome in group),
-        _share(first, is_wanted),
-        _share(last, is_wanted),
+        _share(first, is_adherent),
+        _share(last, is_adherent),
         _share(first, is_sensible),
         _share(last, is_sensible),
         _until(group),
@@ -85,7 +85,7 @@ def _summary(persona: str, method: str, group: Sequence[TrialOutcome]) -> Summar
 
 
 def _share(held: Sequence[Exam], is_good: Callable[[ExamAnswer], bool]) -> Interval | None:
-    """Of good answers in examinations, one of each seed; None without any."""
+    """The share of good answers in examinations, one per seed; None if there are none."""
     return proportion_of_trials([marks(exam, is_good) for exam in held]) if held else None
 
 
@@ -93,7 +93,7 @@ def marks(exam: Exam, is_good: Callable[[ExamAnswer], bool]) -> Marks:
     return [(answer.question.text, is_good(answer)) for answer in exam.answers]
 
 
-def is_wanted(answer: ExamAnswer) -> bool:
+def is_adherent(answer: ExamAnswer) -> bool:
     return answer.passed
 
 
@@ -102,7 +102,7 @@ def is_sensible(answer: ExamAnswer) -> bool:
 
 
 def _until(group: Sequence[TrialOutcome]) -> SessionsUntil | None:
-    """Trials that were cut short count as far as they went: more is not known of them."""
+    """Sessions until adherence. A trial that was cut short counts up to its last session."""
     held = [outcome for outcome in group if outcome.sessions]
     if not held:
         return None

@@ -1,9 +1,12 @@
-"""Function calling: does a model call the right tool with the right arguments, and none where none fits?
+"""Function calling: does a model call the right tool with the right arguments, and no tool if none fits?
 
-Every case is graded in parts. `format`: what it wrote can be read as calls, the arguments being JSON that fits the
-tool's schema. `name`: the right tools, and no others. `arguments`: values that the case accepts, case and white space
-aside; optional ones may be left out. A case passes when all parts are right. Where no call is right, a model has to
-answer in words.
+Each case is graded in three parts, and passes if all are right:
+
+- `format`: the calls can be parsed, and their arguments are JSON that fits the tool's schema.
+- `name`: the right tools are called, and no others.
+- `arguments`: the case accepts the values, ignoring case and white space. Optional ones may be left out.
+
+If no call is right, the model must answer in words.
 """
 
 import functools
@@ -21,22 +24,22 @@ from openclaw_rl.evals.chat import Chat, ChatTooLong, Reply, Tool, ToolCall
 from openclaw_rl.evals.scores import CaseScore, OnCase, TaskScores, score_all
 
 TASK = "tool use"
-#: Two calls with all their arguments, and a few words before them; a model that reasons first needs more.
+#: Longest reply in tokens: two calls and a few words before them. A model that reasons first needs more.
 MAX_TOKENS = 256
-#: Marks by which models write calls. Left in a text, they are a call that nobody could read.
+#: Marks with which models begin calls. One that is left in the text is a call that could not be parsed.
 CALL_MARKS = ("<tool_call>", "<|python_tag|>", "<function=", "[TOOL_CALLS]")
-#: No tool takes so many lists and objects in each other: a model that opens more of them is in a loop.
+#: Arguments with more opening brackets are not parsed: no tool needs so many, and deep nesting breaks the parser.
 MAX_BRACKETS = 200
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """A call that should be made. Each argument has a list of values of which any is right."""
+    """A call that should be made, with a list of accepted values for each argument."""
 
     name: str
     arguments: Mapping[str, Sequence[Any]]
     optional: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-    """Arguments that may be left out, but not be wrong."""
+    """Arguments that may be left out but must not be wrong."""
 
     def accepts(self, given: Mapping[str, Any]) -> bool:
         """Whether these arguments are right."""
@@ -48,7 +51,7 @@ class Expected:
 
 @dataclass(frozen=True, slots=True)
 class ToolCase:
-    """What a user wants, the tools at hand, and the calls that would be right; none if none is."""
+    """A request, the available tools, and the right calls, which may be none."""
 
     name: str
     prompt: str
@@ -58,7 +61,7 @@ class ToolCase:
 
 @functools.cache
 def cases() -> tuple[ToolCase, ...]:
-    """All cases that come with this package. Their names begin with what they try."""
+    """All cases of this package. Their names begin with what they test."""
     functions = {function["name"]: function for function in read_lines("tools.jsonl")}
     return tuple(
         ToolCase(
@@ -86,13 +89,13 @@ async def run(
     on_case: OnCase | None = None,
     at_once: int = 4,
 ) -> TaskScores:
-    """Put all cases to a model and grade its calls. Nothing of it is recorded. Raises ChatFailed."""
+    """Ask a model all cases and grade its calls. The server records none of it. Raises ChatFailed."""
 
     async def one(case: ToolCase) -> CaseScore:
-        asked = [{"role": "user", "content": case.prompt}]
-        how: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed, "keep": False}
+        messages = [{"role": "user", "content": case.prompt}]
+        settings: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed, "keep": False}
         try:
-            return grade(case, await chat.ask(asked, tools=case.tools, **how))
+            return grade(case, await chat.ask(messages, tools=case.tools, **settings))
         except ChatTooLong as error:
             return CaseScore(case.name, False, {}, "", str(error))
 
@@ -104,9 +107,9 @@ def _all_unless(given: Sequence[ToolCase] | None) -> Sequence[ToolCase]:
 
 
 def grade(case: ToolCase, reply: Reply) -> CaseScore:
-    """Grade a reply in its parts; the detail names the first thing that is wrong."""
+    """Grade a reply in its parts. The detail names the first fault."""
     faults = {"format": _format_fault(case, reply), "name": _name_fault(case, reply)}
-    # Arguments mean something only of the right tools.
+    # Arguments can only be right if the tools are.
     faults["arguments"] = faults["name"] or _arguments_fault(case, reply.tool_calls)
     parts = {part: float(not fault) for part, fault in faults.items()}
     written = [f"{call.name}({call.arguments})" for call in reply.tool_calls]
@@ -117,41 +120,41 @@ def grade(case: ToolCase, reply: Reply) -> CaseScore:
 def _format_fault(case: ToolCase, reply: Reply) -> str:
     mark = next((mark for mark in CALL_MARKS if mark in reply.text), None)
     if mark is not None:
-        return f"There is a {mark} that could not be read as a call."
+        return f"There is a {mark} that could not be parsed as a call."
     if not reply.tool_calls:
         return "There is no call." if case.calls else _silence(reply)
     schemas = {tool["function"]["name"]: tool["function"].get("parameters", {}) for tool in case.tools}
     for call in reply.tool_calls:
         arguments = read_arguments(call)
         if arguments is None:
-            return f"The arguments of {call.name} are no JSON object."
+            return f"The arguments of {call.name} are not a JSON object."
         if fault := next(schema.problems(arguments, schemas.get(call.name, {})), ""):
             return f"{call.name}: {fault}"
     return ""
 
 
 def _name_fault(case: ToolCase, reply: Reply) -> str:
-    called, wanted = (Counter(call.name for call in calls) for calls in (reply.tool_calls, case.calls))
-    if called == wanted:
+    called, expected = (Counter(call.name for call in calls) for calls in (reply.tool_calls, case.calls))
+    if called == expected:
         return "" if called else _silence(reply)
-    said, right = (", ".join(counted.elements()) or "nothing" for counted in (called, wanted))
-    return f"It calls {said} instead of {right}."
+    names, right = (", ".join(counted.elements()) or "nothing" for counted in (called, expected))
+    return f"It calls {names} instead of {right}."
 
 
 def _silence(reply: Reply) -> str:
-    """A model that says nothing at all has not understood that no call is wanted."""
+    """A fault if the reply is empty, which is wrong even where no call is expected."""
     return "" if reply.text.strip() else "There is no call and no answer."
 
 
 def _arguments_fault(case: ToolCase, calls: Sequence[ToolCall]) -> str:
-    """Calls may come in any order."""
+    """A fault in the arguments. The calls may come in any order."""
     given = [read_arguments(call) for call in calls]
     for order in itertools.permutations(case.calls):
         pairs = list(zip(order, calls, given, strict=True))
         if all(one.name == call.name and got is not None and one.accepts(got) for one, call, got in pairs):
             return ""
     wrong = [call for call, got in zip(calls, given, strict=True) if not _fits_one(case, call.name, got)]
-    return f"Not as wanted: {', '.join(f'{call.name}({call.arguments})' for call in wrong or calls)}."[:500]
+    return f"Wrong arguments: {', '.join(f'{call.name}({call.arguments})' for call in wrong or calls)}."[:500]
 
 
 def _fits_one(case: ToolCase, name: str, given: Mapping[str, Any] | None) -> bool:
@@ -170,11 +173,11 @@ def read_arguments(call: ToolCall) -> dict[str, Any] | None:
 
 
 def plain(value: Any) -> Any:
-    """A value without what does not matter: the case and white space of a text. A number is no text and no truth."""
+    """A value without the case and white space of its texts. Numbers, texts and booleans stay distinct."""
     if isinstance(value, str):
         return "".join(unicodedata.normalize("NFKC", value).casefold().split())
     if isinstance(value, list):
         return [plain(item) for item in value]
     if isinstance(value, dict):
         return {key: plain(member) for key, member in value.items()}
-    return ("truth", value) if isinstance(value, bool) else value
+    return ("bool", value) if isinstance(value, bool) else value

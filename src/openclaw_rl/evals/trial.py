@@ -1,4 +1,4 @@
-"""One method with one persona and one seed: real conversations with a real server, examined as its policy changes."""
+"""A trial of one method, persona and seed: conversations with a real server, and examinations as its policy changes."""
 
 import asyncio
 import contextlib
@@ -17,19 +17,19 @@ from openclaw_rl.evals.questions import EvalQuestion, questions
 from openclaw_rl.evals.server_process import RunningServer, run_server
 from openclaw_rl.evals.users import ModelUser, ScriptedUser, User
 
-#: People who talk at the same time.
+#: Simulated people who talk at the same time.
 PEOPLE = 4
-#: Answers that somebody wants in a session.
+#: Answers per session.
 TURNS = 2
-#: Answers in an examination on the way, and in the first and last; a question may be asked again, with other dice.
+#: Questions in an examination during the trial, and in the first and last one. Questions may repeat, with another seed.
 SHORT_EXAM, LONG_EXAM = 16, 40
-#: How often to look for a new policy.
-LOOK_SECONDS = 0.5
+#: How often to check for a new policy.
+POLL_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class TrialPlan:
-    """What to try, and for how long."""
+    """The settings of a trial."""
 
     method: str
     persona: Persona
@@ -38,26 +38,26 @@ class TrialPlan:
     sessions: int
     """At most."""
     minutes: float
-    """At most, from the first conversation on."""
+    """At most, counted from the first conversation."""
     flags: tuple[str, ...] = ()
     """Further options for the server."""
     exam_every: int = 4
-    """Policy versions between two examinations."""
+    """The number of policy versions between two examinations."""
     user_url: str = ""
-    """A model that plays the person, at an OpenAI-compatible address."""
+    """The OpenAI-compatible address of a model that plays the person."""
     user_model: str = ""
     user_key: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Exam:
-    """What a policy could do."""
+    """The examination of one policy version."""
 
     version: int
     seconds: float
     """Since the first conversation."""
     sessions: int
-    """Held by then."""
+    """The number of sessions before it."""
     answers: tuple[ExamAnswer, ...]
 
     @property
@@ -76,7 +76,7 @@ class HeldSession:
 
 @dataclass(slots=True)
 class TrialOutcome:
-    """All that happened in a trial."""
+    """Everything that happened in a trial."""
 
     plan: TrialPlan
     exams: list[Exam] = field(default_factory=list)
@@ -89,7 +89,7 @@ class TrialOutcome:
 
 
 class TrialWatcher(Protocol):
-    """Somebody who looks on."""
+    """Receives the events of a trial."""
 
     def starting(self, plan: TrialPlan) -> None: ...
     def started(self, plan: TrialPlan) -> None: ...
@@ -99,7 +99,7 @@ class TrialWatcher(Protocol):
 
 
 async def run(plan: TrialPlan, watch: TrialWatcher) -> TrialOutcome:
-    """Hold the trial. Raises ServerFailed, ChatFailed, or a group of them."""
+    """Run a trial on a server of its own. Raises ServerFailed, ChatFailed, or a group of them."""
     watch.starting(plan)
     flags = ("--method", plan.method, "--seed", str(plan.seed), *plan.flags)
     async with contextlib.AsyncExitStack() as stack:
@@ -114,34 +114,34 @@ async def run(plan: TrialPlan, watch: TrialWatcher) -> TrialOutcome:
 
 
 class Trial:
-    """A trial under way."""
+    """A running trial."""
 
     def __init__(
         self, plan: TrialPlan, server: RunningServer, chat: Chat, watch: TrialWatcher, player: Chat | None = None
     ) -> None:
-        """`player` is a model that plays the people; without it they are scripted."""
+        """`player` is a model that plays the people; without it they follow a script."""
         self.plan, self.server, self.chat, self.watch, self.player = plan, server, chat, watch, player
         self.outcome = TrialOutcome(plan)
         self._numbers = count()
         self._began = 0.0
-        #: Nobody begins a session while an examination or a training step goes on: that would take half of a small
-        #: machine from it, and give answers of a policy that is about to be replaced.
+        #: Cleared during an examination or a training step, so that no session begins: it would compete for a small
+        #: machine, and use a policy that is about to be replaced.
         self._open = asyncio.Event()
 
     async def run(self) -> TrialOutcome:
         held_out = questions(self.plan.persona.name, "held-out", self.plan.seed)
-        await self._examine(0, around(held_out, 0, LONG_EXAM))
+        await self._examine(0, cycled(held_out, 0, LONG_EXAM))
         self._began = time.monotonic()
         self._open.set()
-        # If anybody fails, the others stop, and it is said.
-        async with asyncio.TaskGroup() as everybody:
-            looking = everybody.create_task(self._look(around(held_out, 0, SHORT_EXAM)))
+        # If one task fails, the group cancels the others and raises the error.
+        async with asyncio.TaskGroup() as tasks:
+            polling = tasks.create_task(self._poll(cycled(held_out, 0, SHORT_EXAM)))
             async with asyncio.TaskGroup() as people:
                 for _ in range(PEOPLE):
                     people.create_task(self._talk())
-            looking.cancel()
+            polling.cancel()
         version = int((await self.server.state())["policy_version"])
-        await self._examine(version, around(held_out, 0, LONG_EXAM))
+        await self._examine(version, cycled(held_out, 0, LONG_EXAM))
         self.outcome.sessions.sort(key=lambda held: held.number)
         return self.outcome
 
@@ -150,7 +150,7 @@ class Trial:
         return time.monotonic() - self._began if self._began else 0.0
 
     async def _talk(self) -> None:
-        """One person, session after session."""
+        """One person: session after session, until the sessions or the time run out."""
         plan = self.plan
         while True:
             await self._open.wait()
@@ -177,13 +177,13 @@ class Trial:
         return ModelUser(persona, self.player, seed) if self.player else ScriptedUser(persona, seed)
 
     def _questions(self, number: int) -> list[EvalQuestion]:
-        return around(questions(self.plan.persona.name, "train", self.plan.seed), number * TURNS, TURNS)
+        return cycled(questions(self.plan.persona.name, "train", self.plan.seed), number * TURNS, TURNS)
 
-    async def _look(self, held_out: Sequence[EvalQuestion]) -> None:
-        """Examine every few policies, for as long as it is not cancelled."""
+    async def _poll(self, held_out: Sequence[EvalQuestion]) -> None:
+        """Examine every few policy versions, and hold sessions back during training, until cancelled."""
         examined = 0
         while True:
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(POLL_SECONDS)
             state = await self.server.state()
             self.watch.talking(self.outcome, self.seconds, str(state.get("learner", "")))
             version = int(state["policy_version"])
@@ -192,7 +192,7 @@ class Trial:
                 self._open.clear()
                 await self._examine(version, held_out)
             upcoming = state["next_step"]
-            # Nobody waits at the door for a step that does not come.
+            # When the time is up, waiting people must be released, even if the step never comes.
             if upcoming and upcoming["samples"] >= upcoming["needed"] and not self._is_late():
                 self._open.clear()
             else:
@@ -202,23 +202,23 @@ class Trial:
         done = count()
         seconds, sessions = self.seconds, len(self.outcome.sessions)
 
-        def look(_: ExamAnswer | None = None) -> None:
+        def report(_: ExamAnswer | None = None) -> None:
             self.watch.examining(self.outcome, self.seconds, next(done), len(held_out))
 
-        look()
+        report()
         answers = await examine(
             self.chat,
             self.plan.persona,
             held_out,
             max_tokens=self.plan.persona.longest_answer,
             seed=self.plan.seed,
-            on_answer=look,
+            on_answer=report,
         )
         exam = Exam(version, seconds, sessions, answers)
         self.outcome.exams.append(exam)
         self.watch.examined(self.outcome, exam)
 
 
-def around(found: Sequence[EvalQuestion], start: int, count: int) -> list[EvalQuestion]:
-    """So many questions from a place on; the list begins again where it ends."""
-    return [found[i % len(found)] for i in range(start, start + count)]
+def cycled(pool: Sequence[EvalQuestion], start: int, count: int) -> list[EvalQuestion]:
+    """`count` questions from `start` on, beginning again at the end of the pool."""
+    return [pool[i % len(pool)] for i in range(start, start + count)]

@@ -1,7 +1,7 @@
-"""People who use the assistant: they ask, and say in words what they think of the answer.
+"""Simulated users: they ask questions and react to the answers in words.
 
-The system sees only those words. Whether an answer passed is decided by the persona's rules and the guard of
-`quality`, for the evaluation alone, whoever chooses the words.
+The server sees only these words. The persona's rules and the quality guard decide whether an answer passes, for the
+evaluation alone.
 """
 
 import random
@@ -15,10 +15,10 @@ from openclaw_rl.evals.personas.rules import Count, estimate_tokens
 from openclaw_rl.evals.quality import check
 from openclaw_rl.evals.questions import EvalQuestion
 
-#: The name, beside those of the rules, under which an answer fails that is none.
+#: Listed among the failed rules if the quality guard rejects an answer.
 NO_ANSWER = "answers the question"
-#: A person reacts in a sentence or two.
-REACTION_TOKENS = 80
+#: Longest reaction in tokens: one or two sentences.
+MAX_REACTION_TOKENS = 80
 REACTION_TEMPERATURE = 0.8
 _THOUGHTS = re.compile(r"\A.*</think>|\A\s*<think>.*\Z", re.DOTALL)
 _INSTRUCTIONS = """\
@@ -34,7 +34,7 @@ message."""
 
 @dataclass(frozen=True, slots=True)
 class Reaction:
-    """What a person says to an answer, and what the rules say."""
+    """What a user says to an answer, and the result of the checks."""
 
     text: str
     passed: bool
@@ -42,7 +42,7 @@ class Reaction:
 
 
 class User(Protocol):
-    """Somebody who asks and reacts, one question after the other."""
+    """A user who asks questions one after another and reacts to the answers."""
 
     persona: Persona
 
@@ -51,16 +51,16 @@ class User(Protocol):
         ...
 
     async def react(self, answer: str) -> Reaction:
-        """What is said to an answer to the question asked last."""
+        """The reaction to an answer to the last question."""
         ...
 
     def go_on(self, reaction: Reaction, question: EvalQuestion) -> str:
-        """The whole next message: the reaction, and then the next question, or what makes the last one be redone."""
+        """The complete next message: the reaction, then the next question or a repetition of the last one."""
         ...
 
 
 class ScriptedUser:
-    """Says what the persona's file has; the seed decides which of its phrases."""
+    """Uses the phrases of the persona's file; the seed chooses among them."""
 
     def __init__(self, persona: Persona, seed: int, *, count: Count = estimate_tokens) -> None:
         self.persona, self.count = persona, count
@@ -75,16 +75,16 @@ class ScriptedUser:
         return self.scripted(answer)
 
     def scripted(self, answer: str) -> Reaction:
-        """The reaction in the words of the persona's file. Of several faults one is named, as people do."""
+        """The reaction in the words of the persona's file. If several rules failed, it names one, as people do."""
         persona, question = self.persona, self._question
         if question is None:
-            raise ValueError("Nothing was asked yet: call opening first.")
-        # Somebody who sees no answer does not speak of its form.
+            raise ValueError("No question was asked yet: call opening first.")
+        # A person who gets no real answer does not comment on its form.
         if not check(answer, question.text, question.reference).ok:
             return Reaction(persona.no_answer.choose(persona.languages, self._dice), False, (NO_ANSWER,))
         failed = persona.failed(answer, self.count)
-        said = self._dice.choice(failed).displeased if failed else persona.pleased
-        return Reaction(said.choose(persona.languages, self._dice), not failed, tuple(rule.name for rule in failed))
+        phrases = self._dice.choice(failed).displeased if failed else persona.pleased
+        return Reaction(phrases.choose(persona.languages, self._dice), not failed, tuple(rule.name for rule in failed))
 
     def go_on(self, reaction: Reaction, question: EvalQuestion) -> str:
         same, self._question = question == self._question, question
@@ -92,16 +92,16 @@ class ScriptedUser:
         if same and not persona.repeats_question:
             return reaction.text
         asking = persona.asks_again if same else persona.next_question
-        # Not `format`: braces in a question are its own.
+        # Not `format`, because a question may contain braces.
         asked = asking.choose(persona.languages, self._dice).replace("{question}", question.text)
         return f"{reaction.text} {asked}"
 
 
 class ModelUser:
-    """Lets a model play the persona, told only its description: the words are the model's, the score is the rules'.
+    """Lets a model play the persona from its description. The words are the model's; the checks are the same.
 
-    What the model says may be wrong about the answer, as people are. Where it says nothing, the persona's file speaks.
-    Raises ChatFailed where the model cannot be asked.
+    The model may misjudge an answer, as people do. If it says nothing, a phrase of the persona's file is used. Raises
+    ChatFailed if the model does not reply.
     """
 
     def __init__(self, persona: Persona, chat: Chat, seed: int, *, count: Count = estimate_tokens) -> None:
@@ -129,13 +129,13 @@ class ModelUser:
                     "content": f"You wrote:\n{self._asked}\n\nThe assistant replied:\n{answer or '(nothing)'}",
                 },
             ],
-            max_tokens=REACTION_TOKENS,
+            max_tokens=MAX_REACTION_TOKENS,
             temperature=REACTION_TEMPERATURE,
             seed=self.seed + self._reactions,
             keep=False,
         )
-        said = _THOUGHTS.sub("", reply.text).strip().strip('"“”').strip()
-        return Reaction(said or reaction.text, reaction.passed, reaction.failed_rules)
+        words = _THOUGHTS.sub("", reply.text).strip().strip('"“”').strip()
+        return Reaction(words or reaction.text, reaction.passed, reaction.failed_rules)
 
     def go_on(self, reaction: Reaction, question: EvalQuestion) -> str:
         self._asked = self._scripted.go_on(reaction, question)

@@ -1,19 +1,20 @@
-"""The words of a text and what they are about, in any language: no dictionary, only endings and the commonest words."""
+"""The words of a text and their stems, in several languages, from endings and lists of common words alone."""
 
 import re
 import unicodedata
 from itertools import pairwise
 
-#: Scripts without spaces, where a pair of characters is taken for a word.
+#: Scripts without spaces, where a pair of characters counts as a word.
 CJK = re.compile("[\u3040-\u30ff\u3400-\u9fff]")
 _TOKEN = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|[^\W_\u3040-\u30ff\u3400-\u9fff]+")
 _ACCENT = re.compile("[\u0300-\u036f]")
-#: Apostrophes join: "don't" is one word.
+#: An apostrophe inside a word: "don't" is one word.
 _APOSTROPHE = re.compile(r"(?<=\w)['’](?=\w)")
-#: Longest first; what is left keeps at least three letters.
+#: Endings that are removed, longest first, if at least three letters remain.
 _ENDINGS = ("ation", "ings", "ing", "ion", "ies", "ely", "ed", "es", "er", "en", "ly", "s", "e", "y", "n")
-_STEM = 6
-#: Of English, German, French and Spanish.
+#: The most letters of a stem.
+_MAX_STEM = 6
+#: Common words without content in English, German, French and Spanish.
 _SMALL_WORD_LIST = """
     a about after again all also always am an and any are aren arent as at be because been before being but by can
     cant could did didnt do does doesnt doing dont each else even ever every few for from get gets give given gives
@@ -32,20 +33,20 @@ _SMALL_WORD_LIST = """
     me mi muy nos o para pero por que se ser si sin son su sus tambien te tiene tu un una uno y ya
 """
 _SMALL_WORDS = frozenset(_SMALL_WORD_LIST.split())
-#: Characters of Chinese and Japanese that are only grammar.
+#: Chinese and Japanese characters without content.
 _SMALL_CHARACTERS = frozenset(
     "的了是在我你他她它们这那有和就不也都要会可以吗呢吧啊个一为什么怎请把被让对从到与及のはがをにでとも"
 )
 
 
 def words_of(text: str) -> list[str]:
-    """The words of a text in lower case without accents; a character of a script without spaces is one."""
+    """The words of a text in lower case without accents. A character of a script without spaces is a word."""
     plain = _ACCENT.sub("", unicodedata.normalize("NFKD", _APOSTROPHE.sub("", text)))
     return _TOKEN.findall(unicodedata.normalize("NFC", plain).casefold())
 
 
 def stems(text: str) -> frozenset[str]:
-    """What a text is about: its content words without their endings, its numbers, and pairs of characters."""
+    """The content of a text: its content words without endings, its numbers, and pairs of characters."""
     words = words_of(text)
     characters = [word if CJK.match(word) and word not in _SMALL_CHARACTERS else "" for word in words]
     pairs = {one + other for one, other in pairwise(characters) if one and other}
@@ -54,11 +55,11 @@ def stems(text: str) -> frozenset[str]:
 
 
 def stem(word: str) -> str:
-    """A word without its ending, and not more of it than tells it from others. Numbers stay."""
+    """The first letters of a word without its ending. Numbers stay as they are."""
     if word.isdigit():
         return word
     for ending in _ENDINGS:
         if word.endswith(ending) and len(word) - len(ending) >= 3:
             word = word[: -len(ending)]
             break
-    return word[:_STEM]
+    return word[:_MAX_STEM]

@@ -1,7 +1,6 @@
-"""A simulated person: a name, a preference as rules, and the words of somebody who got it or did not.
+"""A simulated person: a name, preferences as rules, and phrases for being pleased or displeased.
 
-`load` reads a built-in persona by its name, or a file of the same form. Raises UserError, one sentence with the file
-and the key that is wrong.
+`load` reads a built-in persona by its name, or a TOML file. Its UserError names the file and the key that is wrong.
 """
 
 import random
@@ -17,7 +16,7 @@ from openclaw_rl.errors import UserError
 from openclaw_rl.evals.personas.rules import Check, Count, count_words, estimate_tokens, make_check
 
 BUILT_IN = ("student", "teaching-assistant", "teacher", "brief")
-#: What people say whatever they prefer; a persona's file may say it otherwise.
+#: The file with phrases for every persona. A persona's own file may replace them.
 _EVERYBODY = "everybody"
 _KEYS = {
     "name",
@@ -31,24 +30,24 @@ _KEYS = {
     "next_question",
 }
 _QUESTION = "{question}"
-#: In tokens: enough for whoever likes detailed answers.
-LONGEST_ANSWER = 160
+#: The usual limit in tokens: enough for a detailed answer.
+MAX_ANSWER_TOKENS = 160
 
 
 @dataclass(frozen=True, slots=True)
 class PersonaPhrases:
-    """Ways to say one thing, by language."""
+    """Several phrasings of one message, by language."""
 
     by_language: Mapping[str, tuple[str, ...]]
 
     def choose(self, languages: Sequence[str], dice: random.Random) -> str:
-        """One of them, in one of the languages."""
+        """A random phrase in a random one of the languages."""
         return dice.choice(self.by_language[dice.choice(list(languages))])
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One thing that a persona wants, and what it says when it did not get it."""
+    """One preference of a persona, and what the persona says when an answer violates it."""
 
     name: str
     displeased: PersonaPhrases
@@ -61,30 +60,30 @@ class Persona:
 
     name: str
     description: str
-    """Who it is and what it likes, in the second person: what a model that plays it is told."""
+    """Who it is and what it likes, in the second person: the prompt for a model that plays it."""
     rules: tuple[Rule, ...]
     pleased: PersonaPhrases
     asks_again: PersonaPhrases
-    """The wish and `{question}` in one message."""
+    """Repeats the wish and `{question}` in one message."""
     no_answer: PersonaPhrases
-    """What is said to an answer that is none: empty, endless, or about something else."""
+    """The reaction to an answer that the quality guard rejects: empty, repetitive or off topic."""
     next_question: PersonaPhrases
-    """How the next `{question}` is asked in a message that began with something else."""
+    """Introduces the next `{question}` after a reaction in the same message."""
     repeats_question: bool
-    """Whether the same question is asked again after a failure."""
+    """Whether the same question is repeated after an answer that failed."""
     languages: tuple[str, ...] = ("en",)
-    longest_answer: int = LONGEST_ANSWER
-    """In tokens. What is longer is cut off: nobody here reads on, and a laptop has better things to do."""
+    longest_answer: int = MAX_ANSWER_TOKENS
+    """In tokens. Longer answers are cut off, to save time."""
 
     def failed(self, answer: str, count: Count = estimate_tokens) -> tuple[Rule, ...]:
-        """The rules that an answer breaks; one without words breaks all of them."""
+        """The rules that an answer breaks. An answer without words breaks all of them."""
         if not count_words(answer):
             return self.rules
         return tuple(rule for rule in self.rules if not rule.check(answer, count))
 
 
 def load(name: str, languages: Sequence[str] = ()) -> Persona:
-    """A built-in persona, or one from a TOML file, with the languages given or else those that it has itself."""
+    """A built-in persona, or one from a TOML file. `languages` replaces the persona's own."""
     if name in BUILT_IN:
         where, table = f"{name}.toml", _built_in(name)
     else:
@@ -110,21 +109,21 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _persona(table: dict[str, Any], where: str) -> Persona:
-    """A persona from what is in a file, its languages not yet checked."""
+    """A persona from the content of a file, without a check of its languages."""
     if unknown := table.keys() - _KEYS - {"rules"}:
         raise UserError(
-            f"{where}: {sorted(unknown)[0]} is no key of a persona; take one of {', '.join(sorted(_KEYS))}."
+            f"{where}: {sorted(unknown)[0]} is not a key of a persona; use one of {', '.join(sorted(_KEYS))}."
         )
     everybody = _built_in(_EVERYBODY)
     rules = table.get("rules")
     if not isinstance(rules, list) or not rules:
         raise UserError(f"{where}: rules is missing; write at least one [[rules]].")
-    longest = table.get("longest_answer", LONGEST_ANSWER)
+    longest = table.get("longest_answer", MAX_ANSWER_TOKENS)
     if not isinstance(longest, int) or longest < 1:
-        raise UserError(f"{where}: longest_answer is a number of tokens.")
+        raise UserError(f"{where}: longest_answer must be a number of tokens.")
     repeats = table.get("repeats_question", False)
     if not isinstance(repeats, bool):
-        raise UserError(f"{where}: repeats_question is true or false.")
+        raise UserError(f"{where}: repeats_question must be true or false.")
     return Persona(
         name=_text(table, "name", where),
         description=_text(table, "description", where),
@@ -141,12 +140,12 @@ def _persona(table: dict[str, Any], where: str) -> Persona:
 
 def _rule(table: Any, where: str) -> Rule:
     if not isinstance(table, dict):
-        raise UserError(f"{where} is no table; write [[rules]] above it.")
+        raise UserError(f"{where} is not a table; write [[rules]] above it.")
     if unknown := table.keys() - {"name", "check", "parameters", "displeased"}:
-        raise UserError(f"{where}.{sorted(unknown)[0]} is no key of a rule; parameters go into parameters.")
+        raise UserError(f"{where}.{sorted(unknown)[0]} is not a key of a rule; parameters belong in parameters.")
     parameters = table.get("parameters", {})
     if not isinstance(parameters, dict):
-        raise UserError(f"{where}.parameters is no table.")
+        raise UserError(f"{where}.parameters is not a table.")
     name = _text(table, "check", where)
     try:
         check = make_check(name, parameters)
@@ -159,47 +158,47 @@ def _phrases(table: dict[str, Any], key: str, where: str) -> PersonaPhrases:
     """The phrases under a key, by language."""
     given = table.get(key)
     if not isinstance(given, dict) or not given:
-        raise UserError(f'{where}: {key} is missing; write a table with phrases by language, as en = ["…"].')
+        raise UserError(f'{where}: {key} is missing; write a table with phrases by language, such as en = ["…"].')
     return PersonaPhrases(
         {language: _texts(listed, f"{where}: {key}.{language}") for language, listed in given.items()}
     )
 
 
 def _asking(table: dict[str, Any], key: str, where: str) -> PersonaPhrases:
-    """PersonaPhrases that each have the question in them."""
+    """Phrases that each contain the question once."""
     phrases = _phrases(table, key, where)
     for language, listed in phrases.by_language.items():
         for phrase in listed:
             if phrase.count(_QUESTION) != 1:
-                raise UserError(f'{where}: {key}.{language}: "{phrase}" needs {_QUESTION} once.')
+                raise UserError(f'{where}: {key}.{language}: "{phrase}" must contain {_QUESTION} once.')
     return phrases
 
 
 def _text(table: dict[str, Any], key: str, where: str) -> str:
     value = table.get(key)
     if not isinstance(value, str) or not value.strip():
-        raise UserError(f"{where}: {key} is missing; it is a text.")
+        raise UserError(f"{where}: {key} is missing; it must be a text.")
     return value.strip()
 
 
 def _texts(value: Any, where: str) -> tuple[str, ...]:
     if not isinstance(value, list) or not value or not all(isinstance(text, str) and text.strip() for text in value):
-        raise UserError(f"{where} is no list of texts.")
+        raise UserError(f"{where} is not a list of texts.")
     return tuple(text.strip() for text in value)
 
 
 def _checked(persona: Persona, where: str) -> Persona:
-    """The persona, if it has words for everything in each of its languages."""
-    said = {
+    """The persona, if it has all phrases in each of its languages. Raises UserError."""
+    by_key = {
         "pleased": persona.pleased,
         "asks_again": persona.asks_again,
         "no_answer": persona.no_answer,
         "next_question": persona.next_question,
     }
-    said |= {f"rules[{place}].displeased": rule.displeased for place, rule in enumerate(persona.rules)}
+    by_key |= {f"rules[{place}].displeased": rule.displeased for place, rule in enumerate(persona.rules)}
     if not persona.languages:
         raise UserError(f"{where}: languages is empty; name at least one.")
-    for key, phrases in said.items():
+    for key, phrases in by_key.items():
         for language in persona.languages:
             if language not in phrases.by_language:
                 raise UserError(f"{where}: {key} has no phrases in {language}; add {key}.{language} to the file.")

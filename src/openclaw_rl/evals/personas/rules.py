@@ -1,7 +1,6 @@
-"""Rules about an answer: pure functions from its text to whether it passed.
+"""Rules about an answer: pure functions from its text to whether it passes.
 
-A rule has a name and parameters, so that a persona's file can ask for it. An answer without words passes none of them
-(see `Persona.failed`): saying nothing is no way to please anybody.
+A persona's file names a rule and gives its parameters. An answer without words passes no rule (see `Persona.failed`).
 """
 
 import inspect
@@ -30,7 +29,7 @@ _ABBREVIATION = re.compile(
     r"\b(?:e\.g|i\.e|etc|vs|mr|mrs|ms|dr|st|approx|z\.b|d\.h|usw|p\. ?ex|p\. ?ej|[a-z](?:\.[a-z])+)\.", re.I
 )
 _SENTENCE_END = re.compile(r"[.!?…]+[\"'”’»)*_]*(?=\s|$)|[。！？]+|\n+")
-#: What shows that an answer is about something definite, kind by kind: a number, an example, a step, a quotation.
+#: Signs that an answer is specific: a number, an example, a step, a quotation.
 _NUMBER = (
     r"\d|\b(?:two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|dozen|hundred|thousand|million|half|zwei|drei"
     r"|vier|fünf|deux|trois|quatre|cinq|dos|tres|cuatro|cinco)\b|[二三四五六七八九十百千万]"
@@ -45,28 +44,28 @@ _STEP = (
 )
 _QUOTATION = r"[\"“„«「][^\"”“»」\n]{2,80}[\"”“»」]|`[^`\n]+`"
 _SIGNS = tuple(re.compile(pattern, re.IGNORECASE) for pattern in (_NUMBER, _EXAMPLE, _STEP, _QUOTATION))
-#: Words before an encouraging phrase in which a "not" takes it back.
-_REACH_OF_NOT = 3
+#: How many words before a phrase are searched for a negation.
+_NEGATION_WORDS = 3
 
 
 def count_words(text: str) -> int:
-    """Words of a text; two characters of a script without spaces count as one."""
+    """The number of words. Two characters of a script without spaces count as one word."""
     return len(_WORD.findall(text)) + (len(_CJK_CHARACTER.findall(text)) + 1) // 2
 
 
 def estimate_tokens(text: str) -> int:
-    """About how many tokens a text has: four for every three words, one for a character of a script without spaces."""
+    """A rough number of tokens: four for every three words, one for each character of a script without spaces."""
     return len(_WORD.findall(text)) * 4 // 3 + len(_CJK_CHARACTER.findall(text))
 
 
 def count_sentences(text: str) -> int:
-    """Sentences of a text; each line of a list is one, an abbreviation or a decimal point ends none."""
+    """The number of sentences. Each line of a list is one; abbreviations and decimal points do not end a sentence."""
     parts = _SENTENCE_END.split(_ABBREVIATION.sub("x", text))
     return sum(1 for part in parts if count_words(part))
 
 
 def no_bold(text: str, _count: Count) -> bool:
-    """Nothing is bold, in Markdown, HTML or LaTeX; asterisks and underscores of code are none of it."""
+    """Nothing is bold in Markdown, HTML or LaTeX. Asterisks and underscores inside code do not count."""
     return _BOLD.search(_CODE.sub("", text)) is None
 
 
@@ -78,7 +77,7 @@ def no_numbered_list(text: str, _count: Count) -> bool:
 
 
 def no_bullets(text: str, _count: Count) -> bool:
-    """At most one line begins like an item of a list: a single dash may be a dash."""
+    """At most one line begins like a list item: a single one may be an ordinary dash."""
     return len(_BULLET.findall(_CODE.sub("", text))) < 2
 
 
@@ -88,38 +87,38 @@ def no_boxed(text: str, _count: Count) -> bool:
 
 
 def long_enough(text: str, count: Count, *, tokens: int) -> bool:
-    """At least so many tokens."""
+    """The answer has at least `tokens` tokens."""
     return count(text) >= tokens
 
 
 def specific(text: str, _count: Count, *, signs: int = 1) -> bool:
-    """So many kinds of something definite are in it: a number, an example, a step, a quotation."""
+    """The answer has at least `signs` of these: a number, an example, a step, a quotation."""
     return sum(1 for sign in _SIGNS if sign.search(text)) >= signs
 
 
 def short(text: str, _count: Count, *, words: int, sentences: int = 1) -> bool:
-    """At most so many words in so many sentences."""
+    """The answer has at most `words` words and `sentences` sentences."""
     return count_words(text) <= words and count_sentences(text) <= sentences
 
 
 def says(text: str, _count: Count, *, any_of: Sequence[str], not_after: Sequence[str] = ()) -> bool:
-    """One of the phrases is said, in whole words and any case, without one of `not_after` just before it."""
+    """The answer has one of the phrases, as whole words in any case, without a word of `not_after` just before it."""
     low = text.lower().replace("’", "'")
-    denied = frozenset(word.lower() for word in not_after)
+    negations = frozenset(word.lower() for word in not_after)
     return any(
-        not denied & set(_WORD.findall(low[: match.start()])[-_REACH_OF_NOT:])
+        not negations & set(_WORD.findall(low[: match.start()])[-_NEGATION_WORDS:])
         for phrase in any_of
         for match in re.finditer(_whole(phrase.lower()), low)
     )
 
 
 def avoids(text: str, _count: Count, *, all_of: Sequence[str]) -> bool:
-    """None of the phrases is said."""
+    """The answer has none of the phrases."""
     return not says(text, _count, any_of=all_of)
 
 
 def _whole(phrase: str) -> str:
-    """A pattern for a phrase in whole words, where its script has words."""
+    """A pattern for a phrase that matches whole words only, if its script separates words."""
     start = "" if _CJK_CHARACTER.match(phrase) or not phrase[:1].isalnum() else r"(?<!\w)"
     end = "" if _CJK_CHARACTER.match(phrase[-1:]) or not phrase[-1:].isalnum() else r"(?!\w)"
     return start + re.escape(phrase) + end
@@ -132,9 +131,9 @@ CHECKS: dict[str, Callable[..., bool]] = {
 
 
 def make_check(name: str, parameters: dict[str, Any]) -> Check:
-    """The rule of that name with its parameters. Raises ValueError with what is wrong, as the end of a sentence."""
+    """The named rule with its parameters. Raises ValueError with the end of a sentence that says what is wrong."""
     if name not in CHECKS:
-        raise ValueError(f"is none of {', '.join(CHECKS)}")
+        raise ValueError(f"is not one of {', '.join(CHECKS)}")
     known = list(inspect.signature(CHECKS[name]).parameters.values())[2:]
     if unknown := parameters.keys() - {one.name for one in known}:
         raise ValueError(f"has no parameter {', '.join(sorted(unknown))}")
@@ -147,9 +146,9 @@ def make_check(name: str, parameters: dict[str, Any]) -> Check:
 
 
 def _check_parameter(name: str, value: Any, is_number: bool) -> None:
-    """Raise ValueError unless a parameter is what its rule takes."""
+    """Raise ValueError if a parameter has the wrong type."""
     if is_number:
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ValueError(f"needs a whole number from 1 as {name}")
+            raise ValueError(f"needs a whole number of at least 1 as {name}")
     elif not isinstance(value, list) or not value or not all(isinstance(text, str) and text for text in value):
         raise ValueError(f"needs a list of texts as {name}")

@@ -1,5 +1,5 @@
-"""What a sandboxed program meets when it tries to leave: each module raises one fence around its own process.
+"""The fences of the sandbox: each module restricts its own process in one way.
 
-This package runs in the sandbox's child, which is started without site packages: it imports nothing but the standard
-library and itself, by relative names, since its name there is `fences` and not `openclaw_rl.sandbox.fences`.
+This package runs in the sandbox's child process, which has no site packages. So it imports only the standard library
+and itself, by relative names, because its name there is `fences` and not `openclaw_rl.sandbox.fences`.
 """

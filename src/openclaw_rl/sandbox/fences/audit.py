@@ -1,16 +1,16 @@
-"""Python's audit hook: refuses what Python itself is asked to do.
+"""Python's audit hook: refuses forbidden actions inside Python.
 
-The only fence of its kind where the kernel has none, as on macOS. It stops programs that do not know better; one that
-reaches machine code gets around it, and then meets the fences of the kernel alone.
+It is the only such fence where the kernel has none, as on macOS. It stops ordinary programs; one that runs machine code
+gets past it, and then only the kernel's fences are left.
 """
 
 import os
 import sys
 from collections.abc import Sequence
 
-#: Flags of open that write or make a file.
+#: Flags of `open` that write or create a file.
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-#: Events of which every one is refused, by how they begin.
+#: All events that begin with one of these are refused.
 REFUSED = (
     "socket.",
     "subprocess.",
@@ -47,8 +47,8 @@ REFUSED = (
 
 
 def raise_audit_hook(readable: Sequence[str]) -> None:
-    """Refuse from now on; files only below `readable` can be opened, and only to be read."""
-    # Copies that the program cannot reach by changing a module.
+    """Refuse forbidden actions from now on. Only files below `readable` can be opened, and only for reading."""
+    # Local copies, which the program cannot change through a module.
     refused, writing = REFUSED, WRITING
     roots = tuple(os.path.realpath(path) for path in readable)
     realpath, separator, text, number = os.path.realpath, os.sep, os.fspath, int
@@ -66,6 +66,6 @@ def raise_audit_hook(readable: Sequence[str]) -> None:
         if event == "open":
             path, _, flags = arguments
             if (isinstance(flags, number) and flags & writing) or not readable_file(path):
-                raise PermissionError("The sandbox opens Python's own files only, to be read.")
+                raise PermissionError("The sandbox opens only Python's own files, for reading.")
 
     sys.addaudithook(hook)

@@ -1,4 +1,4 @@
-"""The sandbox's child: raises all fences around itself, then runs the program that it was given on standard input."""
+"""The sandbox's child process: raises all fences, then runs the program from standard input."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from .namespaces import raise_namespaces
 from .syscalls import raise_seccomp
 from .system import PR_SET_PDEATHSIG, on_linux, prctl
 
-#: What Python and the libraries that it is linked to may read, besides the standard library.
+#: Files that Python and its libraries may read besides the standard library.
 SYSTEM_FILES = (
     "/lib",
     "/lib64",
@@ -28,13 +28,13 @@ SYSTEM_FILES = (
 
 
 def main() -> None:
-    """Takes {"cpu_seconds", "memory_mib", "parent", "report"} as JSON in the last argument."""
-    wanted = json.loads(sys.argv[-1])
+    """The last argument is JSON with "cpu_seconds", "memory_mib", "parent" and "report"."""
+    settings = json.loads(sys.argv[-1])
     source = sys.stdin.buffer.read()
     _forget_parent()
-    held = _raise_fences(wanted)
-    if wanted["report"]:
-        sys.stdout.write(json.dumps(held))
+    raised = _raise_fences(settings)
+    if settings["report"]:
+        sys.stdout.write(json.dumps(raised))
         return
     program = types.ModuleType("__main__")
     sys.modules["__main__"] = program
@@ -42,28 +42,28 @@ def main() -> None:
 
 
 def _forget_parent() -> None:
-    """Nothing is left of what the child was started with: environment, arguments, input."""
+    """Remove what the child was started with: environment, arguments and input."""
     os.environ.clear()
     sys.path.pop()
     sys.argv[:] = [""]
     sys.orig_argv.clear()
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, sys.stdin.fileno())
-    os.close(nothing)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, sys.stdin.fileno())
+    os.close(null)
 
 
-def _raise_fences(wanted: dict[str, int]) -> list[str]:
+def _raise_fences(settings: dict[str, int]) -> list[str]:
     library = [sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), os.path.join(sys.base_prefix, "lib")]
     readable = [*library, *SYSTEM_FILES, os.getcwd()]
-    held = ["limits"]
-    held += ["namespaces"] if raise_namespaces() else []
+    raised = ["limits"]
+    raised += ["namespaces"] if raise_namespaces() else []
     if on_linux():
-        # After the namespaces, which forget it. Whoever dies before is no parent any more.
+        # After the namespaces, which reset it. The parent may have died before, so check that it is still the same.
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != wanted["parent"]:
+        if os.getppid() != settings["parent"]:
             os._exit(1)
-    raise_limits(wanted["cpu_seconds"], wanted["memory_mib"])
-    held += ["landlock"] if raise_landlock(readable) else []
-    held += ["seccomp"] if raise_seccomp() else []
+    raise_limits(settings["cpu_seconds"], settings["memory_mib"])
+    raised += ["landlock"] if raise_landlock(readable) else []
+    raised += ["seccomp"] if raise_seccomp() else []
     raise_audit_hook(readable)
-    return [*held, "audit hook"]
+    return [*raised, "audit hook"]

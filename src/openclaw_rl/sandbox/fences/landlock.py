@@ -1,4 +1,4 @@
-"""Landlock (Linux 5.13 and newer): which files may be read, none to be written, and, where it is newer, no TCP."""
+"""Landlock (Linux 5.13 and newer): limits which files can be read, and forbids writing and, on newer kernels, TCP."""
 
 import contextlib
 import ctypes
@@ -12,16 +12,16 @@ CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
 ASK_VERSION = 1
 PATH_BENEATH = 1
 READ_FILE, READ_DIR = 1 << 2, 1 << 3
-#: How many kinds of access to files each version knows, counted from bit 0.
+#: The number of kinds of file access in each version, counted from bit 0.
 FILE_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}
-#: Since version 4: to bind and to connect TCP sockets.
+#: Binding and connecting TCP sockets, since version 4.
 TCP, TCP_SINCE = 0b11, 4
-#: Since version 6: abstract Unix sockets of others, and signals to others.
+#: Abstract Unix sockets of other processes, and signals to them, since version 6.
 SCOPES, SCOPES_SINCE = 0b11, 6
 
 
 def raise_landlock(readable: Sequence[str]) -> bool:
-    """From now on only these files and folders can be read; False where the kernel has no Landlock."""
+    """Allow only these files and folders to be read from now on. False if the kernel has no Landlock."""
     version = _version()
     if not version:
         return False
@@ -40,7 +40,7 @@ def raise_landlock(readable: Sequence[str]) -> bool:
 
 
 def _version() -> int:
-    """Of the kernel's Landlock; 0 if it has none or has it turned off."""
+    """The version of the kernel's Landlock; 0 if there is none or it is turned off."""
     if not on_linux():
         return 0
     try:

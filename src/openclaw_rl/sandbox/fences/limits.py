@@ -1,30 +1,30 @@
-"""Limits of time, memory and counts that the kernel holds a process to, on every Unix."""
+"""Resource limits that the kernel enforces on a process, on every Unix."""
 
 import contextlib
 import resource
 
 MIB = 1 << 20
-#: The library needs a few while it imports; standard input and output are three.
-OPEN_FILES = 32
+#: Three for standard input and output, and some for imports.
+MAX_OPEN_FILES = 32
 
 
 def raise_limits(cpu_seconds: int, memory_mib: int) -> None:
-    """Set what can be set here; macOS takes the limit of memory and does not hold to it."""
+    """Set every limit that this system has. macOS accepts the memory limit but does not enforce it."""
     memory = memory_mib * MIB
-    wanted = {
+    limits = {
         "RLIMIT_CPU": cpu_seconds,
         "RLIMIT_AS": memory,
         "RLIMIT_DATA": memory,
         "RLIMIT_CORE": 0,
-        # No file can grow; pipes are no files.
+        # No file can grow. Pipes are not affected.
         "RLIMIT_FSIZE": 0,
-        "RLIMIT_NOFILE": OPEN_FILES,
+        "RLIMIT_NOFILE": MAX_OPEN_FILES,
         "RLIMIT_MEMLOCK": 0,
         "RLIMIT_MSGQUEUE": 0,
-        # Counted over all processes of a user, who has this one: no other can be made. Root is not held to it.
+        # Counts all processes of the user, so with this one no other can be started. Does not apply to root.
         "RLIMIT_NPROC": 1,
     }
-    for name, value in wanted.items():
-        # One that this system lacks, or that is lower already.
+    for name, value in limits.items():
+        # This system may lack the limit, or it may be lower already.
         with contextlib.suppress(AttributeError, ValueError, OSError):
             resource.setrlimit(getattr(resource, name), (value, value))

@@ -1,7 +1,7 @@
-"""Seccomp: the system calls that a program needs to compute, read and print. The kernel refuses all others.
+"""Seccomp: allows the system calls that a program needs to compute, read and print. The kernel refuses all others.
 
-Without sockets, clone, exec and files opened to be written, there is no network, no second process or thread, and
-nothing to change outside. It holds for root, in containers, and against machine code.
+Without sockets, clone, exec and writable files there is no network, no second process or thread, and no way to change
+anything outside. This holds for root, in containers, and against machine code.
 """
 
 import ctypes
@@ -14,7 +14,7 @@ from .system import PR_SET_NO_NEW_PRIVS, on_linux, prctl
 
 PR_SET_SECCOMP, MODE_FILTER = 22, 2
 
-#: Machines: what the kernel calls them, and which column of the table is theirs.
+#: For each machine the kernel's number for it, and its column in the table.
 MACHINES = {"x86_64": (0xC000003E, 1), "aarch64": (0xC00000B7, 2)}
 
 #: Name, number on x86_64, number on aarch64.
@@ -35,16 +35,16 @@ HARMLESS = """
 OPEN, OPENAT = "open 2 -", "openat 257 56"
 FCNTL, PRLIMIT = "fcntl 72 25", "prlimit64 302 261"
 SIGNALS = ("kill 62 129", "tgkill 234 131")
-#: Flags of open that write, make or empty a file.
+#: Flags of `open` that write, create or truncate a file.
 WRITING = (
     os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | getattr(os, "O_TMPFILE", 0) & ~getattr(os, "O_DIRECTORY", 0)
 )
-#: F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_SETFL, F_DUPFD_CLOEXEC. Others can have signals sent to a stranger.
+#: F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_SETFL, F_DUPFD_CLOEXEC. Others can send signals to other processes.
 FCNTL_COMMANDS = (0, 1, 2, 3, 4, 1030)
 
 LOAD, EQUAL, ANY_BIT, RETURN = 0x20, 0x15, 0x45, 0x06
 ALLOW, KILL, REFUSE = 0x7FFF0000, 0x80000000, 0x00050000 | errno.EACCES
-#: Where a filter finds the call's number, the machine, and the first argument.
+#: Offsets of the call's number, the machine, and the first argument.
 NUMBER_AT, MACHINE_AT, ARGUMENTS_AT = 0, 4, 16
 
 
@@ -53,12 +53,12 @@ class _Program(ctypes.Structure):
 
 
 def raise_seccomp() -> bool:
-    """Refuse every other system call from now on; False where the machine is not in the table."""
+    """Refuse every other system call from now on. False if the machine or the kernel does not support it."""
     if not on_linux() or os.uname().machine not in MACHINES or struct.calcsize("P") != 8:
         return False
     steps = _filter(os.uname().machine, os.getpid())
-    held = ctypes.create_string_buffer(b"".join(steps))
-    program = _Program(len(steps), ctypes.addressof(held))
+    code = ctypes.create_string_buffer(b"".join(steps))
+    program = _Program(len(steps), ctypes.addressof(code))
     prctl(PR_SET_NO_NEW_PRIVS, 1)
     try:
         prctl(PR_SET_SECCOMP, MODE_FILTER, ctypes.byref(program))
@@ -70,26 +70,26 @@ def raise_seccomp() -> bool:
 def _filter(machine: str, process: int) -> list[bytes]:
     name, column = MACHINES[machine]
     steps = [_step(LOAD, MACHINE_AT), _step(EQUAL, name, if_true=1), _step(RETURN, KILL), _step(LOAD, NUMBER_AT)]
-    judged = [(row, [_step(RETURN, ALLOW)]) for row in HARMLESS.split(",")]
-    judged += [(OPEN, _without_bits(1, WRITING)), (OPENAT, _without_bits(2, WRITING))]
-    judged += [(FCNTL, _one_of(1, FCNTL_COMMANDS))]
-    judged += [(row, _one_of(0, [process])) for row in SIGNALS]
-    # One's own limits may be looked at. The new limits are a pointer, in two halves.
-    judged += [(PRLIMIT, [*_must_be_zero(0), *_must_be_zero(2), *_must_be_zero(2.5), _step(RETURN, ALLOW)])]
-    for row, verdict in judged:
+    rules = [(row, [_step(RETURN, ALLOW)]) for row in HARMLESS.split(",")]
+    rules += [(OPEN, _without_bits(1, WRITING)), (OPENAT, _without_bits(2, WRITING))]
+    rules += [(FCNTL, _one_of(1, FCNTL_COMMANDS))]
+    rules += [(row, _one_of(0, [process])) for row in SIGNALS]
+    # A process may read its own limits: the process id and the pointer to new limits, in two halves, must be 0.
+    rules += [(PRLIMIT, [*_must_be_zero(0), *_must_be_zero(2), *_must_be_zero(2.5), _step(RETURN, ALLOW)])]
+    for row, action in rules:
         number = row.split()[column]
         if number != "-":
-            steps += [_step(EQUAL, int(number), if_false=len(verdict)), *verdict]
+            steps += [_step(EQUAL, int(number), if_false=len(action)), *action]
     return [*steps, _step(RETURN, REFUSE)]
 
 
 def _step(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
-    """An instruction of a filter; the jumps say how many to skip."""
+    """One instruction of the filter. `if_true` and `if_false` are how many instructions to skip."""
     return struct.pack("=HBBI", code, if_true, if_false, value)
 
 
 def _argument(place: float) -> bytes:
-    """Load the low half of an argument, or, half a place further, its high half."""
+    """Load the low half of an argument; at `place` + 0.5, its high half."""
     return _step(LOAD, ARGUMENTS_AT + int(8 * place))
 
 

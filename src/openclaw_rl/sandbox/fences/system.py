@@ -1,4 +1,4 @@
-"""System calls that Python has no words for."""
+"""System calls that Python has no functions for."""
 
 import ctypes
 import os
@@ -10,7 +10,7 @@ PR_SET_NO_NEW_PRIVS = 38
 
 
 def prctl(option: int, *arguments: Any) -> None:
-    """Linux' prctl. Raises OSError."""
+    """Linux's prctl. Raises OSError."""
     padded = [*arguments, 0, 0, 0, 0][:4]
     checked(libc().prctl(option, *(_wide(argument) for argument in padded)))
 
@@ -36,5 +36,5 @@ def libc() -> Any:
 
 
 def _wide(argument: Any) -> Any:
-    """A number as wide as a register: a plain int would be passed as 32 bits with anything above."""
+    """A number as wide as a register. ctypes would pass a plain int as 32 bits, with undefined upper bits."""
     return ctypes.c_ulong(argument) if isinstance(argument, int) else argument
