@@ -9,10 +9,10 @@ INSTALL := $(BIN)/python -m pip install -q --disable-pip-version-check -c constr
 .DEFAULT_GOAL := help
 .PHONY: help install run demo test test-whole test-parts test-browser test-vllm test-tinker tinker-server lint bench docs clean
 
-help: ## show what can be done here
+help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
 
-# Nothing is installed again until a requirement changes.
+# Installs again only when a requirement changes.
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 		echo "Python 3.11 or newer is needed; this is $$($(PYTHON) --version). Try: make PYTHON=python3.11 …"; exit 1; }
@@ -27,7 +27,8 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	@$(INSTALL) -e '.[dev]'
 	@touch $@
 
-# vLLM wants its own versions of what we use too. The last three would not fit the PyTorch that it runs with.
+# vLLM needs other versions of our requirements, so it has its own environment. The three packages that are removed do not
+# fit its PyTorch.
 $(VLLM)/.installed:
 	@echo "Installing vLLM into $(VLLM) (2 GB) …"
 	@$(PYTHON) -m venv $(VLLM)
@@ -35,7 +36,7 @@ $(VLLM)/.installed:
 	@$(VLLM)/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec
 	@touch $@
 
-# A Tinker server of one's own, which wants older versions of what we use too, and the SDK that it was made for.
+# A Tinker server needs older versions of our requirements, and the SDK that it was made for, in its own environment.
 $(TINKER)/.installed:
 	@echo "Installing a Tinker server into $(TINKER) (2 GB) …"
 	@$(PYTHON) -m venv $(TINKER)
@@ -53,12 +54,12 @@ install: $(VENV)/.installed ## set up .venv
 run: install ## serve the embedded model on 127.0.0.1:30000; ARGS="--proxy-port 31000" passes flags
 	@$(BIN)/python run.py $(ARGS)
 
-demo: install ## watch it learn from a simulated person, ten minutes; ARGS="--method all" passes flags
+demo: install ## watch it learn from a simulated person (ten minutes); ARGS="--method all" passes flags
 	@$(BIN)/openclaw-rl demo $(ARGS)
 
-# Half of the time of the tests goes into whole servers: the other half can run beside them.
+# Tests that start whole servers take half of the time, so the two halves run at the same time.
 WHOLE := $(wildcard tests/test_*.py) tests/evals
-test: $(VENV)/.installed-dev ## run the tests, two at a time; ARGS="-k stream" passes flags to pytest
+test: $(VENV)/.installed-dev ## run the tests in two parallel halves; ARGS="-k stream" passes flags to pytest
 ifeq ($(ARGS),)
 	@$(MAKE) --no-print-directory -j2 test-whole test-parts
 else
@@ -71,13 +72,13 @@ test-whole: $(VENV)/.installed-dev
 test-parts: $(VENV)/.installed-dev
 	@$(BIN)/python -m pytest $(addprefix --ignore=,$(WHOLE))
 
-test-browser: $(VENV)/.installed-browser ## look at the pages in headless Chromium (Debian: apt install chromium)
+test-browser: $(VENV)/.installed-browser ## test the pages in headless Chromium (Debian: apt install chromium)
 	@$(BIN)/python -m pytest -rs tests/dashboard/test_browser.py $(ARGS)
 
-test-vllm: $(VENV)/.installed-dev $(VLLM)/.installed ## see that vLLM says with our adapters what we say
+test-vllm: $(VENV)/.installed-dev $(VLLM)/.installed ## check that vLLM gives the same output with our adapters
 	@OPENCLAW_RL_VLLM=$(abspath $(VLLM))/bin/python $(BIN)/python -m pytest -rs tests/slow/test_vllm.py $(ARGS)
 
-test-tinker: $(VENV)/.installed-dev $(TINKER)/.installed ## the oldest SDK, and the whole loop on a real Tinker server
+test-tinker: $(VENV)/.installed-dev $(TINKER)/.installed ## test with the oldest SDK, and the whole loop on a real Tinker server
 	@PYTHONPATH=$(TINKER)/sdk $(BIN)/python -m pytest tests/engines/test_tinker_*.py tests/test_tinker_server.py
 	@OPENCLAW_RL_TINKER=$(abspath $(TINKER))/bin/python OPENCLAW_RL_TINKER_SDK=$(abspath $(TINKER))/sdk \
 		$(BIN)/python -m pytest -rs -s tests/slow/test_tinker.py $(ARGS)
@@ -90,10 +91,10 @@ lint: $(VENV)/.installed-dev ## check style and types
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 
-bench: $(VENV)/.installed-dev ## measure every part beside its baseline (half an hour)
+bench: $(VENV)/.installed-dev ## measure every part against its baseline (half an hour)
 	@for part in serving sampling ledger judge learning topk swapping; do $(BIN)/python benchmarks/$$part.py || exit 1; done
 
-docs: $(VENV)/.installed ## write the README's table of options anew
+docs: $(VENV)/.installed ## update the README's table of options
 	@$(BIN)/python docs/generate.py
 
 clean: ## remove .venv and caches

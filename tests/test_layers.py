@@ -41,7 +41,6 @@ KNOWN_LONG_FUNCTIONS: set[str] = {
 KNOWN_SHARED_CLASS_NAMES: set[str] = {
     "NoLedger",
     "Source",
-    "Update",
 }
 #: Modules outside `methods` that treat a method by its name.
 KNOWN_METHOD_COMPARISONS: set[str] = set()
