@@ -14,7 +14,7 @@ from openclaw_rl.config.options import ConfigError
 from openclaw_rl.engines.base import EngineUnavailable
 from openclaw_rl.engines.local.process.sampler import LocalSampler
 from openclaw_rl.engines.local.process.sampler_messages import WorkerOptions
-from openclaw_rl.learn.gate import ANSWER_TOKENS, AT_ONCE, Gate, Item, read_item, read_items
+from openclaw_rl.learn.gate import MAX_ANSWER_TOKENS, MAX_CONCURRENT, Gate, Item, read_item, read_items
 from openclaw_rl.rendering.chat import ChatRenderer
 from openclaw_rl.types import Priority, SampleRequest
 from support.fakes import ScriptedSampler
@@ -74,7 +74,7 @@ async def test_answers_are_without_chance_and_stand_behind_users(renderer: ChatR
     assert isinstance(sampler, ScriptedSampler)
     (asked,) = sampler.requests
     assert (asked.version, asked.params.temperature, asked.priority) == (2, 0.0, Priority.BACKGROUND)
-    assert asked.params.max_tokens == ANSWER_TOKENS
+    assert asked.params.max_tokens == MAX_ANSWER_TOKENS
     assert asked.params.stop_token_ids == renderer.tokenizer.eos_ids
     assert "Say hello." in renderer.tokenizer.backend.decode(list(asked.prompt_ids))
 
@@ -94,13 +94,13 @@ async def test_an_engine_that_fails_is_no_mark(renderer: ChatRenderer) -> None:
 
 
 async def test_only_so_many_prompts_are_asked_at_once(renderer: ChatRenderer) -> None:
-    items = [item(contains="hello")] * (2 * AT_ONCE + 1)
+    items = [item(contains="hello")] * (2 * MAX_CONCURRENT + 1)
     examined = gate(renderer, lambda request: "hello", *items, seconds_per_token=0.02)
     assert isinstance(examined.sampler, ScriptedSampler)
     examining = asyncio.create_task(examined.examine(1))
     while not examined.sampler.requests:
         await asyncio.sleep(0)
-    assert len(examined.sampler.requests) == AT_ONCE
+    assert len(examined.sampler.requests) == MAX_CONCURRENT
     assert await examining == 1.0
     assert len(examined.sampler.requests) == len(items)
 
@@ -112,20 +112,20 @@ async def test_an_engine_with_a_short_queue_examines_any_number_of_prompts(
     sampler = LocalSampler(options, max_queue=0)
     await sampler.start()
     try:
-        assert await Gate([item(max_words=ANSWER_TOKENS)] * 5, 0.0, sampler, renderer).examine(0) == 1.0
+        assert await Gate([item(max_words=MAX_ANSWER_TOKENS)] * 5, 0.0, sampler, renderer).examine(0) == 1.0
     finally:
         await sampler.close()
 
 
 async def test_nothing_is_asked_any_more_once_an_examination_has_failed(renderer: ChatRenderer) -> None:
-    examined = gate(renderer, lambda request: "hello", *[item(contains="hello")] * (2 * AT_ONCE))
+    examined = gate(renderer, lambda request: "hello", *[item(contains="hello")] * (2 * MAX_CONCURRENT))
     assert isinstance(examined.sampler, ScriptedSampler)
     examined.sampler.dies_after = 0
     with pytest.raises(EngineUnavailable):
         await examined.examine(1)
     asked = len(examined.sampler.requests)
     await asyncio.sleep(0.05)
-    assert len(examined.sampler.requests) == asked < 2 * AT_ONCE
+    assert len(examined.sampler.requests) == asked < 2 * MAX_CONCURRENT
 
 
 def test_a_file_is_read_line_by_line_and_empty_lines_do_not_count(tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ CHECKS = "contains, excludes, matches, max_words, min_words"
         ('{"prompt": "hello", "contians": "hello"}', f": give some of {CHECKS}, not contians."),
         (
             '{"prompt": "hello", "matches": "("}',
-            ": matches is no regular expression: missing ), unterminated subpattern at position 0.",
+            ": matches is not a regular expression: missing ), unterminated subpattern at position 0.",
         ),
         ('{"prompt": "hello", "matches": 3}', ": matches is a regular expression."),
         ('{"prompt": "hello", "max_words": "five"}', ": max_words is a number."),

@@ -11,7 +11,7 @@ from support.records import Book, a_side_turn, a_turn
 
 
 async def warmed(book: Book, *, full: bool = False) -> list[SampleRequest]:
-    sampler = ScriptedSampler(lambda request, index: [7], max_context=2 * TOKENS)
+    sampler = ScriptedSampler(lambda request, index: [7], max_context=2 * MAX_TOKENS)
     sampler.full = full
     await sampler.publish(3, PolicyRef(WeightForm.PEFT, Path("v3")))
     await warm(book.ledger, sampler, 3)
@@ -33,11 +33,11 @@ async def test_the_last_turn_of_every_open_session_is_read_by_the_new_policy_beh
 
 
 async def test_only_so_many_are_read_and_only_so_much(book: Book) -> None:
-    for number in range(CONVERSATIONS + 3):
+    for number in range(MAX_CONVERSATIONS + 3):
         book.capture(a_turn(f"s{number}", prompt_ids=[number], response_ids=[number]))
-    assert len(await warmed(book)) == CONVERSATIONS
-    book.capture(a_turn("long", prompt_ids=[1] * TOKENS, response_ids=[1]))
-    assert TOKENS + 1 not in [len(request.prompt_ids) for request in await warmed(book)]
+    assert len(await warmed(book)) == MAX_CONVERSATIONS
+    book.capture(a_turn("long", prompt_ids=[1] * MAX_TOKENS, response_ids=[1]))
+    assert MAX_TOKENS + 1 not in [len(request.prompt_ids) for request in await warmed(book)]
 
 
 async def test_an_engine_that_has_no_room_is_left_alone(book: Book) -> None:

@@ -12,7 +12,7 @@ from openclaw_rl.engines.base import EngineError
 from openclaw_rl.engines.factory import Resources
 from openclaw_rl.engines.policy_ref import policy_in
 from openclaw_rl.learn.checkpoints import Checkpoint
-from openclaw_rl.learn.gate import answer_surely
+from openclaw_rl.learn.gate import answer_greedily
 from openclaw_rl.models import EMBEDDED, ModelNotFound, adapter_rank
 from openclaw_rl.rendering.chat import ChatRenderer
 from openclaw_rl.rendering.tokenizer import BadModelFolder
@@ -61,7 +61,7 @@ async def _compare(
         await sampler.publish(version, policy_in(checkpoint.folder))
 
         async def one(prompt: Prompt, asked: int) -> str:
-            said = await answer_surely(sampler, renderer, prompt.ids, asked, ANSWER_TOKENS)
+            said = await answer_greedily(sampler, renderer, prompt.ids, asked, ANSWER_TOKENS)
             on_answer()
             return said
 

@@ -1,7 +1,7 @@
-"""Checkpoints on disk: written whole or not at all, verified before they are believed, pruned.
+"""Checkpoints on disk.
 
-A checkpoint is a policy's folder with the learner's state beside it and a record of its own: step, policy version, the
-batches since the checkpoint before it, and digests of its files.
+A checkpoint is a folder with the policy, the learner's state and a record: the step, the policy version, the batches
+since the checkpoint before it, and digests of its files.
 """
 
 import asyncio
@@ -22,28 +22,34 @@ from openclaw_rl.types import Batch
 log = logging.getLogger(__name__)
 
 RECORD = "checkpoint.json"
-#: Begins the names of folders that are not finished.
+#: The prefix of folders that are not finished.
 UNFINISHED = ".unfinished-"
 
 
 class BadCheckpoint(Exception):
-    """The folder is not a checkpoint that can be used; the message says why."""
+    """The folder is not a usable checkpoint; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A point to go on from."""
+    """A state that learning can continue from."""
 
     folder: Path
     step: int
     version: int
     created: float
     batches: tuple[Batch, ...]
-    """The steps that no earlier checkpoint remembers."""
+    """The steps that are in no earlier checkpoint."""
 
 
 class Checkpoints:
-    """The checkpoints of a run, the newest last. Newer means a higher policy version, whatever the step."""
+    """The checkpoints of a run, the newest last. Newer means a higher policy version, whatever the step.
+
+    Guarantees:
+    - A checkpoint is written whole or not at all, also when the process is killed.
+    - `latest` returns only a checkpoint whose files match their digests.
+    - Only the newest `keep` stay.
+    """
 
     def __init__(self, folder: Path, keep: int) -> None:
         self.folder, self.keep = folder, keep
@@ -53,19 +59,19 @@ class Checkpoints:
         return cls(run_dir / "checkpoints", keep)
 
     def all(self) -> list[Checkpoint]:
-        """Those that have a record; damaged ones are named in the log and left out."""
-        found = []
+        """All with a readable record. Damaged ones are logged and left out."""
+        checkpoints = []
         for path in self.folder.glob(f"*/{RECORD}"):
             if path.parent.name.startswith(UNFINISHED):
                 continue
             try:
-                found.append(read_record(path.parent))
+                checkpoints.append(read_record(path.parent))
             except BadCheckpoint as error:
                 log.warning("%s It is left out.", error)
-        return sorted(found, key=lambda checkpoint: checkpoint.version)
+        return sorted(checkpoints, key=lambda checkpoint: checkpoint.version)
 
     def latest(self) -> Checkpoint | None:
-        """The newest whose files are what they were when they were written."""
+        """The newest whose files match their digests."""
         for checkpoint in reversed(self.all()):
             try:
                 verify(checkpoint.folder)
@@ -82,9 +88,9 @@ class Checkpoints:
         write: Callable[[Path], Awaitable[None]],
         replaced: Checkpoint | None = None,
     ) -> Checkpoint:
-        """Let `write` fill a folder, and make it a checkpoint in one instant; then remove the oldest.
+        """Let `write` fill a folder, turn it into a checkpoint atomically, and remove the oldest.
 
-        One that is `replaced`, by the same policy under a new number, goes first.
+        `replaced` holds the same policy under an older version number. It is removed first.
         """
         name = f"step-{step:06d}-v{version}"
         unfinished = self.folder / f"{UNFINISHED}{name}"
@@ -97,7 +103,7 @@ class Checkpoints:
             "created": time.time(),
             "batches": [asdict(batch) for batch in batches],
         }
-        # Files of gigabytes are read and brought to the disk: requests go on meanwhile.
+        # In a thread, because hashing and syncing gigabytes would block requests.
         return await asyncio.to_thread(self._finish, unfinished, self.folder / name, record, replaced)
 
     def _finish(
@@ -112,20 +118,20 @@ class Checkpoints:
         return read_record(target)
 
     def prune(self) -> None:
-        """Remove all but the newest, and what was never finished."""
+        """Remove all but the newest, and unfinished folders."""
         for checkpoint in self.all()[: -self.keep]:
             self._discard(checkpoint)
         for folder in self.folder.glob(f"{UNFINISHED}*"):
             shutil.rmtree(folder, ignore_errors=True)
 
     def _discard(self, checkpoint: Checkpoint) -> None:
-        """What is half removed is no checkpoint, and is recognised when the removal was cut short."""
+        """Rename the folder to an unfinished one; `prune` removes it. A crash in between leaves no half checkpoint."""
         with contextlib.suppress(OSError):
             checkpoint.folder.rename(self.folder / f"{UNFINISHED}{checkpoint.folder.name}")
 
 
 def read_record(folder: Path) -> Checkpoint:
-    """A checkpoint without a look at its files. Raises BadCheckpoint."""
+    """Read a checkpoint's record without checking its files. Raises BadCheckpoint."""
     try:
         record: dict[str, Any] = json.loads((folder / RECORD).read_text())
         batches = tuple(
@@ -133,7 +139,7 @@ def read_record(folder: Path) -> Checkpoint:
         )
         step, version, created = (float(record[name]) for name in ("step", "version", "created"))
         if not isinstance(record["files"], dict):
-            raise ValueError("it does not say what its files are")
+            raise ValueError("the record lists no files")
         return Checkpoint(folder, int(step), int(version), created, batches)
     except FileNotFoundError:
         raise BadCheckpoint(f"{folder} is not a checkpoint: {RECORD} is missing.") from None
@@ -147,10 +153,10 @@ def verify(folder: Path) -> None:
     files: dict[str, str] = json.loads((folder / RECORD).read_text())["files"]
     for name, expected in files.items():
         try:
-            found = digest(folder / name)
+            actual = digest(folder / name)
         except (OSError, ValueError) as error:
             raise BadCheckpoint(f"The checkpoint {folder} is damaged: {name}: {error}.") from error
-        if found != expected:
+        if actual != expected:
             raise BadCheckpoint(f"The checkpoint {folder} is damaged: {name} is not what was written.")
 
 
@@ -160,7 +166,7 @@ def digest(path: Path) -> str:
 
 
 def replace_folder(source: Path, target: Path) -> None:
-    """Give a folder its final name once its content is on the disk."""
+    """Sync a folder to the disk and give it its final name."""
     for path in source.iterdir():
         sync(path)
     sync(source)
@@ -170,8 +176,8 @@ def replace_folder(source: Path, target: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    number = os.open(path, os.O_RDONLY)
+    descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(number)
+        os.fsync(descriptor)
     finally:
-        os.close(number)
+        os.close(descriptor)

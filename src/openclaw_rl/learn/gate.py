@@ -1,10 +1,9 @@
-"""An examination that a new policy has to pass before it serves: prompts with checks, from the owner's file.
+"""A test that a new policy must pass before it serves: prompts with checks, from the owner's file.
 
-One JSON object a line: `prompt` (text, or a list of messages) and at least one of `contains`, `excludes` (text or list
-of texts, case ignored), `matches` (regular expression), `max_words`, `min_words`.
+One JSON object per line: `prompt` (text, or a list of messages) and at least one of `contains`, `excludes` (text or
+list of texts, case ignored), `matches` (regular expression), `max_words`, `min_words`.
 """
 
-import asyncio
 import json
 import re
 from collections.abc import Iterator, Sequence
@@ -12,29 +11,29 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from openclaw_rl.aio import gather_or_cancel
 from openclaw_rl.config.options import ConfigError, read_text
 from openclaw_rl.engines.base import Sampler
 from openclaw_rl.rendering.chat import ChatRenderer, Message
 from openclaw_rl.types import Priority, SampleRequest, SamplingParams
 
-#: Longest answer in an examination.
-ANSWER_TOKENS = 256
-#: Prompts that are asked at the same time: a batch of the usual size. More would not be answered sooner, and would
-#: stand in the queue in front of judges.
-AT_ONCE = 16
+#: The longest answer to a prompt.
+MAX_ANSWER_TOKENS = 256
+#: Prompts that are asked at the same time. More would not be answered sooner, and would delay the judges.
+MAX_CONCURRENT = 16
 CHECKS = ("contains", "excludes", "matches", "max_words", "min_words")
 EXPECTED = 'A line is a prompt with checks, such as {"prompt": "What is the capital of France?", "contains": "Paris"}.'
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A prompt and what its answer must be like."""
+    """A prompt and the checks on its answer."""
 
     messages: list[Message]
     checks: dict[str, Any]
 
     def passes(self, answer: str) -> bool:
-        """Whether an answer is like that; an empty one never is."""
+        """Whether an answer passes all checks. An empty one never does."""
         words, low = len(answer.split()), answer.lower()
         checks = self.checks
         return bool(words) and all(
@@ -49,46 +48,39 @@ class Item:
 
 
 class Gate:
-    """Lets a policy pass unless it does worse than the one before it by more than `margin`."""
+    """Measures policies. One passes unless its score is below the serving policy's by more than `margin`."""
 
     def __init__(self, items: list[Item], margin: float, sampler: Sampler, renderer: ChatRenderer) -> None:
         self.items, self.margin = items, margin
         self.sampler, self.renderer = sampler, renderer
 
     async def examine(self, version: int) -> float:
-        """The share of items that a policy version passes, answering without chance."""
-        left = iter(self.items)
-        examiners = [
-            asyncio.create_task(self._examine_each(left, version))
-            for _ in range(min(AT_ONCE, self.sampler.limits.max_sequences))
-        ]
-        try:
-            return sum(await asyncio.gather(*examiners)) / len(self.items)
-        finally:
-            for examiner in examiners:
-                examiner.cancel()
-            await asyncio.gather(*examiners, return_exceptions=True)
+        """The share of items that a policy version passes with greedy answers."""
+        items = iter(self.items)
+        workers = min(MAX_CONCURRENT, self.sampler.limits.max_sequences)
+        passed = await gather_or_cancel([self._count_passed(items, version) for _ in range(workers)])
+        return sum(passed) / len(self.items)
 
-    async def _examine_each(self, left: Iterator[Item], version: int) -> int:
-        """Take one item after the other, beside others that do the same; how many were passed."""
-        return sum([item.passes(await self._answer(item, version)) for item in left])
+    async def _count_passed(self, items: Iterator[Item], version: int) -> int:
+        """How many items pass, of those that this worker takes from the shared iterator."""
+        return sum([item.passes(await self._answer(item, version)) for item in items])
 
     async def _answer(self, item: Item, version: int) -> str:
         ids = self.renderer.prompt(self.renderer.text(item.messages)).ids
-        return await answer_surely(self.sampler, self.renderer, ids, version, ANSWER_TOKENS)
+        return await answer_greedily(self.sampler, self.renderer, ids, version, MAX_ANSWER_TOKENS)
 
 
-async def answer_surely(
-    sampler: Sampler, renderer: ChatRenderer, prompt: Sequence[int], version: int, longest: int
+async def answer_greedily(
+    sampler: Sampler, renderer: ChatRenderer, prompt: Sequence[int], version: int, max_tokens: int
 ) -> str:
-    """What a policy version answers without chance, behind the users' requests; nothing where there is no room."""
+    """A policy version's greedy answer, sampled as background work; empty if the prompt fills the context."""
     room = sampler.limits.max_context_tokens - len(prompt)
     if room < 1:
         return ""
-    params = SamplingParams(min(longest, room), temperature=0.0, stop_token_ids=renderer.tokenizer.eos_ids)
+    params = SamplingParams(min(max_tokens, room), temperature=0.0, stop_token_ids=renderer.tokenizer.eos_ids)
     request = SampleRequest(list(prompt), params, version=version, priority=Priority.BACKGROUND)
-    written = [token.token_id async for tokens in sampler.sample(request) for token in tokens]
-    return str(renderer.tokenizer.backend.decode(written, skip_special_tokens=True))
+    ids = [token.token_id async for tokens in sampler.sample(request) for token in tokens]
+    return str(renderer.tokenizer.backend.decode(ids, skip_special_tokens=True))
 
 
 def texts(given: Any) -> list[str]:
@@ -96,11 +88,11 @@ def texts(given: Any) -> list[str]:
 
 
 def read_items(path: Path) -> list[Item]:
-    """The examination in a file. Raises ConfigError with the line that is wrong."""
+    """Read a gate file. Raises ConfigError that names the wrong line."""
     lines = read_text(path, "--gate").splitlines()
     items = [read_item(line, f"{path}:{number}") for number, line in enumerate(lines, start=1) if line.strip()]
     if not items:
-        raise ConfigError(f"--gate: {path} has no prompt in it.")
+        raise ConfigError(f"--gate: {path} has no prompts.")
     return items
 
 
@@ -119,13 +111,13 @@ def read_item(line: str, where: str) -> Item:
 
 
 def wrong_prompt(messages: Any) -> str:
-    """What is wrong with a prompt, if something is."""
-    fit = isinstance(messages, list) and all(isinstance(one, dict) and "role" in one for one in messages)
-    return "" if fit and messages else "a prompt is a text or a list of messages"
+    """What is wrong with a prompt; empty if nothing is."""
+    valid = isinstance(messages, list) and all(isinstance(one, dict) and "role" in one for one in messages)
+    return "" if valid and messages else "a prompt is a text or a list of messages"
 
 
 def wrong_check(given: dict[str, Any]) -> str:
-    """What is wrong with a prompt's checks, if something is: after a step it would be too late."""
+    """What is wrong with a prompt's checks; empty if nothing is."""
     unknown = given.keys() - set(CHECKS)
     if unknown or not given:
         instead = f", not {', '.join(sorted(unknown))}" if unknown else ""
@@ -146,5 +138,5 @@ def wrong_pattern(pattern: Any) -> str:
     try:
         re.compile(pattern)
     except (re.error, OverflowError) as error:
-        return f"matches is no regular expression: {error}"
+        return f"matches is not a regular expression: {error}"
     return ""

@@ -1,6 +1,6 @@
-"""Turns from a file were sampled by nobody: the policy of the moment says how likely it finds them, then they count.
+"""Gives imported turns log-probs. They were not sampled here, so the current policy scores them.
 
-Their log-probs are the policy's own at that moment, so a first step on them begins at a ratio of one.
+A first step on them therefore starts at a probability ratio of one.
 """
 
 import asyncio
@@ -14,12 +14,12 @@ from openclaw_rl.types import ScoreRequest
 
 log = logging.getLogger(__name__)
 
-#: An import is another program's work, of which this one hears only by looking.
-LOOK_SECONDS = 5.0
+#: Another process imports turns, so this one has to poll for them.
+POLL_SECONDS = 5.0
 
 
 async def score_imported(ledger: Ledger, sampler: Sampler, top: int = 0) -> None:
-    """Score turns that wait for it, until cancelled; `top` of the policy's likeliest tokens are recorded with them."""
+    """Score imported turns until cancelled, and record the policy's `top` likeliest tokens with them."""
     while True:
         try:
             turn = ledger.first_unscored()
@@ -30,7 +30,7 @@ async def score_imported(ledger: Ledger, sampler: Sampler, top: int = 0) -> None
             log.debug("Imported turns wait for the engine: %s", error)
         except LedgerError as error:
             log.debug("Imported turns wait for the ledger: %s", error)
-        await asyncio.sleep(LOOK_SECONDS)
+        await asyncio.sleep(POLL_SECONDS)
 
 
 async def score_turn(ledger: Ledger, sampler: Sampler, number: int, top: int) -> None:

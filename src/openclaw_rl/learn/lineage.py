@@ -1,8 +1,4 @@
-"""Where learning is: one step and one policy version, in the learner, the sampler, the checkpoints and the ledger.
-
-Whatever happens in between, these four agree again after `begin` or `prepare`: what the last checkpoint holds counts,
-and what came after it is done again.
-"""
+"""Keeps learner, sampler, checkpoints and ledger at the same step and policy version."""
 
 import asyncio
 import logging
@@ -20,7 +16,13 @@ log = logging.getLogger(__name__)
 
 
 class Lineage:
-    """The line of policies that is being learned. One call at a time."""
+    """The current step and policy version, and every change of them. One call at a time.
+
+    Guarantees:
+    - After `begin` or `prepare`, learner, sampler, checkpoints and ledger agree.
+    - The steps in the last checkpoint count. Later steps are undone, and their turns are trained on again.
+    - A version number is never used for two policies.
+    """
 
     def __init__(
         self, ledger: Ledger, learner: Learner, sampler: Sampler, checkpoints: Checkpoints, policies: Policies
@@ -36,14 +38,14 @@ class Lineage:
         self._latest = BASE_VERSION
 
     async def begin(self, checkpoint: Checkpoint | None, *, own: bool = True) -> None:
-        """Agree with a checkpoint, or with nothing, before anything is served.
+        """Agree with a checkpoint, or with the base model, before anything is served.
 
-        A checkpoint that is not this run's `own` gives its weights alone; what this run trained before stays trained.
+        A checkpoint that is not this run's `own` only provides weights. The steps that this run made still count.
         """
         self._last = checkpoint if own else None
         self._foreign = None if own else checkpoint
         self._origin = 0 if own else self.ledger.latest_step()
-        # A policy that was gone back to has a number that the ledger may not know.
+        # The ledger may not know the version of a policy that was rolled back to.
         self._latest = self._newest_saved()
         await self._agree()
         if self._last is not None:
@@ -53,61 +55,61 @@ class Lineage:
             self.version = await self.serve_again(self._foreign)
 
     async def prepare(self) -> None:
-        """Bring the learner to the last checkpoint, and the ledger with it."""
+        """Load the last checkpoint into the learner, and make the ledger agree with it."""
         await self.learner.start()
         await self._agree()
-        begun = self._last or self._foreign
-        if begun is not None:
-            await self.learner.load(begun.folder)
+        start = self._last or self._foreign
+        if start is not None:
+            await self.learner.load(start.folder)
         else:
             await self.learner.reset()
-        if self._begins_anew():
-            await self._serve_beginning(self.step)
+        if self._is_new_line():
+            await self._publish_start(self.step)
 
     async def write_policy(self) -> tuple[int, PolicyRef]:
-        """What the learner has, as a new policy version with a folder of its own."""
+        """Write the learner's policy under a new version number."""
         version = self._new_version()
         return version, await self.policies.write(self.learner, version)
 
     async def advance(self, version: int, turns: Sequence[int], metrics: Mapping[str, Any]) -> None:
-        """A step on these turns made the policy that serves now."""
+        """Record a step on these turns that made policy `version`."""
         await self.ledger.apply_step(self.step + 1, version, turns, metrics)
         self.step, self.version = self.step + 1, version
         self.unsaved.append(Batch(self.step, version, tuple(turns)))
 
     async def save(self, replaced: Checkpoint | None = None) -> None:
-        """Make a checkpoint of where learning is, perhaps in place of one that was gone back to."""
+        """Write a checkpoint. `replaced` is the one that was rolled back to, which the new one replaces."""
         self._last = await self.checkpoints.save(self.step, self.version, self.unsaved, self.learner.save, replaced)
         self.unsaved = []
 
     async def serve_again(self, checkpoint: Checkpoint) -> int:
-        """Serve a checkpoint's policy under a new number, which is returned."""
+        """Publish a checkpoint's policy under a new version number, which is returned."""
         version = self._new_version()
         await self.sampler.publish(version, await asyncio.to_thread(self.policies.adopt, checkpoint.folder, version))
         return version
 
     async def go_back(self, checkpoint: Checkpoint, version: int) -> int:
-        """Learn on from a checkpoint that serves as `version`; the version that it serves as in the end."""
+        """Continue learning from a checkpoint that serves as `version`; the version it serves as in the end."""
         self.unsaved = []
         await self.learner.load(checkpoint.folder)
         if self.sampler.newest_version != version:
             version = await self.serve_again(checkpoint)
         self.step, self.version = checkpoint.step, version
-        # From here on a start goes on from the earlier policy, whether or not the ledger has heard of it.
+        # From here on the next start continues from the earlier policy, even if the ledger does not know of it yet.
         await self.save(replaced=checkpoint)
         await self.ledger.roll_back(checkpoint.step)
         return version
 
     async def go_back_to_base(self) -> int:
-        """Learn on from the base model; the version that it serves as."""
+        """Continue learning from the base model; the version under which it serves."""
         self.unsaved = []
         await self.learner.reset()
-        await self._serve_beginning(0)
+        await self._publish_start(0)
         await self.ledger.roll_back(0)
         return self.version
 
-    async def _serve_beginning(self, step: int) -> None:
-        """Serve what the learner has; the next start goes on from here, not from what there was before."""
+    async def _publish_start(self, step: int) -> None:
+        """Publish and save the learner's policy, so that the next start continues from it."""
         version, policy = await self.write_policy()
         await self.sampler.publish(version, policy)
         self.step, self.version = step, version
@@ -120,14 +122,14 @@ class Lineage:
             log.info("Steps %s are not in the checkpoint; their turns are trained on again.", undone)
         self.step, self.unsaved = step, []
 
-    def _begins_anew(self) -> bool:
-        """Whether there are steps or checkpoints that this line does not come from."""
+    def _is_new_line(self) -> bool:
+        """Whether this run has steps or checkpoints that the current policy does not descend from."""
         if self._last is not None:
             return self._last.version < self._newest_saved()
         return self._foreign is not None or self._origin > 0 or bool(self.checkpoints.all())
 
     def _new_version(self) -> int:
-        """A number that no policy has had."""
+        """A version number that no policy has had."""
         self._latest = max(self._latest, self.version, self.ledger.latest_version()) + 1
         return self._latest
 

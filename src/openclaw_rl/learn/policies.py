@@ -1,4 +1,4 @@
-"""The policies that were served: a folder a version, in the run directory."""
+"""The folders of policy versions in the run directory."""
 
 import asyncio
 import shutil
@@ -12,13 +12,13 @@ from openclaw_rl.models import NOT_THE_POLICY
 
 
 class Policies:
-    """Folders of policy versions; the last few are kept, as many as an engine may hold."""
+    """Writes a folder for each policy version and keeps the last `keep`."""
 
     def __init__(self, folder: Path, keep: int) -> None:
         self.folder, self.keep = folder, keep
 
     async def write(self, learner: Learner, version: int) -> PolicyRef:
-        """The learner's policy as a folder of its own."""
+        """Write the learner's policy into the version's folder."""
         unfinished = self.folder / f"{UNFINISHED}v{version}"
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir(parents=True)
@@ -26,7 +26,7 @@ class Policies:
         return replace(policy, folder=await asyncio.to_thread(self._finish, unfinished, version))
 
     def adopt(self, folder: Path, version: int) -> PolicyRef:
-        """A copy of a checkpoint's policy as a version."""
+        """Copy a checkpoint's policy into the version's folder."""
         unfinished = self.folder / f"{UNFINISHED}v{version}"
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir(parents=True)
@@ -36,14 +36,14 @@ class Policies:
         return policy_in(self._finish(unfinished, version))
 
     def remove(self, version: int) -> None:
-        """A version that serves nobody takes no place from those that do."""
-        shutil.rmtree(self._of(version), ignore_errors=True)
+        """Remove a version that is not served, so that it does not displace one that is."""
+        shutil.rmtree(self._folder(version), ignore_errors=True)
 
-    def _of(self, version: int) -> Path:
+    def _folder(self, version: int) -> Path:
         return self.folder / f"v{version:06d}"
 
     def _finish(self, unfinished: Path, version: int) -> Path:
-        target = self._of(version)
+        target = self._folder(version)
         replace_folder(unfinished, target)
         for folder in sorted(self.folder.glob("v*"))[: -self.keep]:
             shutil.rmtree(folder, ignore_errors=True)

@@ -19,7 +19,7 @@ FILE = "records.jsonl"
 
 
 class Records:
-    """A file that grows with each step; one that cannot be written never stops learning."""
+    """Appends the samples of each step to a file. If it cannot be written, that is logged and learning goes on."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -38,7 +38,7 @@ class Records:
 
 
 def prune(path: Path, kept: Container[int]) -> None:
-    """Take out the samples of turns that are not kept: what was forgotten must be in no file."""
+    """Remove the samples of turns that are not in `kept`, because deleted turns must be in no file."""
     if not path.exists():
         return
     lines = [line for line in path.read_text("utf-8").splitlines(keepends=True) if json.loads(line)["turn"] in kept]

@@ -1,4 +1,4 @@
-"""What a step did: a line in the log, a line in `metrics.jsonl`, Prometheus, and others when they are asked for."""
+"""Reports each step: in the log, in `metrics.jsonl`, to Prometheus, and optionally to other services."""
 
 import importlib
 import json
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """All that is said of a step."""
+    """The metrics of one step."""
 
     step: int
     version: int
@@ -69,22 +69,22 @@ class StepReport:
 def need(package: str, option: str) -> None:
     """Raise UserError if a package that an option asks for cannot be imported."""
     try:
-        found = importlib.import_module(package).__file__
+        file = importlib.import_module(package).__file__
     except ImportError:
-        found = None
-    # A folder of that name, as Weights & Biases leaves one where it is used, is imported as an empty package.
-    if found is None:
+        file = None
+    # A folder of that name in the current directory, as wandb creates one, is imported as an empty package.
+    if file is None:
         raise UserError(f"{option} needs the package: pip install {package}.")
 
 
 class Sink(Protocol):
-    """Where reports go."""
+    """Receives step reports."""
 
     def write(self, report: StepReport) -> None: ...
 
 
 class JsonLines:
-    """One JSON object a step, in a file that can be read while it grows."""
+    """Appends one JSON object per step to a file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -95,7 +95,7 @@ class JsonLines:
 
 
 class Prometheus:
-    """The last step's numbers, and totals."""
+    """Gauges of the last step, and totals."""
 
     def __init__(self, registry: CollectorRegistry, of_method: Sequence[str] = ()) -> None:
         names = ("reward", "loss", "kl_old", "kl_base", "clip_fraction", "grad_norm", "staleness", "latency_seconds")
@@ -116,7 +116,7 @@ class Prometheus:
 
 
 class TensorBoard:
-    """Scalars for TensorBoard, where it is installed: with its own writer, since PyTorch's would load PyTorch."""
+    """Scalars for TensorBoard. It uses TensorBoard's own writer, because PyTorch's would load PyTorch."""
 
     def __init__(self, folder: Path) -> None:
         self.check()
@@ -129,7 +129,7 @@ class TensorBoard:
 
     @staticmethod
     def check() -> None:
-        """Raise UserError where it is not installed."""
+        """Raise UserError if it is not installed."""
         need("tensorboard", "--tensorboard")
 
     def write(self, report: StepReport) -> None:
@@ -140,7 +140,7 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """A run at Weights & Biases, where it is installed."""
+    """A run at Weights & Biases."""
 
     def __init__(self, project: str, folder: Path, settings: Mapping[str, Any]) -> None:
         self.check()
@@ -155,7 +155,7 @@ class WeightsAndBiases:
 
     @staticmethod
     def check() -> None:
-        """Raise UserError where it is not installed."""
+        """Raise UserError if it is not installed."""
         need("wandb", "--wandb-project")
 
     def write(self, report: StepReport) -> None:
@@ -167,7 +167,7 @@ def numbers(report: StepReport) -> dict[str, float]:
 
 
 class Reporter:
-    """Says what a step did, everywhere; a sink that fails is said once and left out, and never stops learning."""
+    """Sends each report to all sinks. A sink that fails is logged once and left out; learning goes on."""
 
     def __init__(self, sinks: list[Sink]) -> None:
         self.sinks = sinks
@@ -185,7 +185,7 @@ class Reporter:
 def make_report(
     step: int, version: int, before: int, turns: Sequence[StoredTurn], method: Method, result: StepResult
 ) -> StepReport:
-    """What is to be said of a step that made `version` of policy `before`, which serves as of now."""
+    """The report of a step that made policy `version` from policy `before`."""
     kinds = [turn.sample for turn in turns]
     scores = [turn.verdict.score for turn in turns if turn.verdict and turn.verdict.score is not None]
     now = time.time()

@@ -1,7 +1,7 @@
-"""Before a new policy serves, it reads the conversations that are under way, so that nobody waits for it to.
+"""Warms a new policy's prefix cache with the open conversations before it serves.
 
-What an engine remembers of a prompt belongs to one policy: without this, the first request of every conversation after
-a swap would be read from its beginning.
+Cached prefixes belong to one policy version. Without a warm-up, the first request of every conversation after a swap
+would be prefilled from its beginning.
 """
 
 import contextlib
@@ -10,15 +10,15 @@ from openclaw_rl.engines.base import EngineError, Sampler
 from openclaw_rl.ledger.ledger import Ledger
 from openclaw_rl.types import Priority, SampleRequest, SamplingParams
 
-#: The last ones, and no more tokens in all than are read in a few seconds on a CPU.
-CONVERSATIONS = 8
-TOKENS = 4096
+#: How many conversations are warmed, and how many tokens in all: a few seconds of work on a CPU.
+MAX_CONVERSATIONS = 8
+MAX_TOKENS = 4096
 
 
 async def warm(ledger: Ledger, sampler: Sampler, version: int) -> None:
-    """Let a policy version read the last conversations, behind everybody else; what cannot be read is left out."""
-    left = min(TOKENS, sampler.limits.max_context_tokens - 1)
-    for turn in ledger.open_conversations(CONVERSATIONS):
+    """Prefill the latest conversations as background work. Skip those that are too long or that fail."""
+    left = min(MAX_TOKENS, sampler.limits.max_context_tokens - 1)
+    for turn in ledger.open_conversations(MAX_CONVERSATIONS):
         tokens = ledger.sequence(turn)
         if len(tokens) > left:
             continue
