@@ -153,7 +153,7 @@ async def test_a_hint_without_a_hinted_prompt_leaves_the_score(book: Book, tiny_
         await all_judged(book)
     assert book.read(turn).sample is SampleKind.RL
     assert book.read(other).reason == (
-        "no teacher for the hint: the recorded prompt is not what the conversation renders to now"
+        "no teacher for the hint: the conversation no longer renders to the recorded prompt"
     )
 
 

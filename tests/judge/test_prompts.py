@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openclaw_rl.judge.case import Case, asked, in_words
+from openclaw_rl.judge.case import Case, as_text, last_request
 from openclaw_rl.judge.prompts import MAX_CHARACTERS, QUESTIONS, SYSTEM, cut, evidence, messages, quote
 from openclaw_rl.ledger.packing import common_prefix
 from openclaw_rl.rendering.chat import ChatRenderer
@@ -161,7 +161,7 @@ def test_each_part_is_cut_by_itself() -> None:
 
 def test_calls_of_the_response_are_written_out() -> None:
     call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": '{"where": "here"}'}}
-    text = in_words({"role": "assistant", "content": None, "tool_calls": [call]})
+    text = as_text({"role": "assistant", "content": None, "tool_calls": [call]})
     assert '"name": "look"' in text
     assert '{"where": "here"}' in text
 
@@ -170,10 +170,15 @@ def test_the_request_is_all_that_was_said_since_the_last_response() -> None:
     first, answer = {"role": "user", "content": "Find it."}, {"role": "assistant", "content": None}
     result = {"role": "tool", "content": "found", "tool_call_id": "1"}
     tools = {"role": "tools", "tools": []}
-    assert asked([tools, first]) == "Find it."
-    assert asked([first, answer, result]) == "Find it.\nfound", "a tool's result alone does not say what was wanted"
-    assert asked([first, answer, result, {"role": "user", "content": "And that?"}]) == "found\nAnd that?"
-    assert asked([first, answer, {"role": "user", "content": "one"}, {"role": "user", "content": "two"}]) == "one\ntwo"
+    assert last_request([tools, first]) == "Find it."
+    assert last_request([first, answer, result]) == "Find it.\nfound", (
+        "a tool's result alone does not say what was wanted"
+    )
+    assert last_request([first, answer, result, {"role": "user", "content": "And that?"}]) == "found\nAnd that?"
+    assert (
+        last_request([first, answer, {"role": "user", "content": "one"}, {"role": "user", "content": "two"}])
+        == "one\ntwo"
+    )
 
 
 def test_what_a_client_adds_in_a_person_s_name_is_not_what_was_asked() -> None:
@@ -183,5 +188,7 @@ def test_what_a_client_adds_in_a_person_s_name_is_not_what_was_asked() -> None:
     result = {"role": "tool", "content": "found", "tool_call_id": "1"}
     answer = {"role": "assistant", "content": None, "tool_calls": []}
     request = [{"role": "user", "content": f"{said}\n\n{line}"}, transient]
-    assert asked(request) == f"What does this mean?\n{line}\nI found it.", "a line that somebody quotes is theirs"
-    assert asked([*request, answer, result]).endswith("I found it.\nfound")
+    assert last_request(request) == f"What does this mean?\n{line}\nI found it.", (
+        "a line that somebody quotes is theirs"
+    )
+    assert last_request([*request, answer, result]).endswith("I found it.\nfound")

@@ -271,7 +271,7 @@ async def test_exactly_the_response_is_scored_by_the_base_model(turns: Turns) ->
 async def test_log_probs_that_are_not_one_finite_number_a_token_are_a_problem(turns: Turns, wrong: Any) -> None:
     fake = ScriptedSampler(lambda request, index: [], scores=lambda request: wrong(request.last_n))
     hint = await Teacher(fake, turns.renderer).teach(turns.record(ASKED), HINT)
-    assert hint == Hint(HINT, problem="the teacher's log-probs are not one finite number a token")
+    assert hint == Hint(HINT, problem="the teacher's log-probs are not one finite number per token")
 
 
 async def test_a_response_without_a_token_is_a_problem(turns: Turns) -> None:
@@ -383,4 +383,4 @@ async def test_without_recorded_tokens_or_with_an_engine_that_names_none_there_i
     assert "were not recorded" in (await teacher.teach(turn, HINT)).problem
     count = len(turn.response_ids)
     top = Likeliest(np.zeros((count, 3), np.int32), np.zeros((count, 3), np.float32))
-    assert "does not say which tokens" in (await teacher.teach(replace(turn, top=top), HINT)).problem
+    assert "does not return its top tokens" in (await teacher.teach(replace(turn, top=top), HINT)).problem

@@ -107,7 +107,7 @@ def test_why_a_turn_is_dropped(method: Method, verdict: Verdict, reason: str) ->
 
 def test_a_judge_that_failed_is_not_said_to_have_seen_no_hint() -> None:
     """With hints alone, too, the reason is that nobody could say, and why."""
-    failed = Verdict(reason="3 trials failed: the judge's answer is no JSON")
+    failed = Verdict(reason="3 trials failed: the judge's answer is not JSON")
     assert OPD.sample_kind(failed) == (None, f"the judge abstained: {failed.reason}")
     unreadable = Verdict(reason="llm: no vote on the hint can be read")
     assert OPD.sample_kind(unreadable) == (None, f"the judge abstained: {unreadable.reason}")

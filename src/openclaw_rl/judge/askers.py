@@ -1,4 +1,4 @@
-"""Where a judging language model is: on the engine that serves, or behind any OpenAI-compatible endpoint."""
+"""Asks a judging language model: on the engine that serves, or behind an OpenAI-compatible endpoint."""
 
 import asyncio
 import json
@@ -14,11 +14,11 @@ from openclaw_rl.judge.errors import JudgeDown, JudgeFailed
 from openclaw_rl.rendering.chat import ChatError, ChatRenderer, Message
 from openclaw_rl.types import BASE_VERSION, FinishReason, Priority, SampledToken, SampleRequest, SamplingParams
 
-#: A judge that has fewer tokens left than this for its answer cannot give one.
+#: A judge needs at least this many tokens for its answer.
 MIN_ANSWER_TOKENS = 64
-#: Statuses that pass by themselves or are mended by the owner, not by another turn.
-AWAY = (401, 402, 403, 404, 408, 409, 425, 429)
-MENDING = {
+#: HTTP statuses that are no fault of the turn: they pass, or the owner must act.
+DOWN_STATUSES = (401, 402, 403, 404, 408, 409, 425, 429)
+ADVICE = {
     401: "check OPENCLAW_JUDGE_API_KEY",
     403: "check OPENCLAW_JUDGE_API_KEY",
     404: "check --judge-base-url and --judge-model",
@@ -27,19 +27,19 @@ MENDING = {
 
 @dataclass(frozen=True, slots=True)
 class JudgeAnswer:
-    """One of the answers to a question."""
+    """One answer to a question."""
 
     text: str
     seconds: float
     tokens: int
-    """Read and written, what was read being shared among the answers."""
+    """Prompt and completion tokens. The prompt's tokens are divided among the answers."""
     cut_off: bool
-    """Whether it ended only because it ran out of tokens."""
+    """Whether it ended at the token limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class AskParams:
-    """How to ask."""
+    """How many answers to sample, and how."""
 
     votes: int
     temperature: float
@@ -47,13 +47,13 @@ class AskParams:
 
 
 class Asker(Protocol):
-    """Puts a chat to a model and brings several answers. Raises JudgeDown and JudgeFailed."""
+    """Sends a chat to a model and returns several answers. Raises JudgeDown and JudgeFailed."""
 
     async def ask(self, chat: Sequence[Message], params: AskParams, seed: int) -> list[JudgeAnswer]: ...
 
 
 class EngineAsker:
-    """Asks the base weights on an engine, behind its users: all answers share one reading of the prompt."""
+    """Asks the base model on an engine as background work. All answers share one prefill of the prompt."""
 
     def __init__(self, sampler: Sampler, renderer: ChatRenderer) -> None:
         self.sampler, self.renderer = sampler, renderer
@@ -75,19 +75,21 @@ class EngineAsker:
             stop_token_ids=frozenset(self.renderer.tokenizer.eos_ids),
         )
         request = SampleRequest(ids, sampling, params.votes, version=BASE_VERSION, priority=Priority.BACKGROUND)
-        written: list[list[SampledToken]] = [[] for _ in range(params.votes)]
+        completions: list[list[SampledToken]] = [[] for _ in range(params.votes)]
         try:
             async for tokens in self.sampler.sample(request):
                 for token in tokens:
-                    written[token.index].append(token)
+                    completions[token.index].append(token)
         except EngineError as error:
             raise JudgeDown(str(error)) from error
-        # What the prompt opened is part of the answer: without it, thoughts would be read as one.
+        # The prompt may have opened a reasoning block. Without its tag, thoughts would count as the answer.
         opening = "<think>" if prompt.opens_reasoning else ""
-        read, seconds = len(ids) // params.votes, time.monotonic() - started
+        prompt_tokens, seconds = len(ids) // params.votes, time.monotonic() - started
         return [
-            JudgeAnswer(opening + self._decode(own), seconds, read + len(own), any(map(ran_out, own)))
-            for own in written
+            JudgeAnswer(
+                opening + self._decode(sampled), seconds, prompt_tokens + len(sampled), any(map(ran_out, sampled))
+            )
+            for sampled in completions
         ]
 
     def _decode(self, tokens: Sequence[SampledToken]) -> str:
@@ -96,26 +98,26 @@ class EngineAsker:
 
 
 def ran_out(token: SampledToken) -> bool:
-    """Whether an answer ends with it for want of more tokens."""
+    """Whether an answer ended with this token at the token limit."""
     return token.finish is FinishReason.LENGTH
 
 
 class EndpointAsker:
-    """Asks an OpenAI-compatible endpoint. One that ignores `n` is asked again for the answers that are missing."""
+    """Asks an OpenAI-compatible endpoint. If it ignores `n`, it is asked again for the missing answers."""
 
     def __init__(self, base_url: str, model: str, key: str = "") -> None:
         self.model = model
-        # A key from a file often ends with its line.
+        # A key that was read from a file often ends with a newline.
         headers = {"Authorization": f"Bearer {key.strip()}"} if key.strip() else {}
         headers["Content-Type"] = "application/json"
-        # How long to wait is the caller's decision.
+        # The caller sets the timeout.
         self._client = httpx.AsyncClient(headers=headers, timeout=None)
         self._url = f"{base_url.rstrip('/')}/chat/completions"
 
     async def ask(self, chat: Sequence[Message], params: AskParams, seed: int) -> list[JudgeAnswer]:
         answers = await self._ask(chat, params, params.votes, seed)
         missing = range(len(answers), params.votes)
-        more = await asyncio.gather(*(self._ask(chat, params, 1, seed + place) for place in missing))
+        more = await asyncio.gather(*(self._ask(chat, params, 1, seed + index) for index in missing))
         return [*answers, *(answer for some in more for answer in some)][: params.votes]
 
     async def close(self) -> None:
@@ -132,10 +134,10 @@ class EndpointAsker:
             "seed": seed,
         }
         try:
-            # All of it in ASCII: half a character, which a turn may have, is then no obstacle.
+            # json.dumps escapes to ASCII, so lone surrogates in a turn can be sent.
             response = await self._client.post(self._url, content=json.dumps(body))
         except httpx.LocalProtocolError:
-            # What it says would show the key.
+            # The error's text would show the key.
             raise JudgeDown("the key for the judge cannot be sent in a header: check OPENCLAW_JUDGE_API_KEY") from None
         except httpx.HTTPError as error:
             reason = f"{self._url} cannot be reached: {type(error).__name__} {error}".rstrip()
@@ -143,10 +145,10 @@ class EndpointAsker:
         return read_answers(self._checked(response), time.monotonic() - started)
 
     def _checked(self, response: httpx.Response) -> Any:
-        """The body of an answer that is one."""
+        """The JSON body. Raises JudgeDown or JudgeFailed if there is none."""
         status = response.status_code
-        if status in AWAY or status >= 500:
-            advice = f": {MENDING[status]}" if status in MENDING else ""
+        if status in DOWN_STATUSES or status >= 500:
+            advice = f": {ADVICE[status]}" if status in ADVICE else ""
             reason = f"{self._url} answers {status}{advice}"
             raise JudgeDown(reason, retry_after(response.headers), suspect=status >= 500)
         if status != 200:
@@ -154,11 +156,11 @@ class EndpointAsker:
         try:
             return response.json()
         except ValueError as error:
-            raise JudgeFailed("the judge's answer is no JSON") from error
+            raise JudgeFailed("the judge's answer is not JSON") from error
 
 
 def read_answers(body: Any, seconds: float) -> list[JudgeAnswer]:
-    """The answers in a chat completion. Raises JudgeFailed if it is none."""
+    """The answers in a chat completion. Raises JudgeFailed if the body is not one."""
     try:
         choices = body["choices"]
         texts = [choice["message"]["content"] or "" for choice in choices]
@@ -174,7 +176,7 @@ def read_answers(body: Any, seconds: float) -> list[JudgeAnswer]:
 
 
 def retry_after(headers: Mapping[str, str]) -> float:
-    """How many seconds a service asks to be left alone; a date or nonsense counts as nothing said."""
+    """The seconds in a `Retry-After` header; 0 for a date or anything else."""
     try:
         return min(600.0, max(0.0, float(headers.get("retry-after", "0"))))
     except ValueError:

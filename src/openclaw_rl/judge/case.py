@@ -11,13 +11,13 @@ from openclaw_rl.types import Feedback, StoredTurn
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What is put before a judge."""
+    """What a judge is shown of a turn."""
 
     turn: int
     request: str
-    """What led to the response: the user's words, and tools' results since the response before it."""
+    """The user's words and the tools' results since the response before."""
     response: str
-    """Its calls written out."""
+    """The response as text, with its tool calls written out."""
     next_state: Sequence[Mapping[str, Any]]
     feedback: Sequence[Feedback]
 
@@ -28,31 +28,33 @@ class Case:
 
     @classmethod
     def of(cls, turn: StoredTurn) -> "Case":
-        return cls(turn.number, asked(turn.messages), in_words(turn.message), turn.next_state or (), turn.feedback)
+        return cls(
+            turn.number, last_request(turn.messages), as_text(turn.message), turn.next_state or (), turn.feedback
+        )
 
 
-def asked(messages: Sequence[dict[str, Any]]) -> str:
-    """The last request of a conversation: all that the user and tools said since the last response."""
-    said = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
-    new = [m for m in messages[said[-1] + 1 if said else 0 :] if m["role"] in ("user", "tool")]
-    words = [said_in(message) for message in new]
+def last_request(messages: Sequence[dict[str, Any]]) -> str:
+    """Everything that the user and tools said since the last response."""
+    responses = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+    new = [m for m in messages[responses[-1] + 1 if responses else 0 :] if m["role"] in ("user", "tool")]
+    words = [message_words(message) for message in new]
     if new and all(message["role"] == "tool" for message in new):
-        # A tool's result alone says nothing of what was wanted.
+        # A tool's result alone does not say what the user wanted.
         words.insert(0, last_user_words(messages))
     return "\n".join(filter(None, words))
 
 
 def last_user_words(messages: Sequence[dict[str, Any]]) -> str:
-    said = (said_in(message) for message in reversed(messages) if message["role"] == "user")
-    return next(filter(None, said), "")
+    texts = (message_words(message) for message in reversed(messages) if message["role"] == "user")
+    return next(filter(None, texts), "")
 
 
-def said_in(message: dict[str, Any]) -> str:
-    """A message's text; of a user's, what the person wrote."""
+def message_words(message: dict[str, Any]) -> str:
+    """A message's text; for a user's message, only what the person wrote."""
     text = content_text(message.get("content"))
     return user_words(text) if message["role"] == "user" else text
 
 
-def in_words(message: dict[str, Any]) -> str:
-    """An assistant's message as text, its tool calls included."""
+def as_text(message: dict[str, Any]) -> str:
+    """An assistant's message as text, including its tool calls."""
     return content_text(spell_out_message(template_message(message))["content"])

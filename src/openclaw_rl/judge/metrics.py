@@ -1,16 +1,16 @@
-"""What `/metrics` shows of judging."""
+"""The judging metrics on `/metrics`."""
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from openclaw_rl.judge.votes import agreement
 from openclaw_rl.types import Question, Verdict, Vote
 
-#: From a rule to a model that thinks.
+#: From a rule to a reasoning model.
 LATENCY_BUCKETS = (0.001, 0.01, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 
 
 class JudgeMetrics:
-    """Counters of judging, in a registry that others share."""
+    """Counters and histograms of judging, in a shared registry."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._verdicts = Counter(
@@ -37,12 +37,12 @@ class JudgeMetrics:
         )
 
     def count(self, verdict: Verdict, scored: bool, saved: int) -> None:
-        """A verdict was given: whether a score was wanted, and how many answers of a model were not needed."""
+        """Count a verdict. `scored`: a score was asked for. `saved`: votes of a model that were not needed."""
         if verdict.score is not None:
             sign = "good" if verdict.score > 0 else "bad" if verdict.score < 0 else "neutral"
             self._verdicts.labels(str(verdict.source), sign).inc()
         elif scored:
-            # What failed in particular would make a time series of every message.
+            # The full reason would make one time series per message.
             self._abstentions.labels(verdict.reason.partition(" failed:")[0] or "no reason given").inc()
         share = agreement([vote for vote in verdict.votes if vote.question is Question.SCORE])
         if share is not None:

@@ -1,14 +1,14 @@
 """The two questions that a language model is asked about a turn.
 
-What people and tools wrote is quoted line by line, so nothing in it can end the quotation or pass for a question.
-Both questions come after the same quoted text: an engine that caches prefixes reads it once.
+Text from people and tools is quoted line by line, so nothing in it can end the quotation or look like a question.
+Both questions come after the same quoted text, so an engine that caches prefixes prefills it once.
 """
 
 from openclaw_rl.judge.case import Case
 from openclaw_rl.rendering.chat import Message, content_text
 from openclaw_rl.types import Question
 
-#: Longer parts are cut in the middle: the beginning says what it is, the end how it went.
+#: Longer texts are cut in the middle, because the beginning and the end say most.
 MAX_CHARACTERS = 6000
 QUOTE = "| "
 ROLES = ("user", "tool")
@@ -41,7 +41,7 @@ If it does not, write no hint and end with \\boxed{-1}.""",
 
 
 def messages(case: Case, question: Question, rubric: str = "") -> list[Message]:
-    """The chat that puts a question to a judge."""
+    """The chat that asks a judge one question."""
     system = f"{SYSTEM}\n\n{RUBRIC.format(rubric=rubric.strip())}" if rubric.strip() else SYSTEM
     return [
         {"role": "system", "content": system},
@@ -61,12 +61,12 @@ def evidence(case: Case) -> str:
 
 
 def quote(text: str) -> str:
-    """Every line of a text marked as quoted; whatever a reader may take for the end of a line is one."""
+    """A text with every line marked as quoted. Every Unicode line break counts."""
     return "\n".join(QUOTE + line for line in cut(text).splitlines() or [""])
 
 
 def cut(text: str, most: int = MAX_CHARACTERS) -> str:
-    """A text of bearable length: what is too much is left out in the middle, with a mark."""
+    """Cut a long text in the middle and mark the gap."""
     if len(text) <= most:
         return text
     half = most // 2

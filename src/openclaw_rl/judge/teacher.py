@@ -1,7 +1,7 @@
-"""What the policy's base weights (or another teacher) think of a response once they know the hint.
+"""Scores a response with a teacher that knows the hint: the policy's base weights or another model.
 
-The response's own ids are scored, end of turn included, after the prompt's own ids with the hint put into the last
-user message: nothing is tokenised again that was sampled or recorded.
+The teacher scores the recorded ids of the response, end of turn included, after the recorded ids of the prompt with the
+hint in the last user message. Recorded ids are never tokenised again.
 """
 
 import math
@@ -16,16 +16,16 @@ from openclaw_rl.methods.base import ONE_HINT, TeacherRequest
 from openclaw_rl.rendering.chat import ChatError, ChatRenderer, Message, content_text
 from openclaw_rl.types import Hint, Ids, Likeliest, Numbers, ScoreRequest, StoredTurn
 
-#: How a hint is put to the teacher.
+#: The last user message with a hint.
 HINTED = "{words}\n\n[user's hint / instruction]\n{hint}"
 
 
 class NotTaught(ValueError):
-    """The teacher has nothing that could be learned; the message says why."""
+    """The teacher gives nothing to learn from; the message says why."""
 
 
 class NoHintedPrompt(ValueError):
-    """The hint cannot be put into this turn's prompt; the message says why."""
+    """The hint cannot be inserted into this turn's prompt; the message says why."""
 
 
 class Teacher:
@@ -38,21 +38,21 @@ class Teacher:
         wanted: TeacherRequest = ONE_HINT,
         policy: Sampler | None = None,
     ) -> None:
-        """`policy` is who answered the turns, where that is somebody else than the teacher."""
+        """`policy` is the sampler that answered the turns, if it is not the teacher."""
         self.sampler, self.renderer, self.wanted = sampler, renderer, wanted
         self.policy = policy or sampler
         self.down: str | None = None
         """Why it could not be asked the last time; None if it could."""
 
     async def consider(self, turn: StoredTurn, hints: Sequence[Hint]) -> tuple[Hint, ...]:
-        """The same hints, some with what the teacher says to them. Raises JudgeDown."""
-        # At once: what comes before the hint is then read once for all.
+        """The same hints; those that the teacher is asked about have its log-probs. Raises JudgeDown."""
+        # Concurrently, so that the prompts share the prefill before the hint.
         taught = await gather_or_cancel([self.teach(turn, text) for text in self.wanted.chosen(hints)])
         by_text = {hint.text: hint for hint in taught}
         return tuple(by_text.get(hint.text, hint) for hint in hints)
 
     async def teach(self, turn: StoredTurn, hint: str) -> Hint:
-        """The hint with the teacher's log-probs, or with the reason why there are none. Raises JudgeDown."""
+        """The hint with the teacher's log-probs, or with the reason why it has none. Raises JudgeDown."""
         try:
             taught = await self._teach(turn, hint)
         except EngineUnavailable as error:
@@ -66,33 +66,33 @@ class Teacher:
     async def _teach(self, turn: StoredTurn, hint: str) -> Hint:
         top = self.wanted.top
         prompt = hinted_prompt(self.renderer, turn, hint)
-        targets = likeliest(turn.top, top, "the policy's likeliest tokens were not recorded") if top else None
+        targets = likeliest(turn.top, top, "the policy's top tokens were not recorded") if top else None
         request = ScoreRequest([*prompt, *turn.response_ids], len(turn.response_ids), top_k=top, targets=targets)
         scores = await self.sampler.score(request)
         if len(scores.logprobs) != len(turn.response_ids) or not all(map(math.isfinite, scores.logprobs)):
-            raise NotTaught("the teacher's log-probs are not one finite number a token")
+            raise NotTaught("the teacher's log-probs are not one finite number per token")
         if not top:
             return Hint(hint, scores.logprobs)
-        theirs = likeliest(scores.top, top, "the teacher's engine does not say which tokens it finds likeliest")
-        policy_scores = await self._policy_scores(turn, theirs) if self.wanted.policy_scores else None
+        teacher_top = likeliest(scores.top, top, "the teacher's engine does not return its top tokens")
+        policy_scores = await self._policy_scores(turn, teacher_top) if self.wanted.policy_scores else None
         return Hint(hint, scores.logprobs, top=scores.top, of_policy_top=scores.targets, policy_scores=policy_scores)
 
     async def _policy_scores(self, turn: StoredTurn, targets: Ids) -> Numbers:
-        """What the policy that answered thinks of these tokens."""
+        """The log-probs that the policy which answered gives to these tokens."""
         ids = [*turn.prompt_ids, *turn.response_ids]
         request = ScoreRequest(ids, len(turn.response_ids), turn.version, targets=targets)
         try:
             scores = await self.policy.score(request)
         except VersionGone as error:
-            # Waiting would not bring it back.
-            raise NotTaught(f"the policy that answered cannot be asked any more: {error}") from error
+            # A version that is gone does not come back.
+            raise NotTaught(f"the policy that answered is no longer loaded: {error}") from error
         if scores.targets is None:
             raise NotTaught("the policy's engine does not give log-probs of chosen tokens, as subset teacher needs")
         return scores.targets
 
 
 def likeliest(top: Likeliest | None, k: int, problem: str) -> Ids:
-    """The first k ids at each position. Raises NotTaught with the problem if there are not so many."""
+    """The first k ids at each position. Raises NotTaught with the problem if there are fewer."""
     if top is None or top.ids.shape[1] < k:
         raise NotTaught(problem)
     return top.ids[:, :k]
@@ -113,31 +113,30 @@ def hinted_prompt(renderer: ChatRenderer, turn: StoredTurn, hint: str) -> list[i
 
 
 def with_hint(messages: Sequence[Message], hint: str) -> list[Message]:
-    """A conversation whose last user message goes on with the hint."""
+    """A conversation with the hint at the end of its last user message."""
     users = [i for i, message in enumerate(messages) if message["role"] == "user"]
     if not users:
-        raise NoHintedPrompt("there is no user message to put the hint into")
+        raise NoHintedPrompt("there is no user message for the hint")
     words = content_text(messages[users[-1]].get("content"))
     changed: dict[str, Any] = {**messages[users[-1]], "content": HINTED.format(words=words, hint=hint)}
     return [*messages[: users[-1]], changed, *messages[users[-1] + 1 :]]
 
 
 def graft(recorded: Sequence[int], plain: Sequence[int], hinted: Sequence[int]) -> list[int]:
-    """Make to `recorded` the change that leads from `plain` to `hinted`.
+    """Apply to `recorded` the change from `plain` to `hinted`.
 
-    The two prompts may differ elsewhere (recorded history, options of the template), but where the change is made
-    they must agree.
+    `recorded` and `plain` may differ elsewhere (recorded history, template options), but must agree around the change.
     """
     before = common_prefix(plain, hinted)
     after = min(common_suffix(plain, hinted), len(plain) - before, len(hinted) - before)
     new = hinted[before : len(hinted) - after]
-    # Some token beside the change has to be the same, or nothing says where it belongs.
+    # At least one token beside the change must agree, to locate it.
     if common_prefix(plain, recorded) >= max(1, len(plain) - after):
         return [*recorded[:before], *new, *recorded[len(plain) - after :]]
     if common_suffix(plain, recorded) >= min(len(plain), len(plain) - before + 1):
         shift = len(recorded) - len(plain)
         return [*recorded[: before + shift], *new, *recorded[len(plain) - after + shift :]]
-    raise NoHintedPrompt("the recorded prompt is not what the conversation renders to now")
+    raise NoHintedPrompt("the conversation no longer renders to the recorded prompt")
 
 
 def common_suffix(one: Sequence[int], other: Sequence[int]) -> int:

@@ -1,4 +1,4 @@
-"""Reading a judge's answers, and what several of them say together."""
+"""Parses a judge's answers into votes, and counts them."""
 
 import re
 from collections import Counter
@@ -6,20 +6,20 @@ from collections.abc import Sequence
 
 from openclaw_rl.types import Question, Vote
 
-#: Any box; only one with a number in it can be read.
+#: Matches any box; the group is empty if there is no number in it.
 _BOXED = re.compile(r"\\boxed\s*\{(?:\s*([+-]?\d+)\s*\})?")
 _HINT = re.compile(r"\[HINT_START\](.*?)\[HINT_END\]", re.DOTALL)
-#: Also those that no answer came after.
+#: Also matches thoughts without an answer after them.
 _THOUGHTS = re.compile(r"\A.*</think>|\A\s*<think>.*\Z", re.DOTALL)
-#: Shorter hints say nothing.
+#: A hint needs more characters than this.
 MIN_HINT = 10
 SCORES = (-1, 0, 1)
 HINT_ACCEPTED, NO_HINT = 1, -1
 
 
 def parse(question: Question, text: str, seconds: float = 0.0, tokens: int = 0, *, cut_off: bool = False) -> Vote:
-    """A vote from a judge's answer; one that cannot be read, or has no end, has no value."""
-    # Thoughts weigh several answers; only the one after them counts.
+    """Parse a vote from a judge's answer. If it cannot be read or was cut off, its value is None."""
+    # Thoughts may contain several answers. Only the one after them counts.
     answer = "" if cut_off else _THOUGHTS.sub("", text)
     boxes = _BOXED.findall(answer)
     value: int | None = int(boxes[-1]) if boxes and 1 <= len(boxes[-1]) <= 2 else None
@@ -32,11 +32,11 @@ def parse(question: Question, text: str, seconds: float = 0.0, tokens: int = 0, 
 
 
 def _hint(answer: str, value: int | None) -> tuple[int | None, str]:
-    """A hint counts only with the box that accepts it, and the box only with a hint."""
+    """The vote's value and hint. An accepting box and a hint count only together."""
     if value == NO_HINT:
         return NO_HINT, ""
-    written = _HINT.findall(answer)
-    hint = " ".join(written[-1].split()) if written else ""
+    hints = _HINT.findall(answer)
+    hint = " ".join(hints[-1].split()) if hints else ""
     return (HINT_ACCEPTED, hint) if value == HINT_ACCEPTED and len(hint) > MIN_HINT else (None, "")
 
 
