@@ -1,7 +1,7 @@
-"""Reads a next state without a model: what people say when they are content, correct, reject, repeat or move on.
+"""Reads a next state by rules: whether people are content, correct, reject, repeat or move on.
 
-Deterministic and cheap (well under a millisecond). Abstains (`ReplyKind.UNCLEAR`) rather than guess.
-The phrases are compiled where they are first needed, which takes time: `warm_up` does it before.
+It is deterministic and takes well under a millisecond. When in doubt it abstains (`ReplyKind.UNCLEAR`).
+Phrases are compiled at their first use, which takes time; `warm_up` compiles them all beforehand.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,30 +20,30 @@ _TOOL_ROLES = frozenset({"tool", "function"})
 
 
 def read_reply(request: str, response: str, next_state: Sequence[Mapping[str, Any]]) -> Reading:
-    """Read what came after `response`, which answered `request`; `next_state` are messages with role and content.
+    """Read the messages that came after `response`, which answered `request`.
 
-    A user's words decide over what tools returned; other roles say nothing.
+    A user's words take precedence over tool results. Other roles are ignored.
     """
-    said = [text for text in texts(next_state, frozenset({"user"})) if text.strip()]
-    if said:
-        return read_user(request, response, "\n".join(said))
+    user_texts = [text for text in texts(next_state, frozenset({"user"})) if text.strip()]
+    if user_texts:
+        return read_user(request, response, "\n".join(user_texts))
     results = texts(next_state, _TOOL_ROLES)
     return Reading(read_tool_results(response, results) if results else ReplyKind.UNCLEAR)
 
 
 def texts(messages: Sequence[Mapping[str, Any]], roles: frozenset[str]) -> list[str]:
-    """What was said in some roles."""
+    """The texts of the messages in some roles."""
     return [content_text(message.get("content")) for message in messages if message.get("role") in roles]
 
 
 def warm_up() -> None:
-    """Compile all phrases: seconds of work in small steps, so that a thread can do it while a server starts."""
+    """Compile all phrases. It takes seconds, in small steps, so a thread can do it while a server starts."""
     read_reply("", "run()", [{"role": "tool", "content": "Error: none"}])
     for language in (*all_scripts(), *all_languages()):
         for phrases in language.signals.values():
             phrases.at_start.compile()
             phrases.anywhere.compile()
-    for own in all_instructions():
-        for one in own.listed:
-            one.when.at_start.compile()
-            one.when.anywhere.compile()
+    for instructions in all_instructions():
+        for instruction in instructions.listed:
+            instruction.when.at_start.compile()
+            instruction.when.anywhere.compile()

@@ -1,25 +1,25 @@
-"""Many alternatives of a regular expression, tried only where their first letter stands.
+"""An index of phrases by their first letter.
 
-Python tries the alternatives of a pattern one after the other at every place. With some hundred of them for every
-signal and language that is most of the reader's time; a table by first letter leaves a few.
+Python tries the alternatives of a pattern one after the other at every position. With hundreds of them for every signal
+and language, that would take most of the reader's time. With the index only a few are tried.
 """
 
 import re
 from collections.abc import Iterator, Sequence
 
 _ANY = frozenset({""})
-#: With more first letters, a phrase costs more to compile for each than it saves where it is tried.
+#: A phrase with more possible first letters costs more to compile for each letter than the index saves.
 _MANY_LETTERS = 6
 _OPTIONAL = re.compile(r"\?|\*|\{0,?\d*\}")
 
 
 class PhraseIndex:
-    """Phrases by the letter they begin with, compiled when they are first needed: most never are."""
+    """Phrases by their first letter. Each group is compiled at its first use, because most are never used."""
 
     def __init__(self, phrases: Sequence[str], spaced: bool, few_places: bool = False) -> None:
-        """Phrases are of whole words where words have spaces between them; elsewhere no place is known to begin one.
+        """`spaced`: the script has spaces between words, so phrases match whole words and start at a word.
 
-        Where they are tried at few places only, what can begin with many letters is compiled once, not for each.
+        `few_places`: the phrases are tried at few positions. Those with many first letters are then compiled only once.
         """
         self._spaced = spaced
         self._sources: dict[str, list[str]] = {}
@@ -33,25 +33,25 @@ class PhraseIndex:
         self._any = "" in self._sources
 
     def match(self, text: str, place: int) -> re.Match[str] | None:
-        """Match at one place."""
+        """Match at one position."""
         letter = text[place : place + 1]
         if letter and letter in self._sources and (match := self._pattern(letter).match(text, place)):
             return match
         return self._pattern("").match(text, place) if self._any else None
 
     def search(self, text: str, words: Sequence[int]) -> re.Match[str] | None:
-        """The first match; `words` are the places where words begin."""
-        found = self._pattern("").search(text) if self._any else None
+        """The first match; `words` are the positions where words begin."""
+        first = self._pattern("").search(text) if self._any else None
         sources = self._sources
         for place in words:
-            # Asked for most places in vain: the shortest way out comes first.
+            # This is false at most positions, so it is checked first.
             if (letter := text[place]) not in sources:
                 continue
-            if found and found.start() <= place:
+            if first and first.start() <= place:
                 break
             if match := self._pattern(letter).match(text, place):
                 return match
-        return found
+        return first
 
     def compile(self) -> None:
         """Compile everything now."""
@@ -59,7 +59,7 @@ class PhraseIndex:
             self._pattern(letter)
 
     def _pattern(self, letter: str) -> re.Pattern[str]:
-        """What begins with a letter that some phrase begins with; with "", what may begin with anything."""
+        """The phrases that begin with a letter; with "", those that may begin with any."""
         try:
             return self._compiled[letter]
         except KeyError:
@@ -73,7 +73,7 @@ def join(phrases: Sequence[str], spaced: bool) -> re.Pattern[str]:
 
 
 def split(phrase: str) -> Iterator[str]:
-    """The alternatives of a phrase that are not inside of brackets."""
+    """The top-level alternatives of a phrase."""
     depth, start = 0, 0
     for place, char in enumerate(phrase):
         depth += (char in "([") - (char in ")]")
@@ -84,7 +84,7 @@ def split(phrase: str) -> Iterator[str]:
 
 
 def first_letters(phrase: str) -> frozenset[str] | None:
-    """The letters that a match can begin with, or None if it can be anything."""
+    """The letters that a match can begin with; None if it can be any."""
     if phrase.startswith(("(?!", "(?=", "(?<")):
         return first_letters(phrase[closing(phrase) + 1 :])
     if phrase.startswith("(?:"):
@@ -101,7 +101,7 @@ def first_letters(phrase: str) -> frozenset[str] | None:
 
 
 def closing(phrase: str) -> int:
-    """Where the bracket that a phrase begins with is closed."""
+    """The position of the bracket that closes a phrase's first one."""
     depth = 0
     for place, char in enumerate(phrase):
         depth += (char == "(") - (char == ")")

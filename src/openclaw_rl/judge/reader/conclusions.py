@@ -1,9 +1,8 @@
-"""Concludes from the signals of a message's sentences what kind of reply they make together.
+"""Concludes the kind of a reply from the signals of its sentences.
 
-In this order: what is negative, for people are polite before they complain; the next step, if it is called so or comes
-after contentment; contentment alone. Among the negative, a claim about what was wrong makes a correction, a verdict
-alone a rejection, a wish alone a change request; where a wish comes before a claim it is unclear which one is meant.
-Anything is unclear that has one weak sign for it and as much beside it that is not understood.
+The order is: negative signals first, because people are polite before they complain; then the next step, if it is named
+or follows praise; then praise alone. A claim about what was wrong makes a correction, a verdict alone a rejection, a
+wish alone a change request. A wish before a claim is unclear. So is a single weak signal among many unknown words.
 """
 
 import re
@@ -17,21 +16,21 @@ from openclaw_rl.judge.reader.similarity import content, weight
 
 _NUMBER = re.compile(r"\d+(?:[.,:]\d+)*")
 _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|\w+")
-#: Words beside a verdict that say nothing the reader knows: with more of them, the verdict may be about those.
+#: Unknown words beside a rejection. With more of them, the rejection may be about something else.
 _MOST_BESIDE_REJECTION = 4
-#: By how often the message praises or thanks.
+#: Unknown words beside praise, by how often the message praises or thanks.
 _MOST_BESIDE_PRAISE = (0, 2, 5)
-#: The same of praise in so many words that has nothing in it that sounds like trouble.
+#: The same for repeated praise without any word that sounds like trouble.
 _MOST_BESIDE_UNTROUBLED = 9
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What is known of a message."""
+    """What is known about a message."""
 
     said: Sequence[Sentence]
     asked: bool = False
-    """The response ended with a question, so that the message may be an answer."""
+    """The response ended with a question, so the message may be an answer to it."""
     disputed: bool = False
     """The message names numbers where the response named others."""
     opposed: bool = False
@@ -44,7 +43,7 @@ class Evidence:
         return any(sentence.has(*signals) for sentence in self.said)
 
     def first(self, signal: str) -> tuple[int, int] | None:
-        """Where a signal is found first: which sentence, and where in it."""
+        """The sentence that has a signal first, and the position in it."""
         return min(((n, s.found[signal]) for n, s in enumerate(self.said) if s.has(signal)), default=None)
 
 
@@ -63,7 +62,7 @@ def conclude(evidence: Evidence) -> ReplyKind:
         return ReplyKind.UNCLEAR if evidence.asked else weigh(negative, evidence)
     if evidence.has("sarcasm", "doubt"):
         return ReplyKind.UNCLEAR
-    # Who says that the next step comes is done with this one; but it may be an answer.
+    # A user who announces the next step is done with this one, unless the message is an answer.
     if move and (content or not (evidence.asked or evidence.has("trouble"))):
         return ReplyKind.MOVING_ON
     if content:
@@ -80,7 +79,7 @@ def is_before(move: tuple[int, int], change: tuple[int, int] | None) -> bool:
 def conclude_negative(evidence: Evidence) -> ReplyKind | None:
     """The kind that the negative signals make, or None without any."""
     rejection, change = evidence.first("rejection"), evidence.first("change")
-    # What is only asked ("is that not ...?") corrects nothing where it is said in other words, too.
+    # A claim in a question ("is that not ...?") only counts if nothing else is said.
     correction = claims(evidence)
     if rejection and not change and not beside(evidence.said):
         return ReplyKind.REJECTION
@@ -98,19 +97,19 @@ def conclude_negative(evidence: Evidence) -> ReplyKind | None:
 
 
 def claims(evidence: Evidence) -> tuple[int, int] | None:
-    """Where the message first claims that something was wrong; a claim in a question counts if it is all there is."""
+    """Where the message first claims that something was wrong. A claim in a question counts only if it stands alone."""
     stated = [(n, s.found["correction"]) for n, s in enumerate(evidence.said) if s.has("correction") and not s.asks]
     asked = evidence.first("correction") if len(evidence.said) == 1 and not evidence.has("rejection") else None
     return min(stated, default=asked)
 
 
 def conclude_change(evidence: Evidence, rejected: bool) -> ReplyKind:
-    """What a wish is, with what else was said."""
+    """The kind of a wish, given what else was said."""
     if evidence.opposed or rejected or evidence.has("reminder"):
         return ReplyKind.CORRECTION
-    # "One zero too many. 300,000.": a fact set right, or a wish for another one.
+    # "One zero too many. 300,000." may correct a fact, or wish for another one.
     disputed = evidence.disputed and any(s.has("statement") and not s.has("change") for s in evidence.said)
-    # "Much more human. Thanks!": who wants a change says thanks before.
+    # "Much more human. Thanks!" is praise: thanks for a change request come before it.
     content = max((n for n, s in enumerate(evidence.said) if s.has("praise", "thanks")), default=-1)
     change = evidence.first("change")
     content_after = change is not None and content > change[0]
@@ -118,18 +117,18 @@ def conclude_change(evidence: Evidence, rejected: bool) -> ReplyKind:
 
 
 def beside(said: Sequence[Sentence]) -> float:
-    """How many words are said beside the verdict itself."""
+    """How many words the message has beside the verdict."""
     return sum(weight(content(_WORD.findall(sentence.rest), all_small_words())) for sentence in said)
 
 
 def gives_detail(said: Sequence[Sentence]) -> bool:
-    """Whether a rejection comes with something definite: some words of which one is a number or a quotation."""
+    """Whether a rejection comes with details: some words, one of them a number or a quotation."""
     rest = " ".join(sentence.rest for sentence in said if not sentence.asks)
     return len(_WORD.findall(rest)) >= 4 and ('"' in rest or _NUMBER.search(rest) is not None)
 
 
 def weigh(negative: ReplyKind, evidence: Evidence) -> ReplyKind:
-    """A negative reading, unless praise without a "but" speaks against it."""
+    """A negative reading, unless praise without a "but" contradicts it."""
     turned = evidence.has("contrast", "sarcasm")
     if evidence.has("praise") and not turned and negative is not ReplyKind.CHANGE_REQUEST:
         return ReplyKind.UNCLEAR
@@ -137,7 +136,7 @@ def weigh(negative: ReplyKind, evidence: Evidence) -> ReplyKind:
 
 
 def conclude_content(evidence: Evidence) -> ReplyKind:
-    """What follows from praise or thanks with nothing negative: an acknowledgement, or the next step after it."""
+    """The kind of praise or thanks without anything negative: an acknowledgement, or the next step after it."""
     others = [sentence for sentence in evidence.said if not sentence.has("praise", "thanks")]
     if any(sentence.has("next") for sentence in others):
         return ReplyKind.MOVING_ON
@@ -145,7 +144,7 @@ def conclude_content(evidence: Evidence) -> ReplyKind:
         return ReplyKind.UNCLEAR
     times = sum(sentence.has("praise") + sentence.has("thanks") for sentence in evidence.said)
     most = _MOST_BESIDE_PRAISE[min(times, len(_MOST_BESIDE_PRAISE) - 1)]
-    # A request, or much else, behind the thanks is what the message is about.
+    # With a request or much else after the thanks, the message is about that.
     if times > 1 and evidence.has("praise") and not evidence.has("trouble"):
         most = max(most, _MOST_BESIDE_UNTROUBLED)
     if evidence.has("next", "defer") or beside(evidence.said) > most:
@@ -155,7 +154,7 @@ def conclude_content(evidence: Evidence) -> ReplyKind:
 
 
 def is_better_fact(evidence: Evidence) -> bool:
-    """Whether the message is nothing but a statement with another number in it than the response's."""
+    """Whether the message is a single statement with another number than the response's."""
     said = evidence.said
     if not evidence.disputed or len(said) != 1 or said[0].asks or evidence.has("next", "defer", "moving_on", "tale"):
         return False

@@ -1,4 +1,4 @@
-"""Makes a hint of what a user said: the user's own words, without greetings and thanks, short enough to be quoted."""
+"""Makes a hint from a user's message: the user's own words, shortened, without greetings and thanks."""
 
 import re
 
@@ -6,29 +6,29 @@ from openclaw_rl.judge.reader.lexicon import Lexicon, lexicon_for
 from openclaw_rl.judge.reader.phrasebook import all_small_words
 from openclaw_rl.judge.reader.text import normalise
 
-LONGEST = 300
+MAX_CHARACTERS = 300
 _SEPARATORS = " \t\n,.!?;:…-–—。、\uff0c\uff01\uff1f\uff1b\uff1a"
 _SPACE = re.compile(r"\s+")
 _SENTENCE_END = re.compile(r"[.!?。！？](?=\s|$)|[。！？]")
 _LETTERS = re.compile(r"[^\W\d_]+")
 _MOST_LEADS = 6
-_LONGEST_PRAISE = 60
+_MAX_CHARACTERS_PRAISE = 60
 
 
 def make_hint(words: str) -> str:
-    """Clean what a user said; never empty unless there are no words."""
+    """Clean a user's message. The result is empty only if the message has no words."""
     text = _SPACE.sub(" ", words).strip()
-    return cut(strip_leads(text[: 4 * LONGEST]))
+    return cut(strip_leads(text[: 4 * MAX_CHARACTERS]))
 
 
 def says_nothing(hint: str, lexicon: Lexicon) -> bool:
-    """Whether a hint only wants an answer, and does not say what was wrong with the one that there is."""
+    """Whether a hint only asks for an answer, without saying what was wrong with the given one."""
     rest = lexicon.blank("bare", normalise(hint), by="")
     return rest != normalise(hint) and not set(_LETTERS.findall(rest)) - all_small_words()
 
 
 def strip_leads(text: str) -> str:
-    """Take greetings, thanks and fillers off the beginning, as long as something is left."""
+    """Remove greetings, thanks and fillers from the beginning, as long as something is left."""
     lexicon = lexicon_for(normalise(text))
     text = strip_praise(text, lexicon)
     for _ in range(_MOST_LEADS):
@@ -40,8 +40,8 @@ def strip_leads(text: str) -> str:
 
 
 def strip_praise(text: str, lexicon: Lexicon) -> str:
-    """Take off what praises or thanks before a "but"."""
-    plain = aligned(text[:_LONGEST_PRAISE])
+    """Remove praise or thanks before a "but"."""
+    plain = aligned(text[:_MAX_CHARACTERS_PRAISE])
     contrast = lexicon.find("contrast", plain)
     if not contrast or not any(lexicon.find(signal, plain[: contrast.start()]) for signal in ("praise", "thanks")):
         return text
@@ -49,7 +49,7 @@ def strip_praise(text: str, lexicon: Lexicon) -> str:
 
 
 def strip_lead(text: str, lexicon: Lexicon) -> str:
-    """Take one greeting, thanks or filler off the beginning."""
+    """Remove one greeting, thanks or filler from the beginning."""
     words = text.lstrip(_SEPARATORS)
     plain = aligned(words[:60])
     match = lexicon.find("lead", plain)
@@ -59,7 +59,7 @@ def strip_lead(text: str, lexicon: Lexicon) -> str:
 
 
 def aligned(text: str) -> str:
-    """Normalise, so that places stay: where the length would change, character by character, each to one."""
+    """Normalise without moving any position: if the length would change, each character becomes one character."""
     if len(plain := normalise(text)) == len(text):
         return plain
     return "".join(plain if len(plain := normalise(char)) == 1 else "~" for char in text)
@@ -67,10 +67,10 @@ def aligned(text: str) -> str:
 
 def cut(text: str) -> str:
     """Cut a long text at the end of a sentence, or of a word."""
-    if len(text) <= LONGEST:
+    if len(text) <= MAX_CHARACTERS:
         return text
-    head = text[:LONGEST]
+    head = text[:MAX_CHARACTERS]
     ends = [match.end() for match in _SENTENCE_END.finditer(head)]
-    if ends and ends[-1] > LONGEST // 3:
+    if ends and ends[-1] > MAX_CHARACTERS // 3:
         return head[: ends[-1]]
     return head.rsplit(" ", 1)[0].rstrip(",;: ") + " …"

@@ -1,10 +1,9 @@
-"""Says a wish about form as a plain instruction.
+"""Turns a wish about form into a plain instruction.
 
-A hint is for a teacher that reads it beside the request. "AnswerForm in one short sentence only." is followed far more
-often than "shorter pls", most of all by small models. What each language says is in the `[[instructions]]` of its
-phrase file: `when` (phrases), `say`, `to_short` and `to_structured` (said instead of an answer that is short already,
-or has lists or code), `complaint` (the phrases say what was wrong, not what is wished), and `about`, of which the first
-that fits counts.
+A teacher reads a hint beside the request. It follows "Answer in one short sentence only." far more often than "shorter
+pls", above all if it is a small model. The `[[instructions]]` of each phrase file have: `when` (phrases), `say` (the
+instruction), `to_short` and `to_structured` (instructions for an answer that is already short, or has lists or code),
+`complaint` (the phrases say what was wrong, not what is wished), and `about` (only the first match per matter counts).
 """
 
 import re
@@ -16,37 +15,37 @@ from openclaw_rl.judge.reader.lexicon import clause_starts, first_at, word_start
 from openclaw_rl.judge.reader.phrasebook import SCRIPTS, SPACED, SignalPhrases, compile_phrases, expand, tables
 from openclaw_rl.judge.reader.text import normalise
 
-#: Who names a number has said it better than any instruction.
+#: A hint with a number is more precise than any instruction.
 _NUMBER = re.compile(
     r"\d|\b(?:two|three|four|five|ten|twenty|thirty|fifty|hundred|zehn|zwanzig|vingt|dix|diez|veinte)\b"
 )
 _WORD = re.compile(r"\w+")
-#: An answer of so many words has two or three sentences.
+#: An answer with at most this many words is short: two or three sentences.
 SHORT_WORDS = 60
-#: In an answer, or in what somebody says: form that one paragraph of text would take away.
+#: Structure that one paragraph of text would lose, in an answer or in a hint.
 _STRUCTURE = re.compile(r"```|^\s*(?:[-*+•]|\d+[.)])\s|\b(?:list|bullets?|table|code)\b", re.MULTILINE | re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """What to say when somebody has said something like it."""
+    """An instruction, and the phrases that it replaces."""
 
     about: str
     when: SignalPhrases
     say: str
     to_short: str | None
-    """What to say instead, of an answer that is short already."""
+    """The instruction if the answer is already short."""
     to_structured: str | None
-    """What to say instead, where there are lists or code."""
+    """The instruction if there are lists or code."""
     complaint: bool
-    """Whether `when` says what was wrong: a "not" before it changes nothing then."""
+    """Whether `when` says what was wrong. A "not" before it then changes nothing."""
 
     def of(self, answer: "AnswerForm") -> str:
         return (answer.short and self.to_short) or (answer.structured and self.to_structured) or self.say
 
 
 class AnswerForm(NamedTuple):
-    """What is known of the answer that somebody speaks of."""
+    """The form of the answer that a hint is about."""
 
     short: bool
     structured: bool
@@ -54,57 +53,62 @@ class AnswerForm(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Instructions:
-    """Those of one language."""
+    """The instructions of one language."""
 
     script: re.Pattern[str]
     denial: re.Pattern[str] | None
-    """What stands before a wish that is none."""
+    """Words that negate a wish after them."""
     small_words: frozenset[str]
     words_of_asking: frozenset[str]
-    """With which a wish is made, and nothing else is said."""
+    """Words that only introduce a wish."""
     listed: tuple[Instruction, ...]
 
     def read(self, text: str, answer: AnswerForm) -> "Wish":
-        """What a normalised text wishes: at most one instruction about each matter."""
-        found: dict[str, str] = {}
+        """The wishes in a normalised text: at most one instruction per matter."""
+        instructions: dict[str, str] = {}
         rest = text
         for one in self.listed:
             match = find(one.when, text)
             if not match or (not one.complaint and self.denies(text[: match.start()])):
                 continue
-            found.setdefault(one.about, one.of(answer))
+            instructions.setdefault(one.about, one.of(answer))
             rest = rest.replace(match.group(), " ")
         words = set(_WORD.findall(text)) & self.small_words
         more = set(_WORD.findall(rest)) - self.small_words - self.words_of_asking
-        # Two matters may have one instruction.
-        return Wish(" ".join(dict.fromkeys(found.values())), len(found), len(words), bool(more))
+        # Two matters may have the same instruction.
+        return Wish(" ".join(dict.fromkeys(instructions.values())), len(instructions), len(words), bool(more))
 
     def denies(self, before: str) -> bool:
         return bool(self.denial and self.denial.search(before))
 
 
 class Wish(NamedTuple):
-    """What one language makes of a text."""
+    """The wishes that one language finds in a text."""
 
     say: str
     matters: int
     familiar: int
-    """Words of the text that are small words of the language."""
+    """How many words of the text are small words of the language."""
     more: bool
-    """Whether the text says something besides."""
+    """Whether the text says anything else."""
 
 
 def instruct(hint: str, response: str = "") -> str:
-    """A hint with its wishes about form as instructions, in place of it if it says nothing else.
+    """A hint with an instruction for its wishes about form. If it says nothing else, the instruction replaces it.
 
-    Whoever finds a `response` of two sentences too long has to be given one; bold words are no reason to lose a list.
+    The instruction depends on the `response`: one that is already short must become shorter, and one with lists keeps
+    them.
     """
     text = normalise(hint)
     short = bool(response) and len(_WORD.findall(response)) <= SHORT_WORDS
     answer = AnswerForm(short, bool(_STRUCTURE.search(response) or _STRUCTURE.search(text)))
     if _NUMBER.search(text):
         return hint
-    wishes = [wish for own in all_instructions() if own.script.search(text) and (wish := own.read(text, answer)).say]
+    wishes = [
+        wish
+        for language in all_instructions()
+        if language.script.search(text) and (wish := language.read(text, answer)).say
+    ]
     if not wishes:
         return hint
     best = max(wishes, key=lambda wish: (wish.matters, wish.familiar))

@@ -1,35 +1,35 @@
-"""What a next state can be, and what the reader makes of one."""
+"""The kinds of replies, and the result of reading one."""
 
 from dataclasses import dataclass
 from enum import StrEnum
 
 
 class ReplyKind(StrEnum):
-    """What a next state is."""
+    """The kinds of next states."""
 
     ACKNOWLEDGEMENT = "acknowledgement"
-    """Content with the response, in words: +1."""
+    """The user says that the response is good: +1."""
     CORRECTION = "correction"
-    """Says what was wrong or what should have been: -1, and the hint is what was said."""
+    """The user says what was wrong or what is right: -1, and these words are the hint."""
     REJECTION = "rejection"
-    """Says that it was wrong or useless, but not what would be right: -1, no hint."""
+    """The user says that the response is wrong or useless, but not what is right: -1, no hint."""
     REPETITION = "repetition"
-    """Asks the same again, in the same or other words: -1, no hint."""
+    """The user asks the same again, in the same or other words: -1, no hint."""
     CHANGE_REQUEST = "change_request"
-    """Wants the same otherwise (shorter, in another form, with an addition): -1, and the hint is what was said."""
+    """The user wants a change (shorter, another form, an addition): -1, and these words are the hint."""
     MOVING_ON = "moving_on"
-    """Takes the next step, saying so: +1."""
+    """The user announces the next step: +1."""
     TOOL_SUCCESS = "tool_success"
     TOOL_ERROR = "tool_error"
-    """The call itself was wrong: -1. What is no fault of the call (network, rate limits) is UNCLEAR."""
+    """The call itself was wrong: -1. Errors that are not its fault (network, rate limits) are UNCLEAR."""
     UNCLEAR = "unclear"
     """The reader abstains."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What the reader made of a next state."""
+    """The result of reading a next state."""
 
     kind: ReplyKind
     hint: str = ""
-    """What the user would have wanted, in the user's own words, cleaned."""
+    """What the user wanted, in the user's own words, cleaned."""

@@ -8,9 +8,9 @@ from itertools import islice
 from openclaw_rl.judge.reader.alternatives import PhraseIndex
 from openclaw_rl.judge.reader.phrasebook import CONTRAST, Language, all_languages, all_scripts
 
-#: With fewer small words of any language, every language of a script is tried.
-_TELLING_WORDS = 3
-#: Nobody speaks in more; without a limit, a text of commas only would take long.
+#: With fewer small words, the language is unknown and every language of the script is tried.
+_MIN_SMALL_WORDS = 3
+#: A limit, because a text of only commas would take long.
 _MOST_CLAUSES = 12
 _MOST_BLANKS = 20
 _WORD = re.compile(r"\w+")
@@ -19,25 +19,25 @@ _CLAUSE_START = re.compile(rf"[,:{CONTRAST}]\s")
 
 
 class Lexicon:
-    """The languages that a text may be in, asked together."""
+    """Searches the phrases of all languages that a text may be in."""
 
     def __init__(self, languages: Sequence[Language]) -> None:
         self._languages = languages
 
     def find(self, signal: str, text: str) -> re.Match[str] | None:
-        """The first place where one of a signal's phrases stands."""
+        """The first match of any of a signal's phrases."""
         return self._find(signal, text, clause_starts(text), word_starts(text))
 
     def _find(self, signal: str, text: str, starts: Sequence[int], words: Sequence[int]) -> re.Match[str] | None:
-        found: re.Match[str] | None = None
+        first: re.Match[str] | None = None
         for language in self._languages:
             if phrases := language.signals.get(signal):
-                found = earlier(found, phrases.anywhere.search(text, words))
-                found = earlier(found, first_at(phrases.at_start, text, starts))
-        return found
+                first = earlier(first, phrases.anywhere.search(text, words))
+                first = earlier(first, first_at(phrases.at_start, text, starts))
+        return first
 
     def blank(self, signal: str, text: str, by: str = "~") -> str:
-        """The text with a mark in place of a signal's phrases."""
+        """The text with a signal's phrases replaced by a mark."""
         place, pieces = 0, []
         starts, words = clause_starts(text), word_starts(text)
         for _ in range(_MOST_BLANKS):
@@ -52,28 +52,28 @@ class Lexicon:
 
 
 def lexicon_for(text: str, opening: str = "") -> Lexicon:
-    """The languages to look at for a normalised text: by its script, and if it is long enough by its small words.
+    """The languages that a normalised text may be in, by its script and, if it is long enough, its small words.
 
-    `opening` is how the text begins, where that may be in another language than the rest.
+    `opening` is the beginning of the text, which may be in another language than the rest.
     """
     written = [language for language in all_languages() if language.script.search(text)]
     hits, first = small_words_of(text, written), small_words_of(opening, written)
     most, most_first = max(hits, default=0), max([1, *first])
-    if most < _TELLING_WORDS:
+    if most < _MIN_SMALL_WORDS:
         return Lexicon([script for script in all_scripts() if script.script.search(text)])
     counted = zip(written, hits, first, strict=True)
     return Lexicon([one for one, n, m in counted if n >= 0.6 * most or m >= most_first or not one.spaced])
 
 
 def small_words_of(text: str, languages: Sequence[Language]) -> list[int]:
-    """How many words of a text are small words of each language; 0 where words have no spaces between them."""
+    """How many words of a text are small words of each language; 0 for scripts without spaces."""
     words = _WORD.findall(text)
     return [sum(word in one.small_words for word in words) if one.spaced else 0 for one in languages]
 
 
 @lru_cache(maxsize=16)
 def clause_starts(text: str) -> Sequence[int]:
-    """Where clauses begin: at the first word, and after commas, colons and contrasts."""
+    """The positions where clauses begin: the first word, and after commas, colons and contrasts."""
     first = _FIRST_WORD.match(text)
     later = islice(_CLAUSE_START.finditer(text), _MOST_CLAUSES)
     return [first.end() if first else 0, *(match.end() for match in later)]
@@ -81,12 +81,12 @@ def clause_starts(text: str) -> Sequence[int]:
 
 @lru_cache(maxsize=16)
 def word_starts(text: str) -> Sequence[int]:
-    """Where words begin."""
+    """The positions where words begin."""
     return [match.start() for match in _WORD.finditer(text)]
 
 
 def first_at(phrases: PhraseIndex, text: str, starts: Sequence[int]) -> re.Match[str] | None:
-    """The first match at one of some places."""
+    """The first match at one of the given positions."""
     return next((match for start in starts if (match := phrases.match(text, start))), None)
 
 

@@ -10,12 +10,12 @@ _END = re.compile(r"[,.;:!?\n]")
 _BEFORE = re.compile(r"[.;:\n]")
 _REACH = 60
 _MOST = 3
-#: A request with one of these asks for a fact, so that what is set against the response is a better one.
+#: A request that ends with one of these asks for a fact, so the message may give a better one.
 _QUESTION_MARKS = ("?", "\uff1f")
 
 
 class TurnTexts(NamedTuple):
-    """What came before a message."""
+    """The request and the response before a message."""
 
     request: str
     response: str
@@ -34,7 +34,7 @@ def opposes(message: str, turn: TurnTexts, lexicon: Lexicon) -> bool:
 
 
 def is_opposition(message: str, start: int, end: int, turn: TurnTexts) -> bool:
-    """Whether what stands around a "not" is the right and the wrong."""
+    """Whether the words around a "not" are a right and a wrong fact."""
     after = message[end : end + _REACH].lstrip()
     denied = _END.split(after, maxsplit=1)[0]
     wrong = names(denied) & names(turn.response)

@@ -1,6 +1,6 @@
-"""Tells what reacts to a response from what asks for something new, in a message that does both.
+"""Separates the part of a message that reacts to the response from the part that asks for something new.
 
-"No bold, please. Next question: why is the sky blue?" complains, and the question that follows is no part of it.
+In "No bold, please. Next question: why is the sky blue?" only the first sentence is a complaint.
 """
 
 from collections.abc import Sequence
@@ -9,12 +9,12 @@ from openclaw_rl.judge.reader.lexicon import Lexicon
 from openclaw_rl.judge.reader.signals import Sentence
 
 _VERDICTS = ("change", "wish", "correction", "rejection", "praise", "thanks")
-#: A shorter request may stand in a message by chance.
+#: A shorter request may occur in a message by chance.
 _LEAST_LETTERS = 12
 
 
 def reacting(said: Sequence[Sentence], lexicon: Lexicon) -> Sequence[Sentence]:
-    """The sentences before the first that announces or asks something new; all of them if none does."""
+    """The sentences before the first one that announces or asks something new; all if there is none."""
     new = (n for n, sentence in enumerate(said) if n and begins_something(sentence, lexicon))
     return said[: next(new, len(said))]
 
@@ -46,9 +46,9 @@ def settle_wishes(said: Sequence[Sentence], lexicon: Lexicon, same_topic: bool) 
 
 
 def without_request(words: str, request: str) -> str:
-    """What a message says beside the request, if it has all of it once more; nothing if it has not."""
+    """The rest of a message that repeats the whole request; empty if it does not."""
     asked, lower = request.strip(" \n.!?").lower(), words.lower()
-    # Where lower case has another length, places in the one are none in the other.
+    # If lower-casing changes the length, positions do not correspond.
     if not _LEAST_LETTERS <= len(asked) <= len(words) or len(lower) != len(words):
         return ""
     before, found, after = lower.partition(asked)

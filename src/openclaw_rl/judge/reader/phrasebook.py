@@ -3,7 +3,7 @@
 A phrase is a regular expression over normalised text (see `text.normalise`; phrases are normalised too), one sentence
 at a time. A space matches a space, `^` and `$` are the ends of a clause (commas, colons and "but" end one), `{name}` is
 a word group of the file's `[words]`. In scripts with spaces a phrase matches whole words only. To add a language, add a
-file. What the signals mean is said in `signals.py`.
+file. `signals.py` explains the signals.
 """
 
 import re
@@ -34,7 +34,7 @@ SPACED = frozenset({"latin", "cyrillic"})
 
 
 class SignalPhrases(NamedTuple):
-    """The phrases of one signal in one language, by where they may stand."""
+    """The phrases of one signal in one language, by their position."""
 
     at_start: PhraseIndex
     """At the beginning of a clause."""
@@ -43,14 +43,14 @@ class SignalPhrases(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Language:
-    """One phrase file, or several."""
+    """The compiled phrases of one phrase file, or of several with the same script."""
 
     script: re.Pattern[str]
     spaced: bool
     """Whether words have spaces between them."""
     signals: dict[str, SignalPhrases]
     small_words: frozenset[str]
-    """Words that change nothing about what a request asks for; by them a language is recognised, too."""
+    """Words that do not change what a request asks for. A language is also recognised by them."""
 
 
 @cache
@@ -61,7 +61,7 @@ def all_languages() -> tuple[Language, ...]:
 
 @cache
 def all_scripts() -> tuple[Language, ...]:
-    """The phrase files of one script taken together, as if it were one language: for texts too short to tell."""
+    """The phrase files of each script as one language, for texts too short to tell the language."""
     scripts = sorted({table["script"] for table in tables()})
     return tuple(read_language([table for table in tables() if table["script"] == script]) for script in scripts)
 
@@ -74,7 +74,7 @@ def all_small_words() -> frozenset[str]:
 
 @cache
 def tables() -> tuple[dict[str, Any], ...]:
-    """What is in the phrase files, in the order of their names."""
+    """The contents of the phrase files, in the order of their names."""
     folder = files("openclaw_rl.judge.reader") / "phrases"
     names = sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(".toml"))
     read = (tomllib.loads((folder / name).read_text("utf-8")) for name in names)
@@ -88,7 +88,7 @@ def read_language(files: Sequence[dict[str, Any]]) -> Language:
     for table in files:
         for signal, listed in table["signals"].items():
             expanded = (part for phrase in listed for part in split(expand(phrase, table.get("words", {}))))
-            # What leads can only begin.
+            # A lead only matches at the start of a clause.
             phrases[signal] += [f"^{part}" if signal == "lead" else part for part in expanded]
     small_words = " ".join(words for table in files for words in table.get("small_words", []))
     signals = {signal: compile_phrases(listed, script in SPACED) for signal, listed in phrases.items()}
@@ -99,7 +99,7 @@ def expand(phrase: str, words: dict[str, str]) -> str:
     """A phrase with its word groups filled in (groups may hold groups), normalised as the text will be."""
     for _depth in range(3):
         phrase = _GROUP.sub(lambda match: f"(?:{words[match[1]]})", phrase)
-    # Escapes such as `\W` would not survive the change of case.
+    # Escapes such as `\W` must not be lower-cased.
     return "".join(part if part.startswith("\\") else normalise(part) for part in re.split(r"(\\.)", phrase))
 
 
@@ -112,5 +112,5 @@ def compile_phrases(phrases: Sequence[str], spaced: bool) -> SignalPhrases:
 
 
 def inner_starts(phrase: str) -> str:
-    """A phrase in which `^` stands for the beginning of a clause also where it is one alternative of several."""
+    """A phrase in which `^` matches the start of a clause, also inside an alternative."""
     return re.sub(r"(?<![\\\[])\^", lambda _: _CLAUSE_START, phrase)

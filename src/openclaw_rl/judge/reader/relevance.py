@@ -1,4 +1,4 @@
-"""Whether a message is about the response at all, or asks for something new in words that sound like a complaint."""
+"""Decides whether a message is about the response, or asks for something new in words that sound like a complaint."""
 
 import re
 from functools import lru_cache
@@ -12,11 +12,11 @@ from openclaw_rl.judge.reader.similarity import content, tokens
 from openclaw_rl.judge.reader.text import shorten
 
 _MOST_WORDS = 200
-#: A request of few words ("in a table", "add types") leans on what was said before; one of many stands for itself.
+#: A request with few letters ("in a table", "add types") refers to what was said before; one with many does not.
 _FEW_LETTERS, _MANY_LETTERS = 32, 60
-#: What a new request has in common with the turn before by chance is less.
+#: A new request may share fewer words with the turn before by chance.
 _LEAST_SHARED = 2
-#: "Fix this one: ...": what it is about comes with it.
+#: "Fix this one: ...": the message brings its own material.
 _MATERIAL = re.compile(
     r"\b(?:this(?: one)?|these|following|folgende\w*|diese\w*|suivant\w*|cette|ce|siguiente\w*|est[ea])\b"
     r"[^.!?\n]{0,40}: ?\""
@@ -38,11 +38,11 @@ class Topic(NamedTuple):
     turns: bool = False
     """It praises the response, or says "but", before it asks for something."""
     wishes: bool = False
-    """It wants another form, which only a response has."""
+    """It wants another form, so it must be about the response."""
 
 
 def is_about(kind: ReplyKind, topic: Topic) -> bool:
-    """Whether a message that reads as this kind is about the response."""
+    """Whether a message that was read as `kind` is about the response."""
     if topic.wishes:
         return True
     if _MATERIAL.search(topic.message) and not topic.turns:
@@ -61,7 +61,7 @@ def is_about(kind: ReplyKind, topic: Topic) -> bool:
 
 
 def is_new(topic: Topic) -> bool:
-    """Whether a question stands for itself and has nothing in common with the turn before."""
+    """Whether a question names things, and none that the turn before named."""
     named = names(topic.message)
     if len(named) < _LEAST_SHARED or topic.lexicon.find("back", topic.message):
         return False
@@ -69,14 +69,14 @@ def is_new(topic: Topic) -> bool:
 
 
 def points_back(topic: Topic) -> bool:
-    """Whether a request to change something means the response."""
+    """Whether a request to change something refers to the response."""
     if topic.lexicon.find("own", topic.message) or topic.lexicon.find("fresh", topic.message):
         return False
     return length(topic.message) <= _FEW_LETTERS or topic.lexicon.find("back", topic.message) is not None
 
 
 def length(text: str) -> int:
-    """Letters; a character of Chinese, Japanese or Korean counts as three."""
+    """The number of letters. A Chinese, Japanese or Korean character counts as three."""
     return len(text) + 2 * len(_WIDE.findall(text))
 
 
@@ -87,13 +87,13 @@ def shares_words(topic: Topic, least: int = 1) -> bool:
 
 
 def names(text: str) -> frozenset[str]:
-    """The words of a text that name something; pairs of characters, where words are not separated."""
+    """The words of a text that name something; in scripts without spaces, pairs of characters."""
     return names_of(shorten(text))
 
 
 @lru_cache(maxsize=16)
 def names_of(text: str) -> frozenset[str]:
-    """The same of a text that is short: it is asked for again and again while one message is read."""
+    """The same for a shortened text. It is cached, because reading one message needs it several times."""
     words, small = tokens(text, _MOST_WORDS), all_small_words()
     pairs = {
         one + other

@@ -1,25 +1,25 @@
-"""What the sentences of a message signal, one by one, before anything is concluded from them.
+"""Finds the signals in each sentence of a message. `conclusions.py` draws conclusions from them.
 
-The signals of the phrase files, and what each says of the response:
+The signals of the phrase files, and what each says about the response:
 
 - rejection: it was wrong; outburst: the same in the form of a question
 - correction: what was wrong with it; change: what should be otherwise; statement: a bare fact, perhaps a better one
 - wish: what should be otherwise about the form of the response (length, layout, tone, detail); a whole clause of it
-- ask: how a wish is put ("could you"), which changes nothing about it
-- reminder: what had been asked for, so that what else is said is no new wish
-- praise, thanks; idiom: praise in negative words ("not bad"); sarcasm: praise that is none; negation: takes praise back
+- ask: words that only introduce a wish ("could you")
+- reminder: repeats what had been asked for, so the rest is not a new wish
+- praise, thanks; idiom: praise in negative words ("not bad"); sarcasm: praise that is not meant; negation
 - trouble: words beside praise that may turn it into mockery
 - moving_on: the next step; next: a request, which is the next step if contentment came before
 - again: the request will be repeated
-- tale: tells of oneself or others, which asks for nothing
-- defer: will be thought about or tried, so nothing is known yet
-- interrogative: a plain question, from which nothing follows
+- tale: the user talks about themselves or others, which asks for nothing
+- defer: the user will think about it or try it, so nothing is known yet
+- interrogative: a plain question, which says nothing about the response
 - back: points to the response ("it", "shorter"); fresh: asks for a new thing; own: speaks of something of the user's
 - opposite: stands between what is right and what is not ("not", "instead of")
-- contrast: "but"; mask: looks like a signal and is none; noise: changes nothing; lead: nothing for a hint
+- contrast: "but"; mask: looks like a signal but is none; noise: changes nothing; lead: not part of a hint
 
-No signals of the files: "doubt" is praise with a negation in the same clause, "question" what is interrogative, and
-"announcement" the next step with the question or the request itself behind it.
+Three signals are derived: "doubt" is praise with a negation in the same clause, "question" is an interrogative, and
+"announcement" is the next step together with its question or request.
 """
 
 import re
@@ -29,8 +29,8 @@ from openclaw_rl.judge.reader.lexicon import Lexicon
 from openclaw_rl.judge.reader.phrasebook import CONTRAST
 
 _IDIOM = "+"
-#: Of a sentence; what has no end after that is no speech.
-_LONGEST = 240
+#: Characters of a sentence that are read.
+_MAX_CHARACTERS = 240
 _COMMA = re.compile(r",(?=[^\s\d])|(?<=[^\d]),(?=\d)")
 _SPACES = re.compile(r"\s{2,}")
 _LEFT_OVER = re.compile(r"^[\s,.!?~]+(?=\w)|(?<=,)[\s,]+,")
@@ -39,16 +39,16 @@ _CLAUSE_MARK = re.compile(rf"[,:;{CONTRAST}]")
 
 @dataclass(slots=True)
 class Sentence:
-    """One sentence and its signals: where in the sentence each was found first."""
+    """One sentence, and the first position of each signal in it."""
 
     plain: str
-    """As it is read; `start` and `end` say where it stands in the message."""
+    """The normalised text. `start` and `end` are its position in the message."""
     start: int
     end: int
     asks: bool
     found: dict[str, int] = field(default_factory=dict)
     rest: str = ""
-    """The sentence without what rejects or praises."""
+    """The sentence without the phrases that reject or praise."""
 
     def has(self, *signals: str) -> bool:
         """Whether any of the signals was found."""
@@ -56,14 +56,14 @@ class Sentence:
 
 
 def read_sentence(plain: str, lexicon: Lexicon, span: tuple[int, int] = (0, 0)) -> Sentence:
-    """Find the signals of a normalised sentence that stands at `span` of the message."""
-    text = tidy(lexicon.blank("noise", _COMMA.sub(", ", plain[:_LONGEST]), by=""))
+    """Find the signals of a normalised sentence at `span` of the message."""
+    text = tidy(lexicon.blank("noise", _COMMA.sub(", ", plain[:_MAX_CHARACTERS]), by=""))
     sentence = Sentence(plain, *span, asks=plain.rstrip().endswith("?"))
     if lexicon.find("outburst", text):
         sentence.found["rejection"] = 0
         return sentence
     if question := lexicon.find("interrogative", text):
-        # What comes before a question counts: "great, next: what is ...?"
+        # The words before a question count: "great, next: what is ...?"
         sentence.asks = True
         sentence.found["question"] = question.start()
         text = text[: question.start()]
@@ -74,7 +74,7 @@ def read_sentence(plain: str, lexicon: Lexicon, span: tuple[int, int] = (0, 0)) 
 
 
 def find_signals(sentence: Sentence, text: str, lexicon: Lexicon) -> None:
-    """Find the signals of what is no plain question."""
+    """Find the signals of a text without its plain question."""
     found = sentence.found
     text = tidy(lexicon.blank("contrast", lexicon.blank("idiom", text, by=_IDIOM), by=CONTRAST))
     for signal in ("sarcasm", "rejection", "moving_on", "thanks", "defer"):
@@ -82,10 +82,10 @@ def find_signals(sentence: Sentence, text: str, lexicon: Lexicon) -> None:
     if "moving_on" in found and (sentence.asks or ":" in text):
         found["announcement"] = found["moving_on"]
     sentence.rest = lexicon.blank("rejection", text) if "rejection" in found else text
-    # A question praises nothing, unless it comes after a comma.
+    # A question contains no praise, except before a comma.
     if not sentence.asks or "," in text:
         note_praise(found, sentence.rest, lexicon)
-    # Praise is taken out, so that "exactly what I wanted" does not say what was wanted.
+    # Praise is removed, so that "exactly what I wanted" is not read as a wish.
     if "praise" in found and "rejection" not in found:
         text = sentence.rest = lexicon.blank("praise", text, by=_IDIOM)
     for signal in ("trouble", "negation") if found.keys() & {"praise", "moving_on"} else ():
@@ -98,18 +98,18 @@ def find_signals(sentence: Sentence, text: str, lexicon: Lexicon) -> None:
     note_wish(found, tidy(lexicon.blank("ask", text, by="")), lexicon)
     if _IDIOM in text:
         found.setdefault("praise", text.index(_IDIOM))
-    # "I thought it was wrong, but you are right": what comes last counts.
+    # "I thought it was wrong, but you are right": the last part counts.
     if CONTRAST in text and _IDIOM not in text.rpartition(CONTRAST)[2]:
         found["contrast"] = text.index(CONTRAST)
 
 
 def drop_tales(found: dict[str, int], text: str, lexicon: Lexicon) -> None:
-    """Drop what is said of oneself: "my flat is too small" is no wish, "we have one, it's great" no praise."""
+    """Drop signals in a tale: "my flat is too small" is not a wish, "we have one, it's great" is not praise."""
     signals = {"change", "correction", "praise"} & found.keys()
     if not signals or CONTRAST in text or "reminder" in found or "tale" not in found:
         return
-    # "Wonderful, my class will love it": what is praised first is the response.
-    if found.get("praise", _LONGEST) < found["tale"]:
+    # "Wonderful, my class will love it": praise before the tale is about the response.
+    if found.get("praise", _MAX_CHARACTERS) < found["tale"]:
         signals.discard("praise")
     for signal in signals:
         del found[signal]
@@ -118,7 +118,7 @@ def drop_tales(found: dict[str, int], text: str, lexicon: Lexicon) -> None:
 
 
 def note(found: dict[str, int], signal: str, text: str, lexicon: Lexicon) -> None:
-    """Note where a signal is found, if it is."""
+    """Note the position of a signal, if it is in the text."""
     if match := lexicon.find(signal, text):
         found[signal] = match.start()
 
@@ -139,11 +139,11 @@ def note_wish(found: dict[str, int], text: str, lexicon: Lexicon) -> None:
         return
     before = text[: match.start()].rstrip()
     requested = before and (lexicon.find("next", before) or lexicon.find("fresh", before))
-    # "Great example": what is praised is not wished for.
+    # "Great example": a wish right after praise is none.
     if not requested and not before.endswith(_IDIOM):
         found["wish"] = match.start()
 
 
 def tidy(text: str) -> str:
-    """Close the gaps that words leave when they are taken out."""
+    """Close the gaps that removed words leave."""
     return _SPACES.sub(" ", _LEFT_OVER.sub("", text)).strip()

@@ -1,4 +1,4 @@
-"""How much a message is the request over again: by its words, and by its characters where a script has no spaces."""
+"""Compares a message with the request: by words, or by characters in scripts without spaces."""
 
 import re
 from collections import Counter
@@ -9,7 +9,7 @@ from openclaw_rl.judge.reader.text import normalise, shorten
 _TOKEN = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|\d+|[^\W\d_\u3040-\u30ff\u3400-\u9fff]+")
 _CHARACTER = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]")
 _MOST_TOKENS = 60
-#: Shorter requests ("yes", "continue") are said twice without a complaint.
+#: Shorter requests ("yes", "continue") are repeated without a complaint.
 _LEAST_LETTERS = 8
 _FEW_ADDED, _ENOUGH_KEPT = 2, 4
 
@@ -29,7 +29,7 @@ class Likeness(Enum):
 
 
 def compare(request: str, reply: str, small_words: frozenset[str]) -> Likeness:
-    """Compare a message with the request; `small_words` are those that change nothing."""
+    """Compare a message with the request, ignoring small words."""
     old, new = tokens(request), tokens(reply)
     if not old or not new:
         return Likeness.DIFFERENT
@@ -43,7 +43,7 @@ def compare(request: str, reply: str, small_words: frozenset[str]) -> Likeness:
 
 
 def grade(size: int, lost: int, added: int, alike: bool) -> Likeness:
-    """From how many words were lost and added to what that means."""
+    """The likeness, from the number of words that were lost and added."""
     if lost == 0 and added == 0:
         return Likeness.SAME
     if lost == 0:
@@ -56,33 +56,33 @@ def grade(size: int, lost: int, added: int, alike: bool) -> Likeness:
 
 
 def tokens(text: str, most: int = _MOST_TOKENS) -> list[str]:
-    """Words, or characters where words are not separated."""
+    """The words of a text; in scripts without spaces, its characters."""
     return _TOKEN.findall(normalise(shorten(text)))[:most]
 
 
 def content(words: list[str], small_words: frozenset[str]) -> list[str]:
-    """The words that say what is wanted, each once."""
+    """The distinct words that are not small words."""
     return [word for word in dict.fromkeys(words) if word not in small_words]
 
 
 def weight(words: list[str]) -> float:
-    """How many words these are; characters of Chinese or Japanese are half of one."""
+    """The number of words. A Chinese or Japanese character counts half."""
     return sum(0.5 if _CHARACTER.match(word) else 1.0 for word in words if len(word) > 1 or _CHARACTER.match(word))
 
 
 def begins_alike(one: str, other: str, small_words: frozenset[str]) -> bool:
-    """Whether the first word that says something in one text is among the first two of the other."""
+    """Whether the first content word of `other` is among the first two of `one`."""
     first, others = content(tokens(one), small_words)[:2], content(tokens(other), small_words)[:1]
     return bool(others) and any(others[0] == word or is_form_of(others[0], word) for word in first)
 
 
 def is_weighty(words: list[str]) -> bool:
-    """Whether there is enough of it to be recognised; a character of Chinese or Japanese counts for two letters."""
+    """Whether the words have enough letters. A Chinese or Japanese character counts as two."""
     return sum(len(word) if word.isascii() else 2 * len(word) for word in words) >= _LEAST_LETTERS
 
 
 def differences(old: list[str], new: list[str]) -> tuple[list[str], list[str]]:
-    """The words of each that the other has in no form."""
+    """The words of each that the other does not have in any form."""
     olds, news = set(old), set(new)
     lost = [word for word in old if word not in news]
     added = [word for word in new if word not in olds]
@@ -94,7 +94,7 @@ def differences(old: list[str], new: list[str]) -> tuple[list[str], list[str]]:
 
 
 def is_form_of(one: str, other: str) -> bool:
-    """Whether two words are one with other endings or a typing error. Numbers are themselves only."""
+    """Whether two words differ only in their ending or by a typing error. Numbers must be equal."""
     if one[0] != other[0] or min(len(one), len(other)) < 4 or not (one.isalpha() and other.isalpha()):
         return False
     stem = min(len(one), len(other)) - 1

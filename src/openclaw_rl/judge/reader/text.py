@@ -1,9 +1,9 @@
-"""Text as the reader compares it: short enough, without code and quotations, in one case, width and accent."""
+"""Prepares text for the reader: shortens it, removes code and quotations, and normalises case, width and accents."""
 
 import re
 import unicodedata
 
-#: What is looked at of a long message. People say what they think of an answer first, or last.
+#: Characters of a long message that are read. People give their opinion at the beginning or at the end.
 HEAD, TAIL = 500, 250
 
 _FENCE = re.compile(r"```.*?(?:```|\Z)", re.DOTALL)
@@ -12,7 +12,7 @@ _QUOTATION = re.compile(r"\"[^\"\n]{1,200}\"|`[^`\n]{1,200}`|[“„«「『][^�
 _ACCENT = re.compile("[\u0300-\u036f]")
 _INVISIBLE = re.compile("[\u00ad\u200b-\u200f\u2060\ufe00-\ufe0f\ufeff\U0001f3fb-\U0001f3ff]")
 _STRETCHED = re.compile(r"([^\W\d_])\1{2,}")
-#: The last one: "shorter pls Another question: why ...", where the mark was left out.
+#: The last alternative is for a missing full stop: "shorter pls Another question: why ...".
 _SENTENCE_END = re.compile(
     r"(?<=[.!?;…])[.!?;…]*\s+|(?<=[。！？；])\s*|\n+|\s+[-–—]+\s+"
     r"|(?<=[a-zß-ÿ]) (?=[A-ZÀ-Þ]\w{1,15} (?:\w{1,15} ){0,2}\w{1,15} ?: )"
@@ -31,26 +31,26 @@ def shorten(text: str, head: int = HEAD, tail: int = TAIL) -> str:
 
 
 def own_words(text: str) -> str:
-    """A message without what its writer only shows: code blocks and quoted lines."""
+    """A message without code blocks and quoted lines."""
     return _QUOTED_LINE.sub("", _FENCE.sub("\n", text))
 
 
 def without_quotations(text: str) -> str:
-    """A message in which the words inside quotation marks are gone: they are somebody else's."""
+    """A message without the words inside quotation marks, which are somebody else's."""
     return _QUOTATION.sub('""', text)
 
 
 def normalise(text: str) -> str:
     """One case, width and kind of quote; no accents, no stretched letters ("sooo"). Newlines stay."""
-    # One character can decompose into eighteen: cut, so that it stays a bounded piece of work.
+    # One character can decompose into eighteen, so the length is limited.
     text = unicodedata.normalize("NFKD", text.translate(_WIDTHS))[: 2 * len(text) + 100].casefold()
     text = _INVISIBLE.sub("", _ACCENT.sub("", text))
-    # Composed again, since Hangul and kana are written so in the phrase files; accents are gone by now.
+    # Composed again, because the phrase files contain composed Hangul and kana. The accents are already removed.
     return _STRETCHED.sub(r"\1", unicodedata.normalize("NFC", text)).replace("’", "'")
 
 
 def sentences(text: str) -> list[tuple[int, int]]:
-    """Where the sentences of a text begin and end, each with its final mark. Quotations are parts of sentences."""
+    """The start and end of each sentence, including its final mark. Quotations do not end sentences."""
     text = _QUOTATION.sub(lambda match: "_" * len(match[0]), text)
     ends = [match.span() for match in _SENTENCE_END.finditer(text)]
     spans = zip([0, *(end for _, end in ends)], [*(start for start, _ in ends), len(text)], strict=True)
@@ -58,5 +58,5 @@ def sentences(text: str) -> list[tuple[int, int]]:
 
 
 def read_plainly(text: str) -> str:
-    """A message, or a part of it, as the phrases are looked for in it: normalised, without quotations."""
+    """A message, or a part of it, normalised and without quotations, as phrases are searched in it."""
     return normalise(without_quotations(text))

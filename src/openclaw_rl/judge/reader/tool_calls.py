@@ -1,4 +1,4 @@
-"""What is known of tool calls from the response that made them: it decides what a result is evidence of."""
+"""Reads tool calls in a response. They decide what their result is evidence of."""
 
 import re
 import tomllib
@@ -13,20 +13,20 @@ _LINES = frozenset({"line", "report", "exit_code"})
 
 
 class Call(NamedTuple):
-    """What is known of the calls."""
+    """The properties of a response's tool calls."""
 
     shows: bool
-    """They show what somebody wrote, such as a file; what the result says is about that."""
+    """They show a text, such as a file, so errors in the result may be part of that text."""
     writes: bool
-    """They carry code or text of their own; what a compiler or test says is about that."""
+    """They contain code or text, so compiler or test output is about it."""
     tells: bool
-    """They run something that says with its exit code what it found."""
+    """They run a program that reports findings with its exit code."""
     asks: bool
-    """They ask for something, so that content is what they wanted."""
+    """They ask for content, so content is a success."""
     silent: bool
-    """They run what says nothing when all is well."""
+    """They run a program that prints nothing on success."""
     remote: bool
-    """They run what fails with the network, too."""
+    """They run a program that can fail because of the network."""
     made: str = ""
     """The response that made them, normalised."""
 
@@ -46,13 +46,13 @@ def read_calls(response: str) -> Call:
 
 
 def found(name: str, text: str) -> bool:
-    """Whether a pattern is anywhere in a text."""
+    """Whether a text contains a pattern of `phrases/tools.toml`."""
     return pattern(name).search(text) is not None
 
 
 @cache
 def pattern(name: str) -> re.Pattern[str]:
-    """A pattern of `phrases/tools.toml`; those that are to be found on some line begin a line."""
+    """A compiled pattern of `phrases/tools.toml`. Some patterns match only at the start of a line."""
     listed = table()[name]
     joined = listed if isinstance(listed, str) else "|".join(listed)
     start = "^" if name in _LINES else ""

@@ -1,4 +1,4 @@
-"""Reads a tool's result that is JSON: by the fields that tools use to report success, and by whether it has content."""
+"""Reads a tool result that is JSON, by the fields that report success or failure and by its content."""
 
 import json
 from typing import Any
@@ -7,9 +7,10 @@ from openclaw_rl.judge.reader.kinds import ReplyKind
 from openclaw_rl.judge.reader.tool_calls import Call, found, pattern
 from openclaw_rl.judge.reader.tool_texts import fault, is_doubtful, read_exit_code, read_text
 
-_LONGEST = 20_000
-#: Of what an object holds; more is content in any case.
-_MOST_VALUES = 40
+#: Longer results are not parsed, because it would take too long.
+_MAX_CHARACTERS = 20_000
+#: Values of an object that are looked at.
+_MAX_VALUES = 40
 _FAILED_WORDS = frozenset(
     [
         "error",
@@ -88,8 +89,8 @@ _Json = dict[str, Any]
 
 
 def parse(result: str) -> Any:
-    """The JSON in a result, or None; what is long is not worth the time."""
-    if len(result) > _LONGEST or not result.lstrip().startswith(("{", "[")):
+    """The JSON in a result; None if there is none or it is too long."""
+    if len(result) > _MAX_CHARACTERS or not result.lstrip().startswith(("{", "[")):
         return None
     try:
         return json.loads(result)
@@ -98,8 +99,8 @@ def parse(result: str) -> Any:
 
 
 def read_list(data: list[Any], call: Call) -> ReplyKind:
-    """Read a list: content, unless it is empty or a list of failures."""
-    objects = [each for each in data[:_MOST_VALUES] if isinstance(each, dict)]
+    """Read a list. It is a success unless it is empty or lists failures."""
+    objects = [each for each in data[:_MAX_VALUES] if isinstance(each, dict)]
     if any(has_failed(each) for each in objects):
         return fault(str(data)[:500]) if len(objects) == 1 else ReplyKind.UNCLEAR
     return ReplyKind.TOOL_SUCCESS if data and not all(each in _EMPTY for each in data) else ReplyKind.UNCLEAR
@@ -108,22 +109,22 @@ def read_list(data: list[Any], call: Call) -> ReplyKind:
 def read_object(data: _Json, call: Call) -> ReplyKind:
     """Read an object by the fields that tools use to report success."""
     code = next((data[key] for key in _EXIT_KEYS if isinstance(data.get(key), int)), None)
-    told = " ".join(str(data[key])[:500] for key in (*_ERRORS, *_TEXT_KEYS) if data.get(key))
+    output = " ".join(str(data[key])[:500] for key in (*_ERRORS, *_TEXT_KEYS) if data.get(key))
     if code is not None:
-        return read_exit_code(int(code), told, call)
+        return read_exit_code(int(code), output, call)
     status = http_status(data)
     if status >= 400:
-        return fault(f"{status} {told}")
-    inner = [value for value in data.values() if isinstance(value, dict)][:_MOST_VALUES]
+        return fault(f"{status} {output}")
+    inner = [value for value in data.values() if isinstance(value, dict)][:_MAX_VALUES]
     if has_failed(data) or any(has_failed(each) for each in inner):
-        return fault(told or str(data)[:500])
+        return fault(output or str(data)[:500])
     if any(is_in_doubt(each) for each in (data, *inner)):
         return ReplyKind.UNCLEAR
     return read_fields(data, bool(status) or is_done(data), call)
 
 
 def read_fields(data: _Json, done: bool, call: Call) -> ReplyKind:
-    """Read an object that reports no failure: evidence of success is its state, its content, or what it says."""
+    """Read an object that reports no failure. Its state, content or texts may be evidence of success."""
     texts = [str(data[key]) for key in _TEXT_KEYS if isinstance(data.get(key), str) and data[key]]
     readings = {read_text(text, call) for text in texts}
     if ReplyKind.TOOL_ERROR in readings:
@@ -137,12 +138,12 @@ def read_fields(data: _Json, done: bool, call: Call) -> ReplyKind:
 
 
 def short_strings(data: _Json) -> list[str]:
-    """The values that are words, such as states."""
-    return [value for value in list(data.values())[:_MOST_VALUES] if isinstance(value, str) and len(value) <= 60]
+    """The values that are short strings, such as states."""
+    return [value for value in list(data.values())[:_MAX_VALUES] if isinstance(value, str) and len(value) <= 60]
 
 
 def is_done(data: _Json) -> bool:
-    """Whether an object says that all is well."""
+    """Whether an object reports success."""
     flags = ("success", "ok", "succeeded", "done")
     if any(data.get(key) is True for key in flags):
         return True
@@ -150,16 +151,16 @@ def is_done(data: _Json) -> bool:
 
 
 def is_in_doubt(data: _Json) -> bool:
-    """Whether an object says that something is under way or came to nothing."""
+    """Whether an object reports that something is unfinished or had no effect."""
     if any(pattern("waiting").fullmatch(str(data.get(key, ""))) for key in _STATES):
         return True
     counts = [key for key, value in data.items() if value in (0, [], {}, None, False) and found("counting", key)]
-    # What was left out, beside what was done.
+    # Some items were skipped.
     return bool(counts) or any(value and found("left_out", key) for key, value in data.items())
 
 
 def has_failed(data: _Json) -> bool:
-    """Whether an object's own fields say that it reports a failure."""
+    """Whether an object's own fields report a failure."""
     if any(data.get(key) and str(data[key]).casefold() not in ("none", "ok", "0", "false") for key in _ERRORS):
         return True
     if any(data.get(key) is value for key, value in _FLAGS.items()):

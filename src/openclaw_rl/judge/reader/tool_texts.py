@@ -1,8 +1,8 @@
-"""Reads a tool's result that is plain text.
+"""Reads a tool result that is plain text.
 
-Success takes evidence that fits the call: exit code 0, a word of success, content for a call that asks for some,
-silence for a command that says nothing when all is well. Without any, or with words that may tell of a failure and
-that the call did not have, it is unclear.
+Success needs evidence that fits the call: exit code 0, a word of success, content for a call that asks for it, or
+silence for a command that prints nothing on success. Without evidence, or with words that may report a failure and are
+not in the call, the result is unclear.
 """
 
 import re
@@ -13,11 +13,11 @@ from openclaw_rl.judge.reader.tool_calls import HEAD, TAIL, Call, found, pattern
 
 _OPENING = 400
 _PROGRAM = re.compile(r"^(?:/\S{1,80}/)?([a-z][\w.+-]{1,30}): \S[^\n]*", re.M)
-#: A longer result is content; what may tell of a failure is looked for in its last lines only.
+#: A longer result is content. Words that may report a failure are searched only in its last characters.
 _SHORT, _LAST = 400, 160
-#: Ended from outside: by a time limit or by a signal.
+#: Exit codes of programs that a time limit or a signal ended.
 _ENDED_FROM_OUTSIDE = frozenset({124, 130, 134, 137, 139, 143, -6, -9, -11, -15})
-#: Said by the shell of a command that cannot be run at all.
+#: Exit codes of the shell for a command that it cannot run.
 _NOT_RUN = frozenset({126, 127})
 
 
@@ -25,8 +25,8 @@ def read_text(text: str, call: Call) -> ReplyKind:
     """Read a result that is plain text."""
     sample = shorten(text, HEAD, TAIL)
     if exit_code := pattern("exit_code").search(sample):
-        told = f"{sample[: exit_code.start()]}\n{sample[exit_code.end() :]}"
-        return read_exit_code(int(exit_code["code"]), told, call)
+        output = f"{sample[: exit_code.start()]}\n{sample[exit_code.end() :]}"
+        return read_exit_code(int(exit_code["code"]), output, call)
     plain = normalise(sample.lstrip()[:_OPENING])
     if pattern("transient_opening").match(plain):
         return ReplyKind.UNCLEAR
@@ -35,26 +35,26 @@ def read_text(text: str, call: Call) -> ReplyKind:
     return read_lines(sample, call)
 
 
-def read_exit_code(code: int, told: str, call: Call) -> ReplyKind:
+def read_exit_code(code: int, output: str, call: Call) -> ReplyKind:
     """Read an exit code, and what was printed with it."""
-    plain = normalise(told.lstrip()[:_OPENING])
+    plain = normalise(output.lstrip()[:_OPENING])
     failed = tells_of_error(plain, call)
     if code == 0:
-        # A pipe's code is that of its last command.
-        hidden = failed or (not call.shows and found("line", told))
+        # A pipe has the exit code of its last command.
+        hidden = failed or (not call.shows and found("line", output))
         return ReplyKind.UNCLEAR if hidden else ReplyKind.TOOL_SUCCESS
     if code in _NOT_RUN:
-        return fault(told)
+        return fault(output)
     if code in _ENDED_FROM_OUTSIDE or call.remote:
         return ReplyKind.UNCLEAR
     if call.tells and not failed:
         return ReplyKind.UNCLEAR
-    # A code without a word: who knows what of.
-    return fault(told) if told.strip(" \t\n[]()") or code > 1 else ReplyKind.UNCLEAR
+    # Exit code 1 without output: the reason is unknown.
+    return fault(output) if output.strip(" \t\n[]()") or code > 1 else ReplyKind.UNCLEAR
 
 
 def tells_of_error(plain: str, call: Call) -> bool:
-    """Whether a result begins as messages of errors do; so may what was to be shown."""
+    """Whether a result begins like an error message. A shown text may do so too."""
     if pattern("opening").match(plain):
         return True
     if is_complaint(plain, call):
@@ -67,7 +67,7 @@ def tells_of_error(plain: str, call: Call) -> bool:
 
 
 def is_complaint(plain: str, call: Call) -> bool:
-    """Whether a line begins with the name of the program that was run: so programs complain, in any language."""
+    """Whether a line begins with the name of the program that was run, as error messages do in any language."""
     if call.tells:
         return False
     lines = [match for match in _PROGRAM.finditer(plain) if call.runs(match[1])]
@@ -75,7 +75,7 @@ def is_complaint(plain: str, call: Call) -> bool:
 
 
 def read_lines(sample: str, call: Call) -> ReplyKind:
-    """Read what is in the midst of a result: nothing to go by where the call shows what others wrote."""
+    """Read the lines of a result. They are no evidence if the call shows a text."""
     if not call.shows:
         if found("report", sample):
             return fault(sample) if call.writes else ReplyKind.UNCLEAR
@@ -85,7 +85,7 @@ def read_lines(sample: str, call: Call) -> ReplyKind:
 
 
 def succeeds(sample: str, call: Call) -> bool:
-    """Whether there is evidence of success, and nothing that speaks against it."""
+    """Whether there is evidence of success, and none against it."""
     text = sample.strip()
     if not text or pattern("no_output").match(text):
         return call.silent
@@ -97,7 +97,7 @@ def succeeds(sample: str, call: Call) -> bool:
 
 
 def is_doubtful(text: str, call: Call) -> bool:
-    """Whether a result may tell of a failure: it has words for that which the call did not have."""
+    """Whether a result may report a failure: it has words of failure that are not in the call."""
     if len(text) >= _SHORT:
         text = text[-_LAST:]
     if found("transient", text):
@@ -106,6 +106,6 @@ def is_doubtful(text: str, call: Call) -> bool:
     return any(match.group() not in call.made for match in pattern("suspicious").finditer(plain))
 
 
-def fault(told: str) -> ReplyKind:
-    """Whose fault a failure was: the call's, unless what was told says otherwise."""
-    return ReplyKind.UNCLEAR if found("transient", told) else ReplyKind.TOOL_ERROR
+def fault(output: str) -> ReplyKind:
+    """The kind of a failure: the call's fault, unless the output says otherwise."""
+    return ReplyKind.UNCLEAR if found("transient", output) else ReplyKind.TOOL_ERROR

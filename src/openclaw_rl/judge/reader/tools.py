@@ -1,7 +1,7 @@
-"""Reads what tools returned: whether the call went wrong, and whether that was the call's fault.
+"""Reads tool results: whether a call failed, and whether that was the call's fault.
 
-A result that only tells of errors (a log that was read, a page that was found) is a success. What is no fault of the
-call (the network, a limit, missing rights) is unclear, and so is a result that is no evidence of anything.
+A result that only contains errors (a log file, a web page) is a success. A failure that is not the call's fault (the
+network, a limit, missing permissions) is unclear, and so is a result without any evidence.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,15 +13,17 @@ from openclaw_rl.judge.reader.tool_texts import read_text
 
 
 def read_tool_results(response: str, results: Sequence[str]) -> ReplyKind:
-    """Read all results of one turn's calls; one wrong call makes the turn wrong."""
+    """Read all results of one turn's calls. One wrong call makes the turn wrong."""
     call = read_calls(response)
     return worst(read_tool_result(result, call) for result in results)
 
 
 def worst(kinds: Iterable[ReplyKind]) -> ReplyKind:
-    """An error before what is unclear, and that before success."""
-    found = set(kinds)
-    return next((kind for kind in (ReplyKind.TOOL_ERROR, ReplyKind.UNCLEAR) if kind in found), ReplyKind.TOOL_SUCCESS)
+    """The worst kind: an error, then unclear, then success."""
+    distinct = set(kinds)
+    return next(
+        (kind for kind in (ReplyKind.TOOL_ERROR, ReplyKind.UNCLEAR) if kind in distinct), ReplyKind.TOOL_SUCCESS
+    )
 
 
 def read_tool_result(result: str, call: Call) -> ReplyKind:

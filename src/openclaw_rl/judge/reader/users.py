@@ -1,6 +1,6 @@
 """Reads what a user says after a response.
 
-What is a plain question, an answer to the assistant's own question, or contradicts itself, is unclear.
+A plain question, an answer to the assistant's own question, and a contradictory message are unclear.
 """
 
 import re
@@ -22,12 +22,12 @@ from openclaw_rl.judge.reader.text import own_words, read_plainly, sentences, sh
 _UNCLEAR = Reading(ReplyKind.UNCLEAR)
 _FIRST, _LAST = 4, 2
 _VERDICTS = ("rejection", "correction", "moving_on", "praise", "thanks")
-#: Words that a request in other words has of the first one.
+#: Words that a rephrased request shares with the first one.
 _LEAST_SHARED = 2
-#: Words beside the request that can be a wish: "I asked: ..." is none.
+#: Words beside the request that may be a wish. "I asked: ..." has fewer.
 _LEAST_BESIDE = 3
 _TELLING = ("change", "wish", "correction", "rejection", "contrast", "reminder", "statement")
-#: Words of a message that only says what the response should have heeded.
+#: Names in a message that only repeats what the response ignored.
 _MOST_REMINDED = 3
 _LONGEST_REMINDER = 80
 _NUMBER = re.compile(r"\d+(?:[.,:]\d+)*")
@@ -45,14 +45,14 @@ _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|\w+")
 
 
 class Text(NamedTuple):
-    """A message, or the part of one, that is read."""
+    """A message, or a part of one."""
 
     words: str
     plain: str
     """Normalised, without quotations."""
     lexicon: Lexicon
     said: Sequence[Sentence]
-    """Its sentences; those of a part stand in the words of the whole message."""
+    """Its sentences. Their positions refer to the whole message."""
 
     def has(self, *signals: str) -> bool:
         """Whether any sentence has any of the signals."""
@@ -82,21 +82,21 @@ def read_user(request: str, response: str, message: str) -> Reading:
 
 
 def read_text(words: str) -> Text:
-    """Read what the sentences of a message signal."""
+    """Find the signals of a message's sentences."""
     spans = first_and_last(sentences(words))
     whole = read_plainly(words)
     parts = [read_plainly(words[start:end]) for start, end in spans] if len(spans) > 1 else [whole] * len(spans)
     plain = [" ".join(part.split()) for part in parts]
     lexicon = opening = lexicon_for(whole)
     if len(plain) > 1:
-        # Who reacts in German may go on in English.
+        # A user may react in German and continue in English.
         lexicon, opening = lexicon_for(whole, plain[0]), lexicon_for(plain[0])
     said = [read_sentence(part, lexicon if n else opening, spans[n]) for n, part in enumerate(plain)]
     return Text(words, whole, lexicon, said)
 
 
 def read_beside_request(words: str, turn: TurnTexts) -> Reading | None:
-    """Read a message that has the whole request in it by what it says beside, if that is a wish or a correction."""
+    """Read the rest of a message that repeats the whole request, if that is a wish or a correction."""
     beside = without_request(words, turn.request)
     if len(_WORD.findall(beside)) < _LEAST_BESIDE:
         return None
@@ -107,10 +107,10 @@ def read_beside_request(words: str, turn: TurnTexts) -> Reading | None:
 
 
 def read_reaction(text: Text, turn: TurnTexts) -> Reading | None:
-    """Read the part of a message that reacts, if another part asks for something new and the first one is clear.
+    """Read the part of a message that reacts, if it is clear and another part asks for something new.
 
-    Without an announcement the new may as well belong to what was said before: then only wishes about form and praise
-    in so many words are clear, thanks if the rest is about something else, and what the whole message says, too.
+    Without an announcement, the new part may belong to the reaction. Then these are clear: wishes about form, praise,
+    thanks if the rest is about something else, and a reading that the whole message gives too.
     """
     reacts = reacting(text.said, text.lexicon)
     if len(reacts) == len(text.said):
@@ -161,34 +161,33 @@ def matter(text: Text) -> str:
 
 
 def shares(request: str, plain: str) -> bool:
-    """Whether a message has words of the request."""
+    """Whether a message shares words with the request."""
     return len(names(request) & names(plain)) >= _LEAST_SHARED
 
 
 def first_and_last(parts: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The sentences that are read: what is in the middle of a long message is its matter, not its mood."""
+    """The first and last sentences, which are read. The middle of a long message says little about the response."""
     return parts if len(parts) <= _FIRST + _LAST else parts[:_FIRST] + parts[-_LAST:]
 
 
 def read_error_report(words: str) -> Reading:
-    """Read a message with an error's output in it: what the response led to, and perhaps what is wrong."""
+    """Read a message that contains error output: the response led to it, and the message may say what is wrong."""
     first = _ERROR_OUTPUT.search(words)
     ends = list(_END_OF_ERROR.finditer(words))
     before = words[: first.start()] if first else words
     after = words[ends[-1].end() :] if ends else ""
-    own = f"{before}\n{after}".strip()
-    if "?" in own:
+    words_around = f"{before}\n{after}".strip()
+    if "?" in words_around:
         return _UNCLEAR
     return (
-        Reading(ReplyKind.CORRECTION, make_hint(own)) if len(_WORD.findall(own)) >= 4 else Reading(ReplyKind.REJECTION)
+        Reading(ReplyKind.CORRECTION, make_hint(words_around))
+        if len(_WORD.findall(words_around)) >= 4
+        else Reading(ReplyKind.REJECTION)
     )
 
 
 def repeats(likeness: Likeness, said: Sequence[Sentence], again: bool) -> bool:
-    """Whether a message that shares much with the request is the request in other words.
-
-    Only if it says so, or asks for all of it once more.
-    """
+    """Whether a message that resembles the request repeats it: it says so, or asks for all of it again."""
     if likeness in (Likeness.DIFFERENT, Likeness.SAME) or any(one.has("rejection", "moving_on") for one in said):
         return False
     asked = likeness is Likeness.NEARLY and bool(said) and said[-1].asks
@@ -196,25 +195,25 @@ def repeats(likeness: Likeness, said: Sequence[Sentence], again: bool) -> bool:
 
 
 def extends(request: str, message: str, said: Sequence[Sentence]) -> bool:
-    """Whether a message is the whole request with something added: what was missing, unless it is only asked about."""
+    """Whether a message is the whole request with an addition that is not a question."""
     if any(one.asks or one.has(*_VERDICTS) for one in said):
         return False
     return begins_alike(request, message, all_small_words())
 
 
 def asks(response: str) -> bool:
-    """Whether the response ends with a question, so that what follows may be an answer to it."""
+    """Whether the response ends with a question, so that the message may be an answer."""
     return response.rstrip().rstrip("\"'”»*_) ").endswith(("?", "？"))
 
 
 def reminds(message: str, turn: TurnTexts) -> bool:
-    """Whether a message of few words names what the request named and the response did not, and nothing else."""
+    """Whether a short message only names things that the request named and the response did not."""
     named = names(message)
     return 0 < len(named) <= _MOST_REMINDED and named <= names(turn.request) and not named & names(turn.response)
 
 
 def renumbers(words: str, turn: TurnTexts) -> bool:
-    """Whether a short message names a number of the response, and beside it one that nobody has named before."""
+    """Whether a short message names a number of the response and a new one."""
     named, theirs = set(_NUMBER.findall(words)), set(_NUMBER.findall(shorten(turn.response)))
     asked = set(_NUMBER.findall(shorten(turn.request)))
     return len(words) <= _LONGEST_REMINDER and bool(named & theirs - asked) and bool(named - theirs - asked)
