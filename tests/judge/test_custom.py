@@ -28,7 +28,7 @@ Write = Callable[[str], str]
 
 @pytest.fixture
 def write(tmp_path: Path) -> Iterator[Write]:
-    """Puts a judge into a file; its path."""
+    """Write a judge into a file and return the path."""
 
     def file(source: str, name: str = "my_judge.py") -> str:
         path = tmp_path / name
@@ -344,7 +344,7 @@ HANGING = """
 
 @pytest.fixture
 def mend(tmp_path: Path) -> Iterator[Callable[[], None]]:
-    """Lets the calls return that hang; at the end of a test all do."""
+    """Let hanging calls return; at the end of a test all do."""
     file = tmp_path / "mended"
     yield file.touch
     file.touch()
@@ -358,7 +358,7 @@ def at_work() -> int:
 
 
 async def hang(judge: CustomJudge, calls: int) -> None:
-    """Ask so many times at once; no call is answered in time."""
+    """Make this many calls at once; none is answered in time."""
     outcomes = await asyncio.gather(*(judge.judge(CASE, SCORE) for _ in range(calls)), return_exceptions=True)
     assert all(isinstance(outcome, TimeoutError) for outcome in outcomes)
 

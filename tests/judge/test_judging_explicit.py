@@ -59,7 +59,7 @@ async def test_what_was_explicitly_said_against_a_turn_is_its_hint(book: Book) -
 
 
 async def test_explicit_words_about_form_are_said_as_an_instruction(book: Book) -> None:
-    """As those in the conversation are."""
+    """Like wishes in the conversation."""
     (turn,) = ready(book, completion="c")
     await book.ledger.add_feedback("me", "c", 0, Feedback(-1.0, "too long"))
     async with judging(book, method="combine", teacher=None):

@@ -53,7 +53,7 @@ async def test_a_turn_that_the_judge_cannot_deal_with_abstains_after_some_trials
 async def test_a_turn_over_which_the_judge_falls_while_it_answers_others_abstains(
     book: Book, server: JudgeServer
 ) -> None:
-    """An answer of 500 to one turn alone is that turn's fault in the end."""
+    """A turn is blamed if only this turn gets status 500."""
     bad, *others = ready(book, 8)
     words = book.read(bad).messages[0]["content"] + "\n"
     good = opinion()

@@ -195,7 +195,7 @@ class Passes:
 async def test_a_turn_that_is_forgotten_while_it_waits_to_be_tried_again_is_not_waited_for(
     book: Book, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A loop with nothing to do does nothing, rather than look a hundred times a second."""
+    """An idle loop does not poll the ledger."""
 
     def say(case: Case) -> Opinion:
         raise JudgeFailed("odd")

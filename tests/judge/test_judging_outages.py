@@ -89,7 +89,7 @@ async def test_a_judge_that_is_down_is_left_alone(
 
 
 async def test_a_judge_that_often_refuses_others_loses_no_turn(book: Book, server: JudgeServer) -> None:
-    """A rate limit: each turn is refused now and then, while others are answered. That is no turn's fault."""
+    """With a rate limit, each turn is refused now and then while others are answered. No turn is blamed."""
     asked: dict[str, int] = {}
 
     def limited(body: Body) -> Reply:
@@ -112,7 +112,7 @@ async def test_a_judge_that_often_refuses_others_loses_no_turn(book: Book, serve
 async def test_turns_that_were_not_even_asked_about_are_not_given_up(
     book: Book, server: JudgeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The judge comes and goes. A turn that is refused because the judge is left alone has had no trial."""
+    """A turn that the open circuit breaker refuses has had no trial."""
     turns = ready(book, 4)
     async with endpoint(server) as judge:
         breaker, now, refused = judge.breaker, [0.0], [0]
@@ -135,7 +135,7 @@ async def test_turns_that_were_not_even_asked_about_are_not_given_up(
 
 
 async def test_a_teacher_that_is_away_is_waited_for(book: Book, server: JudgeServer, tiny_model: Path) -> None:
-    """The judge answers, but the engine that scores hints restarts: no fault of the turn either."""
+    """The judge answers, but the engine that scores hints restarts. The turn is not blamed."""
     server.answer = opinion("-1", HINT)
     renderer = ChatRenderer(tiny_model)
     messages = [{"role": "user", "content": "How far?"}]
@@ -177,8 +177,7 @@ async def test_a_judge_that_is_too_slow_for_everybody_is_down(book: Book, server
         assert open_turns(book) == 4
 
 
-async def test_a_judge_that_is_away_says_so_to_those_who_wait(book: Book) -> None:
-    """Without a language model nothing is ever down."""
+async def test_a_judge_that_answers_is_not_down(book: Book) -> None:
     async with judging(book, ScriptedJudge(lambda case: Opinion(1.0))) as at_work:
         assert at_work.down is None
 

@@ -74,7 +74,7 @@ async def warnings(book: Book, caplog: pytest.LogCaptureFixture, say: Callable[[
     with caplog.at_level(logging.WARNING, "openclaw_rl.judge.loop"):
         async with judging(book, ScriptedJudge(say), workers=8) as at_work:
             await all_judged(book)
-            # A verdict is looked at after it is stored.
+            # The warning comes after the verdict is stored.
             await until(lambda: not at_work.loop._running)
     return [record.getMessage() for record in caplog.records]
 

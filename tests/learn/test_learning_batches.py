@@ -36,7 +36,7 @@ async def test_what_was_judged_before_the_start_is_trained_on(run: LearningRun) 
 async def test_a_smaller_batch_is_trained_on_after_the_batch_timeout(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also if nothing else happens that would wake anybody."""
+    """Also if no change of the ledger wakes the loop."""
     monkeypatch.setattr(module, "IDLE_SECONDS", 10 * SECONDS)
     async with a_run(tmp_path / "run", batch_size=4, batch_timeout=0.1) as run:
         await run.start()
@@ -46,7 +46,7 @@ async def test_a_smaller_batch_is_trained_on_after_the_batch_timeout(
 
 
 async def test_turns_without_a_gradient_never_count_towards_a_batch(run: LearningRun) -> None:
-    """Mistake 9. A neutral one is dropped when it is judged; one that this method cannot use when it is claimed."""
+    """A neutral turn is dropped when it is judged; one that the method cannot use is dropped when it is claimed."""
     await run.start()
     neutral = run.book.put(State.READY)
     run.book.change(verdicts.record, neutral, Verdict(0.0, Source.LLM), None, "the judge is neutral", 0)

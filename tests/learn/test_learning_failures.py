@@ -28,7 +28,7 @@ async def test_a_learner_that_dies_is_brought_back_to_the_checkpoint_and_no_turn
 
 
 async def test_a_batch_that_kills_the_learner_twice_is_set_aside(tmp_path: Path) -> None:
-    """Also if steps that were lost with the learner have to be made again in between."""
+    """Also if lost steps have to be made again in between."""
     async with a_run(tmp_path / "run", save_interval=10) as run:
         await run.start()
         good = [run.judged(), run.judged()]
@@ -59,7 +59,7 @@ async def test_a_sampler_that_fails_is_not_the_batchs_fault(run: LearningRun) ->
 
 @pytest.mark.parametrize("error", [StepRefused("disk: No space left on device"), EngineUnavailable("It died.")])
 async def test_a_policy_that_cannot_be_written_is_not_the_batchs_fault(run: LearningRun, error: Exception) -> None:
-    """And what the learner has made meanwhile is not kept behind the ledger's back."""
+    """And the learner does not keep a step that the ledger does not know."""
     await run.start()
     left = [error] * 3
 
@@ -89,7 +89,7 @@ async def test_a_checkpoint_that_cannot_be_written_costs_no_learning(
     assert run.outcomes() == ["applied"] * 3
     assert run.checkpoints == []
     assert "No space left" in caplog.text
-    # The next chance is taken, and holds all that was not in a checkpoint.
+    # The next checkpoint holds all steps that were in none.
     del run.learner.hooks["save"]
     turns.append(run.judged())
     await run.trained(*turns[-1])
@@ -145,7 +145,7 @@ async def test_a_sampler_that_fails_costs_no_step_that_was_made(tmp_path: Path) 
 
 
 async def test_steps_that_are_lost_with_a_learner_are_made_again_of_all_their_turns(tmp_path: Path) -> None:
-    """However many there were: the turns do not become stale by it."""
+    """Repeated steps do not make their turns stale."""
     async with a_run(tmp_path / "run", save_interval=100, max_staleness=2) as run:
         await run.start()
         turns = await run.make_steps(7)

@@ -32,7 +32,7 @@ async def test_a_policy_that_fails_the_gate_is_not_promoted_and_its_step_is_undo
     good = run.judged()
     await run.trained(*good)
     assert run.sampler.newest_version == 2
-    # From now on it is the policy that serves which is to be equalled.
+    # From now on the new policy's score is the one to compare with.
     worse = run.judged()
     await run.until(lambda: run.states(worse) == {State.DROPPED})
     await run.rest()
@@ -53,7 +53,7 @@ async def test_policies_that_fail_the_gate_take_no_place_from_the_one_that_serve
 
 @pytest.mark.parametrize("error", [QueueFull(7), EngineUnavailable("The worker died.")])
 async def test_a_gate_that_cannot_be_asked_costs_no_turn(run: LearningRun, error: Exception) -> None:
-    """A busy server refuses the examination's questions like anybody's."""
+    """A busy server refuses the gate's prompts like any other request."""
     asked = once(error)
     run.gate = Examiner(lambda version: asked() or 1.0)
     await run.start()

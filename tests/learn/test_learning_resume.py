@@ -59,7 +59,7 @@ async def test_resuming_serves_the_checkpoints_policy_before_anything_is_learned
 
 
 async def test_many_steps_that_were_lost_are_made_again_without_losing_a_turn(tmp_path: Path) -> None:
-    """Turns that were fresh when they were trained on are not stale because the steps are made again."""
+    """Repeated steps do not make their turns stale."""
     async with a_run(tmp_path / "run", save_interval=100, max_staleness=2) as run:
         await run.start()
         turns = await run.make_steps(7)
@@ -101,7 +101,7 @@ async def test_beginning_anew_keeps_what_was_trained_trained(run: LearningRun) -
     await run.rest()
     assert run.learner.policy == [new]
     assert run.sampler.served[run.sampler.newest_version] == [new]
-    # And a start that goes on goes on from here.
+    # The next start continues from here.
     policy = run.learner.policy
     await run.kill()
     await run.start()
@@ -146,7 +146,7 @@ async def test_another_runs_checkpoint_gives_its_weights_and_nothing_else(tmp_pa
         assert run.learner.policy == [*learned, turns]
         assert run.applied() == [turns]
         await run.kill()
-        # Without the folder the run goes on by itself.
+        # Without the folder the run continues from its own checkpoint.
         await run.start()
         more = run.judged()
         await run.until(lambda: run.states(more) == {State.APPLIED})
@@ -161,7 +161,7 @@ async def test_an_earlier_checkpoint_of_the_run_is_gone_on_from_and_stays_the_on
     earlier = run.checkpoints[0]
     assert earlier.step == 2
     await run.kill()
-    # The same turns in other batches: those of the two ways may not be mixed up.
+    # The same turns in other batches, which must not be mixed up with the first ones.
     run.settings |= {"batch_size": 1, "max_steps": 3}
     await run.start(str(earlier.folder), learning=False)
     run.learner.hooks["step"] = once(StepRefused("not this one"))
@@ -178,7 +178,7 @@ async def test_an_earlier_checkpoint_of_the_run_is_gone_on_from_and_stays_the_on
 
 
 async def test_a_policy_version_is_never_used_for_two_policies(run: LearningRun) -> None:
-    """Numbers that only a checkpoint or only a turn knows of count too."""
+    """Also a number that only a checkpoint or only a turn has."""
     seen: dict[int, list[list[int]]] = {}
 
     def look() -> None:

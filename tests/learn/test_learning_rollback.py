@@ -20,7 +20,7 @@ async def test_going_back_serves_the_earlier_policy_at_once_and_learns_on_from_i
     assert run.sampler.newest_version == version == 6
     run.check()
     assert run.learner.policy == turns[:2]
-    # What came after is neither forgotten nor trained on again.
+    # Later turns are neither deleted nor trained on again.
     assert run.states(flat(turns)) == {State.APPLIED}
     assert run.outcomes() == ["applied", "applied", "rolled_back", "rolled_back", "rolled_back"]
     more = run.judged()
@@ -59,7 +59,7 @@ async def test_going_back_while_a_step_is_under_way_leaves_that_step_behind(run:
     await run.until(lambda: run.states(under_way) == {State.APPLIED})
     await run.rest()
     run.check()
-    # The step's turns are learned from where learning goes on.
+    # The step's turns are trained on again, from the earlier policy.
     assert run.learner.policy == [*turns[:2], under_way]
     assert "quarantined" not in run.outcomes()
     assert run.loop.trouble == ""
@@ -110,7 +110,7 @@ async def test_killed_while_going_back_it_either_happened_or_it_did_not(
     await run.start()
     more = run.judged()
     await run.trained(*more)
-    # Either all six steps count, or those gone back to and no turn of the others is trained on again.
+    # Either all six steps count, or only the earlier ones; then the later turns are not trained on again.
     assert run.learner.policy in ([*turns, more], [*turns[:steps], more])
     assert run.states(flat(turns)) == {State.APPLIED}
 
@@ -141,7 +141,7 @@ async def test_before_the_first_checkpoint_the_base_model_is_gone_back_to(run: L
     assert await BackgroundLoops(None, run.loop, 5.0).roll_back(None) == 2
     assert run.sampler.served[run.sampler.newest_version] == []
     assert run.outcomes() == ["rolled_back"]
-    # What was learned is neither learned again nor forgotten, now and after a restart.
+    # The turns are neither trained on again nor deleted, also after a restart.
     more = run.judged()
     await run.trained(*more)
     await run.kill()
@@ -179,6 +179,6 @@ async def test_the_base_model_can_be_asked_for(run: LearningRun) -> None:
     loops = BackgroundLoops(None, run.loop, 5.0)
     await loops.roll_back(0)
     assert run.learner.policy == []
-    # And what was left can be come back to.
+    # The later policy can be restored.
     version = await loops.roll_back(last.version)
     assert run.sampler.served[version] == run.learner.policy == turns

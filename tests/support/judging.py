@@ -27,7 +27,7 @@ HINT = "Give the distance in kilometres."
 
 
 class ScriptedJudge:
-    """A judge that says what `say` does, and notes whom it was asked about."""
+    """A judge that answers with `say`, and records the turns it was asked about."""
 
     source = Source.CUSTOM
     down = None
@@ -50,7 +50,7 @@ class ScriptedJudge:
 
 
 class Judging:
-    """A loop at work, and what it has counted."""
+    """A running loop and its metrics."""
 
     def __init__(self, judging: JudgeLoop, registry: CollectorRegistry) -> None:
         self.loop, self.registry = judging, registry

@@ -33,7 +33,7 @@ MAX_CALLS = 10_000
 
 
 class PickySampler(ScriptedSampler):
-    """As particular about versions as a real one: a number is never used for two policies."""
+    """Refuses to use a version number for two policies, as a real sampler does."""
 
     def __init__(self) -> None:
         super().__init__(lambda request, index: [1])
@@ -70,7 +70,7 @@ class PickySampler(ScriptedSampler):
 
 
 class Examiner:
-    """A gate that gives policy versions the marks it is told to."""
+    """A gate with scripted scores."""
 
     margin = 0.1
 
@@ -101,7 +101,7 @@ class LearningRun:
         self.task: asyncio.Task[None] | None = None
 
     async def start(self, resume: str = "auto", *, learning: bool = True) -> "LearningRun":
-        """A new process: nothing is left of the one before but what is in the run directory."""
+        """Start a new process, which knows only the run directory."""
         self.learner, self.sampler, self.registry = ScriptedLearner(), PickySampler(), CollectorRegistry()
         self.threads = ThreadPoolExecutor()
         asyncio.get_running_loop().set_default_executor(self.threads)
@@ -139,7 +139,7 @@ class LearningRun:
         self.book.close()
 
     def judged(self, count: int = 2, version: int | None = None, score: float = 1.0, **given: Any) -> list[int]:
-        """Turns that somebody has judged."""
+        """Record turns that have been judged."""
         answered = self.sampler.newest_version if version is None else version
         numbers = []
         for _ in range(count):
@@ -152,7 +152,7 @@ class LearningRun:
         return {self.book.state(number) for number in numbers}
 
     def applied(self) -> list[list[int]]:
-        """The steps that count, by their turns."""
+        """The turns of each step that counts."""
         steps = self.book.rows("SELECT number, step FROM updates WHERE outcome = 'applied' ORDER BY step")
         assert len({step for _, step in steps}) == len(steps)
         return [
@@ -180,7 +180,7 @@ class LearningRun:
             await asyncio.sleep(0.002)
 
     async def trained(self, *numbers: int) -> None:
-        """Wait until turns have been trained on and all that follows from it is done, and see that all agree."""
+        """Wait until turns have been trained on and no step is due, then check that everything agrees."""
         try:
             await self.until(lambda: self.states(list(numbers)) <= {State.APPLIED})
         except TimeoutError:
@@ -191,7 +191,7 @@ class LearningRun:
         self.check()
 
     async def make_steps(self, count: int) -> list[list[int]]:
-        """One step after the other, each of turns that the policy before it answered; their turns."""
+        """Make steps one after the other, each on turns of the policy before it; return their turns."""
         turns = []
         for _ in range(count):
             turns.append(self.judged())
@@ -199,7 +199,7 @@ class LearningRun:
         return turns
 
     async def rest(self) -> None:
-        """Wait until no step is due, and see that there was no endless loop."""
+        """Wait until no step is due. The limit is a number of calls, not a time."""
         while not self.resting():
             assert self.task is not None
             assert not self.task.done(), "learning has ended"
@@ -213,7 +213,7 @@ class LearningRun:
         return self.loop.phase is Phase.WAITING and not due
 
     def check(self) -> None:
-        """Learner, ledger, sampler and counters are of one mind."""
+        """Check that learner, ledger, sampler and counters agree."""
         applied = self.applied()
         assert self.learner.policy == applied
         assert self.sampler.served[self.sampler.newest_version] == applied
@@ -254,7 +254,7 @@ def once(error: Exception) -> Callable[..., None]:
 
 
 def dies(times: int = 1, when: Callable[[list[int]], bool] = lambda turns: True) -> Callable[..., None]:
-    """A hook for `step` that takes the learner down so often, with batches of that kind."""
+    """A hook for `step` that crashes the learner this many times, on batches for which `when` holds."""
     left = [None] * times
 
     def hook(sequences: Any) -> None:
