@@ -160,7 +160,7 @@ async def test_braces_in_words_and_hints_are_only_characters(turns: Turns) -> No
 
 async def test_a_conversation_that_renders_otherwise_now_has_no_hinted_prompt(turns: Turns) -> None:
     recorded = turns.record(ASKED, turns.encode("something else altogether"))
-    with pytest.raises(NoHintedPrompt, match="not what the conversation renders to"):
+    with pytest.raises(NoHintedPrompt, match="no longer renders to the recorded prompt"):
         hinted_prompt(turns.renderer, recorded, HINT)
 
 
