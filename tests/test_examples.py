@@ -18,7 +18,18 @@ from openclaw_rl.learn.gate import read_items
 from openclaw_rl.ledger.ledger import Ledger
 from openclaw_rl.losses.custom import load_loss
 from openclaw_rl.losses.policy import PolicyLoss
-from openclaw_rl.types import Priority, Question, SampledToken, SampleRequest, SamplingParams, Source
+from openclaw_rl.methods.options import MethodOptions
+from openclaw_rl.methods.registry import make_method
+from openclaw_rl.types import (
+    Priority,
+    Question,
+    SampledToken,
+    SampleKind,
+    SampleRequest,
+    SamplingParams,
+    Source,
+    Verdict,
+)
 from support.fakes import ScriptedSampler
 from support.harness import Bench, running
 
@@ -55,6 +66,20 @@ def test_the_loss_reinforces_what_was_good() -> None:
     loss.per_token(logprobs, torch.tensor([-1.0, -1.0]), torch.tensor([1.0, -1.0])).loss.sum().backward()
     assert logprobs.grad is not None
     assert logprobs.grad.tolist() == pytest.approx([-1.0, 1.0])
+
+
+def test_the_method_learns_from_liked_answers_alone(
+    tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = f"{EXAMPLES / 'custom_method.py'}:LikedOnly"
+    method = make_method(MethodOptions(method=path))
+    assert method.questions == {Question.SCORE}
+    assert method.sample_kind(Verdict(1.0, Source.LLM)) == (SampleKind.RL, "")
+    assert method.sample_kind(Verdict(-1.0, Source.LLM)) == (None, "it was not liked")
+    assert method.sample_kind(Verdict(0.0, Source.LLM)) == (None, "the judge is neutral")
+    flags = ["--method", path, "--model-name", str(tiny_model), "--run-dir", str(tmp_path)]
+    assert main(["serve", "--dry-run", *flags]) == 0
+    assert "custom_method.py:LikedOnly" in capsys.readouterr().out
 
 
 async def collect(sampler: CustomSampler, request: SampleRequest) -> list[SampledToken]:

@@ -1,0 +1,18 @@
+"""A method of one's own: openclaw-rl serve --method examples/custom_method.py:LikedOnly
+
+Learns from liked answers alone. An answer with a score below 0 is dropped instead of being made less likely.
+"""
+
+from openclaw_rl.methods.base import Method
+from openclaw_rl.types import SampleKind, Verdict
+
+
+class LikedOnly(Method):
+    name = "liked-only"
+    learns_from = "liked answers"
+    w_rl = 1.0
+
+    def sample_kind(self, verdict: Verdict) -> tuple[SampleKind | None, str]:
+        if verdict.score is not None and verdict.score < 0:
+            return None, "it was not liked"
+        return super().sample_kind(verdict)

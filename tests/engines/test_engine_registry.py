@@ -1,0 +1,60 @@
+"""Which engines there are, and which of them work together."""
+
+from typing import Any
+
+import pytest
+
+from openclaw_rl.app.checks import check
+from openclaw_rl.app.config import Config, load
+from openclaw_rl.config.options import ConfigError
+from openclaw_rl.engines.factory import check_pair
+from openclaw_rl.engines.policy_ref import WeightForm
+from openclaw_rl.engines.registry import LEARNERS, SAMPLERS, learner_factory, sampler_factory
+from openclaw_rl.engines.tinker import sdk
+
+
+def configured(**given: Any) -> Config:
+    return load(given, {}).config
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_every_sampler_says_what_it_needs_and_loads(name: str) -> None:
+    factory = sampler_factory(name)
+    assert factory.name == name
+    assert factory.default_model
+    assert factory.loads(configured(backend=name).engine_settings)
+
+
+@pytest.mark.parametrize("name", LEARNERS)
+def test_what_a_learner_writes_its_own_engines_sampler_loads(name: str) -> None:
+    for rank in (0, 8):
+        settings = configured(backend=name, lora_rank=rank).engine_settings
+        check_pair(sampler_factory(name), learner_factory(name), settings)
+
+
+@pytest.mark.parametrize(("sampler", "learner"), [("local", "tinker"), ("tinker", "local")])
+def test_a_sampler_that_cannot_load_what_the_learner_writes_is_refused_at_the_start(
+    sampler: str, learner: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TINKER_API_KEY", "tml-x")
+    monkeypatch.setattr(sdk, "installed", lambda: True)
+    with pytest.raises(ConfigError, match=f"--sampler {sampler} does not work with --learner {learner}: the learner"):
+        check(configured(sampler=sampler, learner=learner))
+
+
+def test_backend_chooses_both_unless_one_is_named() -> None:
+    config = configured(backend="tinker")
+    assert (config.sampler.name, config.learner.name) == ("tinker", "tinker")
+    config = configured(backend="tinker", sampler="local")
+    assert (config.sampler.name, config.learner.name) == ("local", "tinker")
+
+
+def test_all_weights_travel_as_a_model_folder_and_an_adapter_as_a_peft_folder() -> None:
+    local = learner_factory("local")
+    assert local.writes(configured(lora_rank=0).engine_settings) is WeightForm.MODEL
+    assert local.writes(configured(lora_rank=8).engine_settings) is WeightForm.PEFT
+
+
+def test_an_engine_that_is_not_there_is_refused_with_those_there_are() -> None:
+    with pytest.raises(ConfigError, match=r"--sampler warp is not known: take one of local, tinker\."):
+        _ = configured(sampler="warp").sampler
