@@ -55,7 +55,7 @@ class Client:
         return ready_state(self.url)
 
     def roll_back(self, version: int | None) -> int:
-        """Roll back to a policy version, or to the checkpoint before; returns the version that serves now."""
+        """Roll back to a policy version, or to the previous checkpoint; returns the version that serves now."""
         with self._post("/v1/policy/rollback", {} if version is None else {"version": version}) as response:
             return int(json.loads(response.read())["policy_version"])
 

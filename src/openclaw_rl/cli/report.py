@@ -28,8 +28,12 @@ def add(commands: Any) -> None:
     model = ("model_name", "cache_dir", "device", "dtype", "method")
     parser = add_command(commands, "report", DOC, run, (*RUN_OPTIONS, *model))
     parser.add_argument("run_dir", nargs="?", default=argparse.SUPPRESS, metavar="RUN_DIR", help="the run's directory")
-    parser.add_argument("--out", type=Path, metavar="FILE.html", help="where to (default: RUN_DIR/report.html)")
-    parser.add_argument("--no-answers", action="store_true", help="load no model: no answers before and after")
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE.html", help="where to write it (default: RUN_DIR/report.html)"
+    )
+    parser.add_argument(
+        "--no-answers", action="store_true", help="load no model, and leave out the answers before and after"
+    )
 
 
 def run(options: argparse.Namespace) -> int:

@@ -6,7 +6,7 @@ from typing import Any
 from openclaw_rl.cli.parser import RUN_OPTIONS, add_command, own_key, run_config
 from openclaw_rl.terminal import console
 
-DOC = "serve an earlier policy, and learn on from it"
+DOC = "serve an earlier policy, and continue learning from it"
 
 
 def add(commands: Any) -> None:
@@ -16,7 +16,7 @@ def add(commands: Any) -> None:
         nargs="?",
         type=int,
         metavar="VERSION",
-        help="a policy version that has a checkpoint, or 0 for the base model (default: the checkpoint before)",
+        help="a policy version that has a checkpoint, or 0 for the base model (default: the previous checkpoint)",
     )
 
 

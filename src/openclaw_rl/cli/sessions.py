@@ -90,7 +90,7 @@ def session_columns(sessions: Sequence[SessionSummary]) -> dict[str, list[str]]:
         "session": [item.key.id for item in sessions],
         "owner": [item.key.owner for item in sessions],
         "recognised by": [item.source for item in sessions],
-        "last heard of": [time.strftime("%Y-%m-%d %H:%M", time.localtime(item.last)) for item in sessions],
+        "last active": [time.strftime("%Y-%m-%d %H:%M", time.localtime(item.last)) for item in sessions],
         "turns": [str(item.turns) for item in sessions],
         "main": [str(item.main) for item in sessions],
         "with next state": [str(item.ready) for item in sessions],
