@@ -4,13 +4,12 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-# Kernels are tested in Triton's interpreter where there is no GPU. It has to be asked for before Triton is first
-# imported, which other libraries do when they are.
+# Without a GPU, kernels are tested in Triton's interpreter. The variable must be set before any library imports Triton.
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-# Tiny models gain nothing from a second thread, and threads that wait for each other spin: tests that run beside their
-# own worker processes would take several times as long.
+# Tiny models gain nothing from a second thread, and waiting threads spin: with worker processes beside them, tests
+# would take several times as long.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import hypothesis
@@ -22,14 +21,14 @@ from support.tiny_models import save_adapter, save_tiny_model
 # Its assertions are to say as much as those of a test module.
 pytest.register_assert_rewrite("engines.conformance")
 
-# A machine that is busy for a moment is no fault of the code.
+# A busy machine must not fail a test.
 hypothesis.settings.register_profile("patient", deadline=None)
 hypothesis.settings.load_profile("patient")
 
 
 @pytest.fixture
 def book(tmp_path: Path) -> Iterator[Book]:
-    """A ledger, open in a server, as it were."""
+    """A ledger, open as in a server."""
     book = Book(tmp_path / "run")
     yield book
     book.close()

@@ -1,4 +1,4 @@
-"""Engines without a model: they do what they are told to, as fast or as slowly as a test needs."""
+"""Engines without a model: they follow a script, as fast or as slowly as a test needs."""
 
 import asyncio
 import inspect

@@ -24,7 +24,7 @@ DEFAULTS = SamplingDefaults(temperature=0.6, top_k=9)
 
 
 class Bench:
-    """A running server whose model says `says`."""
+    """An application whose model always answers `says`."""
 
     def __init__(
         self, folder: Path, ledger: Ledger | None = None, defaults: SamplingDefaults = DEFAULTS, **app: Any
@@ -65,5 +65,5 @@ def running(bench: Bench) -> Iterator[Bench]:
 def wait_for(condition: Callable[[], bool], seconds: float = 10) -> None:
     end = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < end, "waited in vain"
+        assert time.monotonic() < end, f"waited {seconds} seconds in vain"
         time.sleep(0.005)

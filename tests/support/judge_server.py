@@ -1,4 +1,4 @@
-"""A judge behind an OpenAI-compatible endpoint on a real socket, which answers as a test tells it to."""
+"""A judge behind an OpenAI-compatible endpoint on a real socket. The test decides its answers."""
 
 import json
 import threading
@@ -15,7 +15,7 @@ Body = dict[str, Any]
 
 @dataclass(frozen=True)
 class Reply:
-    """What goes back over the wire."""
+    """An HTTP response."""
 
     status: int = 200
     body: bytes = b""
@@ -29,13 +29,13 @@ def completion(*texts: str | None, **more: Any) -> Reply:
 
 
 def question_of(body: Body) -> Question:
-    """Which of the two questions a request puts."""
+    """Which of the two questions a request asks."""
     said = body["messages"][-1]["content"]
     return next(question for question, words in QUESTIONS.items() if said.endswith(words))
 
 
 def opinion(score: str = "1", hint: str = "") -> Callable[[Body], Reply]:
-    """A judge with one opinion, whatever it is shown, as often as it is asked for it."""
+    """A judge that always gives the same score and hint."""
 
     def answer(body: Body) -> Reply:
         if question_of(body) is Question.SCORE:
@@ -48,7 +48,7 @@ def opinion(score: str = "1", hint: str = "") -> Callable[[Body], Reply]:
 
 
 class JudgeServer:
-    """The endpoint: `answer` decides on each request, in a thread of its own, so it may also wait."""
+    """The endpoint. It calls `answer` for each request in a thread of its own, so `answer` may block."""
 
     def __init__(self, answer: Callable[[Body], Reply]) -> None:
         self.answer = answer
@@ -89,14 +89,14 @@ class JudgeServer:
             request_queue_size = 64
 
             def handle_error(self, *_: Any) -> None:
-                """Clients may leave."""
+                """Ignore clients that disconnect."""
 
         self._server = Server(("127.0.0.1", self._port), Handler)
         self._port = self._server.server_port
         threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
 
     def stop(self) -> None:
-        """From now on connections are refused."""
+        """Refuse connections from now on."""
         if self._server is not None:
             self._server.shutdown()
             self._server.server_close()

@@ -1,4 +1,4 @@
-"""A run with something of everything in it: verdicts of all kinds, hints, steps, a batch that was set aside."""
+"""A run that contains every case: verdicts of all kinds, hints, steps, a batch that was set aside."""
 
 import json
 from collections.abc import Sequence
@@ -42,7 +42,7 @@ def write_metrics(folder: Path, reports: Sequence[StepReport]) -> None:
 def answered(
     book: Book, tokenizer: ChatTokenizer, question: str, answer: str, came_next: str, session: str = "s", **given: Any
 ) -> int:
-    """A turn of a model with this tokenizer, of which it is known what came next."""
+    """Record a turn with this question and answer, and the reply that came next."""
     ids = [*tokenizer.encode_text(answer), tokenizer.eos_id]
     number = book.capture(
         a_turn(
@@ -65,14 +65,14 @@ def judged(book: Book, turn: int, verdict: Verdict, sample: SampleKind | None, r
 
 
 def hinted(book: Book, turn: int, text: str = "Be brief.") -> int:
-    """A bad turn with a hint, of which the teacher thinks differently token by token."""
+    """Judge a turn as bad, with a hint under which the teacher's log-probs differ from token to token."""
     count = len(book.read(turn).response_ids)
     hint = Hint(text, [-0.5 if place % 2 else -3.0 for place in range(count)])
     return judged(book, turn, Verdict(-1.0, Source.FEEDBACK, (hint,), reason="asked to change"), SampleKind.OPD_RL)
 
 
 def fill(book: Book, tokenizer: ChatTokenizer, word: str = "hello", step: int = 2) -> dict[str, int]:
-    """One turn of every kind, each with `word` in all that can be written; their numbers by kind."""
+    """Record one turn of every kind, with `word` in every text; the turns' numbers by kind."""
 
     def one(name: str) -> int:
         return answered(book, tokenizer, f"Ask {name} {word}", f"Say {name} {word}", f"Next {name} {word}", name)

@@ -1,7 +1,7 @@
 """Measures the feedback reader on labelled next states: `python tests/support/measure.py FILE`.
 
-A file has one case a line: language, request, response, next_state, kind, and whether a hint is due. The score is what
-training uses of a kind: +1 or -1. A case that is labelled unclear and answered all the same has a wrong score.
+A file has one case per line: language, request, response, next_state, kind, and whether a hint is due. The score is the
+part of a kind that training uses: +1 or -1. A case that is labelled unclear but gets a score counts as wrong.
 """
 
 import argparse
@@ -21,13 +21,13 @@ POSITIVE = {ReplyKind.ACKNOWLEDGEMENT, ReplyKind.MOVING_ON, ReplyKind.TOOL_SUCCE
 
 @dataclass
 class Tally:
-    """How the reader did on some cases."""
+    """The reader's results on some cases."""
 
     labelled: Counter[ReplyKind] = field(default_factory=Counter)
     read: Counter[ReplyKind] = field(default_factory=Counter)
     right: Counter[ReplyKind] = field(default_factory=Counter)
     scored: Counter[ReplyKind] = field(default_factory=Counter)
-    """What was read, where its score is right."""
+    """Kinds that were read, where the score is right."""
     wrong_sign: int = 0
     missing_hints: int = 0
 
@@ -45,7 +45,7 @@ class Tally:
 
 
 def share(part: Counter[ReplyKind], whole: Counter[ReplyKind], kind: ReplyKind | None) -> float:
-    """The share of one count in another; of all kinds but unclear together, if none is given. 1 of nothing."""
+    """The share of one count in another, for one kind or for all but unclear; 1 if there are none."""
     kinds = [kind] if kind else [each for each in ReplyKind if each is not ReplyKind.UNCLEAR]
     total = sum(whole[each] for each in kinds)
     return sum(part[each] for each in kinds) / total if total else 1.0
@@ -72,7 +72,7 @@ def measure(cases: Iterable[Case]) -> Tally:
 
 
 def measure_by_language(cases: Iterable[Case]) -> dict[str, Tally]:
-    """The same for every language apart, those with most cases first."""
+    """The same for each language, those with most cases first."""
     by_language: dict[str, list[Case]] = defaultdict(list)
     for case in cases:
         by_language[case["language"]].append(case)
@@ -117,7 +117,7 @@ def row(name: str, tally: Tally, kind: ReplyKind | None = None) -> str:
 def main() -> None:
     """Print the tables for a file."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("file", type=Path, help="labelled next states, one JSON object a line")
+    parser.add_argument("file", type=Path, help="labelled next states, one JSON object per line")
     cases = read_cases(parser.parse_args().file)
     tally = measure(cases)
     unclear = tally.labelled[ReplyKind.UNCLEAR]

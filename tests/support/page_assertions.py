@@ -1,11 +1,11 @@
-"""What a browser would make of a page, without one: its texts, and whether it is whole and fetches nothing."""
+"""Reads a page without a browser: its texts, and whether it is well-formed, accessible and self-contained."""
 
 import re
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 
 VOID = {"meta", "link", "br", "hr", "img", "input"}
-#: Begin a line of their own.
+#: Elements that begin on a new line.
 BLOCKS = {"div", "p", "li", "tr", "td", "th", "h1", "h2", "h3", "dt", "dd", "article", "section", "summary"}
 #: Attributes that a browser follows.
 FOLLOWED = {"src", "href", "srcset", "action", "data", "poster", "xlink:href", "formaction"}
@@ -13,12 +13,12 @@ FOLLOWED = {"src", "href", "srcset", "action", "data", "poster", "xlink:href", "
 
 @dataclass
 class Element:
-    """A tag that was opened."""
+    """An element of a page."""
 
     tag: str
     attributes: dict[str, str]
     text: str = ""
-    """Everything inside it that is read."""
+    """All text inside it."""
 
 
 @dataclass
@@ -78,7 +78,7 @@ class _Reader(HTMLParser):
 
 
 def look(page: str) -> Seen:
-    """Read a page, and check what every page has to be."""
+    """Read a page, and check the rules for every page."""
     reader = _Reader()
     reader.feed(page)
     reader.close()
@@ -90,20 +90,20 @@ def look(page: str) -> Seen:
 
 
 def check_alone(page: str, seen: Seen) -> None:
-    """Nothing is run, and nothing is fetched."""
+    """Check that the page runs no code and fetches nothing."""
     ids = [element.attributes["id"] for element in seen.elements if "id" in element.attributes]
-    assert len(set(ids)) == len(ids), "an id is there twice"
+    assert len(set(ids)) == len(ids), "an id is used twice"
     for element in seen.elements:
         assert element.tag not in ("script", "iframe", "object", "embed", "base", "form"), element
         for name, value in element.attributes.items():
             assert not name.startswith("on"), f"{name} would run something"
             if name in FOLLOWED:
                 assert value.startswith(("data:", "#")), f"{name}={value} leaves the page"
-                assert not value.startswith("#") or value[1:] in ids, f"{value} is nowhere"
+                assert not value.startswith("#") or value[1:] in ids, f"{value} does not exist"
             if name in ("aria-labelledby", "aria-describedby"):
-                assert value in ids, f"{value} is nowhere"
+                assert value in ids, f"{value} does not exist"
             for place in re.findall(r"url\(([^)]*)\)", value) if element.tag != "meta" and name != "title" else ():
-                assert place[1:] in ids, f"{place} is nowhere"
+                assert place[1:] in ids, f"{place} does not exist"
     style = "".join(element.text for element in seen.all("style"))
     assert len(seen.all("style")) == 1
     assert "url(" not in style

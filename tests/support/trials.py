@@ -1,4 +1,4 @@
-"""Trials as if they had been held."""
+"""Made-up results of trials."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -53,13 +53,13 @@ def a_trial(
     sessions: Sequence[bool] = (),
     planned: int = 60,
 ) -> TrialOutcome:
-    """A trial with these examinations; `sessions` says of each whether its first reply passed."""
+    """A trial with these examinations; `sessions` lists whether the first reply of each session passed."""
     plan = TrialPlan(method, load(persona), seed, Path("runs/trial"), planned, 10.0)
     return TrialOutcome(plan, list(exams), [a_session(number, passed) for number, passed in enumerate(sessions)])
 
 
 def learning(method: str = "combine", persona: str = "brief", seed: int = 0) -> TrialOutcome:
-    """A trial that goes well: from a quarter to most."""
+    """A trial that goes well: adherence rises from a quarter to three quarters."""
     exams = [
         an_exam([n % 4 < most for n in range(16)], 60.0 * step + seed, 5 * step, 4 * step)
         for step, most in enumerate((1, 2, 2, 3))
