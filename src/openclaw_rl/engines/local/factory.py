@@ -5,13 +5,14 @@ from pathlib import Path
 from openclaw_rl.config.options import ConfigError
 from openclaw_rl.engines.base import Learner, Sampler
 from openclaw_rl.engines.factory import EngineSettings, ModelFiles, Resources
+from openclaw_rl.engines.local.families import runnable
 from openclaw_rl.engines.local.options import LocalOptions
 from openclaw_rl.engines.local.process.learner import LocalLearner
 from openclaw_rl.engines.local.process.learner_messages import LearnerOptions
 from openclaw_rl.engines.local.process.sampler import LocalSampler
 from openclaw_rl.engines.local.process.sampler_messages import WorkerOptions
 from openclaw_rl.engines.policy_ref import WeightForm
-from openclaw_rl.models import EMBEDDED, can_be_fetched, checked, find_model, longest_context
+from openclaw_rl.models import EMBEDDED, can_be_fetched, find_model, longest_context
 
 
 class LocalSamplerFactory:
@@ -31,7 +32,7 @@ class LocalSamplerFactory:
     def open(self, settings: EngineSettings, resources: Resources, folder: Path, name: str) -> Sampler:
         local, engine = settings.own(LocalOptions), settings.engine
         options = WorkerOptions(
-            model=folder,
+            model=runnable(folder),
             device=local.device,
             dtype=local.dtype,
             max_sequences=engine.max_sequences,
@@ -67,7 +68,7 @@ class LocalLearnerFactory:
         """A local sampler shares its copy of the base weights with the learner."""
         local, model = settings.own(LocalOptions), settings.model
         options = LearnerOptions(
-            model=folder,
+            model=runnable(folder),
             device=local.device,
             dtype=local.dtype,
             rank=model.lora_rank,
@@ -94,7 +95,7 @@ def check_model(settings: EngineSettings) -> None:
     """Find out whether the model can be had, and whether its context is long enough. Raises UserError."""
     name = settings.model.model_name
     folder = find_model(name, settings.cache)
-    longest = longest_context(checked(folder)) if folder else None
+    longest = longest_context(runnable(folder)) if folder else None
     if folder is None and not can_be_fetched(name):
         raise ConfigError(f"There is no folder or GGUF file {name}. --model-name also takes a Hub id.")
     asked = settings.engine.max_context_tokens

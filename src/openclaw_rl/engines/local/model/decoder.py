@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from safetensors import safe_open
 from torch import Tensor
 
+from openclaw_rl.engines.local.families import SUPPORTED_FAMILIES
 from openclaw_rl.engines.local.model import ops as torch_ops
-from openclaw_rl.models import SUPPORTED_FAMILIES
 
 Projection = Literal["qkv", "o", "gate_up", "down"]
 PROJECTIONS: tuple[Projection, ...] = ("qkv", "o", "gate_up", "down")

@@ -1,0 +1,48 @@
+"""Only the local engine refuses a model for its family: other engines may run it."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from openclaw_rl.engines.local.families import runnable
+from openclaw_rl.models import ModelNotFound, fetch_model, fetch_tokenizer, find_model
+
+
+def changed(model: Path, folder: Path, **changes: object) -> Path:
+    """A copy of a model whose configuration says something else."""
+    shutil.copytree(model, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **changes}))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"architectures": ["Gemma3ForCausalLM"]}, r"holds a Gemma3ForCausalLM.* it runs LlamaForCausalLM"),
+        ({"architectures": None}, "holds a model without a named family"),
+        ({"quantization_config": {"bits": 4}}, "quantised"),
+    ],
+)
+def test_a_model_that_the_local_engine_cannot_run_is_found_for_others(
+    tiny_model: Path, tmp_path: Path, changes: dict[str, object], reason: str
+) -> None:
+    folder = changed(tiny_model, tmp_path / "model", **changes)
+    with pytest.raises(ModelNotFound, match=reason):
+        runnable(folder)
+    name = str(folder)
+    assert find_model(name, tmp_path) == fetch_model(name, tmp_path) == fetch_tokenizer(name, tmp_path) == folder
+
+
+def test_a_folder_that_is_no_model_is_refused_for_every_engine(tiny_model: Path, tmp_path: Path) -> None:
+    folder = changed(tiny_model, tmp_path / "model")
+    assert runnable(folder) == folder
+    for text in ("{", "[]"):
+        (folder / "config.json").write_text(text)
+        with pytest.raises(ModelNotFound, match="cannot be read"):
+            find_model(str(folder), tmp_path)
+    (folder / "config.json").unlink()
+    with pytest.raises(ModelNotFound, match=r"it has no config\.json"):
+        find_model(str(folder), tmp_path)
