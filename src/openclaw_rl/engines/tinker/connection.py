@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from openclaw_rl.engines.base import EngineUnavailable
 from openclaw_rl.engines.tinker import sdk
-from openclaw_rl.engines.tinker.errors import CallFailed, Kind, LastWords, read
+from openclaw_rl.engines.tinker.errors import CallFailed, Kind, LastWarning, read
 from openclaw_rl.engines.tinker.heartbeat import Heartbeat
 from openclaw_rl.engines.tinker.logprob_probe import LogprobProbe
 from openclaw_rl.engines.tinker.traits import Traits, look_at
@@ -62,7 +62,7 @@ class Connection:
         """Why sampling failed last; empty again once it succeeds."""
         self.logprob_probe = LogprobProbe()
         self._heartbeat = Heartbeat(account.base_url)
-        self._words = LastWords()
+        self._last_warning = LastWarning()
         self._service: Any = None
         self._opening = asyncio.Lock()
 
@@ -95,7 +95,7 @@ class Connection:
     async def _begin(self) -> Any:
         """A new session, once the service has listed its models."""
         module = await asyncio.to_thread(sdk.load)
-        logging.getLogger("tinker").addHandler(self._words)
+        logging.getLogger("tinker").addHandler(self._last_warning)
         self.traits = await look_at(self.account.base_url)
         key = self.account.key or (NO_KEY if self.account.base_url else "")
         settings = {"base_url": self.account.base_url, "api_key": key}
@@ -152,7 +152,7 @@ class Connection:
     ) -> T:
         pause = FIRST_PAUSE
         for trial in range(1, trials + 1):
-            self._words.text, began = "", time.monotonic()
+            self._last_warning.text, began = "", time.monotonic()
             try:
                 end = deadline or asyncio.get_running_loop().time() + self.account.timeout
                 async with asyncio.timeout_at(end) as limit:
@@ -170,7 +170,7 @@ class Connection:
 
     def _no_answer(self, seconds: float) -> str:
         waited = f"no answer in {seconds:.3g} s"
-        return f"{waited}; the SDK said: {self._words.text}" if self._words.text else waited
+        return f"{waited}; the SDK said: {self._last_warning.text}" if self._last_warning.text else waited
 
     async def create(self, make: Callable[[], Awaitable[T]], what: str) -> T:
         """`call` for calls that create a client: if the session has ended, they are repeated in a new one."""
@@ -198,7 +198,7 @@ class Connection:
         """End the session. A service that does not answer is not waited for."""
         service, self._service = self._service, None
         await self._heartbeat.stop()
-        logging.getLogger("tinker").removeHandler(self._words)
+        logging.getLogger("tinker").removeHandler(self._last_warning)
         if service is not None:
             await end_session(service)
 

@@ -1,4 +1,4 @@
-"""What went wrong on the service, in our words: is it worth another trial, and whose fault is it?"""
+"""Reads the errors of the service: what to do about each, and how to say it."""
 
 import logging
 from collections.abc import Iterator
@@ -10,9 +10,9 @@ import httpx
 
 from openclaw_rl.engines.base import EngineAway, EngineError, EngineUnavailable
 
-#: The longest part of a service's own words that is passed on.
-WORDS = 300
-#: Says that a server has forgotten a model, in words of a self-hosted one, which gives no status of its own for it.
+#: Characters of the service's own message that are passed on.
+MAX_MESSAGE_LENGTH = 300
+#: With these words a self-hosted server says that it has lost a model; it has no status code for it.
 FORGOTTEN = "not loaded"
 
 
@@ -20,15 +20,15 @@ class Kind(Enum):
     """What to do about a failure."""
 
     AWAY = auto()
-    """Nothing but wait and try again."""
+    """Wait and try again."""
     LOCKED = auto()
-    """The owner has to mend it: a key, a bill."""
+    """The owner has to fix it: a key, a bill."""
     LOST = auto()
-    """The service does not have any more what it was asked about."""
+    """The service has lost what the call was about."""
     REFUSED = auto()
-    """It understood, and will not do it."""
+    """The service understood the call and will not do it."""
     BROKEN = auto()
-    """It tried and failed."""
+    """The service tried and failed."""
 
 
 BY_STATUS = {
@@ -45,27 +45,27 @@ BY_STATUS = {
 
 
 class CallFailed(Exception):
-    """A call of the service failed, after all trials that it was worth."""
+    """A call of the service failed, also when it was tried again."""
 
     def __init__(self, kind: Kind, what: str, words: str) -> None:
         super().__init__(sentence(kind, what, words))
         self.kind = kind
 
     def as_engine(self) -> EngineError:
-        """As the rest of the program knows it."""
+        """The error that the rest of the program knows."""
         if self.kind in (Kind.AWAY, Kind.LOCKED):
             return EngineAway(str(self))
         return EngineError(str(self)) if self.kind is Kind.REFUSED else EngineUnavailable(str(self))
 
     def as_unavailable(self) -> EngineUnavailable:
-        """The same for those who wait for an answer."""
-        found = self.as_engine()
-        return found if isinstance(found, EngineUnavailable) else EngineUnavailable(str(self))
+        """The same, for a client that waits for tokens."""
+        error = self.as_engine()
+        return error if isinstance(error, EngineUnavailable) else EngineUnavailable(str(self))
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An error of the SDK, read."""
+    """What an error of the SDK means."""
 
     kind: Kind
     words: str
@@ -85,53 +85,53 @@ def sentence(kind: Kind, what: str, words: str) -> str:
 
 
 def read(error: BaseException) -> Failure:
-    """What an error of the SDK means; it may be wrapped in others."""
+    """Find out what an error of the SDK means; the cause may be wrapped in other errors."""
     if isinstance(error, TimeoutError):
         return Failure(Kind.AWAY, str(error) or "no answer in time")
     for cause in causes(error):
         status = getattr(cause, "status_code", None)
         if isinstance(status, int):
-            words = own_words(cause)
+            words = service_message(cause)
             return Failure(Kind.LOST if FORGOTTEN in words else by_status(status), f"{words} (status {status})")
         if hasattr(cause, "category"):
-            words = own_words(cause)
+            words = service_message(cause)
             user = str(cause.category) == "user"
             return Failure(Kind.LOST if FORGOTTEN in words else Kind.REFUSED if user else Kind.BROKEN, words)
         if isinstance(cause, httpx.HTTPError | ConnectionError) or type(cause).__name__ == "APITimeoutError":
-            return Failure(Kind.AWAY, own_words(cause))
+            return Failure(Kind.AWAY, service_message(cause))
     if type(error).__name__ in ("APIConnectionError", "RetryableException"):
-        return Failure(Kind.AWAY, own_words(error))
-    return Failure(Kind.BROKEN, own_words(error))
+        return Failure(Kind.AWAY, service_message(error))
+    return Failure(Kind.BROKEN, service_message(error))
 
 
 def causes(error: BaseException) -> Iterator[Any]:
-    """An error and what led to it."""
-    seen: BaseException | None = error
-    while seen is not None:
-        yield seen
-        seen = seen.__cause__
+    """An error and its chain of causes."""
+    cause: BaseException | None = error
+    while cause is not None:
+        yield cause
+        cause = cause.__cause__
 
 
 def by_status(status: int) -> Kind:
     return BY_STATUS.get(status, Kind.AWAY if status >= 500 else Kind.REFUSED)
 
 
-def own_words(error: Any) -> str:
-    """What a service says itself, without its form and on one line."""
+def service_message(error: Any) -> str:
+    """The service's message without its JSON, on one line."""
     body = getattr(error, "body", None)
-    said = body.get("detail") or body.get("message") or body.get("error") if isinstance(body, dict) else None
-    if isinstance(said, list):
-        said = "; ".join(str(item.get("msg", item)) if isinstance(item, dict) else str(item) for item in said)
-    text = " ".join(str(said or error).split()).rstrip(".")
-    return text[:WORDS] or type(error).__name__
+    message = body.get("detail") or body.get("message") or body.get("error") if isinstance(body, dict) else None
+    if isinstance(message, list):
+        message = "; ".join(str(item.get("msg", item)) if isinstance(item, dict) else str(item) for item in message)
+    text = " ".join(str(message or error).split()).rstrip(".")
+    return text[:MAX_MESSAGE_LENGTH] or type(error).__name__
 
 
-class LastWords(logging.Handler):
-    """Remembers what the SDK last warned of: while it waits by itself (a bill, a full queue), only its log says why."""
+class LastWarning(logging.Handler):
+    """Keeps the SDK's last warning: while the SDK waits (for a bill, for a full queue), only its log says why."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
         self.text = ""
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.text = " ".join(record.getMessage().split())[:WORDS].rstrip(".")
+        self.text = " ".join(record.getMessage().split())[:MAX_MESSAGE_LENGTH].rstrip(".")

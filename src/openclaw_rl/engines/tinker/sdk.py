@@ -1,6 +1,6 @@
-"""The Tinker SDK: imported when it is needed and without PyTorch, and what the version at hand can do.
+"""Imports the Tinker SDK when it is needed, without PyTorch, and finds out what the installed version can do.
 
-Tried with 0.12 and 0.36. What differs between versions is asked of the SDK itself, never of its number.
+Tested with 0.12 and 0.36. Differences are found by looking at the SDK's functions, never by its version number.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ import httpx
 from openclaw_rl.engines.base import EngineUnavailable
 
 MISSING = "The tinker backend needs Tinker's SDK: pip install 'openclaw-rl[tinker]', or use --backend local."
-#: What the SDK logs and sends of errors could hold what users said; whoever wants it sets the variable.
+#: Telemetry could contain what users said, so it is off unless the variable is set.
 QUIET = {"TINKER_TELEMETRY": "0"}
 
 
@@ -38,7 +38,7 @@ def load() -> Any:
 
 @contextlib.contextmanager
 def without_torch() -> Iterator[None]:
-    """Import as if PyTorch were not installed: the SDK would load it into the server for what is not used here."""
+    """Import as if PyTorch were not installed: the SDK would load it into the server, which does not need it."""
     if "torch" in sys.modules:
         yield
         return
@@ -50,7 +50,7 @@ def without_torch() -> Iterator[None]:
 
 
 def failures() -> tuple[type[Exception], ...]:
-    """All that a call of the SDK is known to raise: its own errors, and those of what it is made of."""
+    """The errors that a call of the SDK may raise: its own, and those of the libraries that it uses."""
     sdk = load()
     broken: type[Exception] = importlib.import_module("tinker.lib.retryable_exception").RetryableException
     return (sdk.TinkerError, broken, httpx.HTTPError, ValueError, RuntimeError, OSError)
@@ -62,5 +62,5 @@ def takes(function: Any, name: str) -> bool:
 
 
 def is_deprecated(function: Any) -> bool:
-    """Whether the SDK warns of a function, because there is a better one."""
+    """Whether the SDK warns against a function, because it has a better one."""
     return hasattr(function, "__deprecated__")

@@ -1,8 +1,8 @@
-"""What kind of server a Tinker address belongs to: servers differ in more than they say.
+"""How a self-hosted server differs from Tinker.
 
-Tinker itself is what the SDK describes. Other servers tell through their schema (`/openapi.json`) which losses they
-know and which program they are. What is known of SkyRL tx 0.3, the self-hosted server that this is tested with: it
-takes the mean where Tinker sums, and weights that are sampled from are put over those that are trained.
+Tinker itself behaves as the SDK describes. Other servers say in their schema (`/openapi.json`) which losses they know
+and which program they are. SkyRL tx 0.3, the self-hosted server that this is tested with, takes the mean where Tinker
+sums, and overwrites the weights in training with those that are loaded to sample from.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ import httpx
 from openclaw_rl.engines.base import EngineAway
 
 SKYRL_TX = "Tinker API Mock"
-LOOK_SECONDS = 10.0
+SCHEMA_TIMEOUT_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class Traits:
 
     name: str = "Tinker"
     losses: frozenset[str] | None = None
-    """Those that it knows; None: it does not say."""
+    """The losses that it knows; None: it does not say."""
     takes_means: bool = False
     """Whether its losses are means over a sequence's tokens and over sequences, not sums."""
     samples_over_training: bool = False
@@ -30,11 +30,11 @@ class Traits:
 
 
 async def look_at(base_url: str | None) -> Traits:
-    """What can be known before a session is opened. Raises EngineAway if nobody is there."""
+    """What the server's schema says. Raises EngineAway if the server cannot be reached."""
     if base_url is None:
         return Traits()
     try:
-        async with httpx.AsyncClient(timeout=LOOK_SECONDS) as client:
+        async with httpx.AsyncClient(timeout=SCHEMA_TIMEOUT_SECONDS) as client:
             answer = await client.get(f"{base_url.rstrip('/')}/openapi.json")
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         reason = str(error) or type(error).__name__
@@ -46,7 +46,7 @@ async def look_at(base_url: str | None) -> Traits:
 
 
 def read_schema(schema: dict[str, Any]) -> Traits:
-    """Traits from an OpenAPI document. Raises KeyError and the like if it is none."""
+    """Traits from an OpenAPI document. Raises KeyError and the like if it is not one."""
     skyrl = schema["info"]["title"] == SKYRL_TX
     known = schema["components"]["schemas"]["ForwardBackwardInput"]["properties"]["loss_fn"].get("enum")
     return Traits(
