@@ -25,7 +25,8 @@ class SamplerCapabilities:
         if policy.form not in self.loads:
             raise EngineUnavailable(
                 f"{policy.folder} holds {policy.form}, and this sampler loads {' or '.join(sorted(self.loads))}. "
-                "Give another --resume-from-ckpt, or none to start from the base model."
+                "Give the --lora-rank and the --backend that it was trained with, or another --resume-from-ckpt; "
+                "none starts from the base model."
             )
 
 
