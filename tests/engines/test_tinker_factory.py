@@ -15,7 +15,7 @@ from openclaw_rl.config.options import ConfigError
 from openclaw_rl.engines.base import EngineAway, EngineUnavailable
 from openclaw_rl.engines.factory import Resources
 from openclaw_rl.engines.tinker import sdk
-from openclaw_rl.engines.tinker.errors import Kind, LastWords, read
+from openclaw_rl.engines.tinker.errors import Kind, LastWarning, read
 from openclaw_rl.engines.tinker.traits import Traits, look_at
 from openclaw_rl.errors import UserError
 
@@ -129,6 +129,6 @@ def test_an_error_inside_another_is_read() -> None:
 
 
 def test_the_last_warning_of_the_sdk_is_kept() -> None:
-    words = LastWords()
+    words = LastWarning()
     words.handle(logging.makeLogRecord({"msg": "The job is paused\ndue to billing.", "levelno": logging.WARNING}))
     assert words.text == "The job is paused due to billing"
