@@ -39,7 +39,7 @@ def test_status_for_programs(book: Book, program: Program) -> None:
     assert (told["step"], told["policy_version"]) == (4, 2)
     assert told["dropped"] == {"session title": 1}
     assert (told["suspended"], told["quarantined"], told["server"]) == (None, [], None)
-    assert isinstance(told["why_no_update"], str)
+    assert isinstance(told["waiting_for"], str)
 
 
 def test_status_for_people(book: Book, program: Program) -> None:
@@ -88,9 +88,9 @@ def test_status_where_no_server_has_been_says_so_and_makes_nothing(
 def test_status_of_a_server_that_has_recorded_nothing(folder: Path, program: Program) -> None:
     """While it starts, and when it has been stopped."""
     with contextlib.closing(RunDirLock(folder)):
-        assert status(program)["why_no_update"].startswith("No turn has been recorded yet.")
+        assert status(program)["waiting_for"].startswith("No turn has been recorded yet.")
     told = status(program)
-    assert told["why_no_update"] == "No turn has been recorded yet. Start the server and talk to it."
+    assert told["waiting_for"] == "No turn has been recorded yet. Start the server and talk to it."
     assert set(told["turns"]) == set(State)
     assert not any(told["turns"].values())
 
@@ -153,7 +153,7 @@ def dropped(book: Book) -> None:
 )
 def test_why_there_was_no_update(book: Book, program: Program, happened: Callable[[Book], None], sentence: str) -> None:
     happened(book)
-    assert status(program)["why_no_update"].startswith(sentence)
+    assert status(program)["waiting_for"].startswith(sentence)
 
 
 @pytest.mark.parametrize("state", State)
@@ -161,7 +161,7 @@ def test_why_there_was_no_update_is_a_whole_sentence_wherever_turns_are(book: Bo
     turn = book.put(State.READY if state is State.DROPPED else state)
     if state is State.DROPPED:
         book.change(changes.move, turn, State.DROPPED, "because")
-    sentence = read_status(book.db, None, {}).why_no_update
+    sentence = read_status(book.db, None, {}).waiting_for
     assert sentence.endswith(".")
     assert not sentence.endswith((": .", ":.", " ."))
     # A turn on its way is not one that cannot be trained on.
@@ -205,7 +205,7 @@ def test_status_beside_a_server_says_where_it_is(beside_a_server: str, program: 
     Readyz.answer = (200, b'{"ready": true, "capture": "on"}')
     told = status(program)
     assert (told["server"], told["suspended"]) == (beside_a_server, None)
-    assert told["why_no_update"] == f"No turn has been recorded yet. Talk to {beside_a_server}/v1."
+    assert told["waiting_for"] == f"No turn has been recorded yet. Talk to {beside_a_server}/v1."
     assert beside_a_server in program("status")[1]
 
 
@@ -218,7 +218,7 @@ def test_status_says_that_and_why_recording_is_suspended(
     Readyz.answer = (code, b'{"ready": true, "capture": "suspended: database or disk is full"}')
     told = status(program)
     assert told["suspended"] == "database or disk is full"
-    assert "database or disk is full" in told["why_no_update"]
+    assert "database or disk is full" in told["waiting_for"]
     assert "database or disk is full" in program("status")[1]
 
 
@@ -257,7 +257,7 @@ def test_status_beside_a_server_that_does_not_learn_says_what_is_switched_off(
 ) -> None:
     happened(book)
     Readyz.answer = (200, json.dumps({"capture": capture, "judge": judge, "learner": "off"}).encode())
-    assert status(program)["why_no_update"].startswith(sentence)
+    assert status(program)["waiting_for"].startswith(sentence)
 
 
 @pytest.mark.parametrize("count", [1, 2])
@@ -266,4 +266,4 @@ def test_status_says_how_far_the_next_step_is(beside_a_server: str, book: Book, 
         book.put(State.JUDGED)
     told = f"{count} of the 4 judged turns that a step needs (--batch-size)"
     Readyz.answer = (200, json.dumps({"capture": "on", "judge": "on", "learner": told}).encode())
-    assert status(program)["why_no_update"] == f"The next step has {told}."
+    assert status(program)["waiting_for"] == f"The next step has {told}."

@@ -5,7 +5,6 @@ import json
 import shutil
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,13 +15,15 @@ from transformers import AutoModelForCausalLM
 
 from openclaw_rl import cli
 from openclaw_rl.dashboard import metrics, verdict_mix
-from openclaw_rl.dashboard.examples import choose, first_prompts
-from openclaw_rl.dashboard.verdict_mix import BARS, Judged, by_source, portions, read_verdicts
+from openclaw_rl.dashboard.examples import first_prompts
+from openclaw_rl.dashboard.verdict_mix import BARS, portions
 from openclaw_rl.learn.checkpoints import Checkpoints
 from openclaw_rl.ledger.lock import RunDirLock
+from openclaw_rl.ledger.reader import open_reader
 from openclaw_rl.ledger.schema import FILE, MIGRATIONS, connect
+from openclaw_rl.ledger.verdicts import ExampleKind
 from openclaw_rl.rendering.tokenizer import ChatTokenizer
-from openclaw_rl.types import SampleKind, Source, State, Verdict
+from openclaw_rl.types import SampleKind, Sign, Source, State, Verdict, VerdictSummary
 from support.judged_run import a_report, answered, fill, judged, write_metrics
 from support.page_assertions import Seen, look
 from support.records import Book, a_side_turn
@@ -127,7 +128,7 @@ def test_every_kind_of_turn_is_shown_with_what_came_of_it(whole: Whole) -> None:
     )
     assert "score +1 by llm sample: rl judged Because hello" in by_turn["best"]
     assert by_turn["worst"].startswith("Rated worst")
-    assert by_turn["silent"].startswith("Nobody could say")
+    assert by_turn["silent"].startswith("Not judged")
     assert "no score dropped Silence hello the judge abstained: hello" in by_turn["silent"]
     assert "Its tokens have no colour" in by_turn["silent"]
     assert by_turn["aside"].endswith("dropped quarantined: Refused hello")
@@ -137,13 +138,13 @@ def test_every_kind_of_turn_is_shown_with_what_came_of_it(whole: Whole) -> None:
 
 def test_curves_and_verdicts_are_drawn_and_counted(whole: Whole) -> None:
     labels = [picture.attributes["aria-label"] for picture in whole.page.all("svg")]
-    assert "KL a token, over 5 steps: to the policy before, last 0.01; to the base model, last 0.1." in labels
+    assert "KL per token, over 5 steps: to the previous policy, last 0.01; to the base model, last 0.1." in labels
     assert "Verdicts over time: 2 good, 0 neutral, 3 bad, 1 abstained." in labels
     assert "Verdicts by llm over time: 1 good, 0 neutral, 1 bad, 0 abstained." in labels
     assert "Share of verdicts with a hint over time: 17% of all." in labels
     rows = whole.page.rows()
     assert ["feedback", "0", "0", "2", "0", "1"] in rows
-    assert ["nobody", "0", "0", "0", "1", "0"] in rows
+    assert ["Not judged", "0", "0", "0", "1", "0"] in rows
     assert ["explicit", "1", "0", "0", "0", "0"] in rows
 
 
@@ -243,7 +244,7 @@ def test_a_ledger_that_is_none_is_said_and_the_rest_is_shown(folder: Path, repor
     (folder / FILE).write_bytes(b"this is no database" * 100)
     write_metrics(folder, [a_report(1)])
     seen = report()
-    assert "cannot be read to its end: file is not a database." in seen.text
+    assert "is damaged: file is not a database." in seen.text
     assert len(seen.all("svg")) == 8
 
 
@@ -405,14 +406,15 @@ def test_a_model_that_cannot_be_loaded_is_said(
 def test_examples_are_few_varied_and_the_newest(book: Book, tokenizer: ChatTokenizer) -> None:
     for step in (1, 2, 3):
         last = fill(book, tokenizer, step=step)
-    chosen = choose(book.db)
+    with open_reader(book.folder) as reader:
+        chosen = [(kind, turn.number) for kind, turn in reader.examples(2)]
     assert len({turn for _, turn in chosen}) == len(chosen) == 10
-    by_kind: dict[str, list[int]] = {}
-    for why, turn in chosen:
-        by_kind.setdefault(why, []).append(turn)
-    assert {len(found) for found in by_kind.values()} == {2}
-    assert by_kind["Learned from, with a hint"][0] == last["hint"]
-    assert last["silent"] in by_kind["Nobody could say"]
+    by_kind: dict[ExampleKind, list[int]] = {}
+    for kind, turn in chosen:
+        by_kind.setdefault(kind, []).append(turn)
+    assert {len(turns) for turns in by_kind.values()} == {2}
+    assert by_kind[ExampleKind.HINTED][0] == last["hint"]
+    assert last["silent"] in by_kind[ExampleKind.ABSTAINED]
 
 
 def test_prompts_are_how_conversations_began(book: Book, tokenizer: ChatTokenizer) -> None:
@@ -420,23 +422,25 @@ def test_prompts_are_how_conversations_began(book: Book, tokenizer: ChatTokenize
     answered(book, tokenizer, "later", "oh", "next", "a", parent=first)
     book.capture(a_side_turn(messages=[{"role": "user", "content": "a title"}]))
     answered(book, tokenizer, "two", "oh", "next", "b")
-    found = first_prompts(book.db, 3)
-    assert [prompt.question for prompt in found] == ["one", "two"]
-    assert list(found[0].ids) == book.read(first).prompt_ids
+    with open_reader(book.folder) as reader:
+        prompts = first_prompts(reader, 3)
+    assert [prompt.question for prompt in prompts] == ["one", "two"]
+    assert list(prompts[0].ids) == book.read(first).prompt_ids
 
 
 def test_verdicts_are_counted_by_sign_and_judge(book: Book, tokenizer: ChatTokenizer) -> None:
     fill(book, tokenizer)
-    found = read_verdicts(book.db)
+    with open_reader(book.folder) as reader:
+        found, counts = reader.verdicts(), reader.verdict_counts()
     assert [verdict.sign for verdict in found] == ["bad", "good", "bad", "abstained", "bad", "good"]
-    assert by_source(found)["feedback"] == {"bad": 2, "hinted": 1}
-    neutral = replace(found[0], score=0.0)
-    assert neutral.sign == "neutral"
+    (feedback,) = (count for count in counts if count.source is Source.FEEDBACK)
+    assert feedback.signs == {Sign.GOOD: 0, Sign.NEUTRAL: 0, Sign.BAD: 2, Sign.ABSTAINED: 0}
+    assert feedback.hinted == 1
 
 
 @pytest.mark.parametrize("count", [0, 1, BARS - 1, BARS, BARS + 1, 1000])
 def test_portions_are_all_verdicts_in_at_most_so_many_bars(count: int) -> None:
-    verdicts = [Judged(1.0, str(number), False) for number in range(count)]
+    verdicts = [VerdictSummary(1.0, Sign.GOOD, Source.LLM, 0, str(number)) for number in range(count)]
     found = portions(verdicts)
     assert [verdict for part in found for verdict in part] == verdicts
     assert len(found) <= BARS

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from openclaw_rl.dashboard.examples import make_example
-from openclaw_rl.dashboard.tokens import MOST_TOKENS, STRONGEST, pieces
+from openclaw_rl.dashboard.tokens import MAX_STRENGTH, MAX_TOKENS, pieces
 from openclaw_rl.rendering.tokenizer import ChatTokenizer
 from openclaw_rl.types import SampleKind, State, StoredTurn, Verdict
 from support.judged_run import answered, hinted, judged
@@ -60,7 +60,7 @@ def test_tokens_that_make_one_character_are_one_piece(tokenizer: ChatTokenizer) 
     worth = [1.0, 0.0, 1.0, 2.0, 1.0, -4.0]
     found = pieces(tokenizer.backend, a_turn_of(ids), worth)
     assert [(piece.text, piece.advantage) for piece in found] == [("a", 1.0), ("🦞", 1.0), ("b", -4.0)]
-    assert [piece.strength for piece in found] == [STRONGEST / 2, STRONGEST / 2, STRONGEST]
+    assert [piece.strength for piece in found] == [MAX_STRENGTH / 2, MAX_STRENGTH / 2, MAX_STRENGTH]
 
 
 def test_colours_and_words_are_those_of_the_learner(book: Book, tokenizer: ChatTokenizer) -> None:
@@ -90,7 +90,7 @@ def test_tokens_of_another_model_are_not_shown_as_words(book: Book, tokenizer: C
     turn = book.put(State.READY, response_ids=[70, 71, 72], logprobs=[-1.0] * 3)
     example = make_example("why", book.read(turn), tokenizer.backend, a_method("combine"))
     assert example.pieces == ()
-    assert "another model's" in example.note
+    assert "another model wrote them" in example.note
     assert example.answer.startswith("answer ")
     nonsense = book.put(State.READY, response_ids=[-5, 10**8], logprobs=[-1.0] * 2)
     assert make_example("why", book.read(nonsense), tokenizer.backend, a_method("combine")).pieces == ()
@@ -99,5 +99,5 @@ def test_tokens_of_another_model_are_not_shown_as_words(book: Book, tokenizer: C
 def test_of_an_endless_response_the_beginning_is_shown(book: Book, tokenizer: ChatTokenizer) -> None:
     turn = answered(book, tokenizer, "Why?", "hello " * 2000, "Stop!")
     example = make_example("why", book.read(turn), tokenizer.backend, a_method("combine"))
-    assert len(example.pieces) == MOST_TOKENS
-    assert example.tokens_left_out == len(book.read(turn).response_ids) - MOST_TOKENS
+    assert len(example.pieces) == MAX_TOKENS
+    assert example.tokens_left_out == len(book.read(turn).response_ids) - MAX_TOKENS

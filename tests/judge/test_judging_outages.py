@@ -50,7 +50,7 @@ async def test_turns_wait_for_a_judge_that_is_down_and_nothing_is_lost(
         await until(lambda: bool(at_work.down))
         assert "cannot be reached" in (at_work.down or "")
         told = read_status(book.db, "http://here", {"judge": f"suspended: {at_work.down}"})
-        assert told.why_no_update.startswith("6 turns wait for the judge, which cannot be asked: http://127.0.0.1")
+        assert told.waiting_for.startswith("6 turns wait for the judge, which cannot be asked: http://127.0.0.1")
         await asyncio.sleep(0.5)
         assert open_turns(book) == 6, "many trials later they still wait"
         server.start()

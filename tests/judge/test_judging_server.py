@@ -107,7 +107,7 @@ def test_a_conversation_is_judged_and_every_command_shows_it(
         talk(program, "yours", "Thanks.")
         wait_for(lambda: status()["judge_down"] is not None, SECONDS)
         assert "cannot be reached" in status()["judge_down"]
-        assert status()["why_no_update"].startswith("1 turn waits for the judge, which cannot be asked: ")
+        assert status()["waiting_for"].startswith("1 turn waits for the judge, which cannot be asked: ")
         assert httpx.get(f"{program.url}/readyz", timeout=60).json()["judge"].startswith("suspended: ")
         assert httpx.get(f"{program.url}/readyz", timeout=60).status_code == 200, "serving does not depend on judging"
         server.answer = opinion("1")

@@ -97,7 +97,7 @@ async def test_a_judge_that_mostly_has_nothing_to_say_is_warned_of(
         book, caplog, lambda case: Opinion(1.0) if case.turn % 5 == 0 else Opinion(reason="it is unclear")
     )
     assert len(said) == 1
-    assert f"To 40 of the last {COLLAPSE_WINDOW} turns the judge had nothing to say" in said[0]
+    assert f"The judge abstained on 40 of the last {COLLAPSE_WINDOW} turns" in said[0]
     assert "custom: it is unclear" in said[0]
 
 

@@ -89,7 +89,7 @@ def page(source: "RunSource", run: "Run", *, answers: bool = True) -> str:
     """The page's text; with `answers`, both models are asked first, which takes a while."""
     from openclaw_rl.dashboard import metrics, verdict_mix
     from openclaw_rl.dashboard.components.render import render
-    from openclaw_rl.dashboard.examples import make_example
+    from openclaw_rl.dashboard.examples import TITLES, make_example
 
     model, no_model = model_folder(source, run)
     tokenizer, no_tokens = read_tokenizer(model) if model else (None, no_model)
@@ -101,9 +101,8 @@ def page(source: "RunSource", run: "Run", *, answers: bool = True) -> str:
         method=source.method.name,
         curves=metrics.pictures(run.metrics.steps),
         mix=verdict_mix.pictures(run.verdicts),
-        sources=verdict_mix.by_source(run.verdicts),
-        signs=verdict_mix.SIGNS,
-        examples=[make_example(why, turn, tokenizer, source.method) for why, turn in run.turns],
+        not_judged=verdict_mix.NOT_JUDGED,
+        examples=[make_example(TITLES[kind], turn, tokenizer, source.method) for kind, turn in run.examples],
         no_tokens=no_tokens,
         compared=compared,
         no_answers=no_answers or no_model,

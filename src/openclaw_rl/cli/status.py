@@ -69,7 +69,7 @@ def show(config: Config, status: "Status") -> None:
     for reason, count in counts.dropped.items():
         out.print(f"  dropped {count} × {reason}", style="dim")
     out.print(f"step {counts.step}, policy version {status.version}, server: {status.server or 'not running'}")
-    out.print(Text.assemble(("The next step: ", "bold"), status.why_no_update))
+    out.print(Text.assemble(("The next step: ", "bold"), status.waiting_for))
     for batch in status.quarantined[:MAX_BATCHES_SHOWN]:
         turns = ", ".join(map(str, batch.turns))
         out.print(Text(f"  set aside at step {batch.step}: turns {turns}: {batch.reason}", style="yellow"))

@@ -1,4 +1,4 @@
-"""What the base model and the newest checkpoint answer to the same prompts, without chance."""
+"""Greedy answers of the base model and of the newest checkpoint to the same prompts."""
 
 import asyncio
 import contextlib
@@ -18,9 +18,8 @@ from openclaw_rl.rendering.chat import ChatRenderer
 from openclaw_rl.rendering.tokenizer import BadModelFolder
 from openclaw_rl.types import BASE_VERSION
 
-#: Longest answer.
 ANSWER_TOKENS = 200
-#: A handful of short sequences needs little: a server may be using the same machine.
+#: A few short sequences need little memory, and a server may be using the same machine.
 CACHE_GIB = 0.5
 
 
@@ -40,7 +39,7 @@ class Compared:
 def compare(
     source: RunSource, folder: Path, checkpoint: Checkpoint, prompts: Sequence[Prompt], on_answer: Callable[[], None]
 ) -> list[Compared]:
-    """Ask both models everything. Raises NoAnswers."""
+    """Ask both models all prompts. Raises NoAnswers."""
     try:
         return asyncio.run(_compare(source, folder, checkpoint, prompts, on_answer))
     except (EngineError, BadModelFolder, ModelNotFound, OSError) as error:
@@ -56,7 +55,7 @@ async def _compare(
         stack.push_async_callback(sampler.close)
         await sampler.start()
         renderer = await asyncio.to_thread(ChatRenderer, folder)
-        # Numbers of a run begin at 0, which is the base model here.
+        # A checkpoint may have version 0, which is the base model's here.
         version = max(checkpoint.version, BASE_VERSION + 1)
         await sampler.publish(version, policy_in(checkpoint.folder))
 

@@ -1,7 +1,6 @@
-"""Turns that are worth a look: what was asked and answered, what came next, and what the learner was to make of it."""
+"""Examples of judged turns: what was asked and answered, what came next, and what the learner made of it."""
 
 import json
-import sqlite3
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -9,33 +8,31 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from openclaw_rl.dashboard.tokens import Piece, pieces
-from openclaw_rl.ledger.changes import QUARANTINED
-from openclaw_rl.ledger.queries import load_turn
+from openclaw_rl.ledger.reader import LedgerReader
+from openclaw_rl.ledger.verdicts import ExampleKind
 from openclaw_rl.methods.base import Method, NoSignal
 from openclaw_rl.methods.distillation import TopK, distil
 from openclaw_rl.methods.topk_select import TopkSelect
 from openclaw_rl.rendering.chat import content_text
-from openclaw_rl.types import StoredTurn, TurnKind
+from openclaw_rl.types import StoredTurn
 
-#: Of each kind so many, the newest ones.
-EACH = 2
-#: What is looked for, and how; a turn is shown once, under the first that fits.
-KINDS = (
-    ("Learned from, with a hint", "v.sample IN ('opd', 'opd+rl')", "v.number DESC"),
-    ("Rated best", "v.score > 0", "v.score DESC, v.number DESC"),
-    ("Rated worst", "v.score < 0", "v.score, v.number DESC"),
-    ("Nobody could say", "v.score IS NULL AND v.sample IS NULL", "v.number DESC"),
-    ("Set aside", f"t.reason LIKE '{QUARANTINED}%'", "v.number DESC"),
-)
-#: Turns that are looked through for different prompts.
-SEARCHED = 50
+#: The heading of an example.
+TITLES = {
+    ExampleKind.HINTED: "Learned from, with a hint",
+    ExampleKind.BEST: "Rated best",
+    ExampleKind.WORST: "Rated worst",
+    ExampleKind.ABSTAINED: "Not judged",
+    ExampleKind.QUARANTINED: "Set aside",
+}
+#: Turns that are searched for different prompts.
+MAX_SEARCHED_TURNS = 50
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
     """A turn, ready to be shown."""
 
-    why: str
+    title: str
     turn: StoredTurn
     question: str
     answer: str
@@ -46,7 +43,7 @@ class Example:
     note: str = ""
     """Why its tokens are not shown, or have no colour."""
     overlaps: Mapping[str, str] = field(default_factory=dict)
-    """What is to be said of each hint that the teacher was compared with the policy under."""
+    """For each hint that was compared: what teacher and policy have in common under it."""
 
     @property
     def tokens_left_out(self) -> int:
@@ -62,27 +59,13 @@ class Prompt:
     ids: tuple[int, ...]
 
 
-def choose(db: sqlite3.Connection) -> list[tuple[str, int]]:
-    """Turns to show, each with the reason."""
-    found: dict[int, str] = {}
-    for why, condition, order in KINDS:
-        rows = db.execute(
-            f"SELECT v.turn FROM verdicts v JOIN turns t ON t.number = v.turn WHERE {condition} ORDER BY {order} "
-            "LIMIT ?",
-            (EACH + len(found),),
-        )
-        new = [row["turn"] for row in rows if row["turn"] not in found]
-        found |= dict.fromkeys(new[:EACH], why)
-    return [(why, turn) for turn, why in found.items()]
-
-
-def make_example(why: str, turn: StoredTurn, tokenizer: Tokenizer | None, method: Method) -> Example:
+def make_example(title: str, turn: StoredTurn, tokenizer: Tokenizer | None, method: Method) -> Example:
     overlaps = compare_hints(turn, method.topk if isinstance(method, TopkSelect) else None)
-    plain = Example(why, turn, question_of(turn), spoken(turn.message), tuple(came_next(turn)), overlaps=overlaps)
+    plain = Example(title, turn, question_of(turn), spoken(turn.message), tuple(came_next(turn)), overlaps=overlaps)
     if tokenizer is None:
         return plain
     if not fits(tokenizer, turn):
-        return replace(plain, note="Its tokens are not shown: they are another model's, which --model-name would name.")
+        return replace(plain, note="Its tokens are not shown: another model wrote them; name it with --model-name.")
     try:
         values, note = method.token_values(turn), ""
     except NoSignal as error:
@@ -91,15 +74,15 @@ def make_example(why: str, turn: StoredTurn, tokenizer: Tokenizer | None, method
 
 
 def compare_hints(turn: StoredTurn, settings: TopK | None) -> dict[str, str]:
-    """What teacher and policy have in common under each hint, and which was chosen; empty where nobody asked."""
+    """What teacher and policy have in common under each hint, and how much it taught; empty without top-k log-probs."""
     if turn.top is None:
         return {}
     try:
-        found = distil(turn, settings or TopK(turn.top.ids.shape[1]))
+        distilled = distil(turn, settings or TopK(turn.top.ids.shape[1]))
     except NoSignal:
         return {}
-    k = found.ids.shape[1]
-    rows = zip(found.hints, found.overlaps, found.chosen_shares(), strict=True)
+    k = distilled.ids.shape[1]
+    rows = zip(distilled.hints, distilled.overlaps, distilled.chosen_shares(), strict=True)
     return {
         text: f"{overlap.mean():.1f} of the {k} likeliest tokens in common"
         + (f", taught {share:.0%} of the response" if settings else "")
@@ -108,7 +91,7 @@ def compare_hints(turn: StoredTurn, settings: TopK | None) -> dict[str, str]:
 
 
 def fits(tokenizer: Tokenizer, turn: StoredTurn) -> bool:
-    """Whether the tokens spell what was answered: else they are those of another model."""
+    """Whether the tokens spell the answer; if not, they are those of another model."""
     try:
         spelled = tokenizer.decode(turn.response_ids, skip_special_tokens=True)
     except OverflowError:
@@ -131,7 +114,7 @@ def came_next(turn: StoredTurn) -> Iterator[tuple[str, str]]:
 
 
 def spoken(message: Mapping[str, Any]) -> str:
-    """A message in words, its calls of tools with it."""
+    """A message in words, with its tool calls."""
     lines = [f"calls {call.get('name')} {call.get('arguments')}" for call in calls_of(message)]
     return "\n".join(filter(None, [text_of(message), *lines]))
 
@@ -147,17 +130,13 @@ def text_of(message: Mapping[str, Any]) -> str:
         return json.dumps(message.get("content"), ensure_ascii=False)
 
 
-def first_prompts(db: sqlite3.Connection, count: int) -> list[Prompt]:
-    """How the first conversations began, each beginning once."""
-    rows = db.execute(
-        "SELECT number FROM turns WHERE kind = ? AND parent IS NULL ORDER BY number LIMIT ?", (TurnKind.MAIN, SEARCHED)
-    ).fetchall()
-    found: dict[str, Prompt] = {}
-    for row in rows:
-        turn = load_turn(db, row["number"])
+def first_prompts(reader: LedgerReader, count: int) -> list[Prompt]:
+    """How the first conversations began, each question once."""
+    prompts: dict[str, Prompt] = {}
+    for turn in reader.conversation_starts(MAX_SEARCHED_TURNS):
         question = question_of(turn)
-        if question and question not in found:
-            found[question] = Prompt(question, tuple(turn.prompt_ids))
-        if len(found) == count:
+        if question and question not in prompts:
+            prompts[question] = Prompt(question, tuple(turn.prompt_ids))
+        if len(prompts) == count:
             break
-    return list(found.values())
+    return list(prompts.values())

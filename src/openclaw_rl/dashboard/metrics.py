@@ -1,4 +1,4 @@
-"""What the learner wrote of its steps, read as far as it can be read, and drawn."""
+"""The learner's metrics of each step, as far as they can be read, and their charts."""
 
 import json
 import math
@@ -12,77 +12,77 @@ from openclaw_rl.dashboard.components import charts
 from openclaw_rl.learn.reporting import StepReport
 
 FILE = "metrics.jsonl"
-NUMBERS = frozenset(field.name for field in fields(StepReport))
+METRICS = frozenset(field.name for field in fields(StepReport))
 WIDTH, HEIGHT = 4.6, 2.5
-#: Steps that have a dot each.
-FEW = 30
+#: Up to this many steps, each has a dot.
+MAX_DOTS = 30
 
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    """The steps of a run, by number; one that was made again is there once, as it was made last."""
+    """The steps of a run, by number. A step that was repeated is there once, as it was made last."""
 
     steps: list[dict[str, float]]
     unreadable: int
-    """Lines that say nothing: a disk was full, or somebody wrote into the file."""
+    """Lines that are not a step: a disk was full, or somebody edited the file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """Some numbers over steps, in one picture."""
+    """Some metrics over steps, in one chart."""
 
     name: str
     title: str
     lines: tuple[tuple[str, str], ...]
-    """(name of the number, label); a single one needs no label."""
+    """(metric, label); a single line needs no label."""
     lowest: float | None = None
-    """Where the picture begins, if that means something."""
+    """The lower end of the axis, if it is fixed."""
     highest: float | None = None
     stacked: bool = False
-    """Bars on each other instead of lines."""
+    """Stacked bars instead of lines."""
 
 
 PANELS = (
     Panel("reward", "Reward: mean score of a batch", (("reward", ""),), -1.05, 1.05),
     Panel("loss", "Loss", (("loss", ""),)),
-    Panel("kl", "KL a token", (("kl_old", "to the policy before"), ("kl_base", "to the base model")), 0),
-    Panel("clip", "Share of tokens that were clipped", (("clip_fraction", ""),), 0),
+    Panel("kl", "KL per token", (("kl_old", "to the previous policy"), ("kl_base", "to the base model")), 0),
+    Panel("clip", "Share of clipped tokens", (("clip_fraction", ""),), 0),
     Panel("gradient", "Gradient norm", (("grad_norm", ""),), 0),
-    Panel("staleness", "Staleness: policies since the answer", (("staleness", ""),), 0),
+    Panel("staleness", "Staleness: policy versions since the answer", (("staleness", ""),), 0),
     Panel(
         "latency",
         "Seconds",
-        (("step_seconds", "a step"), ("latency_seconds", "from feedback to served weights")),
+        (("step_seconds", "per step"), ("latency_seconds", "from feedback to served weights")),
         0,
     ),
-    Panel("samples", "Samples in a step", (("opd_rl", "opd+rl"), ("opd", "opd"), ("rl", "rl")), 0, stacked=True),
+    Panel("samples", "Samples per step", (("opd_rl", "opd+rl"), ("opd", "opd"), ("rl", "rl")), 0, stacked=True),
 )
 
 
 def read_metrics(path: Path) -> Metrics:
-    """All lines that can be read; a file that is not there has none. The last line may be half written."""
+    """All lines that can be read; none if there is no file. The last line may be half written."""
     try:
         lines = path.read_text("utf-8", errors="replace").splitlines()
     except OSError:
         return Metrics([], 0)
     written = [line for line in lines if line.strip()]
-    found = [step for step in map(read_step, written) if step]
-    by_number = {step["step"]: step for step in found}
-    return Metrics([by_number[number] for number in sorted(by_number)], len(written) - len(found))
+    steps = [step for step in map(read_step, written) if step]
+    by_number = {step["step"]: step for step in steps}
+    return Metrics([by_number[number] for number in sorted(by_number)], len(written) - len(steps))
 
 
 def read_step(line: str) -> dict[str, float] | None:
-    """The numbers of a step; None if the line is none."""
+    """The metrics of a step; None if the line is not one."""
     try:
         given = json.loads(line)
-        kept = {name: float(value) for name, value in given.items() if name in NUMBERS and value is not None}
+        kept = {name: float(value) for name, value in given.items() if name in METRICS and value is not None}
     except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
         return None
     return kept if math.isfinite(kept.get("step", math.nan)) else None
 
 
 def pictures(steps: Sequence[dict[str, float]]) -> list[Markup]:
-    """A small picture for each panel that has anything to show."""
+    """A small chart for each panel that has data."""
     return [_picture(panel, steps) for panel in PANELS if any(_points(steps, name)[0] for name, _ in panel.lines)]
 
 
@@ -97,26 +97,28 @@ def _picture(panel: Panel, steps: Sequence[dict[str, float]]) -> Markup:
     figure = charts.new_figure(WIDTH, HEIGHT)
     axes = figure.add_subplot()
     charts.dress(axes, panel.title, "step")
-    told, below = [], dict.fromkeys((step["step"] for step in steps), 0.0)
+    last_values, below = [], dict.fromkeys((step["step"] for step in steps), 0.0)
     for colour, (name, label) in zip(charts.SERIES, panel.lines, strict=False):
         x, y = _points(steps, name)
         if panel.stacked:
             axes.bar(x, y, bottom=[below[place] for place in x], color=colour, width=0.8, linewidth=0)
             below |= {place: below[place] + value for place, value in zip(x, y, strict=True)}
         else:
-            # One point alone makes no line.
-            axes.plot(x, y, color=colour, linewidth=1.7, marker="o" if len(x) < FEW else "", markersize=3)
+            # A single point would be no visible line.
+            axes.plot(x, y, color=colour, linewidth=1.7, marker="o" if len(x) < MAX_DOTS else "", markersize=3)
         if y:
-            told.append(f"{label or panel.title}, last {y[-1]:.3g}")
+            last_values.append(f"{label or panel.title}, last {y[-1]:.3g}")
     axes.set_ylim(panel.lowest, panel.highest or _top(axes.get_ylim()))
     charts.whole_numbers(axes.xaxis)
     if len(panel.lines) > 1:
         shown = zip(charts.SERIES, panel.lines, strict=False)
         charts.add_legend(figure, [Line2D([], [], color=colour, label=label) for colour, (_, label) in shown])
-    return charts.to_svg(figure, f"step-{panel.name}", f"{panel.title}, over {len(steps)} steps: {'; '.join(told)}.")
+    return charts.to_svg(
+        figure, f"step-{panel.name}", f"{panel.title}, over {len(steps)} steps: {'; '.join(last_values)}."
+    )
 
 
 def _top(limits: tuple[float, float]) -> float:
-    """Room above the highest value, also where all are 0."""
+    """The upper end of the axis, above 0 also where all values are 0."""
     low, high = limits
     return high if high > max(low, 0.0) else 1.0

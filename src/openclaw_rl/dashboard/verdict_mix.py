@@ -1,79 +1,47 @@
-"""What was thought of turns, over time: good, neutral, bad or nothing; by whom; and how often with a hint."""
+"""Verdicts over time: good, neutral, bad or none, by source, and the share with a hint."""
 
-import sqlite3
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from markupsafe import Markup
 
 from openclaw_rl.dashboard.components import charts
+from openclaw_rl.types import Sign, Source, VerdictSummary
 
-SIGNS = ("good", "neutral", "bad", "abstained")
-COLOURS = dict(zip(SIGNS, (charts.GOOD, charts.NEUTRAL, charts.BAD, charts.SILENT), strict=True))
-#: A verdict that names nobody.
-NOBODY = "nobody"
+COLOURS = dict(zip(Sign, (charts.GOOD, charts.NEUTRAL, charts.BAD, charts.SILENT), strict=True))
+#: Instead of a source, for turns that no judge could say anything about.
+NOT_JUDGED = "Not judged"
 #: Bars in a picture, at most.
 BARS = 24
 WIDTH, HEIGHT = 4.6, 2.5
 
 
-@dataclass(frozen=True, slots=True)
-class Judged:
-    """A verdict in short."""
-
-    score: float | None
-    source: str
-    hinted: bool
-
-    @property
-    def sign(self) -> str:
-        if self.score is None:
-            return "abstained"
-        return "good" if self.score > 0 else "bad" if self.score < 0 else "neutral"
-
-
-def read_verdicts(db: sqlite3.Connection) -> list[Judged]:
-    """All verdicts, in the order they were given."""
-    rows = db.execute(
-        "SELECT v.score, v.source, EXISTS (SELECT 1 FROM hints h WHERE h.turn = v.turn) AS hinted "
-        "FROM verdicts v ORDER BY v.number"
-    )
-    return [Judged(row["score"], row["source"] or NOBODY, bool(row["hinted"])) for row in rows]
-
-
-def by_source(verdicts: Sequence[Judged]) -> dict[str, Counter[str]]:
-    """How often each judge said what, and how often with a hint; the busiest first."""
-    sources = [source for source, _ in Counter(verdict.source for verdict in verdicts).most_common()]
-    found: dict[str, Counter[str]] = {source: Counter() for source in sources}
-    for verdict in verdicts:
-        found[verdict.source].update([verdict.sign, *(["hinted"] if verdict.hinted else [])])
-    return found
-
-
-def portions(verdicts: Sequence[Judged]) -> list[Sequence[Judged]]:
-    """As many as there are bars, all as large but the last."""
+def portions(verdicts: Sequence[VerdictSummary]) -> list[Sequence[VerdictSummary]]:
+    """The verdicts in at most `BARS` groups of one size; the last may be smaller."""
     size = max(1, -(-len(verdicts) // BARS))
     return [verdicts[start : start + size] for start in range(0, len(verdicts), size)]
 
 
-def pictures(verdicts: Sequence[Judged]) -> list[Markup]:
-    """All verdicts, those of each judge if there are several, and how many came with a hint."""
+def pictures(verdicts: Sequence[VerdictSummary]) -> list[Markup]:
+    """All verdicts, those of each source if there are several, and the share that came with a hint."""
     if not verdicts:
         return []
-    sources = list(by_source(verdicts))
-    found = [_mix(verdicts, "all", "Verdicts", lambda _: True)]
+    made = [_mix(verdicts, "all", "Verdicts", lambda _: True)]
+    sources = [source for source, _ in Counter(verdict.source for verdict in verdicts).most_common()]
     if len(sources) > 1:
-        found += [_mix(verdicts, f"by-{n}", f"Verdicts by {source}", _by(source)) for n, source in enumerate(sources)]
-    return [*found, _hints(verdicts)]
+        made += [
+            _mix(verdicts, f"by-{n}", f"Verdicts by {source}" if source else NOT_JUDGED, _by(source))
+            for n, source in enumerate(sources)
+        ]
+    return [*made, _hints(verdicts)]
 
 
-def _by(source: str) -> Callable[[Judged], bool]:
+def _by(source: Source | None) -> Callable[[VerdictSummary], bool]:
     return lambda verdict: verdict.source == source
 
 
-def _mix(verdicts: Sequence[Judged], name: str, title: str, wanted: Callable[[Judged], bool]) -> Markup:
-    """Stacked bars along all verdicts, of those that are wanted."""
+def _mix(verdicts: Sequence[VerdictSummary], name: str, title: str, wanted: Callable[[VerdictSummary], bool]) -> Markup:
+    """Stacked bars: the signs of those verdicts that are wanted, in each portion of all."""
     from matplotlib.patches import Patch
 
     parts = portions(verdicts)
@@ -83,7 +51,7 @@ def _mix(verdicts: Sequence[Judged], name: str, title: str, wanted: Callable[[Ju
     size = len(parts[0])
     charts.dress(axes, charts.plain(title), "verdicts, in the order they were given")
     bottom = [0] * len(parts)
-    for sign in SIGNS:
+    for sign in Sign:
         heights = [count[sign] for count in counts]
         places = [size * (n + 0.5) for n in range(len(parts))]
         axes.bar(places, heights, width=0.84 * size, bottom=bottom, color=COLOURS[sign], linewidth=0)
@@ -91,15 +59,15 @@ def _mix(verdicts: Sequence[Judged], name: str, title: str, wanted: Callable[[Ju
     axes.set_xlim(0, size * len(parts))
     axes.set_ylim(0, size)
     charts.whole_numbers(axes.xaxis, axes.yaxis)
-    charts.add_legend(figure, [Patch(color=COLOURS[sign], label=sign) for sign in SIGNS])
-    total: Counter[str] = sum(counts, Counter())
-    said = ", ".join(f"{total[sign]} {sign}" for sign in SIGNS)
-    return charts.to_svg(figure, f"verdicts-{name}", f"{title} over time: {said}.")
+    charts.add_legend(figure, [Patch(color=COLOURS[sign], label=sign) for sign in Sign])
+    total: Counter[Sign] = sum(counts, Counter())
+    summary = ", ".join(f"{total[sign]} {sign}" for sign in Sign)
+    return charts.to_svg(figure, f"verdicts-{name}", f"{title} over time: {summary}.")
 
 
-def _hints(verdicts: Sequence[Judged]) -> Markup:
+def _hints(verdicts: Sequence[VerdictSummary]) -> Markup:
     parts = portions(verdicts)
-    shares = [sum(verdict.hinted for verdict in part) / len(part) for part in parts]
+    shares = [sum(verdict.hints > 0 for verdict in part) / len(part) for part in parts]
     figure = charts.new_figure(WIDTH, HEIGHT)
     axes = figure.add_subplot()
     charts.dress(axes, "Share of verdicts with a hint", "verdicts, in the order they were given")
@@ -109,5 +77,5 @@ def _hints(verdicts: Sequence[Judged]) -> Markup:
     axes.set_ylim(-0.02, 1.02)
     axes.set_yticks([0, 0.5, 1], ["0 %", "50 %", "100 %"])
     charts.whole_numbers(axes.xaxis)
-    share = sum(verdict.hinted for verdict in verdicts) / len(verdicts)
+    share = sum(verdict.hints > 0 for verdict in verdicts) / len(verdicts)
     return charts.to_svg(figure, "verdicts-hints", f"Share of verdicts with a hint over time: {share:.0%} of all.")

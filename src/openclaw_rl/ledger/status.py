@@ -1,4 +1,4 @@
-"""Where a run stands, and why nothing has been trained yet."""
+"""Where a run stands, and what the next training step is waiting for."""
 
 import sqlite3
 from collections import Counter
@@ -10,38 +10,40 @@ from openclaw_rl.ledger import updates, verdicts
 from openclaw_rl.ledger.queries import counts
 from openclaw_rl.types import BASE_VERSION, Counts, State, StepOutcome, Update, VerdictSummary
 
-#: How a part of the server says that it does not work, before the reason.
+#: A part of the server that does not work reports this, followed by the reason.
 SUSPENDED = "suspended: "
-#: What is said of a part that the server was started without, in the order of the parts' work.
+#: What to say about a part that the server was started without, in the order in which the parts work.
 SWITCHED_OFF = {
-    "capture": "Nothing is recorded (--no-capture). Start the server without that option, and it learns from what is "
-    "said then.",
-    "judge": "Nothing is judged (--judge none). Start the server without that option, and the turns that wait are "
-    "judged.",
-    "learner": "Nothing is trained (--max-steps 0). Start the server without that option, and the judged turns that "
-    "wait are trained on.",
+    "capture": "Nothing is recorded (--no-capture). Start the server without that option, and it learns from the "
+    "conversations that follow.",
+    "judge": "Nothing is judged (--judge none). Start the server without that option, and it judges the waiting turns.",
+    "learner": "Nothing is trained (--max-steps 0). Start the server without that option, and it trains on the waiting "
+    "judged turns.",
 }
-#: So many verdicts are looked at together, and so large a share of abstentions is too large.
+#: Judging is checked over the last so many verdicts.
 COLLAPSE_WINDOW = 50
-MOST_ABSTAIN = 0.8
-ADVICE = "Look at some of them (openclaw-rl sessions ID): does what came next say anything, and does the judge see it?"
+#: A larger share of abstentions among them is reported as trouble.
+MAX_ABSTENTIONS = 0.8
+ADVICE = (
+    "Look at some of them (openclaw-rl sessions ID): does the next message give feedback, and does the judge see it?"
+)
 
 
 def judging_trouble(recent: Sequence[VerdictSummary]) -> str:
-    """What is wrong with the last verdicts; empty if nothing is, or if they are too few to say."""
+    """What is wrong with the last verdicts; empty if nothing is wrong or there are too few to say."""
     if len(recent) < COLLAPSE_WINDOW:
         return ""
-    silent = Counter(outcome.reason for outcome in recent if outcome.score is None and not outcome.hints)
-    if silent.total() >= MOST_ABSTAIN * len(recent):
-        reason, _count = silent.most_common(1)[0]
+    abstentions = Counter(verdict.reason for verdict in recent if verdict.score is None and not verdict.hints)
+    if abstentions.total() >= MAX_ABSTENTIONS * len(recent):
+        reason, _count = abstentions.most_common(1)[0]
         return (
-            f"To {silent.total()} of the last {len(recent)} turns the judge had nothing to say, mostly because: "
+            f"The judge abstained on {abstentions.total()} of the last {len(recent)} turns, mostly because: "
             f"{reason or 'there was no hint'}. {ADVICE} A language model (--judge-base-url) sees more than rules."
         )
-    (score, count), *_ = Counter(outcome.score for outcome in recent).most_common()
+    (score, count), *_ = Counter(verdict.score for verdict in recent).most_common()
     if score is not None and count == len(recent):
         return (
-            f"The last {count} verdicts are all {score:+g}, so there is nothing to learn from a difference. "
+            f"The last {count} verdicts are all {score:+g}, so there is no difference to learn from. "
             f"{ADVICE} A rubric (--judge-rubric), more votes (--prm-m) or another judge may tell turns apart."
         )
     return ""
@@ -49,7 +51,7 @@ def judging_trouble(recent: Sequence[VerdictSummary]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """The answer to "how is it going?"."""
+    """Where a run stands."""
 
     counts: Counts
     server: str | None
@@ -61,21 +63,21 @@ class Status:
     judge_down: str | None = None
     """Why turns wait for their judge, if they do."""
     learner: str = ""
-    """What the next training step waits for, as the running server says it."""
+    """What the next training step waits for, as the running server reports it."""
     trouble: str = ""
     """What is wrong with the last verdicts."""
     quarantined: list[Update] = field(default_factory=list)
     serving: int | None = None
-    """The policy version that the running server serves: after going back it is not the last step's."""
+    """The policy version that the running server serves: after a rollback it is not the last step's."""
     saved: int = BASE_VERSION
-    """The newest checkpoint's policy version, which after going back the ledger does not know."""
+    """The newest checkpoint's policy version, which the ledger does not know after a rollback."""
 
     @property
     def version(self) -> int:
         return max(self.counts.version, self.saved) if self.serving is None else self.serving
 
     @property
-    def why_no_update(self) -> str:
+    def waiting_for(self) -> str:
         """One sentence: what the next training step is waiting for."""
         states = self.counts.states
         if self.suspended:
@@ -123,7 +125,7 @@ class Status:
             "dropped": self.counts.dropped,
             "step": self.counts.step,
             "policy_version": self.version,
-            "why_no_update": self.why_no_update,
+            "waiting_for": self.waiting_for,
             "suspended": self.suspended,
             "judge_down": self.judge_down,
             "judging_trouble": self.trouble,
@@ -137,27 +139,31 @@ class Status:
 
 
 def read_status(
-    db: sqlite3.Connection | None, server: str | None, told: Mapping[str, Any], saved: int = BASE_VERSION
+    db: sqlite3.Connection | None, server: str | None, ready: Mapping[str, Any], saved: int = BASE_VERSION
 ) -> Status:
-    """The status of a run from its ledger, which may not exist yet, and from what its server tells (`/readyz`)."""
+    """The status of a run.
+
+    `db` is its ledger, if there is one yet; `ready` is its server's answer to `/readyz`, empty if none runs; `saved` is
+    the policy version of the newest checkpoint.
+    """
     nothing = Counts(dict.fromkeys(State, 0), {}, 0, 0)
     return Status(
         counts(db) if db else nothing,
         server,
-        suspended=why(told, "capture"),
-        switched_off=next((says for part, says in SWITCHED_OFF.items() if told.get(part) == "off"), ""),
-        judge_down=why(told, "judge"),
-        learner=told.get("learner", ""),
+        suspended=why(ready, "capture"),
+        switched_off=next((says for part, says in SWITCHED_OFF.items() if ready.get(part) == "off"), ""),
+        judge_down=why(ready, "judge"),
+        learner=ready.get("learner", ""),
         trouble=judging_trouble(verdicts.recent(db, COLLAPSE_WINDOW)) if db else "",
         quarantined=updates.load(db, StepOutcome.QUARANTINED)[::-1] if db else [],
-        serving=told.get("policy_version"),
+        serving=ready.get("policy_version"),
         saved=saved,
     )
 
 
-def why(told: Mapping[str, str], part: str) -> str | None:
+def why(ready: Mapping[str, str], part: str) -> str | None:
     """Why a part of the server does not work at the moment, if so."""
-    status = str(told.get(part, ""))
+    status = str(ready.get(part, ""))
     return status.removeprefix(SUSPENDED) if status.startswith(SUSPENDED) else None
 
 
