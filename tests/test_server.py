@@ -296,7 +296,7 @@ def test_a_run_directory_of_another_model_is_not_gone_on_with(tiny_model: Path, 
     run = ("--run-dir", str(tmp_path / "run"))
     with serving(SERVE, tiny_model, *run):
         pass
-    assert f"holds what {tiny_model.name} said and learned" in refused(other, *run)
+    assert f"holds the conversations and weights of {tiny_model.name}" in refused(other, *run)
     with serving(SERVE, tiny_model, *run):
         pass
 

@@ -13,7 +13,7 @@ from openclaw_rl.ledger.packing import pack_floats, pack_ids, pack_json, pack_to
 from openclaw_rl.ledger.states import TRANSITIONS, IllegalTransition
 from openclaw_rl.types import Feedback, Scores, SessionKey, State, Turn, TurnKind
 
-#: Reasons that are met in more than one place.
+#: Reasons that are used in more than one place.
 SUPERSEDED = "superseded: the client asked again"
 NO_NEXT_STATE = "the session ended without a next state"
 #: Begins the reason of a turn whose training step was refused.
@@ -22,7 +22,7 @@ ALREADY_USED = (State.BATCHED, State.APPLIED)
 
 
 def open_session(db: sqlite3.Connection, key: SessionKey, source: str, now: float) -> int:
-    """The session's number; a session that was closed goes on."""
+    """The session's number. A closed session is opened again."""
     row = db.execute(
         "INSERT INTO sessions (owner, id, source, created, last) VALUES (?, ?, ?, ?, ?) "
         "ON CONFLICT (owner, id) DO UPDATE SET last = excluded.last, closed = NULL, settled = 0 RETURNING number",
@@ -32,7 +32,7 @@ def open_session(db: sqlite3.Connection, key: SessionKey, source: str, now: floa
 
 
 def store_messages(db: sqlite3.Connection, session: int, messages: Sequence[Mapping[str, Any]]) -> int:
-    """Walk the session's tree of messages, adding what is new; the last message's number."""
+    """Follow the session's tree of messages, adding new ones; the number of the last message."""
     parent: int | None = None
     for message in messages:
         body = pack_json(message)
@@ -95,7 +95,7 @@ def capture(db: sqlite3.Connection, turns: Sequence[Turn], source: str, base: in
     if first.kind is TurnKind.MAIN:
         supersede(db, first.session, first.request_key)
     if base is not None and db.execute("SELECT 1 FROM turns WHERE number = ?", (base,)).fetchone() is None:
-        # It was forgotten while the request was answered: this one stands on its own.
+        # The base turn was forgotten while this request was answered: store the whole prompt.
         base, keep = None, 0
         turns = [replace(turn, parent=None) for turn in turns]
     numbers = []
@@ -107,7 +107,7 @@ def capture(db: sqlite3.Connection, turns: Sequence[Turn], source: str, base: in
 
 
 def supersede(db: sqlite3.Connection, session: SessionKey, request_key: bytes) -> None:
-    """Give up the turns of this session that answered the same request and are still waiting."""
+    """Drop the turns of this session that answered the same request and still wait for a next state."""
     rows = db.execute(
         "SELECT t.number FROM turns t JOIN sessions s ON s.number = t.session "
         "WHERE t.request_key = ? AND s.owner = ? AND s.id = ? AND t.state = ?",
@@ -133,7 +133,7 @@ def move(db: sqlite3.Connection, turn: int, state: State, reason: str = "") -> N
 
 
 def set_next_state(db: sqlite3.Connection, turn: int, messages: Sequence[Mapping[str, Any]]) -> None:
-    """What came after a turn. The first answer counts: a later branch of the conversation changes nothing."""
+    """Record the messages that followed a turn. The first ones count; a later branch of the session changes nothing."""
     row = db.execute("SELECT state, next_state, kind FROM turns WHERE number = ?", (turn,)).fetchone()
     if row is None:
         raise UnknownTurn(f"there is no turn {turn}")
@@ -145,7 +145,7 @@ def set_next_state(db: sqlite3.Connection, turn: int, messages: Sequence[Mapping
 
 
 def set_logprobs(db: sqlite3.Connection, turn: int, version: int, scores: Scores) -> None:
-    """A turn from elsewhere counts as that policy version's own from now on; what came next is known already."""
+    """Score an imported turn: from now on it counts as sampled by that policy version. Its next state is known."""
     move(db, turn, State.READY)
     db.execute(
         "UPDATE turns SET version = ?, logprobs = ?, top = ? WHERE number = ?",
@@ -154,7 +154,7 @@ def set_logprobs(db: sqlite3.Connection, turn: int, version: int, scores: Scores
 
 
 def add_feedback(db: sqlite3.Connection, owner: str, completion: str, choice: int, feedback: Feedback) -> None:
-    """Attach what somebody said; the turn can be judged (again) with it. Raises UnknownTurn and CannotJudge."""
+    """Attach feedback; the turn can then be judged, or judged again. Raises UnknownTurn and CannotJudge."""
     row = db.execute(
         "SELECT t.number, t.session, t.state, t.kind, t.kind_reason, t.reason FROM turns t "
         "JOIN sessions s ON s.number = t.session WHERE t.completion = ? AND t.choice = ? AND s.owner = ?",
@@ -171,14 +171,14 @@ def add_feedback(db: sqlite3.Connection, owner: str, completion: str, choice: in
         "INSERT INTO feedback (turn, score, text, source, created) VALUES (?, ?, ?, ?, ?)",
         (row["number"], feedback.score, feedback.text, feedback.source, time.time()),
     )
-    # Its session, if it has ended, is to be looked at once more.
+    # If its session has ended, it must be settled once more.
     db.execute("UPDATE sessions SET settled = 0 WHERE number = ?", (row["session"],))
     if state is not State.READY and state is not State.CAPTURED:
         move(db, row["number"], State.READY)
 
 
 def close_session(db: sqlite3.Connection, key: SessionKey) -> bool:
-    """End a session: turns that still wait will not get a next state. False if there is no such session."""
+    """Close a session; its waiting turns are dropped. False if there is no such session."""
     row = db.execute("SELECT number FROM sessions WHERE owner = ? AND id = ?", key).fetchone()
     if row is None:
         return False
@@ -187,7 +187,7 @@ def close_session(db: sqlite3.Connection, key: SessionKey) -> bool:
 
 
 def close_idle(db: sqlite3.Connection, before: float) -> int:
-    """End the sessions that were last heard of before a time; how many there were."""
+    """Close the sessions whose last request was before a time; how many there were."""
     rows = db.execute("SELECT number FROM sessions WHERE closed IS NULL AND last < ?", (before,)).fetchall()
     for row in rows:
         _close(db, row["number"])
@@ -202,14 +202,14 @@ def _close(db: sqlite3.Connection, session: int) -> None:
 
 
 def forget(db: sqlite3.Connection, sessions: Sequence[int]) -> list[int]:
-    """Delete sessions with everything in them; the training steps that had used their turns."""
+    """Delete sessions with everything in them; the training steps that used their turns."""
     marks = ", ".join("?" * len(sessions))
     steps = db.execute(
         "SELECT DISTINCT s.step FROM update_turns u JOIN turns t ON t.number = u.turn "
         f"JOIN updates s ON s.number = u.number WHERE s.outcome = 'applied' AND t.session IN ({marks}) ORDER BY s.step",
         tuple(sessions),
     ).fetchall()
-    # Turns refer to messages and to each other within their session; all of it goes at once.
+    # Turns refer to messages and to each other within their session: check references at the end.
     db.execute("PRAGMA defer_foreign_keys = ON")
     db.execute(f"DELETE FROM turns WHERE session IN ({marks})", tuple(sessions))
     db.execute(f"DELETE FROM messages WHERE session IN ({marks})", tuple(sessions))

@@ -1,4 +1,4 @@
-"""The ledger: one writer, any number of readers."""
+"""The ledger as the server uses it: one writer, any number of readers."""
 
 import asyncio
 import contextlib
@@ -29,15 +29,21 @@ from openclaw_rl.types import (
 
 T = TypeVar("T")
 
-#: Token sequences kept at hand: a conversation's next request needs those of its last turn.
+#: Token sequences that are kept in memory: a conversation's next request needs those of its last turn.
 CACHED_SEQUENCES = 256
 
 
 class Ledger:
-    """What the server does with the ledger. Changes are awaited until they are durable.
+    """The durable record of turns, verdicts and training steps.
 
-    Reads happen at once on the caller's thread: they are short look-ups by index, and a reader never waits for
-    the writer. Only one thread may use an instance.
+    - A change that was awaited is on the disk: it survives `kill -9` and a power cut.
+    - A change happens as a whole or not at all; changes are made in the order in which they were submitted.
+    - A turn moves only along the transitions in `states`; every dropped turn has a reason.
+    - A turn is in at most one training step that counts, also after a crash, a resume or a rollback.
+    - Reads never wait for the writer. They happen at once, on the caller's thread, and are short look-ups by index.
+    - If the disk is full or the database is locked, changes and reads fail with CaptureSuspended instead of holding up
+      requests; writing resumes by itself.
+    - Only one thread may use an instance. Other processes may read and change the same ledger (`reader`, `offline`).
     """
 
     def __init__(self, directory: Path) -> None:
@@ -69,7 +75,7 @@ class Ledger:
             self._remember(number, [*turn.prompt_ids, *turn.response_ids])
 
     def set_next_state(self, turn: int, messages: Sequence[Mapping[str, Any]]) -> "Future[None]":
-        """Unlike the others not awaited: it comes before whatever is submitted after it."""
+        """Not awaited, unlike the others: it is made before every change that is submitted after it."""
         return self.writer.submit(lambda db: changes.set_next_state(db, turn, messages))
 
     async def add_feedback(self, owner: str, completion: str, choice: int, feedback: Feedback) -> None:
@@ -79,7 +85,7 @@ class Ledger:
         return await self._write(lambda db: changes.close_session(db, key))
 
     async def close_idle(self, seconds: float) -> int:
-        """End the sessions that were not heard of for so long."""
+        """Close the sessions that were idle for so many seconds; how many there were."""
         return await self._write(lambda db: changes.close_idle(db, time.time() - seconds))
 
     async def record_verdict(
@@ -136,16 +142,16 @@ class Ledger:
         """An event that is set whenever something has been written."""
         changed, loop = asyncio.Event(), asyncio.get_running_loop()
 
-        def tell() -> None:
-            # The last changes may be written when nobody waits for news any more.
+        def notify() -> None:
+            # The writer may still write its last changes after the event loop was closed.
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(changed.set)
 
-        self.writer.listeners.append(tell)
+        self.writer.listeners.append(notify)
         try:
             yield changed
         finally:
-            self.writer.listeners.remove(tell)
+            self.writer.listeners.remove(notify)
 
     def ready_turns(self, besides: Collection[int], limit: int) -> list[int]:
         return self._read(lambda db: queries.ready_turns(db, besides, limit))
@@ -180,7 +186,7 @@ class Ledger:
         return self._read(lambda db: queries.response(db, turn))
 
     def earlier_responses(self, turn: int) -> list[list[int]]:
-        """The responses of the turns that a turn went on from, the latest first."""
+        """The responses of the turns that a turn continues, the latest first."""
         return self._read(lambda db: queries.earlier_responses(db, turn))
 
     def request(self, turn: int) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""One server a run directory, and one a ledger's."""
+"""The lock of a run directory or a ledger's directory: one server uses it at a time."""
 
 import contextlib
 import fcntl
@@ -20,9 +20,9 @@ class RunDirInUse(UserError):
 
 
 class RunDirLock:
-    """Held from creation until the process ends, however it ends. The file tells others who and where.
+    """Held from creation until the process ends, however it ends. The file names the process and its address.
 
-    `option` is the one that names the directory. Raises RunDirInUse, and ConfigError for one that cannot be used.
+    `option` is the option that names the directory. Raises RunDirInUse, and ConfigError if it cannot be used.
     """
 
     def __init__(self, run_dir: Path, option: str = "--run-dir") -> None:
@@ -41,7 +41,7 @@ class RunDirLock:
         self.tell(url=None)
 
     def _lock(self) -> bool:
-        """Tried for a moment: somebody may just be looking whether a server is there."""
+        """Retries for a moment: a command that looks for a server holds the lock briefly."""
         for _ in range(10):
             with contextlib.suppress(BlockingIOError):
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -50,7 +50,7 @@ class RunDirLock:
         return False
 
     def tell(self, url: str | None) -> None:
-        """Write down where this server can be reached."""
+        """Write the address of this server into the file."""
         self._file.truncate(0)
         self._file.write(json.dumps({"pid": os.getpid(), "url": url}))
         self._file.flush()
@@ -61,10 +61,10 @@ class RunDirLock:
 
 
 def check_usable(folder: Path, option: str) -> None:
-    """Whether files can be made in a folder, which need not be there yet. Leaves nothing behind. Raises ConfigError."""
+    """Raise ConfigError unless files can be created in a folder, which need not exist yet. Leaves nothing behind."""
     try:
         nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-        # Tried, because permissions do not tell: not of a disk that is read-only, and nothing to an administrator.
+        # Trying is surer than permissions: a disk may be read-only, and an administrator has every permission.
         with tempfile.TemporaryDirectory(dir=nearest):
             pass
     except OSError as error:
@@ -76,17 +76,22 @@ def unusable(folder: Path, option: str, error: OSError) -> ConfigError:
 
 
 def read_server(run_dir: Path) -> dict[str, Any]:
-    """What the server of a run directory told; empty if none did or it is gone. Raises ConfigError for a file."""
+    """Process id and URL of the server that uses a run directory; empty if none does. Raises ConfigError for a file."""
     if run_dir.is_file():
         raise ConfigError(f"{run_dir} is a file. Give --run-dir the run directory of a server.")
     try:
         with (run_dir / FILE).open() as file:
             if not is_locked(file):
                 return {}
-            told = json.load(file)
+            server = json.load(file)
     except (OSError, ValueError):
         return {}
-    return told if isinstance(told, dict) else {}
+    return server if isinstance(server, dict) else {}
+
+
+def server_url(run_dir: Path) -> str | None:
+    """Where the server of a run directory answers, if one runs there. Raises ConfigError if it is a file."""
+    return read_server(run_dir).get("url")
 
 
 def server_url(run_dir: Path) -> str | None:
@@ -100,7 +105,7 @@ def was_served(run_dir: Path) -> bool:
 
 
 def is_locked(file: IO[str]) -> bool:
-    """Whether a server holds the file: surer than a process id, which another process may have by now."""
+    """Whether a server holds the file. A process id would not be enough: another process may have it by now."""
     try:
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -15,7 +15,7 @@ _HALF = re.compile("[\ud800-\udfff]")
 
 
 def pack_json(value: Any) -> str:
-    """JSON in as few bytes as can be read; half a character, which no file can hold, is escaped."""
+    """Compact JSON. A lone surrogate, which UTF-8 cannot encode, is escaped."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=_listed)
     return _HALF.sub(lambda half: f"\\u{ord(half[0]):04x}", text)
 
@@ -23,11 +23,11 @@ def pack_json(value: Any) -> str:
 def _listed(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return value.tolist()
-    raise TypeError(f"{type(value).__name__} is nothing that JSON can hold")
+    raise TypeError(f"{type(value).__name__} cannot be written as JSON")
 
 
 def whole_text(text: str) -> str:
-    """A text that a file can hold: half a character becomes a mark."""
+    """A text that UTF-8 can encode: a lone surrogate becomes a replacement character."""
     return _HALF.sub("\ufffd", text)
 
 
@@ -50,7 +50,7 @@ def unpack_floats(data: bytes) -> list[float]:
 
 
 def pack_top(top: Likeliest | None) -> bytes | None:
-    """The k likeliest tokens at each position; None where none were asked for."""
+    """The k likeliest tokens at each position; None where none were recorded."""
     if top is None:
         return None
     return pack_ids([top.ids.shape[1]]) + top.ids.astype("<i4").tobytes() + top.logprobs.astype("<f4").tobytes()
@@ -66,7 +66,7 @@ def unpack_top(data: bytes | None) -> Likeliest | None:
 
 
 def pack_table(table: Numbers | None) -> bytes | None:
-    """Numbers at each position, as many at each; None where there are none."""
+    """The same count of numbers at each position; None where there are none."""
     return None if table is None else pack_ids([table.shape[1]]) + table.astype("<f4").tobytes()
 
 

@@ -1,4 +1,4 @@
-"""What can be asked of a ledger."""
+"""Queries about sessions, turns and messages."""
 
 import json
 import sqlite3
@@ -27,7 +27,7 @@ SESSION = "JOIN sessions s ON s.number = t.session"
 
 @dataclass(frozen=True, slots=True)
 class Ancestor:
-    """A turn that a request goes on from."""
+    """The turn that a request continues."""
 
     number: int
     session: SessionKey
@@ -44,8 +44,8 @@ def find_ancestor(
 ) -> Ancestor | None:
     """The turn that covers most of a request: `ends` are (depth, end key), deepest first.
 
-    Among equal conversations one that nobody has gone on from comes first, then the newest: two users who
-    said the same so far stay apart. Side turns and superseded attempts come last: they have no next state either.
+    Among equal conversations, one that has not been continued comes first, then the newest, so that two users who
+    have said the same so far stay apart. Side turns and superseded turns come last: they have no next state either.
     """
     for depth, key in ends:
         rows = db.execute(
@@ -63,7 +63,7 @@ def find_ancestor(
 
 
 def last_waiting(db: sqlite3.Connection, session: SessionKey) -> int | None:
-    """The newest main turn of a session that still waits for what comes next."""
+    """The newest main turn of a session that still waits for its next state."""
     row = db.execute(
         f"SELECT t.number FROM turns t {SESSION} WHERE s.owner = ? AND s.id = ? AND t.state = ? "
         "ORDER BY t.number DESC LIMIT 1",
@@ -73,7 +73,7 @@ def last_waiting(db: sqlite3.Connection, session: SessionKey) -> int | None:
 
 
 def main_turn(db: sqlite3.Connection, turn: int) -> int | None:
-    """A turn itself if it is a main turn, else the nearest one that it goes on from."""
+    """The turn itself if it is a main turn, else the nearest main turn among those it continues."""
     row = db.execute(
         "WITH RECURSIVE line (number, parent, kind, depth) AS ("
         " SELECT number, parent, kind, 0 FROM turns WHERE number = ?"
@@ -109,7 +109,7 @@ def response(db: sqlite3.Connection, turn: int) -> list[int]:
 
 
 def earlier_responses(db: sqlite3.Connection, turn: int) -> list[list[int]]:
-    """The responses of the turns that a turn went on from, the latest first."""
+    """The responses of the turns that a turn continues, the latest first."""
     rows = db.execute(
         "WITH RECURSIVE line (number, parent, response, depth) AS ("
         " SELECT number, parent, response, 0 FROM turns WHERE number = ?"
@@ -180,7 +180,7 @@ def load_messages(db: sqlite3.Connection, last: int) -> list[dict[str, Any]]:
 
 
 def ready_turns(db: sqlite3.Connection, besides: Collection[int], limit: int) -> list[int]:
-    """Turns that can be judged, the longest ready first, without those that somebody works on already."""
+    """Turns that can be judged, the longest ready first, except those in `besides`."""
     rows = db.execute(
         "SELECT number FROM turns WHERE state = ? ORDER BY ready_at, number LIMIT ?",
         (State.READY, limit + len(besides)),
@@ -189,13 +189,13 @@ def ready_turns(db: sqlite3.Connection, besides: Collection[int], limit: int) ->
 
 
 def first_unscored(db: sqlite3.Connection) -> int | None:
-    """A turn from elsewhere that the policy has not scored yet."""
+    """The first imported turn that the policy has not scored yet."""
     row = db.execute("SELECT min(number) AS number FROM turns WHERE state = ?", (State.CAPTURED,)).fetchone()
     return None if row["number"] is None else int(row["number"])
 
 
 def open_conversations(db: sqlite3.Connection, limit: int) -> list[int]:
-    """The last main turns of the sessions that were last heard of and have not ended, the newest first."""
+    """The last main turns of the open sessions that were active last, the newest first."""
     heard = "SELECT number FROM sessions WHERE closed IS NULL ORDER BY last DESC LIMIT ?"
     rows = db.execute(
         f"SELECT max(t.number) AS number FROM ({heard}) s JOIN turns t ON t.session = s.number WHERE t.kind = ? "
@@ -224,7 +224,7 @@ def conversation_starts(db: sqlite3.Connection, limit: int) -> list[int]:
 
 
 def sessions(db: sqlite3.Connection, id: str | None = None, owner: str | None = None) -> list[SessionSummary]:
-    """Sessions, the last heard of first; of one name or one owner if given."""
+    """Sessions, the latest active first; of one id or one owner if given."""
     rows = db.execute(
         "SELECT s.*, count(t.number) AS turns, coalesce(sum(t.kind = 'main'), 0) AS main, "
         "coalesce(sum(t.next_state IS NOT NULL), 0) AS ready FROM sessions s "

@@ -1,10 +1,10 @@
-"""One model a run: what was captured and learned is in its tokens and for its weights, and nonsense for another."""
+"""One model per run: recorded tokens and learned weights mean nothing to another model."""
 
 from pathlib import Path
 
 from openclaw_rl.errors import UserError
 
-#: In a run directory, or the directory of its ledger: the name of the model that it belongs to.
+#: In a run directory, or its ledger's: the name of the model that it belongs to.
 FILE = "model.txt"
 
 
@@ -13,9 +13,9 @@ class OtherModel(UserError):
 
 
 def keep_to_model(folder: Path, model: str) -> None:
-    """Make a folder this model's, or see that it is. Raises OtherModel.
+    """Assign a folder to a model, or check that it belongs to it. Raises OtherModel.
 
-    A model is known by the last part of its name, so that it may be moved, or be downloaded.
+    Only the last part of the name counts, so that a model may be moved or downloaded.
     """
     name, path = Path(model).name or Path(model).resolve().name, folder / FILE
     if not path.exists():
@@ -23,6 +23,6 @@ def keep_to_model(folder: Path, model: str) -> None:
         path.write_text(f"{name}\n")
     elif (known := path.read_text().strip()) != name:
         raise OtherModel(
-            f"{folder} holds what {known} said and learned, in which {name} would find no sense. "
+            f"{folder} holds the conversations and weights of {known}, which {name} cannot read. "
             f"Give another --run-dir, or the --model-name that it belongs to."
         )

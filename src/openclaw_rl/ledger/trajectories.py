@@ -1,9 +1,9 @@
-"""Turns to and from files: one JSON object a line.
+"""Turns to and from files: one JSON object per line.
 
-`trajectories` is a session a line in words alone (session_id, turns with type, prompt, response, next_state,
-trainable), to read and to write by hand. `jsonl` is a turn a line with everything the ledger has. Only the first
-can be imported: a turn from elsewhere has no sampled tokens, so its text is tokenised once, it is marked
-`imported`, and the current policy has to score it before it may be trained on.
+`trajectories` has one session per line, as text only (session_id, turns with type, prompt, response, next_state,
+trainable); people can read and write it. `jsonl` has one turn per line, with everything the ledger has. Only the first
+can be imported: an imported turn has no sampled tokens, so its text is tokenised once, it is marked `imported`, and
+the current policy has to score it before it may be trained on.
 """
 
 import codecs
@@ -82,7 +82,7 @@ def in_words(turn: StoredTurn) -> dict[str, Any]:
 
 
 def text_of(messages: Sequence[Message]) -> str:
-    """What messages say; tool calls as the model would write them."""
+    """The text of messages; tool calls as the model would write them."""
     plain = (spell_out_message(template_message(m)) if m["role"] == "assistant" else m for m in messages)
     return "\n".join(content_text(message.get("content")) for message in plain)
 
@@ -95,11 +95,11 @@ class Imported:
     known: int = 0
     """Turns that were in the ledger already."""
     errors: list[str] = field(default_factory=list)
-    """One sentence a bad line, with file and line."""
+    """One sentence per bad line, with file and line."""
 
 
 def import_file(db: sqlite3.Connection, path: Path, renderer: ChatRenderer) -> Imported:
-    """Read a trajectories file into the ledger; good lines go in whatever the others are."""
+    """Read a trajectories file into the ledger. Bad lines are reported; good lines are imported all the same."""
     result = Imported()
     with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
@@ -118,8 +118,8 @@ def import_file(db: sqlite3.Connection, path: Path, renderer: ChatRenderer) -> I
 
 
 def import_session(db: sqlite3.Connection, session: Trajectory, renderer: ChatRenderer, result: Imported) -> None:
-    """One session, whole or not at all; one that this ledger wrote into the file itself is there already."""
-    if is_own(db, session):
+    """Import one session as a whole or not at all; one that was exported from this ledger is already there."""
+    if was_recorded_here(db, session):
         result.known += len(session.turns)
         return
     turns = list(imported_turns(session, renderer))
@@ -130,8 +130,8 @@ def import_session(db: sqlite3.Connection, session: Trajectory, renderer: ChatRe
         changes.close_session(db, turns[0].session)
 
 
-def is_own(db: sqlite3.Connection, session: Trajectory) -> bool:
-    """Whether people had this very session here, so that the file is an export that comes back."""
+def was_recorded_here(db: sqlite3.Connection, session: Trajectory) -> bool:
+    """Whether this ledger recorded the session itself: the file is then an export of it."""
     written = {(turn.prompt, turn.response) for turn in session.turns}
     owner, _, id = session.session_id.rpartition("/")
     named = [*queries.sessions(db, id=session.session_id), *(queries.sessions(db, id=id) if owner else ())]
@@ -146,7 +146,7 @@ def is_own(db: sqlite3.Connection, session: Trajectory) -> bool:
 def store_imported(
     db: sqlite3.Connection, turn: Turn, written: TrajectoryTurn, before: tuple[int, Turn] | None, result: Imported
 ) -> int:
-    """Store a turn as what it adds to the one before it, unless it is there already; its number."""
+    """Store a turn as what it adds to the one before it, unless it is already there; its number."""
     row = db.execute("SELECT number FROM turns WHERE completion = ?", (turn.completion,)).fetchone()
     if row is not None:
         result.known += 1

@@ -1,4 +1,4 @@
-"""Training steps: which turns a step takes, what became of it, and how the ledger agrees with a checkpoint again.
+"""Training steps: which turns a step takes, what became of it, and how the ledger is reconciled with a checkpoint.
 
 A turn is in at most one step that counts. A step counts (`applied`), was lost with the learner's memory (`undone`: its
 turns can be trained on again), was taken back by the owner (`rolled_back`) or never happened (`quarantined`).
@@ -13,7 +13,7 @@ from typing import Any
 from openclaw_rl.ledger.changes import QUARANTINED, move
 from openclaw_rl.types import Batch, State, StepOutcome, Update
 
-#: The step that a policy version was made by, or goes on from.
+#: The step that made a policy version, or the last one before it.
 STEP_OF = (
     "coalesce((SELECT u.step FROM updates u WHERE u.version <= {} AND u.outcome IN ('applied', 'undone') "
     "ORDER BY u.version DESC LIMIT 1), 0)"
@@ -27,10 +27,10 @@ def waiting(db: sqlite3.Connection) -> int:
 
 
 def claim(db: sqlite3.Connection, count: int, step: int, max_staleness: int) -> list[int]:
-    """Take the next turns for the step after `step`, the longest judged first. Those of too old a policy are dropped.
+    """Take the next turns for the step after `step`, the longest judged first. Turns of too old a policy are dropped.
 
-    A policy's age is counted in steps: those that were lost and made again have new version numbers, and the turns that
-    were fresh then are as fresh now.
+    A policy's age is counted in steps and not in versions: a step that was lost and repeated makes a new version, but
+    the turns are no staler for it.
     """
     stale = db.execute(
         f"SELECT number FROM turns WHERE state = ? AND {STEP_OF.format('turns.version')} < ? - ?",
@@ -48,7 +48,7 @@ def claim(db: sqlite3.Connection, count: int, step: int, max_staleness: int) -> 
 
 
 def release(db: sqlite3.Connection) -> None:
-    """Give back what was taken for a step that did not happen."""
+    """Return the turns of a step that did not happen to those that can be trained on."""
     for row in db.execute("SELECT number FROM turns WHERE state = ?", (State.BATCHED,)).fetchall():
         move(db, row["number"], State.JUDGED)
 
@@ -56,14 +56,14 @@ def release(db: sqlite3.Connection) -> None:
 def apply(
     db: sqlite3.Connection, step: int, version: int, turns: Sequence[int], metrics: Mapping[str, Any] | None = None
 ) -> None:
-    """A step was made: its turns have been trained on, and it made this policy version."""
+    """Record a step: its turns were trained on, and it made this policy version."""
     _record(db, step, version, StepOutcome.APPLIED, turns, metrics=metrics)
     for turn in turns:
         move(db, turn, State.APPLIED)
 
 
 def quarantine(db: sqlite3.Connection, step: int, turns: Sequence[int], reason: str) -> None:
-    """A step was refused: its turns are set aside with the reason."""
+    """Record a step that was refused: its turns are set aside with the reason."""
     _record(db, step, None, StepOutcome.QUARANTINED, turns, reason)
     for turn in turns:
         move(db, turn, State.DROPPED, f"{QUARANTINED}{reason}")
@@ -72,8 +72,8 @@ def quarantine(db: sqlite3.Connection, step: int, turns: Sequence[int], reason: 
 def reconcile(db: sqlite3.Connection, step: int, batches: Sequence[Batch], version: int | None = None) -> list[int]:
     """Make the ledger agree with a checkpoint made at `step`, which remembers its last batches; the steps undone.
 
-    What the checkpoint holds counts, whether or not the ledger had heard of it; what came after it is to be done again.
-    With the checkpoint's `version`, what came before it and is not in it was left behind by the owner.
+    Steps in the checkpoint count, whether or not the ledger knew of them; later steps are undone. With the checkpoint's
+    `version`, earlier versions of later steps were rolled back by the owner and stay so.
     """
     release(db)
     if version is not None:
@@ -94,7 +94,7 @@ def reconcile(db: sqlite3.Connection, step: int, batches: Sequence[Batch], versi
 
 
 def roll_back(db: sqlite3.Connection, step: int, before: int | None = None) -> None:
-    """The owner goes back to a step: what came after it no longer counts, and is not trained on again."""
+    """Go back to a step: later steps no longer count, and their turns are not trained on again."""
     db.execute(
         "UPDATE updates SET outcome = ? WHERE outcome = ? AND step > ? AND version < coalesce(?, version + 1)",
         (StepOutcome.ROLLED_BACK, StepOutcome.APPLIED, step, before),
@@ -102,7 +102,7 @@ def roll_back(db: sqlite3.Connection, step: int, before: int | None = None) -> N
 
 
 def latest_version(db: sqlite3.Connection) -> int:
-    """The highest policy version that anything in the ledger speaks of: a number is never used for two policies."""
+    """The highest policy version in the ledger: a number is never used for two policies."""
     (version,) = db.execute(
         "SELECT max(coalesce((SELECT max(version) FROM updates), 0), coalesce((SELECT max(version) FROM turns), 0))"
     ).fetchone()
@@ -155,7 +155,7 @@ def _record(
 
 
 def _apply_again(db: sqlite3.Connection, batch: Batch) -> None:
-    """Record a step that only its checkpoint remembers; turns that were forgotten since stay forgotten."""
+    """Record a step that only its checkpoint knows; turns that were forgotten since stay forgotten."""
     marks = ", ".join("?" * len(batch.turns))
     states = db.execute(f"SELECT number, state FROM turns WHERE number IN ({marks})", batch.turns).fetchall()
     taken = [row for row in states if row["state"] in (State.READY, State.JUDGED, State.BATCHED)]

@@ -1,4 +1,4 @@
-"""What was thought of turns: how verdicts are stored, read, and completed at a session's end."""
+"""Verdicts: how they are stored, read, and completed when a session ends."""
 
 import json
 import sqlite3
@@ -38,7 +38,7 @@ SUMMARIES = (
     "CASE WHEN score > 0 THEN 'good' WHEN score < 0 THEN 'bad' WHEN score = 0 THEN 'neutral' ELSE 'abstained' END "
     "AS sign FROM verdicts v"
 )
-#: Said of a turn that was chosen because its session had no better one.
+#: The reason of a verdict that was raised because its session had no good turn.
 AT_LEAST_ONE = "the best turn of a session without a good one"
 
 
@@ -47,8 +47,8 @@ def record(
 ) -> bool:
     """Store a verdict: the turn is then judged, or dropped for a reason if there is nothing to train on.
 
-    `heard` is how many explicit words the judge had; if there are more by now, or the turn is no longer ready, nothing
-    is stored and False is returned.
+    `heard` is how many pieces of explicit feedback the judge saw. If there are more by now, or the turn is no longer
+    ready, nothing is stored and False is returned.
     """
     row = db.execute(
         "SELECT state, (SELECT count(*) FROM feedback WHERE turn = number) AS said FROM turns WHERE number = ?", (turn,)
@@ -61,7 +61,7 @@ def record(
 
 
 def store(db: sqlite3.Connection, turn: int, verdict: Verdict, sample: SampleKind | None) -> None:
-    """Put a verdict in place of whatever was there."""
+    """Store a verdict in place of an earlier one."""
     votes = pack_json([asdict(vote) for vote in verdict.votes])
     reason = whole_text(verdict.reason)
     values = (turn, verdict.score, verdict.source, reason, votes, verdict.seconds, sample, time.time())
@@ -179,7 +179,7 @@ def examples(db: sqlite3.Connection, each: int) -> list[tuple[ExampleKind, int]]
     return [(kind, turn) for turn, kind in chosen.items()]
 
 
-#: Sessions that have ended, whose turns have all been judged, and which nobody has looked at since.
+#: Sessions that have ended, whose turns are all judged, and that have not been settled since.
 ENDED = (
     "SELECT number FROM sessions s WHERE closed IS NOT NULL AND NOT settled AND NOT EXISTS "
     f"(SELECT 1 FROM turns t WHERE t.session = s.number AND t.state = '{State.READY}')"
@@ -191,9 +191,9 @@ def any_unsettled(db: sqlite3.Connection) -> bool:
 
 
 def settle_sessions(db: sqlite3.Connection, at_least_one: bool) -> list[int]:
-    """Look at the sessions that have ended and been judged since; the turns that were chosen, if any are to be.
+    """Settle the sessions that have ended and been judged; the turns that were chosen.
 
-    With `at_least_one`, a session without a good turn gets one: its best, which then counts as +1.
+    With `at_least_one`, the best turn of a session without a good one then counts as +1.
     """
     ended = db.execute(ENDED).fetchall()
     chosen = [_choose(db, row["number"]) for row in ended] if at_least_one else []
@@ -202,9 +202,9 @@ def settle_sessions(db: sqlite3.Connection, at_least_one: bool) -> list[int]:
 
 
 def _choose(db: sqlite3.Connection, session: int) -> int | None:
-    """Make the best turn of a session a good one, unless there is one; among equals the last that can be.
+    """Raise the best turn of a session to +1, unless it has a good one; among equals the last that can be raised.
 
-    If none of the best can be made good, none is: a worse turn must not be praised in its place.
+    If no best turn can be raised, none is: a worse turn must not be rewarded in its place.
     """
     rows = db.execute(
         "SELECT t.number, t.state, t.reason, t.next_state, v.score, v.source "
@@ -227,7 +227,7 @@ def _choose(db: sqlite3.Connection, session: int) -> int | None:
 
 
 def _is_free(row: sqlite3.Row) -> bool:
-    """Whether a turn can be made a good one: nobody has said otherwise, and no step has used or refused it."""
+    """Whether a turn can be raised: it has no explicit score, and no step has used or refused it."""
     spoken = row["source"] in (Source.EXPLICIT, Source.ENVIRONMENT)
     used = row["state"] not in (State.JUDGED, State.DROPPED) or row["reason"].startswith(QUARANTINED)
     return row["next_state"] is not None and not spoken and not used

@@ -1,8 +1,8 @@
 """The one thread that writes to the ledger: many small changes, few commits.
 
-Changes that are waiting when a commit begins go into it together, so the price of making a commit durable is
-shared. When the disk is full or another program holds the database, writing is suspended: changes fail at once
-instead of holding up the requests they belong to, and writing resumes by itself when a trial succeeds.
+Changes that wait when a commit begins are committed together, so they share the cost of making a commit durable.
+When the disk is full or another program holds the database, writing is suspended: changes fail at once instead of
+holding up the requests they belong to, and writing resumes by itself when a retry succeeds.
 """
 
 import logging
@@ -28,9 +28,9 @@ Change = Callable[[sqlite3.Connection], Any]
 LOCK_SECONDS = 2.0
 #: How often a suspended writer tries again.
 RETRY_SECONDS = 2.0
-#: What SQLite says when something is wrong with a change rather than with the database.
-OWN_FAULT = (sqlite3.IntegrityError, sqlite3.ProgrammingError)
-#: So that one commit cannot become arbitrarily large.
+#: What SQLite raises when something is wrong with a change rather than with the database.
+FAULTS_OF_A_CHANGE = (sqlite3.IntegrityError, sqlite3.ProgrammingError)
+#: Changes in one commit.
 MAX_GROUP = 256
 
 
@@ -64,7 +64,7 @@ class Writer:
     def submit(self, change: Callable[[sqlite3.Connection], T]) -> "Future[T]":
         """The change's result, once it is durable; CaptureSuspended or the change's own error otherwise."""
         done: Future[T] = Future()
-        # Whoever waits for it may stop waiting; what was submitted is written all the same.
+        # A caller that stops waiting must not cancel the change: it is written all the same.
         done.set_running_or_notify_cancel()
         with self._closing:
             if self._closed:
@@ -112,13 +112,13 @@ class Writer:
             listener()
 
     def _apply(self, pending: Pending) -> Callable[[], None]:
-        """Make one change of the group; its own failure undoes it alone. What is returned tells the submitter."""
+        """Make one change of the group; if it fails, it alone is undone. The returned function reports the result."""
         self._connection.execute("SAVEPOINT change")
         try:
             result = pending.change(self._connection)
         except Exception as problem:
-            # Whatever is wrong with it: the others go on, and so does the thread.
-            if isinstance(problem, sqlite3.Error) and not isinstance(problem, OWN_FAULT):
+            # Any error of one change must stop neither the others nor the thread.
+            if isinstance(problem, sqlite3.Error) and not isinstance(problem, FAULTS_OF_A_CHANGE):
                 raise
             self._connection.execute("ROLLBACK TO change")
             self._connection.execute("RELEASE change")

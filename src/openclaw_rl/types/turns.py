@@ -23,9 +23,9 @@ class Continuation(StrEnum):
     NEW = "new"
     """There is no turn before it."""
     EXTENDS = "extends"
-    """What the client sent renders to exactly the recorded tokens, and then more."""
+    """The messages that the client sent render to exactly the recorded tokens, and then more."""
     REALIGNED = "realigned"
-    """The client returned the history changed in form; the recorded tokens were taken instead."""
+    """The client returned the history in another form; the recorded tokens were used instead."""
     FORKED = "forked"
     """The history truly differs, or the model's template rewrites it: the prompt was rendered anew."""
 
@@ -63,30 +63,30 @@ class Turn:
     parent: int | None
     """The turn that this one continues, by its number in the ledger."""
     request_key: bytes
-    """Equal for requests that say the same, whatever form the client gave them: a retry has its original's."""
+    """Equal for requests with the same content in whatever form: a retry has the key of the original."""
     end_key: bytes
-    """The same for the conversation after this response: a continuation is found by it."""
+    """The same for the conversation with this response: it finds the request that continues it."""
     top: Likeliest | None = None
 
 
 class State(StrEnum):
-    """Where a turn is on its way to being learned from."""
+    """Where a turn is on its way to being trained on."""
 
     CAPTURED = "captured"
     """Recorded, but something is missing before it can wait for a next state: an import's log-probs."""
     AWAITING = "awaiting_next_state"
     READY = "ready"
-    """What came next is known: the turn can be judged."""
+    """Its next state is known: the turn can be judged."""
     JUDGED = "judged"
     BATCHED = "batched"
     APPLIED = "applied"
     DROPPED = "dropped"
-    """Will not be learned from, for a reason that is recorded."""
+    """Will not be trained on, for a recorded reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTurn:
-    """A turn as it is in the ledger."""
+    """A turn as it is in the ledger, with what came of it."""
 
     number: int
     session: SessionKey
@@ -109,7 +109,7 @@ class StoredTurn:
     finish_reason: str
     next_state: list[dict[str, Any]] | None
     ready_at: float | None
-    """When what came next was known."""
+    """When its next state was known."""
     feedback: list[Feedback]
     verdict: Verdict | None
     sample: SampleKind | None
@@ -118,22 +118,24 @@ class StoredTurn:
 
 @dataclass(frozen=True, slots=True)
 class SessionSummary:
-    """A line of the list of sessions."""
+    """A session in short."""
 
     key: SessionKey
     number: int
     source: str
     created: float
     last: float
+    """When its last request came."""
     closed: bool
     turns: int
     main: int
     ready: int
+    """Turns that have a next state."""
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """How many turns are where."""
+    """How many turns are in each state, and the last step that counts."""
 
     states: dict[State, int]
     dropped: dict[str, int]
