@@ -94,11 +94,6 @@ def server_url(run_dir: Path) -> str | None:
     return read_server(run_dir).get("url")
 
 
-def server_url(run_dir: Path) -> str | None:
-    """Where the server of a run directory answers, if one runs there. Raises ConfigError if it is a file."""
-    return read_server(run_dir).get("url")
-
-
 def was_served(run_dir: Path) -> bool:
     """Whether a server has ever used this run directory."""
     return (run_dir / FILE).is_file()
