@@ -39,7 +39,6 @@ KNOWN_LONG_FUNCTIONS: set[str] = {
 }
 #: Names of classes that are defined more than once.
 KNOWN_SHARED_CLASS_NAMES: set[str] = {
-    "NoLedger",
     "Source",
 }
 #: Modules outside `methods` that treat a method by its name.

@@ -1,0 +1,85 @@
+"""The report: one page about a run, from what its directory holds, whether or not a server uses it."""
+
+import contextlib
+import time
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from openclaw_rl.dashboard import metrics, verdict_mix
+from openclaw_rl.dashboard.answers import Compared, NoAnswers, compare
+from openclaw_rl.dashboard.components.render import render
+from openclaw_rl.dashboard.examples import TITLES, make_example
+from openclaw_rl.dashboard.run import Run
+from openclaw_rl.dashboard.source import RunSource
+from openclaw_rl.ledger.lock import was_served
+from openclaw_rl.ledger.schema import FILE as LEDGER
+from openclaw_rl.models import ModelNotFound, find_model
+from openclaw_rl.rendering.tokenizer import BadModelFolder, ChatTokenizer
+from openclaw_rl.terminal import progress
+
+TEMPLATE = "dashboard/report.html.j2"
+#: Where the report is written in the run directory, unless another file is named.
+NAME = "report.html"
+
+
+def may_be_run(source: RunSource) -> bool:
+    """Whether a folder holds a run or is empty; no report is written beside somebody's other files."""
+    others = (path for path in source.run_dir.iterdir() if path.name != NAME)
+    files = (source.ledger_dir / LEDGER, source.run_dir / metrics.FILE)
+    return was_served(source.run_dir) or any(path.is_file() for path in files) or not any(others)
+
+
+def page(source: RunSource, run: Run, *, answers: bool = True) -> str:
+    """The page's text; with `answers`, both models are asked first, which takes a while."""
+    model, no_model = model_folder(source, run)
+    tokenizer, no_tokens = read_tokenizer(model) if model else (None, no_model)
+    compared, no_answers = ask(source, run, model) if answers else ([], "They were not asked for (--no-answers).")
+    return render(
+        TEMPLATE,
+        run=run,
+        status=run.status,
+        method=source.method.name,
+        curves=metrics.pictures(run.metrics.steps),
+        mix=verdict_mix.pictures(run.verdicts),
+        not_judged=verdict_mix.NOT_JUDGED,
+        examples=[make_example(TITLES[kind], turn, tokenizer, source.method) for kind, turn in run.examples],
+        no_tokens=no_tokens,
+        compared=compared,
+        no_answers=no_answers or no_model,
+        now=time.time(),
+    )
+
+
+def model_folder(source: RunSource, run: Run) -> tuple[Path | None, str]:
+    """Where the run's model is on this machine, or why it is not; nothing is downloaded for a report."""
+    try:
+        folder = find_model(run.model, source.settings.cache)
+    except ModelNotFound as error:
+        return None, str(error)
+    return folder, "" if folder else f"The model {run.model} is not on this machine; name its folder with --model-name."
+
+
+def read_tokenizer(folder: Path) -> tuple[Tokenizer | None, str]:
+    try:
+        return ChatTokenizer(folder).backend, ""
+    except BadModelFolder as error:
+        return None, str(error)
+
+
+def ask(source: RunSource, run: Run, model: Path | None) -> tuple[list[Compared], str]:
+    """Answers of the base model and of the newest checkpoint, or why there are none."""
+    if model is None:
+        return [], ""
+    if not run.prompts:
+        return [], "No conversation has been recorded, so there is nothing to ask."
+    checkpoint = source.checkpoints.latest()
+    if checkpoint is None:
+        return [], "There is no checkpoint yet: one is saved every --save-interval steps, and when the server stops."
+    with contextlib.suppress(KeyboardInterrupt), progress() as shown:
+        task = shown.add_task("Asking both models (Ctrl-C skips this)", total=2 * len(run.prompts))
+        try:
+            return compare(source, model, checkpoint, run.prompts, lambda: shown.advance(task)), ""
+        except NoAnswers as error:
+            return [], str(error)
+    return [], "You interrupted it."
