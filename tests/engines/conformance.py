@@ -4,13 +4,16 @@ Each test leaves the engine as it found it, because all tests of an engine share
 """
 
 import asyncio
+import math
+import random
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from openclaw_rl.engines.base import EngineError, EngineUnavailable, QueueFull, Sampler, VersionGone
-from openclaw_rl.engines.policy_ref import PolicyRef, WeightForm
+from openclaw_rl.engines.base import EngineError, EngineUnavailable, QueueFull, Sampler, StepRefused, VersionGone
+from openclaw_rl.engines.policy_ref import PolicyRef, WeightForm, policy_in
 from openclaw_rl.types import (
     BASE_VERSION,
     FinishReason,
@@ -19,8 +22,11 @@ from openclaw_rl.types import (
     SampleRequest,
     SamplingParams,
     ScoreRequest,
+    Span,
+    TrainingSequence,
 )
 from support.engine_harness import MAX_QUEUE, MAX_SEQUENCES, SamplerHarness
+from support.learner_harness import LearnerHarness
 
 PROMPT = [1, 2, 3, 4, 5]
 #: More than any test reads before it stops the request.
@@ -275,3 +281,129 @@ class SamplerConformance:
             sampler.sample(request())
         with pytest.raises(EngineUnavailable):
             await sampler.score(ScoreRequest(PROMPT, 2))
+
+
+def training_batch(seed: int = 0, advantage: float | None = None) -> list[TrainingSequence]:
+    """Random conversations of two turns each, with the turns' numbers derived from the seed."""
+    draw, sequences = random.Random(seed), []
+    for number in range(3):
+        ids = draw.choices(range(200), k=draw.randint(14, 24))
+        spans = []
+        for turn, (start, stop) in enumerate([(3, 6), (9, len(ids))]):
+            value = draw.uniform(-1, 1) if advantage is None else advantage
+            logprobs = [draw.uniform(-6, -5) for _ in range(stop - start)]
+            spans.append(Span(100 * seed + 10 * number + turn, start, stop, logprobs, [value] * (stop - start)))
+        sequences.append(TrainingSequence(ids, spans))
+    return sequences
+
+
+class LearnerConformance:
+    """The behaviours of a learner."""
+
+    async def test_a_step_changes_the_policy_and_is_measured(self, engine: LearnerHarness) -> None:
+        before = await engine.state()
+        result = await engine.learner.step(training_batch())
+        assert await engine.state() != before
+        assert math.isfinite(result.loss)
+        assert result.kl_old > 0
+        assert 0 < result.response_tokens <= result.tokens
+
+    async def test_the_same_steps_make_the_same_policy(self, engine: LearnerHarness) -> None:
+        states = []
+        for _ in range(2):
+            await engine.learner.reset()
+            for seed in range(2):
+                await engine.learner.step(training_batch(seed))
+            states.append(await engine.state())
+        assert states[0] == states[1]
+
+    async def test_a_step_is_taken_back_once_and_bit_for_bit(self, engine: LearnerHarness) -> None:
+        assert engine.learner.capabilities.undo
+        await engine.learner.step(training_batch(1))
+        before = await engine.state()
+        await engine.learner.step(training_batch(2))
+        after = await engine.state()
+        await engine.learner.undo()
+        assert await engine.state() == before
+        with pytest.raises(StepRefused, match="no step to take back"):
+            await engine.learner.undo()
+        await engine.learner.step(training_batch(2))
+        assert await engine.state() == after
+
+    @pytest.mark.parametrize("cause", ["max_kl", "advantage"])
+    async def test_a_refused_step_leaves_the_policy(self, engine: LearnerHarness, cause: str) -> None:
+        await engine.learner.step(training_batch(1))
+        before = await engine.state()
+        engine.set_max_kl(1e-12 if cause == "max_kl" else 100.0)
+        advantage = float("nan") if cause == "advantage" else None
+        with pytest.raises(StepRefused, match="--max-kl" if cause == "max_kl" else "not finite"):
+            await engine.learner.step(training_batch(2, advantage))
+        engine.set_max_kl(100.0)
+        assert await engine.state() == before
+        with pytest.raises(StepRefused, match="no step to take back"):
+            await engine.learner.undo()
+        await engine.learner.step(training_batch(3))
+        after = await engine.state()
+        # The next step is the one that would have followed without the refused one.
+        await engine.learner.reset()
+        for seed in (1, 3):
+            await engine.learner.step(training_batch(seed))
+        assert await engine.state() == after
+
+    async def test_resumed_training_equals_uninterrupted_training(self, engine: LearnerHarness, tmp_path: Path) -> None:
+        await engine.learner.step(training_batch(1))
+        await engine.learner.save(tmp_path)
+        await engine.learner.step(training_batch(2))
+        after = await engine.state()
+        await engine.learner.reset()
+        await engine.learner.step(training_batch(9))
+        await engine.learner.load(tmp_path)
+        with pytest.raises(StepRefused, match="no step to take back"):
+            await engine.learner.undo()
+        await engine.learner.step(training_batch(2))
+        assert await engine.state() == after
+
+    async def test_a_checkpoint_that_cannot_be_read_leaves_the_policy(
+        self, engine: LearnerHarness, tmp_path: Path
+    ) -> None:
+        await engine.learner.step(training_batch(1))
+        before = await engine.state()
+        with pytest.raises(StepRefused, match="checkpoint"):
+            await engine.learner.load(tmp_path / "nowhere")
+        assert await engine.state() == before
+
+    async def test_a_reset_learner_is_a_new_one(self, engine: LearnerHarness) -> None:
+        before = await engine.state()
+        await engine.learner.step(training_batch(1))
+        await engine.learner.reset()
+        assert await engine.state() == before
+        with pytest.raises(StepRefused, match="no step to take back"):
+            await engine.learner.undo()
+
+    async def test_a_policy_is_written_in_a_form_that_the_learner_declares(
+        self, engine: LearnerHarness, tmp_path: Path
+    ) -> None:
+        await engine.learner.step(training_batch(1))
+        policy = await engine.learner.write_policy(tmp_path)
+        assert policy.form in engine.learner.capabilities.writes
+        assert policy == policy_in(tmp_path)
+
+    async def test_calls_at_the_same_time_run_one_after_the_other(self, engine: LearnerHarness) -> None:
+        learner = engine.learner
+        await asyncio.gather(learner.step(training_batch(1)), learner.step(training_batch(2)), learner.undo())
+        together = await engine.state()
+        await learner.reset()
+        await learner.step(training_batch(1))
+        assert await engine.state() == together
+
+    async def test_a_process_that_dies_is_started_again_by_load(self, engine: LearnerHarness, tmp_path: Path) -> None:
+        if not engine.has_process:
+            pytest.skip("this engine has no process of its own")
+        await engine.learner.step(training_batch(1))
+        before = await engine.state()
+        await engine.learner.save(tmp_path)
+        engine.kill()
+        with pytest.raises(EngineUnavailable):
+            await engine.learner.step(training_batch(2))
+        await engine.learner.load(tmp_path)
+        assert await engine.state() == before

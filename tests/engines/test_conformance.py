@@ -6,10 +6,12 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from engines.conformance import SamplerConformance
+from engines.conformance import LearnerConformance, SamplerConformance
 from support.engine_harness import LocalHarness, SamplerHarness, ScriptedHarness, TinkerHarness
+from support.learner_harness import LearnerHarness, LocalLearnerHarness, ScriptedLearnerHarness, TinkerLearnerHarness
 
 SAMPLERS: list[type[SamplerHarness]] = [LocalHarness, TinkerHarness, ScriptedHarness]
+LEARNERS: list[type[LearnerHarness]] = [LocalLearnerHarness, TinkerLearnerHarness, ScriptedLearnerHarness]
 
 # Starting a process takes seconds, so all tests of an engine share one.
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -27,3 +29,23 @@ async def engine(
 
 class TestSampler(SamplerConformance):
     """Every sampler."""
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=LEARNERS, ids=lambda made: made.__name__)
+async def started_learner(
+    request: pytest.FixtureRequest, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[LearnerHarness]:
+    harness: LearnerHarness = request.param(tiny_model, tmp_path_factory.mktemp("learner"))
+    await harness.start()
+    yield harness
+    await harness.close()
+
+
+class TestLearner(LearnerConformance):
+    """Every learner."""
+
+    @pytest_asyncio.fixture(loop_scope="module")
+    async def engine(self, started_learner: LearnerHarness) -> LearnerHarness:
+        started_learner.set_max_kl(100.0)
+        await started_learner.learner.reset()
+        return started_learner

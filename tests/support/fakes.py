@@ -3,6 +3,7 @@
 import asyncio
 import inspect
 import json
+import math
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,8 @@ from typing import Any
 
 from openclaw_rl.engines.admission import Admission
 from openclaw_rl.engines.base import EngineStats, EngineUnavailable, QueueFull, StepRefused, StepResult
-from openclaw_rl.engines.capabilities import SamplerCapabilities
+from openclaw_rl.engines.capabilities import LearnerCapabilities, SamplerCapabilities
+from openclaw_rl.engines.measures import check_move
 from openclaw_rl.engines.policy_ref import PolicyRef, WeightForm, policy_in
 from openclaw_rl.engines.versions import PolicyVersions
 from openclaw_rl.types import (
@@ -159,9 +161,11 @@ class ScriptedStream:
 class ScriptedLearner:
     """Implements `Learner`. Its policy is the list of the batches that it was trained on, each a list of turns.
 
-    `hooks` by the name of a call: what one raises is raised. EngineUnavailable takes the policy with it, as the death
-    of a process does: whatever is asked next is asked of a fresh one.
+    `hooks` are called by the name of a call, and may raise. After EngineUnavailable the policy is lost, as when a
+    process dies: the next call meets an untrained one.
     """
+
+    capabilities = LearnerCapabilities(writes=frozenset([WeightForm.PEFT]))
 
     def __init__(self) -> None:
         self.policy: list[list[int]] = []
@@ -169,6 +173,7 @@ class ScriptedLearner:
         self.hooks: dict[str, Callable[..., Any]] = {}
         self.calls: list[str] = []
         self.result = StepResult(0.5, 0.125, 0.01, 0.02, 1.5, tokens=100, response_tokens=10, seconds=0.25)
+        self.max_kl = math.inf
 
     async def _call(self, name: str, *arguments: Any) -> None:
         self.calls.append(name)
@@ -190,8 +195,13 @@ class ScriptedLearner:
         self.policy, self.before = [], None
 
     async def step(self, sequences: Sequence[TrainingSequence]) -> StepResult:
+        self.before = None
         await self._call("step", sequences)
-        batch = sorted(span.turn for sequence in sequences for span in sequence.spans)
+        spans = [span for sequence in sequences for span in sequence.spans]
+        if not all(math.isfinite(advantage) for span in spans for advantage in span.advantages):
+            raise StepRefused("the loss is not finite")
+        check_move(self.result.kl_old, self.max_kl)
+        batch = sorted(span.turn for span in spans)
         self.policy, self.before = [*self.policy, batch], self.policy
         return self.result
 
@@ -213,7 +223,10 @@ class ScriptedLearner:
 
     async def load(self, folder: Path) -> None:
         await self._call("load", folder)
-        self.policy, self.before = read_policy(folder), None
+        try:
+            self.policy, self.before = read_policy(folder), None
+        except OSError as error:
+            raise StepRefused(f"the checkpoint {folder} cannot be loaded: {error}") from error
 
     def _write(self, folder: Path) -> None:
         (folder / "adapter_config.json").write_text("{}")

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from openclaw_rl.engines.base import PassResult, SpanLogprobs, StepResult
+from openclaw_rl.engines.capabilities import LearnerCapabilities
 from openclaw_rl.engines.local.model.decoder import Decoder
 from openclaw_rl.engines.local.process.learner_messages import LearnerOptions
 from openclaw_rl.engines.local.training.policy_trainer import PolicyTrainer
-from openclaw_rl.engines.policy_ref import PolicyRef, policy_in
+from openclaw_rl.engines.policy_ref import PolicyRef, WeightForm, policy_in
 from openclaw_rl.engines.transaction import TransactionalLearner
 from openclaw_rl.types import Span, TrainingSequence
 from support.training_settings import taken_out
@@ -25,6 +26,10 @@ class InProcessPrimitives:
 
     def __init__(self, trainer: PolicyTrainer) -> None:
         self.trainer = trainer
+
+    @property
+    def capabilities(self) -> LearnerCapabilities:
+        return LearnerCapabilities(frozenset([WeightForm.PEFT if self.trainer.options.rank else WeightForm.MODEL]))
 
     @property
     def has_dropout(self) -> bool:
@@ -107,7 +112,7 @@ def options(**given: Any) -> LearnerOptions:
         "alpha": 8.0,
         "dropout": 0.0,
         "modules": MODULES,
-        "training": taken_out(given),
+        "training": given.pop("training", None) or taken_out(given),
         "micro_batch_tokens": 64,
         "checkpointing": False,
         "offload": False,

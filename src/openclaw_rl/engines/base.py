@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 from openclaw_rl.types import SampledToken, SampleRequest, ScoreRequest, Scores, TrainingSequence
 
 if TYPE_CHECKING:  # both raise the errors below
-    from openclaw_rl.engines.capabilities import SamplerCapabilities
+    from openclaw_rl.engines.capabilities import LearnerCapabilities, SamplerCapabilities
     from openclaw_rl.engines.policy_ref import PolicyRef
 
 
@@ -157,6 +157,8 @@ class TrainingPrimitives(Protocol):
     """
 
     @property
+    def capabilities(self) -> "LearnerCapabilities": ...
+    @property
     def has_dropout(self) -> bool:
         """Whether the log-probs of `forward_backward` differ from those of `score` for the same weights."""
 
@@ -202,6 +204,8 @@ class Learner(Protocol):
     `TransactionalLearner` implements it for every engine that has `TrainingPrimitives`.
     """
 
+    @property
+    def capabilities(self) -> "LearnerCapabilities": ...
     async def start(self) -> None: ...
     async def close(self) -> None: ...
 

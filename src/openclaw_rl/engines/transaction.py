@@ -16,6 +16,7 @@ from openclaw_rl.engines.base import (
     StepUnsupported,
     TrainingPrimitives,
 )
+from openclaw_rl.engines.capabilities import LearnerCapabilities
 from openclaw_rl.engines.measures import check_move, distance
 from openclaw_rl.engines.policy_ref import PolicyRef
 from openclaw_rl.types import TrainingSequence, TrainingSettings
@@ -51,6 +52,10 @@ class TransactionalLearner:
         self._before: str | None = None
         """The snapshot before the last step."""
         self._calling = asyncio.Lock()
+
+    @property
+    def capabilities(self) -> LearnerCapabilities:
+        return self._primitives.capabilities
 
     async def start(self) -> None:
         async with self._calling:

@@ -19,6 +19,7 @@ from openclaw_rl.engines.base import (
     StepRefused,
     StepUnsupported,
 )
+from openclaw_rl.engines.capabilities import LearnerCapabilities
 from openclaw_rl.engines.policy_ref import PolicyRef, WeightForm
 from openclaw_rl.engines.tinker.connection import Connection
 from openclaw_rl.engines.tinker.datum import BadOutput, NotFinite, read_length, span_logprobs, to_data
@@ -52,6 +53,7 @@ class TinkerPrimitives:
       one after the other.
     """
 
+    capabilities = LearnerCapabilities(frozenset([WeightForm.REMOTE]))
     has_dropout = False
 
     def __init__(self, connection: Connection, sampler: TinkerSampler, options: TrainingRunOptions) -> None:

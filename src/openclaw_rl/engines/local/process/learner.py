@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from openclaw_rl.engines.base import EngineUnavailable, PassResult, SpanLogprobs, StepRefused
+from openclaw_rl.engines.capabilities import LearnerCapabilities
 from openclaw_rl.engines.local.process.learner_messages import (
     Broken,
     Command,
@@ -26,7 +27,7 @@ from openclaw_rl.engines.local.process.learner_messages import (
     WritePolicy,
 )
 from openclaw_rl.engines.local.process.link import Link
-from openclaw_rl.engines.policy_ref import PolicyRef, policy_in
+from openclaw_rl.engines.policy_ref import PolicyRef, WeightForm, policy_in
 from openclaw_rl.engines.transaction import TransactionalLearner
 from openclaw_rl.types import TrainingSequence
 
@@ -58,6 +59,10 @@ class LearnerProcess:
     @property
     def pid(self) -> int | None:
         return self._link.process.pid if self._link else None
+
+    @property
+    def capabilities(self) -> LearnerCapabilities:
+        return LearnerCapabilities(frozenset([WeightForm.PEFT if self.options.rank else WeightForm.MODEL]))
 
     @property
     def has_dropout(self) -> bool:
