@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM
 from openclaw_rl.engines.base import StepRefused
 from openclaw_rl.engines.local.model.adapters import BadPolicy
 from openclaw_rl.engines.local.model.decoder import load_decoder, take_apart
+from openclaw_rl.engines.local.model.model_slots import ModelSlots
 from openclaw_rl.engines.local.process.sampler_messages import (
     Add,
     Cancel,
@@ -21,7 +22,7 @@ from openclaw_rl.engines.local.process.sampler_messages import (
     WorkerOptions,
 )
 from openclaw_rl.engines.local.process.sampler_worker import Worker
-from openclaw_rl.engines.local.training.full_weights import FullWeights, ModelSlots
+from openclaw_rl.engines.local.training.full_weights import FullWeights
 from openclaw_rl.engines.local.training.lora import LoraWeights
 from openclaw_rl.engines.local.training.trainer import TrainedWeights, Trainer
 from openclaw_rl.losses.policy import PolicyLoss

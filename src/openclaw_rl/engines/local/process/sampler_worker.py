@@ -13,6 +13,7 @@ from multiprocessing.connection import Connection
 
 from openclaw_rl.engines.local.model.adapters import AdapterSlots, BadPolicy
 from openclaw_rl.engines.local.model.decoder import Decoder, load_decoder
+from openclaw_rl.engines.local.model.model_slots import ModelSlots
 from openclaw_rl.engines.local.model.placement import describe, placement, weight_bytes
 from openclaw_rl.engines.local.model.shared_weights import share
 from openclaw_rl.engines.local.process.sampler_messages import (
@@ -35,7 +36,6 @@ from openclaw_rl.engines.local.sampling.pages import PAGE_SIZE, PagePool
 from openclaw_rl.engines.local.sampling.runner import CudaRunner, PolicyWeights, Runner
 from openclaw_rl.engines.local.sampling.scheduler import Scheduler, Sequence
 from openclaw_rl.engines.local.sampling.scoring import Scoring
-from openclaw_rl.engines.local.training.full_weights import ModelSlots
 from openclaw_rl.types import Priority, SampledToken, SamplingParams, Scores
 
 log = logging.getLogger(__name__)
