@@ -38,9 +38,7 @@ KNOWN_LONG_FUNCTIONS: set[str] = {
     "engines/local/sampling/paged_attention.py _attend_split_kernel",
 }
 #: Names of classes that are defined more than once.
-KNOWN_SHARED_CLASS_NAMES: set[str] = {
-    "Source",
-}
+KNOWN_SHARED_CLASS_NAMES: set[str] = set()
 #: Modules outside `methods` that treat a method by its name.
 KNOWN_METHOD_COMPARISONS: set[str] = set()
 

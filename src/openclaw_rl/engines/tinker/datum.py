@@ -1,7 +1,8 @@
-"""Training sequences as Tinker's data, and back: log-probs of the spans from what the service returns.
+"""Converts training sequences to Tinker's data, and the service's output to log-probs of the spans.
 
-A datum reads all tokens but the last and is asked for each one's successor. Tinker sums over tokens, so what a token
-counts in the batch (the mean over a sample's tokens, then over samples) is part of its advantage: losses scale with it.
+A datum holds all tokens but the last, and the successor of each as its target. Tinker sums over tokens, so a token's
+weight in the batch (mean over a sample's tokens, then over samples) is multiplied into its advantage, which scales the
+loss.
 """
 
 import math
@@ -13,17 +14,17 @@ from openclaw_rl.types import TrainingSequence
 
 
 class BadOutput(ValueError):
-    """The service's answer does not fit what it was asked."""
+    """The service's output does not fit its input."""
 
 
 class NotFinite(ValueError):
-    """The policy gives a token no probability that could be computed with."""
+    """The policy gives a token a log-prob that is not finite."""
 
 
 def to_data(types: Any, sequences: Sequence[TrainingSequence], *, takes_means: bool = False) -> list[Any]:
-    """One `Datum` a sequence; `types` is the SDK's module of types.
+    """One `Datum` per sequence; `types` is the SDK's module of types.
 
-    A server that `takes_means` divides by what it was not to divide by; it is multiplied in beforehand.
+    A server that `takes_means` divides by the number of tokens; the data are multiplied by it to make up for that.
     """
     samples = sum(len(sequence.spans) for sequence in sequences)
     return [to_datum(types, s, samples, read_length(s) * len(sequences) if takes_means else 1) for s in sequences]
@@ -36,7 +37,7 @@ def to_datum(types: Any, sequence: TrainingSequence, samples: int, factor: float
         size = span.stop - span.start
         if not size == len(span.old_logprobs) == len(span.advantages):
             raise ValueError(f"turn {span.turn}: every token of a span needs one old log-prob and one advantage")
-        # The token before it predicts a span's first.
+        # A span's first token is predicted by the token before it.
         logprobs[span.start - 1 : span.stop - 1] = span.old_logprobs
         weight = factor / (size * samples)
         advantages[span.start - 1 : span.stop - 1] = [weight * advantage for advantage in span.advantages]
@@ -52,7 +53,7 @@ def to_datum(types: Any, sequence: TrainingSequence, samples: int, factor: float
 
 
 def read_length(sequence: TrainingSequence) -> int:
-    """How many tokens the model has to read: the last one of the last span is predicted and predicts nothing."""
+    """Number of tokens that the model has to read: the last token of the last span is only predicted."""
     return sequence.spans[-1].stop - 1
 
 
@@ -61,12 +62,12 @@ def span_logprobs(sequences: Sequence[TrainingSequence], output: Any) -> SpanLog
     outputs = list(output.loss_fn_outputs)
     if len(outputs) != len(sequences):
         raise BadOutput(f"{len(outputs)} results for {len(sequences)} sequences")
-    found: SpanLogprobs = []
+    logprobs: SpanLogprobs = []
     for sequence, result in zip(sequences, outputs, strict=True):
         values = list(result["logprobs"].data) if "logprobs" in result else []
         if len(values) != read_length(sequence):
             raise BadOutput(f"{len(values)} log-probs for {read_length(sequence)} tokens")
-        found.append([values[span.start - 1 : span.stop - 1] for span in sequence.spans])
-    if not all(value is not None and math.isfinite(value) for spans in found for span in spans for value in span):
+        logprobs.append([values[span.start - 1 : span.stop - 1] for span in sequence.spans])
+    if not all(value is not None and math.isfinite(value) for spans in logprobs for span in spans for value in span):
         raise NotFinite("a log-prob is not finite")
-    return found
+    return logprobs

@@ -1,4 +1,4 @@
-"""What a policy on Tinker leaves on this machine: where the service keeps it."""
+"""Records on disk that say where the service keeps a policy."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -11,19 +11,19 @@ SCHEME = "tinker://"
 
 
 class BadRecord(ValueError):
-    """The folder is no policy of Tinker's; the message says why."""
+    """The folder does not hold a policy on Tinker; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyRecord:
-    """A policy version, by the paths that the service gave it."""
+    """The paths of one policy version on the service."""
 
     base_model: str
     rank: int
     sampler: str | None
-    """Weights to sample from; None where they have to be made from the state."""
+    """Weights to sample from; None if they have to be made from the state."""
     state: str | None
-    """Weights with the optimiser, where they were saved too."""
+    """Weights with the optimiser's state, if they were saved."""
 
     def write(self, folder: Path) -> None:
         (folder / POLICY).write_text(json.dumps(asdict(self), indent=1) + "\n")
@@ -32,8 +32,8 @@ class PolicyRecord:
     def read(cls, folder: Path) -> "PolicyRecord":
         """Raises BadRecord."""
         try:
-            found = json.loads((folder / POLICY).read_text())
-            record = cls(str(found["base_model"]), int(found["rank"]), found["sampler"], found["state"])
+            saved = json.loads((folder / POLICY).read_text())
+            record = cls(str(saved["base_model"]), int(saved["rank"]), saved["sampler"], saved["state"])
         except FileNotFoundError:
             raise BadRecord(f"{folder} holds no policy of Tinker's ({POLICY} is missing)") from None
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -46,7 +46,7 @@ class PolicyRecord:
 
 @dataclass(frozen=True, slots=True)
 class LearnerRecord:
-    """Where to go on with training."""
+    """The state to continue training from."""
 
     steps: int
     state: str
@@ -58,8 +58,8 @@ class LearnerRecord:
     def read(cls, folder: Path) -> "LearnerRecord":
         """Raises BadRecord."""
         try:
-            found = json.loads((folder / STATE).read_text())
-            record = cls(int(found["steps"]), str(found["state"]))
+            saved = json.loads((folder / STATE).read_text())
+            record = cls(int(saved["steps"]), str(saved["state"]))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise BadRecord(f"{folder / STATE} cannot be read: {error!r}") from error
         if not record.state.startswith(SCHEME):

@@ -1,6 +1,6 @@
-"""Policy losses and their slopes from log-probs that the service returns.
+"""Policy losses and their slopes, from log-probs that the service returns.
 
-Without PyTorch, which the server's process does not load; `losses.policy` is the same with gradients.
+In NumPy, because the server's process does not load PyTorch. `losses.policy` computes the same with gradients.
 """
 
 from collections.abc import Sequence
@@ -16,24 +16,24 @@ Table = NDArray[np.float64]
 
 
 class Surrogate(NamedTuple):
-    """A loss of tokens, in any shape."""
+    """The loss of each token; all arrays have the same shape."""
 
     loss: Table
     slope: Table
-    """By their log-probs."""
+    """Derivative of the loss by the token's log-prob."""
     clipped: NDArray[np.bool_]
-    """Where the clip holds a token back."""
+    """Whether the clip holds the token back."""
 
 
 class Measured(NamedTuple):
-    """A batch's loss, and how many of its tokens the clip held back."""
+    """A batch's loss, and the number of tokens that the clip held back."""
 
     loss: float
     clipped: int
 
 
 def surrogate(settings: LossSettings, new: Any, old: Any, advantages: Any, kind: str = "") -> Surrogate:
-    """The settings' loss, or that of another kind with their bounds, of tokens with these log-probs."""
+    """The loss of tokens with these log-probs; `kind` replaces the settings' kind of loss, not their bounds."""
     new, old, advantages = np.asarray(new, np.float64), np.asarray(old, np.float64), np.asarray(advantages, np.float64)
     gap, kind = new - old, kind or settings.kind
     ratio = np.exp(np.clip(gap, -MAX_LOG_RATIO, MAX_LOG_RATIO))
@@ -54,15 +54,15 @@ def measure(settings: LossSettings, sequences: Sequence[TrainingSequence], logpr
     samples = sum(len(sequence.spans) for sequence in sequences)
     total, clipped = 0.0, 0
     for sequence, spans in zip(sequences, logprobs, strict=True):
-        for span, own in zip(sequence.spans, spans, strict=True):
-            found = surrogate(settings, own, span.old_logprobs, span.advantages)
-            total += float(found.loss.mean()) / samples
-            clipped += int(found.clipped.sum())
+        for span, span_logprobs in zip(sequence.spans, spans, strict=True):
+            losses = surrogate(settings, span_logprobs, span.old_logprobs, span.advantages)
+            total += float(losses.loss.mean()) / samples
+            clipped += int(losses.clipped.sum())
     return Measured(total, clipped)
 
 
 def loss_config(settings: LossSettings) -> dict[str, float] | None:
-    """The clip as the service wants it: bounds of the ratio."""
+    """The clip in the service's form: bounds of the ratio."""
     if settings.kind == "importance_sampling":
         return None
     low = 0.0 if settings.kind == "cispo" else 1 - settings.eps_clip

@@ -1,8 +1,8 @@
-"""A loss over several tokens at each place, which no loss of the service's own has: top-k distillation.
+"""A loss over several tokens at each position (top-k distillation), which the service does not have.
 
-A first pass tells the log-probs of all of them, the slopes of the loss are computed here, and a second pass has them as
-weights of a cross entropy, whose gradient is then the loss's. Targets are [length, 1 + n]: each token's successor, and
-n tokens that could stand in its place.
+A first pass returns the log-probs of all these tokens. The slopes of the loss are computed here. A second pass uses
+them as the weights of a cross entropy, whose gradient is then the gradient of the loss. Targets are [length, 1 + n]:
+each token's successor and n alternatives to it.
 """
 
 from collections.abc import Sequence
@@ -19,23 +19,23 @@ CROSS_ENTROPY = "cross_entropy"
 
 
 class Slopes(NamedTuple):
-    """A batch's loss, and its slopes by the log-probs: a table for each sequence."""
+    """A batch's loss, and its derivatives by the log-probs: one table per sequence."""
 
     loss: float
     tables: list[Table]
 
 
 def is_weighted(sequences: Sequence[TrainingSequence]) -> bool:
-    """Whether something is learned of other tokens than those that were sampled."""
+    """Whether any span has alternatives to the sampled tokens."""
     return any(span.alternatives is not None for sequence in sequences for span in sequence.spans)
 
 
 def to_weighted_data(
     types: Any, sequences: Sequence[TrainingSequence], slopes: Sequence[Table] | None = None, factor: bool = False
 ) -> list[Any]:
-    """One `Datum` a sequence; without slopes it asks for log-probs alone.
+    """One `Datum` per sequence; without slopes it only asks for log-probs.
 
-    With `factor`, for a server that takes means where Tinker sums.
+    `factor` is for a server that takes means where Tinker sums.
     """
     wide = width(sequences)
     data = []
@@ -61,8 +61,8 @@ def targets(sequence: TrainingSequence, wide: int) -> list[int]:
     for span in sequence.spans:
         if span.alternatives is not None:
             table[rows(span), 1 : 1 + span.alternatives.ids.shape[1]] = span.alternatives.ids
-    found: list[int] = table.flatten().tolist()
-    return found
+    ids: list[int] = table.flatten().tolist()
+    return ids
 
 
 def read_tables(sequences: Sequence[TrainingSequence], output: Any) -> list[Table]:
@@ -70,7 +70,7 @@ def read_tables(sequences: Sequence[TrainingSequence], output: Any) -> list[Tabl
     outputs, wide = list(output.loss_fn_outputs), width(sequences)
     if len(outputs) != len(sequences):
         raise BadOutput(f"{len(outputs)} results for {len(sequences)} sequences")
-    found = []
+    tables = []
     for sequence, result in zip(sequences, outputs, strict=True):
         values = list(result["logprobs"].data) if "logprobs" in result else []
         if len(values) != read_length(sequence) * wide:
@@ -78,12 +78,12 @@ def read_tables(sequences: Sequence[TrainingSequence], output: Any) -> list[Tabl
         table = np.array([np.nan if value is None else value for value in values]).reshape(-1, wide)
         if not all(np.isfinite(table[rows(span)]).all() for span in sequence.spans):
             raise NotFinite("a log-prob is not finite")
-        found.append(table)
-    return found
+        tables.append(table)
+    return tables
 
 
 def sampled(sequences: Sequence[TrainingSequence], tables: Sequence[Table]) -> SpanLogprobs:
-    """The log-probs of the spans' own tokens."""
+    """The log-probs of the sampled tokens, by span."""
     return [[t[rows(span), 0].tolist() for span in s.spans] for s, t in zip(sequences, tables, strict=True)]
 
 
@@ -94,25 +94,25 @@ def slopes_of(settings: LossSettings, sequences: Sequence[TrainingSequence], tab
     for sequence, table in zip(sequences, tables, strict=True):
         slopes = np.zeros_like(table)
         for span in sequence.spans:
-            weight, own = 1 / ((span.stop - span.start) * samples), rows(span)
-            found = surrogate(settings, table[own, 0], span.old_logprobs, span.advantages)
-            slopes[own, 0] = weight * found.slope
-            total += weight * float(found.loss.sum())
+            weight, places = 1 / ((span.stop - span.start) * samples), rows(span)
+            losses = surrogate(settings, table[places, 0], span.old_logprobs, span.advantages)
+            slopes[places, 0] = weight * losses.slope
+            total += weight * float(losses.loss.sum())
             if (others := span.alternatives) is not None:
                 beside = slice(1, 1 + others.ids.shape[1])
-                found = surrogate(settings, table[own, beside], others.old_logprobs, others.advantages, kind="ppo")
-                slopes[own, beside] = weight * found.slope
-                total += weight * float(found.loss.sum())
+                losses = surrogate(settings, table[places, beside], others.old_logprobs, others.advantages, kind="ppo")
+                slopes[places, beside] = weight * losses.slope
+                total += weight * float(losses.loss.sum())
         all_slopes.append(slopes)
     return Slopes(total, all_slopes)
 
 
 def width(sequences: Sequence[TrainingSequence]) -> int:
-    """Of the targets: 1, and as many as the span with the most alternatives has."""
+    """Width of the targets: 1, plus the largest number of alternatives that a span has."""
     spans = [span for sequence in sequences for span in sequence.spans]
     return 1 + max((span.alternatives.ids.shape[1] for span in spans if span.alternatives is not None), default=0)
 
 
 def rows(span: Span) -> slice:
-    """Where the tokens of a span are predicted."""
+    """The positions that predict a span's tokens."""
     return slice(span.start - 1, span.stop - 1)

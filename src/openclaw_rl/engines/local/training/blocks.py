@@ -1,8 +1,8 @@
-"""A decoder's block for training: what `Decoder.forward` computes, differentiable, keeping little for the backward.
+"""A decoder block for training: the same result as `Decoder.forward`, differentiable, with little memory.
 
-A projection keeps what its input was made from (the residual stream, the gate), which is there anyway, and makes the
-input again when gradients are asked for. Gradients go to the adapters and to the block's input, as base weights are
-frozen; where they are not, since all of a model is trained, autograd keeps what it likes.
+A projection does not keep its input. It keeps the tensor from which the input was computed (the residual stream or the
+gate), which exists anyway, and computes the input again in the backward pass. Gradients go to the adapters and to the
+block's input, because base weights are frozen. If all weights are trained, autograd decides what to keep.
 """
 
 from collections.abc import Callable, Mapping
@@ -30,18 +30,18 @@ class LowRank:
     ups: tuple[Tensor, ...]
     """For each module [out, rank], with the adapter's scale in it."""
     columns: tuple[slice, ...]
-    """Which columns of the fused projection each module is."""
+    """The columns of each module in the fused projection."""
     dropout: Callable[[Tensor], Tensor] | None = None
-    """Factors for an input of the adapter, the same whenever asked."""
+    """The dropout mask for an input of the adapter; the same on every call."""
 
 
-class Source(Protocol):
-    """How a projection's input is made from what is kept."""
+class InputSource(Protocol):
+    """How a projection's input is computed from the tensor that is kept."""
 
     def forward(self, kept: Tensor) -> Tensor: ...
 
     def backward(self, grad: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
-        """(the input, the gradient of what is kept) from the gradient of the input."""
+        """(the input, the gradient of the kept tensor), from the gradient of the input."""
         ...
 
 
@@ -82,9 +82,9 @@ def block(
     attend: PackedAttend,
     rows: Tensor | None = None,
 ) -> Tensor:
-    """The residual stream after a layer; `angles` is None where a layer does not rotate.
+    """The residual stream after a layer; `angles` is None for a layer without rotary positions.
 
-    Where `rows` is given only these tokens go on after attention: all that the last layer needs.
+    With `rows`, only these tokens are computed after attention: the last layer needs no others.
     """
     qkv = project(Normed(layer.input_norm, shape.eps), residual, layer.qkv, adapters.get("qkv"))
     attended = attend(*split_heads(shape, layer, qkv, angles))
@@ -96,12 +96,12 @@ def block(
 
 
 def no_adapters(shape: Shape) -> list[dict[Projection, LowRank]]:
-    """The base model: nothing added in any layer."""
+    """The base model: no adapter in any layer."""
     return [{} for _ in range(shape.layers)]
 
 
-def project(source: Source, kept: Tensor, linear: Linear, adapter: LowRank | None) -> Tensor:
-    """A projection of the input that `source` makes, with its adapter where it has one."""
+def project(source: InputSource, kept: Tensor, linear: Linear, adapter: LowRank | None) -> Tensor:
+    """A projection of the input that `source` computes, with its adapter if it has one."""
     if linear.weight.requires_grad:
         return linear(source.forward(kept))
     factors = () if adapter is None else (adapter.down, *adapter.ups)
@@ -110,7 +110,7 @@ def project(source: Source, kept: Tensor, linear: Linear, adapter: LowRank | Non
 
 
 def split_heads(shape: Shape, layer: Layer, qkv: Tensor, angles: Angles | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values, the first two normed where the family does so, and turned to their positions."""
+    """Queries, keys and values. Queries and keys are normalised if the model family does so, and rotated."""
     counts = (shape.heads, shape.kv_heads, shape.kv_heads)
     heads = qkv.view(-1, sum(counts), shape.head_dim)
     norms = None if layer.q_norm is None or layer.k_norm is None else (layer.q_norm, layer.k_norm)
@@ -124,11 +124,11 @@ def split_heads(shape: Shape, layer: Layer, qkv: Tensor, angles: Angles | None) 
 
 
 class _Project(torch.autograd.Function):
-    """The adapter's factors are arguments of their own, since autograd only sees tensors that are."""
+    """The adapter's factors are separate arguments, because autograd sees only tensors that are arguments."""
 
     @staticmethod
     def forward(
-        ctx: Any, kept: Tensor, source: Source, linear: Linear, adapter: LowRank | None, *_factors: Tensor
+        ctx: Any, kept: Tensor, source: InputSource, linear: Linear, adapter: LowRank | None, *_factors: Tensor
     ) -> Tensor:
         x = source.forward(kept)
         y = linear(x)
@@ -148,8 +148,10 @@ class _Project(torch.autograd.Function):
             return ctx.source.backward(grad @ ctx.linear.weight, kept)[1], None, None, None
         parts = [grad[:, columns] for columns in adapter.columns]
         grad_inner = torch.cat([part @ up for part, up in zip(parts, adapter.ups, strict=True)], dim=1)
-        # Transposed twice: with so few columns the product is faster as that few rows.
-        grad_ups = [(own.t() @ part).t() for part, own in zip(parts, by_module(inner, adapter), strict=True)]
+        # Transposed twice: a product with few rows is faster than one with few columns.
+        grad_ups = [
+            (part_inner.t() @ part).t() for part, part_inner in zip(parts, by_module(inner, adapter), strict=True)
+        ]
         if ctx.needs_input_grad[0]:
             grad_x = grad @ ctx.linear.weight
             add_dropped(grad_x, grad_inner, adapter)
@@ -165,12 +167,12 @@ def by_module(inner: Tensor, adapter: LowRank) -> tuple[Tensor, ...]:
 
 
 def dropped(x: Tensor, adapter: LowRank) -> Tensor:
-    """What the adapter sees of a projection's input."""
+    """A projection's input after the adapter's dropout."""
     return x if adapter.dropout is None else x * adapter.dropout(x)
 
 
 def add_dropped(grad_x: Tensor, grad_inner: Tensor, adapter: LowRank) -> None:
-    """Add the adapter's part to a gradient of the input, in place."""
+    """Add the adapter's part to the gradient of the input, in place."""
     if adapter.dropout is None:
         grad_x.addmm_(grad_inner, adapter.down)
     else:

@@ -1,7 +1,7 @@
-"""The backward passes of `ops.py`, as plain functions that are also given the forward's input.
+"""The backward passes of `ops.py`, as functions of the gradient and the forward pass's input.
 
-Each returns the forward's result beside the gradient: a caller that keeps only the input gets both in one pass over
-it. Arithmetic is in float32, results in the input's dtype.
+Each returns the result of the forward pass beside the gradient, so that a caller that kept only the input gets both in
+one pass over it. Arithmetic is in float32, results are in the input's dtype.
 """
 
 import functools
@@ -19,7 +19,7 @@ R = TypeVar("R")
 
 
 def fused(function: Callable[P, R]) -> Callable[P, R]:
-    """One kernel on CUDA, compiled when first called; elsewhere as it is written."""
+    """Compile a function into one kernel on CUDA, at its first call; on other devices it stays as it is."""
 
     @functools.cache
     def compiled() -> Callable[P, R]:
@@ -70,7 +70,7 @@ def silu_mul_backward(grad: Tensor, gate_up: Tensor) -> tuple[Tensor, Tensor]:
 def turn_heads(
     qkv: Tensor, counts: tuple[int, int, int], cos: Tensor, sin: Tensor, norms: tuple[Tensor, Tensor] | None, eps: float
 ) -> Tensor:
-    """Of heads [tokens, queries + keys + values, dim], norm queries and keys where there are norms, and rotate them."""
+    """Normalise (if there are norms) and rotate queries and keys of heads [tokens, queries + keys + values, dim]."""
     q, k, v = qkv.split_with_sizes(counts, dim=1)
     q_norm, k_norm = norms or (None, None)
     return torch.cat((ops.norm_rotate(q, cos, sin, q_norm, eps), ops.norm_rotate(k, cos, sin, k_norm, eps), v), dim=1)
@@ -87,7 +87,7 @@ def turn_heads_backward(
     norms: tuple[Tensor, Tensor] | None,
     eps: float,
 ) -> Tensor:
-    """Gradient of `qkv`, which is only looked at where there are norms: turning back needs nothing but the angles."""
+    """Gradient of `qkv`, which is needed only if there are norms: the inverse rotation depends only on the angles."""
     # A rotation's transpose is the rotation by the opposite angle.
     back = [ops.rotate(grad, cos, -sin).to(grad.dtype) for grad in (grad_q, grad_k)]
     if norms is not None and qkv is not None:

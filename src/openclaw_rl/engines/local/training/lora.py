@@ -1,7 +1,7 @@
-"""The weights that are trained: LoRA factors beside frozen base weights, in PEFT's format on disk.
+"""Trained LoRA factors beside frozen base weights, in PEFT's format on disk.
 
-Masters are float32 whatever the base weights are in. A forward computes with copies in the base weights' dtype, made
-once a micro-batch, and gradients come back to the masters through these.
+The masters are float32, whatever the dtype of the base weights. Each micro-batch computes with copies in the base
+weights' dtype, and gradients flow through these to the masters.
 """
 
 import json
@@ -23,7 +23,7 @@ ALL_MODULES = tuple(name for names in MODULES.values() for name in names)
 
 @dataclass(frozen=True, slots=True)
 class Dropout:
-    """Factors that drop a share of an adapter's input, drawn from a seed so that none have to be kept."""
+    """Dropout of an adapter's input. The mask is drawn from a seed, so that it does not have to be kept."""
 
     rate: float
     seed: int
@@ -36,7 +36,7 @@ class Dropout:
 
 @dataclass(frozen=True, slots=True)
 class LoraWeights:
-    """The factors of each module, for all layers in one tensor: an optimiser's step is a few kernels."""
+    """The factors of each module, with all layers in one tensor, so that an optimiser step is a few kernels."""
 
     shape: Shape
     rank: int
@@ -58,7 +58,7 @@ class LoraWeights:
         seed: int = 0,
         device: torch.device | None = None,
     ) -> "LoraWeights":
-        """A fresh adapter, which changes nothing yet: PEFT's initialisation, drawn on the CPU for any device alike."""
+        """A new adapter that does not change the model yet: PEFT's initialisation, drawn on the CPU."""
         generator = torch.Generator().manual_seed(seed)
         a, b = {}, {}
         for name in fused_order(modules):
@@ -73,12 +73,12 @@ class LoraWeights:
     @classmethod
     def load(cls, folder: Path, shape: Shape, device: torch.device | None = None) -> "LoraWeights":
         """Read a PEFT folder; raises BadPolicy if it does not fit the model or leaves some layers out."""
-        config, found = read_adapter(folder)
+        config, tensors = read_adapter(folder)
         rank = config["r"]
         alpha = config["lora_alpha"] * (rank**0.5 if config.get("use_rslora") else 1)
         a, b = {}, {}
-        for name in fused_order({name for _, name in found}):
-            factors = [found.get((layer, name)) for layer in range(shape.layers)]
+        for name in fused_order({name for _, name in tensors}):
+            factors = [tensors.get((layer, name)) for layer in range(shape.layers)]
             n_in, n_out = module_sizes(shape)[name]
             for layer, pair in enumerate(factors):
                 if pair is None or (pair["A"].shape, pair["B"].shape) != ((rank, n_in), (n_out, rank)):
@@ -89,12 +89,12 @@ class LoraWeights:
                 torch.stack([pair[side].float() for pair in factors if pair]).to(device).requires_grad_()
                 for side in ("A", "B")
             )
-        if len(found) != len(a) * shape.layers:
+        if len(tensors) != len(a) * shape.layers:
             raise BadPolicy(f"{folder} adapts layers that this model does not have")
         return cls(shape, rank, alpha, config.get("lora_dropout", 0.0), a, b)
 
     def save(self, folder: Path, base_model: str) -> None:
-        """Write a PEFT folder, the masters as they are."""
+        """Write the masters as a PEFT folder."""
         folder.mkdir(parents=True, exist_ok=True)
         tensors = {}
         for side, stacked in (("A", self.a), ("B", self.b)):
@@ -120,29 +120,29 @@ class LoraWeights:
         (folder / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n")
 
     def parameters(self) -> list[Tensor]:
-        """The masters, in an order that follows from the modules alone."""
+        """The masters, in an order that depends only on the modules."""
         return [*self.a.values(), *self.b.values()]
 
     def policy(self, base: Decoder, dropout_seed: int | None = None) -> Policy:
         return Policy(base, self.adapters(base.embed.dtype, dropout_seed))
 
     def adapters(self, dtype: torch.dtype, dropout_seed: int | None = None) -> list[dict[Projection, LowRank]]:
-        """Each layer's factors for one forward and backward; without a seed nothing is dropped."""
+        """Each layer's factors for one forward and backward pass; without a seed there is no dropout."""
         layers: list[dict[Projection, LowRank]] = [{} for _ in range(self.shape.layers)]
         scale = self.alpha / self.rank
         for number, (projection, names) in enumerate(MODULES.items()):
             present = [name for name in names if name in self.a]
             if not present:
                 continue
-            # One tensor for all layers, taken apart: its gradient is put together once, not once a layer.
+            # Unbinding one tensor of all layers collects its gradient once instead of once per layer.
             downs = torch.cat([self.a[name] for name in present], dim=1).to(dtype).unbind(0)
             ups = [(scale * self.b[name]).to(dtype).unbind(0) for name in present]
             columns = tuple(module_columns(self.shape, projection)[name] for name in present)
-            for i, (layer, down, *own) in enumerate(zip(layers, downs, *ups, strict=True)):
+            for i, (layer, down, *layer_ups) in enumerate(zip(layers, downs, *ups, strict=True)):
                 dropout = None
                 if dropout_seed is not None and self.dropout:
                     dropout = Dropout(self.dropout, (dropout_seed * self.shape.layers + i) * len(MODULES) + number)
-                layer[projection] = LowRank(down, tuple(own), columns, dropout)
+                layer[projection] = LowRank(down, tuple(layer_ups), columns, dropout)
         return layers
 
 
@@ -166,7 +166,7 @@ def module_sizes(shape: Shape) -> dict[str, tuple[int, int]]:
 
 
 def module_columns(shape: Shape, projection: Projection) -> dict[str, slice]:
-    """Where a projection's modules are in its fused output."""
+    """The columns of each module in a projection's fused output."""
     sizes, columns, start = module_sizes(shape), {}, 0
     for name in MODULES[projection]:
         columns[name] = slice(start, start + sizes[name][1])

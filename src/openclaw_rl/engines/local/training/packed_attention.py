@@ -1,4 +1,4 @@
-"""Causal attention over sequences that lie one after another in a flat run of tokens, with gradients."""
+"""Causal attention over sequences that are packed into one run of tokens, with gradients."""
 
 from collections.abc import Sequence
 from itertools import accumulate
@@ -11,13 +11,13 @@ from openclaw_rl.engines.local.training.blocks import PackedAttend
 
 
 def packed_attention(lengths: Sequence[int], device: torch.device, dtype: torch.dtype) -> PackedAttend:
-    """Attention in which each token sees its own sequence up to itself. [tokens, heads, dim] → [tokens, heads * dim]"""
+    """Attention of each token to its own sequence, up to itself. [tokens, heads, dim] → [tokens, heads * dim]"""
     fast = device.type == "cuda" and dtype in (torch.float16, torch.bfloat16)
     return flash_attention(lengths, device) if fast else attention_by_sequence(lengths)
 
 
 def attention_by_sequence(lengths: Sequence[int]) -> PackedAttend:
-    """One call a sequence, for any device and dtype."""
+    """One call per sequence, for any device and dtype."""
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         # `split`, not slices: the gradient of a slice is a tensor as long as the whole run.
@@ -39,7 +39,7 @@ def flash_attention(lengths: Sequence[int], device: torch.device) -> PackedAtten
     longest = max(lengths)
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        # The operator under `torch.nn.attention.varlen`, whose own signature changes from release to release.
+        # The operator under `torch.nn.attention.varlen`, whose signature changes between releases.
         out, *_ = torch.ops.aten._flash_attention_forward(
             q, k, v, bounds, bounds, longest, longest, 0.0, is_causal=True, return_debug_mask=False
         )

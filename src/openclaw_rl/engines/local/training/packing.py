@@ -1,4 +1,4 @@
-"""Sequences of any lengths into micro-batches of bounded size, and a micro-batch as the tensors of one forward."""
+"""Packs sequences into micro-batches of bounded size, and builds the tensors of a micro-batch's forward pass."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -16,36 +16,36 @@ from openclaw_rl.types import Span, TrainingSequence
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """Sequences one after another in a flat run of tokens.
+    """Sequences packed into one run of tokens.
 
-    A sequence ends before the last token of its last span, which is predicted and predicts nothing.
+    The last token of a sequence's last span is left out: the model predicts it and does not have to read it.
     """
 
     indices: tuple[int, ...]
-    """Which of the batch's sequences, in the order of the tensors."""
+    """Indices of the sequences in the batch, in the order of the tensors."""
     lengths: tuple[int, ...]
     ids: Tensor
     positions: Tensor
     rows: Tensor
-    """Which tokens of the run predict the spans' tokens."""
+    """Positions in the run that predict the spans' tokens."""
     targets: Tensor
-    """[targets, 1 + n]: the spans' tokens, and n that could stand in their places; where there are fewer, token 0."""
+    """[targets, 1 + n]: the spans' tokens and n alternatives to each; padded with token 0."""
 
 
 @dataclass(frozen=True, slots=True)
-class Signals:
-    """What a micro-batch's spans are to learn, token for token as its `targets`."""
+class TargetSignals:
+    """The training signal of each of a micro-batch's `targets`."""
 
     old_logprobs: Tensor
     """[targets, 1 + n]."""
     advantages: Tensor
-    """[targets, 1 + n]; 0 for what is not there."""
+    """[targets, 1 + n]; 0 for padding."""
     weights: Tensor
-    """[targets]: what each token counts in the batch's loss."""
+    """[targets]: the weight of each token in the batch's loss."""
 
 
 def pack(lengths: Sequence[int], budget: int) -> list[list[int]]:
-    """Indices of sequences by micro-batch: first fit, longest first. One beyond the budget has a micro-batch alone."""
+    """Indices of sequences by micro-batch: first fit, longest first. A longer sequence is alone in one."""
     bins: list[list[int]] = []
     room: list[int] = []
     for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
@@ -62,9 +62,9 @@ def micro_batches(sequences: Sequence[TrainingSequence], budget: int, device: to
     """A batch as micro-batches of at most `budget` tokens. Sequences without spans are left out."""
     for sequence in sequences:
         check_spans(sequence)
-    asked = [i for i, sequence in enumerate(sequences) if sequence.spans]
-    groups = pack([read_length(sequences[i]) for i in asked], budget)
-    return [micro_batch(sequences, [asked[k] for k in group], device) for group in groups]
+    with_spans = [i for i, sequence in enumerate(sequences) if sequence.spans]
+    groups = pack([read_length(sequences[i]) for i in with_spans], budget)
+    return [micro_batch(sequences, [with_spans[k] for k in group], device) for group in groups]
 
 
 def micro_batch(sequences: Sequence[TrainingSequence], indices: Sequence[int], device: torch.device) -> MicroBatch:
@@ -81,31 +81,31 @@ def micro_batch(sequences: Sequence[TrainingSequence], indices: Sequence[int], d
         rows=flat((range(at + span.start - 1, at + span.stop - 1) for at, _, span in spans), torch.long, device),
         targets=beside(
             (s.ids[span.start : span.stop] for _, s, span in spans),
-            [own.ids if (own := span.alternatives) else None for _, _, span in spans],
+            [others.ids if (others := span.alternatives) else None for _, _, span in spans],
             torch.long,
             device,
         ),
     )
 
 
-def signals(sequences: Sequence[TrainingSequence], batch: MicroBatch) -> Signals:
-    """What a micro-batch is to learn. Its tokens count what they do in the whole batch, so that gradients add up."""
+def signals(sequences: Sequence[TrainingSequence], batch: MicroBatch) -> TargetSignals:
+    """The signals of a micro-batch. Weights are those of the whole batch, so that gradients add up."""
     samples = sum(len(sequence.spans) for sequence in sequences)
     spans = [span for i in batch.indices for span in sequences[i].spans]
     for span in spans:
         check_signals(span)
     weights = ([token_weight(span.stop - span.start, samples)] * (span.stop - span.start) for span in spans)
     device = batch.ids.device
-    return Signals(
+    return TargetSignals(
         old_logprobs=beside(
             (span.old_logprobs for span in spans),
-            [own.old_logprobs if (own := span.alternatives) else None for span in spans],
+            [others.old_logprobs if (others := span.alternatives) else None for span in spans],
             torch.float32,
             device,
         ),
         advantages=beside(
             (span.advantages for span in spans),
-            [own.advantages if (own := span.alternatives) else None for span in spans],
+            [others.advantages if (others := span.alternatives) else None for span in spans],
             torch.float32,
             device,
         ),
@@ -114,7 +114,7 @@ def signals(sequences: Sequence[TrainingSequence], batch: MicroBatch) -> Signals
 
 
 def by_span(values: Sequence[float], spans: Sequence[Span]) -> list[list[float]]:
-    """Numbers given token after token, as one list for each span."""
+    """One list of values per span, from the values of all tokens."""
     stops = accumulate(span.stop - span.start for span in spans)
     return [list(values[stop - (span.stop - span.start) : stop]) for span, stop in zip(spans, stops, strict=True)]
 
@@ -124,14 +124,17 @@ def flat(parts: Iterable[Iterable[float]], dtype: torch.dtype, device: torch.dev
 
 
 def beside(
-    own: Iterable[Sequence[float]], others: Sequence[NDArray[Any] | None], dtype: torch.dtype, device: torch.device
+    tokens: Iterable[Sequence[float]],
+    alternatives: Sequence[NDArray[Any] | None],
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> Tensor:
-    """A row for each token of the spans: its own number and those of its alternatives; 0 for those it has not."""
-    width = max((table.shape[1] for table in others if table is not None), default=0)
+    """A row for each token of the spans: its value and those of its alternatives, padded with 0."""
+    width = max((table.shape[1] for table in alternatives if table is not None), default=0)
     parts = []
-    for numbers, table in zip(own, others, strict=True):
-        part = torch.zeros(len(numbers), 1 + width, dtype=dtype)
-        part[:, 0] = torch.tensor(numbers, dtype=dtype)
+    for values, table in zip(tokens, alternatives, strict=True):
+        part = torch.zeros(len(values), 1 + width, dtype=dtype)
+        part[:, 0] = torch.tensor(values, dtype=dtype)
         if table is not None:
             part[:, 1 : 1 + table.shape[1]] = torch.from_numpy(np.array(table))
         parts.append(part)
@@ -139,7 +142,7 @@ def beside(
 
 
 def read_length(sequence: TrainingSequence) -> int:
-    """How many of its tokens the model has to read."""
+    """Number of tokens that the model has to read."""
     return sequence.spans[-1].stop - 1
 
 
@@ -155,7 +158,7 @@ def check_spans(sequence: TrainingSequence) -> None:
 
 
 def check_signals(span: Span) -> None:
-    """Raise ValueError unless every token has its signal: a shifted one would silently teach the wrong tokens."""
+    """Raise ValueError unless every token has a signal: shifted signals would silently train the wrong tokens."""
     if not len(span.old_logprobs) == len(span.advantages) == span.stop - span.start:
         raise ValueError(f"turn {span.turn}: every token of a span needs one old log-prob and one advantage")
     if (others := span.alternatives) is None:
