@@ -91,12 +91,12 @@ class TinkerLearnerHarness(LearnerHarness):
     def make(self) -> Learner:
         from openclaw_rl.engines.tinker.connection import Account, Connection
         from openclaw_rl.engines.tinker.learner import TinkerLearner
-        from openclaw_rl.engines.tinker.run import TrainingOptions
+        from openclaw_rl.engines.tinker.run import TrainingRunOptions
         from openclaw_rl.engines.tinker.sampler import SamplerOptions, TinkerSampler
 
         connection = Connection(Account(None, "tml-key", timeout=60.0))
         sampler = TinkerSampler(connection, SamplerOptions("tiny/model", self.model, None, 4, 4, 8, 3))
-        return TinkerLearner(connection, sampler, TrainingOptions(self.double.RANK, True, True, SETTINGS))
+        return TinkerLearner(connection, sampler, TrainingRunOptions(self.double.RANK, True, True, SETTINGS))
 
     async def state(self) -> Any:
         client = self.learner.primitives.run.client
