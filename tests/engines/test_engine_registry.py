@@ -4,13 +4,16 @@ from typing import Any
 
 import pytest
 
-from openclaw_rl.app.checks import check
+from openclaw_rl.app.checks import check, check_method
 from openclaw_rl.app.config import Config, load
 from openclaw_rl.config.options import ConfigError
+from openclaw_rl.engines.capabilities import SamplerCapabilities
 from openclaw_rl.engines.factory import check_pair
 from openclaw_rl.engines.policy_ref import WeightForm
 from openclaw_rl.engines.registry import LEARNERS, SAMPLERS, learner_factory, sampler_factory
 from openclaw_rl.engines.tinker import sdk
+from openclaw_rl.errors import UserError
+from support.methods import a_method
 
 
 def configured(**given: Any) -> Config:
@@ -58,3 +61,15 @@ def test_all_weights_travel_as_a_model_folder_and_an_adapter_as_a_peft_folder() 
 def test_an_engine_that_is_not_there_is_refused_with_those_there_are() -> None:
     with pytest.raises(ConfigError, match=r"--sampler warp is not known: take one of local, tinker\."):
         _ = configured(sampler="warp").sampler
+
+
+def test_a_method_that_needs_more_than_the_sampler_gives_is_refused() -> None:
+    plain = SamplerCapabilities(loads=frozenset(WeightForm))
+    poor = SamplerCapabilities(loads=frozenset(WeightForm), max_top_logprobs=2, scores_targets=False)
+    with pytest.raises(UserError, match=r"needs the 4 likeliest tokens .* at most 2: use --method combine"):
+        check_method(a_method("topk-select"), poor)
+    with pytest.raises(UserError, match="--topk-subset-mode teacher needs log-probs of chosen tokens"):
+        check_method(a_method("topk-select", topk_k=2, topk_subset_mode="teacher"), poor)
+    for name in ("rl", "opd", "combine"):
+        check_method(a_method(name), poor)
+    check_method(a_method("topk-select", topk_subset_mode="teacher"), plain)

@@ -146,7 +146,6 @@ class Config:
             training=self.training_settings,
             cache=self.run.cache,
             custom_loss=self.training.custom_loss_function_path,
-            recorded_top=self.learning_method.recorded_top,
             learns=self.learns,
         )
 

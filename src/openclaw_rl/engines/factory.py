@@ -42,8 +42,6 @@ class EngineSettings:
     cache: Path
     """Where fetched models are kept."""
     custom_loss: str | None = None
-    recorded_top: int = 0
-    """Likeliest tokens that are recorded with each sampled token."""
     learns: bool = True
     """Whether anything is trained."""
     max_cache_gib: float | None = None

@@ -70,7 +70,6 @@ class TinkerLearnerFactory:
     def open(self, settings: EngineSettings, resources: Resources, folder: Path, sampler: Sampler) -> Learner:
         assert isinstance(sampler, TinkerSampler)
         connection = connection_of(settings, resources)
-        check_sdk(settings)
         check_loss(settings, connection)
         modules = set(settings.model.adapted_modules)
         options = TrainingRunOptions(
@@ -114,16 +113,6 @@ def connection_of(settings: EngineSettings, resources: Resources) -> Connection:
     options, key = settings.own(TinkerOptions), os.environ.get("TINKER_API_KEY", "").strip()
     account = Account(options.tinker_base_url, key, options.tinker_timeout)
     return resources.shared(Connection, lambda: Connection(account))
-
-
-def check_sdk(settings: EngineSettings) -> None:
-    """Raise EngineUnavailable if the SDK cannot record the likeliest tokens that the method needs."""
-    sample = sdk.load().SamplingClient.sample_async
-    if settings.recorded_top and not sdk.takes(sample, "topk_sample_logprobs"):
-        raise EngineUnavailable(
-            "The method needs the likeliest tokens of what is sampled, which this version of Tinker's SDK does not "
-            "give: pip install -U tinker, or --method combine."
-        )
 
 
 def check_loss(settings: EngineSettings, connection: Connection) -> None:
