@@ -34,9 +34,7 @@ MAX_FUNCTION_LINES = 60
 KNOWN_UPWARD_IMPORTS: set[str] = set()
 KNOWN_LONG_MODULES: set[str] = set()
 #: "module function".
-KNOWN_LONG_FUNCTIONS: set[str] = {
-    "engines/local/sampling/paged_attention.py _attend_split_kernel",
-}
+KNOWN_LONG_FUNCTIONS: set[str] = set()
 #: Names of classes that are defined more than once.
 KNOWN_SHARED_CLASS_NAMES: set[str] = set()
 #: Modules outside `methods` that treat a method by its name.

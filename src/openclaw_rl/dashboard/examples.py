@@ -12,7 +12,6 @@ from openclaw_rl.ledger.reader import LedgerReader
 from openclaw_rl.ledger.verdicts import ExampleKind
 from openclaw_rl.methods.base import Method, NoSignal
 from openclaw_rl.methods.distillation import TopK, distil
-from openclaw_rl.methods.topk_select import TopkSelect
 from openclaw_rl.rendering.chat import content_text
 from openclaw_rl.types import StoredTurn
 
@@ -60,7 +59,7 @@ class Prompt:
 
 
 def make_example(title: str, turn: StoredTurn, tokenizer: Tokenizer | None, method: Method) -> Example:
-    overlaps = compare_hints(turn, method.topk if isinstance(method, TopkSelect) else None)
+    overlaps = compare_hints(turn, method.topk)
     plain = Example(title, turn, question_of(turn), spoken(turn.message), tuple(came_next(turn)), overlaps=overlaps)
     if tokenizer is None:
         return plain

@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -17,6 +17,9 @@ from numpy.typing import ArrayLike
 from openclaw_rl.config.options import ConfigError
 from openclaw_rl.methods.options import MethodOptions
 from openclaw_rl.types import Alternatives, Hint, Question, SampleKind, StoredTurn, Verdict
+
+if TYPE_CHECKING:
+    from openclaw_rl.methods.distillation import TopK
 
 
 class NoSignal(ValueError):
@@ -80,6 +83,8 @@ class Method:
     metric_names: ClassVar[tuple[str, ...]] = ()
     """What `metrics` returns."""
 
+    topk: "TopK | None" = None
+    """How likeliest tokens are distilled, if they are."""
     w_rl: float = 0.0
     """Weight of the score."""
     w_opd: float = 0.0

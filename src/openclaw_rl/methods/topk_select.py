@@ -35,7 +35,7 @@ class TopkSelect(Combine):
 
     def __init__(self, options: MethodOptions) -> None:
         super().__init__(options)
-        self.topk = TopK(
+        self.topk: TopK = TopK(
             options.topk_k,
             options.topk_max_cand,
             options.topk_hint_selection,

@@ -146,6 +146,28 @@ def _store_kv_kernel(
         tl.store(v_pages + target, value, mask=inside)
 
 
+@triton.jit
+def _split_bounds(length, split, splits, KEYS_BLOCK: tl.constexpr):
+    """The keys [begin, end) of a split, counted in whole blocks of this sequence, not of the longest one allowed."""
+    span = tl.cdiv(tl.cdiv(length, splits), KEYS_BLOCK) * KEYS_BLOCK
+    begin = split * span
+    return begin, tl.minimum(begin + span, length)
+
+
+@triton.jit
+def _attend_block(query, key, value, valid, log2_scale, peak, weight, total):
+    """Add one block of keys to a running softmax: the new peak, sum of weights and weighted sum of values."""
+    score = tl.dot(query, tl.trans(key), input_precision="ieee") * log2_scale
+    score = tl.where(valid[None, :], score, float("-inf"))
+    # A block is entered only if its first key is valid, so the new peak is finite.
+    new_peak = tl.maximum(peak, tl.max(score, axis=1))
+    fade = tl.exp2(peak - new_peak)
+    share = tl.exp2(score - new_peak[:, None])
+    weight = weight * fade + tl.sum(share, axis=1)
+    total = total * fade[:, None] + tl.dot(share.to(value.dtype), value, input_precision="ieee")
+    return new_peak, weight, total
+
+
 # Page tables of any width share one compiled kernel: a mixed batch must not wait for a compiler.
 @triton.jit(do_not_specialize=["table_stride"])
 def _attend_split_kernel(
@@ -177,11 +199,7 @@ def _attend_split_kernel(
     kv_head = tl.program_id(0)
     split, splits = tl.program_id(1), tl.num_programs(1)
     sequence = tl.program_id(2).to(tl.int64)
-    length = tl.load(lengths + sequence)
-    # Splits are counted in whole blocks of this sequence, not of the longest one allowed.
-    span = tl.cdiv(tl.cdiv(length, splits), KEYS_BLOCK) * KEYS_BLOCK
-    begin = split * span
-    end = tl.minimum(begin + span, length)
+    begin, end = _split_bounds(tl.load(lengths + sequence), split, splits, KEYS_BLOCK)
 
     member = tl.arange(0, GROUP_BLOCK)
     lane = tl.arange(0, DIM_BLOCK)
@@ -205,15 +223,7 @@ def _attend_split_kernel(
         readable = valid[:, None] & in_dim
         key = tl.load(k_pages + offset, mask=readable, other=0.0)
         value = tl.load(v_pages + offset, mask=readable, other=0.0)
-        score = tl.dot(query, tl.trans(key), input_precision="ieee") * log2_scale
-        score = tl.where(valid[None, :], score, float("-inf"))
-        # A block is entered only if its first key is valid, so the new peak is finite.
-        new_peak = tl.maximum(peak, tl.max(score, axis=1))
-        fade = tl.exp2(peak - new_peak)
-        share = tl.exp2(score - new_peak[:, None])
-        weight = weight * fade + tl.sum(share, axis=1)
-        total = total * fade[:, None] + tl.dot(share.to(value.dtype), value, input_precision="ieee")
-        peak = new_peak
+        peak, weight, total = _attend_block(query, key, value, valid, log2_scale, peak, weight, total)
 
     part = (sequence * (KV_HEADS * GROUP) + head) * splits + split
     tl.store(peaks + part, peak, mask=in_group)
