@@ -218,7 +218,7 @@ def test_all_methods_and_seeds_are_one_trial_each(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("alone", [("--user-model", "x"), ("--user-base-url", "http://127.0.0.1:1")])
 def test_half_of_a_model_that_plays_the_person_is_refused(alone: tuple[str, str], tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="belong together"):
+    with pytest.raises(ConfigError, match="must be given together"):
         make_plans(machine_of(Config.of()), build_parser().parse_args(["demo", *alone]), tmp_path)
     both = ["--user-base-url", "http://127.0.0.1:1", "--user-model", "x"]
     (plan,) = make_plans(machine_of(Config.of()), build_parser().parse_args(["demo", *both]), tmp_path)

@@ -8,7 +8,7 @@ from pydantic import model_validator
 from openclaw_rl.config.options import Section, option
 
 LOOPBACK, ALL_ADDRESSES = "127.0.0.1", "0.0.0.0"
-#: Under these names the server is reached from this machine only.
+#: Hosts that only this machine can reach.
 LOOPBACK_HOSTS = (LOOPBACK, "localhost", "::1")
 
 
@@ -35,7 +35,7 @@ class ApiKey:
 
 
 class ServerOptions(Section):
-    """Where the server listens, who may use it, and how much it takes."""
+    """Where the server listens, who may use it, and what it accepts."""
 
     proxy_host: str | None = option(
         None,
@@ -54,7 +54,7 @@ class ServerOptions(Section):
     )
     api_key: str = option(
         "",
-        "Key that clients must send, or several separated by commas; NAME=KEY names its owner.",
+        "Key that clients must send, or several separated by commas; NAME=KEY names the owner of a key.",
         group="Server",
         env="SGLANG_API_KEY",
         shown="no key",
@@ -65,14 +65,14 @@ class ServerOptions(Section):
     )
     shutdown_seconds: float = option(
         30.0,
-        "How long requests in flight may go on after Ctrl-C.",
+        "Seconds that running requests have to finish after Ctrl-C.",
         group="Server",
         env="SHUTDOWN_SECONDS",
         ge=0,
     )
     tool_parser: Literal["auto", "hermes", "llama3"] = option(
         "auto",
-        "How the model writes tool calls; auto reads its chat template.",
+        "Format in which the model writes tool calls; auto detects it from the chat template.",
         group="Server",
         env="TOOL_PARSER",
     )
@@ -85,7 +85,7 @@ class ServerOptions(Section):
                 "set --api-key (or SGLANG_API_KEY), or listen on 127.0.0.1"
             )
         if not self.api_key.isascii():
-            raise ValueError("--api-key must be plain ASCII, since it travels in an HTTP header")
+            raise ValueError("--api-key must be plain ASCII, because it is sent in an HTTP header")
         names = [key.name for key in self.api_keys]
         if len(set(names)) < len(names):
             raise ValueError("--api-key gives two keys the same name")

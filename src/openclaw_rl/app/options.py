@@ -4,11 +4,11 @@ from openclaw_rl.config.options import Section, option
 
 
 class RolloutOptions(Section):
-    """The owner's own rollouts."""
+    """The user's own rollouts."""
 
     rollout_function_path: str | None = option(
         None,
-        "Your own rollouts, which run beside the server and talk to it: path/file.py or package.module:name.",
+        "Your own function that runs beside the server and calls its API: path/file.py or package.module:name.",
         group="Training",
         env="ROLLOUT_FUNCTION_PATH",
     )

@@ -7,18 +7,20 @@ from openclaw_rl.config.options import Section, option
 
 
 class RunOptions(Section):
-    """Where a run keeps its files, its seed, how much it logs."""
+    """The folders, the seed and the log level of a run."""
 
-    run_dir: Path = option(Path("runs/default"), "Where this run keeps what it learns.", group="General", env="RUN_DIR")
+    run_dir: Path = option(
+        Path("runs/default"), "Folder for everything that this run writes.", group="General", env="RUN_DIR"
+    )
     cache_dir: Path = option(
         Path("~/.cache/openclaw-rl"),
-        "Where fetched and converted models are kept.",
+        "Folder for downloaded and converted models.",
         group="General",
         env="OPENCLAW_RL_CACHE",
     )
-    seed: int = option(0, "Start of every random stream.", group="General", env="SEED", ge=0)
+    seed: int = option(0, "Seed of every random stream.", group="General", env="SEED", ge=0)
     log_level: Literal["debug", "info", "warning", "error"] = option(
-        "info", "How much to log.", group="General", env="LOG_LEVEL"
+        "info", "Least severe messages to log.", group="General", env="LOG_LEVEL"
     )
 
     @property
@@ -28,5 +30,5 @@ class RunOptions(Section):
 
     @property
     def cache(self) -> Path:
-        """The folder of fetched models."""
+        """The folder of downloaded models."""
         return self.cache_dir.expanduser()

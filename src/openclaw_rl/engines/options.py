@@ -1,4 +1,4 @@
-"""The options that all engines share: which engine, which model, which adapter."""
+"""The options that all engines share: engine, model and adapter."""
 
 from typing import Literal, Self
 
@@ -17,28 +17,33 @@ class ModelOptions(Section):
 
     model_name: str | None = option(
         None,
-        "Policy model: a Hub id, a local folder or a GGUF file.",
+        "Policy model: a Hugging Face id, a local folder or a GGUF file.",
         group="Model",
         env="MODEL_NAME",
         shown="the embedded SmolLM2-135M-Instruct; on Tinker Qwen/Qwen3-4B-Instruct-2507",
     )
-    lora_rank: int = option(32, "Rank of the adapter; 0 trains all weights.", group="Model", env="LORA_RANK", ge=0)
+    lora_rank: int = option(32, "Rank of the LoRA adapter; 0 trains all weights.", group="Model", env="LORA_RANK", ge=0)
     teacher_model_name: str | None = option(
         None,
-        "Teacher and judge model (base weights, no adapter).",
+        "Model that teaches and judges (base weights, no adapter).",
         group="Model",
         env="TEACHER_MODEL_NAME",
         shown="same as policy",
     )
     lora_alpha: float | None = option(
-        None, "Scale of the adapter.", group="Model", env="LORA_ALPHA", shown="2 x rank", gt=0
+        None,
+        "Alpha of the LoRA adapter, which sets its scale.",
+        group="Model",
+        env="LORA_ALPHA",
+        shown="2 x rank",
+        gt=0,
     )
     lora_dropout: float = option(
-        0.0, "Share of the adapter's input that is dropped in training.", group="Model", env="LORA_DROPOUT", ge=0, lt=1
+        0.0, "Dropout on the adapter's input during training.", group="Model", env="LORA_DROPOUT", ge=0, lt=1
     )
     lora_target_modules: str = option(
         "all-linear",
-        "Modules that are adapted, separated by commas: q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj.",
+        "Modules to adapt, separated by commas: q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj.",
         group="Model",
         env="LORA_TARGET_MODULES",
     )
@@ -47,7 +52,7 @@ class ModelOptions(Section):
     def _known_modules(self) -> Self:
         given = self.lora_target_modules.replace(",", " ").split()
         if given != [ALL_LINEAR] and (not given or set(given) - set(LINEAR_MODULES)):
-            raise ValueError(f"--lora-target-modules takes all-linear, or some of {', '.join(LINEAR_MODULES)}")
+            raise ValueError(f"--lora-target-modules must be all-linear or some of {', '.join(LINEAR_MODULES)}")
         return self
 
     @property
@@ -65,11 +70,11 @@ class ModelOptions(Section):
 
 
 class EngineOptions(Section):
-    """Which engines run, and how many sequences and policies they hold."""
+    """Which engines run, and how many sequences and policies they hold at once."""
 
     backend: Literal["auto", "local", "tinker"] = option(
         "auto",
-        "Where the model runs; auto is tinker when TINKER_API_KEY or TINKER_BASE_URL is set, else local.",
+        "Where the model runs; auto is tinker if TINKER_API_KEY or TINKER_BASE_URL is set, else local.",
         group="Engine",
         env="BACKEND",
     )
@@ -89,18 +94,18 @@ class EngineOptions(Section):
     )
     max_context_tokens: int | None = option(
         None,
-        "Longest prompt and answer together.",
+        "Most tokens of a prompt and its answer together.",
         group="Engine",
         env="MAX_CONTEXT_TOKENS",
         shown="what the model allows, at most 32768",
         ge=16,
     )
     max_sequences: int = option(
-        16, "Sequences sampled at the same time.", group="Engine", env="MAX_SEQUENCES", ge=1, le=256
+        16, "Most sequences to sample at the same time.", group="Engine", env="MAX_SEQUENCES", ge=1, le=256
     )
     policy_slots: int | None = option(
         None,
-        "Policy versions held at the same time, beside the base model.",
+        "Policy versions to keep loaded besides the base model.",
         group="Engine",
         env="POLICY_SLOTS",
         ge=2,
@@ -115,11 +120,11 @@ class EngineOptions(Section):
     )
     custom_generate_function_path: str | None = option(
         None,
-        "Your own way to answer requests: path/file.py or package.module:name.",
+        "Your own function that answers requests: path/file.py or package.module:name.",
         group="Server",
         env="CUSTOM_GENERATE_FUNCTION_PATH",
     )
 
     def policies_held(self, *, full_weights: bool) -> int:
-        """How many policy versions an engine holds. A version of all weights takes as much as the base model."""
+        """How many policy versions an engine keeps loaded. With all weights, each takes as much memory as the base model."""
         return self.policy_slots or (2 if full_weights else 4)

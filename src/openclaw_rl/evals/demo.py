@@ -91,7 +91,7 @@ def make_plans(machine: Machine, options: argparse.Namespace, out: Path) -> list
     if options.minutes <= 0 or min(options.sessions, options.seeds, options.at_once) < 1:
         raise ConfigError("--minutes, --sessions, --seeds and --at-once must be above 0.")
     if bool(options.user_base_url) != bool(options.user_model):
-        raise ConfigError("--user-base-url and --user-model belong together: give both or neither.")
+        raise ConfigError("--user-base-url and --user-model must be given together, or neither.")
     methods = METHODS if options.methods == "all" else (options.methods,)
     personas = [load(name) for name in (BUILT_IN if options.persona == "all" else (options.persona,))]
     model = ("--model-name", machine.model_name) if machine.model_name else ()

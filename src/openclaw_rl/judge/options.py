@@ -11,25 +11,27 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 
 
 class JudgeOptions(Section):
-    """Who judges turns, and how."""
+    """What judges turns, and how."""
 
     judge: Literal["auto", "feedback", "llm", "custom", "none"] = option(
         "auto",
-        "Who scores turns: rules that read what came next, a language model, your own code; auto is rules first, then "
-        "a capable model if there is one.",
+        "What scores turns: feedback (rules that read what came next), llm (a language model), custom (your own code) "
+        "or none; auto tries the rules first, then a language model if a capable one is available.",
         group="Judge",
         env="JUDGE",
     )
     judge_base_url: str | None = option(
         None,
-        "OpenAI-compatible endpoint of a judge.",
+        "OpenAI-compatible endpoint of the judge model.",
         group="Judge",
         env="JUDGE_BASE_URL",
-        shown="the served model judges itself, without its adapter",
+        shown="the base model on this server",
     )
-    judge_model: str | None = option(None, "The judge's name at that endpoint.", group="Judge", env="JUDGE_MODEL")
+    judge_model: str | None = option(
+        None, "Name of the judge model at that endpoint.", group="Judge", env="JUDGE_MODEL"
+    )
     judge_api_key: str = option(
-        "", "Key for that endpoint.", group="Judge", env="OPENCLAW_JUDGE_API_KEY", shown="no key", secret=True
+        "", "API key for that endpoint.", group="Judge", env="OPENCLAW_JUDGE_API_KEY", shown="no key", secret=True
     )
     judge_rubric: Path | None = option(
         None, "File with your guidelines for the judge.", group="Judge", env="JUDGE_RUBRIC", flags=("--rubric",)
@@ -42,11 +44,11 @@ class JudgeOptions(Section):
     )
     num_judge_workers: int = option(4, "Turns judged at the same time.", group="Judge", env="NUM_JUDGE_WORKERS", ge=1)
     judge_timeout: float = option(
-        120.0, "Seconds that a judge has for its answers.", group="Judge", env="JUDGE_TIMEOUT", gt=0
+        120.0, "Seconds to wait for a judge's answers.", group="Judge", env="JUDGE_TIMEOUT", gt=0
     )
     prm_m: int = option(
         3,
-        "Judge votes per question.",
+        "Votes that the judge model gives per question.",
         group="Judge",
         env=("PRM_M", "MAJORITY_VOTE_N"),
         flags=("--majority-vote-n",),
@@ -54,27 +56,27 @@ class JudgeOptions(Section):
     )
     majority_vote_threshold: Fraction = option(
         0.0,
-        "Share of the valid votes that the winner needs; 0 means the most votes win, a tie counts 0.",
+        "Share of the valid votes that a score needs; 0: the score with the most votes wins, and a tie counts as 0.",
         group="Judge",
         env="MAJORITY_VOTE_THRESHOLD",
     )
     prm_temperature: float = option(
-        0.6, "Sampling temperature of the judge.", group="Judge", env="PRM_TEMPERATURE", ge=0
+        0.6, "Sampling temperature of the judge model.", group="Judge", env="PRM_TEMPERATURE", ge=0
     )
     prm_max_tokens: int = option(
-        4096, "Longest answer of the judge, in tokens.", group="Judge", env="PRM_MAX_TOKENS", ge=1
+        4096, "Longest answer of the judge model, in tokens.", group="Judge", env="PRM_MAX_TOKENS", ge=1
     )
 
     @model_validator(mode="after")
     def _no_contradictions(self) -> Self:
         if (self.judge_base_url is None) != (self.judge_model is None):
             raise ValueError(
-                "--judge-base-url and --judge-model belong together: where the judge is, and its name there"
+                "--judge-base-url and --judge-model must be given together: the endpoint, and the judge's name there"
             )
         if self.judge_base_url is not None and not self.judge_base_url.startswith(("http://", "https://")):
             raise ValueError("--judge-base-url must begin with http:// or https://")
         if not self.judge_api_key.isascii() or not self.judge_api_key.strip().isprintable():
-            raise ValueError("--judge-api-key must be plain ASCII, since it travels in an HTTP header")
+            raise ValueError("--judge-api-key must be plain ASCII, because it is sent in an HTTP header")
         if self.judge == "custom" and self.custom_rm_path is None:
             raise ValueError("--judge custom needs --custom-rm-path, the file with your judge")
         if self.custom_rm_path is not None and self.judge not in ("auto", "custom"):
@@ -83,7 +85,7 @@ class JudgeOptions(Section):
 
     @property
     def kind(self) -> Literal["auto", "feedback", "llm", "custom", "none"]:
-        """Who judges. A judge of one's own is used when its path is given."""
+        """What judges turns. A custom judge is used when its path is given."""
         return "custom" if self.custom_rm_path is not None else self.judge
 
     @property

@@ -9,29 +9,31 @@ from openclaw_rl.config.options import Section, option
 from openclaw_rl.types import LossSettings, TrainingSettings
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
-#: Learning rates where none is given.
+#: The default learning rates.
 ADAPTER_RATE, FULL_WEIGHTS_RATE = 1e-4, 1e-6
 
 
 class TrainingOptions(Section):
-    """How steps are made, gated, saved and reported."""
+    """How the policy is trained, checked, saved and reported on."""
 
     learning_rate: float | None = option(
         None,
-        "Learning rate of the optimiser.",
+        "Learning rate of AdamW.",
         group="Training",
         env="LEARNING_RATE",
         shown="1e-4, or 1e-6 with --lora-rank 0",
         gt=0,
     )
     batch_size: int = option(4, "Samples per training step.", group="Training", env="BATCH_SIZE", ge=1)
-    max_steps: int = option(1000, "Training steps in all.", group="Training", env="MAX_STEPS", ge=0)
+    max_steps: int = option(
+        1000, "Stop training at this step; 0: do not train.", group="Training", env="MAX_STEPS", ge=0
+    )
     loss_fn: Literal["ppo", "importance_sampling", "cispo"] = option(
-        "ppo", "Policy loss on the sampled tokens.", group="Training", env="LOSS_FN"
+        "ppo", "Policy loss for the sampled tokens.", group="Training", env="LOSS_FN"
     )
     kl_loss_coef: float = option(
         0.0,
-        "Weight of the penalty for drifting from the base model.",
+        "Weight of the KL penalty that keeps the policy near the base model.",
         group="Training",
         env="KL_LOSS_COEF",
         ge=0,
@@ -39,43 +41,60 @@ class TrainingOptions(Section):
     save_interval: int = option(20, "Steps between checkpoints.", group="Training", env="SAVE_INTERVAL", ge=1)
     resume_from_ckpt: str = option(
         "auto",
-        "Checkpoint to go on from: a folder, auto (the run's last one, if it has one), or none (begin anew).",
+        "Checkpoint to start from: a folder, auto (the run's newest checkpoint, if any), or none (start over).",
         group="Training",
         env="RESUME_FROM_CKPT",
     )
-    eps_clip: float = option(0.2, "How far a token's ratio may fall.", group="Training", env="EPS_CLIP", gt=0, lt=1)
-    eps_clip_high: float = option(0.28, "How far it may rise.", group="Training", env="EPS_CLIP_HIGH", gt=0)
+    eps_clip: float = option(
+        0.2, "How far a token's ratio may fall below 1.", group="Training", env="EPS_CLIP", gt=0, lt=1
+    )
+    eps_clip_high: float = option(
+        0.28, "How far a token's ratio may rise above 1.", group="Training", env="EPS_CLIP_HIGH", gt=0
+    )
     weight_decay: float = option(0.0, "Weight decay of AdamW.", group="Training", env="WEIGHT_DECAY", ge=0)
-    adam_beta1: float = option(0.9, "First moment's decay of AdamW.", group="Training", env="ADAM_BETA1", ge=0, lt=1)
-    adam_beta2: float = option(0.95, "Second moment's decay of AdamW.", group="Training", env="ADAM_BETA2", ge=0, lt=1)
-    max_grad_norm: float = option(1.0, "Longer gradients are cut.", group="Training", env="MAX_GRAD_NORM", gt=0)
+    adam_beta1: float = option(
+        0.9, "Decay rate of AdamW's first moment.", group="Training", env="ADAM_BETA1", ge=0, lt=1
+    )
+    adam_beta2: float = option(
+        0.95, "Decay rate of AdamW's second moment.", group="Training", env="ADAM_BETA2", ge=0, lt=1
+    )
+    max_grad_norm: float = option(
+        1.0, "Gradients with a larger norm are scaled down to it.", group="Training", env="MAX_GRAD_NORM", gt=0
+    )
     max_kl: float = option(
         0.5,
-        "A step that moves the policy further than this, a token, is taken back.",
+        "How far one step may move the policy, as KL per token; a step that moves it further is undone.",
         group="Training",
         env="MAX_KL",
         gt=0,
     )
     max_staleness: int = option(
-        8, "Samples of a policy more versions ago are dropped.", group="Training", env="MAX_STALENESS", ge=0
+        8,
+        "Drop a sample if its policy is more than this many versions old.",
+        group="Training",
+        env="MAX_STALENESS",
+        ge=0,
     )
     batch_timeout: float | None = option(
         None,
-        "Seconds after which a smaller batch is trained on.",
+        "Train on a smaller batch after waiting this many seconds for a full one.",
         group="Training",
         env="BATCH_TIMEOUT",
         shown="off",
         gt=0,
     )
-    keep_checkpoints: int = option(3, "Checkpoints that are kept.", group="Training", env="KEEP_CHECKPOINTS", ge=1)
+    keep_checkpoints: int = option(3, "Checkpoints to keep.", group="Training", env="KEEP_CHECKPOINTS", ge=1)
     gate: Path | None = option(
         None,
-        "File of prompts with checks that a new policy has to pass before it serves.",
+        "File of prompts with checks that a new policy must pass before it serves.",
         group="Training",
         env="GATE",
     )
     gate_margin: Fraction = option(
-        0.0, "How much worse than the policy before it may do there.", group="Training", env="GATE_MARGIN"
+        0.0,
+        "How far a new policy's share of passed checks may fall below the serving policy's.",
+        group="Training",
+        env="GATE_MARGIN",
     )
     custom_loss_function_path: str | None = option(
         None, "Your own loss: path/file.py or package.module:name.", group="Training", env="CUSTOM_LOSS_FUNCTION_PATH"
@@ -88,11 +107,11 @@ class TrainingOptions(Section):
     )
 
     def rate(self, *, full_weights: bool) -> float:
-        """The learning rate. Its default depends on what is trained."""
+        """The learning rate. The default depends on whether all weights are trained."""
         return self.learning_rate or (FULL_WEIGHTS_RATE if full_weights else ADAPTER_RATE)
 
     def settings(self, *, full_weights: bool, epochs: int, seed: int) -> TrainingSettings:
-        """How an engine makes a step."""
+        """The settings with which an engine runs a training step."""
         return TrainingSettings(
             loss=LossSettings(self.loss_fn, self.eps_clip, self.eps_clip_high, self.kl_loss_coef),
             epochs=epochs,

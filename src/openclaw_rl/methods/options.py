@@ -4,7 +4,7 @@ from typing import Literal
 
 from openclaw_rl.config.options import Section, option
 
-#: The methods that come with the program: name, module and class. A new one is a file and a line here.
+#: The built-in methods: name, module and class. To add a method, write its file and add a line here.
 BUILT_IN = {
     "rl": "openclaw_rl.methods.rl:Rl",
     "opd": "openclaw_rl.methods.opd:Opd",
@@ -14,12 +14,12 @@ BUILT_IN = {
 
 
 class MethodOptions(Section):
-    """What is learned, and how much each signal counts."""
+    """The learning method, and the weight of each signal."""
 
     method: str = option(
         "combine",
-        "What to learn from: scores, hindsight hints, or both; topk-select distils the likeliest tokens under the best "
-        "of several hints. path/file.py:Name is a method of your own.",
+        "Learning method: rl learns from scores, opd from hindsight hints, combine from both; topk-select distils the "
+        "likeliest tokens under the best of several hints; path/file.py:Name is your own method.",
         group="Method",
         env="METHOD",
         choices=tuple(BUILT_IN),
@@ -33,13 +33,13 @@ class MethodOptions(Section):
     )
     baseline: Literal["none", "batch"] = option(
         "none",
-        "What a score and a distillation advantage are measured from: nothing, or their mean over the step's batch.",
+        "What is subtracted from scores and distillation advantages: nothing, or their mean over the batch of the step.",
         group="Method",
         env="OPENCLAW_BASELINE",
     )
     opd_clip: float = option(
         0.0,
-        "Largest distillation advantage of a token, positive or negative; 0: no limit.",
+        "Limit on the size of a token's distillation advantage; 0: no limit.",
         group="Method",
         env="OPENCLAW_OPD_CLIP",
         ge=0,
@@ -53,7 +53,7 @@ class MethodOptions(Section):
     )
     topk_k: int = option(
         4,
-        "With topk-select: likeliest tokens that count at each position.",
+        "With topk-select: number of likeliest tokens to learn from at each position.",
         group="Method",
         env="OPENCLAW_TOPK_K",
         ge=1,
@@ -61,33 +61,33 @@ class MethodOptions(Section):
     )
     topk_max_cand: int = option(
         3,
-        "With topk-select: hints of a turn that the teacher reads, the shortest first.",
+        "With topk-select: most hints per turn that the teacher reads, shortest first.",
         group="Method",
         env="OPENCLAW_TOPK_MAX_CAND",
         ge=1,
     )
     topk_hint_selection: Literal["sequence_optimal", "token_optimal", "shortest"] = option(
         "sequence_optimal",
-        "With topk-select: how the hint is chosen: by the overlap of teacher and policy over the response, or at each "
-        "token, or the shortest.",
+        "With topk-select: how a hint is chosen: by the overlap of teacher and policy over the whole response, by the "
+        "overlap at each token, or the shortest.",
         group="Method",
         env="OPENCLAW_TOPK_HINT_SELECTION",
     )
     topk_subset_mode: Literal["student", "teacher", "overlap"] = option(
         "student",
-        "With topk-select: whose likeliest tokens are learned about: the policy's, the teacher's, or those of both.",
+        "With topk-select: whose likeliest tokens to learn from: the policy's, the teacher's, or those that both share.",
         group="Method",
         env="OPENCLAW_TOPK_SUBSET_MODE",
     )
     topk_adv_diff_clip: float = option(
         1.0,
-        "With topk-select: largest gap between teacher and policy that counts; 0 or less: no limit.",
+        "With topk-select: limit on the log-prob gap between teacher and policy; 0 or less: no limit.",
         group="Method",
         env="OPENCLAW_TOPK_ADV_DIFF_CLIP",
     )
     record: bool = option(
         False,
-        "With topk-select: write what each sample taught (hints, overlaps, the choice, gaps) into the run directory.",
+        "With topk-select: write the hints, overlaps, choices and gaps of each sample into the run directory.",
         group="Method",
         env="OPENCLAW_RECORD_ENABLED",
     )
@@ -100,7 +100,7 @@ class MethodOptions(Section):
     )
     at_least_one: bool = option(
         True,
-        "With rl: a session that ends without a good turn gets one: its best turn counts as +1.",
+        "With rl: if a session ends without a good turn, its best turn counts as +1.",
         group="Method",
         env="AT_LEAST_ONE",
     )

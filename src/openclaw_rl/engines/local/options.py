@@ -8,7 +8,9 @@ from openclaw_rl.config.options import Section, option
 class LocalOptions(Section):
     """Where and how the model runs on this machine."""
 
-    device: Literal["auto", "cpu", "cuda"] = option("auto", "Device of the local engine.", group="Engine", env="DEVICE")
+    device: Literal["auto", "cpu", "cuda"] = option(
+        "auto", "Device that the local engine runs on.", group="Engine", env="DEVICE"
+    )
     dtype: Literal["auto", "float32", "bfloat16"] = option(
         "auto",
         "Precision of the weights; auto is float32 on CPU, bfloat16 on CUDA.",
@@ -17,21 +19,21 @@ class LocalOptions(Section):
     )
     kv_cache_gib: float | None = option(
         None,
-        "Memory for keys and values, in GiB.",
+        "Memory for the key-value cache, in GiB.",
         group="Engine",
         env="KV_CACHE_GIB",
-        shown="a quarter of the memory, at most 4, on CPU; 60% of what is free on CUDA",
+        shown="on CPU a quarter of the memory, at most 4; on CUDA 60% of the free memory",
         gt=0,
     )
     micro_batch_tokens: int = option(
-        4096, "Tokens that go through the learner at once.", group="Training", env="MICRO_BATCH_TOKENS", ge=1
+        4096, "Most tokens per micro-batch of the learner.", group="Training", env="MICRO_BATCH_TOKENS", ge=1
     )
     gradient_checkpointing: bool = option(
         False,
-        "Compute activations twice instead of keeping them: less memory, a third slower.",
+        "Recompute activations in the backward pass instead of storing them: less memory, a third slower.",
         group="Training",
         env="GRADIENT_CHECKPOINTING",
     )
     offload_optimizer_state: bool = option(
-        False, "Keep the optimiser's state off the GPU between steps.", group="Training", env="OFFLOAD_OPTIMIZER_STATE"
+        False, "Move the optimiser's state off the GPU between steps.", group="Training", env="OFFLOAD_OPTIMIZER_STATE"
     )

@@ -4,21 +4,21 @@ from openclaw_rl.config.options import Section, option
 
 
 class TinkerOptions(Section):
-    """Which Tinker server is used, and how it is called."""
+    """Which Tinker server to use, and how to call it."""
 
     tinker_base_url: str | None = option(
-        None, "Address of a self-hosted Tinker server.", group="Engine", env=("TINKER_BASE_URL", "TINKER_HOST")
+        None, "URL of a self-hosted Tinker server.", group="Engine", env=("TINKER_BASE_URL", "TINKER_HOST")
     )
     tinker_stream_chunk: int = option(
         32,
-        "On Tinker: tokens that are sampled at a time, so that answers can be streamed; 0: whole answers.",
+        "On Tinker: tokens per sampling call, so that answers can be streamed; 0: one call per answer.",
         group="Engine",
         env="TINKER_STREAM_CHUNK",
         ge=0,
     )
     tinker_timeout: float = option(
         300.0,
-        "On Tinker: seconds that a call may take before it is made again, or given up.",
+        "On Tinker: seconds after which a call is retried or given up.",
         group="Engine",
         env="TINKER_TIMEOUT",
         gt=0,
