@@ -22,11 +22,11 @@ Fields = Mapping[str, FieldInfo]
 
 
 class ConfigError(UserError):
-    """An option is wrong, or a file that an option names; the message is one sentence that says how to mend it."""
+    """An option, or a file that an option names, is wrong. The message is one sentence that says how to fix it."""
 
 
 class Section(BaseModel):
-    """The options of one part of the program. The part is given its section, never those of others."""
+    """The options of one part of the program. A part receives only its own section."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
 
@@ -43,17 +43,17 @@ def fields_of(sections: Iterable[type[Section]]) -> dict[str, FieldInfo]:
 
 @dataclass(frozen=True)
 class Option:
-    """How a setting can be given, beside its name: group in the docs, environment variables, more flags."""
+    """What an option has besides its name and type: its group in the docs, environment variables, more flags."""
 
     group: str
     env: tuple[str, ...]
     flags: tuple[str, ...] = ()
     shown_default: str = ""
-    """What the docs say where the default depends on something."""
+    """The default in the docs, where it depends on something else."""
     secret: bool = False
     """Whether the value must never be printed."""
     choices: tuple[str, ...] = ()
-    """The values to name in the docs, where others are possible too."""
+    """The values to list in the docs, where other values are possible too."""
 
 
 def option(
@@ -86,7 +86,7 @@ def flag(name: str) -> str:
 
 
 def add_flags(parser: argparse.ArgumentParser, fields: Fields, only: Sequence[str] | None = None) -> None:
-    """Give a parser options (all, or `only` some), in groups; a flag that is not given leaves no value."""
+    """Add options to a parser (all, or `only` some), in groups. A flag that is not given leaves no value."""
     groups: dict[str, Any] = {}
     for name, field in fields.items():
         if only is not None and name not in only:
@@ -113,7 +113,7 @@ def read(
     in_file: Mapping[str, Any],
     file: Path | None,
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """The values that were given, and where each option's value comes from."""
+    """The given values, and the origin of each option's value."""
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
     for name, field in fields.items():
@@ -129,14 +129,14 @@ def read(
         value = values.get(name)
         if isinstance(value, str) and value.lower() in choices_of(field):
             values[name] = value.lower()
-        several = values.get(name)
-        if option_of(field).secret and isinstance(several, list) and all(isinstance(v, str) for v in several):
-            values[name] = ",".join(several)
+        keys = values.get(name)
+        if option_of(field).secret and isinstance(keys, list) and all(isinstance(key, str) for key in keys):
+            values[name] = ",".join(keys)
     return values, origins
 
 
 def read_file(path: Path, fields: Fields) -> dict[str, Any]:
-    """Options from a TOML file; names with dashes or underscores."""
+    """Options from a TOML file; their names may have dashes or underscores."""
     try:
         content = tomllib.loads(path.read_text())
     except OSError as error:
@@ -163,7 +163,7 @@ def read_text(path: Path, option: str) -> str:
 
 
 def problem(error: ValidationError, fields: Fields, origins: Mapping[str, str]) -> ConfigError:
-    """The first mistake, in words a user can act on; never the value of a secret."""
+    """The first mistake as a sentence that a user can act on. It never contains a secret."""
     first = error.errors()[0]
     message = str(first["msg"]).removeprefix("Value error, ")
     if not first["loc"]:
@@ -184,12 +184,12 @@ def literal_choices(annotation: Any) -> list[str]:
 
 
 def choices_of(field: FieldInfo) -> list[str]:
-    """The values that the docs name."""
+    """The values that the docs list."""
     return list(option_of(field).choices) or literal_choices(field.annotation)
 
 
 def shown_default(field: FieldInfo) -> str:
-    """The default as the docs and --help say it."""
+    """The default as the docs and --help show it."""
     if shown := option_of(field).shown_default:
         return shown
     if isinstance(field.default, bool):
@@ -198,7 +198,7 @@ def shown_default(field: FieldInfo) -> str:
 
 
 def options_table(fields: Fields) -> str:
-    """All options in Markdown, for the README."""
+    """All options as Markdown tables, for the README."""
     groups: dict[str, list[str]] = {}
     for name, field in fields.items():
         definition = option_of(field)

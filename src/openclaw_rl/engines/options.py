@@ -126,5 +126,5 @@ class EngineOptions(Section):
     )
 
     def policies_held(self, *, full_weights: bool) -> int:
-        """How many policy versions an engine keeps loaded. With all weights, each takes as much memory as the base model."""
+        """How many policy versions an engine keeps loaded. With full weights, each is as large as the base model."""
         return self.policy_slots or (2 if full_weights else 4)

@@ -33,7 +33,7 @@ class MethodOptions(Section):
     )
     baseline: Literal["none", "batch"] = option(
         "none",
-        "What is subtracted from scores and distillation advantages: nothing, or their mean over the batch of the step.",
+        "What is subtracted from scores and distillation advantages: nothing, or their mean over the step's batch.",
         group="Method",
         env="OPENCLAW_BASELINE",
     )
@@ -75,7 +75,7 @@ class MethodOptions(Section):
     )
     topk_subset_mode: Literal["student", "teacher", "overlap"] = option(
         "student",
-        "With topk-select: whose likeliest tokens to learn from: the policy's, the teacher's, or those that both share.",
+        "With topk-select: whose likeliest tokens to learn from: the policy's, the teacher's, or those of both.",
         group="Method",
         env="OPENCLAW_TOPK_SUBSET_MODE",
     )

@@ -1,4 +1,4 @@
-"""The nouns that flow through the loop. Data only: no behaviour, no imports from the rest of the package."""
+"""The data types that the parts exchange. Data only: no behaviour, no imports from the rest of the package."""
 
 # mypy: implicit-reexport
 # ruff: noqa: F401

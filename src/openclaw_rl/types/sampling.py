@@ -1,4 +1,4 @@
-"""What is asked of a sampler, and what it returns."""
+"""Requests to a sampler, and its results."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 Ids = NDArray[np.int32]
 Numbers = NDArray[np.float32]
 
-#: The policy version that is the model as it was loaded, without any adapter.
+#: The policy version of the base model: the weights as they were loaded, without an adapter.
 BASE_VERSION = 0
 
 
 class Priority(IntEnum):
-    """Who goes first when the engine is full; a smaller number goes first."""
+    """The order of requests when the engine is full; smaller numbers go first."""
 
     USER = 0
     BACKGROUND = 1
@@ -30,24 +30,24 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How to draw tokens. Log-probs are always of the raw distribution, whatever is set here."""
+    """How to draw tokens. Log-probs are always those of the raw distribution; no parameter changes them."""
 
     max_tokens: int
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
-    """Only the k likeliest tokens may be drawn; 0 means all."""
+    """Draw only from the k likeliest tokens; 0 means all."""
     seed: int = 0
-    """Start of this request's own random stream; choice i of n draws from stream (seed, i)."""
+    """Seed of this request's random streams: choice i of n draws from the stream (seed, i)."""
     stop_token_ids: frozenset[int] = frozenset()
-    """A completion ends with the first of these, which is part of it."""
+    """A completion ends with the first of these tokens and includes it."""
     top_logprobs: int = 0
     """Also return the k likeliest tokens at each position, with their raw log-probs."""
 
 
 @dataclass(frozen=True, slots=True)
 class SampleRequest:
-    """`n` completions of one prompt, given as token ids."""
+    """Asks for `n` completions of one prompt, which is given as token ids."""
 
     prompt_ids: Sequence[int]
     params: SamplingParams
@@ -62,7 +62,7 @@ class SampledToken:
     """One token of one completion, as the engine drew it."""
 
     index: int
-    """Which of the request's n completions."""
+    """Which of the n completions it belongs to."""
     token_id: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
@@ -72,7 +72,7 @@ class SampledToken:
 
 @dataclass(frozen=True, slots=True)
 class ScoreRequest:
-    """How likely are the last `last_n` of these tokens, each after all before it? At least one token is before them."""
+    """Asks for the log-probs of the last `last_n` tokens of `ids`, which must have at least one token before them."""
 
     ids: Sequence[int]
     last_n: int
@@ -80,7 +80,7 @@ class ScoreRequest:
     top_k: int = 0
     """Also return the k likeliest tokens at each position."""
     targets: Ids | None = None
-    """Also return the log-probs of these tokens, as many for each position: [last_n, any]."""
+    """Also return the log-probs of these tokens: an array [last_n, n] with n tokens for each position."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,4 +1,4 @@
-"""What a training step works on, how it is made and what became of it."""
+"""Input, settings and outcome of a training step."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Any
 
 from openclaw_rl.types.sampling import Ids, Numbers
 
-#: Bound of log-ratios before they are exponentiated: e^20 is far beyond any ratio that means something, and its
+#: Log-ratios are clamped to this size before they are exponentiated: e^20 is far above every meaningful ratio, and its
 #: products are still finite in float32.
 MAX_LOG_RATIO = 20.0
 
@@ -22,18 +22,18 @@ class SampleKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Alternatives:
-    """For each token of a response, n tokens that could stand in its place: arrays [tokens, n]."""
+    """For each token of a response, n other tokens at its position: arrays [tokens, n]."""
 
     ids: Ids
     old_logprobs: Numbers
     """Of the policy that sampled the response."""
     advantages: Numbers
-    """0 for what does not count."""
+    """0 for tokens that do not count."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One sample inside a training sequence: its response is the tokens [start, stop), with a signal for each."""
+    """One sample inside a training sequence: its response is the tokens [start, stop), each with an advantage."""
 
     turn: int
     """Its number in the ledger."""
@@ -43,16 +43,16 @@ class Span:
     """Of the policy that sampled it: raw, as recorded."""
     advantages: Sequence[float]
     alternatives: Alternatives | None = None
-    """What is learned of other tokens than those that were sampled."""
+    """The tokens besides the sampled ones that the sample also trains on."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingSequence:
-    """Tokens that go through the model once, with the samples in them: turns that extend each other share one."""
+    """Tokens that go through the model once, and the samples in them. Turns that extend each other share a sequence."""
 
     ids: Sequence[int]
     spans: Sequence[Span]
-    """In order, none overlapping another; no span begins at 0."""
+    """In order, without overlaps; no span starts at 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +63,12 @@ class LossSettings:
     eps_clip: float = 0.2
     eps_clip_high: float = 0.28
     kl_coef: float = 0.0
-    """Weight of the divergence from the base model."""
+    """Weight of the KL penalty towards the base model."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingSettings:
-    """How a step is made, whichever engine makes it."""
+    """The settings of a training step, for every engine."""
 
     loss: LossSettings
     epochs: int
@@ -77,20 +77,20 @@ class TrainingSettings:
     weight_decay: float
     max_grad_norm: float
     max_kl: float
-    """A step that moves the policy further than this, a token, is refused."""
+    """A step that moves the policy further than this, as KL per token, is refused."""
     seed: int
 
 
 @dataclass(frozen=True, slots=True)
 class NextStep:
-    """How far the next training step is."""
+    """Progress towards the next training step."""
 
     step: int
     samples: int
-    """Judged turns that wait for it."""
+    """Judged turns that are ready for it."""
     needed: int
     training: bool = False
-    """Whether it is being made."""
+    """Whether the step is running."""
 
 
 class StepOutcome(StrEnum):
@@ -98,16 +98,16 @@ class StepOutcome(StrEnum):
 
     APPLIED = "applied"
     UNDONE = "undone"
-    """Lost with the learner's memory: its turns can be trained on again."""
+    """Lost when the learner crashed or restarted: its turns can be trained on again."""
     ROLLED_BACK = "rolled_back"
-    """Taken back by the owner: its turns are not trained on again."""
+    """Undone by a rollback: its turns are not trained on again."""
     QUARANTINED = "quarantined"
     """Refused: its turns are set aside."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A step that a checkpoint remembers."""
+    """A step that a checkpoint contains."""
 
     step: int
     version: int
@@ -121,11 +121,11 @@ class Update:
     number: int
     step: int
     version: int | None
-    """The policy that it made, if it made one."""
+    """The policy version that it produced, if any."""
     outcome: StepOutcome
     turns: tuple[int, ...]
-    """Also those that were forgotten since."""
+    """Including turns that were deleted later."""
     reason: str
-    """Why it was refused, if it was."""
+    """Why the step was refused, if it was."""
     metrics: Mapping[str, Any]
     created: float

@@ -18,20 +18,20 @@ class TurnKind(StrEnum):
 
 
 class Continuation(StrEnum):
-    """How a turn's prompt goes on from the turn before it."""
+    """How a turn's prompt continues the turn before it."""
 
     NEW = "new"
     """There is no turn before it."""
     EXTENDS = "extends"
-    """The messages that the client sent render to exactly the recorded tokens, and then more."""
+    """The client's messages render to exactly the recorded tokens, followed by new ones."""
     REALIGNED = "realigned"
-    """The client returned the history in another form; the recorded tokens were used instead."""
+    """The client sent the history back in another form; the recorded tokens were used instead."""
     FORKED = "forked"
-    """The history truly differs, or the model's template rewrites it: the prompt was rendered anew."""
+    """The history differs, or the model's template rewrites it: the whole prompt was rendered again."""
 
 
 class SessionKey(NamedTuple):
-    """A session's name, unique among the sessions of its owner (the name of an API key)."""
+    """A session's id and its owner (the name of an API key). Ids are unique per owner."""
 
     owner: str
     id: str
@@ -39,10 +39,10 @@ class SessionKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One response of the policy, token for token, with the request that led to it."""
+    """One response of the policy, token for token, and the request for it."""
 
     completion: str
-    """The id that the client was given; turns of one request share it."""
+    """The completion's id in the API. Turns of one request share it."""
     choice: int
     session: SessionKey
     kind: TurnKind
@@ -50,22 +50,22 @@ class Turn:
     """Why it is main or side, in words."""
     version: int
     messages: Sequence[Mapping[str, Any]]
-    """As received, the tools first (role `tools`) where there were any."""
+    """As received. If there were tools, they are the first message (role `tools`)."""
     message: Mapping[str, Any]
-    """The assistant message as the client was given it."""
+    """The assistant message that the client received."""
     prompt_ids: Sequence[int]
     response_ids: Sequence[int]
     logprobs: Sequence[float]
-    """Of the raw distribution: temperature 1, nothing cut off. Empty for imported turns."""
+    """Of the raw distribution: temperature 1, no truncation. Empty for imported turns."""
     sampling: SamplingParams
     finish_reason: str
     continuation: Continuation
     parent: int | None
     """The turn that this one continues, by its number in the ledger."""
     request_key: bytes
-    """Equal for requests with the same content in whatever form: a retry has the key of the original."""
+    """Equal for requests with the same content, also in another form: a retry has the key of the original."""
     end_key: bytes
-    """The same for the conversation with this response: it finds the request that continues it."""
+    """The same key for the conversation including this response. It identifies the request that continues it."""
     top: Likeliest | None = None
 
 
@@ -73,7 +73,7 @@ class State(StrEnum):
     """Where a turn is on its way to being trained on."""
 
     CAPTURED = "captured"
-    """Recorded, but something is missing before it can wait for a next state: an import's log-probs."""
+    """Recorded, but not complete: an imported turn still needs its log-probs."""
     AWAITING = "awaiting_next_state"
     READY = "ready"
     """Its next state is known: the turn can be judged."""
@@ -81,12 +81,12 @@ class State(StrEnum):
     BATCHED = "batched"
     APPLIED = "applied"
     DROPPED = "dropped"
-    """Will not be trained on, for a recorded reason."""
+    """Will not be trained on; the reason is recorded."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTurn:
-    """A turn as it is in the ledger, with what came of it."""
+    """A turn as the ledger holds it, with its state and its verdict."""
 
     number: int
     session: SessionKey
@@ -109,23 +109,23 @@ class StoredTurn:
     finish_reason: str
     next_state: list[dict[str, Any]] | None
     ready_at: float | None
-    """When its next state was known."""
+    """When its next state became known."""
     feedback: list[Feedback]
     verdict: Verdict | None
     sample: SampleKind | None
-    """What it is trained on, once it is judged."""
+    """Which signals it trains on, once it is judged."""
 
 
 @dataclass(frozen=True, slots=True)
 class SessionSummary:
-    """A session in short."""
+    """A summary of a session."""
 
     key: SessionKey
     number: int
     source: str
     created: float
     last: float
-    """When its last request came."""
+    """When its last request arrived."""
     closed: bool
     turns: int
     main: int
@@ -135,7 +135,7 @@ class SessionSummary:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """How many turns are in each state, and the last step that counts."""
+    """The number of turns in each state, and the last step that was not undone."""
 
     states: dict[State, int]
     dropped: dict[str, int]

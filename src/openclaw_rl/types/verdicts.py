@@ -11,7 +11,7 @@ class Source(StrEnum):
     """Where a verdict came from."""
 
     EXPLICIT = "explicit"
-    """Somebody said it of this very turn: a thumb, a score, a sentence."""
+    """Direct feedback on this turn: a thumb, a score, a sentence."""
     ENVIRONMENT = "environment"
     """An environment's reward."""
     FEEDBACK = "feedback"
@@ -22,7 +22,7 @@ class Source(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Feedback:
-    """What somebody explicitly said of a turn."""
+    """Explicit feedback on a turn."""
 
     score: float
     """From -1 to 1."""
@@ -31,7 +31,7 @@ class Feedback:
 
 
 class Question(StrEnum):
-    """What is asked about a turn."""
+    """A question to the judge about a turn."""
 
     SCORE = "score"
     HINT = "hint"
@@ -39,53 +39,53 @@ class Question(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Vote:
-    """One answer to a question, as it was given."""
+    """One answer to a question."""
 
     question: Question
     value: float | None
-    """None if the answer could not be read: such a vote does not count."""
+    """None if the answer could not be parsed; such a vote does not count."""
     hint: str = ""
     text: str = ""
     seconds: float = 0.0
     tokens: int = 0
-    """Read and written for it."""
+    """Prompt and completion tokens of the answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    """What would have made a response better, and what the teacher thinks of the response once it knows."""
+    """Advice that would have improved a response, and the teacher's log-probs of the response given this advice."""
 
     text: str
     logprobs: Sequence[float] = ()
-    """Of the response's tokens under the hinted prompt; empty if the teacher was not asked, or could not say."""
+    """Of the response's tokens after the prompt with the hint; empty if the teacher was not asked or failed."""
     problem: str = ""
-    """Why there are no log-probs, if the teacher was asked."""
+    """Why there are no log-probs although the teacher was asked."""
     top: Likeliest | None = None
-    """What the teacher finds likeliest at each token of the response, where it was asked."""
+    """The teacher's likeliest tokens at each position of the response, if they were requested."""
     of_policy_top: Numbers | None = None
-    """The teacher's log-probs of the tokens that the policy found likeliest (the turn's `top`), where it can say."""
+    """The teacher's log-probs of the policy's likeliest tokens (the turn's `top`), if the teacher can give them."""
     policy_scores: Numbers | None = None
-    """The policy's log-probs of the tokens in `top`, where they were asked for."""
+    """The policy's log-probs of the tokens in `top`, if they were requested."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What is thought of a turn."""
+    """The judgement of a turn."""
 
     score: float | None = None
-    """From -1 to 1; None: nobody could say, or nobody was asked."""
+    """From -1 to 1; None: not judged."""
     source: Source | None = None
-    """Who gave the score, or else the hints."""
+    """Where the score comes from, or the hints if there is no score."""
     hints: tuple[Hint, ...] = ()
-    """Those that were accepted, the most informative first."""
+    """The accepted hints, the most informative first."""
     votes: tuple[Vote, ...] = ()
     reason: str = ""
-    """Why there is no score or no hint, or what the next state was read as."""
+    """Why there is no score or no hint, or how the next state was read."""
     seconds: float = 0.0
 
 
 class Sign(StrEnum):
-    """Which way a verdict points."""
+    """The sign of a verdict's score."""
 
     GOOD = "good"
     NEUTRAL = "neutral"
@@ -96,25 +96,25 @@ class Sign(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class VerdictSummary:
-    """A verdict in short."""
+    """A summary of a verdict."""
 
     score: float | None
     sign: Sign
     source: Source | None
-    """None if no judge could say anything."""
+    """None if no judge gave a score or a hint."""
     hints: int
     reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class VerdictCounts:
-    """How many verdicts of one source point which way."""
+    """The number of verdicts of one source, by sign."""
 
     source: Source | None
     signs: Mapping[Sign, int]
-    """All four are there."""
+    """Has all four signs."""
     hinted: int
-    """How many of them came with a hint."""
+    """How many of them have a hint."""
 
     @property
     def total(self) -> int:
