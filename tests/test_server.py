@@ -382,7 +382,7 @@ def test_a_restart_says_where_it_goes_on_from(tiny_model: Path, tmp_path: Path, 
     saved = asyncio.run(Checkpoints(run_dir / "checkpoints", 3).save(3, 4, (), copy))
     with serving(SERVE, tiny_model, "--run-dir", str(run_dir), *quick) as program:
         said = " ".join(program.log.split())
-        assert "policy goes on from step 3 (policy 4, checkpoint step-000003-v4)" in said
+        assert "policy continues from step 3 (policy 4, checkpoint step-000003-v4)" in said
     another = ("--run-dir", str(tmp_path / "another"), "--resume-from-ckpt", str(saved.folder))
     with serving(SERVE, tiny_model, *another, *quick) as program:
         # A path that is longer than a line is broken anywhere.

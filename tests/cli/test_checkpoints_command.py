@@ -47,7 +47,7 @@ def test_going_back_names_the_step_and_status_the_policy_that_will_serve(
         book.change(updates.apply, step, step, [book.put(State.BATCHED)])
         asyncio.run(saved.save(step, step, (), write))
     code, out, _err = program("rollback")
-    assert (code, out) == (0, "The next start serves policy 5 (the weights of step 2). Learning goes on from it.\n")
+    assert (code, out) == (0, "The next start serves policy 5 (the weights of step 2). Learning continues from it.\n")
     told = status(program)
     assert (told["step"], told["policy_version"]) == (2, 5)
     code, _out, err = program("rollback")

@@ -1,1 +1,1 @@
-"""Puts the parts together and runs them as one server."""
+"""Builds the parts from the options and runs them as one server."""

@@ -1,4 +1,4 @@
-"""Makes the running parts from the options: engines, judging, learning, and the owner's own code."""
+"""Builds the parts of a server from the options: engines, judging, learning and the user's own code."""
 
 import asyncio
 import contextlib
@@ -22,13 +22,13 @@ from openclaw_rl.rendering.tokenizer import ChatTokenizer
 
 
 class Engines:
-    """The engines of a server. They are closed when the stack ends."""
+    """The engines of a server. The stack closes them."""
 
     def __init__(self, stack: contextlib.AsyncExitStack, config: Config, folder: Path) -> None:
         self.config, self.folder = config, folder
         self.settings, self.resources = config.engine_settings, Resources(stack)
         self.sampler = self.open_sampler(folder, config.policy_name)
-        """The policy's. It is started before others are asked for."""
+        """The policy's sampler. It must be started before a learner is opened."""
 
     def open_sampler(self, folder: Path, name: str) -> Sampler:
         return self.config.sampler.open(self.settings, self.resources, folder, name)
@@ -38,19 +38,19 @@ class Engines:
         return self.config.learner.open(self.settings, self.resources, self.folder, self.sampler)
 
     def describe(self) -> str:
-        """Where and how the policy runs, in words."""
+        """A phrase that says where and how the policy runs."""
         return self.config.sampler.describe(self.settings, self.sampler)
 
 
 def fetch_files(config: Config, name: str | None = None) -> Path:
-    """A folder with what this machine needs of a model (the policy's if none is named). Raises ModelNotFound."""
+    """The folder with the files of a model that this machine needs; by default of the policy. Raises ModelNotFound."""
     needed = {config.sampler.model_files, *([config.learner.model_files] if config.learns else [])}
     files = ModelFiles.WEIGHTS if ModelFiles.WEIGHTS in needed else ModelFiles.TOKENIZER
     return fetch(files, name or config.policy_name, config.run.cache)
 
 
 async def start_model(stack: contextlib.AsyncExitStack, sampler: Sampler, folder: Path) -> JudgingModel:
-    """Start a sampler and load its model's renderer; both are there until the stack ends."""
+    """Start a sampler and load its model's renderer. The stack closes the sampler."""
     stack.push_async_callback(sampler.close)
     starting = asyncio.create_task(sampler.start())
     await asyncio.sleep(0)
@@ -62,7 +62,7 @@ async def start_model(stack: contextlib.AsyncExitStack, sampler: Sampler, folder
 async def start_other_model(
     stack: contextlib.AsyncExitStack, engines: Engines, policy: JudgingModel
 ) -> JudgingModel | None:
-    """The model of --teacher-model-name, if it is another one and judges or teaches."""
+    """Start the model of --teacher-model-name, if it differs from the policy's and judges or teaches."""
     config = engines.config
     name = config.model.teacher_model_name
     if name in (None, config.model.model_name) or not judge_setup(config).uses_model:
@@ -75,13 +75,13 @@ async def start_other_model(
 
 
 def answering_sampler(config: Config, sampler: Sampler) -> Sampler:
-    """Who answers requests: the engine, or the owner's own code with it."""
+    """The sampler that answers requests: the engine's, or the user's own code on top of it."""
     path = config.engine.custom_generate_function_path
     return CustomSampler(sampler, path) if path else sampler
 
 
 def check_own_code(config: Config) -> None:
-    """Import the owner's ways to answer and to ask before a model is loaded. Raises ConfigError."""
+    """Import the user's functions for answers and rollouts before a model is loaded. Raises ConfigError."""
     path = config.engine.custom_generate_function_path
     if path:
         load_plugin(path, custom.OPTION, custom.NAMES)
@@ -110,7 +110,7 @@ async def build_loops(
     other: JudgingModel | None,
     registry: CollectorRegistry,
 ) -> BackgroundLoops:
-    """What runs beside serving. The policy that was learned last serves from the start."""
+    """Build the loops for judging and learning, and publish the newest policy."""
     config = engines.config
     judging = build_loop(judge_setup(config), ledger, policy, other, registry) if ledger else None
     if ledger is None or not config.learns:

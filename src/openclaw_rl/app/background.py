@@ -1,4 +1,4 @@
-"""The loops beside serving, put together: what the API may ask of them, and how they start and stop."""
+"""The judging and learning loops: how they start and stop, and the operations that the API offers on them."""
 
 import asyncio
 import logging
@@ -17,28 +17,28 @@ log = logging.getLogger(__name__)
 
 
 class BackgroundLoops:
-    """Implements `Operations` for a server that judges, and perhaps learns."""
+    """Implements `Operations` for a server that may judge and learn."""
 
     def __init__(self, judging: JudgeLoop | None, learning: LearnLoop | None, patience: float) -> None:
         self.judging, self.learning, self.patience = judging, learning, patience
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self, *others: Coroutine[Any, Any, None]) -> None:
-        """Run the loops, and others beside them, as tasks."""
-        own = [loop.run() for loop in (self.judging, self.learning) if loop is not None]
-        self._tasks = [asyncio.create_task(work) for work in (*own, *others)]
+        """Run the loops and other coroutines as tasks."""
+        loops = [loop.run() for loop in (self.judging, self.learning) if loop is not None]
+        self._tasks = [asyncio.create_task(work) for work in (*loops, *others)]
         for task in self._tasks:
             task.add_done_callback(report_end)
 
     async def stop(self) -> None:
-        """Save what was learned, then end everything."""
+        """Save a checkpoint, then cancel all tasks."""
         if self.learning is not None:
             try:
                 async with asyncio.timeout(self.patience):
                     await self.learning.finish()
             except (TimeoutError, EngineError, OSError) as error:
-                reason = str(error) or "there was no time to save it"
-                log.warning("What was learned since the last checkpoint will be learned again: %s", reason)
+                reason = str(error) or "there was no time for a checkpoint"
+                log.warning("The steps since the last checkpoint were not saved and will be trained again: %s", reason)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -73,6 +73,6 @@ class BackgroundLoops:
 
 
 def report_end(task: "asyncio.Task[None]") -> None:
-    """Nothing beside serving may end unheard."""
+    """Log the error of a task that fails."""
     if not task.cancelled() and (error := task.exception()):
-        log.error("Work beside serving has ended: %r", error, exc_info=error)
+        log.error("A background task has failed: %r", error, exc_info=error)

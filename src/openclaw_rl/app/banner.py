@@ -1,4 +1,4 @@
-"""What a server says when it is ready."""
+"""The text that a server prints when it is ready."""
 
 import shlex
 from collections.abc import Mapping
@@ -16,13 +16,13 @@ from openclaw_rl.types import BASE_VERSION
 
 
 def local_url(options: ServerOptions, port: int) -> str:
-    """The server's address on this machine."""
+    """The server's URL on this machine."""
     host = LOOPBACK if options.host == ALL_ADDRESSES else options.host
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def learning(config: Config) -> str:
-    """What is learned, and when."""
+    """How the server learns."""
     if not config.learns:
         return "off" if config.training.max_steps else "off (--max-steps 0)"
     method, model = config.learning_method, config.model
@@ -32,31 +32,31 @@ def learning(config: Config) -> str:
 
 
 def judging(config: Config) -> str:
-    """Who judges."""
+    """What judges turns."""
     if not config.capture.capture:
         return "none: turns are not recorded"
     return describe(judge_setup(config), config.model.teacher_model_name)
 
 
 def beginning(config: Config, version: int) -> str:
-    """Where the policy that serves first comes from."""
+    """Where the first policy that serves comes from."""
     if version == BASE_VERSION:
         return "the model as it is"
     for checkpoint in config.checkpoints.all():
         if checkpoint.version == version:
-            return f"goes on from step {checkpoint.step} (policy {version}, checkpoint {checkpoint.folder.name})"
-    # Another run's checkpoint has got a number of this run.
-    return f"goes on from {config.training.resume_from_ckpt} (policy {version})"
+            return f"continues from step {checkpoint.step} (policy {version}, checkpoint {checkpoint.folder.name})"
+    # A checkpoint of another run: this run has given it a new version number.
+    return f"continues from {config.training.resume_from_ckpt} (policy {version})"
 
 
 def banner(config: Config, backend: str, version: int, port: int) -> None:
-    """Print what a newcomer needs to know, and a line to try."""
+    """Print the server's settings, and commands to try it with."""
     url = local_url(config.server, port) + "/v1"
     keys, captures = config.server.api_keys, config.capture.capture
     reach = (
         f"listening on {config.server.host}, key needed ({', '.join(key.name for key in keys)})"
         if keys
-        else ("no key, so only this machine can connect; --api-key opens it to the network")
+        else "no key, so only this machine can connect; --api-key opens it to the network"
     )
     rows = {
         "URL": url,
@@ -87,10 +87,10 @@ def banner(config: Config, backend: str, version: int, port: int) -> None:
 
 
 def table(rows: Mapping[str, str]) -> Table:
-    """Names and what they stand for, wrapped to the terminal."""
+    """Labels and values, wrapped to the width of the terminal."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column()
-    # Paths are to be copied, so that none may be cut short.
+    # Users copy paths from here, so a long path is wrapped, never cut.
     grid.add_column(overflow="fold")
     for label, value in rows.items():
         grid.add_row(f"[cyan]{label}[/cyan]", escape(value))

@@ -1,4 +1,4 @@
-"""What can be wrong before anything is loaded."""
+"""Checks of the options, before and after the model is loaded."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from openclaw_rl.methods.base import Method
 
 
 def check(config: Config) -> None:
-    """Raise UserError with the first thing that is wrong."""
+    """Check everything that can be checked before a model is loaded. Raises UserError for the first mistake."""
     settings = config.engine_settings
     config.sampler.check(settings)
     if config.learns:

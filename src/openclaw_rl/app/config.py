@@ -1,4 +1,4 @@
-"""All options of a server: the sections of its parts, and what follows from several of them together."""
+"""All options of a server: the sections of its parts, and values derived from several sections."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -48,13 +48,13 @@ FIELDS = fields_of(SECTIONS)
 
 @dataclass(frozen=True)
 class Config:
-    """The resolved options. Parts are given their own sections; only `app` and `cli` see this."""
+    """The resolved options. Parts receive their own sections; only `app` and `cli` see all of them."""
 
     sections: Mapping[type[Section], Section]
 
     @classmethod
     def of(cls, **values: Any) -> "Config":
-        """From options by name; the others have their defaults. Raises ValidationError and ConfigError."""
+        """Build from options by name; the others keep their defaults. Raises ValidationError and ConfigError."""
         unknown = values.keys() - FIELDS.keys()
         if unknown:
             raise ConfigError(f"There is no option {', '.join(map(flag, sorted(unknown)))}.")
@@ -66,7 +66,7 @@ class Config:
         """Refuse options of different sections that contradict each other. Raises ConfigError."""
         check_options(self.method)
         if self.method.baseline == "batch" and self.training.batch_size == 1:
-            raise ConfigError("--baseline batch has nothing to measure from with --batch-size 1: take 2 or more.")
+            raise ConfigError("--baseline batch needs --batch-size 2 or more: one sample is its own mean.")
 
     def section(self, kind: type[S]) -> S:
         section = self.sections[kind]
@@ -109,7 +109,7 @@ class Config:
     def run(self) -> RunOptions:
         return self.section(RunOptions)
 
-    # What follows from several options.
+    # Values derived from several options.
 
     @property
     def backend(self) -> str:
@@ -136,7 +136,7 @@ class Config:
 
     @property
     def engine_settings(self) -> "EngineSettings":
-        """What engines are given."""
+        """The settings that engines receive."""
         from openclaw_rl.engines.factory import EngineSettings
 
         return EngineSettings(
@@ -151,19 +151,19 @@ class Config:
 
     @property
     def training_settings(self) -> TrainingSettings:
-        """How a step is made."""
+        """The settings of a training step."""
         return self.training.settings(
             full_weights=self.model.full_weights, epochs=self.method.train_epochs, seed=self.run.seed
         )
 
     @property
     def policy_name(self) -> str:
-        """The policy's model, whether or not it was named."""
+        """The policy's model: --model-name, or the sampler's default."""
         return self.model.model_name or self.sampler.default_model
 
     @property
     def embedded(self) -> bool:
-        """Whether the policy is the model that comes with the program."""
+        """Whether the policy is the embedded model."""
         return self.policy_name == EMBEDDED == self.sampler.default_model
 
     @property
@@ -195,7 +195,7 @@ class Config:
 
     @property
     def learns(self) -> bool:
-        """Whether anything is trained at all."""
+        """Whether the server trains."""
         return self.capture.capture and self.judge.kind != "none" and self.training.max_steps > 0
 
     # All options, flat.
@@ -205,11 +205,11 @@ class Config:
         return next(getattr(section, name) for kind, section in self.sections.items() if name in kind.model_fields)
 
     def values(self) -> dict[str, Any]:
-        """Every option by name, except secrets: for the owner's own code."""
+        """Every option by name, except secrets: for the user's own code."""
         return {name: self.value(name) for name, field in FIELDS.items() if not option_of(field).secret}
 
     def given(self) -> dict[str, Any]:
-        """The options that were not left to their defaults, except secrets."""
+        """The options that were given, except secrets."""
         names = {name for section in self.sections.values() for name in section.model_fields_set}
         return {name: value for name, value in self.values().items() if name in names}
 
@@ -221,13 +221,13 @@ def _some(values: Mapping[str, Any], kind: type[Section]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Loaded:
-    """A configuration and where each of its values came from."""
+    """A configuration, and the origin of each of its values."""
 
     config: Config
     origins: dict[str, str]
 
     def describe(self) -> list[tuple[str, str, str]]:
-        """(option, value, origin) of everything, for --dry-run; secrets hidden, derived values shown."""
+        """(option, value, origin) of every option, for --dry-run. Secrets are hidden; derived values are shown."""
         config = self.config
         derived = {
             "proxy_host": config.server.host,
@@ -256,7 +256,7 @@ def load(
     file: Path | None = None,
     only: Callable[[str], bool] = lambda name: True,
 ) -> Loaded:
-    """Resolve every option; `only` says which of them may come from the file. Raises ConfigError with one sentence."""
+    """Resolve every option. `only` selects the options that may come from the file. Raises ConfigError."""
     in_file = read_file(file, FIELDS) if file else {}
     wanted = {name: value for name, value in in_file.items() if only(name)}
     values, origins = read(FIELDS, flags, os.environ if environment is None else environment, wanted, file)

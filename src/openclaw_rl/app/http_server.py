@@ -1,4 +1,4 @@
-"""The HTTP server: its address, its event loop, and how it stops."""
+"""The HTTP server: its socket, its event loop, and how it stops."""
 
 import asyncio
 import contextlib
@@ -17,10 +17,11 @@ log = logging.getLogger(__name__)
 
 
 class Server(uvicorn.Server):
-    """A server for which Ctrl-C and SIGTERM are ordinary ends, with exit status 0.
+    """Stops at Ctrl-C and SIGTERM, with exit status 0.
 
-    Requests in flight may finish for `patience` seconds, or until a second Ctrl-C; those that have not are then told
-    that the server stops. A third one waits for nobody.
+    - Running requests have `patience` seconds to finish, or until a second Ctrl-C.
+    - Requests that have not finished by then get the error that the server is stopping.
+    - A third Ctrl-C stops the server at once.
     """
 
     def __init__(self, config: uvicorn.Config, sampler: Sampler, patience: float) -> None:
@@ -48,7 +49,7 @@ class Server(uvicorn.Server):
                 loop.call_soon_threadsafe(self._hurried.set)
                 return
             if not self.should_exit:
-                log.info("Stopping: requests in flight may finish. Press Ctrl-C again to stop at once.")
+                log.info("Stopping: running requests may finish. Press Ctrl-C again to stop at once.")
             self.handle_exit(number, frame)
 
         before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -60,24 +61,25 @@ class Server(uvicorn.Server):
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Take the address before anything slow happens."""
+    """Take the address, before anything slow is started. Raises UserError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
-        # Only a socket that listens keeps others from taking the same address.
+        # Other processes can take the address until the socket listens.
         listener.listen()
     except OSError as error:
         listener.close()
         raise UserError(
-            f"Cannot listen on {host}:{port}: {error.strerror}. Stop what uses it, or choose another --proxy-port."
+            f"Cannot listen on {host}:{port}: {error.strerror}. "
+            "Stop the program that uses it, or choose another --proxy-port."
         ) from None
     return listener
 
 
 def event_loop() -> asyncio.AbstractEventLoop:
-    """uvloop where it exists: half the overhead of a request."""
+    """A uvloop event loop where uvloop is installed: it halves the overhead of a request."""
     try:
         import uvloop
     except ImportError:

@@ -1,12 +1,12 @@
-"""What a demo or an evaluation needs of the options."""
+"""The options that a demo or an evaluation needs."""
 
 from openclaw_rl.app.config import FIELDS, Config
 from openclaw_rl.config.options import flag, option_of
 from openclaw_rl.evals.machine import Machine
 
-#: The group of the options that say where a model runs and what it may use there.
+#: The group of the options for where a model runs and how much memory it may use.
 ENGINE_GROUP = "Engine"
-#: The options of the server that `demo` and `eval` have themselves.
+#: The options of the server that are also options of `demo` and `eval`.
 TYPED = ("seed", "device", "model_name")
 
 

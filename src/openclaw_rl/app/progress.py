@@ -1,4 +1,4 @@
-"""A line at the bottom of the terminal: how far the next training step is."""
+"""A line at the bottom of the terminal that shows the progress towards the next training step."""
 
 import asyncio
 import contextlib

@@ -1,7 +1,7 @@
-"""The owner's own rollouts: `async rollout(base_url, config)` runs beside the server and talks to it like any client.
+"""The user's own rollouts: `async rollout(base_url, config)` runs in the server's process and calls its API.
 
-With it an environment or a simulated user lives in the server's process: it asks through the API, and says what it
-thinks through the next message or POST /v1/feedback.
+It can be an environment or a simulated user. It asks through the API, and gives feedback through its next message or
+POST /v1/feedback.
 """
 
 import inspect
@@ -19,7 +19,7 @@ NAMES = ("rollout",)
 
 
 class Rollout:
-    """Runs the owner's function once; its end is said, and never the server's."""
+    """Runs the user's function once. Its end or its failure is logged and does not stop the server."""
 
     def __init__(self, path: str, settings: dict[str, Any]) -> None:
         self.file, self.settings = Path(path.partition(":")[0]).expanduser(), settings

@@ -44,14 +44,14 @@ from openclaw_rl.terminal import on_terminal
 
 log = logging.getLogger(__name__)
 
-#: After requests were told that the server stops, clients that do not read on get this long.
+#: How long the server waits for clients to read that it stops.
 GRACE_SECONDS = 2
-#: Sessions end at most this long after their time-out.
+#: The longest delay between a session's time-out and its end.
 MAX_SWEEP_SECONDS = 30.0
 
 
 def serve(config: Config, start: Start) -> None:
-    """Run the server until it is told to stop. Raises KeyboardInterrupt if that was before it was ready."""
+    """Run the server until a signal stops it. Raises KeyboardInterrupt if the signal comes before it is ready."""
     start_logging(config.run.log_level)
     check(config)
     try:
@@ -82,18 +82,18 @@ async def begin(config: Config, folder: Path, ledger: Ledger | None, listener: s
 
 
 def model_folder(config: Config) -> Path:
-    """The policy's model on this machine. Raises UserError."""
+    """The folder of the policy's model. Raises UserError."""
     try:
         return fetch_files(config)
     except OSError as error:
         raise UserError(
             f"The model cannot be stored in {config.run.cache}: {error}. "
-            "Give --cache-dir a folder that can be written to."
+            "Set --cache-dir to a folder that can be written to."
         ) from None
 
 
 def sampling_defaults(config: Config, folder: Path) -> SamplingDefaults:
-    """How tokens are drawn for a request that does not say."""
+    """The sampling parameters of requests that do not set them."""
     embedded = SamplingDefaults(EMBEDDED_TEMPERATURE, max_tokens=EMBEDDED_MAX_TOKENS)
     return (embedded if config.embedded else SamplingDefaults()).for_model(folder)
 
@@ -101,9 +101,9 @@ def sampling_defaults(config: Config, folder: Path) -> SamplingDefaults:
 async def run(
     config: Config, folder: Path, ledger: Ledger | None, listener: socket.socket, go_on: Callable[[], None]
 ) -> None:
-    """Start the engines, serve, and stop everything. A signal before `go_on` ends the start."""
+    """Start the engines, serve, and stop everything. If a signal has come, `go_on` ends the start."""
     async with contextlib.AsyncExitStack() as stack:
-        # The rules' patterns are compiled while the model is loaded, not while somebody waits for an answer.
+        # The rules' patterns are compiled while the model is loaded, so that no request waits for them.
         reads_feedback = config.capture.capture and config.judge.reads_feedback
         warming = asyncio.create_task(asyncio.to_thread(warm_up)) if reads_feedback else None
         engines = Engines(stack, config, folder)
@@ -158,7 +158,7 @@ def make_server(config: Config, service: ChatService, loops: BackgroundLoops, sa
 def work_beside(
     config: Config, ledger: Ledger | None, loops: BackgroundLoops, sampler: Sampler, port: int
 ) -> list[Coroutine[Any, Any, None]]:
-    """What runs beside judging and learning for as long as the server does."""
+    """The coroutines that run beside judging and learning until the server stops."""
     work = [end_idle_sessions(ledger, config.capture.session_timeout)] if ledger else []
     if loops.learning is not None and ledger is not None:
         work.append(score_imported(ledger, sampler, config.learning_method.recorded_top))
@@ -171,7 +171,7 @@ def work_beside(
 
 
 async def end_idle_sessions(ledger: Ledger, timeout: float) -> None:
-    """Close sessions that have been silent for too long, for as long as the server runs."""
+    """Close sessions that have been idle for `timeout` seconds, until the server stops."""
     while True:
         await asyncio.sleep(min(MAX_SWEEP_SECONDS, timeout / 4))
         try:
@@ -179,4 +179,4 @@ async def end_idle_sessions(ledger: Ledger, timeout: float) -> None:
         except CaptureSuspended:
             continue  # the ledger's writer logs when it stops and when it can write again
         if closed:
-            log.debug("%d silent sessions have ended.", closed)
+            log.debug("Closed %d idle sessions.", closed)

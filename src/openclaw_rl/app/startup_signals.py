@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM while a server starts: either ends it, quietly."""
+"""Handles Ctrl-C and SIGTERM while a server starts: either stops it without a traceback."""
 
 import asyncio
 import signal
@@ -7,14 +7,14 @@ from typing import Any
 
 
 class Start:
-    """Takes both signals from its creation on, until the server does: they raise KeyboardInterrupt.
+    """Handles both signals, by raising KeyboardInterrupt, until the server takes them over.
 
-    What they raise can be lost in other people's code, so it is remembered for `go_on`.
+    Library code may swallow that exception, so `go_on` checks again whether a signal has come.
     """
 
     def __init__(self) -> None:
         self.is_over = False
-        """Whether the server has begun to serve."""
+        """Whether the start is over and the server serves."""
         self._ended = False
         self._task: asyncio.Task[Any] | None = None
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -27,11 +27,11 @@ class Start:
         self._task.get_loop().call_soon_threadsafe(self._task.cancel)
 
     def enter_loop(self) -> None:
-        """From here on the running task is cancelled instead: raised in an event loop, it leaves a traceback."""
+        """From now on cancel the running task instead: an exception raised in an event loop leaves a traceback."""
         self._task = asyncio.current_task()
 
     def go_on(self) -> None:
-        """Raises CancelledError, for that task, if a signal has come."""
+        """End the start. Raises CancelledError if a signal has come."""
         if self._ended:
             raise asyncio.CancelledError
         self.is_over = True

@@ -37,5 +37,5 @@ def run(options: argparse.Namespace) -> int:
     steps = [checkpoint.step for checkpoint in checkpoints.all() if checkpoint.version == version]
     origin = "" if not steps else f" (the weights of step {steps[0]})" if steps[0] else " (the base model)"
     when = "The server now serves" if server else "The next start serves"
-    console().print(f"{when} policy {version}{origin}. Learning goes on from it.")
+    console().print(f"{when} policy {version}{origin}. Learning continues from it.")
     return 0

@@ -1,4 +1,4 @@
-"""Makes the judges from the options, and finds what is wrong with them before anything starts."""
+"""Builds the judges from the options, and checks them before anything starts."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ from openclaw_rl.rendering.tokenizer import ChatTokenizer
 
 @dataclass(frozen=True, slots=True)
 class JudgingModel:
-    """A model on an engine that can be asked, and the renderer of its chats."""
+    """A sampler, and the renderer of its model's chats."""
 
     sampler: Sampler
     renderer: ChatRenderer
@@ -37,7 +37,7 @@ class JudgingModel:
 
 @dataclass(frozen=True, slots=True)
 class JudgeSetup:
-    """What judging is made from."""
+    """What the judging loop is built from."""
 
     options: JudgeOptions
     method: Method
@@ -45,7 +45,7 @@ class JudgeSetup:
     """Whether a language model is among the judges."""
     seed: int
     values: Mapping[str, Any]
-    """All options of the server, for a judge of one's own."""
+    """All options of the server, for a custom judge."""
 
     @property
     def uses_model(self) -> bool:
@@ -58,27 +58,27 @@ class JudgeSetup:
 def build_loop(
     setup: JudgeSetup, ledger: Ledger, policy: JudgingModel, other: JudgingModel | None, registry: CollectorRegistry
 ) -> JudgeLoop | None:
-    """Judges a server's turns, by another model than the policy's if there is one. Raises ConfigError."""
+    """Build the judging loop. `other`, if given, judges and teaches instead of the policy. Raises ConfigError."""
     if setup.options.kind == "none":
         return None
     panel = build_panel(setup, other or policy)
     wanted, teacher = setup.method.teacher_request, None
     if wanted is not None:
-        # Another teacher has the policy's vocabulary and reads the policy's prompt, so the policy's renderer is right.
+        # Another teacher has the policy's vocabulary and reads the policy's prompts, so it uses the policy's renderer.
         teacher = Teacher((other or policy).sampler, policy.renderer, wanted, policy.sampler)
     workers = setup.options.num_judge_workers
     return JudgeLoop(ledger, panel, teacher, setup.method, JudgeMetrics(registry), workers=workers)
 
 
 def check_judges(options: JudgeOptions) -> None:
-    """Find what is wrong with the owner's files before a model is loaded. Raises ConfigError."""
+    """Check the user's files before a model is loaded. Raises ConfigError."""
     read_rubric(options.judge_rubric)
     if options.kind == "custom":
         load_plugin(options.custom_rm_path or "", OPTION, NAMES)
 
 
 def build_panel(setup: JudgeSetup, model: JudgingModel | None, *, explicit: bool = True) -> JudgePanel:
-    """The judges in the order they are asked; `model` is asked where no endpoint is given. Raises ConfigError."""
+    """The judges in the order in which they are asked. `model` judges if no endpoint is given. Raises ConfigError."""
     options = setup.options
     judges: list[Judge] = [Explicit()] if explicit else []
     if options.reads_feedback:
@@ -110,12 +110,12 @@ def asker(options: JudgeOptions, model: JudgingModel | None) -> Asker:
 
 
 def read_rubric(path: Path | None) -> str:
-    """The owner's guidelines. Raises ConfigError if they cannot be read."""
+    """The user's guidelines for the judge. Raises ConfigError if the file cannot be read."""
     return read_text(path, "--judge-rubric") if path else ""
 
 
 def check_teacher(policy: ChatTokenizer, teacher: ChatTokenizer) -> None:
-    """Refuse a teacher with another vocabulary: it scores the policy's tokens. Raises ConfigError."""
+    """Refuse a teacher with another vocabulary, because it must score the policy's tokens. Raises ConfigError."""
     if policy.backend.get_vocab() != teacher.backend.get_vocab():
         raise ConfigError(
             "--teacher-model-name has another vocabulary than the policy, so it cannot score the policy's tokens: "
@@ -124,7 +124,7 @@ def check_teacher(policy: ChatTokenizer, teacher: ChatTokenizer) -> None:
 
 
 def describe(setup: JudgeSetup, teacher: str | None) -> str:
-    """Who judges, for the banner. `teacher` is the model of --teacher-model-name."""
+    """What judges turns, for the banner. `teacher` is the model of --teacher-model-name."""
     options = setup.options
     if options.kind == "none":
         return "none: turns are recorded and wait (--judge none)"

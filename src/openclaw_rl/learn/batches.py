@@ -1,4 +1,4 @@
-"""Judged turns as training sequences: those that extend each other go through the model once, together."""
+"""Turns judged turns into training sequences. Turns that extend each other share a sequence."""
 
 from collections.abc import Sequence
 
@@ -7,12 +7,12 @@ import numpy as np
 from openclaw_rl.methods.base import Baseline, Method, NoSignal
 from openclaw_rl.types import Span, StoredTurn, TrainingSequence
 
-#: Equal signals can differ by this much through rounding. AdamW would make a full step of such a difference.
+#: Equal signals can differ by this much through rounding. AdamW would turn such a difference into a full step.
 MAX_ROUNDING = 1e-9
 
 
 def to_sequences(turns: Sequence[StoredTurn], method: Method) -> list[TrainingSequence]:
-    """A batch as few sequences: a turn whose tokens begin another turn is a span of that one. Raises NoSignal."""
+    """Pack a batch into few sequences: a turn that is a prefix of another becomes a span of it. Raises NoSignal."""
     baseline = method.baseline(turns)
     spans = {turn.number: to_span(turn, method, baseline) for turn in turns}
     if method.centred and not any(map(teaches, spans.values())):
@@ -37,13 +37,13 @@ def to_span(turn: StoredTurn, method: Method, baseline: Baseline) -> Span:
 
 
 def teaches(span: Span) -> bool:
-    """Whether anything in it has a gradient."""
+    """Whether any token of the span has a gradient."""
     others = 0.0 if span.alternatives is None else float(np.abs(span.alternatives.advantages).max(initial=0.0))
     return others > MAX_ROUNDING or any(abs(advantage) > MAX_ROUNDING for advantage in span.advantages)
 
 
 def free(taken: Sequence[Span], span: Span) -> bool:
-    """Whether no other sample has these tokens. Two equal answers to one prompt need a sequence each."""
+    """Whether no other span overlaps this one. Two equal answers to one prompt need a sequence each."""
     return all(span.stop <= other.start or other.stop <= span.start for other in taken)
 
 

@@ -1,4 +1,4 @@
-"""Makes learning from the options, and finds what is wrong with them before anything starts."""
+"""Builds the learning loop from the options, and checks them before anything starts."""
 
 import asyncio
 from collections.abc import Mapping
@@ -23,20 +23,20 @@ from openclaw_rl.methods.base import Method
 from openclaw_rl.plugins import LOSS_NAMES, LOSS_OPTION, check_plugin
 from openclaw_rl.rendering.chat import ChatRenderer
 
-#: Policies kept on disk beside those that an engine holds: the one being written and the one before it.
+#: Policies kept on disk besides those that an engine holds: the one being written and its predecessor.
 SPARE_POLICIES = 2
 
 
 @dataclass(frozen=True, slots=True)
 class LearnSetup:
-    """What learning is made from."""
+    """What the learning loop is built from."""
 
     options: TrainingOptions
     run_dir: Path
     method: Method
     policies_held: int
     values: Mapping[str, Any]
-    """All options of the server, for those who look at the metrics."""
+    """All options of the server, for the services that receive metrics."""
 
 
 def build_learning(
@@ -47,7 +47,7 @@ def build_learning(
     renderer: ChatRenderer,
     registry: CollectorRegistry,
 ) -> LearnLoop:
-    """The learning of a server. Raises ConfigError."""
+    """Build the learning loop of a server. Raises ConfigError."""
     options, run_dir, method = setup.options, setup.run_dir, setup.method
     gate = Gate(read_items(options.gate), options.gate_margin, sampler, renderer) if options.gate else None
     settings = LearnSettings(
@@ -72,7 +72,7 @@ def build_learning(
 
 
 def sinks(setup: LearnSetup, registry: CollectorRegistry) -> list[Sink]:
-    """Where reports of steps go."""
+    """The receivers of step reports."""
     options, run_dir = setup.options, setup.run_dir
     wanted: list[Sink] = [JsonLines(run_dir / "metrics.jsonl"), Prometheus(registry, setup.method.metric_names)]
     if options.tensorboard:
@@ -83,7 +83,7 @@ def sinks(setup: LearnSetup, registry: CollectorRegistry) -> list[Sink]:
 
 
 def check_learning(options: TrainingOptions) -> None:
-    """Find what is wrong with the owner's files and packages before a model is loaded. Raises ConfigError."""
+    """Check the user's files and the optional packages before a model is loaded. Raises ConfigError."""
     if options.gate:
         read_items(options.gate)
     if options.tensorboard:
@@ -96,22 +96,22 @@ def check_learning(options: TrainingOptions) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """Where learning begins."""
+    """Where learning starts."""
 
     checkpoint: Checkpoint | None
     own: bool
-    """Whether it continues this run. If not, it begins a new line, from another run's checkpoint or the base model."""
+    """Whether it continues this run. Otherwise it starts from another run's checkpoint or from the base model."""
 
 
 async def serve_learned(options: TrainingOptions, run_dir: Path, sampler: Sampler) -> None:
-    """Serve what was learned before, with learning off."""
+    """Publish the policy that --resume-from-ckpt selects, for a server that does not learn."""
     checkpoint = (await asyncio.to_thread(where_to_begin, options, run_dir)).checkpoint
     if checkpoint is not None:
         await sampler.publish(checkpoint.version, policy_in(checkpoint.folder))
 
 
 def where_to_begin(options: TrainingOptions, run_dir: Path) -> Beginning:
-    """What --resume-from-ckpt means. Raises ConfigError if it is a folder that cannot be used."""
+    """Resolve --resume-from-ckpt. Raises ConfigError if it names a folder that cannot be used."""
     given, checkpoints = options.resume_from_ckpt, Checkpoints.of_run(run_dir, options.keep_checkpoints)
     if given == "none":
         return Beginning(None, own=False)

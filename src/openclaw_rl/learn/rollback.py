@@ -39,7 +39,7 @@ def choose_checkpoint(checkpoints: Sequence[Checkpoint], version: int | None, st
 
 
 def roll_back_offline(ledger: OfflineLedger, checkpoints: Checkpoints, version: int | None) -> int:
-    """Make an earlier checkpoint the newest one, so that the next start goes on from it. Raises CannotRollBack.
+    """Make an earlier checkpoint the newest one, so that the next start continues from it. Raises CannotRollBack.
 
     Returns its new policy version.
     """
