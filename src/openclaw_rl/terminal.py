@@ -8,7 +8,7 @@ from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
-#: Columns where the output is not a terminal and COLUMNS is not set.
+#: Width of the output, in columns, where it is not a terminal and COLUMNS is not set.
 WIDTH = 160
 
 
@@ -24,11 +24,11 @@ def on_terminal(*, stderr: bool = False) -> bool:
 
 
 def progress() -> Progress:
-    """A progress bar that disappears when the work is done; nothing where the output is not a terminal."""
+    """A progress bar that disappears at the end. It is shown only on a terminal."""
     return Progress(console=console(stderr=True), transient=True, disable=not on_terminal(stderr=True))
 
 
 def print_titled(out: Console, title: str, table: Table) -> None:
-    """A table below its title. A path in the title can be copied: rich's own title would be wrapped."""
+    """Print a table below its title. Unlike rich's own title, it is not wrapped, so a path in it can be copied."""
     out.print(Text(title, style="table.title"), soft_wrap=True)
     out.print(table)

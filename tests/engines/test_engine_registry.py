@@ -59,7 +59,7 @@ def test_all_weights_travel_as_a_model_folder_and_an_adapter_as_a_peft_folder() 
 
 
 def test_an_engine_that_is_not_there_is_refused_with_those_there_are() -> None:
-    with pytest.raises(ConfigError, match=r"--sampler warp is not known: take one of local, tinker\."):
+    with pytest.raises(ConfigError, match=r"--sampler warp is not known: use one of local, tinker\."):
         _ = configured(sampler="warp").sampler
 
 

@@ -17,7 +17,7 @@ def test_every_built_in_method_is_found_by_its_name(name: str) -> None:
 
 
 def test_a_name_that_no_method_has_is_refused_with_those_there_are() -> None:
-    with pytest.raises(ConfigError, match=r"--method ppo is not a method: take one of rl, opd, combine, topk-select"):
+    with pytest.raises(ConfigError, match=r"--method ppo is not a method: use one of rl, opd, combine, topk-select"):
         find_method("ppo")
 
 

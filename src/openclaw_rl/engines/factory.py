@@ -1,4 +1,4 @@
-"""What a factory of samplers or learners is, and what it is given."""
+"""The protocols of sampler and learner factories, and the settings that they receive."""
 
 import contextlib
 from collections.abc import Awaitable, Callable, Mapping
@@ -18,7 +18,7 @@ S = TypeVar("S", bound=Section)
 
 
 class ModelFiles(Enum):
-    """What an engine needs of a model on this machine."""
+    """The files of a model that an engine needs on this machine."""
 
     WEIGHTS = "weights"
     TOKENIZER = "tokenizer"
@@ -33,19 +33,19 @@ C = TypeVar("C", bound=Closable)
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """The options that engines share, and the sections of their own."""
+    """The options that engines share, and the sections of all engines."""
 
     model: ModelOptions
     engine: EngineOptions
     sections: Mapping[type[Section], Section]
     training: TrainingSettings
     cache: Path
-    """Where fetched models are kept."""
+    """The folder of downloaded models."""
     custom_loss: str | None = None
     learns: bool = True
     """Whether anything is trained."""
     max_cache_gib: float | None = None
-    """Most memory for keys and values; None: what the engine's own options say."""
+    """The most memory for the key-value cache; None: the engine's own options decide."""
 
     def own(self, kind: type[S]) -> S:
         """An engine's own section."""
@@ -54,7 +54,7 @@ class EngineSettings:
         return section
 
     def for_few_sequences(self, sequences: int, lora_rank: int, cache_gib: float) -> "EngineSettings":
-        """Settings of a small sampler of one policy, which may run beside a server."""
+        """The settings of a small sampler of one policy that can run beside a server."""
         engine = self.engine.model_copy(update={"max_sequences": sequences, "policy_slots": 2})
         model = self.model.model_copy(update={"lora_rank": lora_rank})
         return replace(self, engine=engine, model=model, max_cache_gib=cache_gib)
@@ -66,14 +66,14 @@ class EngineSettings:
 
 
 class Resources:
-    """What several engines of one process share, such as a connection. It is closed when the stack ends."""
+    """Resources that several engines of one process share, such as a connection. The stack closes them."""
 
     def __init__(self, stack: contextlib.AsyncExitStack) -> None:
         self.stack = stack
         self._shared: dict[type[Any], Any] = {}
 
     def shared(self, kind: type[C], make: Callable[[], C]) -> C:
-        """The one resource of a kind, made when it is first asked for."""
+        """The only resource of this kind, created by the first call."""
         if kind not in self._shared:
             self._shared[kind] = make()
             self.stack.push_async_callback(self._shared[kind].close)
@@ -87,19 +87,19 @@ class SamplerFactory(Protocol):
     name: str
     model_files: ModelFiles
     default_model: str
-    """The model that is sampled from if none is named."""
+    """The model to use without --model-name."""
 
     def check(self, settings: EngineSettings) -> None:
         """Find what is wrong before anything is loaded. Raises UserError."""
 
     def loads(self, settings: EngineSettings) -> frozenset[WeightForm]:
-        """The forms of policies that its samplers load."""
+        """The forms of policies that its samplers can load."""
 
     def open(self, settings: EngineSettings, resources: Resources, folder: Path, name: str) -> Sampler:
         """A sampler, not started yet, of the model `name`, whose files are in `folder`."""
 
     def describe(self, settings: EngineSettings, sampler: Sampler) -> str:
-        """Where and how a sampler that has been started runs, in words."""
+        """A phrase that says where and how a started sampler runs."""
 
 
 class LearnerFactory(Protocol):
@@ -129,7 +129,7 @@ def check_pair(sampler: SamplerFactory, learner: LearnerFactory, settings: Engin
 
 
 def fetch(files: ModelFiles, name: str | None, cache: Path) -> Path:
-    """A folder with what an engine needs of a model, fetched if it is not there. Raises ModelNotFound."""
+    """The folder with these files of a model, downloaded if necessary. Raises ModelNotFound."""
     if files is ModelFiles.WEIGHTS:
         return fetch_model(name, cache)
     assert name is not None

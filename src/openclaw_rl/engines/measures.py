@@ -31,6 +31,6 @@ def flat(logprobs: SpanLogprobs) -> NDArray[np.float64]:
 
 
 def check_move(moved: float, most: float) -> None:
-    """Raise StepRefused if a step moved the policy too far, or by a distance that is not a number."""
+    """Raise StepRefused if a step moved the policy too far, or if the distance is NaN."""
     if not moved <= most:
         raise StepRefused(f"the step would move the policy by {moved:.3g} per token, more than --max-kl {most:g}")

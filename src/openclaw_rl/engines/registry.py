@@ -1,6 +1,6 @@
-"""Which engines there are. A new engine is a package with factories (`engines.factory`) and a line in these tables.
+"""The table of engines. To add one, write a package with factories (see `engines.factory`) and add it here.
 
-Only the options of an engine are imported here; its factories are imported when they are used.
+Only the options of an engine are imported here. Its factories are imported when they are used.
 """
 
 import importlib
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Entry(NamedTuple):
-    """Where an engine's factory is, and the options that it owns."""
+    """The module of an engine's factories, and the section of its options."""
 
     module: str
     section: type[Section]
@@ -24,7 +24,7 @@ class Entry(NamedTuple):
 LOCAL = Entry("openclaw_rl.engines.local.factory", LocalOptions)
 TINKER = Entry("openclaw_rl.engines.tinker.factory", TinkerOptions)
 
-#: Engines that draw tokens: their modules have a `SamplerFactory` named SAMPLER.
+#: Engines that sample tokens: their modules have a `SamplerFactory` named SAMPLER.
 SAMPLERS = {"local": LOCAL, "tinker": TINKER}
 #: Engines that compute gradients: their modules have a `LearnerFactory` named LEARNER.
 LEARNERS = {"local": LOCAL, "tinker": TINKER}
@@ -49,5 +49,5 @@ def engine_sections() -> list[type[Section]]:
 
 def _find(table: dict[str, Entry], name: str, option: str, attribute: str) -> Any:
     if name not in table:
-        raise ConfigError(f"{option} {name} is not known: take one of {', '.join(table)}.")
+        raise ConfigError(f"{option} {name} is not known: use one of {', '.join(table)}.")
     return getattr(importlib.import_module(table[name].module), attribute)

@@ -1,4 +1,4 @@
-"""Log-probs of chosen tokens, in chunks: logits over the whole vocabulary exist for a few rows at a time only."""
+"""Log-probs of chosen tokens, in chunks: only a few rows of logits over the whole vocabulary exist at a time."""
 
 from typing import Any
 

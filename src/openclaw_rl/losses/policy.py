@@ -1,6 +1,6 @@
 """Policy losses on sampled tokens.
 
-Losses are per token: `PolicyLoss.per_token` knows nothing of samples or batches, and `token_weight` defines the
+Losses are per token: `PolicyLoss.per_token` does not depend on samples or batches, and `token_weight` defines the
 reduction. The loss of a batch is the sum of weight times loss over its tokens, so it does not depend on how the tokens
 are divided into micro-batches.
 """

@@ -25,7 +25,7 @@ def check_name(name: str) -> None:
     """Refuse a name that no method can have. Raises ConfigError."""
     if name not in BUILT_IN and not name.endswith(".py") and ":" not in name:
         known = ", ".join(BUILT_IN)
-        raise ConfigError(f"{OPTION} {name} is not a method: take one of {known}, or path/file.py:Name for your own.")
+        raise ConfigError(f"{OPTION} {name} is not a method: use one of {known}, or path/file.py:Name for your own.")
 
 
 def check_options(options: MethodOptions) -> None:

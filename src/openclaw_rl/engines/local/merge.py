@@ -1,4 +1,4 @@
-"""A base model and an adapter as one model folder, for programs that know nothing of adapters."""
+"""Merges a base model and an adapter into one model folder, for programs that cannot load adapters."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -16,11 +16,13 @@ from openclaw_rl.models import ON_TINKER, copy_companion_files
 def merge_adapter(base: Path, adapter: Path, out: Path, track: Callable[[list[Path]], Iterable[Path]] = iter) -> None:
     """Write `base` with `adapter` added to its weights into a new folder. Raises UserError."""
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise UserError(f"{out} is not empty: give a new folder.")
+        raise UserError(f"{out} is not empty: choose a new folder.")
     if (adapter / "config.json").exists():
-        raise UserError(f"{adapter} is a whole model already: use it as it is.")
+        raise UserError(f"{adapter} is already a whole model: no merge is needed.")
     if (adapter / ON_TINKER).exists():
-        raise UserError(f"The policy in {adapter} is kept on Tinker, by the path in {ON_TINKER}: download it first.")
+        raise UserError(
+            f"The policy in {adapter} is stored on Tinker, under the path in {ON_TINKER}: download it first."
+        )
     try:
         config, modules = read_adapter(adapter)
     except BadPolicy as error:
@@ -41,7 +43,7 @@ def merge_adapter(base: Path, adapter: Path, out: Path, track: Callable[[list[Pa
 
 
 def check_fit(base: Path, adapter: Path, deltas: dict[str, Any]) -> None:
-    """Raise UserError, before anything is written, if the adapter is not one of this model."""
+    """Check that the adapter fits this model. Raises UserError."""
     shapes: dict[str, list[int]] = {}
     for shard in base.glob("*.safetensors"):
         with safe_open(shard, framework="pt") as file:

@@ -38,7 +38,7 @@ class Heartbeat:
         try:
             await asyncio.wait([working, leaving], return_when=asyncio.FIRST_COMPLETED)
             if not working.done():
-                raise ConnectionError(f"nobody answers at {self.base_url}")
+                raise ConnectionError(f"no server answers at {self.base_url}")
             return working.result()
         finally:
             for task in (working, leaving):

@@ -127,7 +127,7 @@ class TinkerPrimitives:
         if (policy.base_model, policy.rank) != (self.sampler.model, self.options.rank):
             raise StepRefused(
                 f"the checkpoint {folder} has rank {policy.rank} on {policy.base_model}: give the same --lora-rank and "
-                "--model-name, or begin anew with --resume-from-ckpt none"
+                "--model-name, or start over with --resume-from-ckpt none"
             )
         await self.restore(record.state)
         self._is_untrained = record.steps == 0

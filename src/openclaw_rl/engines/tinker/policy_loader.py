@@ -56,7 +56,7 @@ class PolicyLoader:
                 return adapter
             except sdk.failures() as error:
                 # A server that was restarted has lost all of them.
-                log.warning("An adapter to sample from is made anew: %s", read(error).words)
+                log.warning("Creating an adapter to sample from again: %s", read(error).words)
                 self._stand_ins.clear()
         adapter = await self._new_adapter(record)
         await (await adapter.load_state_async(state))

@@ -1,1 +1,1 @@
-"""The model: weights, one forward pass, adapters."""
+"""The model: its weights, its forward pass and its adapters."""

@@ -1,7 +1,7 @@
-"""LoRA adapters beside one copy of the base weights: one slot a policy version, chosen per token.
+"""LoRA adapters beside one copy of the base weights: one slot per policy version, chosen per token.
 
 Slot 0 is the base model (no adapter). The factors of the projections that `decoder` fuses are stored as one
-block-diagonal pair, so an adapter costs two small products a projection however many modules it covers.
+block-diagonal pair, so an adapter costs two small products per fused projection.
 """
 
 import json
@@ -19,7 +19,7 @@ from torch import Tensor
 from openclaw_rl.engines.local.model.decoder import PROJECTIONS, Adapt, Decoder, Projection, Shape
 from openclaw_rl.models import ADAPTER_CONFIG
 
-#: The modules that each fused projection is made of, in order, by their names in a PEFT folder.
+#: The modules of each fused projection, in order, by their names in a PEFT folder.
 MODULES: dict[Projection, tuple[str, ...]] = {
     "qkv": ("q_proj", "k_proj", "v_proj"),
     "o": ("o_proj",),
@@ -43,7 +43,7 @@ class Factors:
 
 
 class AdapterSlots:
-    """Fixed room for `slots` adapters of at most `rank`, allocated when the first adapter comes."""
+    """Memory for `slots` adapters of at most `rank`, allocated when the first adapter is loaded."""
 
     def __init__(self, shape: Shape, slots: int, rank: int, dtype: torch.dtype, device: torch.device) -> None:
         self.shape, self.slots, self.rank = shape, slots, rank
@@ -51,7 +51,7 @@ class AdapterSlots:
         self._factors: list[dict[Projection, Factors]] = []
 
     def load(self, slot: int, folder: Path) -> Iterator[None]:
-        """Put a PEFT adapter folder into a slot, at once. Nothing changes if the folder is not fit."""
+        """Load a PEFT adapter folder into a slot, in one go. Raises BadPolicy, with no change, if it does not fit."""
         config, modules = read_adapter(folder)
         scale = config["lora_alpha"] / (config["r"] ** 0.5 if config.get("use_rslora") else config["r"])
         if config["r"] > self.rank:
@@ -69,11 +69,11 @@ class AdapterSlots:
         return iter(())
 
     def model(self, slot: int) -> Decoder | None:
-        """The weights that a slot computes with: all on the base model's."""
+        """A slot's own decoder: none, because all adapters use the base weights."""
         return None
 
     def adapt(self, spans: Sequence[tuple[int, int, int]]) -> Adapt | None:
-        """How a batch adapts whose tokens [start, stop) use a slot, for each (start, stop, slot) of `spans`."""
+        """The adapter function of a batch. A span (start, stop, slot) gives the slot of the tokens [start, stop)."""
         active = [span for span in spans if span[2]]
         if not active:
             return None
@@ -88,10 +88,10 @@ class AdapterSlots:
         return adapt
 
     def adapt_masked(self, mask: Tensor) -> Adapt:
-        """The same for any assignment of slots, as a fixed sequence of kernels that a CUDA graph can hold.
+        """The same for any assignment of slots, as a fixed sequence of kernels that a CUDA graph can capture.
 
-        Every slot's product is computed and all but the token's own are masked to zero: `mask` is
-        [tokens, slots], one-hot, all zero for the base model.
+        The products of all slots are computed, and those of other slots than the token's are masked to zero. `mask` is
+        [tokens, slots]: one-hot, all zero for the base model.
         """
 
         def adapt(layer: int, projection: Projection, x: Tensor, y: Tensor) -> Tensor:
@@ -112,7 +112,7 @@ class AdapterSlots:
     def _blocks(
         self, modules: dict[tuple[int, str], dict[str, Tensor]], layer: int, scale: float
     ) -> dict[Projection, tuple[Tensor, Tensor]]:
-        """A layer's factors, fused; takes what it uses out of `modules`."""
+        """A layer's fused factors. Removes the modules that it uses from `modules`."""
         blocks: dict[Projection, tuple[Tensor, Tensor]] = {}
         for projection, names in MODULES.items():
             n_in, n_out = self.shape.projection_sizes(projection)
@@ -144,8 +144,8 @@ def read_adapter(folder: Path) -> tuple[dict[str, Any], dict[tuple[int, str], di
     """A PEFT folder's config, and its factors by (layer, module). Raises BadPolicy."""
     if (folder / "config.json").exists() and not (folder / ADAPTER_CONFIG).exists():
         raise BadPolicy(
-            f"{folder} holds a whole model and not an adapter: give --lora-rank 0 to go on with it, or begin anew with "
-            "--resume-from-ckpt none"
+            f"{folder} holds a whole model and not an adapter: use --lora-rank 0 to continue from it, or start over "
+            "with --resume-from-ckpt none"
         )
     try:
         config = json.loads((folder / ADAPTER_CONFIG).read_text())
@@ -160,7 +160,7 @@ def read_adapter(folder: Path) -> tuple[dict[str, Any], dict[tuple[int, str], di
     if config.get("bias", "none") != "none":
         raise BadPolicy(f"{folder} has trained biases, which the local engine does not compute")
     if not {"r", "lora_alpha"} <= config.keys():
-        raise BadPolicy(f"{folder} is damaged: its config names no rank or alpha")
+        raise BadPolicy(f"{folder} is damaged: its config has no rank or no alpha")
     return config, by_module(folder, tensors)
 
 

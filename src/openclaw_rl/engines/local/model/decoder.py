@@ -1,8 +1,8 @@
 """One decoder for the Llama family of models, as a plain function of its weights.
 
-`Decoder.forward` takes a flat run of tokens and leaves two questions to its caller: what attention means
-(over a paged cache, when sampling) and what an adapter adds to a projection, so a batch may hold any mix of sequences
-and adapters. The learner computes the same with other fusions (`blocks`), from the same weights.
+`Decoder.forward` takes a flat run of tokens. Its caller provides attention (over a paged cache, when sampling) and the
+function that adds adapters to a projection, so a batch may mix any sequences and adapters. The learner computes the
+same function with other fusions (`blocks`), from the same weights.
 """
 
 import dataclasses
@@ -24,17 +24,17 @@ PROJECTIONS: tuple[Projection, ...] = ("qkv", "o", "gate_up", "down")
 
 #: attend(layer, queries, keys, values) with [tokens, heads, dim] each → [tokens, query heads * dim]
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-#: adapt(layer, projection, input, output) → output plus whatever the tokens' adapters add
+#: adapt(layer, projection, input, output) → output with the tokens' adapters added
 Adapt = Callable[[int, Projection, Tensor, Tensor], Tensor]
 
 
 class UnsupportedModel(ValueError):
-    """The checkpoint is not of a family that this engine computes."""
+    """This engine cannot run the checkpoint; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The numbers that fix a decoder's weights and arithmetic."""
+    """The sizes and constants of a decoder."""
 
     vocab: int
     hidden: int
@@ -46,7 +46,7 @@ class Shape:
     eps: float
     max_context: int
     rotary_layers: tuple[bool, ...]
-    """Per layer, whether queries and keys are rotated (SmolLM3 leaves some layers without)."""
+    """Per layer, whether queries and keys are rotated (in SmolLM3 some layers have no rotation)."""
     head_norm: bool = False
     """Whether each query and key head is normed before it is rotated (Qwen3)."""
 
@@ -69,11 +69,11 @@ class Shape:
 
     @classmethod
     def from_config(cls, config: Any) -> "Shape":
-        """Read a Transformers config, refusing what `forward` would compute wrongly."""
+        """Read a Transformers config. Raises UnsupportedModel if `forward` would compute the model wrongly."""
         name = (config.architectures or ["unknown"])[0]
         if name not in SUPPORTED_FAMILIES:
             raise UnsupportedModel(
-                f"{name} is not a family the local engine can run; it runs {', '.join(SUPPORTED_FAMILIES)}"
+                f"{name} is not a model family that the local engine can run; it runs {', '.join(SUPPORTED_FAMILIES)}"
             )
         max_context = config.max_position_embeddings
         if getattr(config, "use_sliding_window", True) and getattr(config, "sliding_window", None):
@@ -121,7 +121,7 @@ class Layer:
 
 @dataclass(slots=True)
 class Decoder:
-    """A model's weights and its forward."""
+    """A model's weights and its forward pass."""
 
     shape: Shape
     embed: Tensor
@@ -175,7 +175,7 @@ class Decoder:
 
 
 def project(i: int, name: Projection, linear: Linear, x: Tensor, adapt: Adapt | None) -> Tensor:
-    """A projection, with the tokens' adapters where there are any."""
+    """A projection, with the tokens' adapters if there are any."""
     y = linear(x)
     return y if adapt is None else adapt(i, name, x, y)
 
@@ -195,19 +195,20 @@ def load_decoder(folder: Path, dtype: torch.dtype, device: torch.device) -> Deco
 
 
 def take_apart(decoder: Decoder) -> dict[str, Tensor]:
-    """The weights by their names in a model folder, without copies: what `load_decoder` put together."""
+    """The weights by their names in a model folder, as views: the reverse of `load_decoder`."""
     shape = decoder.shape
     tensors = {"model.embed_tokens.weight": decoder.embed, "model.norm.weight": decoder.norm}
     if decoder.head.weight is not decoder.embed:
         tensors["lm_head.weight"] = decoder.head.weight
     for i, layer in enumerate(decoder.layers):
         prefix = f"model.layers.{i}."
-        own: dict[str, Tensor | None] = {
+        norms = {
             "input_layernorm": layer.input_norm,
             "post_attention_layernorm": layer.post_norm,
+            "self_attn.q_norm": layer.q_norm,
+            "self_attn.k_norm": layer.k_norm,
         }
-        own |= {"self_attn.q_norm": layer.q_norm, "self_attn.k_norm": layer.k_norm}
-        tensors |= {f"{prefix}{name}.weight": tensor for name, tensor in own.items() if tensor is not None}
+        tensors |= {f"{prefix}{name}.weight": norm for name, norm in norms.items() if norm is not None}
         heads = (shape.q_size, shape.kv_size, shape.kv_size)
         for linear, names, sizes in (
             (layer.qkv, ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), heads),
@@ -223,7 +224,7 @@ def take_apart(decoder: Decoder) -> dict[str, Tensor]:
 
 
 def load_layer(read: "TensorFiles", prefix: str) -> Layer:
-    """One block, its projections fused as `forward` wants them."""
+    """Read one block and fuse its projections for `forward`."""
     attention, mlp = prefix + "self_attn.", prefix + "mlp."
     return Layer(
         input_norm=read(prefix + "input_layernorm.weight"),
@@ -238,7 +239,7 @@ def load_layer(read: "TensorFiles", prefix: str) -> Layer:
 
 
 class TensorFiles:
-    """Tensors of a model folder by name, wherever its shards hold them."""
+    """The tensors of a model folder by name, from all of its shards."""
 
     def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device) -> None:
         self.dtype, self.device = dtype, device
@@ -258,7 +259,7 @@ class TensorFiles:
         return tensor.to(self.device, self.dtype)
 
     def shape(self, name: str) -> list[int] | None:
-        """A tensor's size, without reading it; None if there is none."""
+        """A tensor's size, without reading it; None if there is no such tensor."""
         return list(self.files[name].get_slice(name).get_shape()) if name in self.files else None
 
     def optional(self, name: str) -> Tensor | None:
@@ -280,7 +281,7 @@ def rotary_frequencies(config: Any, device: torch.device) -> tuple[Tensor, float
 
     rope = config.rope_parameters
     if rope["rope_type"] in ("dynamic", "longrope"):
-        # Their frequencies change with the length of the text, so what was cached for a shorter one would be wrong.
+        # Their frequencies change with the length of the text, so keys cached for a shorter text would be wrong.
         raise UnsupportedModel(f"rope type {rope['rope_type']} cannot be run with a cache of prefixes")
     if rope["rope_type"] != "default":
         frequencies, scale = ROPE_INIT_FUNCTIONS[rope["rope_type"]](config, device)

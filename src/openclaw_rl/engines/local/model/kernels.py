@@ -1,12 +1,12 @@
 """The operations of `ops.py` as fused Triton kernels.
 
-For sampling on CUDA: no gradients. Launches and allocations follow from shapes alone, never from
-values, so every function may be captured in a CUDA graph once a first call has compiled it.
-Arithmetic is fp32; where the reference rounds a sum, norm or gate to the tensors' dtype on the way,
-so do the kernels, to keep sampler and trainer together. The last dimension of a tensor is contiguous.
+For sampling on CUDA: no gradients. Launches and allocations depend only on shapes, never on values, so every function
+can be captured in a CUDA graph once a first call has compiled it. Arithmetic is fp32. Where the reference rounds a sum,
+norm or gate to the tensors' dtype, the kernels round too, so that sampler and trainer agree. The last dimension of a
+tensor must be contiguous.
 """
 
-# Triton types a kernel's arguments at launch; only `tl.constexpr` is spelled out.
+# Triton infers the types of a kernel's arguments at launch; only `tl.constexpr` is annotated.
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 
 import torch
@@ -16,8 +16,8 @@ from torch import Tensor
 
 SILU_BLOCK = 1024
 
-# Eight heads make at least 64 elements for any head size from 16 up. With no more threads than
-# elements Triton gives each element one owner, which is what makes rotating in place free of races.
+# Eight heads have at least 64 elements for every head size from 16 up. With no more threads than elements, Triton gives
+# each element one owner, so rotating in place has no races.
 HEADS_BLOCK = 8
 HEADS_WARPS = 2
 
@@ -52,8 +52,8 @@ def silu_mul(gate_up: Tensor) -> Tensor:
 def norm_rotate(heads: Tensor, cos: Tensor, sin: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     """Norm each head of [tokens, heads, dim] if a weight is given, then rotate it: in place, and returned.
 
-    `heads` may be a view into a wider buffer; what surrounds it is left alone. The angles are
-    [tokens, dim / 2], as in `ops.rotate`.
+    `heads` may be a view into a wider buffer, whose other elements do not change. The angles are [tokens, dim / 2], as
+    in `ops.rotate`.
     """
     require_dense_last(heads, cos, sin)
     tokens, count, dim = heads.shape
@@ -94,13 +94,13 @@ def _launch_rms_norm(
         WIDTH=width,
         BLOCK=block,
         ADD=residual is not None,
-        # Sixteen elements a thread: two 16-byte loads of a 16-bit dtype.
+        # Sixteen elements per thread: two 16-byte loads of a 16-bit dtype.
         num_warps=min(max(block // 512, 1), 16),
     )
 
 
 def require_dense_last(*tensors: Tensor) -> None:
-    """The kernels step through the last dimension one by one."""
+    """Check that the last dimension is contiguous, as the kernels assume. Raises ValueError."""
     if any(tensor.stride(-1) != 1 and tensor.shape[-1] > 1 for tensor in tensors):
         raise ValueError("the last dimension must be contiguous")
 
@@ -165,7 +165,7 @@ def _norm_rotate_kernel(
     HALF_BLOCK: tl.constexpr,
     NORM: tl.constexpr,
 ):
-    """One program turns `HEADS_BLOCK` heads of one token."""
+    """One program rotates `HEADS_BLOCK` heads of one token."""
     dtype = heads.dtype.element_ty
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS_BLOCK + tl.arange(0, HEADS_BLOCK)

@@ -1,4 +1,4 @@
-"""Policies whose weights are all trained (`--lora-rank 0`), as the sampler holds them.
+"""The sampler's copies of policies whose weights are all trained (`--lora-rank 0`).
 
 Each takes as much memory as the base model, which stays loaded for the judge and the teacher.
 """
@@ -17,7 +17,7 @@ from openclaw_rl.models import ADAPTER_CONFIG
 
 
 class ModelSlots:
-    """Room for a fixed number of policies beside the base model.
+    """Memory for a fixed number of policies beside the base model.
 
     - A slot is allocated when it is first used, and its memory is used again for later policies.
     - A folder that does not fit changes nothing.
@@ -60,11 +60,11 @@ def map_tensors(decoder: Decoder, change: Callable[[Tensor], Tensor]) -> Decoder
 
 
 def open_model(folder: Path, base: Decoder, dtype: torch.dtype) -> TensorFiles:
-    """Open a folder that has a weight for each of `base`. Raises BadPolicy if it has not."""
+    """Open a model folder. Raises BadPolicy unless it has every weight of `base`, in the same size."""
     if (folder / ADAPTER_CONFIG).exists():
         raise BadPolicy(
-            f"{folder} holds an adapter, and --lora-rank 0 trains all weights: give the rank that it was trained "
-            "with, or begin anew with --resume-from-ckpt none"
+            f"{folder} holds an adapter, but --lora-rank 0 trains all weights: set --lora-rank to the adapter's rank, "
+            "or start over with --resume-from-ckpt none"
         )
     try:
         files = TensorFiles(folder, dtype, base.embed.device)

@@ -1,7 +1,7 @@
-"""The handful of operations between the matrix products of a decoder, in plain PyTorch.
+"""The operations between the matrix products of a decoder, in plain PyTorch.
 
-This module is the reference and runs everywhere, with gradients. `kernels.py` offers the same
-functions as fused Triton kernels for sampling on CUDA; tests hold the two against each other.
+This module is the reference. It runs on every device, with gradients. `kernels.py` has the same functions as fused
+Triton kernels for sampling on CUDA; tests compare the two.
 """
 
 import torch
@@ -34,7 +34,7 @@ def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def norm_rotate(heads: Tensor, cos: Tensor, sin: Tensor, weight: Tensor | None, eps: float) -> Tensor:
-    """Norm each head where the family does so (Qwen3), then rotate it to its position."""
+    """Norm each head if a weight is given (Qwen3), then rotate it to its position."""
     if weight is not None:
         heads = rms_norm(heads, weight, eps)
     return rotate(heads, cos, sin).to(heads.dtype)

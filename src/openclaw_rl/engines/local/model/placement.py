@@ -1,4 +1,4 @@
-"""Where a model runs, in which precision, and how much memory its weights take."""
+"""The device and precision of a model, and the memory of its weights."""
 
 import torch
 
@@ -6,11 +6,11 @@ from openclaw_rl.engines.local.model.decoder import Decoder, UnsupportedModel
 
 
 def placement(name: str, precision: str) -> tuple[torch.device, torch.dtype]:
-    """The device and the precision that the options name; either may be auto."""
+    """The device and precision for these options; either may be auto."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and not torch.cuda.is_available():
-        raise UnsupportedModel("--device cuda was asked for, but PyTorch sees no CUDA device")
+        raise UnsupportedModel("--device cuda needs a CUDA device, and PyTorch finds none")
     dtype = precision if precision != "auto" else {"cpu": "float32", "cuda": "bfloat16"}[name]
     return torch.device(name), getattr(torch, dtype)
 
@@ -25,5 +25,5 @@ def weight_bytes(decoder: Decoder) -> int:
 
 
 def describe(error: Exception) -> str:
-    """An error as a sentence; with its type, unless it was written for users."""
+    """An error as a sentence, with its type unless the message was written for users."""
     return f"{error}." if isinstance(error, UnsupportedModel) else f"{type(error).__name__}: {error}."

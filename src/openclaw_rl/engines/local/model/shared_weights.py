@@ -1,8 +1,8 @@
-"""One copy of the base weights for several processes: the sampler shares what it loaded, the learner takes it up.
+"""One copy of the base weights for several processes: the sampler loads and shares it, the learner opens it.
 
-On Linux CPUs the weights are moved into anonymous shared memory, which is gone with the last process that has it,
-however that ends. On CUDA they stay where they are and are opened through the driver. Elsewhere every process has
-its own.
+On Linux CPUs the weights are moved into anonymous shared memory. The kernel frees it when the last process that uses it
+ends, also after a crash. On CUDA the weights stay where they are and are opened through the driver. Elsewhere every
+process has its own copy.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from openclaw_rl.engines.local.model.decoder import Decoder
 
-#: Where a tensor begins: what the fastest instructions like.
+#: Tensors start at multiples of this many bytes, as vector instructions need.
 ALIGNMENT = 64
 
 
@@ -32,7 +32,7 @@ class Place:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SharedMemory:
-    """A decoder whose tensors are places in a file that only processes have."""
+    """An anonymous file in memory, and a decoder that has a `Place` in it instead of each tensor."""
 
     path: str
     size: int
@@ -40,7 +40,7 @@ class SharedMemory:
 
 
 def share(decoder: Decoder) -> tuple[Decoder, bytes | None]:
-    """The decoder with its weights where others can reach them, and what they need for it; None if nobody can."""
+    """The decoder with shared weights, and the bytes with which `take_up` opens it (None if it cannot be shared)."""
     if decoder.embed.is_cuda:
         import torch.multiprocessing  # noqa: F401 - teaches the pickler about tensors on CUDA
 
@@ -51,14 +51,14 @@ def share(decoder: Decoder) -> tuple[Decoder, bytes | None]:
 
 
 def take_up(shared: bytes) -> Decoder:
-    """The decoder that another process has shared, without a copy of its weights."""
-    found = pickle.loads(shared)
-    if isinstance(found, SharedMemory):
-        storage = torch.UntypedStorage.from_file(found.path, shared=True, nbytes=found.size)
-        found = map_leaves(found.skeleton, Place, lambda place: _view(storage, place))
+    """Open the decoder that another process has shared, without copying its weights."""
+    content = pickle.loads(shared)
+    if isinstance(content, SharedMemory):
+        storage = torch.UntypedStorage.from_file(content.path, shared=True, nbytes=content.size)
+        content = map_leaves(content.skeleton, Place, lambda place: _view(storage, place))
     from openclaw_rl.engines.local.model import ops
 
-    decoder: Decoder = dataclasses.replace(found, ops=ops)
+    decoder: Decoder = dataclasses.replace(content, ops=ops)
     return decoder
 
 
@@ -67,7 +67,7 @@ def _share_memory(decoder: Decoder) -> tuple[Decoder, bytes]:
     size = 0
 
     def place(tensor: Tensor) -> Place:
-        """Room for a tensor; weights that are used twice have one place."""
+        """Reserve a place for a tensor; a weight that is used twice has one place."""
         nonlocal size
         if tensor.data_ptr() not in places:
             places[tensor.data_ptr()] = Place(size, tuple(tensor.shape), tensor.dtype)
@@ -75,7 +75,7 @@ def _share_memory(decoder: Decoder) -> tuple[Decoder, bytes]:
         return places[tensor.data_ptr()]
 
     skeleton = map_leaves(dataclasses.replace(decoder, ops=None), Tensor, place)
-    # The descriptor stays open as long as this process lives: others open it by this very path.
+    # The descriptor stays open until this process ends, because others open the memory through its path.
     number = os.memfd_create("openclaw-rl-weights", os.MFD_CLOEXEC)
     os.ftruncate(number, size)
     path = f"/proc/{os.getpid()}/fd/{number}"
@@ -97,7 +97,7 @@ def _view(storage: Any, place: Place) -> Tensor:
 
 
 def map_leaves(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
-    """Nested dataclasses and lists with every leaf of a kind changed."""
+    """A copy of nested dataclasses and lists, with `change` applied to every leaf of a kind."""
     if isinstance(value, kind):
         return change(value)
     if isinstance(value, list):

@@ -180,7 +180,7 @@ class PolicyTrainer:
         if (lora.rank, sorted(lora.a)) != (options.rank, sorted(options.modules)):
             raise BadPolicy(
                 f"it has rank {lora.rank} on {', '.join(sorted(lora.a))}: give the same "
-                "--lora-rank and --lora-target-modules, or begin anew with --resume-from-ckpt none"
+                "--lora-rank and --lora-target-modules, or start over with --resume-from-ckpt none"
             )
         # The scale belongs to the adapter; dropout belongs to the training.
         return replace(lora, dropout=options.dropout)
