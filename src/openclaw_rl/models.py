@@ -140,7 +140,7 @@ def looks_like_path(name: str) -> bool:
 
 
 def complete(folder: Path) -> Path:
-    """The folder, if it holds a whole model, whichever engine can run it. Raises ModelNotFound if it does not."""
+    """The folder, if it holds a whole model for any engine. Raises ModelNotFound if it does not."""
     if missing := missing_files(folder):
         raise ModelNotFound(f"{folder} is not a model folder: it has no {missing[0]}.")
     try:

@@ -34,7 +34,7 @@ def create_app(
         version=__version__,
         # Not `include_router`, which nests: `errors` compares unknown paths with a flat list of routes.
         routes=[route for topic in TOPICS for route in topic.router.routes],
-        # FastAPI's documentation pages load scripts from the internet; this server contacts nobody.
+        # FastAPI's documentation pages load scripts from the internet; this server makes no such requests.
         docs_url=None,
         redoc_url=None,
     )

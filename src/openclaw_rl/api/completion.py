@@ -1,4 +1,4 @@
-"""One chat completion from the first to the last token, whatever the format in which it is sent to the client."""
+"""One chat completion from the first to the last token. It does not depend on the format that the client receives."""
 
 import asyncio
 import time

@@ -42,7 +42,7 @@ def refusal(method: str, headers: Headers) -> ApiError | None:
 
 
 def is_loopback(url: str) -> bool:
-    """Whether an address is a loopback address or `localhost`, names that nobody else can have."""
+    """Whether an address is a loopback address or `localhost`, which always mean this machine."""
     try:
         name = urlsplit(url).hostname
         return name == "localhost" or ip_address(name or "").is_loopback

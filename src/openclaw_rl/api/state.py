@@ -41,7 +41,7 @@ class ServerState:
         return self.service.capture.ledger
 
     async def read_body(self, request: Request) -> bytes:
-        """The request's body; raises 413 as soon as it is too long, whatever its length header says."""
+        """The request's body; raises 413 as soon as it is too long. Its length header is not trusted."""
         parts: list[bytes] = []
         size = 0
         try:

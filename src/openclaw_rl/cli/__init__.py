@@ -31,9 +31,9 @@ COMMANDS = (
     *(serve, demo, eval, chat, status, sessions, export, import_, rejudge),
     *(checkpoints, rollback, merge, report, forget),
 )
-#: Exit status for something that the user can mend, as argparse uses it.
+#: Exit status for an error that the user can fix, as in argparse.
 USAGE_ERROR = 2
-#: Exit status after Ctrl-C, as shells give it.
+#: Exit status after Ctrl-C, as in shells.
 INTERRUPTED = 130
 
 

@@ -24,7 +24,7 @@ class Metrics:
 
     steps: list[dict[str, float]]
     unreadable: int
-    """Lines that are not a step: a disk was full, or somebody edited the file."""
+    """Lines that are not a step, for example because the disk was full."""
 
 
 @dataclass(frozen=True, slots=True)

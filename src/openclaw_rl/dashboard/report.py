@@ -24,7 +24,7 @@ NAME = "report.html"
 
 
 def may_be_run(source: RunSource) -> bool:
-    """Whether a folder holds a run or is empty; no report is written beside somebody's other files."""
+    """Whether a folder holds a run or is empty; a report is not written beside other files."""
     others = (path for path in source.run_dir.iterdir() if path.name != NAME)
     files = (source.ledger_dir / LEDGER, source.run_dir / metrics.FILE)
     return was_served(source.run_dir) or any(path.is_file() for path in files) or not any(others)

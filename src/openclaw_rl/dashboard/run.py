@@ -1,4 +1,4 @@
-"""A run as it is in its directory. Nothing there is changed; missing or damaged files are reported in words."""
+"""Reads a run from its directory and changes nothing. Missing or damaged files become sentences on the page."""
 
 import contextlib
 import json
@@ -53,7 +53,7 @@ def read_run(source: RunSource, server: str | None, ready: Mapping[str, Any]) ->
         checkpoints,
     )
     try:
-        # One snapshot: all of the page shows the same moment, whatever a server writes meanwhile.
+        # One snapshot: the whole page shows the same moment, even if a server writes meanwhile.
         with open_reader(source.ledger_dir) as reader, reader.snapshot():
             read_ledger(run, reader, server, ready)
     except LedgerUnusable as error:
@@ -88,8 +88,8 @@ def gaps(run: Run) -> Iterator[str]:
         yield f"There is no {METRICS}: no training step has been made yet."
     elif run.metrics.unreadable:
         yield f"Lines of {METRICS} that cannot be read and are left out: {run.metrics.unreadable}."
-    found = {checkpoint.folder for checkpoint in run.checkpoints}
+    usable = {checkpoint.folder for checkpoint in run.checkpoints}
     folders = [path.parent for path in (run.folder / "checkpoints").glob(f"*/{RECORD}")]
     for folder in sorted(folder for folder in folders if not folder.name.startswith(UNFINISHED)):
-        if folder not in found:
+        if folder not in usable:
             yield f"The checkpoint {folder.name} is damaged and left out."

@@ -9,7 +9,7 @@ from openclaw_rl.dashboard.components import charts
 from openclaw_rl.types import Sign, Source, VerdictSummary
 
 COLOURS = dict(zip(Sign, (charts.GOOD, charts.NEUTRAL, charts.BAD, charts.SILENT), strict=True))
-#: Instead of a source, for turns that no judge could say anything about.
+#: The label of verdicts without a source.
 NOT_JUDGED = "Not judged"
 #: Bars in a picture, at most.
 BARS = 24

@@ -1,4 +1,4 @@
-"""How many sequences a sampler takes before it refuses more."""
+"""Limits how many sequences a sampler accepts at a time."""
 
 from typing import Protocol
 
@@ -16,7 +16,7 @@ class CountedStream(Protocol):
 class Admission:
     """Counts the unfinished sequences of a sampler and refuses those that the queue has no room for.
 
-    * A request that does not fit is refused at once with QueueFull; nobody waits without a bound.
+    * A request that does not fit is refused at once with QueueFull, so that no wait is unbounded.
     * Users and background work are counted apart, so neither is refused because of the other.
     * A completion that is finished or dropped frees its place at once.
     """

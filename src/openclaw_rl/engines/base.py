@@ -42,7 +42,7 @@ class EngineAway(EngineUnavailable):
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
-    """How much one engine takes."""
+    """The limits of an engine."""
 
     max_context_tokens: int
     """Prompt and completion together."""
@@ -68,7 +68,7 @@ class EngineStats:
     waiting: int
     restarts: int
     detail: str = ""
-    """Why it is not ready, in words."""
+    """Why it is not ready, as a sentence."""
 
 
 class SampleStream(Protocol):
@@ -165,7 +165,7 @@ class TrainingPrimitives(Protocol):
     async def start(self) -> None: ...
 
     async def close(self) -> None:
-        """Drop the policy in training at once, whatever is under way."""
+        """Drop the policy in training at once, even during a call."""
 
     async def reset(self) -> None:
         """Start again from the base model."""

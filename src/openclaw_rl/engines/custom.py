@@ -1,4 +1,4 @@
-"""Generation by the owner's function: `async generate(request, sampler)` returns the tokens of all completions.
+"""Generation by the user's function: `async generate(request, sampler)` returns the tokens of all completions.
 
 The function may call the sampler as often as it likes. Clients get the tokens that it returns, and training uses them,
 so they must be tokens that the sampler drew, with their log-probs. Each completion must be whole: its last token, and
@@ -23,7 +23,7 @@ Generate = Callable[[SampleRequest, Sampler], Awaitable[list[SampledToken]]]
 class CustomSampler:
     """Implements `Sampler` around another one.
 
-    * Users' requests are answered by the owner's function; everything else goes to the inner sampler.
+    * Requests from users are answered by the custom function; everything else goes to the inner sampler.
     * A completion is of one policy version: the one that was newest when the request came.
     * Tokens that are not whole completions are refused with a sentence, and never reach a client.
     """
@@ -73,7 +73,7 @@ class CustomSampler:
 
 
 class CustomStream:
-    """Gives all tokens at once, when the owner's function returns them."""
+    """Gives all tokens at once, when the custom function returns them."""
 
     cached_tokens = 0
 

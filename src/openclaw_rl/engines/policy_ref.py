@@ -9,7 +9,7 @@ from openclaw_rl.models import ADAPTER_CONFIG, ON_TINKER
 
 
 class WeightForm(StrEnum):
-    """How the weights of a policy travel from a learner to a sampler."""
+    """The form in which a learner hands the weights of a policy to a sampler."""
 
     PEFT = "a PEFT adapter"
     MODEL = "a model with all its weights"

@@ -41,7 +41,7 @@ class TransactionalLearner:
     - The effect of dropout on a pass is not counted as a move of the policy.
     - A step that is lost on the way (StepLost) is tried again from its snapshot.
     - If anything else goes wrong during a step (EngineUnavailable, a cancellation), the policy in training is dropped:
-      it is never trained further from a state that nobody knows.
+      it is never trained further from an unknown state.
     - Calls at the same time run one after the other. `close` does not wait for them.
     """
 

@@ -72,7 +72,7 @@ class PolicyVersions(Generic[Weights]):
         self._released.set()
 
     def use(self, version: int) -> None:
-        """Keep a version from being evicted until as many calls of `release`."""
+        """Keep a version from being evicted until `release` has been called as often."""
         self._uses[version] += 1
 
     def release(self, version: int) -> None:

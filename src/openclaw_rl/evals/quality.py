@@ -1,4 +1,4 @@
-"""The quality guard: whether a text is a sensible answer at all, whatever the persona's rules say.
+"""The quality guard: whether a text is a sensible answer at all, apart from the persona's rules.
 
 Some rules are satisfied by an answer without content. The guard rejects answers that are empty, repetitive, garbled,
 off topic, or only the question again. It is cheap and deterministic, never raises, and needs no model; a caller with a

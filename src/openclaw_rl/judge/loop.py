@@ -45,7 +45,7 @@ class JudgeLoop:
     - A verdict and the turn's new state are one transaction: after a crash a turn is either judged or still ready.
     - A turn waits without limit for a judge that is down; `down` says why.
     - A turn that its judge cannot judge gets no score after TRIALS trials, and the reason is recorded.
-    - Whatever one turn causes, other turns are judged.
+    - An error in one turn does not stop the judging of others.
     """
 
     def __init__(

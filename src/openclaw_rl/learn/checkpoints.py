@@ -43,7 +43,7 @@ class Checkpoint:
 
 
 class Checkpoints:
-    """The checkpoints of a run, the newest last. Newer means a higher policy version, whatever the step.
+    """The checkpoints of a run, the newest last. Newer means a higher policy version, not a higher step.
 
     Guarantees:
     - A checkpoint is written whole or not at all, also when the process is killed.

@@ -1,4 +1,4 @@
-"""A test that a new policy must pass before it serves: prompts with checks, from the owner's file.
+"""A test that a new policy must pass before it serves: prompts with checks, from the user's file.
 
 One JSON object per line: `prompt` (text, or a list of messages) and at least one of `contains`, `excludes` (text or
 list of texts, case ignored), `matches` (regular expression), `max_words`, `min_words`.

@@ -19,7 +19,7 @@ FILE = "records.jsonl"
 
 
 class Records:
-    """Appends the samples of each step to a file. If it cannot be written, that is logged and learning goes on."""
+    """Appends the samples of each step to a file. If it cannot be written, that is logged and learning continues."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

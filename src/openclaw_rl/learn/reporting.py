@@ -167,7 +167,7 @@ def numbers(report: StepReport) -> dict[str, float]:
 
 
 class Reporter:
-    """Sends each report to all sinks. A sink that fails is logged once and left out; learning goes on."""
+    """Sends each report to all sinks. A sink that fails is logged once and left out; learning continues."""
 
     def __init__(self, sinks: list[Sink]) -> None:
         self.sinks = sinks
@@ -177,7 +177,7 @@ class Reporter:
         for sink in list(self.sinks):
             try:
                 sink.write(report)
-            except Exception as error:  # noqa: BLE001 - whatever a service or a disk does
+            except Exception as error:  # noqa: BLE001 - a service may raise anything
                 log.warning("Metrics are no longer written to %s: %r", type(sink).__name__, error)
                 self.sinks.remove(sink)
 

@@ -1,4 +1,4 @@
-"""The log of what changed in a ledger: how a reader learns what is new without reading all again.
+"""The log of changes in a ledger, from which a reader learns what is new without reading everything again.
 
 Triggers (in `schema`) add a row for each session, turn, verdict and update that a transaction adds, changes or removes.
 SQLite lets one transaction write at a time, so the rows are numbered in the order of their commits. The log keeps its
@@ -19,7 +19,7 @@ class Changes:
     cursor: int
     """Ask for the changes since this one next."""
     complete: bool
-    """False: the log no longer reaches back to the given cursor. Read everything, then go on from `cursor`."""
+    """False: the log no longer reaches back to the given cursor. Read everything, then continue from `cursor`."""
     sessions: tuple[int, ...] = ()
     turns: tuple[int, ...] = ()
     verdicts: tuple[int, ...] = ()

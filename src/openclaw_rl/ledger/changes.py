@@ -187,7 +187,7 @@ def close_session(db: sqlite3.Connection, key: SessionKey) -> bool:
 
 
 def close_idle(db: sqlite3.Connection, before: float) -> int:
-    """Close the sessions whose last request was before a time; how many there were."""
+    """Close the sessions whose last request was before a time; returns how many."""
     rows = db.execute("SELECT number FROM sessions WHERE closed IS NULL AND last < ?", (before,)).fetchall()
     for row in rows:
         _close(db, row["number"])

@@ -85,7 +85,7 @@ class Ledger:
         return await self._write(lambda db: changes.close_session(db, key))
 
     async def close_idle(self, seconds: float) -> int:
-        """Close the sessions that were idle for so many seconds; how many there were."""
+        """Close the sessions that were idle for `seconds`; returns how many."""
         return await self._write(lambda db: changes.close_idle(db, time.time() - seconds))
 
     async def record_verdict(

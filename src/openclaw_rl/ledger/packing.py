@@ -1,4 +1,4 @@
-"""Token ids and log-probs as bytes: four bytes each, little-endian, whatever machine wrote them. Messages as JSON."""
+"""Token ids and log-probs as bytes: four bytes each, little-endian on every machine. Messages as JSON."""
 
 import json
 import re

@@ -249,7 +249,7 @@ def sessions(db: sqlite3.Connection, id: str | None = None, owner: str | None = 
 
 
 def session_ids(db: sqlite3.Connection, prefix: str) -> list[str]:
-    """The ids of sessions that start with `prefix`, whoever owns them."""
+    """The ids of sessions that start with `prefix`, of all owners."""
     query = "SELECT DISTINCT id FROM sessions WHERE substr(id, 1, length(?1)) = ?1 ORDER BY id"
     return [row["id"] for row in db.execute(query, (prefix,))]
 

@@ -33,7 +33,7 @@ class LedgerReader:
     - It changes nothing. It neither waits for a writer nor holds one up.
     - Each call sees the ledger at one moment. Inside `with reader.snapshot():` all calls see the same moment.
     - A caller that passes `changes_since` the cursor that it was last given learns of every committed change exactly
-      once, whichever process made it, also after restarts. If the log no longer reaches back so far, it is told so.
+      once, from every process, also after restarts. If the log no longer reaches back so far, the answer says so.
     - A ledger that cannot be read raises LedgerUnusable with a sentence; an unknown turn raises UnknownTurn.
     """
 
@@ -72,7 +72,7 @@ class LedgerReader:
             return queries.sessions(db, id, owner)
 
     def session_ids(self, prefix: str) -> list[str]:
-        """The ids that start so, whoever owns the sessions."""
+        """The ids of sessions that start with `prefix`, of all owners."""
         with self.snapshot() as db:
             return queries.session_ids(db, prefix)
 

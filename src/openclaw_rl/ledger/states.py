@@ -1,4 +1,4 @@
-"""The states of a turn, and the only ways from one to another."""
+"""The states of a turn, and the allowed transitions between them."""
 
 from openclaw_rl.ledger.errors import LedgerError
 from openclaw_rl.types import State
@@ -17,7 +17,7 @@ TRANSITIONS: dict[State, frozenset[State]] = {
 
 
 class IllegalTransition(LedgerError):
-    """A turn was asked to go where it cannot go from where it is."""
+    """A turn cannot move from its state to the requested one."""
 
     def __init__(self, turn: int, current: State, wanted: State) -> None:
         super().__init__(f"turn {turn} is {current} and cannot become {wanted}")

@@ -20,7 +20,7 @@ SWITCHED_OFF = {
     "learner": "Nothing is trained (--max-steps 0). Start the server without that option, and it trains on the waiting "
     "judged turns.",
 }
-#: Judging is checked over the last so many verdicts.
+#: Judging is checked over this many of the last verdicts.
 COLLAPSE_WINDOW = 50
 #: A larger share of abstentions among them is reported as trouble.
 MAX_ABSTENTIONS = 0.8

@@ -52,7 +52,7 @@ class Trajectory(BaseModel):
 
 
 def export_trajectories(reader: LedgerReader) -> Iterator[dict[str, Any]]:
-    """Sessions in words."""
+    """Sessions as text."""
     with reader.snapshot():
         summaries = reader.sessions()
         owners = Counter(summary.key.id for summary in summaries)
@@ -64,7 +64,7 @@ def export_trajectories(reader: LedgerReader) -> Iterator[dict[str, Any]]:
 
 
 def export_turns(reader: LedgerReader) -> Iterator[dict[str, Any]]:
-    """Turns with everything there is."""
+    """Turns with everything that the ledger has."""
     return map(asdict, reader.turns())
 
 
@@ -89,7 +89,7 @@ def text_of(messages: Sequence[Message]) -> str:
 
 @dataclass(slots=True)
 class Imported:
-    """What came of an import."""
+    """The result of an import."""
 
     turns: int = 0
     known: int = 0
@@ -137,8 +137,8 @@ def was_recorded_here(db: sqlite3.Connection, session: Trajectory) -> bool:
     named = [*queries.sessions(db, id=session.session_id), *(queries.sessions(db, id=id) if owner else ())]
     for summary in named:
         if summary.key.owner != IMPORTED and (summary.key.id == session.session_id or summary.key.owner == owner):
-            found = (in_words(queries.load_turn(db, number)) for number in queries.turn_numbers(db, summary.key))
-            if written <= {(words["prompt"], words["response"]) for words in found}:
+            recorded = (in_words(queries.load_turn(db, number)) for number in queries.turn_numbers(db, summary.key))
+            if written <= {(turn["prompt"], turn["response"]) for turn in recorded}:
                 return True
     return False
 

@@ -1,7 +1,7 @@
 """Training steps: which turns a step takes, what became of it, and how the ledger is reconciled with a checkpoint.
 
-A turn is in at most one step that counts. A step counts (`applied`), was lost with the learner's memory (`undone`: its
-turns can be trained on again), was taken back by the owner (`rolled_back`) or never happened (`quarantined`).
+A turn is in at most one step that counts. A step counts (`applied`), was lost when the learner crashed or restarted
+(`undone`: its turns can be trained on again), was rolled back (`rolled_back`) or was refused (`quarantined`).
 """
 
 import json
@@ -13,7 +13,7 @@ from typing import Any
 from openclaw_rl.ledger.changes import QUARANTINED, move
 from openclaw_rl.types import Batch, State, StepOutcome, Update
 
-#: The step that made a policy version, or the last one before it.
+#: The step that produced a policy version, or the last step before it.
 STEP_OF = (
     "coalesce((SELECT u.step FROM updates u WHERE u.version <= {} AND u.outcome IN ('applied', 'undone') "
     "ORDER BY u.version DESC LIMIT 1), 0)"
@@ -73,7 +73,7 @@ def reconcile(db: sqlite3.Connection, step: int, batches: Sequence[Batch], versi
     """Make the ledger agree with a checkpoint made at `step`, which remembers its last batches; the steps undone.
 
     Steps in the checkpoint count, whether or not the ledger knew of them; later steps are undone. With the checkpoint's
-    `version`, earlier versions of later steps were rolled back by the owner and stay so.
+    `version`, earlier versions of later steps were rolled back and stay so.
     """
     release(db)
     if version is not None:

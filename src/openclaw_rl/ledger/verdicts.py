@@ -150,7 +150,7 @@ class ExampleKind(StrEnum):
     BEST = "best"
     WORST = "worst"
     ABSTAINED = "abstained"
-    """No judge could say anything."""
+    """No judge gave a score or a hint."""
     QUARANTINED = "quarantined"
     """Its training step was refused."""
 
@@ -217,9 +217,9 @@ def _choose(db: sqlite3.Connection, session: int) -> int | None:
     if not _is_free(best):
         return None
     turn = int(best["number"])
-    found = load(db, turn)
-    assert found is not None
-    store(db, turn, replace(found[0], score=1.0, reason=AT_LEAST_ONE), SampleKind.RL)
+    stored = load(db, turn)
+    assert stored is not None
+    store(db, turn, replace(stored[0], score=1.0, reason=AT_LEAST_ONE), SampleKind.RL)
     if best["state"] == State.DROPPED:
         move(db, turn, State.READY)
         move(db, turn, State.JUDGED)
@@ -228,16 +228,16 @@ def _choose(db: sqlite3.Connection, session: int) -> int | None:
 
 def _is_free(row: sqlite3.Row) -> bool:
     """Whether a turn can be raised: it has no explicit score, and no step has used or refused it."""
-    spoken = row["source"] in (Source.EXPLICIT, Source.ENVIRONMENT)
+    explicit = row["source"] in (Source.EXPLICIT, Source.ENVIRONMENT)
     used = row["state"] not in (State.JUDGED, State.DROPPED) or row["reason"].startswith(QUARANTINED)
-    return row["next_state"] is not None and not spoken and not used
+    return row["next_state"] is not None and not explicit and not used
 
 
 def _merit(db: sqlite3.Connection, turn: int) -> float:
     """The mean of the valid votes, or the score where there was no vote."""
-    found = load(db, turn)
-    assert found is not None
-    verdict = found[0]
+    stored = load(db, turn)
+    assert stored is not None
+    verdict = stored[0]
     votes = _valid(verdict.votes)
     return fmean(votes) if votes else verdict.score or 0.0
 

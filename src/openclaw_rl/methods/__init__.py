@@ -1,1 +1,1 @@
-"""What each response token of a judged turn learns: one file a method."""
+"""What each response token of a judged turn learns: one file per method."""

@@ -159,14 +159,14 @@ def choose(overlaps: Counts, selection: str) -> Counts:
 
 def common(ids: Ids, others: Ids) -> Mask:
     """Which of `ids` [tokens, k] are also among the others of their token."""
-    found = np.zeros(ids.shape, dtype=bool)
+    shared = np.zeros(ids.shape, dtype=bool)
     for column in others.T:
-        found |= ids == column[:, None]
-    return found
+        shared |= ids == column[:, None]
+    return shared
 
 
 def of_policy_top(own: Candidate, ids: Ids, old: Floats, clip: float) -> Floats:
-    """The teacher's log-probs of the policy's likeliest tokens; not a number where it cannot be known.
+    """The teacher's log-probs of the policy's likeliest tokens; NaN where they cannot be known.
 
     Where the engine gave only the teacher's likeliest, any other token is at most as likely as the last of these. If
     already that is further from the policy's than the limit, the limit is what counts, and the bound is as good.
@@ -206,12 +206,12 @@ def softmax(logprobs: Floats, counts: Mask) -> Floats:
 def read_candidate(hint: Hint, tokens: int, k: int) -> Candidate:
     problem = "the teacher's likeliest tokens are not there for every token, or fewer than --topk-k"
     ids, logprobs = table(hint.top, tokens, k, problem)
-    own, policy_scores = (
+    teacher_scores, policy_scores = (
         None if part is None else part[:, :k].astype(np.float64) for part in (hint.of_policy_top, hint.policy_scores)
     )
-    if any(part is not None and part.shape != (tokens, k) for part in (own, policy_scores)):
+    if any(part is not None and part.shape != (tokens, k) for part in (teacher_scores, policy_scores)):
         raise NoSignal(problem)
-    return Candidate(hint.text, ids, logprobs, own, policy_scores)
+    return Candidate(hint.text, ids, logprobs, teacher_scores, policy_scores)
 
 
 def table(top: Likeliest | None, tokens: int, k: int, problem: str) -> tuple[Ids, Floats]:

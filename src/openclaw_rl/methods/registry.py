@@ -6,12 +6,12 @@ from openclaw_rl.methods.options import BUILT_IN, MethodOptions
 from openclaw_rl.plugins import load_plugin
 
 OPTION = "--method"
-#: What a file with a method of one's own may call it, if no name is given.
+#: The names that a custom method may have in its file, if no name is given.
 OWN_NAMES = ("Method",)
 
 
 def find_method(name: str) -> type[Method]:
-    """The class of a built-in method, or of one's own (`path/file.py:Name`). Raises ConfigError."""
+    """The class of a built-in or custom (`path/file.py:Name`) method. Raises ConfigError."""
     check_name(name)
     method = load_plugin(BUILT_IN.get(name, name), OPTION, OWN_NAMES)
     if not isinstance(method, type) or not issubclass(method, Method):
@@ -29,7 +29,7 @@ def check_name(name: str) -> None:
 
 
 def check_options(options: MethodOptions) -> None:
-    """Refuse options that contradict the method. A method of one's own is not imported for it. Raises ConfigError."""
+    """Refuse options that contradict the method. A custom method is not imported for this. Raises ConfigError."""
     check_name(options.method)
     if options.method in BUILT_IN:
         find_method(options.method).check(options)

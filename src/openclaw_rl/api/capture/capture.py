@@ -68,7 +68,7 @@ class Capture:
         except LedgerError as error:
             log.warning("A turn is not captured: %s", error)
         except Exception:
-            # A bug in capture. The client still gets an answer, and whoever fixes the bug needs the traceback.
+            # A bug in capture. The client still gets an answer, and the traceback helps to fix the bug.
             log.exception("A turn is not captured.")
         self.metrics.lost_turns.inc()
         return None

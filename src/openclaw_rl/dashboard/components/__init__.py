@@ -1,1 +1,1 @@
-"""Pages to look at: one file each, with all that they need inside, in one look."""
+"""Building blocks of pages: templates, charts and styles. Each page is one self-contained file."""

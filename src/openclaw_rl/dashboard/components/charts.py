@@ -1,7 +1,7 @@
-"""Figures in one calm style: as SVG that lies inside a page and follows its colours, or as PNG files.
+"""Figures in one style: as SVG inside a page, in the page's colours, or as PNG files.
 
-Matplotlib is only imported where something is drawn, and never through pyplot: nothing is left behind and no window
-opens. The same figure gives the same text every time.
+Matplotlib is imported only where something is drawn, and never through pyplot, which keeps figures and may open
+windows. The same figure gives the same text every time.
 """
 
 import io
@@ -22,29 +22,29 @@ if TYPE_CHECKING:
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
-#: Colours that people with any kind of colour vision tell apart.
+#: Colours that people with every kind of colour vision can tell apart.
 SERIES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 #: A shade beside those above, so that each colour has a name of its own in a page.
 GOOD, NEUTRAL, BAD, SILENT = "#009e74", "#9aa5b1", "#d55e01", "#dfe3e8"
 INK, FAINT, GRID, PAPER = "#1f2a37", "#5b6673", "#e3e7ec", "#ffffff"
-#: In a page, colours are those of its style sheet, which has others for dark rooms.
+#: In a page, colours come from its style sheet, which has others for dark mode.
 VARIABLES = {
     **{colour: f"--series-{number}" for number, colour in enumerate(SERIES)},
     **{GOOD: "--good", NEUTRAL: "--neutral", BAD: "--bad", SILENT: "--silent"},
     **{INK: "--ink", FAINT: "--faint", GRID: "--grid", PAPER: "--paper"},
 }
-#: Dots an inch: sharp on a screen of twice the usual density.
+#: Dots per inch: sharp on a screen of twice the usual density.
 DPI = 160
 _TAG = re.compile(r"<[^>]*>")
 _ID = re.compile(r'( id="|href="#|url\(#)')
 _FONT = re.compile(r"font-family: [^;\"]*")
-#: What a page has no use for; rules in an inner style sheet would hold for the whole page.
+#: Parts of an SVG that a page must not contain: an inner style sheet would apply to the whole page.
 _NEEDLESS = re.compile(r"<metadata>.*?</metadata>|<style.*?</style>", re.DOTALL)
 _SIZE = re.compile(r' (?:width|height)="[\d.]+pt"| xmlns:xlink="[^"]*"')
 
 
 def need_matplotlib(what: str) -> None:
-    """Raise UserError if nothing can be drawn; better before long work than after it."""
+    """Raise UserError if Matplotlib is missing. Call this before long work."""
     try:
         import matplotlib  # noqa: F401
     except ImportError:
@@ -65,7 +65,7 @@ def new_figure(width: float, height: float) -> "Figure":
 
 
 def dress(axes: "Axes", title: str = "", x: str = "", y: str = "") -> None:
-    """The one style of all axes: no frame, a faint grid, quiet labels."""
+    """The style of all axes: no frame, a faint grid, grey labels."""
     axes.set_facecolor(PAPER)
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
@@ -80,7 +80,7 @@ def dress(axes: "Axes", title: str = "", x: str = "", y: str = "") -> None:
 
 
 def whole_numbers(*axes: "Axis") -> None:
-    """Ticks where something can be: not at half a step."""
+    """Ticks at whole numbers only."""
     from matplotlib.ticker import MaxNLocator
 
     for axis in axes:
@@ -95,24 +95,24 @@ def add_legend(figure: "Figure", handles: "Sequence[Artist]") -> None:
 
 
 def plain(text: str) -> str:
-    """Somebody's words as a label, in which Matplotlib would read dollars as formulas."""
+    """A text as a label. Dollar signs are escaped, because Matplotlib would read formulas between them."""
     return text.replace("$", r"\$")
 
 
 def to_svg(figure: "Figure", name: str, description: str) -> Markup:
-    """A figure as SVG for a page. `name` is unique there: all ids begin with it; the description is for who cannot see.
+    """A figure as SVG for a page. All ids start with `name`, which must be unique there.
 
-    Texts are texts, in the page's letters.
+    `description` is for screen readers. Texts stay texts, in the page's font.
     """
     text = _NEEDLESS.sub("", _draw(figure, name, "svg").decode())
     text = text[text.index("<svg") :].strip()
-    # Within tags only: what somebody wrote may look like an id.
+    # Only within tags: a label may look like an id.
     text = _TAG.sub(lambda tag: _adapt(tag[0], name), text)
     return Markup(text.replace("<svg", f'<svg role="img" aria-label="{escape(description)}"', 1))
 
 
 def _adapt(tag: str, name: str) -> str:
-    """A tag with ids, letters and colours of its page."""
+    """A tag with the page's ids, fonts and colours."""
     if tag.startswith("<svg"):
         tag = _SIZE.sub("", tag)
     tag = _ID.sub(rf"\g<1>{name}-", tag.replace("xlink:href", "href"))
@@ -135,10 +135,10 @@ def _draw(figure: "Figure", name: str, kind: str) -> bytes:
     from matplotlib import rc_context
 
     out = io.BytesIO()
-    # No date, no program's name: equal figures are equal files.
+    # Without date and program name, so that equal figures are equal files.
     metadata: dict[str, Any] = {"Date": None, "Creator": None} if kind == "svg" else {"Software": None}
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": name}), warnings.catch_warnings():
-        # A picture shows an empty box for what its letters lack; a page has the browser's letters.
+        # A PNG shows an empty box for a character that its font lacks; a page uses the browser's fonts.
         warnings.filterwarnings("ignore", message="Glyph .* missing")
         figure.savefig(out, format=kind, dpi=DPI, metadata=metadata, facecolor=PAPER)
     return out.getvalue()

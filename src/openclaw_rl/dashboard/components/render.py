@@ -1,4 +1,4 @@
-"""From a template and values to a page; whatever a model or a person wrote is text there, never markup."""
+"""Renders a page from a template and values. Text from models and people is escaped, so it is never markup."""
 
 import time
 from functools import cache
@@ -14,12 +14,12 @@ from openclaw_rl.ledger.packing import whole_text
 def render(template: str, **values: object) -> str:
     """A page from a template, which is named by its path in this package. Only `Markup` is not escaped."""
     page = _environment().get_template(template).render(version=__version__, **values)
-    # A client may have sent half a character, which no file can hold.
+    # A client may have sent half a surrogate pair, which UTF-8 cannot encode.
     return whole_text(page)
 
 
 def write(path: Path, page: str) -> None:
-    """Put a page into a file, in folders that are made if need be. Raises UserError if it cannot be written."""
+    """Write a page to a file and create its folders. Raises UserError if it cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(page, encoding="utf-8")
@@ -41,7 +41,7 @@ def _environment() -> Environment:
 
 
 def moment(seconds: float) -> str:
-    """A time for people, in the time zone of this machine."""
+    """A readable time, in the time zone of this machine."""
     try:
         return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
     except (OverflowError, ValueError, OSError):

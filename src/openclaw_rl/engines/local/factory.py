@@ -87,12 +87,12 @@ class LocalLearnerFactory:
 
 
 def form_of(settings: EngineSettings) -> WeightForm:
-    """How policies travel on this machine."""
+    """The form in which policies are written and loaded on this machine."""
     return WeightForm.MODEL if settings.model.full_weights else WeightForm.PEFT
 
 
 def check_model(settings: EngineSettings) -> None:
-    """Find out whether the model can be had, and whether its context is long enough. Raises UserError."""
+    """Check that the model is available, and that its context is long enough. Raises UserError."""
     name = settings.model.model_name
     folder = find_model(name, settings.cache)
     longest = longest_context(runnable(folder)) if folder else None
@@ -109,7 +109,7 @@ def check_device(device: str) -> None:
         import torch
 
         if not torch.cuda.is_available():
-            raise ConfigError("--device cuda was asked for, but PyTorch sees no CUDA device; use --device auto.")
+            raise ConfigError("--device cuda needs a CUDA device, and PyTorch finds none; use --device auto.")
 
 
 SAMPLER, LEARNER = LocalSamplerFactory(), LocalLearnerFactory()

@@ -1,1 +1,1 @@
-"""Tinker, in the cloud or self-hosted: sampling and training on machines of others, through the Tinker SDK."""
+"""Tinker, in the cloud or self-hosted: sampling and training on remote machines, through the Tinker SDK."""

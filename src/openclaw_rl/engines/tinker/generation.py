@@ -1,8 +1,8 @@
 """Samples the completions of one request in pieces of a few tokens, each continuing from the exact ids before it.
 
-The service only gives whole samples. Pieces make a stream of them, and a completion that nobody reads any more (a stop
-string was seen, a client left) is not sampled to its end. The first piece of all completions is one call, so that the
-prompt is read once.
+The service returns only whole samples. Sampling in pieces makes streaming possible, and a completion that is dropped
+(a stop string was seen, the client left) is not sampled to its end. The first piece of all completions is one call, so
+that the prompt is read once.
 """
 
 import asyncio

@@ -54,7 +54,7 @@ class Heartbeat:
 
 
 async def answers(call: Coroutine[Any, Any, httpx.Response]) -> bool:
-    """Whether a server is there, whatever it answers; a server that is too busy to answer is there too."""
+    """Whether a server is there. Any answer counts, and a server that is too busy to answer is there too."""
     try:
         await call
     except httpx.ConnectError:

@@ -224,14 +224,14 @@ def derived_seed(seed: int, place: str) -> int:
 
 
 def fitting(values: Sequence[float | None] | None, count: int) -> list[float] | None:
-    """The last `count` values, if there are so many and all are finite."""
+    """The last `count` values, if there are enough and all are finite."""
     last = list(values or [])[-count:]
     finite = [value for value in last if value is not None and math.isfinite(value)]
     return finite if len(finite) == count else None
 
 
 def ranked(entry: Sequence[tuple[int, float]] | None) -> Top:
-    """The likeliest tokens first, each once: some servers put the given token first, whatever its rank."""
+    """The likeliest tokens first, each once: some servers always put the given token first."""
     logprobs = {int(id): float(logprob) for id, logprob in entry or ()}
     return tuple(sorted(logprobs.items(), key=lambda pair: -pair[1]))
 

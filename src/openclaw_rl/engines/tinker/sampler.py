@@ -52,7 +52,7 @@ class TinkerSampler:
 
     * A request finishes on the weights on which it began, also when its version is evicted.
     * A new version serves only once the service has it.
-    * Whatever the service does, a request gets its tokens or an error.
+    * A request always gets its tokens or an error.
     * Log-probs are raw: where the service's are not, the tokens are scored again.
     * Users and background work have queues of their own, so neither is refused because of the other.
     """
@@ -120,7 +120,7 @@ class TinkerSampler:
         version, policy = self._find(request.version)
         self._admission.check(request)
         stream = TokenStream(self, next(self._ids), version, request.n)
-        # Nobody watches background work, so it is not cut into pieces.
+        # Background work is not streamed, so it is not cut into pieces.
         chunk = self.options.stream_chunk if request.priority is Priority.USER else 0
         generation = self._generations[stream.id] = Generation(policy, request, chunk, stream)
         self._admission.enter(stream, request.priority)

@@ -1,1 +1,1 @@
-"""The judges: explicit feedback, rules, a language model, the owner's code. A panel asks them in turn."""
+"""The judges: explicit feedback, rules, a language model, the user's code. A panel asks them in turn."""

@@ -1,4 +1,4 @@
-"""The owner's own judge: a function `score(prompt, response, next_state)`, or an object with that method.
+"""The user's own judge: a function `score(prompt, response, next_state)`, or an object with that method.
 
 An object may also have `hint(prompt, response, next_state)`, which returns a sentence, several, or None. Both may be
 async. Each call of one that is not async runs in a thread of its own, so a call that never returns blocks nothing else.
@@ -24,7 +24,7 @@ from openclaw_rl.types import Question, Source
 OPTION = "--custom-rm-path"
 #: The names that a judge may have in its file.
 NAMES = ("get_reward_model", "score", "RewardModel", "Judge")
-#: What the owner's code may raise. A judge that calls `sys.exit` must not end the server.
+#: What the user's code may raise. A judge that calls `sys.exit` must not end the server.
 CODE_ERRORS = (Exception, SystemExit)
 #: At most this many calls may hang, because each keeps a thread.
 MAX_HANGING_CALLS = 8
@@ -34,7 +34,7 @@ THREAD_NAME = "custom-judge"
 
 
 class CallThreads:
-    """Runs each call of the owner's code in a thread of its own. The process does not wait for them when it ends."""
+    """Runs each call of the user's code in a thread of its own. The process does not wait for them when it ends."""
 
     def __init__(self) -> None:
         self._calls: set[asyncio.Future[tuple[Any, BaseException | None]]] = set()
@@ -72,7 +72,7 @@ class CallThreads:
 
 
 class CustomJudge:
-    """Asks the owner's code.
+    """Asks the user's code.
 
     - An exception in it fails the turn's trial. The message names the file and the line.
     - A call that takes longer than the timeout is given up. After several in a row the judge is down and turns wait.

@@ -73,7 +73,7 @@ class LocalSampler:
 
     @property
     def ready(self) -> Ready | None:
-        """What the worker said of itself when it had loaded the model."""
+        """The worker's ready message, which it sent after loading the model."""
         return self._worker.ready
 
     @property

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 WORKER = "openclaw_rl.engines.local.process.sampler_worker"
 #: A few microseconds, about as long as the other threads need for their part of a small product.
 SPINS = 2000
-#: A worker that served this long did not die of how it was started.
+#: If a worker dies after serving this long, its start is not to blame.
 STABLE_SECONDS = 10.0
 #: After more quick deaths in a row, requests are refused until a worker is ready again.
 MAX_QUICK_DEATHS = 3
@@ -39,10 +39,10 @@ class WorkerClient(Protocol):
     """The sampler, as its supervisor needs it."""
 
     def first_commands(self) -> Iterable[Command]:
-        """What a new worker is told before anything else."""
+        """The first commands to a new worker."""
 
     def waits_for(self, id: int) -> bool:
-        """Whether anybody still wants the answer to a request."""
+        """Whether the answer to a request is still wanted."""
 
     def receive(self, report: Report) -> None: ...
 
@@ -63,7 +63,7 @@ class WorkerEnd(NamedTuple):
 class Supervisor:
     """One worker process, started again whenever it dies.
 
-    * Commands that come while no worker is ready are sent to the next one, unless nobody waits for them by then.
+    * Commands that come while no worker is ready are sent to the next one, unless they have been cancelled by then.
     * The client hears of every worker that died, before the next one is started.
     * The pause before a start grows with each quick death. After MAX_QUICK_DEATHS of them `failure` says why, until a
       worker is ready again.
@@ -72,7 +72,7 @@ class Supervisor:
     def __init__(self, options: WorkerOptions, client: WorkerClient) -> None:
         self.options, self.client = options, client
         self.ready: Ready | None = None
-        """What the last worker that was ready said of itself."""
+        """The ready message of the last worker that was ready."""
         self.failure = ""
         """Why requests are refused; empty if they are not."""
         self.restarts = 0

@@ -4,7 +4,7 @@ For sampling on CUDA, with the guarantees of `kernels.py`: launches and allocati
 every function may be captured in a CUDA graph once a first call has compiled it.
 """
 
-# Triton types a kernel's arguments at launch; only `tl.constexpr` is spelled out.
+# Triton infers the types of a kernel's arguments at launch; only `tl.constexpr` is annotated.
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 
 import math

@@ -35,7 +35,7 @@ def next_digest(parent: Digest, page: Sequence[int]) -> Digest:
 class PagePool:
     """Hands out pages, and remembers what released pages hold.
 
-    A page is free, in use (one or more sequences refer to it), or cached (nobody refers to it, but its content
+    A page is free, in use (one or more sequences refer to it), or cached (no sequence refers to it, but its content
     is known by digest and can be used again). If `consecutive`, `allocate` prefers the page right after the
     sequence's last one: a sequence whose pages are consecutive can be read without gathering them.
     """

@@ -1,6 +1,6 @@
 """Trained LoRA factors beside frozen base weights, in PEFT's format on disk.
 
-The masters are float32, whatever the dtype of the base weights. Each micro-batch computes with copies in the base
+The masters are float32, for every dtype of the base weights. Each micro-batch computes with copies in the base
 weights' dtype, and gradients flow through these to the masters.
 """
 

@@ -92,7 +92,7 @@ class PolicyTrainer:
         except RuntimeError as error:
             if not self.options.custom_loss:
                 raise
-            # Its gradient is computed by the owner's code too.
+            # Its gradient is computed by the user's code too.
             raise StepRefused(f"the custom loss failed: {error}") from error
         self._loss_of_gradient = result.loss
         return result
