@@ -9,7 +9,7 @@ INSTALL := $(BIN)/python -m pip install -q --disable-pip-version-check -c constr
 .DEFAULT_GOAL := help
 .PHONY: help install run demo test test-whole test-parts test-browser test-vllm test-tinker tinker-server lint bench docs clean
 
-help: ## list the targets
+help: ## list these targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
 
 # Installs again only when a requirement changes.
@@ -23,12 +23,12 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	@echo "Installing what the tests need …"
+	@echo "Installing the test requirements …"
 	@$(INSTALL) -e '.[dev]'
 	@touch $@
 
-# vLLM needs other versions of our requirements, so it has its own environment. The three packages that are removed do not
-# fit its PyTorch.
+# vLLM needs other versions of our requirements, so it has its own environment. The three packages that are removed are
+# not compatible with its PyTorch.
 $(VLLM)/.installed:
 	@echo "Installing vLLM into $(VLLM) (2 GB) …"
 	@$(PYTHON) -m venv $(VLLM)
@@ -36,7 +36,7 @@ $(VLLM)/.installed:
 	@$(VLLM)/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec
 	@touch $@
 
-# A Tinker server needs older versions of our requirements, and the SDK that it was made for, in its own environment.
+# A Tinker server needs older versions of our requirements and of the SDK, so it has its own environment.
 $(TINKER)/.installed:
 	@echo "Installing a Tinker server into $(TINKER) (2 GB) …"
 	@$(PYTHON) -m venv $(TINKER)
@@ -49,15 +49,15 @@ $(VENV)/.installed-browser: $(VENV)/.installed-dev
 	@$(INSTALL) playwright
 	@touch $@
 
-install: $(VENV)/.installed ## set up .venv
+install: $(VENV)/.installed ## install into .venv
 
 run: install ## serve the embedded model on 127.0.0.1:30000; ARGS="--proxy-port 31000" passes flags
 	@$(BIN)/python run.py $(ARGS)
 
-demo: install ## watch it learn from a simulated person (ten minutes); ARGS="--method all" passes flags
+demo: install ## watch the model learn from a simulated person (ten minutes); ARGS="--method all" passes flags
 	@$(BIN)/openclaw-rl demo $(ARGS)
 
-# Tests that start whole servers take half of the time, so the two halves run at the same time.
+# Tests that start whole servers take half of the time. They run in parallel with the others.
 WHOLE := $(wildcard tests/test_*.py) tests/evals
 test: $(VENV)/.installed-dev ## run the tests in two parallel halves; ARGS="-k stream" passes flags to pytest
 ifeq ($(ARGS),)
@@ -78,7 +78,7 @@ test-browser: $(VENV)/.installed-browser ## test the pages in headless Chromium 
 test-vllm: $(VENV)/.installed-dev $(VLLM)/.installed ## check that vLLM gives the same output with our adapters
 	@OPENCLAW_RL_VLLM=$(abspath $(VLLM))/bin/python $(BIN)/python -m pytest -rs tests/slow/test_vllm.py $(ARGS)
 
-test-tinker: $(VENV)/.installed-dev $(TINKER)/.installed ## test with the oldest SDK, and the whole loop on a real Tinker server
+test-tinker: $(VENV)/.installed-dev $(TINKER)/.installed ## test with the oldest supported SDK, and on a real Tinker server
 	@PYTHONPATH=$(TINKER)/sdk $(BIN)/python -m pytest tests/engines/test_tinker_*.py tests/test_tinker_server.py
 	@OPENCLAW_RL_TINKER=$(abspath $(TINKER))/bin/python OPENCLAW_RL_TINKER_SDK=$(abspath $(TINKER))/sdk \
 		$(BIN)/python -m pytest -rs -s tests/slow/test_tinker.py $(ARGS)
@@ -91,7 +91,7 @@ lint: $(VENV)/.installed-dev ## check style and types
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 
-bench: $(VENV)/.installed-dev ## measure every part against its baseline (half an hour)
+bench: $(VENV)/.installed-dev ## run the benchmarks (half an hour)
 	@for part in serving sampling ledger judge learning topk swapping; do $(BIN)/python benchmarks/$$part.py || exit 1; done
 
 docs: $(VENV)/.installed ## update the README's table of options

@@ -1,4 +1,4 @@
-"""The quick start: `python run.py --method combine …` is `openclaw-rl serve --method combine …`."""
+"""The quick start: `python run.py --method combine …` runs `openclaw-rl serve --method combine …`."""
 
 import sys
 

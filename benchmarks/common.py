@@ -1,4 +1,4 @@
-"""What the benchmarks share: a table that also reads well in a log, and the machine it was measured on."""
+"""Helpers of the benchmarks: tables, and a description of the machine."""
 
 import os
 import platform
@@ -17,7 +17,7 @@ def table(title: str, head: Sequence[str], rows: Sequence[Sequence[object]]) -> 
 
 
 def verdict(measured: float, bound: float, at_least: bool = True) -> str:
-    """Whether a target was met, in words."""
+    """A phrase that says whether a target was met."""
     met = measured >= bound if at_least else measured <= bound
     return f"{'≥' if at_least else '≤'} {bound:g}: {'met' if met else 'MISSED'}"
 
@@ -27,6 +27,6 @@ def machine() -> str:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The value below which that share of the others lies."""
+    """The value below which this share of all values lies."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]

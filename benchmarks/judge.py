@@ -1,9 +1,9 @@
-"""How fast turns are judged by rules, and how much a language model has to read for its votes.
+"""Measures how fast rules judge turns, and how many tokens a language model reads for its votes.
 
     python benchmarks/judge.py [--turns 2000] [--votes 3]
 
-Reading: the turn with both questions, m votes each, as the loop asks them (votes share a prompt, the questions share
-the quoted turn), against as many independent requests to an engine that remembers nothing.
+Tokens read: both questions about a turn with m votes each, as the loop asks them (votes share a prompt, the questions
+share the quoted turn), compared with the same number of independent requests to an engine without a prefix cache.
 """
 
 import argparse
@@ -54,7 +54,7 @@ REPLIES = (
     "Perfect. Now the same for cable-stayed bridges, please.",
     "And how long do they last?",
 )
-#: Short answers: what is compared is how much is read, not how much is written.
+#: Short answers, because only the tokens that are read are compared.
 ANSWER_TOKENS = 8
 
 
@@ -85,7 +85,7 @@ def reply(number: int) -> list[dict[str, str]]:
 
 
 async def judge_all(folder: Path, turns: int) -> float:
-    """Seconds from ready to judged for so many turns, through the loop and the ledger."""
+    """Seconds from ready to judged for this many turns, through the loop and the ledger."""
     ledger = Ledger(folder)
 
     def fill(db: object) -> None:
@@ -120,7 +120,7 @@ def chats(renderer: ChatRenderer) -> list[list[int]]:
 
 
 def prompt_tokens_read(worker: Worker, requests: list[SampleRequest]) -> int:
-    """Prompt tokens that go through the model for requests that come together."""
+    """Prompt tokens that go through the model for requests that arrive together."""
     for number, request in enumerate(requests):
         worker.obey(Add(number, request, 0))
     read = 0
@@ -140,7 +140,7 @@ def prompt_tokens_read(worker: Worker, requests: list[SampleRequest]) -> int:
 
 
 def reading(votes: int) -> tuple[int, int]:
-    """Prompt tokens read for one turn: as the loop asks, and by independent requests."""
+    """Prompt tokens read for one turn: as the loop asks, and with independent requests."""
     folder = fetch_model(None, Path("~/.cache/openclaw-rl").expanduser())
     decoder = load_decoder(folder, torch.float32, torch.device("cpu"))
     worker = Worker(decoder, WorkerOptions(folder, "cpu", "float32", 16, None, 0.5, 2, 8))

@@ -1,11 +1,11 @@
-"""How fast the learner's gradients are, beside a plain PEFT loop: full logits, one forward a sample.
+"""Measures the learner's gradients against a plain PEFT loop: full logits, one forward pass per sample.
 
     python benchmarks/learning.py                 the embedded model on the CPU, float32
     python benchmarks/learning.py --device cuda   random weights at the shapes of Qwen3-0.6B and Qwen3-4B, bf16
 
-Both sides have LoRA of rank 16 on all linear layers and step AdamW. Times are the best of three after a warm-up, on the
-CPU by turns. Memory is the peak of a step above what is held before it, each side in a process of its own. Run it on
-an otherwise idle machine.
+Both sides train LoRA of rank 16 on all linear layers with AdamW. Times are the best of three after a warm-up; on the
+CPU the two sides alternate. Memory is the peak of a step above the memory before it, with each side in its own process.
+Run it on an otherwise idle machine.
 """
 
 import argparse
@@ -36,7 +36,7 @@ SAMPLES, PROMPT, RESPONSE = 8, 512, 64
 #: A turn of a session adds this many tokens, the last of which are its response.
 TURN = 400
 SESSION_TURNS = 16
-#: All layers cost the same, and the whole embedded model would take minutes for what a few layers show.
+#: A few layers are enough, because all layers cost the same; the whole embedded model would take minutes.
 SESSION_LAYERS = 2
 CPU_MICRO_BATCH = 1024
 MODEL = Path("~/.cache/openclaw-rl/SmolLM2-135M-Instruct").expanduser()
@@ -60,7 +60,7 @@ def session(turns: int, vocabulary: int) -> TrainingSequence:
 
 
 def apart(whole: TrainingSequence) -> list[TrainingSequence]:
-    """Every turn of a session as a sample of its own."""
+    """Every turn of a session as a separate sample."""
     return [TrainingSequence(whole.ids[: span.stop], [span]) for span in whole.spans]
 
 
@@ -114,7 +114,7 @@ def our_decoder(device: str, shape: Shape | None) -> Decoder:
 
 
 def make_step(side: str, device: str, shape: Shape | None) -> Step:
-    """The step of 8 samples, of one side."""
+    """The step on 8 samples, for one side."""
     random.seed(0)
     if side == PEFT:
         model = peft_model(device, shape)
@@ -125,7 +125,7 @@ def make_step(side: str, device: str, shape: Shape | None) -> Step:
 
 
 def in_own_process(side: str, device: str, name: str) -> dict[str, float]:
-    """What `measure` finds, in a fresh process."""
+    """Run `measure` in a new process."""
     command = [sys.executable, __file__, "--device", device, "--measure", side, name]
     result = subprocess.run(command, check=True, capture_output=True, text=True)
     found: dict[str, float] = json.loads(result.stdout.splitlines()[-1])
@@ -135,13 +135,13 @@ def in_own_process(side: str, device: str, name: str) -> dict[str, float]:
 def measure(side: str, device: str, name: str) -> None:
     step = make_step(side, device, SHAPES.get(name))
     memory = peak(step, device)
-    # On CUDA two models side by side would tell of neither; the machine has no slow spells there.
+    # On CUDA, two models in memory would disturb the measurement, and speed does not vary over time.
     seconds = best(step)[0] if device == "cuda" else 0.0
     print(json.dumps({"memory": memory, "seconds": seconds}))
 
 
 def show_step(title: str, found: dict[str, tuple[float, float]], bounds: tuple[float, float]) -> None:
-    """Each side's (seconds, bytes), beside those of PEFT."""
+    """(seconds, bytes) of each side and of PEFT."""
     base_seconds, base_memory = found[PEFT]
     rows: list[tuple[object, ...]] = []
     for side, (seconds, memory) in found.items():
@@ -154,7 +154,7 @@ def show_step(title: str, found: dict[str, tuple[float, float]], bounds: tuple[f
 
 
 def show_sessions(title: str, decoder: Decoder, micro_batch_tokens: int) -> None:
-    """A session as one sequence, beside its turns apart and beside sessions of other lengths."""
+    """A session as one sequence, compared with its turns as separate sequences and with sessions of other lengths."""
     vocabulary = decoder.shape.vocab
     whole = session(SESSION_TURNS, vocabulary)
     separate = our_step(decoder, apart(whole), micro_batch_tokens)
@@ -198,16 +198,16 @@ def matmul_rate() -> float:
 
 
 def step_flops(shape: Shape) -> float:
-    """What the step's gradients need at least: the base weights forward and backward once, for the rows that count."""
+    """The least FLOPs of a step's gradients: one pass forward and backward, and the head for the response rows."""
     tokens, rows = STEP_SEQUENCES * STEP_LENGTH, STEP_SEQUENCES * STEP_RESPONSE
     weights = shape.layers * sum(a * b for a, b in map(shape.projection_sizes, PROJECTIONS))
     attention = shape.layers * 2 * STEP_LENGTH * shape.q_size
-    # Attention's backward has five products for the forward's two.
+    # Attention has two products in the forward pass and five in the backward pass.
     return tokens * (4 * weights + 3.5 * attention) + rows * 4 * shape.vocab * shape.hidden
 
 
 def throughput(name: str, decoder: Decoder) -> None:
-    """Tokens a second of a 16k-token step, and all the memory it takes."""
+    """Tokens per second of a 16k-token step, and its whole memory."""
     random.seed(0)
     shape = decoder.shape
     batch = [sequence(STEP_LENGTH, shape.vocab, [STEP_LENGTH], STEP_RESPONSE) for _ in range(STEP_SEQUENCES)]

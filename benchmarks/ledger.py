@@ -1,8 +1,8 @@
-"""What recording costs: durable turns per second, latency added to a request, bytes per turn, finding a session.
+"""Measures recording: durable turns per second, latency added to a request, bytes per turn, time to find a session.
 
     python benchmarks/ledger.py
 
-The baseline of the first row is one commit a turn, which is what group commit replaces.
+The baseline of the first row is one commit per turn, which group commit replaces.
 """
 
 import asyncio
@@ -62,7 +62,7 @@ def words(count: int) -> str:
 
 
 def single_turns(count: int) -> list[Turn]:
-    """Turns of sessions of their own, each with its whole prompt."""
+    """Turns of different sessions, each with its whole prompt."""
     made = []
     for number in range(count):
         messages = [{"role": "user", "content": words(PROMPT_TOKENS // 2)}]
@@ -71,7 +71,7 @@ def single_turns(count: int) -> list[Turn]:
 
 
 def one_by_one(directory: Path, turns: list[Turn]) -> float:
-    """Turns per second with a transaction each."""
+    """Turns per second with one transaction per turn."""
     db = connect(directory / FILE)
     migrate(db)
     start = time.perf_counter()
@@ -83,7 +83,7 @@ def one_by_one(directory: Path, turns: list[Turn]) -> float:
 
 
 async def together(ledger: Ledger, turns: list[Turn]) -> tuple[float, list[float]]:
-    """Turns per second and milliseconds each, of many requests at once."""
+    """Turns per second and milliseconds per turn, with many requests at once."""
     waiting = iter(turns)
     latencies: list[float] = []
 
@@ -99,7 +99,7 @@ async def together(ledger: Ledger, turns: list[Turn]) -> tuple[float, list[float
 
 
 async def alone(ledger: Ledger, turns: list[Turn]) -> list[float]:
-    """Milliseconds that recording adds to a request when there is no other."""
+    """Milliseconds that recording adds to a single request."""
     latencies = []
     for turn in turns:
         start = time.perf_counter()
@@ -109,7 +109,7 @@ async def alone(ledger: Ledger, turns: list[Turn]) -> list[float]:
 
 
 async def growing_session(directory: Path) -> dict[int, float]:
-    """Kilobytes of database per turn after so many turns of one session with a 12,000-token system prompt."""
+    """Kilobytes of database per turn after this many turns of one session with a 12,000-token system prompt."""
     ledger = Ledger(directory)
     messages = [{"role": "system", "content": words(9000)}, {"role": "user", "content": words(40)}]
     prompt = ids(12_000)

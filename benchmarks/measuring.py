@@ -1,4 +1,4 @@
-"""Seconds and peak memory of something that PyTorch computes, on the CPU or on a GPU."""
+"""Measures seconds and peak memory of a PyTorch computation, on the CPU or on a GPU."""
 
 import gc
 import time
@@ -24,7 +24,7 @@ def wait() -> None:
 
 
 def best(*steps: Step) -> list[float]:
-    """Seconds of each step: warmed up, by turns, the best of three."""
+    """Seconds of each step: the best of three after a warm-up, with the steps alternating."""
     for step in steps:
         step()
     times = [[timed(step) for step in steps] for _ in range(3)]
@@ -32,13 +32,13 @@ def best(*steps: Step) -> list[float]:
 
 
 def resident(field: str) -> int:
-    """This process's memory as Linux counts it: VmRSS now, or VmHWM at its peak."""
+    """The memory of this process in Linux: VmRSS (now) or VmHWM (peak)."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
 
 
 def peak(step: Step, device: str) -> int:
-    """Bytes that a first step takes beyond what was there before it."""
+    """Bytes that a first step takes above the memory before it."""
     gc.collect()
     if device == "cpu":
         before = resident("VmRSS")

@@ -1,9 +1,9 @@
-"""How fast the local engine samples, beside `transformers.generate` and Transformers' continuous batching.
+"""Measures the local engine's sampling against `transformers.generate` and Transformers' continuous batching.
 
     python benchmarks/sampling.py                 the embedded model on the CPU, through the real worker process
     python benchmarks/sampling.py --device cuda   random weights at the Qwen3-4B shape, bf16, 512-token prompts
 
-Every ratio is of two measurements of the same run on the same machine. Run it on an otherwise idle one.
+Every ratio compares two measurements of the same run on the same machine. Run it on an otherwise idle machine.
 """
 
 import argparse
@@ -46,7 +46,7 @@ def timed(work: Callable[[], Any]) -> float:
 
 
 def generate(model: Any, prompts: list[list[int]], new_tokens: int) -> None:
-    """The baseline: what a user gets from Transformers without further ado."""
+    """The baseline: Transformers with its default settings."""
     ids = torch.tensor(prompts, device=model.device)
     mask = torch.ones_like(ids)
     with torch.inference_mode():
@@ -118,7 +118,7 @@ async def on_cpu() -> None:
     alone, ours, bursts = [], [], []
     generate(model, [random_prompt(64, vocabulary)], 8)
     await first_and_last(sampler, request(random_prompt(64, vocabulary), 8))
-    # By turns, so that a slow spell of the machine falls on both.
+    # Alternating, so that a slow phase of the machine affects both.
     for seed in range(8):
         prompt = random_prompt(64, vocabulary)
         alone.append(64 / timed(lambda prompt=prompt: generate(model, [prompt], 64)))
@@ -135,7 +135,7 @@ async def on_cpu() -> None:
 
 
 def show_cpu(alone: float, ours: float, burst: float, theirs: tuple[float, float], cold: float, warm: float) -> None:
-    # Eight requests one after another give the rate of one, whenever they arrive.
+    # Eight requests one after another have the rate of one request, however they arrive.
     rows = [
         ("single stream, tok/s", alone, ours, ours / alone, verdict(ours / alone, 1.2)),
         ("8 requests, 200 ms apart, tok/s", alone, burst, burst / alone, verdict(burst / alone, 3)),
@@ -158,14 +158,14 @@ def baseline_on_cuda(batches: list[int]) -> dict[int, float]:
         prompts = [random_prompt(512, QWEN3_4B.vocab) for _ in range(batch)]
         generate(model, prompts, 4)
         torch.cuda.synchronize()
-        # The best of three, as for ours.
+        # The best of three, as for our engine.
         seconds = min(timed(lambda prompts=prompts: generate(model, prompts, 64)) for _ in range(3))
         results[batch] = batch * 64 / seconds
     return results
 
 
 def drain(worker: Worker) -> tuple[int, list[float]]:
-    """Step until nothing is left: tokens drawn, and the seconds of the steps that only generated."""
+    """Step until nothing is left; returns the tokens drawn, and the seconds of the steps without prompts."""
     tokens, decode = 0, []
     while not worker.scheduler.idle:
         reading = any(s.remaining > 1 for s in [*worker.scheduler.running, *worker.scheduler.waiting])

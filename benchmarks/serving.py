@@ -1,8 +1,8 @@
-"""What the server adds to a request, beside a bare FastAPI echo of the same payload.
+"""Measures what the server adds to a request, compared with a bare FastAPI echo of the same payload.
 
     python benchmarks/serving.py
 
-Both run in processes of their own under uvicorn with the same settings. Our server has its real API, renderer and
+Each runs in its own process under uvicorn with the same settings. Our server has its real API, renderer and
 tokenizer (the embedded model's), with a sampler that answers at once, so that only the server is measured.
 """
 
@@ -92,7 +92,7 @@ def serve_ours(port: int) -> None:
 
 
 class Server:
-    """A server in a process of its own, ready when the block begins."""
+    """A server in its own process, ready when the block starts."""
 
     def __init__(self, target: object) -> None:
         with socket.socket() as probe:
@@ -117,7 +117,7 @@ class Server:
 
 
 class Connection:
-    """One keep-alive connection; as little client as possible, since it shares the machine with the server."""
+    """One keep-alive connection. The client is minimal, because it shares the machine with the server."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
@@ -204,7 +204,7 @@ async def measure(echo: int, ours: int) -> None:
     conversation = [payload(body) for body in agent_turns(40)]
     for port in (echo, ours):
         await latencies(port, [short] * WARM_UP)
-    # By turns, so that a slow spell of the machine falls on both.
+    # Alternating, so that a slow phase of the machine affects both.
     rates: dict[int, list[float]] = {echo: [], ours: []}
     singles: dict[int, list[float]] = {echo: [], ours: []}
     for _ in range(3):

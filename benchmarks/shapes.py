@@ -1,4 +1,4 @@
-"""Decoders with random weights at real shapes, for measurements where no checkpoint can be had."""
+"""Decoders with random weights at real shapes, for measurements without a checkpoint."""
 
 from dataclasses import replace
 from typing import Any
@@ -26,7 +26,7 @@ QWEN3_0_6B = replace(QWEN3_4B, hidden=1024, intermediate=3072, layers=28, heads=
 
 
 def random_decoder(shape: Shape, dtype: torch.dtype, device: torch.device) -> Decoder:
-    """Weights of the right sizes and a sane scale; what they compute means nothing."""
+    """Random weights of the right sizes, scaled so that activations stay finite."""
 
     def normal(*size: int) -> Tensor:
         return torch.empty(size, dtype=dtype, device=device).normal_(0, 0.02)
@@ -46,7 +46,7 @@ def random_decoder(shape: Shape, dtype: torch.dtype, device: torch.device) -> De
 
 
 def transformers_model(shape: Shape, device: str) -> Any:
-    """The baseline of the same sizes, with random weights too."""
+    """The baseline: a model of the same sizes, also with random weights."""
     from transformers import AutoModelForCausalLM, Qwen3Config
 
     config = Qwen3Config(

@@ -1,10 +1,10 @@
-"""What users feel of learning: time to first token idle, during a training step and at a swap; and how soon it serves.
+"""Measures how learning affects users: time to first token when idle, during a step and at a swap; and swap latency.
 
     python benchmarks/swapping.py [--minutes 4] [--clients 2]
 
-A real server with the embedded model, in processes of its own. Clients ask and read the first token, at a steady rate;
-in the second half every answer gets explicit feedback, so that steps follow each other. The baseline is the same
-server before its first step.
+It runs a real server with the embedded model. Clients send requests at a steady rate and read the first token. In the
+second half every answer gets explicit feedback, so that one step follows another. The baseline is the same server
+before its first step.
 """
 
 import argparse
@@ -28,15 +28,15 @@ QUESTIONS = (
     "What is a volcano?",
     "Why is salt salty?",
 )
-#: A prompt of a few hundred tokens, as an agent's is: most of it is the same from request to request.
+#: A prompt of a few hundred tokens, like an agent's: most of it is the same in every request.
 SYSTEM = "You are a helpful assistant who answers questions about the world. " * 20
 ANSWER_TOKENS = 24
-#: Between an answer and the next question of a client.
+#: Seconds between an answer and the client's next question.
 THINK_SECONDS = 0.5
-#: Requests that begin so close to a change of policy are counted as met by it.
+#: Requests that start this many seconds around a change of policy count as affected by it.
 SWAP_SECONDS = 1.0
 BATCH = 4
-#: The first requests fill caches, while the learner is being loaded: they are the baseline of nothing.
+#: The first requests are not measured: caches are empty and the learner is being loaded.
 WARM_UP_SECONDS = 20
 
 
@@ -51,7 +51,7 @@ class Sample:
 
 
 class Server:
-    """A server process and what it says of itself."""
+    """A server process and its status."""
 
     def __init__(self, run_dir: Path) -> None:
         command = [sys.executable, "run.py", "--run-dir", str(run_dir), "--proxy-port", "0", "--method", "rl"]
@@ -86,7 +86,7 @@ def post(url: str, body: object) -> urllib.request.addinfourl:
 
 
 class Load:
-    """Clients at a steady rate, and a look at the learner ten times a second."""
+    """Run clients at a steady rate, and check the learner ten times a second."""
 
     def __init__(self, url: str) -> None:
         self.url, self.samples, self.failures = url, [], 0

@@ -1,12 +1,12 @@
-"""What top-k distillation costs beside a plain implementation that holds whole distributions, and what hints share.
+"""Measures top-k distillation against a plain implementation that holds whole distributions, and what hints share.
 
     python benchmarks/topk.py                 a small shape on the CPU, float32
     python benchmarks/topk.py --device cuda   a vocabulary of 152k, 2,048 response tokens, width 2,560, bf16
 
-Both sides begin when the teacher has been asked, and end with the gradient for the policy's hidden states. The plain
-side was given the teacher's three distributions, which count as its memory, and computes the old policy's; ours was
-given the few numbers that a run asks of the teacher, and those that were recorded while sampling. Best of three after
-a warm-up; each side's memory in a process of its own. Run it on an otherwise idle machine.
+Both sides start after the teacher has been asked, and end with the gradient for the policy's hidden states. The plain
+side has the teacher's three distributions, which count as its memory, and computes the old policy's. Ours has the few
+numbers that a run asks of the teacher, and those that were recorded while sampling. Times are the best of three after a
+warm-up. Each side's memory is measured in its own process. Run it on an otherwise idle machine.
 """
 
 import argparse
@@ -37,7 +37,7 @@ K, HINTS = 4, 3
 METHOD = TopkSelect(MethodOptions(method="topk-select", topk_k=K, topk_max_cand=HINTS, w_rl=0.0))
 LOSS = PolicyLoss()
 PLAIN, OURS = "whole distributions", "ours"
-#: What is shared: a long conversation, then a hint in its last message, then the response.
+#: A long conversation, which is shared, then a hint in its last message, then the response.
 PROMPT, HINT, RESPONSE = 4000, 20, 200
 
 
@@ -57,7 +57,7 @@ SHAPES = {
 
 @dataclass(frozen=True)
 class Problem:
-    """Hidden states and what was sampled."""
+    """Hidden states and the sampled tokens."""
 
     head: Tensor
     policy: Tensor
@@ -110,7 +110,7 @@ def plain_step(problem: Problem) -> Step:
 
 
 def our_step(problem: Problem) -> Step:
-    """What a run does with what was recorded: the method chooses, the learner has its loss."""
+    """Our implementation: the method chooses from the recorded numbers, and the learner computes the loss."""
     top = recorded(problem)
     model: Any = SimpleNamespace(logits=lambda hidden: F.linear(hidden, problem.head).float())
     device = problem.head.device
@@ -145,7 +145,7 @@ def our_step(problem: Problem) -> Step:
 
 @torch.no_grad()
 def recorded(problem: Problem) -> Likeliest:
-    """The old policy's likeliest tokens, as sampling leaves them."""
+    """The old policy's likeliest tokens, as sampling records them."""
     scoring = Scoring(ScoreRequest([0, *problem.sampled], len(problem.sampled), top_k=K))
     scoring.read(SimpleNamespace(logits=lambda h: F.linear(h, problem.head).float()), 0, problem.old)  # type: ignore[arg-type]
     top = scoring.scores().top
@@ -157,7 +157,7 @@ STEPS = {PLAIN: plain_step, OURS: our_step}
 
 
 def memory_of(side: str, device: str) -> int:
-    """Peak bytes of one side above the hidden states and the head, in a fresh process."""
+    """Peak bytes of one side above the hidden states and the head, in a new process."""
     command = [sys.executable, __file__, "--device", device, "--measure", side]
     result = subprocess.run(command, check=True, capture_output=True, text=True)
     return int(json.loads(result.stdout.splitlines()[-1]))

@@ -1,4 +1,4 @@
-"""A custom way to generate answers: openclaw-rl serve --custom-generate-function-path examples/custom_generate.py
+"""A custom generation function: openclaw-rl serve --custom-generate-function-path examples/custom_generate.py
 
 Samples four answers and returns the one with the highest mean log-prob per token.
 """

@@ -1,6 +1,6 @@
-"""A method of one's own: openclaw-rl serve --method examples/custom_method.py:LikedOnly
+"""A custom method: openclaw-rl serve --method examples/custom_method.py:LikedOnly
 
-Learns from liked answers alone. An answer with a score below 0 is dropped instead of being made less likely.
+Learns only from liked answers. An answer with a score below 0 is dropped instead of being made less likely.
 """
 
 from openclaw_rl.methods.base import Method

@@ -1,4 +1,4 @@
-"""A custom environment: openclaw-rl serve --rollout-function-path examples/custom_rollout.py
+"""A custom rollout: openclaw-rl serve --rollout-function-path examples/custom_rollout.py
 
 Asks for sums through the API, and rewards answers that contain the right number.
 """

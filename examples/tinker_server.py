@@ -14,7 +14,8 @@ from typing import Any
 from openclaw_rl.models import fetch_model
 
 CACHE = Path(os.environ.get("OPENCLAW_RL_CACHE", "~/.cache/openclaw-rl")).expanduser()
-#: Eight adapters: the base model's, one in training, two to sample from, and as many of a client that was just killed.
+#: Eight adapters: four for a client (the base model's, one in training, two to sample from), and four for a client that
+#: was just killed.
 BACKEND = {"max_lora_adapters": 8, "max_lora_rank": 8, "train_micro_batch_size": 4, "sample_max_num_sequences": 4}
 #: The adapters of a client that is gone are freed after this time.
 SESSION_SECONDS = 60

@@ -1,1 +1,1 @@
-"""What tests share: fakes, doubles and builders. No test module imports another."""
+"""Helpers that tests share: fakes, doubles and builders. No test module imports another."""

@@ -273,6 +273,6 @@ def primes_below(n):
 
 
 def solution(name: str) -> str:
-    """A program that solves a problem, with all that the functions above need from each other."""
+    """A program that solves a problem, including the functions above that it calls."""
     functions = "\n\n".join(inspect.getsource(globals()[used]) for used in dict.fromkeys((name, "is_prime")))
     return f"import math\nfrom collections import Counter, deque\n\n{functions}"

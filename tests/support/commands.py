@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-#: Takes a command's arguments; exit status, output, errors.
+#: Takes a command's arguments; returns exit status, output and errors.
 Program = Callable[..., tuple[int, str, str]]
 
 

@@ -22,13 +22,13 @@ from openclaw_rl.engines.policy_ref import PolicyRef, WeightForm, policy_in
 from openclaw_rl.types import SampleRequest
 from support.fakes import ScriptedSampler
 
-#: Every sampler is made to sample so many sequences at the same time, to keep as many more waiting, and to hold so many
-#: policy versions beside the base model.
+#: Every sampler samples this many sequences at the same time, queues the same number, and holds this many policy
+#: versions besides the base model.
 MAX_SEQUENCES, MAX_QUEUE, POLICIES = 4, 4, 2
 
 
 class SamplerHarness:
-    """One sampler under test, over the tiny model, with the policies that it may be given."""
+    """One sampler under test, over the tiny model, and the policies for it."""
 
     has_model = True
     """Whether its tokens come from the tiny model, so that log-probs can be compared with a reference."""

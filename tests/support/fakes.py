@@ -110,7 +110,7 @@ class ScriptedSampler:
 
 
 class ScriptedStream:
-    """One token of every completion at a time."""
+    """Sample one token of every completion at a time."""
 
     def __init__(self, sampler: ScriptedSampler, request: SampleRequest, version: int) -> None:
         self.version, self.cached_tokens = version, 0
@@ -162,7 +162,7 @@ class ScriptedLearner:
     """Implements `Learner`. Its policy is the list of the batches that it was trained on, each a list of turns.
 
     `hooks` are called by the name of a call, and may raise. After EngineUnavailable the policy is lost, as when a
-    process dies: the next call meets an untrained one.
+    process dies: the next call sees an untrained policy.
     """
 
     capabilities = LearnerCapabilities(writes=frozenset([WeightForm.PEFT]))

@@ -1,4 +1,4 @@
-"""The judging loop at work on a ledger, with scripted judges or a judge behind an endpoint."""
+"""Runs the judging loop on a ledger, with scripted judges or a judge behind an endpoint."""
 
 import asyncio
 import contextlib
@@ -74,10 +74,10 @@ async def judging(
     task = asyncio.create_task(made.run())
     try:
         yield Judging(made, registry)
-        assert not task.done(), "it goes on until it is cancelled"
+        assert not task.done(), "it runs until it is cancelled"
     finally:
         task.cancel()
-        async with asyncio.timeout(60):  # it must not miss that it is to end, whatever it was about to do
+        async with asyncio.timeout(60):  # the loop must notice the cancellation at every point
             await asyncio.gather(task, return_exceptions=True)
 
 

@@ -1,4 +1,4 @@
-"""Methods as tests need them."""
+"""Methods with options for tests."""
 
 from openclaw_rl.methods.base import Method
 from openclaw_rl.methods.distillation import TopK

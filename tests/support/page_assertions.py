@@ -40,7 +40,7 @@ class Seen:
         return self.all("body")[0].text
 
     def rows(self) -> list[list[str]]:
-        """The cells of all tables, by row, white space aside."""
+        """The cells of all tables, by row, with white space removed."""
         cells, rows = [e for e in self.elements if e.tag in ("tr", "td", "th")], list[list[str]]()
         for element in cells:
             if element.tag == "tr":

@@ -15,7 +15,7 @@ _numbers = count()
 
 
 def a_turn(session: str = "s", owner: str = "me", **given: Any) -> Turn:
-    """A main turn like any other, but for what is given."""
+    """A main turn with default values, except for those given."""
     number = next(_numbers)
     values: dict[str, Any] = {
         "completion": f"chatcmpl-{number}",
@@ -50,7 +50,7 @@ def stored_turns(folder: Path) -> list[StoredTurn]:
 
 
 class Book:
-    """A ledger in a folder, as the server has it open, and a reader beside it."""
+    """A ledger in a folder, opened as the server opens it, and a reader of the same ledger."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -62,16 +62,16 @@ class Book:
         self.ledger.close()
 
     def change(self, change: Callable[..., Any], *arguments: Any) -> Any:
-        """Make one of the ledger's changes, durably."""
+        """Make one change to the ledger and wait until it is durable."""
         return self.ledger.writer.submit(lambda db: change(db, *arguments)).result(300)
 
     def capture(self, *turns: Turn, base: int | None = None, keep: int = 0) -> int:
-        """Record the turns of a request; the number of the first."""
+        """Record the turns of a request; returns the number of the first."""
         numbers: list[int] = self.change(changes.capture, turns, "header X-Session-Id", base, keep)
         return numbers[0]
 
     def put(self, state: State, **given: Any) -> int:
-        """A turn that has come as far as `state`."""
+        """Record a turn and bring it to `state`."""
         number: int = self.change(changes.record_turn, a_turn(**given), "test", None, 0, state)
         return number
 

@@ -1,4 +1,4 @@
-"""The program as a user runs it: a real `openclaw-rl serve` in a process of its own, for as long as a test needs it."""
+"""Runs a real `openclaw-rl serve` in its own process, as a user does."""
 
 import contextlib
 import socket

@@ -1,7 +1,7 @@
-"""Tinker in this process: the SDK's surface as far as it is used, with the SDK's own types, computing on a tiny model.
+"""A double of Tinker in this process: the parts of the SDK that are used, with its types, computing on a tiny model.
 
-A `Cloud` is the service: what it keeps outlives sessions, and what it is told to do wrong it does, once each.
-Signatures are the installed SDK's, whichever version that is.
+A `Cloud` is the service. What it stores outlives sessions, and a test can make its next calls fail. Signatures are
+those of the installed version of the SDK.
 """
 
 import asyncio
@@ -41,17 +41,17 @@ types = tinker.types
 RANK, ALPHA = 4, 8.0
 #: Policies that can be sampled from in one test.
 SLOTS = 12
-#: Whether this version of the SDK tells the likeliest tokens of what is sampled.
+#: Whether this version of the SDK returns the likeliest tokens with samples.
 NEW_SDK = "topk_sample_logprobs" in str(tinker.SamplingClient.sample_async.__code__.co_varnames)
 NEW_TYPES = "sequence_id" in inspect.signature(types.SampledSequence).parameters
 SAMPLE = inspect.signature(tinker.SamplingClient.sample_async)
 
-#: What is done wrong: an error, seconds of delay, or a change to the result.
+#: A fault: an error, seconds of delay, or a change to the result.
 Fault = Exception | float | Callable[[Any], Any]
 
 
 def status_error(status: int, detail: str = "no") -> Exception:
-    """What the SDK raises for a status."""
+    """The error that the SDK raises for an HTTP status."""
     names = {401: "AuthenticationError", 404: "NotFoundError", 422: "UnprocessableEntityError", 429: "RateLimitError"}
     kind = getattr(tinker, names.get(status, "InternalServerError" if status >= 500 else "APIStatusError"))
     response = httpx.Response(status, json={"detail": detail}, request=httpx.Request("POST", "http://tinker"))
@@ -60,7 +60,7 @@ def status_error(status: int, detail: str = "no") -> Exception:
 
 
 def failed_request(category: str, words: str = "it did not work") -> Exception:
-    """A request that was taken and then failed."""
+    """A request that was accepted and then failed."""
     return tinker.RequestFailedError(words, request_id="1", category=types.RequestErrorCategory(category))
 
 
@@ -110,7 +110,7 @@ def response(sequences: list[Any], prompt: Any = None, top: Any = None, targets:
 
 
 class Cloud:
-    """The service. `takes_means`, `knows_top_k` and `shows_drawn` are what servers differ in."""
+    """The service. Servers differ in `takes_means`, `knows_top_k` and `shows_drawn`."""
 
     def __init__(self, model: Path, folder: Path, name: str = "tiny/model") -> None:
         self.name, self.folder = name, folder
@@ -119,36 +119,36 @@ class Cloud:
         self.takes_means = False
         self.knows_top_k = True
         self.shows_drawn = False
-        """Whether log-probs of samples are of what was drawn from: after temperature and truncation."""
+        """Whether log-probs of samples are those after temperature and truncation, not raw."""
         self.losses = {"ppo", "importance_sampling", "cispo", "cross_entropy"}
         self.states: dict[str, dict[str, Any]] = {}
         self.slots: dict[str, int] = {}
         self.faults: dict[str, list[Fault]] = {}
         self.calls: list[str] = []
         self.prompts: list[tuple[int, int, int]] = []
-        """Of each sampling call: prompt tokens, completions, tokens asked for."""
+        """For each sampling call: prompt tokens, completions, tokens requested."""
         self.epoch = 0
         self.sessions = 0
         self.open_sessions = 0
         self._ids = count(1)
 
     def fail(self, name: str, *faults: Fault) -> None:
-        """Let the next calls of a name go wrong, each in its way."""
+        """Make the next calls of this name fail, each with one of these faults."""
         self.faults.setdefault(name, []).extend(faults)
 
     def end_sessions(self) -> None:
-        """Know nothing any more of the clients that there are; what was saved is kept."""
+        """Forget all current clients; saved states are kept."""
         self.epoch += 1
 
     async def does(self, name: str, work: Callable[[], Any], epoch: int | None = None) -> Any:
-        """Do what is asked, or what was told to happen instead."""
+        """Carry out a call, or the fault that replaces it."""
         self.calls.append(name)
         if epoch not in (None, self.epoch):
             raise status_error(404, "session not found")
         fault = self.faults[name].pop(0) if self.faults.get(name) else None
         if isinstance(fault, Exception):
             raise fault
-        # No call of a service is done at once.
+        # No call to a real service finishes at once.
         await asyncio.sleep(fault if isinstance(fault, float) else 0.001)
         result = work()
         return fault(result) if callable(fault) else result
@@ -157,7 +157,7 @@ class Cloud:
         return f"tinker://run-{next(self._ids)}/{kind}/{name}"
 
     def keep(self, adapter: Path, path: str | None = None) -> str:
-        """Keep an adapter's weights to sample from; the path that the service gives them."""
+        """Store an adapter's weights to sample from; returns their path on the service."""
         path, slot = path or self.path("sampler_weights", adapter.name), len(self.slots) + 1
         loaded = self.worker.obey(LoadPolicy(slot, slot, adapter))
         assert isinstance(loaded, PolicyLoaded)
@@ -258,14 +258,14 @@ class Service:
 
 
 class Holder:
-    """What an older `ServiceClient` keeps its session in."""
+    """Holds the session in an older `ServiceClient`."""
 
     def __init__(self, service: Service) -> None:
         self.close = service.close_holder
 
 
 class Training:
-    """`TrainingClient`: calls are worked on in the order in which they were submitted."""
+    """`TrainingClient`: calls are processed in the order in which they were submitted."""
 
     def __init__(self, cloud: Cloud, seed: int) -> None:
         self.cloud, self.epoch = cloud, cloud.epoch
@@ -382,7 +382,7 @@ class Training:
         return logprobs.detach().flatten().tolist()
 
     def _sequence(self, datum: Any, count: int) -> TrainingSequence:
-        """A datum whose every token is a sample's: the trainer's means, undone for a service that sums."""
+        """A datum in which every token belongs to a sample. The trainer's mean is undone, because the service sums."""
         ids, inputs = datum.model_input.to_ints(), datum.loss_fn_inputs
         targets = list(inputs["target_tokens"].data)
         assert ids[1:] == targets[:-1]

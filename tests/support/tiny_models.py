@@ -1,4 +1,4 @@
-"""A tiny model that is real in everything but size, and adapters for it."""
+"""A tiny real model and adapters for it."""
 
 from pathlib import Path
 
@@ -47,7 +47,7 @@ def tiny_tokenizer() -> Tokenizer:
 
 
 def save_tiny_model(folder: Path, seed: int = 0) -> Path:
-    """A two-layer Llama with lively random weights and the tokenizer above."""
+    """A two-layer Llama with large random weights and the tokenizer above."""
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=tiny_tokenizer(),
         eos_token="<|im_end|>",

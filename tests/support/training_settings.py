@@ -18,6 +18,6 @@ USUAL = TrainingSettings(
 
 
 def taken_out(given: dict[str, Any], usual: TrainingSettings = USUAL) -> TrainingSettings:
-    """Training settings from the given values, which are removed from `given`; the usual ones for the rest."""
+    """Training settings from the given values, which are removed from `given`; defaults for the rest."""
     values = {field.name: given.pop(field.name, getattr(usual, field.name)) for field in fields(usual)}
     return TrainingSettings(**values)
