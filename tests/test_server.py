@@ -371,7 +371,7 @@ def test_the_run_directory_may_be_named_twice(tiny_model: Path, tmp_path: Path) 
         assert status(tmp_path)["server"] == program.url
 
 
-def test_a_restart_says_where_it_goes_on_from(tiny_model: Path, tmp_path: Path, adapters: list[Path]) -> None:
+def test_a_restart_says_where_it_continues_from(tiny_model: Path, tmp_path: Path, adapters: list[Path]) -> None:
     async def copy(target: Path) -> None:
         shutil.copytree(adapters[0], target, dirs_exist_ok=True)
 
@@ -386,7 +386,7 @@ def test_a_restart_says_where_it_goes_on_from(tiny_model: Path, tmp_path: Path, 
     another = ("--run-dir", str(tmp_path / "another"), "--resume-from-ckpt", str(saved.folder))
     with serving(SERVE, tiny_model, *another, *quick) as program:
         # A path that is longer than a line is broken anywhere.
-        assert f"goesonfrom{saved.folder}(policy4)" in "".join(program.log.split())
+        assert f"continuesfrom{saved.folder}(policy4)" in "".join(program.log.split())
 
 
 def test_going_back_without_the_servers_key_says_how_to_give_it(tiny_model: Path, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ def add(commands: Any) -> None:
         "--format",
         choices=("trajectories", "jsonl"),
         default="trajectories",
-        help="one session per line in words, or one turn per line with tokens and log-probs",
+        help="one session per line as text, or one turn per line with tokens and log-probs",
     )
 
 

@@ -22,7 +22,7 @@ MAX_BATCHES_SHOWN = 5
 
 def add(commands: Any) -> None:
     parser = add_command(commands, "status", DOC, run, RUN_OPTIONS)
-    parser.add_argument("--json", action="store_true", help="for programs")
+    parser.add_argument("--json", action="store_true", help="print the status as JSON")
 
 
 def run(options: argparse.Namespace) -> int:
