@@ -241,7 +241,7 @@ def test_a_folder_that_does_not_fit_is_refused_with_the_reason(
         InProcessLearner(decoder, options(rank=0, model=tiny_model)).load(tmp_path / "adapter")
     whole = InProcessLearner(decoder, options(rank=0, model=tiny_model))
     whole.save(tmp_path / "whole")
-    with pytest.raises(StepRefused, match="give --lora-rank 0"):
+    with pytest.raises(StepRefused, match="use --lora-rank 0"):
         learner.load(tmp_path / "whole")
 
 
