@@ -1,6 +1,7 @@
 """A merged model says what the base model says with its adapter, to programs that know nothing of adapters."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -103,3 +104,16 @@ def test_the_command_says_where_the_model_is(
     assert (out / "config.json").is_file()
     assert main(["merge", str(adapters[0]), str(out), "--model-name", str(tiny_model)]) == 2
     assert "not empty" in capsys.readouterr().err
+
+
+def test_quantised_weights_are_refused_by_the_command(
+    tiny_model: Path, adapters: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = shutil.copytree(tiny_model, tmp_path / "model")
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "fp8"}}))
+    out = tmp_path / "merged"
+    run_dir = ["--run-dir", str(tmp_path / "run")]
+    assert main(["merge", str(adapters[0]), str(out), "--model-name", str(model), *run_dir]) == 2
+    assert "holds quantised weights" in capsys.readouterr().err
+    assert not out.exists()

@@ -61,13 +61,16 @@ def test_places_are_kept_wherever_the_next_command_is_given(tmp_path: Path, monk
     monkeypatch.chdir(tmp_path)
     for name in ("model", "run", "ledger"):
         (tmp_path / name).mkdir()
-    (tmp_path / "judge.py").touch()
+    for name in ("judge.py", "method.py"):
+        (tmp_path / name).touch()
     flags = {"model_name": "./model", "rl_buffer_dir": "ledger", "custom_rm_path": "judge.py:mine"}
+    flags["method"] = "method.py:Mine"
     assert kept(tmp_path / "run", **flags, teacher_model_name="some/teacher") == {
         "model-name": str(tmp_path / "model"),
         "rl-buffer-dir": str(tmp_path / "ledger"),
         "custom-rm-path": f"{tmp_path / 'judge.py'}:mine",
         "teacher-model-name": "some/teacher",
+        "method": f"{tmp_path / 'method.py'}:Mine",
     }
 
 

@@ -22,7 +22,7 @@ import transformers
 
 from openclaw_rl.app.config import Config
 from openclaw_rl.app.server import model_folder
-from openclaw_rl.config.options import ConfigError
+from openclaw_rl.errors import UserError
 from openclaw_rl.learn.checkpoints import Checkpoints
 from openclaw_rl.ledger import queries
 from openclaw_rl.ledger.lock import FILE as SERVER
@@ -335,9 +335,9 @@ def test_a_model_that_cannot_be_kept_is_said_in_one_sentence(
         load = getattr(transformers, kind).from_pretrained
         monkeypatch.setattr(f"transformers.{kind}.from_pretrained", lambda *_, load=load, **__: load(tiny_model))
     config = Config.of(model_name=str(gguf), cache_dir=Path("/proc/x"))
-    with pytest.raises(ConfigError, match=r"The model cannot be kept in /proc/x: .*--cache-dir"):
+    with pytest.raises(UserError, match=r"The model cannot be stored in /proc/x: .*--cache-dir"):
         model_folder(config)
-    assert model_folder(config.model_copy(update={"cache_dir": tmp_path / "cache"})).is_dir()
+    assert model_folder(Config.of(model_name=str(gguf), cache_dir=tmp_path / "cache")).is_dir()
 
 
 def test_a_damaged_ledger_is_said_in_one_sentence_and_left_alone(tiny_model: Path, tmp_path: Path) -> None:

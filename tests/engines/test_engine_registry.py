@@ -1,16 +1,17 @@
 """Which engines there are, and which of them work together."""
 
+import re
 from typing import Any
 
 import pytest
 
-from openclaw_rl.app.checks import check, check_method
+from openclaw_rl.app.checks import check
 from openclaw_rl.app.config import Config, load
 from openclaw_rl.config.options import ConfigError
 from openclaw_rl.engines.capabilities import SamplerCapabilities
-from openclaw_rl.engines.factory import check_pair
+from openclaw_rl.engines.factory import check_pair, sampler_that_loads
 from openclaw_rl.engines.policy_ref import WeightForm
-from openclaw_rl.engines.registry import LEARNERS, SAMPLERS, learner_factory, sampler_factory
+from openclaw_rl.engines.registry import LEARNERS, SAMPLERS, engine_sections, learner_factory, sampler_factory
 from openclaw_rl.engines.tinker import sdk
 from openclaw_rl.errors import UserError
 from support.methods import a_method
@@ -25,7 +26,7 @@ def test_every_sampler_says_what_it_needs_and_loads(name: str) -> None:
     factory = sampler_factory(name)
     assert factory.name == name
     assert factory.default_model
-    assert factory.loads(configured(backend=name).engine_settings)
+    assert factory.capabilities(configured(backend=name).engine_settings).loads
 
 
 @pytest.mark.parametrize("name", LEARNERS)
@@ -54,22 +55,39 @@ def test_backend_chooses_both_unless_one_is_named() -> None:
 
 def test_all_weights_travel_as_a_model_folder_and_an_adapter_as_a_peft_folder() -> None:
     local = learner_factory("local")
-    assert local.writes(configured(lora_rank=0).engine_settings) is WeightForm.MODEL
-    assert local.writes(configured(lora_rank=8).engine_settings) is WeightForm.PEFT
+    assert local.capabilities(configured(lora_rank=0).engine_settings).writes == {WeightForm.MODEL}
+    assert local.capabilities(configured(lora_rank=8).engine_settings).writes == {WeightForm.PEFT}
 
 
 def test_an_engine_that_is_not_there_is_refused_with_those_there_are() -> None:
-    with pytest.raises(ConfigError, match=r"--sampler warp is not known: use one of local, tinker\."):
-        _ = configured(sampler="warp").sampler
+    expected = "--sampler 'warp' (from flag) is not valid: use one of auto, local, tinker."
+    with pytest.raises(ConfigError, match=re.escape(expected)):
+        configured(sampler="warp")
 
 
 def test_a_method_that_needs_more_than_the_sampler_gives_is_refused() -> None:
     plain = SamplerCapabilities(loads=frozenset(WeightForm))
-    poor = SamplerCapabilities(loads=frozenset(WeightForm), max_top_logprobs=2, scores_targets=False)
-    with pytest.raises(UserError, match=r"needs the 4 likeliest tokens .* at most 2: use --method combine"):
-        check_method(a_method("topk-select"), poor)
+    poor = SamplerCapabilities(frozenset(WeightForm), max_top_logprobs=2, scores_targets=False, advice="update it")
+    with pytest.raises(UserError, match=r"needs the 4 likeliest tokens .* at most 2: .* Update it\."):
+        a_method("topk-select").check_sampler(poor)
     with pytest.raises(UserError, match="--topk-subset-mode teacher needs log-probs of chosen tokens"):
-        check_method(a_method("topk-select", topk_k=2, topk_subset_mode="teacher"), poor)
+        a_method("topk-select", topk_k=2, topk_subset_mode="teacher").check_sampler(poor)
     for name in ("rl", "opd", "combine"):
-        check_method(a_method(name), poor)
-    check_method(a_method("topk-select", topk_subset_mode="teacher"), plain)
+        a_method(name).check_sampler(poor)
+    a_method("topk-select", topk_subset_mode="teacher").check_sampler(plain)
+
+
+def test_a_policy_finds_the_engine_that_loads_it_whatever_the_environment_asks_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TINKER_API_KEY", "tml-x")
+    settings = configured().engine_settings
+    assert configured().sampler.name == "tinker"
+    assert sampler_that_loads(WeightForm.PEFT, settings).name == "local"
+    assert sampler_that_loads(WeightForm.REMOTE, settings).name == "tinker"
+
+
+def test_engines_are_given_no_options_of_other_parts() -> None:
+    config = configured(api_key="S3CRET")
+    assert set(config.engine_settings.sections) == set(engine_sections())
+    assert "S3CRET" not in repr(config.engine_settings)

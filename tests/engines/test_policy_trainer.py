@@ -11,10 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from openclaw_rl.engines import transaction
 from openclaw_rl.engines.base import StepRefused
 from openclaw_rl.engines.local.model.decoder import Decoder, load_decoder
 from openclaw_rl.engines.local.training.policy_trainer import MAX_HALVINGS
 from openclaw_rl.engines.local.training.trainer import Trainer
+from openclaw_rl.engines.transaction import STEP_TRIALS
 from openclaw_rl.types import LossSettings, Span, TrainingSequence
 from support.trainers import VOCABULARY, InProcessLearner, batch, fresh, options, state, trained
 
@@ -250,6 +252,33 @@ def test_a_step_that_never_fits_is_refused_and_leaves_everything_as_it_was(decod
     assert state(learner, tmp_path / "after") == before
     with pytest.raises(StepRefused, match="no step"):
         learner.undo()
+
+
+@pytest.mark.parametrize("failures", [1, STEP_TRIALS])
+def test_an_optimiser_that_runs_out_of_memory_is_tried_again_from_the_snapshot(
+    decoder: Decoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failures: int
+) -> None:
+    monkeypatch.setattr(transaction, "RETRY_PAUSE_SECONDS", 0.0)
+    learner, free = trained(decoder, 1), trained(decoder, 1)
+    before = state(learner, tmp_path / "before")
+    optimizer, left = learner.trainer.optimizer, [failures]
+    step = optimizer.step
+
+    def short_of_memory() -> None:
+        step()  # weights have moved when the memory is used up
+        left[0] -= 1
+        if left[0] >= 0:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    monkeypatch.setattr(optimizer, "step", short_of_memory)
+    sequences = batch(free, 4)
+    if failures == STEP_TRIALS:
+        with pytest.raises(StepRefused, match="does not fit into memory"):
+            learner.step(sequences)
+        assert state(learner, tmp_path / "after") == before
+    else:
+        assert learner.step(sequences).loss == free.step(sequences).loss
+        assert state(learner, tmp_path / "after") == state(free, tmp_path / "free")
 
 
 def test_an_error_that_is_not_about_memory_is_not_taken_for_one(decoder: Decoder) -> None:

@@ -1,9 +1,11 @@
 """From a name to a method; what is no method is refused in one sentence."""
 
+import re
 from pathlib import Path
 
 import pytest
 
+from openclaw_rl.app.config import load
 from openclaw_rl.config.options import ConfigError
 from openclaw_rl.methods.options import BUILT_IN, MethodOptions
 from openclaw_rl.methods.registry import check_options, find_method, make_method
@@ -17,8 +19,9 @@ def test_every_built_in_method_is_found_by_its_name(name: str) -> None:
 
 
 def test_a_name_that_no_method_has_is_refused_with_those_there_are() -> None:
-    with pytest.raises(ConfigError, match=r"--method ppo is not a method: use one of rl, opd, combine, topk-select"):
-        find_method("ppo")
+    expected = "--method 'ppo' (from environment METHOD) is not valid: use one of rl, opd, combine, topk-select, or"
+    with pytest.raises(ConfigError, match=re.escape(expected)):
+        load({}, {"METHOD": "ppo"})
 
 
 @pytest.mark.parametrize(

@@ -4,13 +4,10 @@ from pathlib import Path
 
 from openclaw_rl.app.assembly import check_own_code
 from openclaw_rl.app.config import Config
-from openclaw_rl.engines.capabilities import SamplerCapabilities
 from openclaw_rl.engines.factory import check_pair
-from openclaw_rl.errors import UserError
 from openclaw_rl.judge.build import check_judges
 from openclaw_rl.learn.build import check_learning, where_to_begin
 from openclaw_rl.ledger.lock import check_usable
-from openclaw_rl.methods.base import Method
 
 
 def check(config: Config) -> None:
@@ -20,6 +17,7 @@ def check(config: Config) -> None:
     if config.learns:
         config.learner.check(settings)
         check_pair(config.sampler, config.learner, settings)
+        config.learning_method.check_sampler(config.sampler.capabilities(settings))
         check_learning(config.training)
     check_judges(config.judge)
     if config.training.resume_from_ckpt not in ("auto", "none"):
@@ -27,21 +25,6 @@ def check(config: Config) -> None:
     check_own_code(config)
     for folder, option in own_folders(config).items():
         check_usable(folder, option)
-
-
-def check_method(method: Method, sampler: SamplerCapabilities) -> None:
-    """Refuse a method that needs more than the sampler can record and score. Raises UserError."""
-    most, request = sampler.max_top_logprobs, method.teacher_request
-    if most is not None and method.recorded_top > most:
-        raise UserError(
-            f"--method {method.name} needs the {method.recorded_top} likeliest tokens of each sampled token, and this "
-            f"sampler gives at most {most}: use --method combine, or another --sampler."
-        )
-    if request is not None and request.policy_scores and not sampler.scores_targets:
-        raise UserError(
-            "--topk-subset-mode teacher needs log-probs of chosen tokens, which this sampler does not give: "
-            "use student or overlap, or another --sampler."
-        )
 
 
 def own_folders(config: Config) -> dict[Path, str]:

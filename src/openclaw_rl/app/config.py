@@ -14,8 +14,7 @@ from openclaw_rl.app.options import RolloutOptions
 from openclaw_rl.config.options import ConfigError, Section, fields_of, flag, option_of, problem, read, read_file
 from openclaw_rl.config.run import RunOptions
 from openclaw_rl.engines.options import EngineOptions, ModelOptions
-from openclaw_rl.engines.registry import engine_sections, learner_factory, sampler_factory
-from openclaw_rl.engines.tinker.options import TinkerOptions
+from openclaw_rl.engines.registry import default_backend, engine_sections, learner_factory, sampler_factory
 from openclaw_rl.judge.options import JudgeOptions
 from openclaw_rl.learn.checkpoints import Checkpoints
 from openclaw_rl.learn.options import TrainingOptions
@@ -114,10 +113,7 @@ class Config:
     @property
     def backend(self) -> str:
         """The backend that `auto` stands for."""
-        if self.engine.backend != "auto":
-            return self.engine.backend
-        on_tinker = os.environ.get("TINKER_API_KEY") or self.section(TinkerOptions).tinker_base_url
-        return "tinker" if on_tinker else "local"
+        return default_backend(self.sections) if self.engine.backend == "auto" else self.engine.backend
 
     @property
     def sampler(self) -> "SamplerFactory":
@@ -142,7 +138,7 @@ class Config:
         return EngineSettings(
             model=self.model,
             engine=self.engine,
-            sections=self.sections,
+            sections={kind: self.sections[kind] for kind in engine_sections()},
             training=self.training_settings,
             cache=self.run.cache,
             custom_loss=self.training.custom_loss_function_path,

@@ -18,6 +18,7 @@ def machine_of(config: Config) -> Machine:
         model_name=config.model.model_name,
         seed=config.run.seed,
         sampler=config.sampler,
+        policy_name=config.policy_name,
         settings=config.engine_settings,
         flags=_flags(config, of_engine),
         typed=_flags(config, typed),

@@ -38,7 +38,7 @@ def given(config: Config) -> dict[str, Any]:
 
 
 def _whole(name: str, value: Any) -> Any:
-    if not isinstance(value, Path) and not name.endswith(("model_name", "_path")):
+    if not isinstance(value, Path) and not name.endswith(("model_name", "_path", "method")):
         return value
     # A path to the user's own code has the form file.py:name.
     place, colon, rest = str(value).partition(":")

@@ -24,7 +24,7 @@ from openclaw_rl.app.assembly import (
 )
 from openclaw_rl.app.background import BackgroundLoops
 from openclaw_rl.app.banner import banner, local_url
-from openclaw_rl.app.checks import check, check_method, own_folders
+from openclaw_rl.app.checks import check, own_folders
 from openclaw_rl.app.config import Config
 from openclaw_rl.app.http_server import Server, bind, event_loop
 from openclaw_rl.app.logs import console, start_logging
@@ -109,8 +109,6 @@ async def run(
         engines = Engines(stack, config, folder)
         # The worker loads the weights while this process loads the tokenizer.
         policy = await start_model(stack, engines.sampler, folder)
-        if config.learns:
-            check_method(config.learning_method, engines.sampler.capabilities)
         other = await start_other_model(stack, engines, policy)
         service = ChatService(
             answering_sampler(config, engines.sampler),

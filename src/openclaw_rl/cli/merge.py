@@ -19,11 +19,12 @@ def add(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    from openclaw_rl.engines.local.families import runnable
     from openclaw_rl.engines.local.merge import merge_adapter
     from openclaw_rl.models import fetch_model
 
     config = run_config(options)
-    base = fetch_model(config.model.model_name, config.run.cache)
+    base = runnable(fetch_model(config.model.model_name, config.run.cache))
     with progress() as shown:
         merge_adapter(base, options.checkpoint, options.out, lambda parts: shown.track(parts, description="Merging"))
     console().print(Text(f"The merged model is in {options.out}"), soft_wrap=True)

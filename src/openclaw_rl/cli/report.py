@@ -59,6 +59,5 @@ def source_of(config: Config) -> "RunSource":
         checkpoints=config.checkpoints,
         model_name=config.model.model_name,
         method=config.learning_method,
-        sampler=config.sampler,
         settings=config.engine_settings,
     )

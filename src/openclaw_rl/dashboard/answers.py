@@ -9,11 +9,11 @@ from pathlib import Path
 from openclaw_rl.dashboard.examples import Prompt
 from openclaw_rl.dashboard.source import RunSource
 from openclaw_rl.engines.base import EngineError
-from openclaw_rl.engines.factory import Resources
-from openclaw_rl.engines.policy_ref import policy_in
+from openclaw_rl.engines.factory import Resources, sampler_that_loads
+from openclaw_rl.engines.policy_ref import WeightForm, policy_in
 from openclaw_rl.learn.checkpoints import Checkpoint
 from openclaw_rl.learn.gate import answer_greedily
-from openclaw_rl.models import EMBEDDED, ModelNotFound, adapter_rank
+from openclaw_rl.models import ModelNotFound, adapter_rank
 from openclaw_rl.rendering.chat import ChatRenderer
 from openclaw_rl.rendering.tokenizer import BadModelFolder
 from openclaw_rl.types import BASE_VERSION
@@ -37,27 +37,40 @@ class Compared:
 
 
 def compare(
-    source: RunSource, folder: Path, checkpoint: Checkpoint, prompts: Sequence[Prompt], on_answer: Callable[[], None]
+    source: RunSource,
+    model: str,
+    folder: Path,
+    checkpoint: Checkpoint,
+    prompts: Sequence[Prompt],
+    on_answer: Callable[[], None],
 ) -> list[Compared]:
-    """Ask both models all prompts. Raises NoAnswers."""
+    """Ask the base model `model`, whose files are in `folder`, and the checkpoint all prompts. Raises NoAnswers."""
     try:
-        return asyncio.run(_compare(source, folder, checkpoint, prompts, on_answer))
+        return asyncio.run(_compare(source, model, folder, checkpoint, prompts, on_answer))
     except (EngineError, BadModelFolder, ModelNotFound, OSError) as error:
         raise NoAnswers(f"The models could not be asked: {error}") from error
 
 
 async def _compare(
-    source: RunSource, folder: Path, checkpoint: Checkpoint, prompts: Sequence[Prompt], on_answer: Callable[[], None]
+    source: RunSource,
+    model: str,
+    folder: Path,
+    checkpoint: Checkpoint,
+    prompts: Sequence[Prompt],
+    on_answer: Callable[[], None],
 ) -> list[Compared]:
-    settings = source.settings.for_few_sequences(2 * len(prompts), adapter_rank(checkpoint.folder), CACHE_GIB)
+    policy = policy_in(checkpoint.folder)
+    rank = adapter_rank(checkpoint.folder) if policy.form is WeightForm.PEFT else 0
+    settings = source.settings.for_few_sequences(2 * len(prompts), rank, CACHE_GIB)
     async with contextlib.AsyncExitStack() as stack:
-        sampler = source.sampler.open(settings, Resources(stack), folder, source.model_name or EMBEDDED)
+        factory = sampler_that_loads(policy.form, settings)
+        sampler = factory.open(settings, Resources(stack), folder, model)
         stack.push_async_callback(sampler.close)
         await sampler.start()
         renderer = await asyncio.to_thread(ChatRenderer, folder)
         # A checkpoint may have version 0, which is the base model's here.
         version = max(checkpoint.version, BASE_VERSION + 1)
-        await sampler.publish(version, policy_in(checkpoint.folder))
+        await sampler.publish(version, policy)
 
         async def one(prompt: Prompt, asked: int) -> str:
             said = await answer_greedily(sampler, renderer, prompt.ids, asked, ANSWER_TOKENS)

@@ -79,7 +79,7 @@ def ask(source: RunSource, run: Run, model: Path | None) -> tuple[list[Compared]
     with contextlib.suppress(KeyboardInterrupt), progress() as shown:
         task = shown.add_task("Asking both models (Ctrl-C skips this)", total=2 * len(run.prompts))
         try:
-            return compare(source, model, checkpoint, run.prompts, lambda: shown.advance(task)), ""
+            return compare(source, run.model, model, checkpoint, run.prompts, lambda: shown.advance(task)), ""
         except NoAnswers as error:
             return [], str(error)
     return [], "You interrupted it."

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from openclaw_rl.engines.factory import EngineSettings, SamplerFactory
+from openclaw_rl.engines.factory import EngineSettings
 from openclaw_rl.learn.checkpoints import Checkpoints
 from openclaw_rl.methods.base import Method
 
@@ -17,5 +17,4 @@ class RunSource:
     checkpoints: Checkpoints
     model_name: str | None
     method: Method
-    sampler: SamplerFactory
     settings: EngineSettings

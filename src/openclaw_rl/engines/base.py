@@ -139,7 +139,7 @@ class StepUnsupported(EngineAway):
 class StepLost(EngineError):
     """A primitive failed in a way that may pass: the step is worth another trial from its snapshot."""
 
-    def __init__(self, final: EngineUnavailable) -> None:
+    def __init__(self, final: EngineError) -> None:
         """`final` is raised instead if the last trial fails in this way."""
         super().__init__(str(final))
         self.final = final

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from openclaw_rl.config.options import ConfigError, Section
-from openclaw_rl.engines.base import Learner, Sampler
+from openclaw_rl.engines.base import EngineUnavailable, Learner, Sampler
+from openclaw_rl.engines.capabilities import LearnerCapabilities, SamplerCapabilities
 from openclaw_rl.engines.options import EngineOptions, ModelOptions
 from openclaw_rl.engines.policy_ref import WeightForm
+from openclaw_rl.engines.registry import SAMPLERS, sampler_factory
 from openclaw_rl.models import fetch_model, fetch_tokenizer
 from openclaw_rl.types import TrainingSettings
 
@@ -92,8 +94,8 @@ class SamplerFactory(Protocol):
     def check(self, settings: EngineSettings) -> None:
         """Find what is wrong before anything is loaded. Raises UserError."""
 
-    def loads(self, settings: EngineSettings) -> frozenset[WeightForm]:
-        """The forms of policies that its samplers can load."""
+    def capabilities(self, settings: EngineSettings) -> SamplerCapabilities:
+        """What its samplers can load, record and score."""
 
     def open(self, settings: EngineSettings, resources: Resources, folder: Path, name: str) -> Sampler:
         """A sampler, not started yet, of the model `name`, whose files are in `folder`."""
@@ -111,8 +113,8 @@ class LearnerFactory(Protocol):
     def check(self, settings: EngineSettings) -> None:
         """Find what is wrong before anything is loaded. Raises UserError."""
 
-    def writes(self, settings: EngineSettings) -> WeightForm:
-        """The form of the policies that its learners write."""
+    def capabilities(self, settings: EngineSettings) -> LearnerCapabilities:
+        """What its learners write."""
 
     def open(self, settings: EngineSettings, resources: Resources, folder: Path, sampler: Sampler) -> Learner:
         """A learner for the policy that `sampler` serves. Raises EngineUnavailable."""
@@ -120,12 +122,20 @@ class LearnerFactory(Protocol):
 
 def check_pair(sampler: SamplerFactory, learner: LearnerFactory, settings: EngineSettings) -> None:
     """Refuse a sampler that cannot load what the learner writes. Raises ConfigError."""
-    form, loads = learner.writes(settings), sampler.loads(settings)
-    if form not in loads:
+    writes, loads = learner.capabilities(settings).writes, sampler.capabilities(settings).loads
+    if not writes <= loads:
         raise ConfigError(
-            f"--sampler {sampler.name} does not work with --learner {learner.name}: the learner writes {form}, and the "
-            f"sampler loads {' or '.join(sorted(loads))}."
+            f"--sampler {sampler.name} does not work with --learner {learner.name}: the learner writes "
+            f"{' or '.join(sorted(writes))}, and the sampler loads {' or '.join(sorted(loads))}."
         )
+
+
+def sampler_that_loads(form: WeightForm, settings: EngineSettings) -> SamplerFactory:
+    """The first engine whose samplers load policies of this form. Raises EngineUnavailable if there is none."""
+    for factory in map(sampler_factory, SAMPLERS):
+        if form in factory.capabilities(settings).loads:
+            return factory
+    raise EngineUnavailable(f"No sampler loads {form}.")
 
 
 def fetch(files: ModelFiles, name: str | None, cache: Path) -> Path:

@@ -1,11 +1,11 @@
 """The options that all engines share: engine, model and adapter."""
 
-from typing import Literal, Self
+from typing import Self
 
-from pydantic import model_validator
+from pydantic import ValidationInfo, field_validator, model_validator
 
-from openclaw_rl.config.options import Section, option
-from openclaw_rl.engines.registry import LEARNERS, SAMPLERS
+from openclaw_rl.config.options import Section, choices_of, option
+from openclaw_rl.engines.registry import LEARNERS, SAMPLERS, backends
 
 ALL_LINEAR = "all-linear"
 #: The modules that an adapter can change.
@@ -72,11 +72,12 @@ class ModelOptions(Section):
 class EngineOptions(Section):
     """Which engines run, and how many sequences and policies they hold at once."""
 
-    backend: Literal["auto", "local", "tinker"] = option(
+    backend: str = option(
         "auto",
         "Where the model runs; auto is tinker if TINKER_API_KEY or TINKER_BASE_URL is set, else local.",
         group="Engine",
         env="BACKEND",
+        choices=("auto", *backends()),
     )
     sampler: str = option(
         "auto",
@@ -124,6 +125,14 @@ class EngineOptions(Section):
         group="Server",
         env="CUSTOM_GENERATE_FUNCTION_PATH",
     )
+
+    @field_validator("backend", "sampler", "learner")
+    @classmethod
+    def _known_engine(cls, name: str, info: ValidationInfo) -> str:
+        names = choices_of(cls.model_fields[str(info.field_name)])
+        if name not in names:
+            raise ValueError(f"use one of {', '.join(names)}")
+        return name
 
     def policies_held(self, *, full_weights: bool) -> int:
         """How many policy versions an engine keeps loaded. With full weights, each is as large as the base model."""

@@ -4,6 +4,7 @@ Only the options of an engine are imported here. Its factories are imported when
 """
 
 import importlib
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from openclaw_rl.config.options import ConfigError, Section
@@ -19,10 +20,12 @@ class Entry(NamedTuple):
 
     module: str
     section: type[Section]
+    asked_for: Callable[[Any], bool] = lambda _section: False
+    """Whether the environment asks for this engine: --backend auto then chooses it."""
 
 
 LOCAL = Entry("openclaw_rl.engines.local.factory", LocalOptions)
-TINKER = Entry("openclaw_rl.engines.tinker.factory", TinkerOptions)
+TINKER = Entry("openclaw_rl.engines.tinker.factory", TinkerOptions, lambda options: options.has_account)
 
 #: Engines that sample tokens: their modules have a `SamplerFactory` named SAMPLER.
 SAMPLERS = {"local": LOCAL, "tinker": TINKER}
@@ -40,6 +43,17 @@ def learner_factory(name: str) -> "LearnerFactory":
     """The factory of a learner. Raises ConfigError."""
     factory: LearnerFactory = _find(LEARNERS, name, "--learner", "LEARNER")
     return factory
+
+
+def backends() -> list[str]:
+    """The engines that both sample and train."""
+    return [name for name in SAMPLERS if name in LEARNERS]
+
+
+def default_backend(sections: Mapping[type[Section], Section]) -> str:
+    """What --backend auto stands for: the engine that the environment asks for, or the local one."""
+    asked_for = [name for name in backends() if SAMPLERS[name].asked_for(sections[SAMPLERS[name].section])]
+    return asked_for[0] if asked_for else "local"
 
 
 def engine_sections() -> list[type[Section]]:

@@ -31,7 +31,6 @@ from openclaw_rl.evals.server_process import ServerFailed, stoppable
 from openclaw_rl.evals.statistics import RUN, Interval
 from openclaw_rl.evals.summary import Summary, summarise
 from openclaw_rl.evals.trial import TrialOutcome, TrialPlan, run
-from openclaw_rl.models import EMBEDDED, fetch_model
 
 #: The server's options in a demo, where it should learn within minutes from few people: larger steps than by default,
 #: kept near the base model, more from hints than from scores. Options after `--` come later and override these.
@@ -49,7 +48,7 @@ def demo(machine: Machine, options: argparse.Namespace) -> int:
     console = terminal.console()
     out = options.out or free_folder()
     plans = make_plans(machine, options, out)
-    folder = fetch_model(machine.model_name, machine.cache)
+    folder = machine.fetch_model()
     outcomes: list[TrialOutcome] = []
     failed = 0
     try:
@@ -75,7 +74,7 @@ def finish(
             asyncio.run(add_perplexity(outcomes, machine, model))
     except EngineError as error:
         console.print(f"The base model could not score the answers: {error}")
-    write_results(outcomes, out, command, machine.model_name or EMBEDDED)
+    write_results(outcomes, out, command, machine.policy_name)
     console.print(table(summarise(outcomes)))
     console.print(f"Picture: {out / 'curve.png'}   Page: {out / 'index.html'}", soft_wrap=True)
 

@@ -12,7 +12,6 @@ from openclaw_rl.engines.factory import Resources
 from openclaw_rl.evals.examination import ExamAnswer, judge
 from openclaw_rl.evals.machine import Machine
 from openclaw_rl.evals.trial import Exam, TrialOutcome
-from openclaw_rl.models import EMBEDDED
 from openclaw_rl.rendering.chat import ChatRenderer
 from openclaw_rl.types import ScoreRequest
 
@@ -24,7 +23,7 @@ async def add_perplexity(outcomes: Sequence[TrialOutcome], machine: Machine, fol
     """Check the answers of all examinations again, now with their perplexity under the base model."""
     settings = machine.settings.for_few_sequences(MAX_CONCURRENT_ANSWERS, 0, CACHE_GIB)
     async with contextlib.AsyncExitStack() as stack:
-        sampler = machine.sampler.open(settings, Resources(stack), folder, machine.model_name or EMBEDDED)
+        sampler = machine.sampler.open(settings, Resources(stack), folder, machine.policy_name)
         stack.push_async_callback(sampler.close)
         await sampler.start()
         renderer = await asyncio.to_thread(ChatRenderer, folder)

@@ -78,7 +78,8 @@ def sinks(setup: LearnSetup, registry: CollectorRegistry) -> list[Sink]:
     if options.tensorboard:
         wanted.append(TensorBoard(run_dir / "tensorboard"))
     if options.wandb_project:
-        wanted.append(WeightsAndBiases(options.wandb_project, run_dir, setup.values))
+        values = {name: str(value) if isinstance(value, Path) else value for name, value in setup.values.items()}
+        wanted.append(WeightsAndBiases(options.wandb_project, run_dir, values))
     return wanted
 
 

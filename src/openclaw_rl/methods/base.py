@@ -15,6 +15,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from openclaw_rl.config.options import ConfigError
+from openclaw_rl.engines.capabilities import SamplerCapabilities
+from openclaw_rl.errors import UserError
 from openclaw_rl.methods.options import MethodOptions
 from openclaw_rl.types import Alternatives, Hint, Question, SampleKind, StoredTurn, Verdict
 
@@ -123,6 +125,16 @@ class Method:
     def rewards_best_turn(self) -> bool:
         """Whether the best turn of a session without a good one counts as +1."""
         return False
+
+    def check_sampler(self, sampler: SamplerCapabilities) -> None:
+        """Refuse a sampler that cannot record what the method needs. Raises UserError."""
+        most = sampler.max_top_logprobs
+        if most is not None and self.recorded_top > most:
+            advice = f" {sampler.advice[0].upper()}{sampler.advice[1:]}." if sampler.advice else ""
+            raise UserError(
+                f"--method {self.name} needs the {self.recorded_top} likeliest tokens of each sampled token, and this "
+                f"sampler gives at most {most}: use another --method or --sampler.{advice}"
+            )
 
     # What it makes of a verdict.
 

@@ -2,6 +2,8 @@
 
 from typing import Literal
 
+from pydantic import field_validator
+
 from openclaw_rl.config.options import Section, option
 
 #: The built-in methods: name, module and class. To add a method, write its file and add a line here.
@@ -105,3 +107,10 @@ class MethodOptions(Section):
         env="AT_LEAST_ONE",
     )
     eval_mode: bool = option(False, "With opd: also score turns, for monitoring.", group="Method", env="EVAL_MODE")
+
+    @field_validator("method")
+    @classmethod
+    def _can_be_a_method(cls, name: str) -> str:
+        if name not in BUILT_IN and not name.endswith(".py") and ":" not in name:
+            raise ValueError(f"use one of {', '.join(BUILT_IN)}, or path/file.py:Name for your own")
+        return name

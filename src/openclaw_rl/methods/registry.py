@@ -12,7 +12,6 @@ OWN_NAMES = ("Method",)
 
 def find_method(name: str) -> type[Method]:
     """The class of a built-in or custom (`path/file.py:Name`) method. Raises ConfigError."""
-    check_name(name)
     method = load_plugin(BUILT_IN.get(name, name), OPTION, OWN_NAMES)
     if not isinstance(method, type) or not issubclass(method, Method):
         raise ConfigError(
@@ -21,16 +20,8 @@ def find_method(name: str) -> type[Method]:
     return method
 
 
-def check_name(name: str) -> None:
-    """Refuse a name that no method can have. Raises ConfigError."""
-    if name not in BUILT_IN and not name.endswith(".py") and ":" not in name:
-        known = ", ".join(BUILT_IN)
-        raise ConfigError(f"{OPTION} {name} is not a method: use one of {known}, or path/file.py:Name for your own.")
-
-
 def check_options(options: MethodOptions) -> None:
     """Refuse options that contradict the method. A custom method is not imported for this. Raises ConfigError."""
-    check_name(options.method)
     if options.method in BUILT_IN:
         find_method(options.method).check(options)
 

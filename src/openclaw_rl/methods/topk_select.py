@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from openclaw_rl.engines.capabilities import SamplerCapabilities
+from openclaw_rl.errors import UserError
 from openclaw_rl.methods.base import (
     NO_BASELINE,
     Baseline,
@@ -54,6 +56,14 @@ class TopkSelect(Combine):
     @property
     def recorded_top(self) -> int:
         return self.topk.k if self.w_opd else 0
+
+    def check_sampler(self, sampler: SamplerCapabilities) -> None:
+        super().check_sampler(sampler)
+        if self.w_opd and self.topk.subset == "teacher" and not sampler.scores_targets:
+            raise UserError(
+                "--topk-subset-mode teacher needs log-probs of chosen tokens, which this sampler does not give: "
+                "use student or overlap, or another --sampler."
+            )
 
     def lesson(self, turn: StoredTurn, baseline: Baseline = NO_BASELINE) -> Lesson:
         check_recorded(turn)

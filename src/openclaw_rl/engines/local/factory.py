@@ -4,6 +4,7 @@ from pathlib import Path
 
 from openclaw_rl.config.options import ConfigError
 from openclaw_rl.engines.base import Learner, Sampler
+from openclaw_rl.engines.capabilities import LearnerCapabilities, SamplerCapabilities
 from openclaw_rl.engines.factory import EngineSettings, ModelFiles, Resources
 from openclaw_rl.engines.local.families import runnable
 from openclaw_rl.engines.local.options import LocalOptions
@@ -26,8 +27,8 @@ class LocalSamplerFactory:
         check_model(settings)
         check_device(settings.own(LocalOptions).device)
 
-    def loads(self, settings: EngineSettings) -> frozenset[WeightForm]:
-        return frozenset([form_of(settings)])
+    def capabilities(self, settings: EngineSettings) -> SamplerCapabilities:
+        return SamplerCapabilities(loads=forms_of(settings))
 
     def open(self, settings: EngineSettings, resources: Resources, folder: Path, name: str) -> Sampler:
         local, engine = settings.own(LocalOptions), settings.engine
@@ -61,8 +62,8 @@ class LocalLearnerFactory:
         check_model(settings)
         check_device(settings.own(LocalOptions).device)
 
-    def writes(self, settings: EngineSettings) -> WeightForm:
-        return form_of(settings)
+    def capabilities(self, settings: EngineSettings) -> LearnerCapabilities:
+        return LearnerCapabilities(writes=forms_of(settings))
 
     def open(self, settings: EngineSettings, resources: Resources, folder: Path, sampler: Sampler) -> Learner:
         """A local sampler shares its copy of the base weights with the learner."""
@@ -86,9 +87,9 @@ class LocalLearnerFactory:
         return LocalLearner(options, shared)
 
 
-def form_of(settings: EngineSettings) -> WeightForm:
+def forms_of(settings: EngineSettings) -> frozenset[WeightForm]:
     """The form in which policies are written and loaded on this machine."""
-    return WeightForm.MODEL if settings.model.full_weights else WeightForm.PEFT
+    return frozenset([WeightForm.MODEL if settings.model.full_weights else WeightForm.PEFT])
 
 
 def check_model(settings: EngineSettings) -> None:

@@ -5,14 +5,14 @@ from pathlib import Path
 
 from openclaw_rl.config.options import ConfigError
 from openclaw_rl.engines.base import EngineUnavailable, Learner, Sampler
+from openclaw_rl.engines.capabilities import LearnerCapabilities, SamplerCapabilities
 from openclaw_rl.engines.factory import EngineSettings, ModelFiles, Resources
-from openclaw_rl.engines.policy_ref import WeightForm
 from openclaw_rl.engines.tinker import sdk
 from openclaw_rl.engines.tinker.connection import Account, Connection
-from openclaw_rl.engines.tinker.learner import TinkerLearner
+from openclaw_rl.engines.tinker.learner import TinkerLearner, TinkerPrimitives
 from openclaw_rl.engines.tinker.options import TinkerOptions
 from openclaw_rl.engines.tinker.run import TrainingRunOptions
-from openclaw_rl.engines.tinker.sampler import SamplerOptions, TinkerSampler
+from openclaw_rl.engines.tinker.sampler import SamplerOptions, TinkerSampler, sampler_capabilities
 from openclaw_rl.errors import UserError
 from openclaw_rl.models import CLOUD_MODEL
 
@@ -30,8 +30,8 @@ class TinkerSamplerFactory:
     def check(self, settings: EngineSettings) -> None:
         check_reachable(settings.own(TinkerOptions))
 
-    def loads(self, settings: EngineSettings) -> frozenset[WeightForm]:
-        return frozenset([WeightForm.REMOTE])
+    def capabilities(self, settings: EngineSettings) -> SamplerCapabilities:
+        return sampler_capabilities()
 
     def open(self, settings: EngineSettings, resources: Resources, folder: Path, name: str) -> Sampler:
         engine = settings.engine
@@ -64,8 +64,8 @@ class TinkerLearnerFactory:
             if unfit:
                 raise ConfigError(f"{reason} on Tinker; leave it out, or use --backend local.")
 
-    def writes(self, settings: EngineSettings) -> WeightForm:
-        return WeightForm.REMOTE
+    def capabilities(self, settings: EngineSettings) -> LearnerCapabilities:
+        return TinkerPrimitives.capabilities
 
     def open(self, settings: EngineSettings, resources: Resources, folder: Path, sampler: Sampler) -> Learner:
         assert isinstance(sampler, TinkerSampler)
@@ -85,7 +85,7 @@ def check_reachable(options: TinkerOptions) -> None:
     """Check what can be known without the service. Raises UserError."""
     if not sdk.installed():
         raise UserError(sdk.MISSING)
-    if not os.environ.get("TINKER_API_KEY") and not options.tinker_base_url:
+    if not options.has_account:
         raise ConfigError(
             "The tinker backend needs a key in TINKER_API_KEY or a server in --tinker-base-url; or use --backend local."
         )

@@ -1,5 +1,7 @@
 """The options of the Tinker engine."""
 
+import os
+
 from openclaw_rl.config.options import Section, option
 
 
@@ -23,3 +25,8 @@ class TinkerOptions(Section):
         env="TINKER_TIMEOUT",
         gt=0,
     )
+
+    @property
+    def has_account(self) -> bool:
+        """Whether there is a key for the cloud, or a server of one's own."""
+        return bool(os.environ.get("TINKER_API_KEY") or self.tinker_base_url)

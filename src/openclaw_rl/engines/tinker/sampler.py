@@ -72,12 +72,7 @@ class TinkerSampler:
 
     @property
     def capabilities(self) -> SamplerCapabilities:
-        sample = sdk.load().SamplingClient.sample_async
-        return SamplerCapabilities(
-            loads=frozenset([WeightForm.REMOTE]),
-            max_top_logprobs=None if sdk.takes(sample, "topk_sample_logprobs") else 0,
-            scores_targets=sdk.takes(sample, "target_prompt_logprobs"),
-        )
+        return sampler_capabilities()
 
     @property
     def newest_version(self) -> int:
@@ -202,3 +197,14 @@ def configured_context(folder: Path) -> int | None:
         return int(config["max_position_embeddings"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+def sampler_capabilities() -> SamplerCapabilities:
+    """What the installed SDK lets a sampler record and score."""
+    sample = sdk.load().SamplingClient.sample_async
+    return SamplerCapabilities(
+        loads=frozenset([WeightForm.REMOTE]),
+        max_top_logprobs=None if sdk.takes(sample, "topk_sample_logprobs") else 0,
+        scores_targets=sdk.takes(sample, "target_prompt_logprobs"),
+        advice="pip install -U tinker may give more",
+    )

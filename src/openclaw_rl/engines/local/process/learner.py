@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from openclaw_rl.engines.base import EngineUnavailable, PassResult, SpanLogprobs, StepRefused
+from openclaw_rl.engines.base import EngineUnavailable, PassResult, SpanLogprobs, StepLost, StepRefused
 from openclaw_rl.engines.capabilities import LearnerCapabilities
 from openclaw_rl.engines.local.process.learner_messages import (
     Broken,
@@ -119,8 +119,8 @@ class LearnerProcess:
             link.send(command)
             waiting = self._expect_report()
         match await waiting:
-            case Refused(reason):
-                raise StepRefused(reason)
+            case Refused(reason, may_pass):
+                raise StepLost(StepRefused(reason)) if may_pass else StepRefused(reason)
             case report:
                 return getattr(report, "result", None)
 

@@ -107,6 +107,8 @@ class Refused:
     """The command was not carried out; `reason` is a sentence without its full stop."""
 
     reason: str
+    may_pass: bool = False
+    """Whether the step is worth another trial from its snapshot."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from openclaw_rl.engines.base import StepRefused
+from openclaw_rl.engines.base import StepLost, StepRefused
 from openclaw_rl.engines.local.model.decoder import Decoder, load_decoder
 from openclaw_rl.engines.local.model.placement import describe, placement, weight_bytes
 from openclaw_rl.engines.local.model.shared_weights import take_up
@@ -76,6 +76,8 @@ def obey(trainer: PolicyTrainer, command: Command) -> Report:
         return Done(carry_out(trainer, command))
     except StepRefused as error:
         return Refused(str(error))
+    except StepLost as error:
+        return Refused(str(error), may_pass=True)
     except OSError as error:
         return Refused(f"{error.filename or 'the disk'}: {error.strerror or error}")
 

@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from openclaw_rl.engines.base import PassResult, SpanLogprobs, StepRefused
+from openclaw_rl.engines.base import PassResult, SpanLogprobs, StepLost, StepRefused
 from openclaw_rl.engines.local.model.adapters import BadPolicy
 from openclaw_rl.engines.local.model.decoder import Decoder
 from openclaw_rl.engines.local.process.learner_messages import LearnerOptions
@@ -98,7 +98,10 @@ class PolicyTrainer:
         return result
 
     def optim_step(self) -> float:
-        """Apply the gradient; returns its norm. Raises StepRefused if there is none, or if it is not finite."""
+        """Apply the gradient; returns its norm. Raises StepRefused if there is none, or if it is not finite.
+
+        Raises StepLost if memory runs out.
+        """
         loss = self._loss_of_gradient
         if loss is None:
             raise StepRefused("there is no gradient to apply")
@@ -112,7 +115,10 @@ class PolicyTrainer:
         except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
             if not out_of_memory(error):
                 raise
-            raise StepRefused(DOES_NOT_FIT) from error
+            # Some weights may have moved already: only the snapshot brings them back.
+            self._drop_gradient()
+            self._free_memory()
+            raise StepLost(StepRefused(DOES_NOT_FIT)) from error
         self._drop_gradient()
         if self.options.offload:
             self._move_moments(torch.device("cpu"))
@@ -214,8 +220,11 @@ class PolicyTrainer:
             self._halvings += 1
             tokens = self.trainer.micro_batch_tokens = max(1, self.trainer.micro_batch_tokens // 2)
             log.warning("The step does not fit into memory; trying micro-batches of %d tokens.", tokens)
-            if self.decoder.embed.is_cuda:
-                torch.cuda.empty_cache()
+            self._free_memory()
+
+    def _free_memory(self) -> None:
+        if self.decoder.embed.is_cuda:
+            torch.cuda.empty_cache()
 
     def _drop_gradient(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)
