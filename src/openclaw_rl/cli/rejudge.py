@@ -30,7 +30,9 @@ def add(commands: Any) -> None:
     judging = [name for name, field in FIELDS.items() if option_of(field).group == "Judge"]
     model = ("model_name", "teacher_model_name", "cache_dir", "device", "seed")
     parser = add_command(commands, "rejudge", DOC, run, (*RUN_OPTIONS, *judging, *model))
-    parser.add_argument("--last", type=positive, default=1000, metavar="N", help="only the last N turns (default: 1000)")
+    parser.add_argument(
+        "--last", type=positive, default=1000, metavar="N", help="only the last N turns (default: 1000)"
+    )
     parser.add_argument("--turns", action="store_true", help="also list every turn with both scores")
 
 
