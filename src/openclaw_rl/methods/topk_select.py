@@ -100,10 +100,7 @@ class TopkSelect(Combine):
         return [reward + gap for reward, gap in zip(rewards, taught.tolist(), strict=True)]
 
     def metrics(self, turns: Sequence[StoredTurn]) -> dict[str, float]:
-        """`overlap`: the share of likeliest tokens that policy and teacher have in common.
-
-        `left_out`: the share of tokens about which the teacher's engine said too little.
-        """
+        """The shares of likeliest tokens in common, and of tokens about which the teacher's engine said too little."""
         distilled = [table for turn in turns if (table := self.distilled(turn)) is not None]
         tokens = sum(len(table.chosen) for table in distilled)
         return {
