@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from pydantic import ValidationError
 
@@ -45,11 +45,31 @@ SECTIONS: tuple[type[Section], ...] = (
 FIELDS = fields_of(SECTIONS)
 
 
+class SectionOf(Generic[S]):
+    """An attribute of a configuration: one of its sections."""
+
+    def __init__(self, kind: type[S]) -> None:
+        self.kind = kind
+
+    def __get__(self, config: "Config", owner: type["Config"]) -> S:
+        return config.section(self.kind)
+
+
 @dataclass(frozen=True)
 class Config:
     """The resolved options. Parts receive their own sections; only `app` and `cli` see all of them."""
 
     sections: Mapping[type[Section], Section]
+
+    method = SectionOf(MethodOptions)
+    model = SectionOf(ModelOptions)
+    training = SectionOf(TrainingOptions)
+    rollout = SectionOf(RolloutOptions)
+    server = SectionOf(ServerOptions)
+    judge = SectionOf(JudgeOptions)
+    capture = SectionOf(CaptureOptions)
+    engine = SectionOf(EngineOptions)
+    run = SectionOf(RunOptions)
 
     @classmethod
     def of(cls, **values: Any) -> "Config":
@@ -71,42 +91,6 @@ class Config:
         section = self.sections[kind]
         assert isinstance(section, kind)
         return section
-
-    @property
-    def method(self) -> MethodOptions:
-        return self.section(MethodOptions)
-
-    @property
-    def model(self) -> ModelOptions:
-        return self.section(ModelOptions)
-
-    @property
-    def training(self) -> TrainingOptions:
-        return self.section(TrainingOptions)
-
-    @property
-    def rollout(self) -> RolloutOptions:
-        return self.section(RolloutOptions)
-
-    @property
-    def judge(self) -> JudgeOptions:
-        return self.section(JudgeOptions)
-
-    @property
-    def server(self) -> ServerOptions:
-        return self.section(ServerOptions)
-
-    @property
-    def capture(self) -> CaptureOptions:
-        return self.section(CaptureOptions)
-
-    @property
-    def engine(self) -> EngineOptions:
-        return self.section(EngineOptions)
-
-    @property
-    def run(self) -> RunOptions:
-        return self.section(RunOptions)
 
     # Values derived from several options.
 
