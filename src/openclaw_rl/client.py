@@ -90,7 +90,7 @@ def ready_state(url: str, timeout: float = PROBE_SECONDS) -> dict[str, Any]:
     try:
         # Never through a proxy: the server is on this machine.
         state = httpx.get(f"{url}/readyz", timeout=timeout, trust_env=False).json()
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError):
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, RecursionError):
         return {}
     return state if isinstance(state, dict) else {}
 
@@ -105,5 +105,5 @@ def read_error(response: httpx.Response) -> tuple[str, Any]:
     try:
         error = response.json()["error"]
         return str(error["message"]), error.get("code")
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return response.text[:MAX_ERROR_PAGE], None

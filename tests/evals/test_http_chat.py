@@ -116,6 +116,8 @@ async def test_a_server_that_stays_busy_is_a_failure(
         (lambda: Response("<html>", 404), "answers 404: <html>"),
         (lambda: Response("", 302, {"Location": "/"}), "answers 302"),
         (lambda: Response("<html>"), "does not answer with JSON"),
+        (lambda: Response("[" * 200_000), "does not answer with JSON"),
+        (lambda: Response("[" * 200_000, 500), r"answers 500: \[\["),
         (lambda: JSONResponse([]), "not a chat completion"),
         (lambda: JSONResponse({"choices": []}), "not a chat completion"),
         (lambda: JSONResponse(completion(7)), "not a chat completion"),

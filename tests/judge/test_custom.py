@@ -22,6 +22,8 @@ from openclaw_rl.types import Question
 
 CASE = Case(1, "How far?", "Ten miles.", [{"role": "user", "content": "In km!"}], ())
 SCORE, HINT = frozenset([Question.SCORE]), frozenset([Question.HINT])
+#: A list that is nested so deeply that Python cannot print it.
+NESTED = "__import__('functools').reduce(lambda inner, _: [inner], range(100_000), [])"
 
 Write = Callable[[str], str]
 
@@ -219,14 +221,14 @@ async def test_without_a_hint_method_it_cannot_say_but_none_is_to_say_there_is_n
     assert (await opinion(path)).hints == ()
 
 
-@pytest.mark.parametrize("value", ["1.5", "-1.01", "float('nan')", "float('inf')", "True", "'1'", "[1]", "{}", "1j"])
+@pytest.mark.parametrize("value", ["1.5", "-1.01", "float('nan')", "float('inf')", "True", "'1'", "[1]", "{}", "1j", NESTED])
 async def test_scores_that_are_none(write: Write, value: str) -> None:
     said = await failure(write(f"def score(*parts): return {value}"), SCORE)
     assert said.startswith("my_judge.py returned ")
     assert "from -1 to 1" in said
 
 
-@pytest.mark.parametrize("value", ["1.5", "[1]", "['a', None]", "{'a': 1}", "b'hint'", "True"])
+@pytest.mark.parametrize("value", ["1.5", "[1]", "['a', None]", "{'a': 1}", "b'hint'", "True", NESTED])
 async def test_hints_that_are_none(write: Write, value: str) -> None:
     path = write(
         f"class Judge:\n    def score(self, *parts): return 1\n    def hint(self, *parts): return {value}\n", "hints.py"

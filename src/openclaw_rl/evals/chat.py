@@ -140,7 +140,7 @@ class HttpChat:
             raise failure(f"{self.url} answers {response.status_code}: {message}")
         try:
             return response.json()
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ChatFailed(f"{self.url} does not answer with JSON: check the address.") from error
 
     async def _post(self, content: str) -> httpx.Response:

@@ -155,7 +155,7 @@ class EndpointAsker:
             raise JudgeFailed(f"the judge answers {status}: {response.text[:200]}")
         try:
             return response.json()
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:  # the latter for deeply nested brackets
             raise JudgeFailed("the judge's answer is not JSON") from error
 
 

@@ -41,7 +41,7 @@ async def look_at(base_url: str | None) -> Traits:
         raise EngineAway(f"No Tinker server can be reached at {base_url} (--tinker-base-url): {reason}.") from error
     try:
         return read_schema(answer.json()) if answer.status_code == 200 else Traits()
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return Traits()
 
 

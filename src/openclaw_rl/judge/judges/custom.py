@@ -7,6 +7,7 @@ async. Each call of one that is not async runs in a thread of its own, so a call
 import asyncio
 import contextlib
 import inspect
+import reprlib
 import sys
 import threading
 from collections.abc import Callable
@@ -131,13 +132,13 @@ class CustomJudge:
 
     def _checked_score(self, value: Any) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float) or not -1 <= value <= 1:
-            raise JudgeFailed(f"{self.file.name} returned {value!r}, which is not a number from -1 to 1")
+            raise JudgeFailed(f"{self.file.name} returned {reprlib.repr(value)}, which is not a number from -1 to 1")
         return float(value)
 
     def _checked_hints(self, value: Any) -> tuple[str, ...]:
         hints = [value] if isinstance(value, str) else value or []
         if not isinstance(hints, list | tuple) or not all(isinstance(hint, str) for hint in hints):
-            raise JudgeFailed(f"{self.file.name} returned {value!r} for a hint, which is not text")
+            raise JudgeFailed(f"{self.file.name} returned {reprlib.repr(value)} for a hint, which is not text")
         return tuple(hint.strip() for hint in hints if hint.strip())
 
 
