@@ -316,6 +316,36 @@ def test_evidence_of_success_fits_the_call(call: str, result: str, kind: ReplyKi
     assert read_reply("do it", call, tool(result)).kind is kind
 
 
+@pytest.mark.parametrize(
+    ("call", "result", "kind"),
+    [
+        ("sh build.sh", "Permission denied: /etc/x\n\n(Command exited with code 1)", ReplyKind.UNCLEAR),
+        ("sh build.sh", "done, 3 files written\n\n(Command exited with code 3)", ReplyKind.TOOL_ERROR),
+        ("sh build.sh", "the log says: exit code 1\nall done\n\n(Command exited with code 0)", ReplyKind.TOOL_SUCCESS),
+        ("git push origin mian", "error: src refspec mian\n\n(Command exited with code 1)", ReplyKind.TOOL_ERROR),
+        ("diff a b", "1c1\n< a\n---\n> b\n\n(Command exited with code 1)", ReplyKind.UNCLEAR),
+        (
+            "npm ci",
+            "npm warn deprecated glob@7.2.3: This module is not supported\nadded 9 packages",
+            ReplyKind.TOOL_SUCCESS,
+        ),
+        ("python x.py", "x.py:3: DeprecationWarning: f() is deprecated\nwritten", ReplyKind.TOOL_SUCCESS),
+        (
+            "pip install x",
+            "WARNING: Retrying after 'Temporary failure in name resolution'\nERROR: no x",
+            ReplyKind.UNCLEAR,
+        ),
+        ("pytest -q", "3 failed, 11 passed in 0.4s\n\n(Command exited with code 1)", ReplyKind.UNCLEAR),
+        ("cat > a.py <<E\nE\npytest", "3 failed, 11 passed\n\n(Command exited with code 1)", ReplyKind.TOOL_ERROR),
+        ("pytest -q", "22 passed, 1 skipped, 2 xfailed in 1.84s", ReplyKind.TOOL_SUCCESS),
+        ("./check.sh", "0 errors, 0 warnings", ReplyKind.TOOL_SUCCESS),
+        ("rm a", '{"status": "approval-pending", "id": "7c1f"}', ReplyKind.UNCLEAR),
+    ],
+)
+def test_commands_of_a_real_client(call: str, result: str, kind: ReplyKind) -> None:
+    assert read_reply("do it", f'exec(command="{call}")', tool(result)).kind is kind
+
+
 CONTENT = st.one_of(
     st.none(), st.text(), st.lists(st.fixed_dictionaries({"type": st.just("text"), "text": st.text()}), max_size=3)
 )

@@ -109,7 +109,7 @@ def read_list(data: list[Any], call: Call) -> ReplyKind:
 def read_object(data: _Json, call: Call) -> ReplyKind:
     """Read an object by the fields that tools use to report success."""
     code = next((data[key] for key in _EXIT_KEYS if isinstance(data.get(key), int)), None)
-    output = " ".join(str(data[key])[:500] for key in (*_ERRORS, *_TEXT_KEYS) if data.get(key))
+    output = "\n".join(str(data[key])[:500] for key in (*_ERRORS, *_TEXT_KEYS) if data.get(key))
     if code is not None:
         return read_exit_code(int(code), output, call)
     status = http_status(data)

@@ -24,9 +24,10 @@ _NOT_RUN = frozenset({126, 127})
 def read_text(text: str, call: Call) -> ReplyKind:
     """Read a result that is plain text."""
     sample = shorten(text, HEAD, TAIL)
-    if exit_code := pattern("exit_code").search(sample):
+    if exit_code := find_exit_code(sample):
         output = f"{sample[: exit_code.start()]}\n{sample[exit_code.end() :]}"
         return read_exit_code(int(exit_code["code"]), output, call)
+    sample = without_warnings(sample)
     plain = normalise(sample.lstrip()[:_OPENING])
     if pattern("transient_opening").match(plain):
         return ReplyKind.UNCLEAR
@@ -35,8 +36,20 @@ def read_text(text: str, call: Call) -> ReplyKind:
     return read_lines(sample, call)
 
 
+def find_exit_code(sample: str) -> re.Match[str] | None:
+    """The exit code that the harness reports, above or below the output. Between them the program speaks."""
+    codes = list(pattern("exit_code").finditer(sample))
+    return codes[0 if codes[0].start() == 0 else -1] if codes else None
+
+
+def without_warnings(output: str) -> str:
+    """The output without the lines that only warn, except those that name a cause outside the call."""
+    return pattern("warning").sub(lambda line: line[0] if found("transient", line[0]) else "", output)
+
+
 def read_exit_code(code: int, output: str, call: Call) -> ReplyKind:
     """Read an exit code, and what was printed with it."""
+    output = without_warnings(output)
     plain = normalise(output.lstrip()[:_OPENING])
     failed = tells_of_error(plain, call)
     if code == 0:
@@ -47,7 +60,7 @@ def read_exit_code(code: int, output: str, call: Call) -> ReplyKind:
         return fault(output)
     if code in _ENDED_FROM_OUTSIDE or call.remote:
         return ReplyKind.UNCLEAR
-    if call.tells and not failed:
+    if (call.tells and not failed) or (found("tests", output) and not call.writes):
         return ReplyKind.UNCLEAR
     # Exit code 1 without output: the reason is unknown.
     return fault(output) if output.strip(" \t\n[]()") or code > 1 else ReplyKind.UNCLEAR
