@@ -290,6 +290,153 @@ def test_a_retry_with_a_rewritten_history_is_the_next_state_of_one_answer_only(b
     assert (retry.state, retry.next_state) == (State.AWAITING, None)
 
 
+def said(text: str) -> dict:
+    return {"role": "assistant", "content": text}
+
+
+def next_states(bench: Recording) -> list[list[str] | None]:
+    """The words of each turn's next state."""
+    return [
+        None if turn.next_state is None else [message["content"] for message in turn.next_state]
+        for turn in bench.turns()
+    ]
+
+
+NAMED = {"x-session-affinity": "s:0"}
+
+
+@pytest.mark.parametrize("headers", [NAMED, {}], ids=["named", "unnamed"])
+@pytest.mark.parametrize(
+    ("question", "answer"),
+    [("and of Spain?", "It is MADRID!"), ("and of SPAIN, please?", "Madrid.")],
+    ids=["altered answer", "altered words"],
+)
+def test_feedback_on_an_answer_that_comes_back_altered_is_not_lost(
+    bench: Recording, headers: dict, question: str, answer: str
+) -> None:
+    """An older answer is recognised, and it has its next state already: the last waiting turn is meant."""
+    start = [user("capital of France?"), bench.say("Paris.", [user("capital of France?")], headers)]
+    bench.say("Madrid.", [*start, user("and of Spain?")], headers)
+    altered = [*start, user(question), said(answer), user("no, shorter")]
+    kept = bench.say("MAD", altered, headers)
+    assert next_states(bench) == [["and of Spain?"], ["no, shorter"], None]
+    bench.say("bye", [*altered, kept, user("thanks")], headers)
+    assert next_states(bench) == [["and of Spain?"], ["no, shorter"], ["thanks"], None]
+    assert len({turn.session for turn in bench.turns()}) == 1
+
+
+def test_everything_altered_is_the_same_conversation_only_where_the_client_names_it(bench: Recording) -> None:
+    for headers, expected in ((NAMED, ["no, shorter"]), ({}, None)):
+        start = [user(f"capital of France? {headers}")]
+        start = [*start, bench.say("Paris.", start, headers)]
+        bench.say("Madrid.", [*start, user("and of Spain?")], headers)
+        bench.say("MAD", [*start, user("of SPAIN"), said("It is MADRID!"), user("no, shorter")], headers)
+        assert next_states(bench)[-2] == expected
+
+
+@pytest.mark.parametrize("headers", [NAMED, {}], ids=["named", "unnamed"])
+def test_a_user_who_edits_an_older_message_says_nothing_about_the_newest_answer(
+    bench: Recording, headers: dict
+) -> None:
+    start = [user("capital of France?"), bench.say("Paris.", [user("capital of France?")], headers)]
+    bench.say("Madrid.", [*start, user("and of Spain?")], headers)
+    edited = [*start, user("and of Italy?")]
+    kept = bench.say("Rome.", edited, headers)
+    assert next_states(bench) == [["and of Spain?"], None, None]
+    bench.say("bye", [*edited, kept, user("thanks")], headers)
+    assert next_states(bench) == [["and of Spain?"], None, ["thanks"], None]
+
+
+def test_a_message_that_was_edited_at_its_end_is_feedback_only_where_answers_are_deleted(bench: Recording) -> None:
+    """A client that names its session may have deleted the answer; other clients let their users edit."""
+    for headers, expected in ((NAMED, ["shorter!"]), ({}, None)):
+        start = [user(f"capital of France? {headers}")]
+        start = [*start, bench.say("Paris.", start, headers)]
+        bench.say("NO_REPLY", [*start, user("and of Spain?")], headers)
+        bench.say("ok", [*start, user("and of Spain?\n\n[Sun 2026-11-15 00:48 UTC] shorter!")], headers)
+        assert next_states(bench)[-2] == expected
+
+
+@pytest.mark.parametrize("merged", [True, False])
+def test_words_after_an_answer_that_the_client_deleted_are_its_next_state(bench: Recording, merged: bool) -> None:
+    """As OpenClaw does with NO_REPLY and with an empty answer, also with the first one of a session."""
+    question, reply = "[Sun 2026-11-15 00:47 UTC] hello?", "[Sun 2026-11-15 00:48 UTC] are you there?"
+    bench.say("NO_REPLY", [OPENCLAW, user(question)], NAMED, tools=TOOLS)
+    both = [user(f"{question}\n\n{reply}")] if merged else [user(question), user(reply)]
+    kept = bench.say("yes", [OPENCLAW, *both], NAMED, tools=TOOLS)
+    assert next_states(bench) == [["are you there?"], None]
+    bench.say("bye", [OPENCLAW, *both, kept, user("thanks")], NAMED, tools=TOOLS)
+    assert next_states(bench)[1] == ["thanks"]
+
+
+def test_openclaw_s_own_retries_are_retries(bench: Recording) -> None:
+    """As version 2026.9.6 sends them after an empty answer, and after an error of the server."""
+    stamp = "[Mon 2026-11-16 06:54 UTC] "
+    start = [OPENCLAW, user(f"{stamp}hi"), bench.say("hello", [OPENCLAW, user(f"{stamp}hi")], NAMED, tools=TOOLS)]
+    asked = user(f"{stamp}a joke")
+    bench.say("NO_REPLY", [*start, asked], NAMED, tools=TOOLS)
+    again = user(
+        f"{stamp}The previous attempt did not produce a user-visible answer. Continue from the current state and "
+        "produce the visible answer now. Do not restart from scratch."
+    )
+    bench.say("", [*start, asked, again], NAMED, tools=TOOLS)
+    queued = user(
+        f"{stamp}[Queued user message from a previous active turn; preserved as context only. Continue with the active "
+        "prompt below.]\na joke\n\nContinue the current task from the existing transcript, preserving completed work."
+    )
+    kept = bench.say("knock knock", [*start, queued], NAMED, tools=TOOLS)
+    bench.say("bye", [*start, asked, kept, user(f"{stamp}thanks")], NAMED, tools=TOOLS)
+    assert next_states(bench) == [["a joke"], None, None, ["thanks"], None]
+    assert bench.states() == [State.READY, State.DROPPED, State.DROPPED, State.READY, State.AWAITING]
+    assert [turn.reason[:10] for turn in bench.turns()[1:3]] == ["superseded"] * 2
+
+
+@pytest.mark.parametrize("role", ["system", "developer"])
+def test_a_conversation_that_begins_anew_is_no_feedback(bench: Recording, role: str) -> None:
+    """A reset keeps the session's name; scripts use one `prompt_cache_key` for requests that have nothing in common."""
+    prompt = {"role": role, "content": "You are an agent. " * 100}
+    answer = bench.say("hello", [prompt, user("hi")], NAMED)
+    bench.say("a poem", [prompt, user("write a poem")], NAMED)
+    assert next_states(bench) == [None, None]
+    bench.say("bye", [user("hi"), answer, prompt, user("thanks")], NAMED)
+    assert next_states(bench) == [["thanks"], None, None]
+
+
+def test_a_history_that_the_client_summarised_or_cut_still_has_its_next_state(bench: Recording) -> None:
+    shortened = "The conversation history before this point was compacted into the following summary:"
+    summary = user(f"{shortened}\n\n<summary>\nhi\n</summary>")
+    answer = bench.say("hello", [OPENCLAW, user("hi")], NAMED, tools=TOOLS)
+    answer = bench.say("hm", [OPENCLAW, summary, answer, user("a joke")], {"x-session-affinity": "s:1"}, tools=TOOLS)
+    bench.say("hm!", [OPENCLAW, summary, user("another")], {"x-session-affinity": "s:2"}, tools=TOOLS)
+    assert next_states(bench) == [["a joke"], ["another"], None]
+
+
+def test_one_name_for_unrelated_conversations_does_not_mix_their_feedback(bench: Recording) -> None:
+    bench.say("hello", [user("hi")], {"x-session-affinity": "app"})
+    other = [user("question of somebody else"), said("an example"), user("so, what is it?")]
+    bench.say("this", other, {"x-session-affinity": "app"})
+    assert next_states(bench) == [None, None]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "/compact",
+        "/status",
+        "Follow the heartbeat monitor scratch context when provided. If nothing needs attention, reply NO_REPLY.",
+    ],
+)
+@pytest.mark.parametrize("kept_as", [None, "[OpenClaw heartbeat poll]"], ids=["as it was", "a note"])
+def test_commands_and_heartbeats_are_no_feedback(bench: Recording, words: str, kept_as: str | None) -> None:
+    start = [OPENCLAW, user("hi"), bench.say("hello", [OPENCLAW, user("hi")], NAMED, tools=TOOLS)]
+    asked = [*start, user(words)]
+    kept = bench.say("done", asked, NAMED, tools=TOOLS)
+    assert next_states(bench) == [None, None]
+    assert bench.states() == [State.AWAITING, State.DROPPED]
+    bench.say("bye", [*start, user(kept_as or words), kept, user("thanks")], NAMED, tools=TOOLS)
+    assert next_states(bench)[:2] == [["thanks"], None]
+
+
 def test_a_session_ends_by_header_by_field_and_by_request(bench: Recording) -> None:
     bench.say("bye", [user("hi")], {"X-Session-Id": "a", "X-Session-Done": "true"})
     bench.say("bye", [user("hi")], {"X-Session-Id": "b"}, session_done=True)

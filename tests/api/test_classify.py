@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openclaw_rl.api.capture.classify import classify, is_transient
+from openclaw_rl.api.capture.classify import classify
 from openclaw_rl.api.capture.sessions import named_session, new_session
 from openclaw_rl.api.wire import ChatRequest
 from openclaw_rl.ledger import queries
 from openclaw_rl.ledger.ledger import Ledger
 from openclaw_rl.ledger.schema import FILE, connect
-from openclaw_rl.rendering.clients import TRANSIENT, user_words
+from openclaw_rl.rendering.clients import CONTEXT_MARK, TRANSIENT, client_purpose, is_passing, user_words
 from openclaw_rl.types import SessionKey, State, TurnKind
 from support.harness import Bench, running
 from support.records import Book, a_turn
@@ -37,6 +37,47 @@ RESULT = {"role": "tool", "content": "no such file\n\n(Command exited with code 
 HEARTBEAT = "Follow the heartbeat monitor instructions in HEARTBEAT.md. If nothing needs attention, reply HEARTBEAT_OK."
 EVENT = "An async command completion event was received: Exec finished (gateway id=1, code 0)"
 FLUSH = "Pre-compaction memory flush. Store durable memories now; if nothing to store, reply NO_REPLY."
+NOW = "\nCurrent time: Sunday, November 15th, 2026 - 10:22 (Europe/Vienna)\nReference UTC: 2026-11-15 09:22 UTC"
+REMINDER = f"A scheduled reminder has been triggered. The reminder content is:\n\nCall Ann.{NOW}"
+STARTED = "A new session was started via /new or /reset. Execute your Session Startup sequence now."
+POLL = "[OpenClaw heartbeat poll]"
+QUEUED = (
+    "[Queued user message from a previous active turn; preserved as context only. "
+    "Continue with the active prompt below.]"
+)
+TRY_AGAIN = (
+    "The previous attempt did not produce a user-visible answer. Continue from the current state and produce the "
+    "visible answer now. Do not restart from scratch."
+)
+CONTINUE = (
+    "Continue the current task from the existing transcript, preserving completed work. If an action was interrupted, "
+    "inspect its state before deciding whether to retry it. Do not restart the task or repeat completed actions."
+)
+COMMANDS = (
+    "/compact",
+    "/compact keep the decisions",
+    "/new",
+    "/reset now write a poem",
+    "/status",
+    "/think high",
+    "/tools",
+)
+UNTIMED = (
+    "[2026-11-15 10:22:33] ERROR db: connection refused",
+    "The page shows 'Current time: 5 pm' at the top, remove it",
+    "[WhatsApp +1555 Mon 2026-01-05 16:26:34 PST] hi",
+    "[Slack #general +30s Mon 2026-01-05 16:26:34 PST] Ann: follow the heartbeat",
+)
+QUOTES = (
+    HEARTBEAT,
+    REMINDER,
+    f"Why was I sent this?\n{HEARTBEAT}",
+    "What does 'Pre-compaction memory flush.' mean?",
+    "My log says [Inter-session message] isUser=false, why?",
+    "/etc/hosts is wrong",
+    "/tools is the wrong folder",
+    "see /compact",
+)
 
 
 def system(text: str = SYSTEM) -> dict[str, Any]:
@@ -133,6 +174,22 @@ ROWS: list[tuple[str, Messages, bool, TurnKind, str]] = [
         TurnKind.SIDE,
         "one-off inference",
     ),
+    ("scheduled reminder", [*FIRST, said("x"), user(REMINDER)], True, TurnKind.SIDE, "heartbeat or system event"),
+    ("wake-up text of the owner's", [*FIRST, said("x"), user(f"Look around.{NOW}")], True, TurnKind.SIDE, "heartbeat"),
+    ("heartbeat as the history shows it", [*FIRST, said("x"), user(POLL)], True, TurnKind.SIDE, "heartbeat"),
+    ("heartbeat's tool loop, later", [*FIRST, said("x"), user(POLL), CALLS, RESULT], True, TurnKind.SIDE, "heartbeat"),
+    ("start of a session", [system(), user(f"{STARTED}{NOW}")], True, TurnKind.SIDE, "session start"),
+    *(
+        (f"command {text}", [*FIRST, said("x"), user(STAMP + text)], True, TurnKind.SIDE, "command")
+        for text in COMMANDS
+    ),
+    # OpenClaw gives no time to words that contain one.
+    *((f"words: {text[:30]}", [*FIRST, said("x"), user(text)], True, TurnKind.MAIN, "chat") for text in UNTIMED),
+    *((f"timed: {text[:30]}", [*FIRST, said("x"), user(STAMP + text)], True, TurnKind.MAIN, "chat") for text in QUOTES),
+    ("words after a heartbeat", [*FIRST, said("x"), user(f"{POLL}\n\n{STAMP}hi")], True, TurnKind.MAIN, "chat"),
+    ("asked again", [*FIRST, user(STAMP + TRY_AGAIN)], True, TurnKind.MAIN, "chat"),
+    ("asked again after a tool", [*LOOP, user(STAMP + TRY_AGAIN)], True, TurnKind.MAIN, "chat"),
+    ("heartbeat asked again", [system(), user(HEARTBEAT), user(TRY_AGAIN)], True, TurnKind.SIDE, "heartbeat"),
 ]
 
 #: The same for other clients.
@@ -193,12 +250,12 @@ def test_a_request_with_nothing_but_a_transient_context_is_no_turn() -> None:
 
 
 def test_only_what_begins_like_the_transient_context_is_it() -> None:
-    assert is_transient(CONTEXT)
-    assert all(map(is_transient, in_parts([CONTEXT])))
-    assert not is_transient({"role": "tool", "content": CONTEXT["content"]})
-    assert not is_transient(said(CONTEXT["content"]))
-    assert not is_transient(user(f"What is {TRANSIENT}?"))
-    assert not is_transient({"role": "user", "content": None})
+    assert is_passing(CONTEXT)
+    assert all(map(is_passing, in_parts([CONTEXT])))
+    assert not is_passing({"role": "tool", "content": CONTEXT["content"]})
+    assert not is_passing(said(CONTEXT["content"]))
+    assert not is_passing(user(f"What is {TRANSIENT}?"))
+    assert not is_passing({"role": "user", "content": None})
 
 
 # A person's words.
@@ -218,15 +275,56 @@ def test_only_what_begins_like_the_transient_context_is_it() -> None:
         ("[Someday 2026-11-15 00:47 UTC] hello", "[Someday 2026-11-15 00:47 UTC] hello"),
         ("[cron:1 x] hello", "[cron:1 x] hello"),
         ("", ""),
+        ("[WhatsApp +1555 Mon 2026-01-05 16:26:34 PST] hi", "hi"),
+        ("[WhatsApp +1555 +30s Mon 2026-01-05 16:26:34 PST] hi", "hi"),
+        ("[2026-11-15 10:22:33] ERROR db: refused", "[2026-11-15 10:22:33] ERROR db: refused"),
+        (f"{STAMP}{QUEUED}\nhello?\n\n{CONTINUE}", "hello?"),
+        (f"{STAMP}{QUEUED}\none\n\ntwo", "one\n\ntwo"),
+        (f"{STAMP}{QUEUED}\n{QUEUED}\none\n\ntwo\n\n{TRY_AGAIN}", "one\n\ntwo"),
+        (f"{STAMP}{TRY_AGAIN}", ""),
+        (f"{STAMP}hello?{RUNTIME}", "hello?"),
+        (f"{STAMP}{QUEUED}\nhello?\n\n{TRY_AGAIN}{RUNTIME}", "hello?"),
+        (f"{POLL}\n\n{STAMP}no, shorter", "no, shorter"),
+        (f"{STAMP}{POLL}\nno, shorter", "no, shorter"),
+        (POLL, ""),
+        (f"What does this mean?\n{TRY_AGAIN}\nI saw it twice.", f"What does this mean?\n{TRY_AGAIN}\nI saw it twice."),
+        (f"{STAMP}Sender: {CONTEXT_MARK}\n```json\n{{\n}}\n```\n\nReply: {CONTEXT_MARK}\nto Ann\n\nhi", "hi"),
+        (f"{STAMP}hi\n\nContext: {CONTEXT_MARK}\nthe room is quiet", "hi"),
+        (f"What is {CONTEXT_MARK}?", f"What is {CONTEXT_MARK}?"),
+        (f"{CONTEXT['content']}", ""),
     ],
 )
-def test_only_the_client_s_timestamp_is_taken_from_what_a_person_wrote(text: str, words: str) -> None:
+def test_the_client_s_lines_are_taken_from_what_a_person_wrote(text: str, words: str) -> None:
     assert user_words(text) == words
 
 
-@given(st.text())
-def test_whatever_follows_a_timestamp_is_kept_as_it_is(text: str) -> None:
+#: What a person could have written: it neither begins nor ends like a line of the client's.
+PLAIN = st.text().filter(lambda text: user_words(text) == text)
+BEFORE = st.lists(st.sampled_from([f"{QUEUED}\n", f"{POLL}\n\n", f"{POLL}\n{STAMP}"]), max_size=3)
+
+
+@given(PLAIN, BEFORE, st.sampled_from(["", f"\n\n{CONTINUE}", f"\n\n{TRY_AGAIN}{RUNTIME}"]))
+def test_words_between_the_client_s_lines_are_kept_as_they_are(text: str, before: list[str], after: str) -> None:
     assert user_words(STAMP + text) == text
+    assert user_words(f"{STAMP}{''.join(before)}{text}{after}").strip() == text.strip()
+
+
+@given(st.text())
+def test_words_are_a_part_of_the_message_and_no_text_is_refused(text: str) -> None:
+    assert user_words(text) in text
+    client_purpose(text)
+    is_passing(user(text))
+
+
+HOSTILE = (" ", "\n", "[", STAMP, QUEUED, f"{POLL}\n", f"x {CONTEXT_MARK}\n", "Runtime: sessionId=", TRY_AGAIN, "( (")
+
+
+@pytest.mark.parametrize("piece", HOSTILE)
+def test_a_huge_message_takes_time_in_proportion_to_its_length(piece: str) -> None:
+    """A pattern whose time grows with the square of the length would take hours."""
+    for text in (piece * (2_000_000 // len(piece)), f"Current time: {piece * (2_000_000 // len(piece))}x"):
+        user_words(text)
+        client_purpose(text)
 
 
 # The session's name.
@@ -290,11 +388,11 @@ def test_without_a_sign_there_is_no_name() -> None:
 )
 def test_the_counter_that_rises_with_every_compaction_is_no_part_of_the_name(given: str, name: str) -> None:
     assert named(headers={"x-session-affinity": given})[0] == name
+    assert named(headers={"x-session-id": given})[0] == name
     assert named(prompt_cache_key=given)[0] == name
 
 
-def test_names_that_were_given_outright_are_taken_as_they_are() -> None:
-    assert named(headers={"x-session-id": "case:7"})[0] == "case:7"
+def test_the_name_in_the_body_is_taken_as_it_is() -> None:
     assert named(session_id="case:7")[0] == "case:7"
 
 
@@ -367,9 +465,3 @@ def test_a_heartbeat_in_between_does_not_keep_the_user_s_words_from_the_turn_the
     assert first.next_state == [user("Then make one.")]
     assert heartbeat.next_state is None
     assert last.state is State.AWAITING
-
-
-def test_words_that_openclaw_sends_again_are_the_users() -> None:
-    again = "[Queued user message from a previous active turn: please answer it] what about the fox?"
-    kind, _why = classify([{"role": "system", "content": "x openclaw:attempt:STABLE"}, user(again)], True)
-    assert kind == "main"

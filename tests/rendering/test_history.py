@@ -91,8 +91,8 @@ TALK: list[Message] = [
 ]
 
 
-def key_of(messages: Sequence[Message], owner: str = "me", ignored: Sequence[bool] = ()) -> history.ConversationKeys:
-    return keys(owner, messages, ignored or [False] * len(messages))
+def key_of(messages: Sequence[Message], owner: str = "me") -> history.ConversationKeys:
+    return keys(owner, messages)
 
 
 def strip_thoughts(talk: list[Message]) -> None:
@@ -181,7 +181,7 @@ def test_integers_that_javascript_rounds_are_the_same() -> None:
 
 def test_a_transient_message_is_no_part_of_the_conversation() -> None:
     transient = user("<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>> it is Sunday")
-    with_it = key_of([*TALK, transient], ignored=[*[False] * len(TALK), True])
+    with_it = key_of([*TALK, transient])
     assert with_it.request == key_of(TALK).request
     assert with_it.ends == key_of(TALK).ends
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from openclaw_rl.rendering.chat import content_text, spell_out_message, template_message
-from openclaw_rl.rendering.clients import user_words
+from openclaw_rl.rendering.clients import message_words
 from openclaw_rl.types import Feedback, StoredTurn
 
 
@@ -47,12 +47,6 @@ def last_request(messages: Sequence[dict[str, Any]]) -> str:
 def last_user_words(messages: Sequence[dict[str, Any]]) -> str:
     texts = (message_words(message) for message in reversed(messages) if message["role"] == "user")
     return next(filter(None, texts), "")
-
-
-def message_words(message: dict[str, Any]) -> str:
-    """A message's text; for a user's message, only what the person wrote."""
-    text = content_text(message.get("content"))
-    return user_words(text) if message["role"] == "user" else text
 
 
 def as_text(message: dict[str, Any]) -> str:

@@ -168,10 +168,10 @@ class Ledger:
     ) -> queries.Ancestor | None:
         return self._read(lambda db: queries.find_ancestor(db, owner, ends, session, claimed))
 
-    def last_waiting(self, session: SessionKey) -> int | None:
-        return self._read(lambda db: queries.last_waiting(db, session))
+    def last_waiting(self, session: SessionKey, ancestor: int | None = None) -> int | None:
+        return self._read(lambda db: queries.last_waiting(db, session, ancestor))
 
-    def main_turn(self, turn: int) -> int | None:
+    def main_turn(self, turn: int) -> queries.MainTurn | None:
         return self._read(lambda db: queries.main_turn(db, turn))
 
     def sequence(self, turn: int) -> list[int]:

@@ -35,6 +35,14 @@ class Ancestor:
     """How many of the request's messages it covers, its own response included."""
 
 
+@dataclass(frozen=True, slots=True)
+class MainTurn:
+    """A turn that can have a next state."""
+
+    number: int
+    has_next_state: bool
+
+
 def find_ancestor(
     db: sqlite3.Connection,
     owner: str,
@@ -62,27 +70,30 @@ def find_ancestor(
     return None
 
 
-def last_waiting(db: sqlite3.Connection, session: SessionKey) -> int | None:
-    """The newest main turn of a session that still waits for its next state."""
+def last_waiting(db: sqlite3.Connection, session: SessionKey, ancestor: int | None) -> int | None:
+    """The newest turn of a session that waits for its next state; with `ancestor`, only turns that continue it."""
     row = db.execute(
-        f"SELECT t.number FROM turns t {SESSION} WHERE s.owner = ? AND s.id = ? AND t.state = ? "
-        "ORDER BY t.number DESC LIMIT 1",
-        (*session, State.AWAITING),
+        "WITH RECURSIVE line (waiting, number, parent) AS ("
+        f" SELECT t.number, t.number, t.parent FROM turns t {SESSION} WHERE s.owner = ? AND s.id = ? AND t.state = ?"
+        " UNION ALL SELECT line.waiting, t.number, t.parent FROM turns t JOIN line ON t.number = line.parent"
+        " WHERE ? IS NOT NULL)"
+        " SELECT max(waiting) AS number FROM line WHERE number = coalesce(?, waiting)",
+        (*session, State.AWAITING, ancestor, ancestor),
     ).fetchone()
-    return None if row is None else int(row["number"])
+    return None if row["number"] is None else int(row["number"])
 
 
-def main_turn(db: sqlite3.Connection, turn: int) -> int | None:
+def main_turn(db: sqlite3.Connection, turn: int) -> MainTurn | None:
     """The turn itself if it is a main turn, else the nearest main turn among those it continues."""
     row = db.execute(
-        "WITH RECURSIVE line (number, parent, kind, depth) AS ("
-        " SELECT number, parent, kind, 0 FROM turns WHERE number = ?"
-        " UNION ALL SELECT t.number, t.parent, t.kind, line.depth + 1 FROM turns t JOIN line ON t.number = line.parent"
-        " WHERE line.kind != ?)"
-        " SELECT number FROM line WHERE kind = ? ORDER BY depth LIMIT 1",
+        "WITH RECURSIVE line (number, parent, kind, next_state, depth) AS ("
+        " SELECT number, parent, kind, next_state, 0 FROM turns WHERE number = ?"
+        " UNION ALL SELECT t.number, t.parent, t.kind, t.next_state, line.depth + 1"
+        " FROM turns t JOIN line ON t.number = line.parent WHERE line.kind != ?)"
+        " SELECT number, next_state IS NOT NULL AS answered FROM line WHERE kind = ? ORDER BY depth LIMIT 1",
         (turn, TurnKind.MAIN, TurnKind.MAIN),
     ).fetchone()
-    return None if row is None else int(row["number"])
+    return None if row is None else MainTurn(row["number"], bool(row["answered"]))
 
 
 def sequence(db: sqlite3.Connection, turn: int) -> tuple[list[int], int]:

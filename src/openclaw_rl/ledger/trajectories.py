@@ -173,7 +173,7 @@ def imported_turns(session: Trajectory, renderer: ChatRenderer) -> Iterator[Turn
     for index, written in enumerate(session.turns):
         messages = [*messages, {"role": "user", "content": written.prompt}]
         answer = {"role": "assistant", "content": written.response}
-        request_key = history.keys(IMPORTED, messages, [False] * len(messages)).request
+        request_key = history.keys(IMPORTED, messages).request
         trained = written.type == "main" and written.trainable
         name = f"{session.session_id}\0{index}\0{written.prompt}\0{written.response}"
         yield Turn(

@@ -1,8 +1,8 @@
 """Continues a recorded turn with exactly its tokens, although clients change the history that they send back.
 
-Clients strip reasoning, reformat arguments, rename calls and turn "" into null. Therefore a conversation is recognised
-by what it says and not by how it is written (`keys`), and the tokens of earlier messages come from the record; only
-the new messages are rendered (`continue_turn`).
+Clients strip reasoning, reformat arguments, rename calls, turn "" into null and add lines to a user's words. Therefore
+a conversation is recognised by what it says and not by how it is written (`keys`), and the tokens of earlier messages
+come from the record; only the new messages are rendered (`continue_turn`).
 """
 
 import json
@@ -13,6 +13,7 @@ from hashlib import blake2b
 from typing import Any, NamedTuple
 
 from openclaw_rl.rendering.chat import ChatError, ChatRenderer, Message, RenderedPrompt, content_text
+from openclaw_rl.rendering.clients import is_passing, message_words
 from openclaw_rl.types import Continuation
 
 #: Marks where a response ends. A Unicode noncharacter, which no message has reason to contain.
@@ -30,13 +31,13 @@ class ConversationKeys:
     """Of the messages up to each assistant message: (number of messages covered, digest), the longest first."""
 
 
-def keys(owner: str, messages: Sequence[Message], ignored: Sequence[bool]) -> ConversationKeys:
-    """The keys of a request of `owner`, leaving out messages that are not part of the conversation."""
+def keys(owner: str, messages: Sequence[Message]) -> ConversationKeys:
+    """The keys of a request of `owner`. Messages that a client sends once and does not keep do not count."""
     key = blake2b(owner.encode(), digest_size=16).digest()
     ends = []
     for number, message in enumerate(messages, start=1):
         # Clients may change the system prompt from turn to turn within one conversation.
-        if ignored[number - 1] or message["role"] in ("system", "developer"):
+        if message["role"] in ("system", "developer") or is_passing(message):
             continue
         key = extend(key, message)
         if message["role"] == "assistant":
@@ -54,7 +55,7 @@ def meaning(message: Mapping[str, Any]) -> list[Any]:
     """What a message says, without what clients change when they send it back."""
     if message["role"] == "tools":
         return ["tools", message["tools"]]
-    text = content_text(message.get("content"))
+    text = message_words(message)
     if message["role"] != "assistant":
         return [message["role"], text]
     calls = [call["function"] for call in message.get("tool_calls") or []]

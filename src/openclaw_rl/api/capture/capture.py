@@ -1,12 +1,13 @@
 """Looks at a request before it is answered: its session, its kind, the recorded turn that it continues, its tokens."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 
-from openclaw_rl.api.capture.classify import is_transient, kind_of
+from openclaw_rl.api.capture.classify import kind_of
+from openclaw_rl.api.capture.next_state import ReactionFinder
 from openclaw_rl.api.capture.open_turn import OpenTurn
 from openclaw_rl.api.capture.sessions import named_session, new_session
 from openclaw_rl.api.metrics import ServerMetrics
@@ -16,8 +17,7 @@ from openclaw_rl.ledger.ledger import Ledger
 from openclaw_rl.ledger.packing import common_prefix
 from openclaw_rl.ledger.queries import Ancestor
 from openclaw_rl.rendering import history
-from openclaw_rl.rendering.chat import ChatRenderer, Message, RenderedPrompt, content_text
-from openclaw_rl.rendering.clients import user_words
+from openclaw_rl.rendering.chat import ChatRenderer, RenderedPrompt
 from openclaw_rl.types import Continuation, SessionKey, TurnKind
 
 log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class Capture:
       is answered, the turn is counted as lost, and the log says why.
     - A turn's prompt is what the model was given, token for token. Where the history of a request is a recorded turn,
       its recorded tokens are used, also if the client changed the form of what it sends back.
-    - A main request becomes the next state of the turn that it continues. A retry does not.
+    - A main request becomes the next state of the turn that it reacts to (`ReactionFinder` has the rules).
     - Users who have said the same so far stay apart: a request continues a turn that no other request continues, if
       there is one.
     - A request with `store: false` is not recorded.
@@ -75,15 +75,17 @@ class Capture:
 
     def _open(self, incoming: IncomingRequest) -> OpenTurn:
         request, messages = incoming.request, incoming.chat.messages
-        transient = [is_transient(message) for message in messages]
-        keys = history.keys(incoming.owner, messages, transient)
+        keys = history.keys(incoming.owner, messages)
         named = named_session(incoming.headers, request, messages)
         ancestor = self.ledger.find_ancestor(incoming.owner, keys.ends, named[0] if named else None, self._continued)
         name, source = named or ((ancestor.session.id, "history") if ancestor else new_session())
         session = SessionKey(incoming.owner, name)
         kind, reason = kind_of(incoming.headers, request, messages)
         if kind is TurnKind.MAIN:
-            self._set_next_state(session, messages, transient, ancestor, keys.request)
+            finder = ReactionFinder(self.ledger, session, named is not None, messages, ancestor, keys.request)
+            if reaction := finder.find():
+                # The request does not wait until this is written.
+                self.ledger.set_next_state(*reaction).add_done_callback(report_failure)
         prompt, continuation, shared_tokens = self._prompt(incoming, ancestor)
         self.metrics.continuations[continuation].inc()
         if ancestor is not None:
@@ -122,52 +124,11 @@ class Capture:
             prompt, continuation = incoming.plain, Continuation.FORKED
         return prompt, continuation, common_prefix(prompt.ids, turn.ids)
 
-    def _set_next_state(
-        self,
-        session: SessionKey,
-        messages: Sequence[Message],
-        transient: Sequence[bool],
-        ancestor: Ancestor | None,
-        request_key: bytes,
-    ) -> None:
-        """Record the new messages of this request as the next state of the turn that it continues."""
-        if ancestor is None:
-            # The client cut or rewrote its history, but says that the session continues.
-            number = self._last_waiting(session, request_key)
-            answered = [i for i, message in enumerate(messages, start=1) if message["role"] == "assistant"]
-            covered = answered[-1] if answered else 0
-        else:
-            # A side turn in between gets no next state, even if the client keeps it in its history.
-            number, covered = self.ledger.main_turn(ancestor.number), ancestor.depth
-        if number is not None:
-            new = zip(messages[covered:], transient[covered:], strict=True)
-            next_state = [next_state_message(message) for message, is_passing in new if not is_passing]
-            # The request does not wait until this is written.
-            self.ledger.set_next_state(number, next_state).add_done_callback(report_failure)
-
-    def _last_waiting(self, session: SessionKey, request_key: bytes) -> int | None:
-        """The newest turn of a session without a next state; None if it answered this very request.
-
-        A retry is not feedback: the first attempt has already set the next state of the turn before.
-        """
-        number = self.ledger.last_waiting(session)
-        if number is None:
-            return None
-        asked = [message for message in self.ledger.request(number) if message["role"] != "tools"]
-        answered = history.keys(session.owner, asked, [is_transient(message) for message in asked])
-        return None if answered.request == request_key else number
-
 
 def report_failure(written: "Future[None]") -> None:
     """Log that a next state was lost."""
     if error := written.exception():
         log.warning("A next state is not captured: %s", error)
-
-
-def next_state_message(message: Message) -> Message:
-    """A message as feedback: its role and its text, without what the client added to a user's words."""
-    text = content_text(message.get("content"))
-    return {**message, "content": user_words(text) if message["role"] == "user" else text}
 
 
 def truthy(text: str | None) -> bool:

@@ -19,15 +19,18 @@ NamedSession = tuple[str, str]
 
 def named_session(headers: Mapping[str, str], request: ChatRequest, messages: Sequence[Message]) -> NamedSession | None:
     """The session that the client names, the most explicit way first; None if it names none."""
-    affinity = headers.get("x-session-affinity")
     candidates = (
-        (headers.get("x-session-id"), "header X-Session-Id"),
+        (without_counter(headers.get("x-session-id")), "header X-Session-Id"),
         (request.session_id, "field session_id"),
-        (affinity and COUNTER.sub("", affinity), "header x-session-affinity"),
-        (request.prompt_cache_key and COUNTER.sub("", request.prompt_cache_key), "field prompt_cache_key"),
+        (without_counter(headers.get("x-session-affinity")), "header x-session-affinity"),
+        (without_counter(request.prompt_cache_key), "field prompt_cache_key"),
         (runtime_session(messages), "OpenClaw's Runtime line"),
     )
     return next(((name[:MAX_NAME_CHARACTERS], source) for name, source in candidates if name), None)
+
+
+def without_counter(name: str | None) -> str:
+    return COUNTER.sub("", name or "")
 
 
 def runtime_session(messages: Sequence[Message]) -> str | None:

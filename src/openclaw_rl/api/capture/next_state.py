@@ -1,0 +1,125 @@
+"""Finds the turn that a main request reacts to, and what the request says about it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from openclaw_rl.ledger.ledger import Ledger
+from openclaw_rl.ledger.queries import Ancestor
+from openclaw_rl.rendering import history
+from openclaw_rl.rendering.chat import Message, content_text
+from openclaw_rl.rendering.clients import SUMMARY, client_purpose, is_passing, message_words, user_words
+from openclaw_rl.types import SessionKey, StoredTurn
+
+#: The turn, and the messages that are its next state.
+Reaction = tuple[int, list[Message]]
+
+
+@dataclass(frozen=True, slots=True)
+class ReactionFinder:
+    """Reads one main request.
+
+    A client sends back the answers that it was given. The `ancestor` is the newest of them that is recognised with all
+    that was said before it; `newest` is the last answer in the request, recognised or not.
+
+    - If the ancestor has no next state yet, the messages after it are its next state, up to the next answer.
+    - Otherwise, if the newest answer was not recognised, the client has changed the answer or the words before it. The
+      last waiting turn that continues the ancestor is meant. If the client does not name the session, the turn must
+      also have the same answer, or must have been asked the same, as the newest answer in the request.
+    - Without an ancestor the client has cut its history. The last waiting turn of the session is meant, on the same
+      condition. If no answer is left, the client's summary must stand in its place.
+    - If the newest answer was recognised and has a next state, then the user went back and took another way, and no
+      turn gets a next state. Clients that name the session may also delete an answer (OpenClaw does if it is empty or
+      NO_REPLY): then the words that the waiting turn was asked stand before the new ones, and only the new ones count.
+    - A request that the waiting turn answered already is a retry, which says nothing about the answer.
+    - Only words of users and results of tools are a next state. System messages, the client's own messages and
+      commands to the client never are.
+    """
+
+    ledger: Ledger
+    session: SessionKey
+    is_named: bool
+    """Whether the client named the session; otherwise the session was recognised by its history."""
+    messages: Sequence[Message]
+    ancestor: Ancestor | None
+    request_key: bytes
+
+    def find(self) -> Reaction | None:
+        """The turn that this request reacts to, with its next state; None if there is no such turn."""
+        if self.ancestor is not None:
+            # A side turn in between gets no next state, even if the client keeps it in its history.
+            main = self.ledger.main_turn(self.ancestor.number)
+            if main is None:
+                return None
+            if not main.has_next_state:
+                return reaction(main.number, next_state(self.messages[self.ancestor.depth :]))
+        waiting = self.ledger.last_waiting(self.session, self.ancestor and self.ancestor.number)
+        return None if waiting is None else self._reaction_to(self.ledger.load_turn(waiting))
+
+    def _reaction_to(self, turn: StoredTurn) -> Reaction | None:
+        """What this request says about a turn that waits for its next state, if it says anything about it."""
+        request = [message for message in turn.messages if message["role"] != "tools"]
+        if history.keys(self.session.owner, request).request == self.request_key:
+            return None
+        newest, asked = last_answer(self.messages), next_state(request[last_answer(request) :])
+        new = next_state(self.messages[newest:])
+        if self._newest_answer_is(turn.message, asked, newest, earlier_answers=count_answers(request)):
+            return reaction(turn.number, new)
+        is_deleted = self.is_named and count_answers(self.messages) <= count_answers(request)
+        return reaction(turn.number, without_beginning(new, asked)) if is_deleted else None
+
+    def _newest_answer_is(self, answer: Message, asked: list[Message], newest: int, *, earlier_answers: int) -> bool:
+        """Whether a turn's answer is the newest one in the history, although it was not recognised."""
+        if not newest:
+            return any(client_purpose(content_text(m.get("content"))) == SUMMARY for m in self.messages)
+        if self.ancestor is not None:
+            if self.ancestor.depth == newest:
+                return False
+            if self.is_named and count_answers(self.messages) > earlier_answers:
+                return True
+        before = self.messages[: newest - 1]
+        same_question = next_state(before[last_answer(before) :]) == asked
+        return same_question or history.meaning(self.messages[newest - 1]) == history.meaning(answer)
+
+
+def reaction(turn: int, messages: list[Message]) -> Reaction | None:
+    return (turn, messages) if messages else None
+
+
+def last_answer(messages: Sequence[Mapping[str, Any]]) -> int:
+    """How many messages there are up to the last answer, the answer included; 0 if there is none."""
+    return max((i for i, message in enumerate(messages, start=1) if message["role"] == "assistant"), default=0)
+
+
+def count_answers(messages: Sequence[Mapping[str, Any]]) -> int:
+    return sum(message["role"] == "assistant" for message in messages)
+
+
+def next_state(messages: Sequence[Message]) -> list[Message]:
+    """The first words of users and results of tools among these messages, up to an answer to them."""
+    said: list[Message] = []
+    for message in messages:
+        if message["role"] == "assistant" and said:
+            break
+        if message["role"] == "tool" or (message["role"] == "user" and is_a_persons(message)):
+            said.append({**message, "content": message_words(message)})
+    return said
+
+
+def is_a_persons(message: Message) -> bool:
+    return not is_passing(message) and client_purpose(content_text(message.get("content"))) is None
+
+
+def without_beginning(new: list[Message], asked: list[Message]) -> list[Message]:
+    """What follows in `new` after the messages of `asked`; nothing if it does not begin with them."""
+    if not asked or new[: len(asked) - 1] != asked[:-1] or len(new) < len(asked):
+        return []
+    first, last = new[len(asked) - 1], asked[-1]
+    if not first["content"].startswith(last["content"]):
+        return []
+    # Clients merge the messages around a deleted answer into one.
+    rest = first["content"][len(last["content"]) :]
+    if rest and not rest.startswith("\n"):
+        return []
+    words = user_words(rest.lstrip())
+    return [*([{**first, "content": words}] if words else []), *new[len(asked) :]]
