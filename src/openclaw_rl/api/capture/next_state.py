@@ -53,7 +53,7 @@ class ReactionFinder:
                 return None
             if not main.has_next_state:
                 return reaction(main.number, next_state(self.messages[self.ancestor.depth :]))
-        waiting = self.ledger.last_waiting(self.session, self.ancestor and self.ancestor.number)
+        waiting = self.ledger.last_waiting(self.session, self.ancestor.number if self.ancestor else None)
         return None if waiting is None else self._reaction_to(self.ledger.load_turn(waiting))
 
     def _reaction_to(self, turn: StoredTurn) -> Reaction | None:
