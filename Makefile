@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install run demo test test-whole test-parts test-browser test-vllm test-tinker tinker-server lint bench docs clean
+.PHONY: help install run demo test test-whole test-parts test-browser test-vllm test-tinker test-chaos tinker-server lint bench docs clean
 
 help: ## list these targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -82,6 +82,9 @@ test-tinker: $(VENV)/.installed-dev $(TINKER)/.installed ## test with the oldest
 	@PYTHONPATH=$(TINKER)/sdk $(BIN)/python -m pytest tests/engines/test_tinker_*.py tests/test_tinker_server.py
 	@OPENCLAW_RL_TINKER=$(abspath $(TINKER))/bin/python OPENCLAW_RL_TINKER_SDK=$(abspath $(TINKER))/sdk \
 		$(BIN)/python -m pytest -rs -s tests/slow/test_tinker.py $(ARGS)
+
+test-chaos: $(VENV)/.installed-dev ## attack real servers for an hour; ARGS="--scale 0.01" for a minute or two, ARGS="fuzz" for one scenario
+	@PYTHONPATH=tests $(BIN)/python -m chaos $(ARGS)
 
 tinker-server: $(VENV)/.installed $(TINKER)/.installed ## serve the embedded model as a Tinker server on 127.0.0.1:8000
 	@$(BIN)/python examples/tinker_server.py --python $(TINKER)/bin/python $(ARGS)

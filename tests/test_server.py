@@ -1,7 +1,6 @@
 """The whole program as a user runs it: real processes, real signals, the official client."""
 
 import asyncio
-import contextlib
 import json
 import os
 import random
@@ -24,9 +23,9 @@ from openclaw_rl.app.config import Config
 from openclaw_rl.app.server import model_folder
 from openclaw_rl.errors import UserError
 from openclaw_rl.learn.checkpoints import Checkpoints
-from openclaw_rl.ledger import queries
 from openclaw_rl.ledger.lock import FILE as SERVER
-from openclaw_rl.ledger.schema import FILE, connect
+from openclaw_rl.ledger.schema import FILE
+from support.conversations import assert_recorded, talk
 from support.server_program import SECONDS, SERVE, Program, serving, starting, until
 
 HELLO = [{"role": "user", "content": "Hello!"}]
@@ -215,41 +214,6 @@ def test_whatever_a_client_received_whole_survives_kill_9(tiny_model: Path, tmp_
                 client.result()
         assert_recorded(tmp_path / FILE, received)
     assert len(received) > 20
-
-
-def talk(url: str, seed: int, received: dict[str, str], stop: threading.Event) -> None:
-    """Hold conversations, streamed and not, noting each answer that came whole."""
-    rng = random.Random(seed)
-    messages = [{"role": "user", "content": f"hello {seed}"}]
-    with httpx.Client(base_url=url, timeout=SECONDS) as client, contextlib.suppress(httpx.TransportError, OSError):
-        while not stop.is_set():
-            ask = {"messages": messages, "max_tokens": rng.randint(1, 12), "stream": rng.random() < 0.5}
-            answer = client.post("/v1/chat/completions", json=ask)
-            id, content = read_answer(answer.text, ask["stream"])
-            if id is not None:
-                received[id] = content
-            reply = {"role": "assistant", "content": content}
-            again = [*messages, reply, {"role": "user", "content": rng.choice(["more", "no", "thanks"])}]
-            messages = again if len(again) < 12 else messages[:1]
-
-
-def read_answer(text: str, stream: bool) -> tuple[str | None, str]:
-    """The id of an answer that came whole, and what it says."""
-    if not stream:
-        body = json.loads(text)
-        return body["id"], body["choices"][0]["message"]["content"]
-    events = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
-    content = "".join(choice["delta"].get("content") or "" for e in events for choice in e["choices"])
-    return (events[0]["id"] if text.endswith("data: [DONE]\n\n") else None), content
-
-
-def assert_recorded(path: Path, received: dict[str, str]) -> None:
-    with contextlib.closing(connect(path)) as db:
-        assert db.execute("PRAGMA integrity_check").fetchone()[0] == "ok"
-        turns = [queries.load_turn(db, number) for number in queries.turn_numbers(db)]
-    assert all(len(turn.logprobs) == len(turn.response_ids) > 0 for turn in turns)
-    recorded = {turn.completion: turn.message["content"] for turn in turns}
-    assert {id: recorded.get(id) for id in received} == received
 
 
 def test_a_silent_session_ends(tiny_model: Path, tmp_path: Path) -> None:
