@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from chaos import fuzz, kills
+from chaos import bad_judges, full_disk, fuzz, hostile_files, kills, slow_clients, soak, workers
 from chaos.report import Report, Setting
 from support.tiny_models import save_tiny_model
 
@@ -25,6 +25,12 @@ Scenario = Callable[[Report, Setting], None]
 SCENARIOS: dict[str, Scenario] = {
     "fuzz": fuzz.run,
     "kills": kills.run,
+    "slow-clients": slow_clients.run,
+    "full-disk": full_disk.run,
+    "bad-judges": bad_judges.run,
+    "workers": workers.run,
+    "hostile-files": hostile_files.run,
+    "soak": soak.run,
 }
 #: A scenario that takes longer has failed.
 LIMIT_SECONDS = 2400

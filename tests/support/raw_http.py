@@ -1,6 +1,7 @@
 """An HTTP/1.1 client that sends any bytes and reads the answer, for requests that no library would send."""
 
 import asyncio
+import contextlib
 import json
 from dataclasses import dataclass
 from typing import Any
@@ -50,15 +51,13 @@ class RawConnection:
         return await self._exchange(request, without_body)
 
     async def _exchange(self, request: bytes, without_body: bool) -> RawAnswer:
-        if self._streams is None:
-            self._streams = await asyncio.open_connection("127.0.0.1", self.port, limit=MAX_HEAD_BYTES)
-        reader, writer = self._streams
         try:
-            try:
+            if self._streams is None:
+                self._streams = await asyncio.open_connection("127.0.0.1", self.port, limit=MAX_HEAD_BYTES)
+            reader, writer = self._streams
+            with contextlib.suppress(OSError):  # the server may answer before it has read everything, and close
                 writer.write(request)
                 await writer.drain()
-            except OSError:
-                pass  # the server may answer before it has read everything, and close
             answer = await read_answer(reader, without_body)
         except (OSError, asyncio.IncompleteReadError) as error:
             await self.close()
