@@ -47,6 +47,8 @@ def main() -> int:
     unknown = set(options.scenarios) - SCENARIOS.keys()
     if unknown:
         parser.error(f"there is no scenario {', '.join(sorted(unknown))}: use some of {', '.join(SCENARIOS)}")
+    # Servers that were started are stopped also when this program is.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     reports = []
     with tempfile.TemporaryDirectory() as folder:
         model = save_tiny_model(Path(folder, "tiny"))

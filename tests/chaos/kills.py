@@ -68,11 +68,13 @@ def one_round(
         seeds = [draw.random() for _ in range(TALKERS)]
         clients = [pool.submit(talk, program.url, seed, received, stop) for seed in seeds]
         clients.append(pool.submit(teach_until, program, stop))
-        time.sleep(draw.uniform(0.1, MAX_SECONDS))
-        with contextlib.suppress(httpx.HTTPError, AssertionError):
-            newest = version(program)
-        program.process.kill()
-        stop.set()
+        try:
+            time.sleep(draw.uniform(0.1, MAX_SECONDS))
+            with contextlib.suppress(httpx.HTTPError, AssertionError):
+                newest = version(program)
+        finally:
+            program.process.kill()
+            stop.set()
         for client in clients:
             client.result()
         report.check_log(program.log)

@@ -68,10 +68,12 @@ def run(report: Report, setting: Setting) -> None:
         with ThreadPoolExecutor(CLIENTS) as pool:
             clients = [pool.submit(Client(report, program, setting.seed + n).run, stop) for n in range(CLIENTS)]
             end = time.monotonic() + seconds
-            while time.monotonic() < end:
-                measured.take(program)
-                time.sleep(seconds / MEASUREMENTS)
-            stop.set()
+            try:
+                while time.monotonic() < end:
+                    measured.take(program)
+                    time.sleep(seconds / MEASUREMENTS)
+            finally:
+                stop.set()
             for client in clients:
                 client.result()
         measured.check(report)
