@@ -710,10 +710,7 @@ def test_a_ledger_can_be_closed_and_opened_again(tmp_path: Path) -> None:
     again.close()
 
 
-@pytest.mark.parametrize("empty_file", [True, False])
-def test_migrations_run_on_a_new_file(tmp_path: Path, empty_file: bool) -> None:
-    if empty_file:
-        (tmp_path / FILE).touch()
+def test_migrations_run_on_a_new_file(tmp_path: Path) -> None:
     Ledger(tmp_path).close()
     with connect(tmp_path / FILE, readonly=True) as db:
         assert db.execute("PRAGMA user_version").fetchone()[0] == len(MIGRATIONS)
@@ -763,8 +760,30 @@ def test_a_newer_ledger_is_refused_with_a_sentence_and_left_alone(
         assert db.execute("PRAGMA user_version").fetchone()[0] == len(MIGRATIONS) + 1
 
 
-def test_two_programs_may_open_a_new_ledger_at_the_same_time(tmp_path: Path) -> None:
+def test_two_programs_may_create_a_ledger_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second links its file after the first has linked its own, which stays."""
+    link = schema.os.link
+
+    def after_another(source: Path, target: Path) -> None:
+        monkeypatch.setattr(schema.os, "link", link)
+        book = Book(tmp_path)
+        book.capture(a_turn())
+        book.close()
+        link(source, target)
+
+    monkeypatch.setattr(schema.os, "link", after_another)
+    book = Book(tmp_path)
+    assert book.scalar("SELECT count(*) FROM turns") == 1
+    book.close()
+
+
+def test_two_programs_may_open_an_older_ledger_at_the_same_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The second looks before the first has made the tables, and makes them after."""
+    monkeypatch.setattr(schema, "MIGRATIONS", MIGRATIONS[:1])
+    Ledger(tmp_path).close()
+    monkeypatch.undo()
     one, other = connect(tmp_path / FILE), connect(tmp_path / FILE)
 
     class Slow:
@@ -790,3 +809,26 @@ def test_stored_turns_are_plain_json_in_the_file(book: Book) -> None:
     (answer,) = book.rows(f"SELECT answer FROM turns WHERE number = {number}")[0]
     assert json.loads(answer)["content"] == "狐狸"
     assert "狐狸" in answer
+
+
+def test_an_emptied_ledger_is_refused_with_what_to_do_and_not_begun_anew(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Ledger(tmp_path).close()
+    (tmp_path / FILE).write_bytes(b"")
+    with pytest.raises(LedgerUnusable, match=r"is empty.*Restore it from a copy, or move the file away"):
+        Ledger(tmp_path)
+    assert main(["sessions", "--run-dir", str(tmp_path)]) == 2
+    assert "Restore it from a copy" in " ".join(capsys.readouterr().err.split())
+    assert (tmp_path / FILE).read_bytes() == b""
+    (tmp_path / FILE).unlink()
+    Ledger(tmp_path).close()
+
+
+def test_a_crash_while_a_ledger_is_created_leaves_nothing_that_the_next_start_trips_over(tmp_path: Path) -> None:
+    abandoned = tmp_path / f"{schema.UNFINISHED}x"
+    abandoned.mkdir()
+    (abandoned / FILE).write_bytes(b"")
+    Ledger(tmp_path).close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [FILE]
+    assert (tmp_path / FILE).stat().st_mode & 0o777 == 0o600

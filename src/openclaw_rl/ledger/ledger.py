@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from openclaw_rl.ledger import changes, queries, updates, verdicts
 from openclaw_rl.ledger.errors import CaptureSuspended, sqlite_errors_as_sentences
-from openclaw_rl.ledger.schema import FILE, connect, migrate
+from openclaw_rl.ledger.schema import FILE, connect, create, migrate
 from openclaw_rl.ledger.writer import Writer
 from openclaw_rl.types import (
     Batch,
@@ -47,8 +47,8 @@ class Ledger:
     """
 
     def __init__(self, directory: Path) -> None:
-        directory.mkdir(parents=True, exist_ok=True)
         with sqlite_errors_as_sentences(directory):
+            create(directory / FILE)
             connection = connect(directory / FILE)
             migrate(connection)
             self.writer = Writer(connection)

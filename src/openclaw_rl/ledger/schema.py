@@ -1,14 +1,19 @@
 """The ledger's tables, and how an older ledger becomes a newer one."""
 
 import contextlib
+import os
+import shutil
 import sqlite3
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from openclaw_rl.ledger.errors import NewerLedger
+from openclaw_rl.ledger.errors import LedgerUnusable, NewerLedger
 
 #: Name of the ledger in its directory.
 FILE = "ledger.sqlite"
+#: The prefix of a folder in which a ledger is being created.
+UNFINISHED = ".unfinished-"
 
 #: One script a version; a ledger at version n has had the first n. Never change one that was released: add.
 MIGRATIONS = (
@@ -186,8 +191,36 @@ MIGRATIONS = (
 )
 
 
+def create(path: Path) -> None:
+    """Create a ledger unless there is one. Its file appears only when it is complete. Raises LedgerUnusable."""
+    if path.exists():
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for abandoned in path.parent.glob(f"{UNFINISHED}*"):
+            shutil.rmtree(abandoned, ignore_errors=True)
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=UNFINISHED) as scratch:
+            unfinished = Path(scratch) / FILE
+            with contextlib.closing(connect(unfinished)) as connection:
+                migrate(connection)
+            unfinished.chmod(0o600)
+            # A link and not a rename: another program may have been faster, and its ledger must stay.
+            os.link(unfinished, path)
+    except OSError as error:
+        if not path.exists():
+            raise LedgerUnusable(f"The ledger {path} cannot be created: {error.strerror}.") from None
+
+
 def connect(path: Path, *, readonly: bool = False) -> sqlite3.Connection:
-    """A connection in autocommit mode; transactions are begun by hand."""
+    """A connection in autocommit mode; transactions are begun by hand. Raises LedgerUnusable for an empty file.
+
+    SQLite would take an empty file for a new database.
+    """
+    if path.is_file() and not path.stat().st_size:
+        raise LedgerUnusable(
+            f"The ledger {path} is empty: all that it recorded is gone from the file. Restore it from a copy, or move "
+            "the file away to start a new ledger."
+        )
     mode = "ro" if readonly else "rwc"
     connection = sqlite3.connect(
         f"{path.absolute().as_uri()}?mode={mode}", uri=True, isolation_level=None, check_same_thread=False
