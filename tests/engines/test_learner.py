@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import resource
 import shutil
 import signal
 from collections.abc import AsyncIterator
@@ -244,3 +245,22 @@ async def test_a_model_that_cannot_be_loaded_is_a_sentence_and_can_be_mended(
             await learner.step(sequences)
     finally:
         await learner.close()
+
+
+@pytest.mark.parametrize("file", ["adapter_model.safetensors", "learner.optimizer"])
+async def test_a_file_that_cannot_be_written_refuses_the_save_and_costs_neither_the_process_nor_the_step(
+    learner: LocalLearner, sequences: list[TrainingSequence], tmp_path: Path, file: str
+) -> None:
+    """A limit on the size of files fails as a full disk does."""
+    await learner.step(sequences)
+    await learner.save(tmp_path)
+    process = learner.process.pid
+    assert process is not None
+    before = resource.prlimit(process, resource.RLIMIT_FSIZE)
+    resource.prlimit(process, resource.RLIMIT_FSIZE, ((tmp_path / file).stat().st_size - 1, before[1]))
+    with pytest.raises(StepRefused, match=f"{file}.*File too large"):
+        await learner.save(tmp_path)
+    resource.prlimit(process, resource.RLIMIT_FSIZE, before)
+    assert learner.process.pid == process
+    await learner.save(tmp_path)
+    assert learner.steps == 1

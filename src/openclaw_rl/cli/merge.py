@@ -7,6 +7,7 @@ from typing import Any
 from rich.text import Text
 
 from openclaw_rl.cli.parser import RUN_OPTIONS, add_command, run_config
+from openclaw_rl.errors import UserError
 from openclaw_rl.terminal import console, progress
 
 DOC = "write a model with an adapter merged into its weights"
@@ -25,7 +26,12 @@ def run(options: argparse.Namespace) -> int:
 
     config = run_config(options)
     base = runnable(fetch_model(config.model.model_name, config.run.cache))
-    with progress() as shown:
-        merge_adapter(base, options.checkpoint, options.out, lambda parts: shown.track(parts, description="Merging"))
+    try:
+        with progress() as shown:
+            merge_adapter(
+                base, options.checkpoint, options.out, lambda parts: shown.track(parts, description="Merging")
+            )
+    except OSError as error:
+        raise UserError(f"The model cannot be written to {options.out}: {error.strerror or error}.") from None
     console().print(Text(f"The merged model is in {options.out}"), soft_wrap=True)
     return 0

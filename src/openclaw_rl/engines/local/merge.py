@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import safe_open
-from safetensors.torch import save_file
 
 from openclaw_rl.engines.local.model.adapters import BadPolicy, read_adapter
+from openclaw_rl.engines.local.model.tensor_files import write_tensors
 from openclaw_rl.engines.local.training.lora import module_path
 from openclaw_rl.errors import UserError
 from openclaw_rl.models import ON_TINKER, copy_companion_files
@@ -39,7 +39,7 @@ def merge_adapter(base: Path, adapter: Path, out: Path, track: Callable[[list[Pa
             factors = deltas.pop(name)
             change = scale * factors["B"].float() @ factors["A"].float()
             tensors[name] = (tensors[name].float() + change).to(tensors[name].dtype)
-        save_file(tensors, out / shard.name, metadata={"format": "pt"})
+        write_tensors(tensors, out / shard.name)
 
 
 def check_fit(base: Path, adapter: Path, deltas: dict[str, Any]) -> None:

@@ -4,12 +4,12 @@ import dataclasses
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from openclaw_rl.engines.local.model.decoder import Decoder, take_apart
 from openclaw_rl.engines.local.model.model_slots import fill, map_tensors, open_model
 from openclaw_rl.engines.local.model.shared_weights import map_leaves
+from openclaw_rl.engines.local.model.tensor_files import write_tensors
 from openclaw_rl.engines.local.training.blocks import no_adapters
 from openclaw_rl.engines.local.training.trainer import Policy
 from openclaw_rl.models import copy_companion_files
@@ -47,7 +47,7 @@ class FullWeights:
         for path in folder.glob("*.index.json"):
             path.unlink()  # it lists the base model's weight files; here there is only one
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in take_apart(self.masters).items()}
-        save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+        write_tensors(tensors, folder / WEIGHTS)
 
     def parameters(self) -> list[Tensor]:
         """The masters, each once, in an order that depends only on the model."""

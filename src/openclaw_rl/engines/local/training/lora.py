@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from openclaw_rl.engines.local.model.adapters import MODULES, BadPolicy, read_adapter
 from openclaw_rl.engines.local.model.decoder import Decoder, Projection, Shape
+from openclaw_rl.engines.local.model.tensor_files import write_tensors
 from openclaw_rl.engines.local.training.blocks import LowRank
 from openclaw_rl.engines.local.training.trainer import Policy
 
@@ -101,7 +101,7 @@ class LoraWeights:
             for name, tensor in stacked.items():
                 for layer, factor in enumerate(tensor.detach().cpu().unbind(0)):
                     tensors[f"base_model.model.{module_path(layer, name)}.lora_{side}.weight"] = factor.clone()
-        save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+        write_tensors(tensors, folder / "adapter_model.safetensors")
         config = {
             "peft_type": "LORA",
             "task_type": "CAUSAL_LM",

@@ -11,12 +11,13 @@ from uuid import uuid4
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from openclaw_rl.engines.base import PassResult, SpanLogprobs, StepLost, StepRefused
 from openclaw_rl.engines.local.model.adapters import BadPolicy
 from openclaw_rl.engines.local.model.decoder import Decoder
+from openclaw_rl.engines.local.model.tensor_files import write_tensors
 from openclaw_rl.engines.local.process.learner_messages import LearnerOptions
 from openclaw_rl.engines.local.training.full_weights import FullWeights
 from openclaw_rl.engines.local.training.lora import LoraWeights
@@ -158,7 +159,7 @@ class PolicyTrainer:
     def save(self, folder: Path, steps: int) -> None:
         """Write the policy for other programs, and beside it everything that the next step depends on."""
         self.write_policy(folder)
-        save_file({name: tensor.cpu() for name, tensor in self._moments().items()}, folder / OPTIMIZER)
+        write_tensors({name: tensor.cpu() for name, tensor in self._moments().items()}, folder / OPTIMIZER)
         state = {"steps": steps, "micro_batches": self.trainer.micro_batches_seen}
         (folder / STATE).write_text(json.dumps(state) + "\n")
 
