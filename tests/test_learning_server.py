@@ -135,6 +135,8 @@ def test_it_learns_while_it_serves_saves_when_it_is_stopped_and_goes_back_when_i
         assert status(tmp_path)["policy_version"] == 4
         teach(program)
         until(lambda: version(program) == 5, program)
+        # Other users of the machine can read nothing of it.
+        assert [path for path in (tmp_path, *tmp_path.rglob("*")) if path.stat().st_mode & 0o077] == []
         program.process.terminate()
         assert program.process.wait(60) == 0
         assert "Traceback" not in program.log

@@ -38,6 +38,7 @@ from openclaw_rl.learn.imported import score_imported
 from openclaw_rl.ledger.errors import CaptureSuspended
 from openclaw_rl.ledger.ledger import Ledger
 from openclaw_rl.ledger.lock import RunDirLock
+from openclaw_rl.ledger.private import write_privately
 from openclaw_rl.ledger.run_identity import keep_to_model
 from openclaw_rl.models import EMBEDDED_MAX_TOKENS, EMBEDDED_TEMPERATURE
 from openclaw_rl.terminal import on_terminal
@@ -63,6 +64,8 @@ def serve(config: Config, start: Start) -> None:
             listener = stack.enter_context(contextlib.closing(bind(config.server.host, config.server.proxy_port)))
             lock.tell(local_url(config.server, listener.getsockname()[1]))
             folder = model_folder(config)
+            # Only now: a model may be cached for several users.
+            write_privately()
             captures = config.capture.capture
             for owned in own_folders(config) if captures else ():
                 keep_to_model(owned, config.served_name)

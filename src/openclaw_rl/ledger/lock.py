@@ -11,6 +11,7 @@ from typing import IO, Any
 
 from openclaw_rl.config.options import ConfigError
 from openclaw_rl.errors import UserError
+from openclaw_rl.ledger.private import make_private
 
 FILE = "server.json"
 
@@ -21,6 +22,8 @@ class RunDirInUse(UserError):
 
 class RunDirLock:
     """Held from creation until the process ends, however it ends. The file names the process and its address.
+
+    The directory, and what a run keeps in it, is made private to its owner.
 
     `option` is the option that names the directory. Raises RunDirInUse, and ConfigError if it cannot be used.
     """
@@ -38,6 +41,7 @@ class RunDirLock:
                 f"{run_dir} is in use by the server with process id {pid}. Stop that one, or give this one "
                 f"another {option}."
             )
+        make_private(run_dir)
         self.tell(url=None)
 
     def _lock(self) -> bool:

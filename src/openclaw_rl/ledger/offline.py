@@ -5,8 +5,9 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from openclaw_rl.ledger import changes, updates
+from openclaw_rl.ledger import changes, schema, updates
 from openclaw_rl.ledger.errors import NoLedger, sqlite_errors_as_sentences
+from openclaw_rl.ledger.private import make_private
 from openclaw_rl.ledger.reader import LedgerReader
 from openclaw_rl.ledger.schema import FILE, connect, migrate, transaction
 from openclaw_rl.ledger.trajectories import Imported, import_file
@@ -70,11 +71,14 @@ def check_ledger(folder: Path) -> None:
 @contextlib.contextmanager
 def open_offline(folder: Path, *, create: bool = False) -> Iterator[OfflineLedger]:
     """The ledger in a folder, to read and change. Raises LedgerUnusable, also for what fails inside the block."""
-    if create:
-        folder.mkdir(parents=True, exist_ok=True)
-    else:
+    if not create:
         check_ledger(folder)
+    with sqlite_errors_as_sentences(folder):
+        schema.create(folder / FILE)
     with sqlite_errors_as_sentences(folder), contextlib.closing(connect(folder / FILE)) as db:
         db.execute(f"PRAGMA busy_timeout = {LOCK_SECONDS * 1000}")
         migrate(db)
-        yield OfflineLedger(db, folder)
+        try:
+            yield OfflineLedger(db, folder)
+        finally:
+            make_private(folder)
