@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from openclaw_rl.learn import loop as module
+from openclaw_rl.learn.phases import Phase
 from openclaw_rl.ledger import changes, verdicts
 from openclaw_rl.ledger.errors import LedgerError
 from openclaw_rl.types import SampleKind, Source, State, Verdict
@@ -25,6 +26,14 @@ async def test_a_step_takes_as_many_turns_as_a_batch_has_the_longest_judged_firs
     await run.trained(third, fourth)
     assert run.learner.policy == [[first, second], [third, fourth]]
     assert run.sampler.newest_version == 2
+
+
+async def test_the_status_never_names_more_turns_than_a_step_needs(run: LearningRun) -> None:
+    await run.start(learning=False)
+    run.judged(9)
+    assert run.loop.status() == "preparing: it loads the weights to continue from"
+    run.loop.phases.enter(Phase.WAITING)
+    assert run.loop.status() == "all 2 judged turns that a step needs (--batch-size), and 7 more"
 
 
 async def test_what_was_judged_before_the_start_is_trained_on(run: LearningRun) -> None:

@@ -133,8 +133,12 @@ class LearnLoop:
             return f"training step {self.step + 1}"
         if self.step >= settings.max_steps:
             return f"done: --max-steps {settings.max_steps} have been made"
-        waiting = self.ledger.trainable()
-        return f"{waiting} of the {settings.batch_size} judged turns that a step needs (--batch-size)"
+        if self.phase is Phase.UNPREPARED:
+            return "preparing: it loads the weights to continue from"
+        waiting, needed = self.ledger.trainable(), settings.batch_size
+        if waiting > needed:
+            return f"all {needed} judged turns that a step needs (--batch-size), and {waiting - needed} more"
+        return f"{waiting} of the {needed} judged turns that a step needs (--batch-size)"
 
     async def finish(self) -> None:
         """Let the running step end, and save what no checkpoint holds yet."""

@@ -87,7 +87,7 @@ class Status:
         if not self.counts.total:
             where = f" Talk to {self.server}/v1." if self.server else " Start the server and talk to it."
             return "No turn has been recorded yet." + where
-        if self.learner.startswith((SUSPENDED, "training ", "done: ")):
+        if self.learner.startswith((SUSPENDED, "preparing: ", "training ", "done: ")):
             return f"The learner: {self.learner.removeprefix(SUSPENDED)}."
         if states[State.READY]:
             waiting = plural(states[State.READY], "turn waits", "turns wait")
