@@ -1,6 +1,7 @@
 """A run goes on after a crash, from a checkpoint, or from the base model."""
 
 import asyncio
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -198,3 +199,27 @@ async def test_a_policy_version_is_never_used_for_two_policies(run: LearningRun)
         await run.kill()
     versions = [checkpoint.version for checkpoint in run.checkpoints]
     assert len(set(versions)) == len(versions)
+
+
+@pytest.mark.parametrize("call", ["write_policy", "save"])
+async def test_what_a_crash_left_unfinished_is_removed_at_the_next_start(run: LearningRun, call: str) -> None:
+    await run.start()
+    reached = asyncio.Event()
+
+    async def hang(folder: Path) -> None:
+        (folder / "half").write_text("a policy that is being written")
+        reached.set()
+        await asyncio.Event().wait()
+
+    run.learner.hooks[call] = hang
+    turns = [run.judged(), run.judged()]
+    await reached.wait()
+    # A process that is killed cleans nothing up.
+    (copy,) = run.folder.rglob(".unfinished-*")
+    shutil.copytree(copy, kept := run.folder / "copy")
+    await run.kill()
+    shutil.move(kept, copy)
+    await run.start(learning=False)
+    assert not list(run.folder.rglob(".unfinished-*"))
+    run.learn()
+    await run.trained(*flat(turns))

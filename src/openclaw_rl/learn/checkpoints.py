@@ -12,7 +12,7 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -93,25 +93,21 @@ class Checkpoints:
         `replaced` holds the same policy under an older version number. It is removed first.
         """
         name = f"step-{step:06d}-v{version}"
-        unfinished = self.folder / f"{UNFINISHED}{name}"
-        shutil.rmtree(unfinished, ignore_errors=True)
-        unfinished.mkdir(parents=True)
-        await write(unfinished)
         record = {
             "step": step,
             "version": version,
             "created": time.time(),
             "batches": [asdict(batch) for batch in batches],
         }
-        # In a thread, because hashing and syncing gigabytes would block requests.
-        return await asyncio.to_thread(self._finish, unfinished, self.folder / name, record, replaced)
+        with unfinished(self.folder, name) as folder:
+            await write(folder)
+            # In a thread, because hashing and syncing gigabytes would block requests.
+            return await asyncio.to_thread(self._finish, folder, self.folder / name, record, replaced)
 
-    def _finish(
-        self, unfinished: Path, target: Path, record: dict[str, Any], replaced: Checkpoint | None
-    ) -> Checkpoint:
-        record["files"] = {path.name: digest(path) for path in sorted(unfinished.iterdir())}
-        (unfinished / RECORD).write_text(json.dumps(record, indent=1) + "\n")
-        replace_folder(unfinished, target)
+    def _finish(self, folder: Path, target: Path, record: dict[str, Any], replaced: Checkpoint | None) -> Checkpoint:
+        record["files"] = {path.name: digest(path) for path in sorted(folder.iterdir())}
+        (folder / RECORD).write_text(json.dumps(record, indent=1) + "\n")
+        replace_folder(folder, target)
         if replaced is not None:
             self._discard(replaced)
         self.prune()
@@ -121,8 +117,7 @@ class Checkpoints:
         """Remove all but the newest, and unfinished folders."""
         for checkpoint in self.all()[: -self.keep]:
             self._discard(checkpoint)
-        for folder in self.folder.glob(f"{UNFINISHED}*"):
-            shutil.rmtree(folder, ignore_errors=True)
+        remove_unfinished(self.folder)
 
     def _discard(self, checkpoint: Checkpoint) -> None:
         """Rename the folder to an unfinished one; `prune` removes it. A crash in between leaves no half checkpoint."""
@@ -163,6 +158,24 @@ def verify(folder: Path) -> None:
 def digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextlib.contextmanager
+def unfinished(parent: Path, name: str) -> Iterator[Path]:
+    """A new folder to fill and then to rename. It is removed if that fails: on a full disk it would be in the way."""
+    folder = parent / f"{UNFINISHED}{name}"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def remove_unfinished(parent: Path) -> None:
+    """Remove the folders that a killed process did not finish."""
+    for folder in parent.glob(f"{UNFINISHED}*"):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def replace_folder(source: Path, target: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from openclaw_rl.engines.base import Learner, Sampler
 from openclaw_rl.engines.policy_ref import PolicyRef, policy_in
-from openclaw_rl.learn.checkpoints import Checkpoint, Checkpoints
+from openclaw_rl.learn.checkpoints import Checkpoint, Checkpoints, remove_unfinished
 from openclaw_rl.learn.policies import Policies
 from openclaw_rl.ledger.ledger import Ledger
 from openclaw_rl.types import BASE_VERSION, Batch
@@ -42,6 +42,8 @@ class Lineage:
 
         A checkpoint that is not this run's `own` only provides weights. The steps that this run made still count.
         """
+        for folder in (self.checkpoints.folder, self.policies.folder):
+            await asyncio.to_thread(remove_unfinished, folder)
         self._last = checkpoint if own else None
         self._foreign = None if own else checkpoint
         self._origin = 0 if own else self.ledger.latest_step()
