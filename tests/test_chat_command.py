@@ -43,6 +43,16 @@ def test_answers_are_shown_and_what_is_said_next_is_feedback(
     assert first.session == second.session
 
 
+def test_an_answer_does_nothing_to_the_terminal(
+    bench: Bench, book: Book, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bench.says = "hello \x1b[2J\x1b]0;title\x07world"
+    assert talk(book, monkeypatch, "Hello.") == 0
+    shown = capsys.readouterr().out
+    assert "hello [2J]0;titleworld" in shown
+    assert not {"\x1b", "\x07"} & set(shown)
+
+
 def test_a_new_conversation_knows_nothing_of_the_one_before(
     bench: Bench, book: Book, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,5 +1,6 @@
 """What the server says is wrapped on a terminal, and elsewhere one line each, to be searched."""
 
+import io
 import os
 import pty
 import re
@@ -8,9 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.text import Text
 
 from openclaw_rl.app.banner import banner
 from openclaw_rl.app.config import load
+from openclaw_rl.terminal import SafeConsole, printable
 
 LONG = "step 12: " + "a word and " * 30 + "[the end]"
 LOGS = f"""
@@ -29,6 +34,50 @@ def test_a_line_of_the_log_is_one_line_in_a_file(tmp_path: Path) -> None:
         subprocess.run([sys.executable, "-c", LOGS], stderr=file, check=True, env={**os.environ, "FORCE_COLOR": "1"})
     (line,) = log.read_text().splitlines()
     assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d INFO +" + re.escape(LONG), line)
+
+
+HOSTILE = """
+import logging
+from openclaw_rl.app.server import start_logging
+start_logging("info")
+text = "lost: \\x1b[2J\\x1b]0;title\\x07 \\r\\n2026-11-15 00:00:00 INFO all is well \\x9b31m"
+logging.getLogger("a").warning("A turn is %s", text)
+try:
+    raise ValueError(text)
+except ValueError:
+    logging.getLogger("a").exception("%s", text)
+"""
+
+
+def test_a_client_cannot_forge_lines_of_the_log_or_write_to_the_terminal(tmp_path: Path) -> None:
+    log = tmp_path / "server.log"
+    with log.open("w") as file:
+        subprocess.run([sys.executable, "-c", HOSTILE], stderr=file, check=True)
+    text = log.read_text()
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f]", text)
+    lines = text.splitlines()
+    assert re.match(r"\S+ \S+ WARNING A turn is lost: .*all is well", lines[0])
+    assert re.match(r"\S+ \S+ ERROR   lost: .*all is well", lines[1])
+    assert lines[2].startswith("Traceback")
+
+
+def test_a_client_s_text_in_the_log_changes_no_terminal() -> None:
+    ours, its = pty.openpty()
+    subprocess.run([sys.executable, "-c", HOSTILE], stderr=its, check=True, env={**os.environ, "COLUMNS": "200"})
+    os.close(its)
+    shown = os.read(ours, 1 << 16).decode()
+    os.close(ours)
+    assert "A turn is lost" in shown
+    assert not re.search("\x1b\\[2J|\x1b\\]|\x07|\x9b", shown)
+
+
+@given(st.text())
+def test_a_console_prints_only_its_own_control_characters(text: str) -> None:
+    out = io.StringIO()
+    SafeConsole(file=out, force_terminal=True, color_system="standard", width=200).print(Text(text, style="red"))
+    unstyled = re.sub(r"\x1b\[[0-9;]*m", "", out.getvalue())
+    assert printable(unstyled) == unstyled
+    assert "\x1b" not in unstyled
 
 
 def test_a_line_of_the_log_is_wrapped_on_a_terminal() -> None:

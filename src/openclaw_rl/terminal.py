@@ -1,22 +1,43 @@
 """How commands and the server write to a terminal or a file."""
 
 import os
+import re
 import sys
+from collections.abc import Iterable
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import Progress
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
 #: Width of the output, in columns, where it is not a terminal and COLUMNS is not set.
 WIDTH = 160
+#: Control characters other than tab and newline, and characters that reverse the direction of the text after them.
+CONTROL_CHARACTERS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
-def console(*, stderr: bool = False) -> Console:
+def printable(text: str) -> str:
+    """A text without characters that move the cursor, change colours or do anything else to a terminal."""
+    return CONTROL_CHARACTERS.sub("", text)
+
+
+class SafeConsole(Console):
+    """A console that prints no control characters of the texts it is given; only styles can change colours.
+
+    Clients, models, judges and files choose many of the texts that commands print.
+    """
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(printable(segment.text), segment.style)
+
+
+def console(*, stderr: bool = False) -> SafeConsole:
     """A console that does not cut lines to a terminal's width where the output is a file or a pipe."""
     columns = os.environ.get("COLUMNS", "")
     known = on_terminal(stderr=stderr) or (columns.isdigit() and int(columns) > 0)
-    return Console(stderr=stderr, width=None if known else WIDTH)
+    return SafeConsole(stderr=stderr, width=None if known else WIDTH)
 
 
 def on_terminal(*, stderr: bool = False) -> bool:

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from openclaw_rl.cli import main
-from openclaw_rl.ledger import changes
+from openclaw_rl.ledger import changes, verdicts
 from openclaw_rl.terminal import WIDTH
-from openclaw_rl.types import Feedback
+from openclaw_rl.types import Feedback, Hint, SampleKind, Source, State, Verdict
 from support.commands import Program
 from support.records import Book, a_side_turn, a_turn
 
@@ -113,6 +113,43 @@ def test_names_that_clients_chose_are_shown_as_they_are(book: Book, program: Pro
     code, out, _err = program("sessions", name)
     assert code == 0
     assert f"{name} of {name}, recognised by" in out
+
+
+#: Clears the screen, changes the title, writes to the clipboard, moves the cursor, reverses the text.
+ATTACKS = ("\x1b[2J\x1b[1;31m", "\x1b]0;title\x07", "\x1b]52;c;aGk=\x1b\\", "\r\x08\x7f", "\x9b31m", "\u202etxet")
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_no_text_of_a_client_a_model_or_a_judge_reaches_the_terminal_raw(
+    book: Book, program: Program, attack: str
+) -> None:
+    name, text = f"s-{attack}", f"before{attack}after"
+    call = {"id": "a", "type": "function", "function": {"name": text, "arguments": text}}
+    answer = {"role": "assistant", "content": text, "tool_calls": [call]}
+    turn = a_turn(name, f"me{attack}", messages=[{"role": "user", "content": text}], message=answer)
+    number = book.capture(turn)
+    book.change(changes.set_next_state, number, [{"role": "user", "content": text}])
+    book.change(changes.add_feedback, f"me{attack}", turn.completion, 0, Feedback(1.0, text))
+    book.change(verdicts.store, number, Verdict(1.0, Source.FEEDBACK, (Hint(text),), reason=text), SampleKind.RL)
+    book.capture(a_turn(f"{name}2", "you"))
+    book.change(changes.move, book.capture(a_turn("dropped")), State.DROPPED, f"[/b]{text}")
+    for arguments in (("sessions",), ("sessions", name), ("sessions", "s-"), ("sessions", attack), ("status",)):
+        _code, out, err = program(*arguments)
+        assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", out + err)
+    assert "before" in program("sessions", name)[1]
+    assert "[/b]before" in program("status")[1]
+
+
+def test_the_client_s_lines_are_not_shown(book: Book, program: Program) -> None:
+    stamp, context = "[Sun 2026-11-15 00:47 UTC] ", "<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>> secret"
+    first = f"{stamp}Where is the fox?\n\nRuntime: agent=main | sessionId=u-1 | host=box"
+    asked = [{"role": "user", "content": first}, {"role": "user", "content": context}]
+    number = book.capture(a_turn("one", messages=asked))
+    book.change(changes.set_next_state, number, [{"role": "user", "content": "no, shorter"}])
+    assert rows(program("sessions")[1])[0][-1] == "Where is the fox?"
+    out = program("sessions", "one")[1]
+    assert "user: Where is the fox?" in out
+    assert not any(word in out for word in ("Runtime", "2026-11-15 00:47", "secret"))
 
 
 def test_equal_names_of_two_owners_are_both_shown(book: Book, program: Program) -> None:

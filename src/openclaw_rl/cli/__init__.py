@@ -25,6 +25,7 @@ from openclaw_rl.cli import (
 )
 from openclaw_rl.cli.parser import Parser
 from openclaw_rl.errors import UserError
+from openclaw_rl.terminal import printable
 
 #: In the order that --help lists them.
 COMMANDS = (
@@ -43,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options = build_parser().parse_args(arguments)
         return int(options.run(options))
     except UserError as error:
-        print(f"openclaw-rl: {error}", file=sys.stderr)  # noqa: T201
+        print(f"openclaw-rl: {printable(str(error))}", file=sys.stderr)  # noqa: T201
         return USAGE_ERROR
     except KeyboardInterrupt:
         return INTERRUPTED

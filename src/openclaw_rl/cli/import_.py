@@ -7,7 +7,7 @@ from typing import Any
 
 from openclaw_rl.cli.parser import RUN_OPTIONS, add_command, run_config
 from openclaw_rl.errors import UserError
-from openclaw_rl.terminal import console
+from openclaw_rl.terminal import console, printable
 
 DOC = "read sessions from a trajectories file"
 
@@ -30,7 +30,7 @@ def run(options: argparse.Namespace) -> int:
     with open_offline(config.ledger_dir, create=True) as ledger:
         result = ledger.import_file(options.file, renderer)
     for refused in result.errors:
-        sys.stderr.write(refused + "\n")
+        sys.stderr.write(printable(refused) + "\n")
     known = f", {plural(result.known, 'was', 'were')} there already" if result.known else ""
     bad = plural(len(result.errors), "line", "lines")
     console().print(f"{plural(result.turns, 'turn', 'turns')} imported{known}, {bad} refused")

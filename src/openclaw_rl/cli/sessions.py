@@ -112,11 +112,17 @@ def column_width(name: str, cells: Sequence[str]) -> int:
 
 
 def about(messages: Sequence[Mapping[str, Any]]) -> str:
-    """The user's first message, on one line."""
-    from openclaw_rl.rendering.chat import content_text
+    """The first words of the user, on one line."""
+    texts = (shown_text(message) for message in messages if message["role"] == "user")
+    return " ".join(next(filter(None, texts), "").split())
 
-    texts = (content_text(m.get("content")) for m in messages if m["role"] == "user")
-    return " ".join(next(texts, "").split())
+
+def shown_text(message: Mapping[str, Any]) -> str:
+    """What a person wrote, without the lines that a client added; the whole text if it is all the client's."""
+    from openclaw_rl.rendering.chat import content_text
+    from openclaw_rl.rendering.clients import message_words
+
+    return message_words(message) or content_text(message.get("content"))
 
 
 def show_session(session: SessionSummary, turns: Iterable[StoredTurn]) -> None:
@@ -138,15 +144,15 @@ def turn_title(turn: StoredTurn) -> str:
 
 def turn_body(turn: StoredTurn) -> Group:
     """The last message of the prompt, the response, the next state, the feedback and the verdict."""
-    from openclaw_rl.rendering.chat import content_text
+    from openclaw_rl.rendering.clients import is_passing
 
-    asked = [m for m in turn.messages if m["role"] in ("user", "tool")][-1:]
-    lines = [Text.assemble((f"{m['role']}: ", "cyan"), content_text(m.get("content"))) for m in asked]
-    lines.append(Text.assemble(("assistant: ", "green"), content_text(turn.message.get("content"))))
+    asked = [m for m in turn.messages if m["role"] in ("user", "tool") and not is_passing(m)][-1:]
+    lines = [Text.assemble((f"{m['role']}: ", "cyan"), shown_text(m)) for m in asked]
+    lines.append(Text.assemble(("assistant: ", "green"), shown_text(turn.message)))
     for call in turn.message.get("tool_calls") or []:
         lines.append(Text(f"  calls {call['function']['name']} {call['function']['arguments']}", style="green"))
     for message in turn.next_state or []:
-        lines.append(Text.assemble((f"next, {message['role']}: ", "magenta"), content_text(message.get("content"))))
+        lines.append(Text.assemble((f"next, {message['role']}: ", "magenta"), shown_text(message)))
     lines += [Text(f"feedback: {given.score:+g} {given.text}", style="yellow") for given in turn.feedback]
     if turn.verdict is not None:
         lines += verdict_lines(turn.verdict)

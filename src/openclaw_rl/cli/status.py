@@ -67,7 +67,7 @@ def show(config: Config, status: "Status") -> None:
     out = console()
     print_titled(out, f"Turns in {config.ledger_dir}", table)
     for reason, count in counts.dropped.items():
-        out.print(f"  dropped {count} × {reason}", style="dim")
+        out.print(Text(f"  dropped {count} × {reason}", style="dim"))
     out.print(f"step {counts.step}, policy version {status.version}, server: {status.server or 'not running'}")
     out.print(Text.assemble(("The next step: ", "bold"), status.waiting_for))
     for batch in status.quarantined[:MAX_BATCHES_SHOWN]:

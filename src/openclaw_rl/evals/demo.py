@@ -73,7 +73,7 @@ def finish(
         with console.status(message):
             asyncio.run(add_perplexity(outcomes, machine, model))
     except EngineError as error:
-        console.print(f"The base model could not score the answers: {error}")
+        console.print(f"The base model could not score the answers: {error}", markup=False)
     write_results(outcomes, out, command, machine.policy_name)
     console.print(table(summarise(outcomes)))
     console.print(f"Picture: {out / 'curve.png'}   Page: {out / 'index.html'}", soft_wrap=True)
