@@ -211,6 +211,21 @@ def test_serving_goes_on_while_files_are_compared_and_brought_to_the_disk(
     assert not any(held)
 
 
+def test_one_that_serves_again_is_the_newest_and_stays_in_its_folder(checkpoints: Checkpoints) -> None:
+    first, second = save(checkpoints, 1, 1, BATCHES), save(checkpoints, 2, 2)
+    for version in (3, 4):
+        again = checkpoints.renumber(checkpoints.all()[0 if version == 3 else 1], version)
+        assert (again.folder, again.batches, again.version) == (first.folder, BATCHES, version)
+        assert checkpoints.latest() == again
+    assert again.versions == (1, 3, 4)
+    verify(again.folder)
+    assert sorted(checkpoints.folder.iterdir()) == [first.folder, second.folder]
+    # It is removed as one that is as new as its newest number.
+    for number in (5, 6):
+        save(checkpoints, number, number)
+    assert versions(checkpoints) == [4, 5, 6]
+
+
 KILLED = """
 import asyncio, os, signal, sys
 from pathlib import Path
@@ -232,12 +247,19 @@ async def write(folder):
 checkpoints = module.Checkpoints(Path(sys.argv[1]), 2)
 inside = lambda arguments: any(sys.argv[1] in str(argument) for argument in arguments)
 sys.addaudithook(lambda event, arguments: fatal(event, point) if event in watched and inside(arguments) else None)
-asyncio.run(checkpoints.save(3, 3, (), write))
+if WORK == "save":
+    asyncio.run(checkpoints.save(3, 3, (), write))
+else:
+    checkpoints.renumber(checkpoints.all()[0], 3)
 """
 
 
-def test_killed_at_any_operation_on_the_disk_there_is_no_half_checkpoint(tmp_path: Path) -> None:
-    """A process that saves the third of at most two checkpoints, killed before its 1st, 2nd, ... operation."""
+@pytest.mark.parametrize("work", ["save", "renumber"])
+def test_killed_at_any_operation_on_the_disk_there_is_no_half_checkpoint(tmp_path: Path, work: str) -> None:
+    """A process that saves the third of at most two checkpoints, or makes the first the newest one.
+
+    It is killed before its 1st, 2nd, ... operation.
+    """
     pristine = Checkpoints(tmp_path / "pristine", keep=2)
     for number in (1, 2):
         save(pristine, number, number)
@@ -249,7 +271,7 @@ def test_killed_at_any_operation_on_the_disk_there_is_no_half_checkpoint(tmp_pat
             shutil.copytree(pristine.folder, folders[point])
         script = (
             "import sys, os\n"
-            + f"source = {KILLED!r}\n"
+            + f"source = {f'WORK = {work!r}' + KILLED!r}\n"
             + (
                 "import openclaw_rl.learn.checkpoints\n"
                 "from pathlib import Path\n"

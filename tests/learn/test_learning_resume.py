@@ -110,7 +110,10 @@ async def test_beginning_anew_keeps_what_was_trained_trained(run: LearningRun) -
     await run.until(lambda: run.states(more) == {State.APPLIED})
     await run.rest()
     assert run.learner.policy == [*policy, more]
-    assert run.applied() == [*old, *policy, more]
+    # The old steps are not in the policy, so they no longer count. Their turns are not trained on again.
+    assert run.applied() == [*policy, more]
+    assert run.states(flat(old)) == {State.APPLIED}
+    assert run.loop.step == 2
 
 
 async def test_beginning_anew_is_remembered_also_if_nothing_had_been_saved(run: LearningRun) -> None:
@@ -127,8 +130,8 @@ async def test_beginning_anew_is_remembered_also_if_nothing_had_been_saved(run: 
     new = run.judged()
     await run.until(lambda: run.states(new) == {State.APPLIED})
     await run.rest()
-    assert run.learner.policy == [new]
-    assert run.applied() == [old, new]
+    assert run.learner.policy == run.applied() == [new]
+    assert run.states(old) == {State.APPLIED}
 
 
 async def test_another_runs_checkpoint_gives_its_weights_and_nothing_else(tmp_path: Path) -> None:

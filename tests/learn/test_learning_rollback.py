@@ -8,6 +8,7 @@ import pytest
 from openclaw_rl.api.operations import OperationFailed
 from openclaw_rl.app.background import BackgroundLoops
 from openclaw_rl.engines.base import EngineUnavailable, StepRefused
+from openclaw_rl.ledger import queries
 from openclaw_rl.types import State
 from support.learning_run import LearningRun, flat, once
 
@@ -80,9 +81,7 @@ async def test_going_back_that_fails_does_not_leave_the_learner_with_nothing(
     assert run.learner.policy == turns
 
 
-@pytest.mark.parametrize(
-    ("call", "steps"), [("load", 2), ("save", 2), ("ledger", 2), ("reset", 0), ("save", 0), ("ledger", 0)]
-)
+@pytest.mark.parametrize(("call", "steps"), [("load", 2), ("ledger", 2), ("reset", 0), ("save", 0), ("ledger", 0)])
 async def test_killed_while_going_back_it_either_happened_or_it_did_not(
     run: LearningRun, call: str, steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -97,16 +96,16 @@ async def test_killed_while_going_back_it_either_happened_or_it_did_not(
         reached.set()
         await asyncio.Event().wait()
 
-    roll_back = run.book.ledger.roll_back
+    follow = run.book.ledger.follow
     if call == "ledger":
-        monkeypatch.setattr(run.book.ledger, "roll_back", hang)
+        monkeypatch.setattr(run.book.ledger, "follow", hang)
     else:
         run.learner.hooks[call] = hang
     going_back = asyncio.create_task(run.loop.roll_back(earlier if steps else None))
     await reached.wait()
     going_back.cancel()
     await run.kill()
-    monkeypatch.setattr(run.book.ledger, "roll_back", roll_back)
+    monkeypatch.setattr(run.book.ledger, "follow", follow)
     await run.start()
     more = run.judged()
     await run.trained(*more)
@@ -179,6 +178,48 @@ async def test_the_base_model_can_be_asked_for(run: LearningRun) -> None:
     loops = BackgroundLoops(None, run.loop, 5.0)
     await loops.roll_back(0)
     assert run.learner.policy == []
-    # The later policy can be restored.
+    # The later policy can be restored: its steps count again.
     version = await loops.roll_back(last.version)
     assert run.sampler.served[version] == run.learner.policy == turns
+    run.check()
+    assert run.outcomes() == ["applied"] * 4
+    assert run.states(flat(turns)) == {State.APPLIED}
+    counts = queries.counts(run.book.db)
+    assert (counts.step, counts.states[State.APPLIED]) == (4, 8)
+    # A step from here descends from it, also after a restart.
+    more = run.judged()
+    await run.trained(*more)
+    await run.kill()
+    await run.start()
+    await run.trained(*more, *run.judged())
+    assert run.learner.policy[:5] == [*turns, more]
+
+
+async def test_a_checkpoint_stays_in_its_folder_and_keeps_its_number(run: LearningRun) -> None:
+    await run.start()
+    await run.make_steps(4)
+    folders = [checkpoint.folder for checkpoint in run.checkpoints]
+    loops = BackgroundLoops(None, run.loop, 5.0)
+    for wanted in (2, 4, 2):
+        version = await loops.roll_back(wanted)
+        latest = run.checkpoints[-1]
+        assert wanted in latest.versions
+        assert latest.version == version
+        assert sorted(checkpoint.folder for checkpoint in run.checkpoints) == folders
+        run.check()
+    await run.kill()
+    await run.start(learning=False)
+    assert run.sampler.newest_version == version
+    assert run.checkpoints[-1].step == 2
+
+
+async def test_the_checkpoint_before_is_one_that_the_policy_was_made_from(run: LearningRun) -> None:
+    await run.start()
+    turns = await run.make_steps(4)
+    loops = BackgroundLoops(None, run.loop, 5.0)
+    await loops.roll_back(0)
+    await loops.roll_back(4)
+    await loops.roll_back(None)
+    # Not the base model, although it was saved last.
+    assert run.learner.policy == turns[:2]
+    run.check()

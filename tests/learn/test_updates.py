@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from openclaw_rl.ledger import changes, updates, verdicts
+from openclaw_rl.ledger import changes, policies, updates, verdicts
 from openclaw_rl.ledger.errors import CannotJudge
 from openclaw_rl.ledger.states import IllegalTransition
 from openclaw_rl.ledger.status import read_status
@@ -110,7 +110,7 @@ def test_a_step_is_recorded_with_its_turns_version_and_metrics(book: Book) -> No
     assert applied(book) == {1: turns}
     assert states(book, turns) == {State.APPLIED}
     assert book.rows("SELECT step, version, outcome, metrics FROM updates") == [(1, 7, "applied", '{"reward": 0.5}')]
-    assert (updates.latest_step(book.db), updates.latest_version(book.db)) == (1, 7)
+    assert updates.latest_version(book.db) == 7
 
 
 def test_a_step_is_recorded_whole_or_not_at_all(book: Book) -> None:
@@ -134,7 +134,7 @@ def test_a_quarantined_batch_is_dropped_and_listed_with_the_last_first(book: Boo
         ((one,), "the loss is not finite"),
     ]
     assert book.read(one).reason == "quarantined: the loss is not finite"
-    assert updates.latest_step(book.db) == 0
+    assert applied(book) == {}
     # The step that was not made is made with others.
     judged(book, 1)
     apply(book, 1, 1)
@@ -146,7 +146,7 @@ def test_the_latest_version_is_the_highest_that_anything_speaks_of(book: Book) -
     apply(book, 1, 1, version=4)
     judged(book, 1, version=6)
     assert updates.latest_version(book.db) == 6
-    book.change(updates.reconcile, 0, ())
+    book.change(updates.reconcile, 0, 0, ())
     assert updates.latest_version(book.db) == 6
 
 
@@ -155,11 +155,10 @@ def test_forgetting_names_the_steps_that_count_and_the_record_stays(book: Book) 
         judged(book, 1, session="secret")
     for step in (1, 2, 3):
         apply(book, step, 1)
-    book.change(updates.roll_back, 2)
+    book.change(updates.follow, 2)
     session = book.scalar("SELECT number FROM sessions")
     assert book.change(changes.forget, [session]) == [1, 2]
     assert list(applied(book)) == [1, 2]
-    assert updates.latest_step(book.db) == 2
 
 
 # agreement with a checkpoint
@@ -168,14 +167,14 @@ def test_forgetting_names_the_steps_that_count_and_the_record_stays(book: Book) 
 def test_killed_between_the_claim_and_the_step_the_turns_are_given_back(book: Book) -> None:
     turns = judged(book, 2)
     claim(book, 2)
-    assert book.change(updates.reconcile, 0, ()) == []
+    assert book.change(updates.reconcile, 0, 0, ()) == []
     assert states(book, turns) == {State.JUDGED}
 
 
 def test_killed_after_the_record_and_before_the_checkpoint_the_step_is_made_again(book: Book) -> None:
     turns = judged(book, 6)
     batches = [apply(book, step) for step in (1, 2, 3)]
-    assert book.change(updates.reconcile, 1, batches[:1]) == [2, 3]
+    assert book.change(updates.reconcile, 1, 1, batches[:1]) == [2, 3]
     assert applied(book) == {1: turns[:2]}
     assert states(book, turns[2:]) == {State.JUDGED}
     assert [row[0] for row in book.rows("SELECT outcome FROM updates ORDER BY number")] == [
@@ -183,8 +182,8 @@ def test_killed_after_the_record_and_before_the_checkpoint_the_step_is_made_agai
         "undone",
         "undone",
     ]
-    assert apply(book, 2).turns == batches[1].turns
-    assert apply(book, 3).turns == batches[2].turns
+    assert apply(book, 2, version=4).turns == batches[1].turns
+    assert apply(book, 3, version=5).turns == batches[2].turns
 
 
 def test_a_step_that_only_the_checkpoint_remembers_counts(book: Book) -> None:
@@ -193,7 +192,7 @@ def test_a_step_that_only_the_checkpoint_remembers_counts(book: Book) -> None:
     batches = (Batch(1, 1, tuple(turns[:2])), Batch(2, 4, tuple(turns[2:4])))
     claim(book, 2)
     for _ in range(2):
-        assert book.change(updates.reconcile, 2, batches) == []
+        assert book.change(updates.reconcile, 4, 2, batches) == []
         assert applied(book) == {1: turns[:2], 2: turns[2:4]}
         assert states(book, turns[:4]) == {State.APPLIED}
     assert updates.latest_version(book.db) == 4
@@ -204,7 +203,7 @@ def test_a_turn_that_waits_to_be_judged_again_counts_too_if_a_checkpoint_holds_i
     """Otherwise it would be judged and trained on a second time."""
     (turn,) = judged(book)
     book.change(changes.add_feedback, "me", book.read(turn).completion, 0, Feedback(1.0))
-    book.change(updates.reconcile, 1, (Batch(1, 1, (turn,)),))
+    book.change(updates.reconcile, 1, 1, (Batch(1, 1, (turn,)),))
     assert book.state(turn) is State.APPLIED
 
 
@@ -213,10 +212,11 @@ def test_turns_that_were_forgotten_stay_forgotten(book: Book) -> None:
     kept = judged(book, 1)
     batch = apply(book, 1)
     book.change(changes.forget, [book.scalar("SELECT session FROM turns WHERE number = ?", secret[0])])
-    assert book.change(updates.reconcile, 0, ()) == [1]
+    assert book.change(updates.reconcile, 0, 0, ()) == [1]
     assert states(book, kept) == {State.JUDGED}
-    book.change(updates.reconcile, 1, (batch,))
-    assert applied(book) == {1: kept}
+    book.change(updates.reconcile, 1, 1, (batch,))
+    # The record of the step still names both.
+    assert applied(book) == {1: [*secret, *kept]}
     assert claim(book, 5) == []
 
 
@@ -224,21 +224,70 @@ def test_agreeing_twice_changes_nothing_more(book: Book) -> None:
     judged(book, 6)
     batches = [apply(book, step) for step in (1, 2)]
     claim(book, 2)
-    book.change(updates.reconcile, 1, batches[:1])
+    book.change(updates.reconcile, 1, 1, batches[:1])
     before = book.everything()
-    assert book.change(updates.reconcile, 1, batches[:1]) == []
+    assert book.change(updates.reconcile, 1, 1, batches[:1]) == []
     assert book.everything() == before
 
 
 def test_what_the_owner_left_behind_is_neither_undone_nor_trained_on_again(book: Book) -> None:
     turns = judged(book, 6)
     batches = [apply(book, step) for step in (1, 2, 3)]
-    book.change(updates.roll_back, 1)
-    assert book.change(updates.reconcile, 1, batches[:1]) == []
+    book.change(updates.follow, 1)
+    assert book.change(updates.reconcile, 1, 1, batches[:1]) == []
     assert applied(book) == {1: turns[:2]}
     assert claim(book, 6) == []
     judged(book, 2)
     apply(book, 2, version=9)
+
+
+def test_going_forward_again_lets_the_steps_in_that_policy_count(book: Book) -> None:
+    turns = judged(book, 8)
+    for step in (1, 2, 3):
+        apply(book, step)
+    book.change(policies.add, 4, 1)
+    book.change(updates.follow, 4)
+    assert applied(book) == {1: turns[:2]}
+    book.change(updates.apply, 2, 5, claim(book, 2), None, 4)
+    assert applied(book) == {1: turns[:2], 2: turns[6:]}
+    book.change(policies.add, 6, 3)
+    book.change(updates.follow, 6)
+    assert applied(book) == {1: turns[:2], 2: turns[2:4], 3: turns[4:6]}
+    assert states(book, turns) == {State.APPLIED}
+    assert [row[0] for row in book.rows("SELECT outcome FROM updates ORDER BY number")] == [
+        *["applied"] * 3,
+        "rolled_back",
+    ]
+    # A step made now is made from the policy that is served, whatever other policies there are.
+    judged(book, 2)
+    book.change(updates.apply, 4, 7, claim(book, 2), None, 6)
+    assert policies.line(book.db, 7) == [7, 6, 3, 2, 1]
+
+
+@pytest.mark.parametrize("state", [State.READY, State.JUDGED, State.BATCHED, State.DROPPED])
+def test_a_turn_in_the_policy_that_is_loaded_is_not_trained_on_again(book: Book, state: State) -> None:
+    """Its step was undone, and it waits to be trained on again or was dropped meanwhile."""
+    (turn,) = judged(book)
+    apply(book, 1, 1)
+    book.change(updates.follow, 0, 0)
+    if state is not State.JUDGED:
+        book.move(turn, state)
+    book.change(updates.follow, 1)
+    assert (applied(book), book.state(turn)) == ({1: [turn]}, State.APPLIED)
+
+
+def test_which_policies_were_trained_on_a_turn(book: Book) -> None:
+    first, second, third = judged(book, 3)
+    for step in (1, 2):
+        apply(book, step, 1)
+    book.change(policies.add, 3, 1)  # the policy of step 1 serves again
+    book.change(updates.follow, 3)
+    book.change(updates.apply, 2, 4, claim(book, 1), None, 3)
+    assert policies.trained_on(book.db, [first]) == {1, 2, 3, 4}
+    assert policies.trained_on(book.db, [second]) == {2}
+    assert policies.trained_on(book.db, [third]) == {4}
+    assert policies.trained_on(book.db, [second, third]) == {2, 4}
+    assert policies.trained_on(book.db, []) == set()
 
 
 class Learning:
@@ -274,7 +323,8 @@ class Learning:
     def restart(self) -> None:
         self.step, memory, batches = self.saved
         self.memory, self.unsaved = list(memory), []
-        self.book.change(updates.reconcile, self.step, batches)
+        version = self.memory[-1].version if self.memory else 0
+        self.book.change(updates.reconcile, version, self.step, batches)
 
     def check(self) -> None:
         held = {batch.step: sorted(batch.turns) for batch in self.memory}

@@ -176,7 +176,7 @@ def test_every_change_shows_up_once(book: Book, reader: LedgerReader) -> None:
     book.change(updates.apply, 1, 1, [turn])
     told = news()
     assert (told.turns, told.verdicts, told.updates) == ((turn,), (), (1,))
-    book.change(updates.roll_back, 0)
+    book.change(updates.follow, 0)
     assert news().updates == (1,)
     book.change(changes.close_session, SessionKey("me", "s"))
     assert news().sessions == (session,)

@@ -64,8 +64,11 @@ class BackgroundLoops:
         if self.learning is None:
             raise OperationFailed("This server does not learn, so there is nothing to roll back.")
         try:
-            checkpoint = choose_checkpoint(self.learning.line.checkpoints.all(), version, self.learning.step)
-            return await self.learning.roll_back(checkpoint)
+            line = self.learning.line
+            made_from = line.ledger.line(line.version)
+            return await self.learning.roll_back(
+                choose_checkpoint(line.checkpoints.all(), version, line.step, made_from)
+            )
         except CannotRollBack as error:
             raise OperationFailed(str(error)) from error
         except (EngineError, LedgerError, OSError) as error:

@@ -12,7 +12,7 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -35,11 +35,18 @@ class Checkpoint:
     """A state that learning can continue from."""
 
     folder: Path
+    """It stays where it is until it is removed as one of the oldest."""
     step: int
-    version: int
+    versions: tuple[int, ...]
+    """The numbers under which its policy has served. Each rollback to it adds one."""
     created: float
     batches: tuple[Batch, ...]
     """The steps that are in no earlier checkpoint."""
+
+    @property
+    def version(self) -> int:
+        """The newest of its numbers."""
+        return self.versions[-1]
 
 
 class Checkpoints:
@@ -86,12 +93,8 @@ class Checkpoints:
         version: int,
         batches: Sequence[Batch],
         write: Callable[[Path], Awaitable[None]],
-        replaced: Checkpoint | None = None,
     ) -> Checkpoint:
-        """Let `write` fill a folder, turn it into a checkpoint atomically, and remove the oldest.
-
-        `replaced` holds the same policy under an older version number. It is removed first.
-        """
+        """Let `write` fill a folder, turn it into a checkpoint atomically, and remove the oldest."""
         name = f"step-{step:06d}-v{version}"
         record = {
             "step": step,
@@ -102,16 +105,25 @@ class Checkpoints:
         with unfinished(self.folder, name) as folder:
             await write(folder)
             # In a thread, because hashing and syncing gigabytes would block requests.
-            return await asyncio.to_thread(self._finish, folder, self.folder / name, record, replaced)
+            return await asyncio.to_thread(self._finish, folder, self.folder / name, record)
 
-    def _finish(self, folder: Path, target: Path, record: dict[str, Any], replaced: Checkpoint | None) -> Checkpoint:
+    def _finish(self, folder: Path, target: Path, record: dict[str, Any]) -> Checkpoint:
         record["files"] = {path.name: digest(path) for path in sorted(folder.iterdir())}
-        (folder / RECORD).write_text(json.dumps(record, indent=1) + "\n")
+        write_record(folder, record)
         replace_folder(folder, target)
-        if replaced is not None:
-            self._discard(replaced)
         self.prune()
         return read_record(target)
+
+    def renumber(self, checkpoint: Checkpoint, version: int) -> Checkpoint:
+        """Make a checkpoint the newest one, because its policy serves again under a new number."""
+        record = json.loads((checkpoint.folder / RECORD).read_text())
+        record["served_again"] = [*checkpoint.versions[1:], version]
+        with unfinished(self.folder, f"{checkpoint.folder.name}-record") as folder:
+            write_record(folder, record)
+            sync(folder / RECORD)
+            (folder / RECORD).replace(checkpoint.folder / RECORD)
+        sync(checkpoint.folder)
+        return read_record(checkpoint.folder)
 
     def prune(self) -> None:
         """Remove all but the newest, and unfinished folders."""
@@ -125,6 +137,10 @@ class Checkpoints:
             checkpoint.folder.rename(self.folder / f"{UNFINISHED}{checkpoint.folder.name}")
 
 
+def write_record(folder: Path, record: Mapping[str, Any]) -> None:
+    (folder / RECORD).write_text(json.dumps(record, indent=1) + "\n")
+
+
 def read_record(folder: Path) -> Checkpoint:
     """Read a checkpoint's record without checking its files. Raises BadCheckpoint."""
     try:
@@ -132,10 +148,10 @@ def read_record(folder: Path) -> Checkpoint:
         batches = tuple(
             Batch(int(b["step"]), int(b["version"]), tuple(map(int, b["turns"]))) for b in record["batches"]
         )
-        step, version, created = (float(record[name]) for name in ("step", "version", "created"))
+        versions = tuple(map(int, (record["version"], *record.get("served_again", ()))))
         if not isinstance(record["files"], dict):
             raise ValueError("the record lists no files")
-        return Checkpoint(folder, int(step), int(version), created, batches)
+        return Checkpoint(folder, int(record["step"]), versions, float(record["created"]), batches)
     except FileNotFoundError:
         raise BadCheckpoint(f"{folder} is not a checkpoint: {RECORD} is missing.") from None
     except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:

@@ -156,7 +156,7 @@ class LearnLoop:
         None is the base model. It serves once the running step has ended.
         """
         self.steps.abandon()
-        served = await self.line.serve_again(checkpoint) if checkpoint else BASE_VERSION
+        served = await self.line.serve_again(checkpoint, checkpoint.version) if checkpoint else BASE_VERSION
         async with self._lock:
             self.phases.enter(Phase.ROLLING_BACK)
             self.steps.gate_score = None

@@ -1,12 +1,9 @@
 """Which checkpoint a rollback returns to, and a rollback while no server runs."""
 
-import asyncio
-import shutil
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Container, Sequence
 
 from openclaw_rl.errors import UserError
-from openclaw_rl.learn.checkpoints import RECORD, BadCheckpoint, Checkpoint, Checkpoints, verify
+from openclaw_rl.learn.checkpoints import BadCheckpoint, Checkpoint, Checkpoints, verify
 from openclaw_rl.ledger.offline import OfflineLedger
 
 
@@ -14,15 +11,21 @@ class CannotRollBack(UserError):
     """There is no policy to roll back to, or it cannot be used."""
 
 
-def choose_checkpoint(checkpoints: Sequence[Checkpoint], version: int | None, step: int) -> Checkpoint | None:
-    """The checkpoint of a policy version or, without one, the last checkpoint before `step`. Raises CannotRollBack.
+def choose_checkpoint(
+    checkpoints: Sequence[Checkpoint], version: int | None, step: int, line: Container[int]
+) -> Checkpoint | None:
+    """The checkpoint of a policy version. Raises CannotRollBack.
 
-    None is the base model: version 0, and the state before the first checkpoint.
+    Without a version, the last checkpoint before `step` among those that the current policy was made from: their
+    versions are in `line`. None is the base model: version 0, and the state before the first checkpoint.
     """
     if not version and not step:
         raise CannotRollBack("Nothing has been learned, so there is nothing to roll back.")
-    before = [checkpoint for checkpoint in checkpoints if checkpoint.step < step]
-    fitting = before[-1:] if version is None else [c for c in checkpoints if c.version == version]
+    if version is None:
+        earlier = [c for c in checkpoints if c.step < step and any(number in line for number in c.versions)]
+        fitting = sorted(earlier, key=lambda checkpoint: checkpoint.step)[-1:]
+    else:
+        fitting = [checkpoint for checkpoint in checkpoints if version in checkpoint.versions]
     if not fitting and not version:
         return None
     if not fitting:
@@ -44,19 +47,14 @@ def roll_back_offline(ledger: OfflineLedger, checkpoints: Checkpoints, version: 
     Returns its new policy version.
     """
     saved = checkpoints.all()
-    chosen = choose_checkpoint(saved, version, saved[-1].step if saved else 0)
+    step, line = (saved[-1].step, ledger.line(saved[-1].version)) if saved else (0, [])
+    chosen = choose_checkpoint(saved, version, step, line)
     if chosen is None:
         raise CannotRollBack(
             "There is no earlier checkpoint: only the base model is left to roll back to. Start the server with "
             "--resume-from-ckpt none, or roll back while it runs."
         )
-
-    async def copy(folder: Path) -> None:
-        for path in chosen.folder.iterdir():
-            if path.name != RECORD:
-                shutil.copy(path, folder / path.name)
-
     new = max(ledger.latest_version(), saved[-1].version) + 1
-    asyncio.run(checkpoints.save(chosen.step, new, (), copy, replaced=chosen))
-    ledger.roll_back(chosen.step)
+    ledger.roll_back(new, chosen.version)
+    checkpoints.renumber(chosen, new)
     return new

@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar
 
-from openclaw_rl.ledger import changes, queries, updates, verdicts
+from openclaw_rl.ledger import changes, policies, queries, updates, verdicts
 from openclaw_rl.ledger.errors import CaptureSuspended, sqlite_errors_as_sentences
 from openclaw_rl.ledger.schema import FILE, connect, create, migrate
 from openclaw_rl.ledger.writer import Writer
@@ -104,17 +104,23 @@ class Ledger:
     async def release_batches(self) -> None:
         await self._write(updates.release)
 
-    async def apply_step(self, step: int, version: int, turns: Sequence[int], metrics: Mapping[str, Any]) -> None:
-        await self._write(lambda db: updates.apply(db, step, version, turns, metrics))
+    async def apply_step(
+        self, step: int, version: int, turns: Sequence[int], metrics: Mapping[str, Any], parent: int
+    ) -> None:
+        await self._write(lambda db: updates.apply(db, step, version, turns, metrics, parent))
+
+    async def add_policy(self, version: int, parent: int) -> None:
+        await self._write(lambda db: policies.add(db, version, parent))
 
     async def quarantine(self, step: int, turns: Sequence[int], reason: str) -> None:
         await self._write(lambda db: updates.quarantine(db, step, turns, reason))
 
-    async def reconcile(self, step: int, batches: Sequence[Batch], version: int | None = None) -> list[int]:
-        return await self._write(lambda db: updates.reconcile(db, step, batches, version))
+    async def reconcile(self, version: int, step: int, batches: Sequence[Batch]) -> list[int]:
+        return await self._write(lambda db: updates.reconcile(db, version, step, batches))
 
-    async def roll_back(self, step: int) -> None:
-        await self._write(lambda db: updates.roll_back(db, step))
+    async def follow(self, version: int) -> None:
+        """Let exactly the steps in a policy count. The others are rolled back."""
+        await self._write(lambda db: updates.follow(db, version))
 
     async def drop(self, turn: int, reason: str) -> None:
         await self._write(lambda db: changes.move(db, turn, State.DROPPED, reason))
@@ -131,8 +137,9 @@ class Ledger:
     def trainable(self) -> int:
         return self._read(updates.waiting)
 
-    def latest_step(self) -> int:
-        return self._read(updates.latest_step)
+    def line(self, version: int) -> list[int]:
+        """A policy version and those that it was made from, the newest first."""
+        return self._read(lambda db: policies.line(db, version))
 
     def latest_version(self) -> int:
         return self._read(updates.latest_version)

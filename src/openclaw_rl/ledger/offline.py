@@ -5,7 +5,7 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from openclaw_rl.ledger import changes, schema, updates
+from openclaw_rl.ledger import changes, policies, schema, updates
 from openclaw_rl.ledger.errors import NoLedger, sqlite_errors_as_sentences
 from openclaw_rl.ledger.private import make_private
 from openclaw_rl.ledger.reader import LedgerReader
@@ -52,10 +52,15 @@ class OfflineLedger:
         """The highest policy version in the ledger."""
         return updates.latest_version(self._db)
 
-    def roll_back(self, step: int) -> None:
-        """Training steps after this one no longer count, and their turns are not trained on again."""
+    def line(self, version: int) -> list[int]:
+        """A policy version and those that it was made from, the newest first."""
+        return policies.line(self._db, version)
+
+    def roll_back(self, version: int, parent: int) -> None:
+        """Serve the weights of `parent` again as `version`. Steps that are not in it no longer count."""
         with transaction(self._db):
-            updates.roll_back(self._db, step)
+            policies.add(self._db, version, parent)
+            updates.follow(self._db, version)
 
     def import_file(self, path: Path, renderer: ChatRenderer) -> Imported:
         """Read a trajectories file into the ledger."""

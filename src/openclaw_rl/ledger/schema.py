@@ -188,6 +188,18 @@ MIGRATIONS = (
     CREATE TRIGGER update_changed AFTER UPDATE OF outcome ON updates BEGIN
         INSERT INTO changes (kind, item) VALUES ('update', NEW.number); END;
     """,
+    # Earlier programs did not record what a step was made from: the newest policy of an earlier step is assumed.
+    """
+    CREATE TABLE policies (
+        version INTEGER PRIMARY KEY,
+        parent INTEGER NOT NULL            -- the version that it was made from; 0 is the base model
+    );
+    CREATE INDEX policies_by_parent ON policies (parent);
+    CREATE INDEX updates_by_version ON updates (version);
+    INSERT INTO policies SELECT version, coalesce(
+        (SELECT max(before.version) FROM updates before WHERE before.step < u.step AND before.version < u.version), 0
+    ) FROM updates u WHERE version IS NOT NULL;
+    """,
 )
 
 

@@ -10,9 +10,17 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from openclaw_rl.ledger import policies
 from openclaw_rl.ledger.changes import QUARANTINED, move
 from openclaw_rl.types import Batch, State, StepOutcome, Update
 
+#: How a turn that waits or was dropped becomes one that was trained on, if a policy that contains it is loaded.
+TOWARDS_APPLIED = {
+    State.DROPPED: State.READY,
+    State.READY: State.JUDGED,
+    State.JUDGED: State.BATCHED,
+    State.BATCHED: State.APPLIED,
+}
 #: The step that produced a policy version, or the last step before it.
 STEP_OF = (
     "coalesce((SELECT u.step FROM updates u WHERE u.version <= {} AND u.outcome IN ('applied', 'undone') "
@@ -54,9 +62,15 @@ def release(db: sqlite3.Connection) -> None:
 
 
 def apply(
-    db: sqlite3.Connection, step: int, version: int, turns: Sequence[int], metrics: Mapping[str, Any] | None = None
+    db: sqlite3.Connection,
+    step: int,
+    version: int,
+    turns: Sequence[int],
+    metrics: Mapping[str, Any] | None = None,
+    parent: int | None = None,
 ) -> None:
-    """Record a step: its turns were trained on, and it made this policy version."""
+    """Record a step: its turns were trained on, and it made this policy version from `parent`."""
+    policies.add(db, version, _newest_before(db, step, version) if parent is None else parent)
     _record(db, step, version, StepOutcome.APPLIED, turns, metrics=metrics)
     for turn in turns:
         move(db, turn, State.APPLIED)
@@ -69,52 +83,60 @@ def quarantine(db: sqlite3.Connection, step: int, turns: Sequence[int], reason: 
         move(db, turn, State.DROPPED, f"{QUARANTINED}{reason}")
 
 
-def reconcile(db: sqlite3.Connection, step: int, batches: Sequence[Batch], version: int | None = None) -> list[int]:
-    """Make the ledger agree with a checkpoint made at `step`, which remembers its last batches; the steps undone.
+def reconcile(db: sqlite3.Connection, version: int, step: int, batches: Sequence[Batch]) -> list[int]:
+    """Make the ledger agree with a checkpoint of policy `version` at `step`; the steps that were undone.
 
-    Steps in the checkpoint count, whether or not the ledger knew of them; later steps are undone. With the checkpoint's
-    `version`, earlier versions of later steps were rolled back and stay so.
+    Steps in the checkpoint count, whether or not the ledger knew of them: the checkpoint remembers its last `batches`.
+    Steps that made later versions were lost. Steps that are not in it and made earlier versions were rolled back.
     """
     release(db)
-    if version is not None:
-        roll_back(db, step, version)
-    undone = db.execute(
-        "SELECT number, step FROM updates WHERE outcome = ? AND (step > ? OR version > ?) ORDER BY step",
-        (StepOutcome.APPLIED, step, version),
-    ).fetchall()
-    for row in undone:
-        for (turn,) in _turns_in(db, row["number"], State.APPLIED):
-            move(db, turn, State.JUDGED)
-        db.execute("UPDATE updates SET outcome = ? WHERE number = ?", (StepOutcome.UNDONE, row["number"]))
-    known = {row["step"] for row in db.execute("SELECT step FROM updates WHERE outcome = ?", (StepOutcome.APPLIED,))}
     for batch in batches:
-        if batch.step <= step and batch.step not in known:
-            _apply_again(db, batch)
-    return [row["step"] for row in undone]
+        if not policies.is_known(db, batch.version):
+            policies.add(db, batch.version, _newest_before(db, batch.step, batch.version))
+            _record(db, batch.step, batch.version, StepOutcome.UNDONE, batch.turns)
+    if version and not policies.is_known(db, version):
+        policies.add(db, version, _newest_before(db, step + 1, version))
+    return follow(db, version, undo_after=version)
 
 
-def roll_back(db: sqlite3.Connection, step: int, before: int | None = None) -> None:
-    """Go back to a step: later steps no longer count, and their turns are not trained on again."""
-    db.execute(
-        "UPDATE updates SET outcome = ? WHERE outcome = ? AND step > ? AND version < coalesce(?, version + 1)",
-        (StepOutcome.ROLLED_BACK, StepOutcome.APPLIED, step, before),
-    )
+def follow(db: sqlite3.Connection, version: int, undo_after: int | None = None) -> list[int]:
+    """Let exactly the steps in a policy count.
+
+    Other steps that made versions after `undo_after` are undone, so that their turns can be trained on again, and are
+    returned. The rest are rolled back.
+    """
+    line = set(policies.line(db, version))
+    undone = []
+    for row in db.execute(
+        "SELECT number, step, version FROM updates WHERE outcome = ? ORDER BY step", (StepOutcome.APPLIED,)
+    ).fetchall():
+        if row["version"] in line:
+            continue
+        is_undone = undo_after is not None and row["version"] > undo_after
+        _set_outcome(db, row["number"], StepOutcome.UNDONE if is_undone else StepOutcome.ROLLED_BACK)
+        if is_undone:
+            undone.append(row["step"])
+            for turn, state in _turns_in(db, row["number"]).items():
+                if state is State.APPLIED:
+                    move(db, turn, State.JUDGED)
+    for row in db.execute(
+        "SELECT number, version FROM updates WHERE outcome IN (?, ?)", (StepOutcome.UNDONE, StepOutcome.ROLLED_BACK)
+    ).fetchall():
+        if row["version"] in line:
+            _set_outcome(db, row["number"], StepOutcome.APPLIED)
+            for turn, state in _turns_in(db, row["number"]).items():
+                while state in TOWARDS_APPLIED:
+                    state = TOWARDS_APPLIED[state]
+                    move(db, turn, state)
+    return undone
 
 
 def latest_version(db: sqlite3.Connection) -> int:
     """The highest policy version in the ledger: a number is never used for two policies."""
     (version,) = db.execute(
-        "SELECT max(coalesce((SELECT max(version) FROM updates), 0), coalesce((SELECT max(version) FROM turns), 0))"
+        "SELECT max(coalesce((SELECT max(version) FROM policies), 0), coalesce((SELECT max(version) FROM turns), 0))"
     ).fetchone()
     return int(version)
-
-
-def latest_step(db: sqlite3.Connection) -> int:
-    """The last step that counts."""
-    (step,) = db.execute(
-        "SELECT coalesce(max(step), 0) FROM updates WHERE outcome = ?", (StepOutcome.APPLIED,)
-    ).fetchone()
-    return int(step)
 
 
 def load(db: sqlite3.Connection, outcome: StepOutcome | None = None) -> list[Update]:
@@ -128,7 +150,7 @@ def load(db: sqlite3.Connection, outcome: StepOutcome | None = None) -> list[Upd
             row["step"],
             row["version"],
             StepOutcome(row["outcome"]),
-            tuple(turn for (turn,) in _turns_in(db, row["number"])),
+            tuple(_turns_in(db, row["number"])),
             row["reason"],
             json.loads(row["metrics"]),
             row["created"],
@@ -154,24 +176,23 @@ def _record(
     db.executemany("INSERT INTO update_turns (number, turn) VALUES (?, ?)", [(row["number"], turn) for turn in turns])
 
 
-def _apply_again(db: sqlite3.Connection, batch: Batch) -> None:
-    """Record a step that only its checkpoint knows; turns that were forgotten since stay forgotten."""
-    marks = ", ".join("?" * len(batch.turns))
-    states = db.execute(f"SELECT number, state FROM turns WHERE number IN ({marks})", batch.turns).fetchall()
-    taken = [row for row in states if row["state"] in (State.READY, State.JUDGED, State.BATCHED)]
-    for row in taken:
-        if row["state"] == State.READY:
-            move(db, row["number"], State.JUDGED)
-        if row["state"] != State.BATCHED:
-            move(db, row["number"], State.BATCHED)
-    turns = [row["number"] for row in taken]
-    apply(db, batch.step, batch.version, turns)
+def _set_outcome(db: sqlite3.Connection, number: int, outcome: StepOutcome) -> None:
+    db.execute("UPDATE updates SET outcome = ? WHERE number = ?", (outcome, number))
 
 
-def _turns_in(db: sqlite3.Connection, number: int, state: State | None = None) -> list[tuple[int]]:
+def _newest_before(db: sqlite3.Connection, step: int, version: int) -> int:
+    """The newest policy before a version that an earlier step made; 0, the base model, if there is none."""
+    (newest,) = db.execute(
+        "SELECT coalesce(max(version), 0) FROM updates WHERE step < ? AND version < ?", (step, version)
+    ).fetchone()
+    return int(newest)
+
+
+def _turns_in(db: sqlite3.Connection, number: int) -> dict[int, State | None]:
+    """The turns of a step and their states; None for a turn that was deleted."""
     rows = db.execute(
-        "SELECT u.turn FROM update_turns u LEFT JOIN turns t ON t.number = u.turn "
-        "WHERE u.number = ? AND coalesce(?, t.state, '') = coalesce(t.state, '') ORDER BY u.turn",
-        (number, state),
+        "SELECT u.turn, t.state FROM update_turns u LEFT JOIN turns t ON t.number = u.turn "
+        "WHERE u.number = ? ORDER BY u.turn",
+        (number,),
     )
-    return [(row["turn"],) for row in rows]
+    return {row["turn"]: None if row["state"] is None else State(row["state"]) for row in rows}

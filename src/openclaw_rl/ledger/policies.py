@@ -1,0 +1,44 @@
+"""Policy versions: which policy each was made from, and so which turns are in it.
+
+A step makes a new version from the one before it. A version that serves the weights of another one again, after a
+rollback, is made from that one without a step.
+"""
+
+import json
+import sqlite3
+from collections.abc import Iterable
+
+from openclaw_rl.types import BASE_VERSION
+
+
+def add(db: sqlite3.Connection, version: int, parent: int) -> None:
+    """Record a policy before it serves or is saved. A number that another policy has raises sqlite3.IntegrityError."""
+    db.execute("INSERT INTO policies (version, parent) VALUES (?, ?)", (version, parent))
+
+
+def is_known(db: sqlite3.Connection, version: int) -> bool:
+    return db.execute("SELECT 1 FROM policies WHERE version = ?", (version,)).fetchone() is not None
+
+
+def line(db: sqlite3.Connection, version: int) -> list[int]:
+    """A version and those that it was made from, the newest first, without the base model."""
+    rows = db.execute(
+        "WITH RECURSIVE line (version) AS (SELECT ?1 UNION"
+        " SELECT p.parent FROM policies p JOIN line ON p.version = line.version)"
+        " SELECT version FROM line WHERE version != ?2 ORDER BY version DESC",
+        (version, BASE_VERSION),
+    )
+    return [row["version"] for row in rows]
+
+
+def trained_on(db: sqlite3.Connection, turns: Iterable[int]) -> set[int]:
+    """The versions that contain at least one of these turns."""
+    rows = db.execute(
+        "WITH RECURSIVE trained (version) AS ("
+        " SELECT s.version FROM updates s JOIN update_turns u ON u.number = s.number"
+        " WHERE u.turn IN (SELECT value FROM json_each(?)) AND s.version IS NOT NULL"
+        " UNION SELECT p.version FROM policies p JOIN trained ON p.parent = trained.version)"
+        " SELECT version FROM trained",
+        (json.dumps(list(turns)),),
+    )
+    return {row["version"] for row in rows}
