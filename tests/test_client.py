@@ -45,6 +45,13 @@ def test_a_server_says_how_it_is(tiny_model: Path) -> None:
     assert ready_state(url) == {}
 
 
+def test_a_server_with_keys_says_how_it_is_to_those_who_have_one(tiny_model: Path) -> None:
+    with running(Bench(tiny_model, keys=ApiKey.parse_all("S3CRET"))) as bench:
+        with Client(bench.url, "S3CRET") as client:
+            assert client.ready()["learner"] == "off"
+        assert ready_state(bench.url, "wrong") == ready_state(bench.url) == {"ready": True}
+
+
 def test_a_refusal_is_the_servers_own_sentence(tiny_model: Path) -> None:
     sentence = r"^This server does not learn, so there is nothing to roll back\.$"
     with running(Bench(tiny_model)) as bench, Client(bench.url) as client, pytest.raises(ServerRefused, match=sentence):

@@ -268,12 +268,31 @@ class TestKeys:
             ("c2VjcmV0=", [("key-1", "c2VjcmV0=")]),
             ("c2VjcmV0cw==", [("key-1", "c2VjcmV0cw==")]),
             ("alice=c2VjcmV0cw==", [("alice", "c2VjcmV0cw==")]),
+            ("sk-ab=cd", [("key-1", "sk-ab=cd")]),
+            ("alice=sk-ab=cd", [("alice", "sk-ab=cd")]),
+            ("=ab=cd", [("key-1", "ab=cd")]),
+            ("=", [("key-1", "=")]),
             ("", []),
         ],
     )
     def test_forms(self, given_keys: str | list[str], expected: list[tuple[str, str]]) -> None:
         """Also keys in base64, which end with the sign that parts a name from its key."""
         assert [(key.name, key.secret) for key in configured(api_key=given_keys).server.api_keys] == expected
+
+    def test_the_admin_key_is_the_first_key(self) -> None:
+        server = configured(api_key="alice=one,two", admin_key="three\n").server
+        assert [(key.name, key.secret) for key in server.api_keys] == [
+            ("admin", "three"),
+            ("alice", "one"),
+            ("key-2", "two"),
+        ]
+        assert configured(admin_key="three").server.host == "0.0.0.0", "the admin key is a key"
+        assert "three" not in str(load({"admin_key": "three"}, {}).describe())
+
+    @pytest.mark.parametrize("keys", ["same", "admin=other", "é"])
+    def test_an_admin_key_that_cannot_be_told_apart_is_refused(self, keys: str) -> None:
+        with pytest.raises(ConfigError, match="key"):
+            configured(api_key=keys, admin_key="é" if keys == "é" else "same")
 
     def test_a_key_without_its_name_has_a_number(self) -> None:
         assert all(key.name for key in configured(api_key="=S3CRET").server.api_keys)

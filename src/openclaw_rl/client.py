@@ -39,7 +39,7 @@ class Client:
     """
 
     def __init__(self, url: str, key: str = "") -> None:
-        self.url = url
+        self.url, self._key = url, key
         self._http = httpx.Client(base_url=url, headers=key_header(key), timeout=ANSWER_SECONDS, trust_env=False)
 
     def __enter__(self) -> Self:
@@ -52,7 +52,7 @@ class Client:
 
     def ready(self) -> dict[str, Any]:
         """What the server says about itself; see `ready_state`."""
-        return ready_state(self.url)
+        return ready_state(self.url, self._key)
 
     def roll_back(self, version: int | None) -> int:
         """Roll back to a policy version, or to the previous checkpoint; returns the version that serves now."""
@@ -85,11 +85,14 @@ class Client:
             raise ServerGone(f"The server at {self.url} does not answer: {reason}. Is it still running?") from None
 
 
-def ready_state(url: str, timeout: float = PROBE_SECONDS) -> dict[str, Any]:
-    """What a server says about itself (`/readyz`), ready or not; empty if it says nothing that can be understood."""
+def ready_state(url: str, key: str = "", timeout: float = PROBE_SECONDS) -> dict[str, Any]:
+    """What a server says about itself (`/readyz`), ready or not; empty if it says nothing that can be understood.
+
+    Without a key, a server that has keys says only whether it is ready.
+    """
     try:
         # Never through a proxy: the server is on this machine.
-        state = httpx.get(f"{url}/readyz", timeout=timeout, trust_env=False).json()
+        state = httpx.get(f"{url}/readyz", headers=key_header(key), timeout=timeout, trust_env=False).json()
     except (httpx.HTTPError, httpx.InvalidURL, ValueError, RecursionError):
         return {}
     return state if isinstance(state, dict) else {}

@@ -468,7 +468,7 @@ def test_feedback_that_cannot_be_used_is_refused(bench: Recording) -> None:
     assert feedback(bench, id="chatcmpl-unknown", thumb="up").status_code == 404
     assert feedback(bench, id=bench.last_id).status_code == 400
     assert feedback(bench, id=bench.last_id, score=1, thumb="up").status_code == 400
-    assert feedback(bench, id=bench.last_id, score=2).status_code == 422
+    assert feedback(bench, id=bench.last_id, score=2).status_code == 400
     bench.say("hello", [user("hi")])
     number = bench.turns()[-1].number
     with sqlite3.connect(bench.db.execute("PRAGMA database_list").fetchone()["file"]) as db:

@@ -37,6 +37,8 @@ def create_app(
         # FastAPI's documentation pages load scripts from the internet; this server makes no such requests.
         docs_url=None,
         redoc_url=None,
+        # A path with a slash too many gets an error that names the right one, not a redirect without a body.
+        redirect_slashes=False,
     )
     app.state.server = ServerState(
         service=service,

@@ -1,4 +1,4 @@
-"""API keys: who may use the server."""
+"""API keys: who may use the server, and who may operate it."""
 
 from collections.abc import Sequence
 from hmac import compare_digest
@@ -13,19 +13,43 @@ ANYONE = "anyone"
 
 
 class KeyCheck:
-    """Checks bearer keys. It compares with every key in constant time, so that timing reveals nothing."""
+    """Checks bearer keys.
+
+    - A server without keys is for everyone who reaches it, operations included.
+    - Only the first key may operate the server, which affects all users.
+    - A key is compared with every known key in constant time, so that timing reveals nothing.
+    """
 
     def __init__(self, keys: Sequence[ApiKey]) -> None:
         self._keys = [(key.name, key.secret.encode()) for key in keys]
 
     def owner(self, request: Request) -> str:
         """The name of the key that the request carries; raises 401 if it carries no known key."""
+        owner = self.known_owner(request)
+        if owner is None:
+            problem = "The API key is not valid." if sent_key(request) else "Send an API key as a bearer token."
+            raise ApiError(401, problem, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+        return owner
+
+    def known_owner(self, request: Request) -> str | None:
+        """The name of the key that the request carries; None if it carries no known key."""
         if not self._keys:
             return ANYONE
-        scheme, _, given = request.headers.get("authorization", "").partition(" ")
-        sent = given.strip().encode() if scheme.lower() == "bearer" else b""
+        sent = sent_key(request)
         matches = [name for name, secret in self._keys if compare_digest(secret, sent)]
-        if not matches:
-            problem = "The API key is not valid." if sent else "An API key is needed: send it as a bearer token."
-            raise ApiError(401, problem, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
-        return matches[0]
+        return matches[0] if matches else None
+
+    def check_operator(self, request: Request) -> None:
+        """Raises 401 for a request without a known key, 403 for one whose key may not operate the server."""
+        owner = self.owner(request)
+        if self._keys and owner != self._keys[0][0]:
+            raise ApiError(
+                403,
+                "This key may not operate the server: use the admin key (--admin-key, else the first of --api-key).",
+                code="operator_only",
+            )
+
+
+def sent_key(request: Request) -> bytes:
+    scheme, _, key = request.headers.get("authorization", "").partition(" ")
+    return key.strip().encode() if scheme.lower() == "bearer" else b""

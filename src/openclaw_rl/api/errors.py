@@ -15,6 +15,7 @@ PATH_PREFIX = "/v1"
 #: OpenAI's error types by status.
 ERROR_TYPES = {
     401: "authentication_error",
+    403: "permission_error",
     404: "not_found_error",
     409: "conflict_error",
     429: "rate_limit_error",
@@ -70,9 +71,9 @@ def from_router(request: Request, error: HTTPException) -> ApiError:
 
 
 def path_meant(request: Request) -> str | None:
-    """The path that exists if one `/v1` is added or removed; None if neither does."""
-    path = request.url.path
-    for other in (PATH_PREFIX + path, path.removeprefix(PATH_PREFIX)):
+    """The path that exists if one `/v1` is added or removed, or slashes at the end are removed; None if none does."""
+    path = request.url.path.rstrip("/")
+    for other in (path, PATH_PREFIX + path, path.removeprefix(PATH_PREFIX)):
         scope = {**request.scope, "path": other}
         if any(route.matches(scope)[0] is Match.FULL for route in request.app.routes):
             return other

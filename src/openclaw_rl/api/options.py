@@ -10,6 +10,10 @@ from openclaw_rl.config.options import Section, option
 LOOPBACK, ALL_ADDRESSES = "127.0.0.1", "0.0.0.0"
 #: Hosts that only this machine can reach.
 LOOPBACK_HOSTS = (LOOPBACK, "localhost", "::1")
+#: How keys of OpenAI and of many programs that make keys begin.
+KEY_PREFIX = "sk-"
+#: The name under which the requests with the admin key are kept.
+ADMIN = "admin"
 
 
 @dataclass(frozen=True)
@@ -24,14 +28,19 @@ class ApiKey:
 
     @classmethod
     def parse_all(cls, text: str) -> tuple["ApiKey", ...]:
-        """`KEY`, `NAME=KEY`, or several of them separated by commas."""
-        keys = []
-        for number, item in enumerate(filter(None, (part.strip() for part in text.split(","))), start=1):
-            name, _, secret = item.partition("=")
-            # A key in base64 may end in "=" itself.
-            named = name and secret.strip("=")
-            keys.append(cls(name, secret) if named else cls(f"key-{number}", item))
-        return tuple(keys)
+        """`KEY`, `NAME=KEY`, or several of them separated by commas. `=KEY` is a key without a name."""
+        items = filter(None, (part.strip() for part in text.split(",")))
+        return tuple(cls.parse(item, f"key-{number}") for number, item in enumerate(items, start=1))
+
+    @classmethod
+    def parse(cls, item: str, default_name: str) -> "ApiKey":
+        name, _, secret = item.partition("=")
+        if not name and secret:
+            return cls(default_name, secret)
+        # A key may contain "=" itself: in base64 it ends in it, and no owner's name begins as keys do.
+        if not secret.strip("=") or name.startswith(KEY_PREFIX):
+            return cls(default_name, item)
+        return cls(name, secret)
 
 
 class ServerOptions(Section):
@@ -54,10 +63,19 @@ class ServerOptions(Section):
     )
     api_key: str = option(
         "",
-        "Key that clients must send, or several separated by commas; NAME=KEY names the owner of a key.",
+        "Key that clients must send, or several separated by commas; NAME=KEY names the owner of a key "
+        "(=KEY: a key without a name that contains = itself).",
         group="Server",
         env="SGLANG_API_KEY",
         shown="no key",
+        secret=True,
+    )
+    admin_key: str = option(
+        "",
+        "Key for operations: rolling the policy back, and the metrics of all users.",
+        group="Server",
+        env="ADMIN_KEY",
+        shown="the first API key",
         secret=True,
     )
     max_request_mb: float = option(
@@ -84,15 +102,24 @@ class ServerOptions(Section):
                 f"--proxy-host {self.proxy_host} would open the server to the network without a key: "
                 "set --api-key (or SGLANG_API_KEY), or listen on 127.0.0.1"
             )
-        if not self.api_key.isascii():
-            raise ValueError("--api-key must be plain ASCII, because it is sent in an HTTP header")
+        for flag, text in (("--api-key", self.api_key), ("--admin-key", self.admin_key)):
+            if not text.isascii():
+                raise ValueError(f"{flag} must be plain ASCII, because it is sent in an HTTP header")
         names = [key.name for key in self.api_keys]
         if len(set(names)) < len(names):
             raise ValueError("--api-key gives two keys the same name")
+        if self.admin_key.strip() in {key.secret for key in self.user_keys}:
+            raise ValueError("--admin-key must differ from the keys in --api-key; without it, the first of them is it")
         return self
 
     @property
     def api_keys(self) -> tuple[ApiKey, ...]:
+        """All keys. The first one may operate the server."""
+        admin = (ApiKey(ADMIN, self.admin_key.strip()),) if self.admin_key.strip() else ()
+        return (*admin, *self.user_keys)
+
+    @property
+    def user_keys(self) -> tuple[ApiKey, ...]:
         return ApiKey.parse_all(self.api_key)
 
     @property

@@ -181,7 +181,7 @@ Body = TypeVar("Body", bound=WireModel)
 
 
 def parse(model: type[Body], body: bytes) -> Body:
-    """Read a request body; raises 400 if it is not such a request, 422 if a field has a wrong value."""
+    """Read a request body; raises 400 if it is not such a request or a field has a wrong value."""
     try:
         return model.model_validate_json(body)
     except ValidationError as error:
@@ -222,6 +222,5 @@ def malformed(error: ValidationError) -> ApiError:
     param = ".".join(place) or None
     if not param:
         return ApiError(400, "The body must be a JSON object.")
-    status = 400 if first["type"] == "missing" else 422
     message = str(first["msg"]).removeprefix("Value error, ")
-    return ApiError(status, f"{param}: {message}.", param=param)
+    return ApiError(400, f"{param}: {message}.", param=param)

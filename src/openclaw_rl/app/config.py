@@ -221,7 +221,7 @@ class Loaded:
         for name, field in FIELDS.items():
             value, origin = config.value(name), self.origins[name]
             if name == "api_key":
-                value = ", ".join(map(repr, config.server.api_keys)) or None
+                value = ", ".join(map(repr, config.server.user_keys)) or None
             elif option_of(field).secret:
                 value = "***" if value else None
             elif name in derived and value != derived[name]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from openclaw_rl.cli.parser import RUN_OPTIONS, add_command, own_key, run_config
+from openclaw_rl.cli.parser import RUN_OPTIONS, add_command, run_config, user_key
 from openclaw_rl.errors import UserError
 from openclaw_rl.terminal import console
 
@@ -40,7 +40,7 @@ def run(options: argparse.Namespace) -> int:
             f"No server runs in {config.run.run_dir.absolute()}: start one in another terminal, with make run or "
             "openclaw-rl serve, or give its --run-dir."
         )
-    with Client(server, own_key(config)) as client:
+    with Client(server, user_key(config)) as client:
         Conversation(client).hold()
     return 0
 

@@ -12,6 +12,8 @@ from openclaw_rl.config.options import ConfigError, add_flags, flag, option_of
 
 #: Where a run is: the options of every command about a run.
 RUN_OPTIONS = ("run_dir", "rl_buffer_dir")
+#: The keys with which a command asks the server of a run.
+KEY_OPTIONS = ("api_key", "admin_key")
 SECRET_FLAGS = [flag(name) for name, field in FIELDS.items() if option_of(field).secret]
 
 
@@ -70,9 +72,14 @@ def given_flags(options: argparse.Namespace) -> dict[str, Any]:
     return {name: value for name, value in vars(options).items() if name in FIELDS}
 
 
-def own_key(config: Config) -> str:
-    """The API key that a command shows to the server, if one is given."""
-    return config.server.api_keys[0].secret if config.server.api_keys else ""
+def user_key(config: Config) -> str:
+    """The API key with which a command chats, if one is given."""
+    return next((key.secret for key in (*config.server.user_keys, *config.server.api_keys)), "")
+
+
+def operator_key(config: Config) -> str:
+    """The API key with which a command operates the server, if one is given."""
+    return next((key.secret for key in config.server.api_keys), "")
 
 
 def positive(text: str) -> int:

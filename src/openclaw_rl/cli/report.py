@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from openclaw_rl.app.config import Config
-from openclaw_rl.cli.parser import RUN_OPTIONS, add_command, run_config
+from openclaw_rl.cli.parser import KEY_OPTIONS, RUN_OPTIONS, add_command, operator_key, run_config
 from openclaw_rl.errors import UserError
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ DOC = "write a page about a run: curves, verdicts, turns token by token, answers
 
 def add(commands: Any) -> None:
     model = ("model_name", "cache_dir", "device", "dtype", "method")
-    parser = add_command(commands, "report", DOC, run, (*RUN_OPTIONS, *model))
+    parser = add_command(commands, "report", DOC, run, (*RUN_OPTIONS, *model, *KEY_OPTIONS))
     parser.add_argument("run_dir", nargs="?", default=argparse.SUPPRESS, metavar="RUN_DIR", help="the run's directory")
     parser.add_argument(
         "--out", type=Path, metavar="FILE.html", help="where to write it (default: RUN_DIR/report.html)"
@@ -43,7 +43,7 @@ def run(options: argparse.Namespace) -> int:
     if not may_be_run(source):
         raise UserError(f"There is no ledger in {config.ledger_dir}: give the run directory of a server.")
     server = server_url(folder)
-    recorded = read_run(source, server, ready_state(server) if server else {})
+    recorded = read_run(source, server, ready_state(server, operator_key(config)) if server else {})
     out = options.out or folder / NAME
     write(out, page(source, recorded, answers=not options.no_answers))
     console().print(f"The report is in {out}", markup=False, soft_wrap=True)

@@ -3,14 +3,14 @@
 import argparse
 from typing import Any
 
-from openclaw_rl.cli.parser import RUN_OPTIONS, add_command, own_key, run_config
+from openclaw_rl.cli.parser import KEY_OPTIONS, RUN_OPTIONS, add_command, operator_key, run_config
 from openclaw_rl.terminal import console
 
 DOC = "serve an earlier policy, and continue learning from it"
 
 
 def add(commands: Any) -> None:
-    parser = add_command(commands, "rollback", DOC, run, (*RUN_OPTIONS, "keep_checkpoints", "api_key"))
+    parser = add_command(commands, "rollback", DOC, run, (*RUN_OPTIONS, "keep_checkpoints", *KEY_OPTIONS))
     parser.add_argument(
         "version",
         nargs="?",
@@ -29,7 +29,7 @@ def run(options: argparse.Namespace) -> int:
     config = run_config(options)
     checkpoints = config.checkpoints
     if server := server_url(config.run.folder):
-        with Client(server, own_key(config)) as client:
+        with Client(server, operator_key(config)) as client:
             version = client.roll_back(options.version)
     else:
         with open_offline(config.ledger_dir) as ledger:

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from openclaw_rl.app.config import Config
-from openclaw_rl.cli.parser import RUN_OPTIONS, add_command, run_config
+from openclaw_rl.cli.parser import KEY_OPTIONS, RUN_OPTIONS, add_command, operator_key, run_config
 from openclaw_rl.terminal import console, print_titled
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ MAX_BATCHES_SHOWN = 5
 
 
 def add(commands: Any) -> None:
-    parser = add_command(commands, "status", DOC, run, RUN_OPTIONS)
+    parser = add_command(commands, "status", DOC, run, (*RUN_OPTIONS, *KEY_OPTIONS))
     parser.add_argument("--json", action="store_true", help="print the status as JSON")
 
 
@@ -46,7 +46,7 @@ def read(config: Config) -> "Status":
 
     run_dir = config.run.folder
     server = server_url(run_dir)
-    ready = ready_state(server) if server else {}
+    ready = ready_state(server, operator_key(config)) if server else {}
     saved = max((checkpoint.version for checkpoint in config.checkpoints.all()), default=BASE_VERSION)
     try:
         with open_offline(config.ledger_dir) as ledger:

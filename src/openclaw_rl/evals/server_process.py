@@ -40,7 +40,7 @@ class RunningServer:
 
     async def state(self) -> Mapping[str, Any]:
         """The server's status: policy version, judge, learner. Raises ServerFailed."""
-        state = await asyncio.to_thread(ready_state, self.url, MAX_STATE_SECONDS)
+        state = await asyncio.to_thread(ready_state, self.url, timeout=MAX_STATE_SECONDS)
         if not state:
             raise failed(self.run_dir, "The server no longer answers")
         return state

@@ -1,11 +1,13 @@
 """Whether the server runs and is ready, and its counters."""
 
 from dataclasses import asdict
+from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from openclaw_rl.api.state import server_of
+from openclaw_rl.api.state import ServerState, server_of
+from openclaw_rl.engines.base import EngineStats
 
 router = APIRouter()
 
@@ -18,26 +20,32 @@ async def healthz() -> dict[str, str]:
 
 @router.get("/readyz")
 async def readyz(request: Request) -> JSONResponse:
-    """Whether the server can answer requests now, and how capture, judge and learner are doing."""
+    """Whether the server can answer requests now; for those who have a key also how its parts are doing."""
     server = server_of(request)
-    sampler, operations = server.service.sampler, server.operations
-    stats = sampler.stats()
+    stats = server.service.sampler.stats()
+    body: dict[str, Any] = {"ready": stats.ready}
+    if server.keys.known_owner(request) is not None:
+        body |= details(server, stats)
+    return JSONResponse(body, 200 if stats.ready else 503)
+
+
+def details(server: ServerState, stats: EngineStats) -> dict[str, Any]:
+    """How the engine, capture, judge and learner are doing."""
+    operations = server.operations
     next_step = operations.next_step()
-    body = {
-        "ready": stats.ready,
-        "policy_version": sampler.newest_version,
+    return {
+        "policy_version": server.service.sampler.newest_version,
         "detail": stats.detail,
         "capture": server.service.capture_status(),
         "judge": operations.judge(),
         "learner": operations.learner(),
         "next_step": asdict(next_step) if next_step else None,
     }
-    return JSONResponse(body, 200 if stats.ready else 503)
 
 
 @router.get("/metrics")
 async def metrics(request: Request) -> Response:
     """Counters for Prometheus."""
     server = server_of(request)
-    server.keys.owner(request)
+    server.keys.check_operator(request)
     return Response(server.service.metrics.text(), media_type="text/plain; version=0.0.4")

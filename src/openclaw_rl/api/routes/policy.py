@@ -15,7 +15,7 @@ router = APIRouter()
 async def roll_back(request: Request) -> dict[str, int]:
     """Serve an earlier policy from now on, and continue learning from it."""
     server = server_of(request)
-    server.keys.owner(request)
+    server.keys.check_operator(request)
     body = parse(RollbackRequest, await server.read_body(request) or b"{}")
     try:
         return {"policy_version": await server.operations.roll_back(body.version)}
