@@ -51,8 +51,8 @@ class Bench:
 
 
 @contextlib.contextmanager
-def running(bench: Bench) -> Iterator[Bench]:
-    server = uvicorn.Server(uvicorn.Config(bench.app, port=0, log_level="error", lifespan="off"))
+def running(bench: Bench, **settings: Any) -> Iterator[Bench]:
+    server = uvicorn.Server(uvicorn.Config(bench.app, port=0, log_level="error", lifespan="off", **settings))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     wait_for(lambda: server.started)

@@ -81,6 +81,26 @@ class ServerOptions(Section):
     max_request_mb: float = option(
         32.0, "Largest request body, in megabytes.", group="Server", env="MAX_REQUEST_MB", gt=0
     )
+    header_seconds: float = option(
+        20.0, "Seconds that a client has to send a request's headers.", group="Server", env="HEADER_SECONDS", gt=0
+    )
+    body_seconds: float = option(
+        120.0, "Seconds that a client has to send a request's body.", group="Server", env="BODY_SECONDS", gt=0
+    )
+    max_connections: int = option(
+        1000,
+        "Most connections at once; fewer if the process may open fewer files (ulimit -n).",
+        group="Server",
+        env="MAX_CONNECTIONS",
+        ge=1,
+    )
+    max_connections_per_address: int = option(
+        250,
+        "Most connections at once from one address.",
+        group="Server",
+        env="MAX_CONNECTIONS_PER_ADDRESS",
+        ge=1,
+    )
     shutdown_seconds: float = option(
         30.0,
         "Seconds that running requests have to finish after Ctrl-C.",

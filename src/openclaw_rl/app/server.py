@@ -26,6 +26,7 @@ from openclaw_rl.app.background import BackgroundLoops
 from openclaw_rl.app.banner import banner, local_url
 from openclaw_rl.app.checks import check, own_folders
 from openclaw_rl.app.config import Config
+from openclaw_rl.app.connections import connection_limits, connection_type
 from openclaw_rl.app.http_server import Server, bind, event_loop
 from openclaw_rl.app.logs import console, start_logging
 from openclaw_rl.app.progress import show_learning
@@ -148,6 +149,8 @@ def make_server(config: Config, service: ChatService, loops: BackgroundLoops, sa
     patience = config.server.shutdown_seconds
     settings = uvicorn.Config(
         app,
+        http=connection_type(connection_limits(config.server)),
+        ws="none",
         log_config=None,
         access_log=False,
         lifespan="off",
