@@ -42,7 +42,7 @@ def random_decoder(shape: Shape, dtype: torch.dtype, device: torch.device) -> De
     exponents = torch.arange(0, shape.head_dim, 2, dtype=torch.float32, device=device) / shape.head_dim
     embed = normal(shape.vocab, shape.hidden)
     layers = [layer() for _ in range(shape.layers)]
-    return Decoder(shape, embed, layers, ones(shape.hidden), Linear(embed), 1.0 / 1e6**exponents)
+    return Decoder(shape, embed, layers, ones(shape.hidden), None, 1.0 / 1e6**exponents)
 
 
 def transformers_model(shape: Shape, device: str) -> Any:

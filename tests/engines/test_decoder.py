@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
     GPT2Config,
@@ -29,6 +30,17 @@ def test_logits_equal_those_of_transformers(family: str, tmp_path: Path) -> None
         expected = theirs(ids[None]).logits[0]
     assert expected.std() > 0.1
     torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_tied_model_with_another_head_is_refused(tmp_path: Path) -> None:
+    AutoModelForCausalLM.from_config(FAMILIES["llama-biased-tied"]).save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    head = tensors["model.embed_tokens.weight"].clone()
+    save_file({**tensors, "lm_head.weight": head}, tmp_path / "model.safetensors")
+    assert load_decoder(tmp_path, torch.float32, torch.device("cpu")).untied_head is None
+    save_file({**tensors, "lm_head.weight": head + 0.1}, tmp_path / "model.safetensors")
+    with pytest.raises(UnsupportedModel, match="tie_word_embeddings"):
+        load_decoder(tmp_path, torch.float32, torch.device("cpu"))
 
 
 def test_other_families_are_refused_by_name() -> None:

@@ -13,6 +13,7 @@ import pytest
 import pytest_asyncio
 import torch
 from peft import PeftModel
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from openclaw_rl.engines.base import EngineUnavailable, StepRefused
@@ -21,8 +22,11 @@ from openclaw_rl.engines.local.process.learner import LocalLearner
 from openclaw_rl.engines.local.process.sampler import LocalSampler
 from openclaw_rl.engines.local.process.sampler_messages import WorkerOptions
 from openclaw_rl.engines.policy_ref import PolicyRef, WeightForm
-from openclaw_rl.types import TrainingSequence
+from openclaw_rl.types import ScoreRequest, TrainingSequence
+from support.tiny_models import save_tiny_model
 from support.trainers import InProcessLearner, batch, options
+
+CPU = torch.device("cpu")
 
 # Starting a process takes seconds, so the tests share one and leave it usable.
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -31,7 +35,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 @pytest.fixture(scope="module")
 def in_process(tiny_model: Path) -> InProcessLearner:
     """The same in this process, to compare with."""
-    return InProcessLearner(load_decoder(tiny_model, torch.float32, torch.device("cpu")), options())
+    return InProcessLearner(load_decoder(tiny_model, torch.float32, CPU), options())
 
 
 @pytest.fixture(scope="module")
@@ -264,3 +268,37 @@ async def test_a_file_that_cannot_be_written_refuses_the_save_and_costs_neither_
     assert learner.process.pid == process
     await learner.save(tmp_path)
     assert learner.steps == 1
+
+
+async def test_all_weights_of_a_tied_model_stay_tied(sequences: list[TrainingSequence], tmp_path: Path) -> None:
+    """With the base weights in the sampler's memory, as in a server: head and embedding are one weight to the end."""
+    model = save_tiny_model(tmp_path / "model", tied=True)
+    sampler = LocalSampler(WorkerOptions(model, "cpu", "float32", 4, None, 0.05, 2, 0), max_queue=8)
+    learner = LocalLearner(options(model=model, rank=0, learning_rate=1e-2, max_kl=100), sampler.shared_weights)
+    try:
+        await sampler.start()
+        assert (sampler.shared_weights() is not None) == hasattr(os, "memfd_create")
+        for _ in range(4):
+            await learner.step(sequences)
+        checkpoint = tmp_path / "checkpoint"
+        checkpoint.mkdir()
+        await learner.save(checkpoint)
+        await sampler.publish(1, PolicyRef(WeightForm.MODEL, checkpoint))
+        learned, base = await learner.process.score(sequences), await learner.process.score(sequences, base=True)
+        served = [await sampler.score(ScoreRequest(s.ids, len(s.ids) - s.spans[0].start, version=1)) for s in sequences]
+    finally:
+        await learner.close()
+        await sampler.close()
+    stored = load_file(checkpoint / "model.safetensors")
+    assert "lm_head.weight" not in stored
+    assert not torch.equal(stored["model.embed_tokens.weight"], load_decoder(model, torch.float32, CPU).embed)
+    assert learner.process.weight_bytes == sum(tensor.nbytes for tensor in stored.values())
+    reopened = InProcessLearner(load_decoder(checkpoint, torch.float32, CPU), options()).trainer.score(sequences)
+    transformer = AutoModelForCausalLM.from_pretrained(checkpoint)
+    for number, sequence in enumerate(sequences):
+        start = sequence.spans[0].start
+        logprobs = transformer(torch.tensor([sequence.ids])).logits[0, start - 1 : -1].log_softmax(-1)
+        expected = logprobs.gather(1, torch.tensor(sequence.ids[start:])[:, None])[:, 0].tolist()
+        assert max(abs(a - b) for a, b in zip(base[number][0], expected, strict=True)) > 0.01
+        for found in (learned[number][0], served[number].logprobs, reopened[number][0]):
+            assert found == pytest.approx(expected, abs=1e-4)

@@ -57,7 +57,10 @@ def test_another_process_computes_with_the_very_same_memory(decoder: Decoder) ->
     process.join()
 
 
-def test_weights_that_are_used_twice_are_there_once(decoder: Decoder) -> None:
-    decoder.head.weight = decoder.embed
-    shared, _handle = share(decoder)
-    assert shared.head.weight.data_ptr() == shared.embed.data_ptr()
+def test_a_tied_head_is_the_embedding_in_every_process(decoder: Decoder) -> None:
+    decoder.untied_head = None
+    shared, handle = share(decoder)
+    assert handle is not None
+    for opened in (shared, take_up(handle)):
+        assert opened.head is opened.embed
+        assert torch.equal(opened.embed, decoder.embed)

@@ -46,8 +46,8 @@ def tiny_tokenizer() -> Tokenizer:
     return tokenizer
 
 
-def save_tiny_model(folder: Path, seed: int = 0) -> Path:
-    """A two-layer Llama with large random weights and the tokenizer above."""
+def save_tiny_model(folder: Path, seed: int = 0, tied: bool = False) -> Path:
+    """A two-layer Llama with large random weights and the tokenizer above; `tied`: its embedding is also its head."""
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=tiny_tokenizer(),
         eos_token="<|im_end|>",
@@ -69,6 +69,7 @@ def save_tiny_model(folder: Path, seed: int = 0) -> Path:
         bos_token_id=tokenizer.bos_token_id,
         pad_token_id=tokenizer.pad_token_id,
         initializer_range=0.2,
+        tie_word_embeddings=tied,
     )
     LlamaForCausalLM(config).save_pretrained(folder)
     return folder

@@ -121,17 +121,23 @@ class Layer:
 
 @dataclass(slots=True)
 class Decoder:
-    """A model's weights and its forward pass."""
+    """A model's weights and its forward pass. Every weight is in one field only, also if it is used twice."""
 
     shape: Shape
     embed: Tensor
     layers: list[Layer]
     norm: Tensor
-    head: Linear
+    untied_head: Tensor | None
+    """[vocabulary, hidden]; None if the embedding is also the head."""
     inverse_frequencies: Tensor
     rotary_scale: float = 1.0
     ops: Any = dataclasses.field(default=torch_ops)
     """`ops` everywhere, or `kernels` for sampling on CUDA."""
+
+    @property
+    def head(self) -> Tensor:
+        """[vocabulary, hidden]: turns hidden states into scores."""
+        return self.embed if self.untied_head is None else self.untied_head
 
     def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines [tokens, head_dim / 2] for the tokens' positions, in float32."""
@@ -157,7 +163,7 @@ class Decoder:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores over the vocabulary, in float32."""
-        return self.head(hidden).float()
+        return F.linear(hidden, self.head).float()
 
     def _heads(self, i: int, layer: Layer, qkv: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Split the fused projection into queries, keys, values and rotate the first two to their positions."""
@@ -189,17 +195,29 @@ def load_decoder(folder: Path, dtype: torch.dtype, device: torch.device) -> Deco
     frequencies, scale = rotary_frequencies(config, device)
     read = TensorFiles(folder, dtype, device)
     embed = read("model.embed_tokens.weight")
-    head = embed if config.tie_word_embeddings else read("lm_head.weight")
+    head = None if config.tie_word_embeddings else read("lm_head.weight")
+    if head is None:
+        check_tied(read, embed)
     layers = [load_layer(read, f"model.layers.{i}.") for i in range(shape.layers)]
-    return Decoder(shape, embed, layers, read("model.norm.weight"), Linear(head), frequencies, scale)
+    return Decoder(shape, embed, layers, read("model.norm.weight"), head, frequencies, scale)
+
+
+def check_tied(read: "TensorFiles", embed: Tensor) -> None:
+    """Refuse a second, different head: programs do not agree on which of the two they use."""
+    head = read.optional("lm_head.weight")
+    if head is not None and not torch.equal(head, embed):
+        raise UnsupportedModel(
+            "tie_word_embeddings in config.json says that the head is the embedding, but the checkpoint's "
+            "lm_head.weight is another: remove that tensor, or set tie_word_embeddings to false"
+        )
 
 
 def take_apart(decoder: Decoder) -> dict[str, Tensor]:
     """The weights by their names in a model folder, as views: the reverse of `load_decoder`."""
     shape = decoder.shape
     tensors = {"model.embed_tokens.weight": decoder.embed, "model.norm.weight": decoder.norm}
-    if decoder.head.weight is not decoder.embed:
-        tensors["lm_head.weight"] = decoder.head.weight
+    if decoder.untied_head is not None:
+        tensors["lm_head.weight"] = decoder.untied_head
     for i, layer in enumerate(decoder.layers):
         prefix = f"model.layers.{i}."
         norms = {

@@ -4,7 +4,9 @@ Each takes as much memory as the base model, which stays loaded for the judge an
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -47,16 +49,10 @@ class ModelSlots:
 
 
 def map_tensors(decoder: Decoder, change: Callable[[Tensor], Tensor]) -> Decoder:
-    """A decoder with `change` applied to each weight, once even if the weight is used twice."""
-    changed: dict[int, Tensor] = {id(decoder.inverse_frequencies): decoder.inverse_frequencies}
-
-    def once(tensor: Tensor) -> Tensor:
-        if id(tensor) not in changed:
-            changed[id(tensor)] = change(tensor)
-        return changed[id(tensor)]
-
-    result: Decoder = map_leaves(decoder, Tensor, once)
-    return result
+    """A decoder with `change` applied to each weight."""
+    constants: Any = {"inverse_frequencies": None}
+    changed: Decoder = map_leaves(replace(decoder, **constants), Tensor, change)
+    return replace(changed, inverse_frequencies=decoder.inverse_frequencies)
 
 
 def open_model(folder: Path, base: Decoder, dtype: torch.dtype) -> TensorFiles:

@@ -2,7 +2,7 @@
 
 import torch
 
-from openclaw_rl.engines.local.model.decoder import Decoder, UnsupportedModel
+from openclaw_rl.engines.local.model.decoder import Decoder, UnsupportedModel, take_apart
 
 
 def placement(name: str, precision: str) -> tuple[torch.device, torch.dtype]:
@@ -16,12 +16,8 @@ def placement(name: str, precision: str) -> tuple[torch.device, torch.dtype]:
 
 
 def weight_bytes(decoder: Decoder) -> int:
-    """Memory of the base weights; a tied head is counted once."""
-    tensors = [decoder.embed, decoder.norm, decoder.head.weight]
-    for layer in decoder.layers:
-        tensors += [layer.input_norm, layer.post_norm]
-        tensors += [p.weight for p in (layer.qkv, layer.o, layer.gate_up, layer.down)]
-    return sum({t.data_ptr(): t.nbytes for t in tensors}.values())
+    """Memory of the base weights."""
+    return sum(tensor.nbytes for tensor in take_apart(decoder).values())
 
 
 def describe(error: Exception) -> str:

@@ -55,7 +55,7 @@ def take_up(shared: bytes) -> Decoder:
     content = pickle.loads(shared)
     if isinstance(content, SharedMemory):
         storage = torch.UntypedStorage.from_file(content.path, shared=True, nbytes=content.size)
-        content = map_leaves(content.skeleton, Place, lambda place: _view(storage, place))
+        content = _with_views(content.skeleton, storage)
     from openclaw_rl.engines.local.model import ops
 
     decoder: Decoder = dataclasses.replace(content, ops=ops)
@@ -63,16 +63,15 @@ def take_up(shared: bytes) -> Decoder:
 
 
 def _share_memory(decoder: Decoder) -> tuple[Decoder, bytes]:
-    places: dict[int, Place] = {}
+    tensors: list[Tensor] = []
     size = 0
 
     def place(tensor: Tensor) -> Place:
-        """Reserve a place for a tensor; a weight that is used twice has one place."""
         nonlocal size
-        if tensor.data_ptr() not in places:
-            places[tensor.data_ptr()] = Place(size, tuple(tensor.shape), tensor.dtype)
-            size += -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
-        return places[tensor.data_ptr()]
+        reserved = Place(size, tuple(tensor.shape), tensor.dtype)
+        size += -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
+        tensors.append(tensor)
+        return reserved
 
     skeleton = map_leaves(dataclasses.replace(decoder, ops=None), Tensor, place)
     # The descriptor stays open until this process ends, because others open the memory through its path.
@@ -80,14 +79,15 @@ def _share_memory(decoder: Decoder) -> tuple[Decoder, bytes]:
     os.ftruncate(number, size)
     path = f"/proc/{os.getpid()}/fd/{number}"
     storage = torch.UntypedStorage.from_file(path, shared=True, nbytes=size)
-
-    def move(tensor: Tensor) -> Tensor:
-        view = _view(storage, places[tensor.data_ptr()])
-        return view.copy_(tensor)
-
-    moved = map_leaves(dataclasses.replace(decoder, ops=None), Tensor, move)
+    remaining = iter(tensors)
+    moved = map_leaves(_with_views(skeleton, storage), Tensor, lambda view: view.copy_(next(remaining)))
     shared = pickle.dumps(SharedMemory(path, size, skeleton))
     return dataclasses.replace(moved, ops=decoder.ops), shared
+
+
+def _with_views(skeleton: Any, storage: Any) -> Any:
+    """A decoder whose tensors are views of the shared memory."""
+    return map_leaves(skeleton, Place, lambda place: _view(storage, place))
 
 
 def _view(storage: Any, place: Place) -> Tensor:

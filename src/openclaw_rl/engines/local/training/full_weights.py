@@ -50,10 +50,10 @@ class FullWeights:
         write_tensors(tensors, folder / WEIGHTS)
 
     def parameters(self) -> list[Tensor]:
-        """The masters, each once, in an order that depends only on the model."""
-        tensors: dict[int, Tensor] = {}
-        map_leaves(self.masters, Tensor, lambda tensor: tensors.setdefault(id(tensor), tensor))
-        return [tensor for tensor in tensors.values() if tensor.requires_grad]
+        """The masters, in an order that depends only on the model."""
+        tensors: list[Tensor] = []
+        map_leaves(self.masters, Tensor, tensors.append)
+        return [tensor for tensor in tensors if tensor.requires_grad]
 
     def policy(self, base: Decoder, dropout_seed: int | None = None) -> Policy:
         decoder = map_tensors(self.masters, lambda tensor: tensor.to(base.embed.dtype))

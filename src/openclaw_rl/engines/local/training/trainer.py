@@ -120,7 +120,7 @@ class Trainer:
             rows = batch.rows if i + 1 == shape.layers else None
             residual = self._run(block, shape, layer, adapter, residual, rotation, attend, rows)
         hidden = ops.rms_norm(residual, decoder.norm, shape.eps)
-        return chunked_logprobs(hidden, decoder.head.weight, batch.targets)
+        return chunked_logprobs(hidden, decoder.head, batch.targets)
 
     def _run(self, function: Callable[..., Tensor], *args: Any) -> Tensor:
         if not self.checkpointing:
