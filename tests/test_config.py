@@ -18,6 +18,7 @@ from openclaw_rl.api.options import ApiKey
 from openclaw_rl.app.config import FIELDS, Config, Loaded, load
 from openclaw_rl.cli import main
 from openclaw_rl.config.options import ConfigError, add_flags, option_of, options_table
+from openclaw_rl.types import LossSettings, TrainingSettings
 
 #: What users of the original scripts rely on: (flag, environment variable, default).
 SEED_OPTIONS = [
@@ -344,6 +345,13 @@ class TestKeys:
 
 class TestDerived:
     """What follows from other options or from the surroundings."""
+
+    def test_every_training_option_reaches_the_engine(self) -> None:
+        numbers = {"learning_rate": 3e-3, "weight_decay": 0.3, "max_grad_norm": 0.7, "max_kl": 0.2, "seed": 5}
+        loss = {"loss_fn": "cispo", "eps_clip": 0.1, "eps_clip_high": 0.4, "kl_loss_coef": 0.6}
+        given = {"adam_beta1": 0.8, "adam_beta2": 0.9, "train_epochs": 2, **numbers, **loss}
+        expected = TrainingSettings(loss=LossSettings("cispo", 0.1, 0.4, 0.6), epochs=2, betas=(0.8, 0.9), **numbers)
+        assert configured(**given).training_settings == expected
 
     @pytest.mark.parametrize(
         ("flags", "rate"),

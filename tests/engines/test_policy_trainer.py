@@ -292,6 +292,52 @@ def test_an_error_that_is_not_about_memory_is_not_taken_for_one(decoder: Decoder
         learner.step(batch(learner, 4))
 
 
+# the optimiser
+
+
+@pytest.mark.parametrize("rank", [0, 4])
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {},
+        {"learning_rate": 3e-3},
+        {"betas": (0.5, 0.7)},
+        {"weight_decay": 0.5},
+        {"max_grad_norm": 0.01},
+    ],
+    ids=lambda changed: next(iter(changed), "usual"),
+)
+def test_steps_are_those_of_adamw_in_float64(
+    decoder: Decoder, tiny_model: Path, rank: int, changed: dict[str, Any]
+) -> None:
+    learner = InProcessLearner(decoder, options(rank=rank, model=tiny_model, **{"max_grad_norm": 1e9, **changed}))
+    trainer, training = learner.trainer, learner.trainer.options.training
+    parameters = trainer.weights.parameters()
+    expected = [parameter.detach().double().requires_grad_() for parameter in parameters]
+    adamw = torch.optim.AdamW(
+        expected, lr=training.learning_rate, betas=training.betas, weight_decay=training.weight_decay
+    )
+    norms = []
+    for number in range(3):
+        # Batches of different sizes: Adam notices a clipped gradient only beside gradients of another norm.
+        trainer.forward_backward(batch(learner, number, count=1 + 3 * number))
+        for parameter, other in zip(parameters, expected, strict=True):
+            assert parameter.grad is not None
+            other.grad = parameter.grad.double()
+        norm = torch.stack([other.grad.norm() for other in expected if other.grad is not None]).norm().item()
+        for other in expected:
+            assert other.grad is not None
+            other.grad *= min(1.0, training.max_grad_norm / norm)
+        adamw.step()
+        start = [parameter.detach().double() for parameter in parameters]
+        assert trainer.optim_step() == pytest.approx(norm, rel=1e-4)
+        norms.append(norm)
+        for parameter, other, before in zip(parameters, expected, start, strict=True):
+            error = (parameter.detach().double() - other.detach()).norm()
+            assert error <= 1e-3 * (other.detach() - before).norm()
+    assert max(norms) > 1.2 * min(norms) > 0.02
+
+
 # going on
 
 
@@ -320,7 +366,7 @@ def test_resumed_training_equals_uninterrupted_training_bit_for_bit(
 def test_dropout_is_what_was_asked_for_now_and_alpha_what_the_adapter_means(
     decoder: Decoder, tmp_path: Path, before: float, now: float
 ) -> None:
-    state(trained(decoder, 2, dropout=before, alpha=8.0), tmp_path / "saved")
+    state(trained(decoder, 2, dropout=before, alpha=6.0), tmp_path / "saved")
     steps = {}
     for dropout in (before, now):
         resumed = InProcessLearner(decoder, options(dropout=dropout, alpha=32.0))
@@ -329,7 +375,7 @@ def test_dropout_is_what_was_asked_for_now_and_alpha_what_the_adapter_means(
         steps[dropout] = state(resumed, tmp_path / f"resumed-{dropout}")
     assert steps[before]["adapter_model.safetensors"] != steps[now]["adapter_model.safetensors"]
     written = json.loads(steps[now]["adapter_config.json"])
-    assert (written["lora_dropout"], written["lora_alpha"]) == (now, 8.0)
+    assert (written["lora_dropout"], written["lora_alpha"]) == (now, 6.0)
 
 
 def test_beginning_anew_is_as_if_there_had_been_nothing(decoder: Decoder, tmp_path: Path) -> None:

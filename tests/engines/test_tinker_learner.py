@@ -244,6 +244,20 @@ async def test_steps_move_the_served_policy_where_the_advantages_point(
         assert len(set(sums)) == 3
 
 
+async def test_the_service_is_given_every_setting_of_the_optimiser(
+    cloud: Cloud, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings: dict[str, Any] = {"learning_rate": 3e-3, "weight_decay": 0.3}
+    learner = await a_learner(tiny_model, betas=(0.5, 0.7), max_grad_norm=0.01, **settings)
+    client = learner.primitives.run.client
+    step, given = client.optim_step_async, []
+    monkeypatch.setattr(client, "optim_step_async", lambda adam: given.append(adam) or step(adam))
+    await learner.step(batch(cloud))
+    expected = {"beta1": 0.5, "beta2": 0.7, "eps": 1e-8, "grad_clip_norm": 0.01, **settings}
+    assert [{name: getattr(adam, name) for name in expected} for adam in given] == [expected]
+    await learner.primitives.connection.close()
+
+
 async def test_epochs_are_passes_with_an_update_each(cloud: Cloud, tiny_model: Path) -> None:
     learner = await a_learner(tiny_model, epochs=3)
     cloud.calls.clear()

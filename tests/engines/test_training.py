@@ -30,7 +30,7 @@ def decoder(tiny_model: Path) -> Decoder:
 
 
 def lively(decoder: Decoder, **options: Any) -> LoraWeights:
-    lora = LoraWeights.create(decoder.shape, rank=4, alpha=8, seed=1, **options)
+    lora = LoraWeights.create(decoder.shape, rank=4, alpha=9, seed=1, **options)
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
         for b in lora.b.values():

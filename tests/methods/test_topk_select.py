@@ -94,6 +94,7 @@ def reference(
     selection: str,
     subset: str,
     clip: float,
+    w_opd: float,
 ) -> list[dict[int, float]]:
     """For each token, the advantage of each token that counts: the definition, with sets."""
     teachers = sorted(teachers, key=lambda pair: len(pair[0]))
@@ -113,13 +114,13 @@ def reference(
         gaps = {v: teachers[h][1][i][v] - old[v] for v in chosen}
         if clip > 0:
             gaps = {v: max(-clip, min(clip, gap)) for v, gap in gaps.items()}
-        found.append({v: gap * math.exp(old[v]) / total for v, gap in gaps.items()})
+        found.append({v: w_opd * gap * math.exp(old[v]) / total for v, gap in gaps.items()})
     return found
 
 
-def found_in(turn: StoredTurn, settings: TopK) -> list[dict[int, float]]:
+def found_in(turn: StoredTurn, settings: TopK, w_opd: float) -> list[dict[int, float]]:
     """What the learner is given; what does not count has advantage 0."""
-    (sequence,) = to_sequences([turn], topk_method(settings, w_rl=0.0))
+    (sequence,) = to_sequences([turn], topk_method(settings, w_opd, w_rl=0.0))
     others = sequence.spans[0].alternatives
     assert others is not None
     rows = zip(others.ids.tolist(), others.advantages.tolist(), strict=True)
@@ -141,6 +142,7 @@ def alike(found: list[dict[int, float]], expected: list[dict[int, float]]) -> bo
     teachers=st.lists(response, min_size=1, max_size=3),
     lengths=st.permutations([11, 12, 30]),
     clip=st.sampled_from([1.0, 0.25, 0.0, -1.0]),
+    w_opd=st.sampled_from([1.0, 0.25, 3.0]),
 )
 def test_every_mode_is_its_definition(
     plain: StoredTurn,
@@ -150,16 +152,17 @@ def test_every_mode_is_its_definition(
     teachers: list[list[Distribution]],
     lengths: list[int],
     clip: float,
+    w_opd: float,
 ) -> None:
     named = [("x" * length, own) for length, own in zip(lengths, teachers, strict=False)]
-    expected = reference(policy, named, selection, subset, clip)
+    expected = reference(policy, named, selection, subset, clip, w_opd)
     turn = taught(plain, policy, named)
     settings = TopK(K, 3, selection, subset, clip)
     if not any(any(row.values()) for row in expected):
         with pytest.raises(NoSignal, match="every signal in it is zero"):
-            topk_method(settings, w_rl=0.0).lesson(turn)
+            topk_method(settings, w_opd, w_rl=0.0).lesson(turn)
         return
-    assert alike(found_in(turn, settings), expected)
+    assert alike(found_in(turn, settings, w_opd), expected)
 
 
 @given(policy=response, teachers=st.lists(response, min_size=3, max_size=3))
@@ -241,7 +244,12 @@ def test_scores_count_on_the_sampled_tokens_and_the_batch_is_measured_from_its_m
     assert (sums[0] + sums[1]).tolist() == pytest.approx([0.0] * 3, abs=1e-6)
     with pytest.raises(NoSignal, match="equal"):
         to_sequences([replace(agreeing, sample=SampleKind.RL), replace(turn, sample=SampleKind.RL)], centred)
-    assert len(method.token_values(turn)) == 3
+    # What is shown about a sampled token: its score, and what is distilled about it if it is among the likeliest.
+    distilled = distil(turn, TopK(K, clip=0.5))
+    taught_about_2 = float((distilled.weights * distilled.gaps)[0, distilled.ids[0].tolist().index(2)])
+    shown = method.token_values(replace(turn, response_ids=[2, 2, 7]))
+    assert shown == pytest.approx([-2.0 + 0.5 * taught_about_2] * 2 + [-2.0])
+    assert taught_about_2 > 0
 
 
 def test_a_sample_without_a_hint_has_its_score_alone(plain: StoredTurn) -> None:

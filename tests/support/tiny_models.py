@@ -81,6 +81,6 @@ def save_adapter(model: Path, folder: Path, seed: int, rank: int = 4) -> Path:
 
     torch.manual_seed(seed)
     base = LlamaForCausalLM.from_pretrained(model)
-    config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", init_lora_weights=False)
+    config = LoraConfig(r=rank, lora_alpha=2 * rank + 1, target_modules="all-linear", init_lora_weights=False)
     get_peft_model(base, config).save_pretrained(folder)
     return folder
