@@ -1,6 +1,7 @@
 """Policies whose weights are all their own: gradients are autograd's, files are everybody's, versions mix."""
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,8 @@ from openclaw_rl.engines.local.process.sampler_messages import (
     WorkerOptions,
 )
 from openclaw_rl.engines.local.process.sampler_worker import Worker
+from openclaw_rl.engines.local.training import packed_attention
+from openclaw_rl.engines.local.training.blocks import PackedAttend
 from openclaw_rl.engines.local.training.full_weights import FullWeights
 from openclaw_rl.engines.local.training.lora import LoraWeights
 from openclaw_rl.engines.local.training.trainer import TrainedWeights, Trainer
@@ -33,6 +36,8 @@ from support.training_sequences import over_alternatives, ragged
 from support.workers import ids, on_every_device, request, run, transformers_greedy
 
 CPU = torch.device("cpu")
+#: A number has 8 significant bits, and three layers' errors add up. A wrong kernel is wrong by far more.
+BFLOAT16_ERROR = 0.05
 
 
 def save_family(family: str, folder: Path) -> torch.nn.Module:
@@ -245,25 +250,56 @@ def test_a_folder_that_does_not_fit_is_refused_with_the_reason(
         learner.load(tmp_path / "whole")
 
 
+def gradients(folder: Path, rank: int, device: str, dtype: torch.dtype, loss: PolicyLoss) -> list[torch.Tensor]:
+    """Of the ragged batch, in float32 on the CPU."""
+    decoder = load_decoder(folder, dtype, torch.device(device))
+    weights: TrainedWeights = FullWeights.create(decoder, folder)
+    if rank:
+        weights = LoraWeights.create(decoder.shape, rank, 9.0, device=torch.device(device))
+        with torch.no_grad():
+            for up in weights.b.values():
+                up.fill_(0.01)
+    Trainer(decoder, weights, loss, micro_batch_tokens=64).forward_backward(ragged())
+    return [tensor.grad.cpu() for tensor in weights.parameters() if tensor.grad is not None]
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("rank", [0, 4])
 @pytest.mark.parametrize("family", ["llama-biased-tied", "qwen3", "smollm3"])
 def test_gradients_on_cuda_are_those_of_the_cpu(family: str, rank: int, tmp_path: Path) -> None:
     save_family(family, tmp_path)
-    found = []
-    for device in (CPU, torch.device("cuda")):
-        decoder = load_decoder(tmp_path, torch.float32, device)
-        weights: TrainedWeights = FullWeights.create(decoder, tmp_path)
-        if rank:
-            weights = LoraWeights.create(decoder.shape, rank, 8.0, device=device)
-            with torch.no_grad():
-                for up in weights.b.values():
-                    up.fill_(0.01)
-        Trainer(decoder, weights, PolicyLoss(), micro_batch_tokens=64).forward_backward(ragged())
-        found.append([tensor.grad.cpu() for tensor in weights.parameters() if tensor.grad is not None])
-    assert len(found[0]) == len(found[1]) > 4
-    for one, other in zip(*found, strict=True):
-        torch.testing.assert_close(other, one, rtol=1e-3, atol=1e-5)
+    expected, found = (gradients(tmp_path, rank, device, torch.float32, PolicyLoss()) for device in ("cpu", "cuda"))
+    assert len(found) == len(expected) > 4
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
+
+
+@on_every_device
+@pytest.mark.parametrize("rank", [0, 4])
+@pytest.mark.parametrize("family", ["llama-biased-tied", "qwen3", "smollm3"])
+def test_gradients_in_bfloat16_are_those_of_float32(
+    family: str, rank: int, device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On CUDA through the flash kernel, which computes with 16 bits only. The base weights have 16 bits for both."""
+    save_family(family, tmp_path)
+    rounded = {name: tensor.bfloat16() for name, tensor in load_file(tmp_path / "model.safetensors").items()}
+    save_file(rounded, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    flash, batches = packed_attention.flash_attention, []
+
+    def counted(lengths: Sequence[int], on: torch.device) -> PackedAttend:
+        batches.append(lengths)
+        return flash(lengths, on)
+
+    monkeypatch.setattr(packed_attention, "flash_attention", counted)
+    # Without the clip's corners: rounding must not decide on which side of one a token is.
+    loss = PolicyLoss(eps_clip=1e9, eps_clip_high=1e9)
+    expected = gradients(tmp_path, rank, "cpu", torch.float32, loss)
+    assert not batches
+    found = gradients(tmp_path, rank, device, torch.bfloat16, loss)
+    assert any(len(lengths) > 1 for lengths in batches) == (device == "cuda")
+    assert len(found) == len(expected) > 4
+    for one, other in zip(found, expected, strict=True):
+        assert (one - other).norm() < BFLOAT16_ERROR * other.norm()
 
 
 def test_a_policy_of_a_checkpoint_s_model_is_not_taken_for_that_checkpoint(tmp_path: Path) -> None:
