@@ -438,6 +438,8 @@ def test_keys_are_needed_where_they_are_set(tiny_model: Path) -> None:
         assert error(wrong)["code"] == "invalid_api_key"
         for key in keys:
             assert bench.post({"messages": HELLO}, Authorization=f"Bearer {key.secret}").status_code == 200
+        # The engine shares no cached prompts between them.
+        assert [request.owner for request in bench.sampler.requests] == ["alice", "bob"]
         assert httpx.get(f"{bench.url}/metrics").status_code == 401
         # Clients look for models before they have a key.
         assert httpx.get(f"{bench.url}/v1/models").status_code == 200

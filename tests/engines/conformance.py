@@ -148,6 +148,23 @@ class SamplerConformance:
             stream.close()
         assert len(await collect(engine.sampler, request(3, priority=full))) == 3
 
+    async def test_an_owner_learns_nothing_about_the_prompts_of_others(self, engine: SamplerHarness) -> None:
+        """Neither while another's request runs nor afterwards, also if it is one token longer or shorter."""
+        prompt = [number % 90 for number in range(64)]
+
+        async def cached(owner: str, length: int) -> int:
+            stream = engine.sampler.sample(SampleRequest(prompt[:length], SamplingParams(4), owner=owner))
+            async for _tokens in stream:
+                pass
+            count: int = stream.cached_tokens
+            return count
+
+        await engine.sampler.score(ScoreRequest(prompt, 2, owner="teacher of alice"))
+        assert await asyncio.gather(cached("alice", 64), cached("bob", 64), cached("", 63)) == [0, 0, 0]
+        again = [await cached("alice", 64), await cached("bob", 63)]
+        assert again == ([48, 48] if engine.counts_cached else [0, 0])
+        assert await cached("carol", 64) == 0
+
     async def test_versions_mix_in_a_batch_and_none_disturbs_another(self, engine: SamplerHarness) -> None:
         async with engine.published(0) as one, engine.published(1) as two:
             versions = [BASE_VERSION, one, two]

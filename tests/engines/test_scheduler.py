@@ -27,6 +27,7 @@ class Request:
     max_tokens: int = 4
     n: int = 1
     version: int = 0
+    owner: str = ""
     priority: Priority = Priority.USER
     stops: bool = False
     """Whether a STOP_TOKEN ends it."""
@@ -89,6 +90,7 @@ class Driver:
                 version=request.version,
                 slot=request.version,
                 order=(int(request.priority), self._requests),
+                owner=request.owner,
             )
             for index in range(request.n)
         )
@@ -387,6 +389,19 @@ def test_nothing_is_shared_between_versions() -> None:
         driver.add(Request(prompt_of(64), max_tokens=1, version=version))
         driver.run()
     assert driver.computed.total() == 2 * 64
+
+
+def test_nothing_is_shared_between_owners() -> None:
+    """Neither what was computed nor what is being computed: nobody waits for, or gains from, another's prompt."""
+    driver = Driver(pages=60, prefill_tokens=200)
+    requests = [driver.add(Request(prompt_of(64), max_tokens=1, owner=owner)) for owner in ("alice", "bob", "alice")]
+    driver.step()
+    assert [driver.computed[request, 0] for request in requests] == [64, 64, 0]
+    driver.run()
+    assert driver.computed[requests[2], 0] == 16
+    later = driver.add(Request(prompt_of(64), max_tokens=1, owner="carol"))
+    driver.run()
+    assert driver.computed[later, 0] == 64
 
 
 def test_a_sequence_knows_how_much_of_its_prompt_was_cached() -> None:

@@ -252,9 +252,10 @@ async def test_exactly_the_response_is_scored_by_the_base_model(turns: Turns) ->
     recorded = turns.record(ASKED)
     hint = await Teacher(fake, turns.renderer).teach(recorded, HINT)
     (asked,) = fake.scored
-    assert asked == ScoreRequest(
-        [*turns.prompt(with_hint(ASKED, 1)), *recorded.response_ids], len(recorded.response_ids)
-    )
+    ids = [*turns.prompt(with_hint(ASKED, 1)), *recorded.response_ids]
+    # The owner's, so that it reads the conversation that the owner's request has left in the cache.
+    assert asked == ScoreRequest(ids, len(recorded.response_ids), owner=recorded.session.owner)
+    assert asked.owner
     assert hint.logprobs == [-0.5] * len(recorded.response_ids)
 
 

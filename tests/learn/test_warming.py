@@ -21,12 +21,13 @@ async def warmed(book: Book, *, full: bool = False) -> list[SampleRequest]:
 async def test_the_last_turn_of_every_open_session_is_read_by_the_new_policy_behind_everybody(book: Book) -> None:
     book.capture(a_turn("one", prompt_ids=[1, 2], response_ids=[3]))
     book.capture(a_turn("one", prompt_ids=[1, 2, 3, 4], response_ids=[5]))
-    book.capture(a_turn("two", prompt_ids=[8], response_ids=[9]))
-    book.capture(a_side_turn("two", prompt_ids=[6], response_ids=[6]))
+    book.capture(a_turn("two", prompt_ids=[8], response_ids=[9], owner="you"))
+    book.capture(a_side_turn("two", owner="you", prompt_ids=[6], response_ids=[6]))
     book.capture(a_turn("ended", prompt_ids=[1], response_ids=[1]))
     book.change(changes.close_session, SessionKey("me", "ended"))
     requests = await warmed(book)
     assert sorted(list(request.prompt_ids) for request in requests) == [[1, 2, 3, 4, 5], [8, 9]]
+    assert {request.prompt_ids[0]: request.owner for request in requests} == {1: "me", 8: "you"}
     assert {(request.version, request.priority, request.params.max_tokens) for request in requests} == {
         (3, Priority.BACKGROUND, 1)
     }

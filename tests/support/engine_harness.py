@@ -34,6 +34,8 @@ class SamplerHarness:
     """Whether its tokens come from the tiny model, so that log-probs can be compared with a reference."""
     has_process = False
     """Whether it runs in a process that can die."""
+    counts_cached = False
+    """Whether it reports cached prompt tokens."""
 
     def __init__(self, model: Path, adapters: Sequence[Path], folder: Path) -> None:
         self.model, self.adapters, self.folder = model, adapters, folder
@@ -83,6 +85,7 @@ class LocalHarness(SamplerHarness):
     """The local engine: a worker process."""
 
     has_process = True
+    counts_cached = True
 
     def make(self) -> Sampler:
         options = WorkerOptions(self.model, "cpu", "float32", MAX_SEQUENCES, None, 0.05, POLICIES, 4)

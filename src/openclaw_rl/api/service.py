@@ -95,19 +95,21 @@ class ChatService:
         incoming = IncomingRequest(owner, headers, request, chat, prompt, max_context)
         turn = self.capture.open(incoming) if self.capture else None
         try:
-            return self._start(request, turn.prompt if turn else prompt, turn, arrived)
+            return self._start(request, owner, turn.prompt if turn else prompt, turn, arrived)
         except (QueueFull, EngineUnavailable, ApiError) as error:
             if turn is not None:
                 turn.close()
             raise error if isinstance(error, ApiError) else from_engine(error) from error
 
-    def _start(self, request: ChatRequest, prompt: RenderedPrompt, turn: OpenTurn | None, arrived: float) -> Completion:
+    def _start(
+        self, request: ChatRequest, owner: str, prompt: RenderedPrompt, turn: OpenTurn | None, arrived: float
+    ) -> Completion:
         recorded_top = self.recorded_top if turn and turn.kind is TurnKind.MAIN else 0
         params = self._params(request, len(prompt.ids), recorded_top)
         n = request.n or 1
         if n > self.sampler.limits.max_choices:
             raise ApiError(400, f"n must be at most {self.sampler.limits.max_choices} on this server.", param="n")
-        stream = self.sampler.sample(SampleRequest(prompt.ids, params, n))
+        stream = self.sampler.sample(SampleRequest(prompt.ids, params, n, owner=owner))
         choices = [Choice(self._response_parser(request, prompt)) for _ in range(n)]
         return Completion(prompt, params, stream, choices, self.metrics, turn, arrived)
 

@@ -77,7 +77,8 @@ class SampleStream(Protocol):
     * Iterating gives lists of tokens, each list as soon as it exists; tokens of one completion come in order.
     * The last token of each completion has a finish, and only that one.
     * `drop` ends one completion early, `close` all that still run. Both free the places at once.
-    * `cached_tokens`, the prompt tokens that did not have to be computed, is known from the first list on.
+    * `cached_tokens`, the prompt tokens that did not have to be computed, is known from the first list on. It counts
+      only what the request's owner has asked for before, so that nobody can find out about the prompts of others.
     * If the engine fails, iterating raises EngineUnavailable.
     """
 

@@ -6,6 +6,7 @@ only that one, has a finish.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +82,7 @@ class CustomStream:
         # The function may take long, and the answer must be of one policy.
         self.version = sampler.newest_version if request.version is None else request.version
         self._sampler, self._n = sampler, request.n
-        self._request = SampleRequest(request.prompt_ids, request.params, request.n, self.version, request.priority)
+        self._request = replace(request, version=self.version)
         self._dropped: set[int] = set()
 
     def drop(self, index: int) -> None:

@@ -67,7 +67,13 @@ class Teacher:
         top = self.wanted.top
         prompt = hinted_prompt(self.renderer, turn, hint)
         targets = likeliest(turn.top, top, "the policy's top tokens were not recorded") if top else None
-        request = ScoreRequest([*prompt, *turn.response_ids], len(turn.response_ids), top_k=top, targets=targets)
+        request = ScoreRequest(
+            [*prompt, *turn.response_ids],
+            len(turn.response_ids),
+            top_k=top,
+            targets=targets,
+            owner=turn.session.owner,
+        )
         scores = await self.sampler.score(request)
         if len(scores.logprobs) != len(turn.response_ids) or not all(map(math.isfinite, scores.logprobs)):
             raise NotTaught("the teacher's log-probs are not one finite number per token")
@@ -80,7 +86,7 @@ class Teacher:
     async def _policy_scores(self, turn: StoredTurn, targets: Ids) -> Numbers:
         """The log-probs that the policy which answered gives to these tokens."""
         ids = [*turn.prompt_ids, *turn.response_ids]
-        request = ScoreRequest(ids, len(turn.response_ids), turn.version, targets=targets)
+        request = ScoreRequest(ids, len(turn.response_ids), turn.version, targets=targets, owner=turn.session.owner)
         try:
             scores = await self.policy.score(request)
         except VersionGone as error:

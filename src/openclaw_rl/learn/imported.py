@@ -38,7 +38,7 @@ async def score_turn(ledger: Ledger, sampler: Sampler, number: int, top: int) ->
     with contextlib.suppress(UnknownTurn):
         turn = ledger.load_turn(number)
         ids = [*turn.prompt_ids, *turn.response_ids]
-        request = ScoreRequest(ids, len(turn.response_ids), version=version, top_k=top)
+        request = ScoreRequest(ids, len(turn.response_ids), version=version, top_k=top, owner=turn.session.owner)
         try:
             scores = await sampler.score(request)
         except EngineUnavailable:

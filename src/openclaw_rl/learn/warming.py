@@ -1,7 +1,7 @@
 """Warms a new policy's prefix cache with the open conversations before it serves.
 
-Cached prefixes belong to one policy version. Without a warm-up, the first request of every conversation after a swap
-would be prefilled from its beginning.
+Cached prefixes belong to one policy version and one owner. Without a warm-up, the first request of every conversation
+after a swap would be prefilled from its beginning.
 """
 
 import contextlib
@@ -18,12 +18,13 @@ MAX_TOKENS = 4096
 async def warm(ledger: Ledger, sampler: Sampler, version: int) -> None:
     """Prefill the latest conversations as background work. Skip those that are too long or that fail."""
     left = min(MAX_TOKENS, sampler.limits.max_context_tokens - 1)
-    for turn in ledger.open_conversations(MAX_CONVERSATIONS):
+    for turn, owner in ledger.open_conversations(MAX_CONVERSATIONS):
         tokens = ledger.sequence(turn)
         if len(tokens) > left:
             continue
         left -= len(tokens)
-        request = SampleRequest(tokens, SamplingParams(max_tokens=1), version=version, priority=Priority.BACKGROUND)
+        params, background = SamplingParams(max_tokens=1), Priority.BACKGROUND
+        request = SampleRequest(tokens, params, version=version, priority=background, owner=owner)
         with contextlib.suppress(EngineError):
             async for _ in sampler.sample(request):
                 pass

@@ -131,7 +131,7 @@ class Ledger:
     def first_unscored(self) -> int | None:
         return self._read(queries.first_unscored)
 
-    def open_conversations(self, limit: int) -> list[int]:
+    def open_conversations(self, limit: int) -> list[tuple[int, str]]:
         return self._read(lambda db: queries.open_conversations(db, limit))
 
     def trainable(self) -> int:

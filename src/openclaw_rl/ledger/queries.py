@@ -205,15 +205,15 @@ def first_unscored(db: sqlite3.Connection) -> int | None:
     return None if row["number"] is None else int(row["number"])
 
 
-def open_conversations(db: sqlite3.Connection, limit: int) -> list[int]:
-    """The last main turns of the open sessions that were active last, the newest first."""
-    heard = "SELECT number FROM sessions WHERE closed IS NULL ORDER BY last DESC LIMIT ?"
+def open_conversations(db: sqlite3.Connection, limit: int) -> list[tuple[int, str]]:
+    """The last main turns of the open sessions that were active last, with their owners; the newest first."""
+    latest = "SELECT number, owner FROM sessions WHERE closed IS NULL ORDER BY last DESC LIMIT ?"
     rows = db.execute(
-        f"SELECT max(t.number) AS number FROM ({heard}) s JOIN turns t ON t.session = s.number WHERE t.kind = ? "
-        "GROUP BY s.number ORDER BY 1 DESC",
+        f"SELECT max(t.number) AS number, s.owner FROM ({latest}) s JOIN turns t ON t.session = s.number "
+        "WHERE t.kind = ? GROUP BY s.number ORDER BY 1 DESC",
         (limit, TurnKind.MAIN),
     )
-    return [row["number"] for row in rows]
+    return [(row["number"], row["owner"]) for row in rows]
 
 
 def judged_turns(db: sqlite3.Connection) -> list[int]:

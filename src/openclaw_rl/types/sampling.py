@@ -55,6 +55,8 @@ class SampleRequest:
     version: int | None = None
     """The policy version to sample from; None means the newest."""
     priority: Priority = Priority.USER
+    owner: str = ""
+    """Whose prompt it is (the name of an API key; empty for the server's own work). Owners share no cached prefixes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,8 @@ class ScoreRequest:
     """Also return the k likeliest tokens at each position."""
     targets: Ids | None = None
     """Also return the log-probs of these tokens: an array [last_n, n] with n tokens for each position."""
+    owner: str = ""
+    """As in a `SampleRequest`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

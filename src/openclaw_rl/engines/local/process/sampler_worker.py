@@ -150,6 +150,7 @@ class Worker:
                 version=command.version,
                 slot=command.slot,
                 order=(int(request.priority), self.arrivals),
+                owner=request.owner,
             )
             for index in range(request.n)
         )
@@ -171,6 +172,7 @@ class Worker:
                     slot=command.slot,
                     order=(int(Priority.BACKGROUND), self.arrivals),
                     scoring=Scoring(request),
+                    owner=request.owner,
                 )
             ]
         )

@@ -1,6 +1,7 @@
 """Which page of the key-value cache belongs to which sequence. Bookkeeping only: no tensors here.
 
-A page holds the keys and values of PAGE_SIZE consecutive tokens. Sequences with a common prefix share its pages.
+A page holds the keys and values of PAGE_SIZE consecutive tokens. Sequences of one owner with a common prefix share its
+pages.
 The pages of finished sequences are kept until their room is needed (the least recently used go first), so that a
 request that extends an earlier one computes only its new tokens.
 """
@@ -20,11 +21,20 @@ Digest = bytes
 
 
 def chain(root: Digest, tokens: Sequence[int]) -> Iterator[Digest]:
-    """A digest for each full page of `tokens`; equal digests mean equal tokens from the very start."""
+    """A digest for each full page of `tokens`; equal digests mean equal roots and equal tokens from the very start."""
     digest = root
     for start in range(0, len(tokens) - PAGE_SIZE + 1, PAGE_SIZE):
         digest = next_digest(digest, tokens[start : start + PAGE_SIZE])
         yield digest
+
+
+def chain_root(version: int, owner: str) -> Digest:
+    """Where a chain of digests begins. Only sequences of one policy version and one owner share pages.
+
+    Keys and values depend on the version. Owners are kept apart because whoever shares a page notices it, by the count
+    of cached tokens or by the time to the first token, and could guess the prompts of others piece by piece.
+    """
+    return blake2b(owner.encode(errors="surrogatepass"), key=version.to_bytes(8, "big"), digest_size=16).digest()
 
 
 def next_digest(parent: Digest, page: Sequence[int]) -> Digest:

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import groupby
 
-from openclaw_rl.engines.local.sampling.pages import PAGE_SIZE, Digest, PagePool, chain, next_digest
+from openclaw_rl.engines.local.sampling.pages import PAGE_SIZE, Digest, PagePool, chain, chain_root, next_digest
 from openclaw_rl.engines.local.sampling.scoring import Scoring
 from openclaw_rl.types import FinishReason, Priority, SamplingParams
 
@@ -36,6 +36,7 @@ class Sequence:
     """(priority, arrival): smaller goes first."""
     scoring: Scoring | None = None
     """Set if given tokens are scored. Such a sequence is done when all of them have been read."""
+    owner: str = ""
     rng: random.Random = field(init=False)
     prompt_length: int = field(init=False)
     computed: int = 0
@@ -56,8 +57,7 @@ class Sequence:
 
     @property
     def root(self) -> Digest:
-        """Keys and values depend on the adapter, so only sequences of one version share pages."""
-        return self.version.to_bytes(8, "big")
+        return chain_root(self.version, self.owner)
 
     def prompt_digests(self) -> list[Digest]:
         """One for each full page of the tokens that the cache may replace.
