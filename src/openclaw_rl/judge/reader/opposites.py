@@ -44,4 +44,9 @@ def is_opposition(message: str, start: int, end: int, turn: TurnTexts) -> bool:
     right = (names(before) | names(after[len(denied) :])) - wrong
     if right & names(turn.request):
         return True
-    return turn.request.rstrip().endswith(_QUESTION_MARKS) and bool(right - names(turn.response))
+    return is_question(turn.request) and bool(right - names(turn.response))
+
+
+def is_question(request: str) -> bool:
+    """Whether a request asks for a fact."""
+    return request.rstrip().endswith(_QUESTION_MARKS)

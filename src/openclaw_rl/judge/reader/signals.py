@@ -16,6 +16,9 @@ The signals of the phrase files, and what each says about the response:
 - interrogative: a plain question, which says nothing about the response
 - back: points to the response ("it", "shorter"); fresh: asks for a new thing; own: speaks of something of the user's
 - opposite: stands between what is right and what is not ("not", "instead of")
+- closing: the user ends the conversation, so thanks are courtesy
+- material: asks for work on a text that the message brings; letter: such a text; injected: words for a judge
+- refers: refers to the response without naming it
 - contrast: "but"; mask: looks like a signal but is none; noise: changes nothing; lead: not part of a hint
 
 Three signals are derived: "doubt" is praise with a negation in the same clause, "question" is an interrogative, and
@@ -57,8 +60,10 @@ class Sentence:
 
 def read_sentence(plain: str, lexicon: Lexicon, span: tuple[int, int] = (0, 0)) -> Sentence:
     """Find the signals of a normalised sentence at `span` of the message."""
-    text = tidy(lexicon.blank("noise", _COMMA.sub(", ", plain[:_MAX_CHARACTERS]), by=""))
+    text = _COMMA.sub(", ", plain[:_MAX_CHARACTERS])
     sentence = Sentence(plain, *span, asks=plain.rstrip().endswith("?"))
+    note(sentence.found, "closing", text, lexicon)
+    text = tidy(lexicon.blank("noise", lexicon.blank("closing", text), by=""))
     if lexicon.find("outburst", text):
         sentence.found["rejection"] = 0
         return sentence
