@@ -79,6 +79,8 @@ def is_before(move: tuple[int, int], change: tuple[int, int] | None) -> bool:
 def conclude_negative(evidence: Evidence) -> ReplyKind | None:
     """The kind that the negative signals make, or None without any."""
     rejection, change = evidence.first("rejection"), evidence.first("change")
+    if not rejection and evidence.has("harm") and evidence.has("praise", "thanks", "sarcasm", "doubt"):
+        return ReplyKind.CORRECTION if claims(evidence) else ReplyKind.REJECTION
     # A claim in a question ("is that not ...?") only counts if nothing else is said.
     correction = claims(evidence)
     if rejection and not change and not beside(evidence.said):
@@ -128,11 +130,18 @@ def gives_detail(said: Sequence[Sentence]) -> bool:
 
 
 def weigh(negative: ReplyKind, evidence: Evidence) -> ReplyKind:
-    """A negative reading, unless praise without a "but" contradicts it."""
-    turned = evidence.has("contrast", "sarcasm")
+    """A negative reading, unless praise without a "but" contradicts it. An exclamation before it does not."""
+    turned = evidence.has("contrast", "sarcasm", "harm") or (
+        evidence.has("reminder", "rejection") and exclaims(evidence.said)
+    )
     if evidence.has("praise") and not turned and negative is not ReplyKind.CHANGE_REQUEST:
         return ReplyKind.UNCLEAR
     return negative
+
+
+def exclaims(said: Sequence[Sentence]) -> bool:
+    """Whether the only praise of a message is its first word or two."""
+    return said[0].has("exclamation") and not any(sentence.has("praise") for sentence in said[1:])
 
 
 def conclude_content(evidence: Evidence) -> ReplyKind:

@@ -60,6 +60,8 @@ def lexicon_for(text: str, opening: str = "") -> Lexicon:
     hits, first = small_words_of(text, written), small_words_of(opening, written)
     most, most_first = max(hits, default=0), max([1, *first])
     if most < _MIN_SMALL_WORDS:
+        if has_word_of_one(text, written):
+            return Lexicon([one for one, n in zip(written, hits, strict=True) if n or not one.spaced])
         return Lexicon([script for script in all_scripts() if script.script.search(text)])
     counted = zip(written, hits, first, strict=True)
     return Lexicon([one for one, n, m in counted if n >= 0.6 * most or m >= most_first or not one.spaced])
@@ -69,6 +71,11 @@ def small_words_of(text: str, languages: Sequence[Language]) -> list[int]:
     """How many words of a text are small words of each language; 0 for scripts without spaces."""
     words = _WORD.findall(text)
     return [sum(word in one.small_words for word in words) if one.spaced else 0 for one in languages]
+
+
+def has_word_of_one(text: str, languages: Sequence[Language]) -> bool:
+    """Whether a text has a small word that only one language has, so languages without small words are excluded."""
+    return any(sum(word in one.small_words for one in languages) == 1 for word in _WORD.findall(text))
 
 
 @lru_cache(maxsize=16)

@@ -11,6 +11,7 @@ from openclaw_rl.judge.reader.signals import read_sentence
 from openclaw_rl.judge.reader.text import read_plainly, sentences
 
 _COLON = re.compile(r"[:：]")
+_SENTENCE_END = re.compile(r"[.!?。！？\n]")
 _QUOTE = re.compile(r"[\s*_>-]{0,6}[\"'“„«‘「『]")
 #: Material has at least this many words, or characters of a script without spaces.
 _LEAST_WORDS = 3
@@ -33,8 +34,14 @@ def before_material(words: str, reports: bool) -> str | None:
         if match and follows(words[start + match.end() :], words[end:]):
             return words[: start + match.start()]
         if not reports and introduces(words[start:end], words[end:]):
-            return words[:start]
+            return words[: last_end(words[:start])]
     return None
+
+
+def last_end(words: str) -> int:
+    """Where the last complete sentence ends."""
+    ends = [match.end() for match in _SENTENCE_END.finditer(words)]
+    return ends[-1] if ends else 0
 
 
 def follows(rest: str, after: str) -> bool:

@@ -3,8 +3,8 @@
 import re
 
 from openclaw_rl.judge.reader.lexicon import Lexicon
-from openclaw_rl.judge.reader.phrasebook import all_small_words
 from openclaw_rl.judge.reader.opposites import is_question
+from openclaw_rl.judge.reader.phrasebook import all_small_words
 from openclaw_rl.judge.reader.similarity import content, differences, is_form_of, tokens
 
 #: Names that `tokens` would cut into pieces, or that differ only in a small word: "a.py", "src/b", "第一".
@@ -21,7 +21,9 @@ def is_sibling(request: str, message: str, plain: str, lexicon: Lexicon) -> bool
     old_content, new_content = content(old, small), content(new, small)
     if not old_content or not new_content or is_question(request):
         return False
-    if lexicon.find("refers", plain) or lexicon.find("opposite", plain):
+    # A word that the request has too does not refer to the response: "make slide 4 simpler".
+    own = " ".join(word for word in plain.split() if word not in old)
+    if lexicon.find("refers", own) or lexicon.find("opposite", plain):
         return False
     first, other = old_content[0], new_content[0]
     if not (old[0] == new[0] or first == other or is_form_of(first, other)):

@@ -8,6 +8,8 @@ The signals of the phrase files, and what each says about the response:
 - ask: words that only introduce a wish ("could you")
 - reminder: repeats what had been asked for, so the rest is not a new wish
 - praise, thanks; idiom: praise in negative words ("not bad"); sarcasm: praise that is not meant; negation
+- harm: damage that the response did, which turns praise beside it into mockery
+- further: asks for another thing, which is the next step if contentment came before
 - trouble: words beside praise that may turn it into mockery
 - moving_on: the next step; next: a request, which is the next step if contentment came before
 - again: the request will be repeated
@@ -21,8 +23,9 @@ The signals of the phrase files, and what each says about the response:
 - refers: refers to the response without naming it
 - contrast: "but"; mask: looks like a signal but is none; noise: changes nothing; lead: not part of a hint
 
-Three signals are derived: "doubt" is praise with a negation in the same clause, "question" is an interrogative, and
-"announcement" is the next step together with its question or request.
+Four signals are derived: "doubt" is praise with a negation in the same clause, "exclamation" is praise that is a clause
+of a word or two, "question" is an interrogative, and "announcement" is the next step together with its question or
+request.
 """
 
 import re
@@ -34,10 +37,12 @@ from openclaw_rl.judge.reader.phrasebook import CONTRAST
 _IDIOM = "+"
 #: Characters of a sentence that are read.
 _MAX_CHARACTERS = 240
+#: Words of praise that can be a mere exclamation: "Great", "Well done".
+_LONGEST_EXCLAMATION = 2
 _COMMA = re.compile(r",(?=[^\s\d])|(?<=[^\d]),(?=\d)")
 _SPACES = re.compile(r"\s{2,}")
 _LEFT_OVER = re.compile(r"^[\s,.!?~]+(?=\w)|(?<=,)[\s,]+,")
-_CLAUSE_MARK = re.compile(rf"[,:;{CONTRAST}]")
+_CLAUSE_MARK = re.compile(rf"[,:;.!{CONTRAST}]")
 
 
 @dataclass(slots=True)
@@ -82,7 +87,7 @@ def find_signals(sentence: Sentence, text: str, lexicon: Lexicon) -> None:
     """Find the signals of a text without its plain question."""
     found = sentence.found
     text = tidy(lexicon.blank("contrast", lexicon.blank("idiom", text, by=_IDIOM), by=CONTRAST))
-    for signal in ("sarcasm", "rejection", "moving_on", "thanks", "defer"):
+    for signal in ("sarcasm", "harm", "rejection", "moving_on", "thanks", "defer", "further"):
         note(found, signal, text, lexicon)
     if "moving_on" in found and (sentence.asks or ":" in text):
         found["announcement"] = found["moving_on"]
@@ -133,9 +138,14 @@ def note_praise(found: dict[str, int], text: str, lexicon: Lexicon) -> None:
     if not (match := lexicon.find("praise", text)):
         return
     before = _CLAUSE_MARK.split(text[: match.start()])[-1]
+    # "Play Bravo": the word is the object of a request.
+    if before.strip() and (request := lexicon.find("next", before.lstrip())) and request.start() == 0:
+        return
     after = _CLAUSE_MARK.split(text[match.end() :], maxsplit=1)[0]
     negated = lexicon.find("negation", before) or lexicon.find("negation", after)
     found["doubt" if negated else "praise"] = match.start()
+    if not before and not after.strip() and len(match.group().split()) <= _LONGEST_EXCLAMATION:
+        found["exclamation"] = 0
 
 
 def note_wish(found: dict[str, int], text: str, lexicon: Lexicon) -> None:

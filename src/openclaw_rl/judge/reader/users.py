@@ -25,6 +25,7 @@ _UNCLEAR = Reading(ReplyKind.UNCLEAR)
 _FIRST, _LAST = 4, 2
 _VERDICTS = ("rejection", "correction", "moving_on", "praise", "thanks")
 _VERDICTS_BUT_NEXT = ("rejection", "correction", "reminder", "praise", "thanks", "contrast")
+_COMPLAINTS = ("rejection", "correction", "reminder", "contrast", "sarcasm", "doubt", "harm")
 #: Words that a rephrased request shares with the first one.
 _LEAST_SHARED = 2
 #: Words beside the request that may be a wish. "I asked: ..." has fewer.
@@ -88,6 +89,8 @@ def read_user(request: str, response: str, message: str) -> Reading:
         return Reading(ReplyKind.REPETITION)
     if likeness in (Likeness.EXTENDED, Likeness.NEARLY) and extends(request, message, said):
         return Reading(ReplyKind.CHANGE_REQUEST, make_hint(words))
+    if goes_further(said) and not asks(response):
+        return Reading(ReplyKind.MOVING_ON)
     return read_reaction(text, turn) or read_all(text, turn)
 
 
@@ -151,6 +154,14 @@ def read_reaction(text: Text, turn: TurnTexts) -> Reading | None:
         topic = Topic(text.plain[len(part.plain) :], text.lexicon, (turn.request, turn.response))
         return Reading(ReplyKind.MOVING_ON) if announced or part.has("praise") or is_new(topic) else None
     return reading if announced and reading.kind is ReplyKind.REJECTION else None
+
+
+def goes_further(said: Sequence[Sentence]) -> bool:
+    """Whether a message begins with praise or thanks and then asks for another thing, without any complaint."""
+    if not said or not said[0].has("praise", "thanks") or any(one.has(*_COMPLAINTS) for one in said):
+        return False
+    content = min(said[0].found.get(signal, len(said[0].plain)) for signal in ("praise", "thanks"))
+    return said[0].found.get("further", -1) > content or any(one.has("further") for one in said[1:])
 
 
 def turns(sentence: Sentence, lexicon: Lexicon) -> bool:
