@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, normalizers, pre_tokenizers
 from transformers import AutoTokenizer
 
+from openclaw_rl.rendering import tokenizer as tokenizer_module
 from openclaw_rl.rendering.chat import ChatError, ChatRenderer, Message
-from openclaw_rl.rendering.tokenizer import GUARD, BadModelFolder, ChatTokenizer, SegmentCache
+from openclaw_rl.rendering.tokenizer import GUARD, PIECE_CHARACTERS, BadModelFolder, ChatTokenizer, TooLong
 
 CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 PLAIN_CHATML = """\
@@ -136,10 +137,8 @@ class TestIds:
         first = ids(renderer, chat)
         backend.encoded.clear()
         longer = renderer.text([*chat, user("three")])
-        assert renderer.tokenizer.uncached_characters(longer) == len("user\nthree")
         second = renderer.prompt(longer).ids
         assert backend.encoded == ["user\nthree"]
-        assert renderer.tokenizer.uncached_characters(longer) == 0
         assert second == ids(ChatRenderer(tiny_model), [*chat, user("three")])
         assert ids(renderer, chat) == first
 
@@ -150,24 +149,33 @@ class TestIds:
         path.write_text(json.dumps({**content, "added_tokens": []}))
         tokenizer = ChatTokenizer(folder)
         text = "user: hello\nassistant:"
-        assert tokenizer.uncached_characters(text) == len(text)
         assert tokenizer.backend.decode(tokenizer.encode_chat(text)) == text
-        assert tokenizer.uncached_characters(text) == 0
 
-    @given(st.integers(0, 12), st.lists(st.tuples(st.booleans(), st.text("abc", min_size=1, max_size=6))))
-    def test_the_segment_cache_is_bounded_and_keeps_the_latest(self, limit: int, steps: list[tuple[bool, str]]) -> None:
-        cache = SegmentCache(limit)
-        recent: list[str] = []
-        for writes, text in steps:
-            if writes:
-                cache.put(text, [len(text)])
-            if writes or text in recent:
-                recent = [other for other in recent if other != text] + [text]
-            # What fits of the latest, and nothing else: older ones are never kept in place of newer ones.
-            while sum(map(len, recent)) > limit:
-                recent.pop(0)
-            assert cache.get(text) == ([len(text)] if text in recent else None)
-            assert {t for _, t in steps if t in cache} == set(recent)
+    @given(
+        st.lists(st.sampled_from([*CONTROL, "<|im_", "the fox ", " ", "\n", "é", "狐", "x" * 40]), max_size=30),
+        st.sampled_from([1, 7, 64]),
+    )
+    @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    def test_a_text_that_is_searched_in_pieces_has_the_same_ids(
+        self, renderer: ChatRenderer, reference: Any, monkeypatch: pytest.MonkeyPatch, words: list[str], piece: int
+    ) -> None:
+        """Also where a control token lies across the end of a piece."""
+        monkeypatch.setattr(tokenizer_module, "PIECE_CHARACTERS", piece)
+        text = "".join(words)
+        tokens = reference.encode(text, add_special_tokens=False)
+        assert renderer.tokenizer.encode_chat(text) == tokens
+        assert renderer.tokenizer.encode_chat(text, len(text.encode())) == tokens
+        with pytest.raises(TooLong):
+            renderer.tokenizer.encode_chat(text + "<|im_end|>", len(tokens))
+
+    @pytest.mark.parametrize("word", ["the quick brown fox ", "<|im_end|>", "x", " ", "狐"])
+    def test_a_text_that_is_much_too_long_is_not_tokenised_to_the_end(self, tiny_model: Path, word: str) -> None:
+        renderer = ChatRenderer(tiny_model)
+        backend = renderer.tokenizer.backend = CountingBackend(renderer.tokenizer.backend)
+        text = renderer.text([user(word * (2_000_000 // len(word)))])
+        with pytest.raises(TooLong):
+            renderer.prompt(text, 2000)
+        assert sum(map(len, backend.encoded)) <= 2 * PIECE_CHARACTERS
 
 
 class CountingBackend:
@@ -177,9 +185,9 @@ class CountingBackend:
         self.inner = inner
         self.encoded: list[str] = []
 
-    def encode(self, text: str, **options: Any) -> Any:
-        self.encoded.append(text)
-        return self.inner.encode(text, **options)
+    def encode_batch_fast(self, texts: list[str], **options: Any) -> Any:
+        self.encoded += texts
+        return self.inner.encode_batch_fast(texts, **options)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)

@@ -7,6 +7,7 @@ from fastapi import FastAPI
 from openclaw_rl import __version__
 from openclaw_rl.api import errors
 from openclaw_rl.api.auth import KeyCheck
+from openclaw_rl.api.body import BodyReader
 from openclaw_rl.api.encode import Encoder
 from openclaw_rl.api.loopback import LoopbackOnly
 from openclaw_rl.api.operations import NoOperations, Operations
@@ -25,7 +26,7 @@ def create_app(
     *,
     aliases: Sequence[str] = (),
     keys: Sequence[ApiKey] = (),
-    max_body_bytes: int = 32 << 20,
+    max_body_bytes: int = 16_000_000,
     operations: Operations | None = None,
 ) -> FastAPI:
     """The application that serves one model, which clients may call `model` or one of `aliases`."""
@@ -47,7 +48,7 @@ def create_app(
         operations=operations or NoOperations(),
         model=model,
         aliases=frozenset(aliases),
-        max_body_bytes=max_body_bytes,
+        bodies=BodyReader(max_body_bytes),
     )
     errors.install(app)
     if not keys:

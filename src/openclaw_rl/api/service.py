@@ -1,8 +1,6 @@
 """Turns a chat request into a running completion, or refuses it."""
 
-import asyncio
 import logging
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import count
@@ -13,11 +11,11 @@ from openclaw_rl.api.capture.open_turn import OpenTurn
 from openclaw_rl.api.completion import Choice, Completion
 from openclaw_rl.api.errors import ApiError, from_engine
 from openclaw_rl.api.metrics import ServerMetrics
+from openclaw_rl.api.reader import ReadRequest, RequestReader, context_length_exceeded
 from openclaw_rl.api.wire import ChatRequest
 from openclaw_rl.engines.base import EngineUnavailable, QueueFull, Sampler
 from openclaw_rl.ledger.ledger import Ledger
-from openclaw_rl.rendering.chat import ChatError, ChatRenderer, RenderedPrompt
-from openclaw_rl.rendering.history import TemplateInput
+from openclaw_rl.rendering.chat import ChatRenderer, RenderedPrompt
 from openclaw_rl.rendering.response import ResponseParser
 from openclaw_rl.rendering.tokenizer import read_json
 from openclaw_rl.rendering.tool_calls import PARSERS, choose_parser
@@ -27,8 +25,6 @@ log = logging.getLogger(__name__)
 
 #: Larger values of top_k mean the same, and would overflow a 32-bit integer.
 MAX_TOP_K = 2**31 - 1
-#: Longer texts are tokenised in a thread, so that the tokens of other requests do not wait.
-MAX_INLINE_CHARACTERS = 20_000
 #: Sampling parameters by their name in a generation config.
 GENERATION_CONFIG_FIELDS = {
     "temperature": "temperature",
@@ -62,7 +58,6 @@ class ChatService:
     """Answers chat requests with one model.
 
     - A request that cannot be answered is refused with an `ApiError` before anything is sampled.
-    - A long prompt is tokenised in a thread, so that other requests do not wait for it.
     - A request without a seed gets one that follows from the server's seed and the number of the request.
     """
 
@@ -79,23 +74,21 @@ class ChatService:
     ) -> None:
         """`recorded_top`: how many of the likeliest tokens are recorded with each token of a main turn."""
         self.sampler, self.renderer, self.defaults = sampler, renderer, defaults
+        self.reader = RequestReader(renderer, sampler)
         self.recorded_top = recorded_top
         self.metrics = ServerMetrics(sampler.stats)
         self.capture = Capture(ledger, renderer, self.metrics) if ledger else None
         self._parser = choose_parser(renderer.template) if tool_parser == "auto" else tool_parser
         self._seeds = (request_seed(seed, number) for number in count())
 
-    async def begin(self, request: ChatRequest, owner: str, headers: Mapping[str, str]) -> Completion:
-        """Render the request and give it to the sampler. Raises ApiError."""
-        arrived = time.perf_counter()
-        messages = [message.model_dump(exclude_none=True) for message in request.messages]
-        chat = TemplateInput(messages, request.offered_tools, request.chat_template_kwargs)
-        prompt = await self._prompt(chat)
+    def begin(self, read: ReadRequest, owner: str, headers: Mapping[str, str]) -> Completion:
+        """Give a request to the sampler. Raises ApiError."""
+        request, prompt = read.request, read.prompt
         max_context = self.sampler.limits.max_context_tokens
-        incoming = IncomingRequest(owner, headers, request, chat, prompt, max_context)
+        incoming = IncomingRequest(owner, headers, request, read.chat, prompt, max_context)
         turn = self.capture.open(incoming) if self.capture else None
         try:
-            return self._start(request, owner, turn.prompt if turn else prompt, turn, arrived)
+            return self._start(request, owner, turn.prompt if turn else prompt, turn, read.arrived)
         except (QueueFull, EngineUnavailable, ApiError) as error:
             if turn is not None:
                 turn.close()
@@ -120,25 +113,11 @@ class ChatService:
         reason = self.capture.ledger.writer.suspended
         return "on" if reason is None else f"suspended: {reason}"
 
-    async def _prompt(self, chat: TemplateInput) -> RenderedPrompt:
-        try:
-            text = self.renderer.text(*chat)
-        except ChatError as error:
-            raise ApiError(400, str(error), param="messages") from error
-        if self.renderer.tokenizer.uncached_characters(text) > MAX_INLINE_CHARACTERS:
-            return await asyncio.to_thread(self.renderer.prompt, text)
-        return self.renderer.prompt(text)
-
     def _params(self, request: ChatRequest, prompt_tokens: int, recorded_top: int) -> SamplingParams:
         limit = self.sampler.limits.max_context_tokens
         room = limit - prompt_tokens
         if room < 1:
-            raise ApiError(
-                400,
-                f"The conversation has {prompt_tokens} tokens; this model's limit is {limit}, answer included.",
-                code="context_length_exceeded",
-                param="messages",
-            )
+            raise context_length_exceeded(prompt_tokens, limit)
         defaults = self.defaults
         max_tokens = request.max_completion_tokens or request.max_tokens or defaults.max_tokens or room
         return SamplingParams(

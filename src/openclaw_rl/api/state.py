@@ -4,9 +4,9 @@ import time
 from dataclasses import dataclass, field
 
 from fastapi import Request
-from starlette.requests import ClientDisconnect
 
 from openclaw_rl.api.auth import KeyCheck
+from openclaw_rl.api.body import BodyReader
 from openclaw_rl.api.encode import Encoder
 from openclaw_rl.api.errors import ApiError
 from openclaw_rl.api.operations import Operations
@@ -24,7 +24,7 @@ class ServerState:
     operations: Operations
     model: str
     aliases: frozenset[str]
-    max_body_bytes: int
+    bodies: BodyReader
     started: int = field(default_factory=lambda: int(time.time()))
     """In seconds since 1970; clients see it as the time when the model was created."""
 
@@ -39,21 +39,6 @@ class ServerState:
         if self.service.capture is None:
             raise ApiError(404, "This server does not capture turns (--no-capture).", code="capture_off")
         return self.service.capture.ledger
-
-    async def read_body(self, request: Request) -> bytes:
-        """The request's body; raises 413 as soon as it is too long. Its length header is not trusted."""
-        parts: list[bytes] = []
-        size = 0
-        try:
-            async for part in request.stream():
-                size += len(part)
-                if size > self.max_body_bytes:
-                    limit = f"{self.max_body_bytes / 1e6:g} MB"
-                    raise ApiError(413, f"The request is larger than {limit} (--max-request-mb).")
-                parts.append(part)
-        except ClientDisconnect:
-            raise ApiError(400, "The client disconnected before it had sent the whole request.") from None
-        return b"".join(parts)
 
 
 def server_of(request: Request) -> ServerState:

@@ -30,6 +30,11 @@ UNSUPPORTED = {
 ACCEPTED_VALUES = {"response_format": {"type": "text"}, "modalities": ["text"]}
 
 
+Item = TypeVar("Item")
+#: A list of which only the first wrong item is reported: a hostile one has thousands.
+ListOf = Annotated[list[Item], Field(fail_fast=True)]
+
+
 class WireModel(BaseModel):
     """Base of request bodies and their parts."""
 
@@ -54,10 +59,10 @@ class ToolCallPart(WireModel):
 
 class ChatMessage(WireModel):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
+    content: str | ListOf[TextPart] | None = None
     name: str | None = None
     reasoning_content: str | None = None
-    tool_calls: list[ToolCallPart] | None = None
+    tool_calls: ListOf[ToolCallPart] | None = None
     tool_call_id: str | None = None
 
     @field_validator("content", mode="before")
@@ -98,17 +103,17 @@ class ChatRequest(WireModel):
     # OpenAI refuses numbers in quotes too.
     model_config = ConfigDict(strict=True)
 
-    messages: list[ChatMessage] = Field(min_length=1)
+    messages: ListOf[ChatMessage] = Field(min_length=1)
     model: str | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
-    tools: list[Tool] | None = None
+    tools: ListOf[Tool] | None = None
     tool_choice: Any = None
     temperature: Annotated[float, Field(ge=0, le=MAX_TEMPERATURE)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1)] | None = None
     seed: int | None = None
-    stop: str | list[str] | None = None
+    stop: str | ListOf[str] | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import sqlite3
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -14,6 +13,7 @@ from openclaw_rl.ledger import changes, policies, queries, updates, verdicts
 from openclaw_rl.ledger.errors import CaptureSuspended, sqlite_errors_as_sentences
 from openclaw_rl.ledger.schema import FILE, connect, create, migrate
 from openclaw_rl.ledger.writer import Writer
+from openclaw_rl.rendering.token_cache import TokenCache
 from openclaw_rl.types import (
     Batch,
     Feedback,
@@ -29,8 +29,9 @@ from openclaw_rl.types import (
 
 T = TypeVar("T")
 
-#: Token sequences that are kept in memory: a conversation's next request needs those of its last turn.
-CACHED_SEQUENCES = 256
+#: How much memory token sequences may take: a conversation's next request needs those of its last turn. Enough for a
+#: hundred conversations of 64,000 tokens.
+CACHED_SEQUENCES_BYTES = 32_000_000
 
 
 class Ledger:
@@ -53,7 +54,7 @@ class Ledger:
             migrate(connection)
             self.writer = Writer(connection)
             self._reader = connect(directory / FILE, readonly=True)
-        self._sequences: OrderedDict[int, list[int]] = OrderedDict()
+        self._sequences = TokenCache[int](CACHED_SEQUENCES_BYTES)
 
     def close(self) -> None:
         self.writer.close()
@@ -72,7 +73,7 @@ class Ledger:
 
         numbers = await self._write(change)
         for number, turn in zip(numbers, turns, strict=True):
-            self._remember(number, [*turn.prompt_ids, *turn.response_ids])
+            self._sequences.put(number, [*turn.prompt_ids, *turn.response_ids])
 
     def set_next_state(self, turn: int, messages: Sequence[Mapping[str, Any]]) -> "Future[None]":
         """Not awaited, unlike the others: it is made before every change that is submitted after it."""
@@ -186,7 +187,7 @@ class Ledger:
         tokens = self._sequences.get(turn)
         if tokens is None:
             tokens, _prompt_length = self._read(lambda db: queries.sequence(db, turn))
-            self._remember(turn, tokens)
+            self._sequences.put(turn, tokens)
         return tokens
 
     def response(self, turn: int) -> list[int]:
@@ -208,9 +209,3 @@ class Ledger:
             return query(self._reader)
         except sqlite3.Error as error:
             raise CaptureSuspended(str(error)) from error
-
-    def _remember(self, turn: int, tokens: list[int]) -> None:
-        self._sequences[turn] = tokens
-        self._sequences.move_to_end(turn)
-        if len(self._sequences) > CACHED_SEQUENCES:
-            self._sequences.popitem(last=False)

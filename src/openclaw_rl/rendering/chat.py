@@ -79,9 +79,9 @@ class ChatRenderer:
         guard = self.tokenizer.guard
         return self._render(map_text(chat, guard), map_text(list(tools), guard), options or {}, answer)
 
-    def prompt(self, text: str) -> RenderedPrompt:
-        """Tokenise a text that `text` returned."""
-        return RenderedPrompt(self.tokenizer.encode_chat(text), bool(_OPENS_REASONING.search(text[-64:])))
+    def prompt(self, text: str, at_most: int | None = None) -> RenderedPrompt:
+        """Tokenise a text that `text` returned. Raises TooLong if it has more than `at_most` tokens."""
+        return RenderedPrompt(self.tokenizer.encode_chat(text, at_most), bool(_OPENS_REASONING.search(text[-64:])))
 
     def _render(self, chat: list[Message], tools: list[Any], options: Mapping[str, Any], answer: bool) -> str:
         variables = {**self.tokenizer.special_tokens, **map_text(dict(options), self.tokenizer.guard)}

@@ -6,29 +6,40 @@ segment can be cached. Only the template may write control tokens: the same char
 """
 
 import json
+import os
 import re
-import threading
-from collections import OrderedDict
+import sys
 from collections.abc import Iterator
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 from tokenizers.pre_tokenizers import Metaspace
 
 from openclaw_rl.errors import UserError
+from openclaw_rl.rendering.token_cache import TokenCache
 
 #: Put into the spelling of a control token in a message, so that it is not recognised. A Unicode noncharacter, which
 #: no message has reason to contain.
 GUARD = "\ufdd0"
 #: A pattern that never matches, for tokenizers without control tokens.
-MATCHES_NOTHING = r"(?!)()"
-#: The size of the segment cache. A long agent prompt is 150 KB; this is enough for a hundred of them.
-MAX_CACHED_CHARACTERS = 16_000_000
+MATCHES_NOTHING = r"(?!)"
+#: The size of the segment cache. A long agent prompt takes 300 KB with its ids; this is enough for two hundred.
+MAX_CACHED_BYTES = 64_000_000
+#: The longest text that is tokenised or searched at once while it is not known whether it fits into the context.
+PIECE_CHARACTERS = 65_536
+
+# The calling thread tokenises. Otherwise the library would start a thread for each core, and one request could use all.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
 class BadModelFolder(UserError):
     """A file in the model's folder cannot be used; the message says which and why."""
+
+
+class TooLong(ValueError):
+    """The text has more tokens than are allowed."""
 
 
 class ChatTokenizer:
@@ -36,6 +47,7 @@ class ChatTokenizer:
 
     - The text of a message never becomes a control token.
     - A segment between control tokens that is in the cache is not tokenised again.
+    - In a thread of its own, it stops no other thread for longer than a few milliseconds, whatever the text is.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -53,9 +65,10 @@ class ChatTokenizer:
         self._strips_left = {t.content for t in added.values() if t.lstrip}
         self._strips_right = {t.content for t in added.values() if t.rstrip}
         names = [re.escape(name) for name in sorted(self._control, key=len, reverse=True)]
-        self._split = re.compile(f"({'|'.join(names)})" if names else MATCHES_NOTHING)
+        self._control_pattern = re.compile("|".join(names) if names else MATCHES_NOTHING)
+        self._longest_control = max(map(len, self._control), default=0)
         self._add_no_space_before_segments()
-        self._segments = SegmentCache(MAX_CACHED_CHARACTERS)
+        self._segments = TokenCache[str](MAX_CACHED_BYTES)
 
     def _add_no_space_before_segments(self) -> None:
         """Some tokenizers add a space at the beginning of a text; a segment of a chat is not the beginning."""
@@ -91,70 +104,68 @@ class ChatTokenizer:
         """The ids of plain text. Control tokens in it become ordinary text."""
         return self._encode(text)
 
-    def encode_chat(self, text: str) -> list[int]:
-        """The ids of a rendered chat."""
+    def encode_chat(self, text: str, at_most: int | None = None) -> list[int]:
+        """The ids of a rendered chat. Raises TooLong as soon as it is certain that there are more than `at_most`."""
+        limit = sys.maxsize if at_most is None else at_most
         ids: list[int] = []
         for part, is_control in self._parts(text):
             if is_control:
                 ids.append(self._control[part])
+            elif self._is_longer(part, limit - len(ids)):
+                raise TooLong
             else:
                 ids += self._encode(part)
+            if len(ids) > limit:
+                raise TooLong
         return ids
 
-    def uncached_characters(self, text: str) -> int:
-        """How many characters of a rendered chat are not in the cache and would have to be tokenised."""
-        parts = self._parts(text)
-        return sum(len(part) for part, is_control in parts if not is_control and part not in self._segments)
+    def _is_longer(self, text: str, tokens: int) -> bool:
+        """Whether a long text has more tokens than that. Tokenises pieces of it, until it is certain."""
+        if len(text) <= max(PIECE_CHARACTERS, tokens) or text in self._segments:
+            return False
+        # Cutting a text changes the tokens next to the cuts only.
+        pieces = (text[start : start + PIECE_CHARACTERS] for start in range(0, len(text), PIECE_CHARACTERS))
+        return any(count > tokens for count in accumulate(len(self._tokenize(piece)) for piece in pieces))
 
     def _parts(self, text: str) -> Iterator[tuple[str, bool]]:
         """Control tokens and the segments between them. Some control tokens remove the spaces next to them."""
-        parts = self._split.split(text)
-        for number, part in enumerate(parts):
-            if number % 2:
-                yield part, True
-                continue
-            if number and parts[number - 1] in self._strips_right:
-                part = part.lstrip()
-            if number + 1 < len(parts) and parts[number + 1] in self._strips_left:
-                part = part.rstrip()
-            if part:
-                yield part, False
+        start, after = 0, ""
+        for control in self._controls(text):
+            yield from self._segment(text[start : control.start()], after, control[0])
+            yield control[0], True
+            start, after = control.end(), control[0]
+        yield from self._segment(text[start:], after, "")
+
+    def _controls(self, text: str) -> Iterator[re.Match[str]]:
+        """The control tokens in a text. One search looks at a bounded part of it, so that other threads can go on."""
+        start = 0
+        while start < len(text):
+            end = start + PIECE_CHARACTERS
+            control = self._control_pattern.search(text, start, end + self._longest_control)
+            if control and control.start() < end:
+                yield control
+                start = control.end()
+            else:
+                start = end
+
+    def _segment(self, text: str, after: str, before: str) -> Iterator[tuple[str, bool]]:
+        if after in self._strips_right:
+            text = text.lstrip()
+        if before in self._strips_left:
+            text = text.rstrip()
+        if text:
+            yield text, False
 
     def _encode(self, text: str) -> list[int]:
         ids = self._segments.get(text)
         if ids is None:
-            ids = self.backend.encode(text.replace(GUARD, ""), add_special_tokens=False).ids
+            ids = self._tokenize(text).ids
             self._segments.put(text, ids)
         return ids
 
-
-class SegmentCache:
-    """A least-recently-used cache of token ids by text, bounded by the total length of its texts."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit, self._held = limit, 0
-        self._ids: OrderedDict[str, list[int]] = OrderedDict()
-        # Long prompts are tokenised in threads of their own.
-        self._lock = threading.Lock()
-
-    def __contains__(self, text: str) -> bool:
-        return text in self._ids
-
-    def get(self, text: str) -> list[int] | None:
-        with self._lock:
-            ids = self._ids.get(text)
-            if ids is not None:
-                self._ids.move_to_end(text)
-            return ids
-
-    def put(self, text: str, ids: list[int]) -> None:
-        with self._lock:
-            if text not in self._ids:
-                self._held += len(text)
-            self._ids[text] = ids
-            while self._held > self._limit:
-                dropped, _ids = self._ids.popitem(last=False)
-                self._held -= len(dropped)
+    def _tokenize(self, text: str) -> Encoding:
+        # `encode` holds the interpreter's lock and would stop all other threads; `encode_batch_fast` does not.
+        return self.backend.encode_batch_fast([text.replace(GUARD, "")], add_special_tokens=False)[0]
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from openclaw_rl.api.encode import Encoder
 from openclaw_rl.api.errors import ApiError
 from openclaw_rl.api.schema import body_schema
 from openclaw_rl.api.state import server_of
-from openclaw_rl.api.wire import ChatRequest, parse_request
+from openclaw_rl.api.wire import ChatRequest
 
 #: Tells proxies to pass a stream on piece by piece.
 STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
@@ -24,14 +24,15 @@ async def chat_completions(request: Request) -> Response:
     server = server_of(request)
     try:
         owner = server.keys.owner(request)
-        body = parse_request(await server.read_body(request))
-        if body.model is not None:
-            server.check_model(body.model)
-        completion = await server.service.begin(body, owner, request.headers)
+        async with server.bodies.read(request, server.bodies.max_bytes) as content:
+            incoming = await server.service.reader.read(content)
+        if incoming.request.model is not None:
+            server.check_model(incoming.request.model)
+        completion = server.service.begin(incoming, owner, request.headers)
     except ApiError:
         server.service.metrics.requests["refused"].inc()
         raise
-    return await answer(request, body, completion, server.encoder)
+    return await answer(request, incoming.request, completion, server.encoder)
 
 
 async def answer(request: Request, body: ChatRequest, completion: Completion, encoder: Encoder) -> Response:

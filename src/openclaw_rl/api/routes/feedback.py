@@ -16,7 +16,8 @@ async def feedback(request: Request) -> dict[str, str]:
     """Rate an answer: the id of its completion, and a score or a thumb."""
     server = server_of(request)
     owner = server.keys.owner(request)
-    body = parse_feedback(await server.read_body(request))
+    async with server.bodies.read(request) as content:
+        body = parse_feedback(content)
     try:
         await server.ledger().add_feedback(owner, body.id, body.choice, body.feedback())
     except UnknownTurn as error:

@@ -16,7 +16,8 @@ async def roll_back(request: Request) -> dict[str, int]:
     """Serve an earlier policy from now on, and continue learning from it."""
     server = server_of(request)
     server.keys.check_operator(request)
-    body = parse(RollbackRequest, await server.read_body(request) or b"{}")
+    async with server.bodies.read(request) as content:
+        body = parse(RollbackRequest, content or b"{}")
     try:
         return {"policy_version": await server.operations.roll_back(body.version)}
     except OperationFailed as error:

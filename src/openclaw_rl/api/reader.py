@@ -1,0 +1,96 @@
+"""From the body of a chat request to its prompt: parsing, rendering, tokenising."""
+
+import asyncio
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from openclaw_rl.api.body import MAX_SMALL_BODY_BYTES, MAX_VALUES, count_values
+from openclaw_rl.api.errors import ApiError
+from openclaw_rl.api.wire import ChatRequest, parse_request
+from openclaw_rl.engines.base import Sampler
+from openclaw_rl.rendering.chat import ChatError, ChatRenderer, RenderedPrompt
+from openclaw_rl.rendering.history import TemplateInput
+from openclaw_rl.rendering.tokenizer import TooLong
+
+#: Larger bodies are read in a thread, so that other requests do not wait.
+MAX_INLINE_BYTES = 16_384
+#: A body with more bytes for each token of the context does not fit: tokens have up to a hundred bytes, and JSON may
+#: write each of them with six.
+MAX_BYTES_PER_TOKEN = 512
+#: A prompt with more tokens than this many contexts is refused before it has been tokenised to the end.
+MAX_CONTEXTS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRequest:
+    """A chat request and its prompt."""
+
+    request: ChatRequest
+    chat: TemplateInput
+    prompt: RenderedPrompt
+    """The chat as the client sent it, rendered."""
+    arrived: float
+    """When its body had arrived, as `time.perf_counter` counts."""
+
+
+class RequestReader:
+    """Reads chat requests for one model.
+
+    - While one is read, others are served, whatever its body contains: no part of the work that stops other threads
+      grows with the request. (`benchmarks/freeze.py` measures it.)
+    - A request that cannot fit into the context is refused before it is tokenised to the end.
+    - Requests of a megabyte and more are read one at a time, and delay no smaller ones.
+    """
+
+    def __init__(self, renderer: ChatRenderer, sampler: Sampler) -> None:
+        self.renderer, self.sampler = renderer, sampler
+        self._threads = ThreadPoolExecutor(2, thread_name_prefix="read")
+        self._thread_for_large = ThreadPoolExecutor(1, thread_name_prefix="read-large")
+
+    async def read(self, body: bytes) -> ReadRequest:
+        """Read a request. Raises ApiError."""
+        arrived = time.perf_counter()
+        if len(body) <= MAX_INLINE_BYTES:
+            return self._read(body, arrived)
+        threads = self._threads if len(body) <= MAX_SMALL_BODY_BYTES else self._thread_for_large
+        return await asyncio.get_running_loop().run_in_executor(threads, self._read, body, arrived)
+
+    def _read(self, body: bytes, arrived: float) -> ReadRequest:
+        limit = self.sampler.limits.max_context_tokens
+        too_long = context_length_exceeded(f"more than {MAX_CONTEXTS * limit}", limit)
+        if len(body) > max(MAX_SMALL_BODY_BYTES, MAX_BYTES_PER_TOKEN * limit):
+            raise too_long
+        values = count_values(body)
+        check_values(values)
+        request = parse_request(body)
+        calls = [call for message in request.messages for call in message.tool_calls or ()]
+        check_values(values + sum(count_values(utf8(call.function.arguments)) for call in calls))
+        messages = [message.model_dump(exclude_none=True) for message in request.messages]
+        chat = TemplateInput(messages, request.offered_tools, request.chat_template_kwargs)
+        try:
+            prompt = self.renderer.prompt(self.renderer.text(*chat), MAX_CONTEXTS * limit)
+        except ChatError as error:
+            raise ApiError(400, str(error), param="messages") from error
+        except TooLong:
+            raise too_long from None
+        return ReadRequest(request, chat, prompt, arrived)
+
+
+def context_length_exceeded(tokens: int | str, limit: int) -> ApiError:
+    return ApiError(
+        400,
+        f"The conversation has {tokens} tokens; this model's limit is {limit}, answer included.",
+        code="context_length_exceeded",
+        param="messages",
+    )
+
+
+def utf8(text: str) -> bytes:
+    """Also for halves of surrogate pairs, which JSON can contain."""
+    return text.encode("utf-8", "surrogatepass")
+
+
+def check_values(count: int) -> None:
+    if count > MAX_VALUES:
+        raise ApiError(400, f"The request has more than {MAX_VALUES} JSON values.", code="too_many_values")
