@@ -95,7 +95,7 @@ lint: $(VENV)/.installed-dev ## check style and types
 	@$(BIN)/mypy
 
 bench: $(VENV)/.installed-dev ## run the benchmarks (half an hour)
-	@for part in serving sampling ledger judge learning topk swapping; do $(BIN)/python benchmarks/$$part.py || exit 1; done
+	@for part in serving freeze sampling ledger judge learning topk swapping; do $(BIN)/python benchmarks/$$part.py || exit 1; done
 
 docs: $(VENV)/.installed ## update the README's table of options
 	@$(BIN)/python docs/generate.py

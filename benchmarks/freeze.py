@@ -2,10 +2,10 @@
 
     python benchmarks/freeze.py [--mb 16] [--context 8192]
 
-The baseline is a server that reads a request in the obvious way: it parses the body, and renders and tokenises the
-chat with `tokenizer.encode` in a thread. Its requests have two megabytes, because larger ones would stop it for minutes.
-Ours has its real API, renderer, tokenizer and ledger, with a sampler that answers at once. Each server runs in a process
-of its own. While a request of each kind is read, another client asks for /healthz every few milliseconds.
+The baseline is a server that reads a request in the obvious way: it parses the body, renders the chat, and tokenises
+it with `tokenizer.encode` in a thread. Its requests have two megabytes; larger ones would stop it for minutes. Ours has
+its real API, renderer, tokenizer and ledger, with a sampler that answers at once. Each server runs in a process of its
+own. While a request of each kind is read, another client asks for /healthz every few milliseconds.
 """
 
 import argparse
