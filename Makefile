@@ -83,7 +83,7 @@ test-tinker: $(VENV)/.installed-dev $(TINKER)/.installed ## test with the oldest
 	@OPENCLAW_RL_TINKER=$(abspath $(TINKER))/bin/python OPENCLAW_RL_TINKER_SDK=$(abspath $(TINKER))/sdk \
 		$(BIN)/python -m pytest -rs -s tests/slow/test_tinker.py $(ARGS)
 
-test-chaos: $(VENV)/.installed-dev ## attack real servers for an hour; ARGS="--scale 0.01" for a minute or two, ARGS="fuzz" for one scenario
+test-chaos: $(VENV)/.installed-dev ## attack real servers for an hour; ARGS="--scale 0.01" for less, ARGS="fuzz" for one scenario
 	@PYTHONPATH=tests $(BIN)/python -m chaos $(ARGS)
 
 tinker-server: $(VENV)/.installed $(TINKER)/.installed ## serve the embedded model as a Tinker server on 127.0.0.1:8000

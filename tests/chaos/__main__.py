@@ -2,40 +2,28 @@
 
 import argparse
 import os
+import platform
 import signal
+import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
 
 # As in the tests: a tiny model gains nothing from a second thread.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from chaos import bad_judges, full_disk, fuzz, hostile_files, kills, slow_clients, soak, workers
 from chaos.report import Report, Setting
+from chaos.scenarios import SCENARIOS, run
+from support.server_program import ROOT
 from support.tiny_models import save_tiny_model
 
-Scenario = Callable[[Report, Setting], None]
-SCENARIOS: dict[str, Scenario] = {
-    "fuzz": fuzz.run,
-    "kills": kills.run,
-    "slow-clients": slow_clients.run,
-    "full-disk": full_disk.run,
-    "bad-judges": bad_judges.run,
-    "workers": workers.run,
-    "hostile-files": hostile_files.run,
-    "soak": soak.run,
-}
-#: A scenario that takes longer has failed.
-LIMIT_SECONDS = 2400
-
-console = Console()
+# A table that is cut off at 80 characters cannot be pasted into the docs.
+console = Console(width=None if sys.stdout.isatty() else 200)
 
 
 def main() -> int:
@@ -55,34 +43,20 @@ def main() -> int:
         for name in options.scenarios or SCENARIOS:
             setting = Setting(model, Path(folder, name), options.scale, options.seed)
             setting.folder.mkdir()
+            console.print(f"[bold]{name}[/bold] …")
             reports.append(run(name, setting))
+            show(reports[-1])
+    console.print(f"{machine()}, scale {options.scale:g}, seed {options.seed}")
     console.print(table(reports))
     return 1 if any(report.failed for report in reports) else 0
 
 
-def run(name: str, setting: Setting) -> Report:
-    """Run one scenario. Whatever it raises is a failure, also that it takes too long."""
-    report, started = Report(name), time.monotonic()
-    console.print(f"[bold]{name}[/bold] …")
-    signal.signal(signal.SIGALRM, stop)
-    signal.alarm(LIMIT_SECONDS)
-    try:
-        SCENARIOS[name](report, setting)
-    except Exception as error:  # noqa: BLE001 - the other scenarios run all the same
-        report.fail(f"the scenario stopped: {error!r}")
-    finally:
-        signal.alarm(0)
-    report.seconds = time.monotonic() - started
+def show(report: Report) -> None:
+    """Say how a scenario ended, and what failed."""
     outcome = f"skipped: {report.skipped}" if report.skipped else f"{report.failed.total()} failures"
-    console.print(f"[bold]{name}[/bold]: {outcome}, {report.seconds:.0f} s")
-    for sentence, count in report.failed.items():
-        example = f", first: {report.examples[sentence]}" if report.examples[sentence] else ""
-        console.print(f"  [red]×[/red] {count} × {escape(printable(sentence + example))}", soft_wrap=True)
-    return report
-
-
-def stop(*_: Any) -> NoReturn:
-    raise TimeoutError(f"it took longer than {LIMIT_SECONDS} s")
+    console.print(f"[bold]{report.scenario}[/bold]: {outcome}, {report.seconds:.0f} s")
+    for sentence in report.failed:
+        console.print(f"  [red]×[/red] {escape(printable(report.describe(sentence)))}", soft_wrap=True)
 
 
 def printable(text: str) -> str:
@@ -90,8 +64,17 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() or c == "\n" else f"\\x{ord(c):02x}" for c in text)
 
 
+def machine() -> str:
+    """Where this ran, and on which commit."""
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False, cwd=ROOT
+    )
+    place = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
+    return f"{place}, commit {commit.stdout.strip() or 'unknown'}"
+
+
 def table(reports: list[Report]) -> Table:
-    shown = Table("scenario", "counts", "failures", "memory before → after", "seconds")
+    shown = Table("scenario", "counts", "failures", "memory before → after", "seconds", box=box.MARKDOWN)
     for report in reports:
         counts = ", ".join(f"{number:,} {what}" for what, number in report.counts.items())
         memory = f"{report.memory[0]:.0f} → {report.memory[1]:.0f} MiB" if report.memory else "–"

@@ -63,6 +63,11 @@ class Report:
             self.fail(sentence, example)
         return holds
 
+    def describe(self, sentence: str) -> str:
+        """A failure with its number and its first case."""
+        example = self.examples[sentence]
+        return f"{self.failed[sentence]} × {sentence}" + (f", first: {example}" if example else "")
+
     def check_log(self, log: str) -> None:
         """Fail if the server's log has a traceback."""
         _, found, rest = log.partition("Traceback")
