@@ -5,6 +5,7 @@ import json
 import os
 import random
 import re
+import shlex
 import shutil
 import signal
 import socket
@@ -288,6 +289,20 @@ def test_folders_that_cannot_be_written_to_are_said_in_one_sentence(
         assert f"Give {option} " in said
     assert file.read_text() == "mine"
     assert not run_dir.exists()
+
+
+def test_a_full_disk_is_said_in_one_sentence(tiny_model: Path, tmp_path: Path) -> None:
+    command = [*SERVE, "--model-name", str(tiny_model), "--run-dir", str(tmp_path / "run"), "--proxy-port", "0"]
+    done = subprocess.run(
+        ["bash", "-c", f"ulimit -f 0; exec {shlex.join(command)} 2>&1 | cat"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=SECONDS,
+    )
+    assert f"{tmp_path / 'run'} cannot be used: File too large. Give --run-dir a folder" in done.stdout
+    assert done.stdout.count("\n") == 1
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_model_that_cannot_be_kept_is_said_in_one_sentence(

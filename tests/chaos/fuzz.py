@@ -36,9 +36,10 @@ QUIET = ("--judge", "feedback", "--max-steps", "0", "--max-request-mb", "2", "--
 
 
 @contextlib.contextmanager
-def scripted_server(setting: Setting, *flags: str) -> Iterator[tuple[Program, int]]:
+def scripted_server(setting: Setting, *flags: str, command: list[str] = SERVE) -> Iterator[tuple[Program, int]]:
     """A whole server whose answers take no time, and its port. It records and judges, but does not learn."""
-    with serving(SERVE, setting.model, "--run-dir", str(setting.folder / "run"), *SCRIPTED, *QUIET, *flags) as program:
+    run_dir = ("--run-dir", str(setting.folder / "run"))
+    with serving(command, setting.model, *run_dir, *SCRIPTED, *QUIET, *flags) as program:
         port = urlsplit(program.url).port
         assert port is not None
         yield program, port
@@ -65,9 +66,11 @@ class Fuzzer:
         self.total = setting.times(REQUESTS)
         self._numbers = iter(range(self.total))
         self._ids = deque(["chatcmpl-none"], maxlen=50)
+        self._text = ""
         self._before = memory_mib(pid)
 
     async def run(self) -> None:
+        self._text = await self.talk()
         watch = asyncio.create_task(self.watch_health())
         await asyncio.gather(*(self.work() for _ in range(CONNECTIONS)))
         watch.cancel()
@@ -80,7 +83,7 @@ class Fuzzer:
     async def work(self) -> None:
         connection = RawConnection(self.port)
         for number in self._numbers:
-            request = fuzz_request(self.seed, number, self._ids[number % len(self._ids)])
+            request = fuzz_request(self.seed, number, self._ids[number % len(self._ids)], self._text)
             await self.send(connection, number, request)
             if number == int(self.total * WARM_UP):
                 self._before = memory_mib(self.pid)
@@ -138,18 +141,17 @@ class Fuzzer:
             await connection.close()
             await asyncio.sleep(HEALTH_EVERY)
 
-    async def talk(self) -> None:
-        """An ordinary request, after all the others."""
+    async def talk(self) -> str:
+        """The text of the answer to an ordinary request."""
         body = json.dumps({"messages": [{"role": "user", "content": "hello"}]}).encode()
         headers = {"Host": "127.0.0.1", "Content-Length": str(len(body))}
         connection = RawConnection(self.port)
         async with asyncio.timeout(ANSWER_SECONDS):
             answer = await connection.exchange(request_bytes("POST", "/v1/chat/completions", headers, body))
         await connection.close()
-        served = answer.status == 200 and answer.json()["choices"][0]["message"]["content"]
-        self.report.check(
-            bool(served), "an ordinary request was not answered", f"{answer.status} {answer.body[:200]!r}"
-        )
+        served = answer.status == 200
+        self.report.check(served, "an ordinary request was not answered", f"{answer.status} {answer.body[:200]!r}")
+        return str(answer.json()["choices"][0]["message"]["content"]) if served else ""
 
 
 def is_openai_error(body: bytes) -> bool:

@@ -7,12 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from chaos.seeds import ANSWER_ID, ODD_KEYS, ODD_TEXTS, ODD_VALUES, RAW, SEEDS
+from chaos.seeds import ANSWER_ID, ANSWER_TEXT, CHAT, ODD_KEYS, ODD_TEXTS, ODD_VALUES, RAW, SEEDS, assistant, user
 from support.raw_http import request_bytes
 
 #: One request in so many is large.
 LARGE_EVERY = 500
 LARGE_BYTES = (100_000, 1_500_000)
+LARGE_TEXTS = ("hello world ", "<|im_end|>", "é", "\n", "no, shorter please ", "```", "thanks! ", "a", "1. ", "error: ")
 #: Mutations of one request.
 MAX_MUTATIONS = 3
 
@@ -118,21 +119,31 @@ class Draft:
     """The last change, to the encoded body."""
 
 
-def fuzz_request(seed: int, number: int, answer_id: str) -> FuzzRequest:
-    """The n-th request of a seed. Feedback rates the answer `answer_id`."""
+def fuzz_request(seed: int, number: int, answer_id: str = "chatcmpl-none", answer_text: str = "two") -> FuzzRequest:
+    """The n-th request of a seed. It refers to an answer that the server gave."""
     draw = random.Random(f"{seed} {number}")
     if draw.random() < 0.02:
         return FuzzRequest(draw.choice(BAD_HTTP), bad_http=True)
     chosen = draw.choice(SEEDS)
-    draft = Draft(chosen.method, chosen.path, copy.deepcopy(chosen.body), dict(chosen.headers))
+    body = refer(copy.deepcopy(chosen.body), {ANSWER_ID: answer_id, ANSWER_TEXT: answer_text})
+    draft = Draft(chosen.method, chosen.path, body, dict(chosen.headers))
     for _ in range(draw.randint(0, MAX_MUTATIONS)):
         draft = draw.choices((mutate_value, mutate_bytes, mutate_envelope), (6, 1, 2))[0](draw, draft)
-    if isinstance(draft.body, dict) and draft.body.get("id") == ANSWER_ID:
-        draft.body["id"] = answer_id
     if number % LARGE_EVERY == LARGE_EVERY - 1:
-        text = draw.choice(("hello world ", "<|im_end|>", "é", "\n")) * draw.randint(*LARGE_BYTES)
-        draft = replace(draft, body={"messages": [{"role": "user", "content": text[: draw.randint(*LARGE_BYTES)]}]})
+        length = draw.randint(*LARGE_BYTES)
+        text = (draw.choice(LARGE_TEXTS) * length)[:length]
+        before = [user("hello world"), assistant(answer_text)] if draw.random() < 0.5 else []
+        draft = Draft("POST", CHAT, {"messages": [*before, user(text)]}, {})
     return finish(draw, draft)
+
+
+def refer(value: Any, names: dict[str, str]) -> Any:
+    """A value with names in place of their placeholders."""
+    if isinstance(value, dict):
+        return {key: refer(item, names) for key, item in value.items()}
+    if isinstance(value, list):
+        return [refer(item, names) for item in value]
+    return names.get(value, value) if isinstance(value, str) else value
 
 
 def finish(draw: random.Random, draft: Draft) -> FuzzRequest:

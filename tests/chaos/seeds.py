@@ -130,17 +130,26 @@ TOOL = {
 CALL = {"id": "call_1", "type": "function", "function": {"name": "look_up", "arguments": '{"word": "fox"}'}}
 CHAT = "/v1/chat/completions"
 
-#: ID is replaced by the id of an answer that the server gave.
-ANSWER_ID = "ID"
+#: Replaced by the id and the text of an answer that the server gave, so that feedback and next states find their turn.
+ANSWER_ID, ANSWER_TEXT = "ID", "ANSWER"
 
 SEEDS = (
     Seed("POST", CHAT, {"messages": [user("hello world")]}),
+    Seed(
+        "POST", CHAT, {"messages": [user("hello world"), assistant(ANSWER_TEXT), user("No, in one sentence, please.")]}
+    ),
+    Seed("POST", CHAT, {"messages": [{"role": "system", "content": "Be brief."}, user("one")]}),
     Seed("POST", CHAT, {"messages": [user("hello")], "stream": True, "stream_options": {"include_usage": True}}),
     Seed(
         "POST",
         CHAT,
         {
-            "messages": [{"role": "system", "content": "Be brief."}, user("one"), assistant("two"), user("shorter!")],
+            "messages": [
+                {"role": "system", "content": "Be brief."},
+                user("one"),
+                assistant(ANSWER_TEXT),
+                user("shorter!"),
+            ],
             "temperature": 0.7,
             "top_p": 0.9,
             "top_k": 20,

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import json
 import resource
 import time
@@ -12,6 +13,7 @@ from chaos.fuzz import scripted_server
 from chaos.report import Report, Setting
 from support.process_stats import memory_mib, open_files
 from support.raw_http import NoAnswer, RawConnection, request_bytes
+from support.server_program import SERVE
 
 #: Slow connections of all kinds together.
 CONNECTIONS = 1_200
@@ -19,12 +21,15 @@ CONNECTIONS = 1_200
 SERVER_FILES = 1_024
 #: How long people are served beside the slow clients, at least.
 SECONDS = 20
-#: The longest that a request may take to come; then the server must have closed the connection.
-MAX_SECONDS = 120
+#: How long a request may take to come, in the server's options; and when the server must have closed the connection.
+LIMITS = ("--header-seconds", "5", "--body-seconds", "8")
+MAX_SECONDS = 60
 #: The longest wait for an answer to an ordinary request beside them.
 ANSWER_SECONDS = 10
-#: Slow clients come from another address than people, because the server may limit connections by address.
-SLOW_ADDRESS = "127.0.0.2"
+#: Slow clients come from other addresses than people, because the server limits connections by address.
+SLOW_ADDRESSES = tuple(f"127.0.0.{number}" for number in range(2, 10))
+
+FEW_FILES = ["bash", "-c", f'ulimit -n {SERVER_FILES}; exec "$@"', "bash", *SERVE]
 
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\n"
 QUESTION = json.dumps({"messages": [{"role": "user", "content": "hello"}]}).encode()
@@ -64,12 +69,10 @@ class Crowd:
     port: int
     open: dict[str, int] = field(default_factory=dict)
 
-    async def hold(self, kind: Slowness) -> None:
+    async def hold(self, kind: Slowness, address: str) -> None:
         """Be one slow client until the server closes the connection."""
         try:
-            reader, writer = await asyncio.open_connection(
-                "127.0.0.1", self.port, local_addr=(SLOW_ADDRESS, 0), limit=1024
-            )
+            reader, writer = await asyncio.open_connection("127.0.0.1", self.port, local_addr=(address, 0), limit=1024)
         except OSError:
             return
         self.open[kind.name] = self.open.get(kind.name, 0) + 1
@@ -103,11 +106,10 @@ def run(report: Report, setting: Setting) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     count = min(setting.times(CONNECTIONS, least=18), hard - 200)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, count + 200), hard))
-    with scripted_server(setting) as (program, port):
+    with scripted_server(setting, *LIMITS, command=FEW_FILES) as (program, port):
         pid = program.process.pid
-        resource.prlimit(pid, resource.RLIMIT_NOFILE, (SERVER_FILES, SERVER_FILES))
         before, files = memory_mib(pid), open_files(pid)
-        asyncio.run(attack(report, port, count, lambda: open_files(pid)))
+        asyncio.run(attack(report, port, count, setting.times(SECONDS, least=3), lambda: open_files(pid)))
         report.check(program.process.poll() is None, "the server ended")
         report.memory = (before, memory_mib(pid))
         left = open_files(pid) - files
@@ -115,17 +117,18 @@ def run(report: Report, setting: Setting) -> None:
         report.check_log(program.log)
 
 
-async def attack(report: Report, port: int, count: int, files: Callable[[], int]) -> None:
+async def attack(report: Report, port: int, count: int, least: int, files: Callable[[], int]) -> None:
     """Hold the connections; people ask meanwhile, until the server has closed all that it must close."""
     crowd = Crowd(port)
-    slow = [asyncio.create_task(crowd.hold(KINDS[number % len(KINDS)])) for number in range(count)]
+    places = itertools.cycle(itertools.product(SLOW_ADDRESSES, KINDS))
+    slow = [asyncio.create_task(crowd.hold(kind, address)) for address, kind in itertools.islice(places, count)]
     report.count("slow clients", count)
     started, must_end = time.monotonic(), [kind.name for kind in KINDS if kind.must_end]
     await asyncio.sleep(1)
     while True:
         seconds = time.monotonic() - started
         held = {name: crowd.open.get(name, 0) for name in must_end if crowd.open.get(name)}
-        if seconds > MAX_SECONDS or (seconds > SECONDS and not held):
+        if seconds > MAX_SECONDS or (seconds > least and not held):
             break
         report.most("most open files", files())
         await ask(report, port)

@@ -127,7 +127,7 @@ class Client:
     def nonsense(self) -> None:
         """A request of the fuzzer, as far as an HTTP library sends it."""
         self.number += 1
-        request = fuzz_request(self.seed, self.number, "chatcmpl-none")
+        request = fuzz_request(self.seed, self.number)
         _, _, body = request.wire.partition(b"\r\n\r\n")
         response = self.client.post("/v1/chat/completions", content=body)
         self.report.check(response.status_code < 500, f"status {response.status_code}", f"{body[:300]!r}")

@@ -117,6 +117,12 @@ def test_the_last_hint_wins() -> None:
     assert hint(f"[HINT_START]This was too hasty.[HINT_END] Better: {hinted(SENTENCE)}") == (1, SENTENCE)
 
 
+def test_a_hint_that_never_ends_says_nothing_and_takes_no_time() -> None:
+    """With time that grows with the square of the length, this test takes a minute."""
+    assert hint("[HINT_START]" * 20_000 + "\\boxed{1}") == (None, "")
+    assert hint(hinted(SENTENCE) + "[HINT_END]" + "[HINT_START]" * 20_000) == (1, SENTENCE)
+
+
 def test_a_hint_counts_only_with_the_box_that_accepts_it() -> None:
     assert hint(hinted(SENTENCE, "\\boxed{-1}")) == (-1, "")
     assert hint(hinted(SENTENCE, "")) == (None, "")

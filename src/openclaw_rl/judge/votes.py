@@ -8,7 +8,7 @@ from openclaw_rl.types import Question, Vote
 
 #: Matches any box; the group is empty if there is no number in it.
 _BOXED = re.compile(r"\\boxed\s*\{(?:\s*([+-]?\d+)\s*\})?")
-_HINT = re.compile(r"\[HINT_START\](.*?)\[HINT_END\]", re.DOTALL)
+_HINT_START, _HINT_END = "[HINT_START]", "[HINT_END]"
 #: Also matches thoughts without an answer after them.
 _THOUGHTS = re.compile(r"\A.*</think>|\A\s*<think>.*\Z", re.DOTALL)
 #: A hint needs more characters than this.
@@ -35,7 +35,9 @@ def _hint(answer: str, value: int | None) -> tuple[int | None, str]:
     """The vote's value and hint. An accepting box and a hint count only together."""
     if value == NO_HINT:
         return NO_HINT, ""
-    hints = _HINT.findall(answer)
+    # Not a regular expression: its time would grow with the square of the number of starts.
+    *parts, _after = answer.split(_HINT_END)
+    hints = [words for _, start, words in (part.partition(_HINT_START) for part in parts) if start]
     hint = " ".join(hints[-1].split()) if hints else ""
     return (HINT_ACCEPTED, hint) if value == HINT_ACCEPTED and len(hint) > MIN_HINT else (None, "")
 

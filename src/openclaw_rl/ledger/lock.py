@@ -14,6 +14,8 @@ from openclaw_rl.errors import UserError
 from openclaw_rl.ledger.private import make_private
 
 FILE = "server.json"
+#: What a new ledger and the small files beside it need.
+MIN_ROOM_BYTES = 1 << 20
 
 
 class RunDirInUse(UserError):
@@ -65,12 +67,12 @@ class RunDirLock:
 
 
 def check_usable(folder: Path, option: str) -> None:
-    """Raise ConfigError unless files can be created in a folder, which need not exist yet. Leaves nothing behind."""
+    """Raise ConfigError unless a folder, which need not exist yet, has room for new files. Leaves nothing behind."""
     try:
         nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-        # Trying is surer than permissions: a disk may be read-only, and an administrator has every permission.
-        with tempfile.TemporaryDirectory(dir=nearest):
-            pass
+        # Trying is surer than permissions: a disk may be full, and an administrator has every permission.
+        with tempfile.TemporaryDirectory(dir=nearest) as trial:
+            Path(trial, "room").write_bytes(bytes(MIN_ROOM_BYTES))
     except OSError as error:
         raise unusable(folder, option, error) from None
 
