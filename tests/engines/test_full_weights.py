@@ -36,8 +36,8 @@ from support.training_sequences import over_alternatives, ragged
 from support.workers import ids, on_every_device, request, run, transformers_greedy
 
 CPU = torch.device("cpu")
-#: A number has 8 significant bits, and three layers' errors add up. A wrong kernel is wrong by far more.
-BFLOAT16_ERROR = 0.05
+#: A number has 8 significant bits, and errors of three layers add up: to 0.04 on a CPU. Wrong attention gives over 0.2.
+BFLOAT16_ERROR = 0.1
 
 
 def save_family(family: str, folder: Path) -> torch.nn.Module:
