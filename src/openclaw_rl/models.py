@@ -41,8 +41,8 @@ EMBEDDED_TEMPERATURE = 0.7
 #: take less than a minute on two idle cores.
 EMBEDDED_MAX_TOKENS = 1024
 
-#: A folder with this file holds an adapter, a folder without it a whole model.
-ADAPTER_CONFIG = "adapter_config.json"
+#: A folder with the first file holds an adapter, a folder without it a whole model.
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 #: The file that refers to a policy that Tinker stores.
 ON_TINKER = "tinker.json"
 #: The files of a model other than its weights.
@@ -58,6 +58,21 @@ TOKENIZER_FILES = ["config.json", "generation_config.json", "*.jinja", "tokenize
 
 class ModelNotFound(UserError):
     """The model cannot be found or used; the message says what was tried and what would help."""
+
+
+class BadModelFolder(ModelNotFound):
+    """A file of a model or an adapter cannot be used; the message says which and why."""
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file. Raises BadModelFolder."""
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError) as error:
+        raise BadModelFolder(f"{path} cannot be read: {error}.") from None
+    if not isinstance(content, dict):
+        raise BadModelFolder(f"{path} cannot be read: it is not a JSON object.")
+    return content
 
 
 def find_model(name: str | None, cache: Path) -> Path | None:
@@ -143,28 +158,25 @@ def complete(folder: Path) -> Path:
     """The folder, if it holds a whole model for any engine. Raises ModelNotFound if it does not."""
     if missing := missing_files(folder):
         raise ModelNotFound(f"{folder} is not a model folder: it has no {missing[0]}.")
-    try:
-        config = json.loads((folder / "config.json").read_text())
-    except (OSError, ValueError) as error:
-        raise ModelNotFound(f"The config.json in {folder} cannot be read: {error}.") from None
-    if not isinstance(config, dict):
-        raise ModelNotFound(f"The config.json in {folder} cannot be read: it is not an object.")
+    read_json_object(folder / "config.json")
     return folder
 
 
 def longest_context(folder: Path) -> int | None:
     """The context length in the config.json of a `complete` folder; None if it has none."""
-    length = json.loads((folder / "config.json").read_text()).get("max_position_embeddings")
+    length = read_json_object(folder / "config.json").get("max_position_embeddings")
     return length if isinstance(length, int) else None
 
 
 def missing_files(folder: Path) -> list[str]:
-    """The files that every engine reads and the folder lacks."""
+    """The files that every engine reads and the folder lacks. Raises BadModelFolder."""
     needed = ["config.json", "tokenizer.json"]
     index = folder / "model.safetensors.index.json"
     if index.is_file():
-        with contextlib.suppress(ValueError, KeyError, AttributeError):
-            needed += sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        shards = read_json_object(index).get("weight_map")
+        if not isinstance(shards, dict) or not all(isinstance(name, str) for name in shards.values()):
+            raise BadModelFolder(f"{index} cannot be read: it does not say which file holds each weight.")
+        needed += sorted(set(shards.values()))
     elif not any(folder.glob("*.safetensors")):
         needed.append("model.safetensors")
     return [name for name in needed if not (folder / name).is_file()]
@@ -229,22 +241,12 @@ def converted_folder(gguf: Path, cache: Path) -> Path:
 
 def convert_gguf(gguf: Path, target: Path) -> Path:
     """Convert a GGUF file to a Transformers folder, with weights de-quantised to float32. Atomic."""
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
     log.info("Converting %s (once; about half a minute for the embedded model).", gguf.name)
     try:
-        quantised = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
-        tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
-        raise ModelNotFound(f"{gguf} could not be read as a model: {error}") from error
-    # Transformers still regards a de-quantised model as quantised and refuses to save it; so copy it to a new model.
-    settings = quantised.config.to_dict()
-    settings.pop("quantization_config", None)
-    config = type(quantised.config).from_dict(settings)
-    model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
-    model.load_state_dict(quantised.state_dict())
-    model.generation_config = quantised.generation_config
+        model, tokenizer = read_gguf(gguf)
+    except Exception as error:
+        # The libraries that read it raise whatever a damaged file leads to: struct.error, OverflowError, IndexError …
+        raise ModelNotFound(f"{gguf} could not be read as a model; it may be incomplete: {error}") from error
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         folder = Path(scratch) / "model"
@@ -256,15 +258,32 @@ def convert_gguf(gguf: Path, target: Path) -> Path:
     return target
 
 
+def read_gguf(gguf: Path) -> tuple[Any, Any]:
+    """The model and the tokenizer in a GGUF file."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    quantised = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+    # Transformers still regards a de-quantised model as quantised and refuses to save it; so copy it to a new model.
+    settings = quantised.config.to_dict()
+    settings.pop("quantization_config", None)
+    config = type(quantised.config).from_dict(settings)
+    model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
+    model.load_state_dict(quantised.state_dict())
+    model.generation_config = quantised.generation_config
+    return model, tokenizer
+
+
 def adapter_rank(folder: Path) -> int:
     """The rank of the adapter in a checkpoint; 0 if the checkpoint is a whole model. Raises ModelNotFound."""
     if (folder / ON_TINKER).is_file():
         raise ModelNotFound(f"The policy of {folder} is stored on Tinker; its path is in {ON_TINKER}.")
     path = folder / ADAPTER_CONFIG
-    try:
-        return int(json.loads(path.read_text())["r"]) if path.is_file() else 0
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ModelNotFound(f"{path} is damaged: {error!r}.") from error
+    rank = read_json_object(path).get("r") if path.is_file() else 0
+    if not isinstance(rank, int):
+        raise BadModelFolder(f"{path} is damaged: it has no rank.")
+    return rank
 
 
 def copy_companion_files(source: Path, target: Path) -> None:

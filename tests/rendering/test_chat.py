@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, normalizers, pre_tokenizers
 from transformers import AutoTokenizer
 
+from openclaw_rl.models import BadModelFolder
 from openclaw_rl.rendering import tokenizer as tokenizer_module
 from openclaw_rl.rendering.chat import ChatError, ChatRenderer, Message
-from openclaw_rl.rendering.tokenizer import GUARD, PIECE_CHARACTERS, BadModelFolder, ChatTokenizer, TooLong
+from openclaw_rl.rendering.tokenizer import GUARD, PIECE_CHARACTERS, ChatTokenizer, TooLong
 
 CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 PLAIN_CHATML = """\

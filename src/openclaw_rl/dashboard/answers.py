@@ -15,7 +15,6 @@ from openclaw_rl.learn.checkpoints import Checkpoint
 from openclaw_rl.learn.gate import answer_greedily
 from openclaw_rl.models import ModelNotFound, adapter_rank
 from openclaw_rl.rendering.chat import ChatRenderer
-from openclaw_rl.rendering.tokenizer import BadModelFolder
 from openclaw_rl.types import BASE_VERSION
 
 ANSWER_TOKENS = 200
@@ -47,7 +46,7 @@ def compare(
     """Ask the base model `model`, whose files are in `folder`, and the checkpoint all prompts. Raises NoAnswers."""
     try:
         return asyncio.run(_compare(source, model, folder, checkpoint, prompts, on_answer))
-    except (EngineError, BadModelFolder, ModelNotFound, OSError) as error:
+    except (EngineError, ModelNotFound, OSError) as error:
         raise NoAnswers(f"The models could not be asked: {error}") from error
 
 

@@ -14,8 +14,8 @@ from openclaw_rl.dashboard.run import Run
 from openclaw_rl.dashboard.source import RunSource
 from openclaw_rl.ledger.lock import was_served
 from openclaw_rl.ledger.schema import FILE as LEDGER
-from openclaw_rl.models import ModelNotFound, find_model
-from openclaw_rl.rendering.tokenizer import BadModelFolder, ChatTokenizer
+from openclaw_rl.models import BadModelFolder, ModelNotFound, find_model
+from openclaw_rl.rendering.tokenizer import ChatTokenizer
 from openclaw_rl.terminal import progress
 
 TEMPLATE = "dashboard/report.html.j2"

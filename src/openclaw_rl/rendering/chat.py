@@ -11,8 +11,9 @@ from typing import Any
 from jinja2 import TemplateError, TemplateSyntaxError
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from openclaw_rl.models import BadModelFolder
 from openclaw_rl.rendering.detokenize import Detokenizer
-from openclaw_rl.rendering.tokenizer import BadModelFolder, ChatTokenizer
+from openclaw_rl.rendering.tokenizer import ChatTokenizer
 
 Message = dict[str, Any]
 

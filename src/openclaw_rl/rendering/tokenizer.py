@@ -5,7 +5,6 @@ segment can be cached. Only the template may write control tokens: the same char
 `guard` before rendering, and become ordinary text.
 """
 
-import json
 import os
 import re
 import sys
@@ -17,7 +16,7 @@ from typing import Any
 from tokenizers import Encoding, Tokenizer
 from tokenizers.pre_tokenizers import Metaspace
 
-from openclaw_rl.errors import UserError
+from openclaw_rl.models import BadModelFolder, read_json_object
 from openclaw_rl.rendering.token_cache import TokenCache
 
 #: Put into the spelling of a control token in a message, so that it is not recognised. A Unicode noncharacter, which
@@ -32,10 +31,6 @@ PIECE_CHARACTERS = 65_536
 
 # The calling thread tokenises. Otherwise the library would start a thread for each core, and one request could use all.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-
-
-class BadModelFolder(UserError):
-    """A file in the model's folder cannot be used; the message says which and why."""
 
 
 class TooLong(ValueError):
@@ -81,7 +76,7 @@ class ChatTokenizer:
     def special_tokens(self) -> dict[str, str]:
         """`bos_token` and so on, under the names that templates use."""
         named = {key: value for key, value in self.settings.items() if key.endswith("_token")}
-        texts = {key: value["content"] if isinstance(value, dict) else value for key, value in named.items()}
+        texts = {key: value.get("content") if isinstance(value, dict) else value for key, value in named.items()}
         return {key: text for key, text in texts.items() if isinstance(text, str)}
 
     def guard(self, text: str) -> str:
@@ -170,30 +165,27 @@ class ChatTokenizer:
 
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file; empty if there is no file."""
-    if not path.is_file():
-        return {}
-    try:
-        content: dict[str, Any] = json.loads(path.read_text())
-    except ValueError as error:
-        raise BadModelFolder(f"{path} is not valid JSON: {error}.") from None
-    return content
+    return read_json_object(path) if path.is_file() else {}
 
 
 def chat_template(folder: Path, settings: dict[str, Any]) -> str | None:
     """The model's chat template: a separate file in newer folders, a setting in older ones."""
     file = folder / "chat_template.jinja"
-    if file.is_file():
-        return file.read_text()
-    template = settings.get("chat_template")
-    if isinstance(template, list):
-        named = {entry["name"]: entry["template"] for entry in template}
-        return named.get("tool_use") or named.get("default")
+    try:
+        template = file.read_text() if file.is_file() else settings.get("chat_template")
+        if isinstance(template, list):
+            named = {entry["name"]: entry["template"] for entry in template}
+            template = named.get("tool_use") or named.get("default")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise BadModelFolder(f"The chat template in {folder} cannot be read: {error}.") from None
+    if not isinstance(template, str | None):
+        raise BadModelFolder(f"The chat template in {folder} cannot be read: it is not a text.")
     return template
 
 
 def eos_ids(folder: Path, tokenizer: ChatTokenizer) -> frozenset[int]:
     """The ids that end a completion: those of the generation config and that of the tokenizer."""
     configured = read_json(folder / "generation_config.json").get("eos_token_id")
-    ids = set(configured if isinstance(configured, list) else [configured])
-    ids.add(tokenizer.backend.token_to_id(tokenizer.special_tokens.get("eos_token", "")))
-    return frozenset(id for id in ids if id is not None)
+    ids = configured if isinstance(configured, list) else [configured]
+    ids.append(tokenizer.backend.token_to_id(tokenizer.special_tokens.get("eos_token", "")))
+    return frozenset(id for id in ids if isinstance(id, int))

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
 from openclaw_rl.engines.local.model.adapters import BadPolicy, read_adapter
 from openclaw_rl.engines.local.model.tensor_files import write_tensors
@@ -46,8 +46,11 @@ def check_fit(base: Path, adapter: Path, deltas: dict[str, Any]) -> None:
     """Check that the adapter fits this model. Raises UserError."""
     shapes: dict[str, list[int]] = {}
     for shard in base.glob("*.safetensors"):
-        with safe_open(shard, framework="pt") as file:
-            shapes |= {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
+        try:
+            with safe_open(shard, framework="pt") as file:
+                shapes |= {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
+        except (OSError, SafetensorError) as error:
+            raise UserError(f"{shard} is damaged: {error}.") from error
     for name, factors in deltas.items():
         if name not in shapes:
             raise UserError(f"{adapter} adapts {name}, which {base} does not have.")

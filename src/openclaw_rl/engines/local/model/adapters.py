@@ -4,7 +4,6 @@ Slot 0 is the base model (no adapter). The factors of the projections that `deco
 block-diagonal pair, so an adapter costs two small products per fused projection.
 """
 
-import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from openclaw_rl.engines.local.model.decoder import PROJECTIONS, Adapt, Decoder, Projection, Shape
-from openclaw_rl.models import ADAPTER_CONFIG
+from openclaw_rl.models import ADAPTER_CONFIG, ADAPTER_WEIGHTS, BadModelFolder, read_json_object
 
 #: The modules of each fused projection, in order, by their names in a PEFT folder.
 MODULES: dict[Projection, tuple[str, ...]] = {
@@ -147,19 +146,20 @@ def read_adapter(folder: Path) -> tuple[dict[str, Any], dict[tuple[int, str], di
             f"{folder} holds a whole model and not an adapter: use --lora-rank 0 to continue from it, or start over "
             "with --resume-from-ckpt none"
         )
+    for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS):
+        if not (folder / name).is_file():
+            raise BadPolicy(f"{folder} is not a PEFT adapter folder: {folder / name} is missing")
     try:
-        config = json.loads((folder / ADAPTER_CONFIG).read_text())
-        tensors = load_file(folder / "adapter_model.safetensors")
-    except FileNotFoundError as error:
-        raise BadPolicy(f"{folder} is not a PEFT adapter folder: {error.filename} is missing") from error
-    except (OSError, ValueError, SafetensorError) as error:
-        raise BadPolicy(f"{folder} is damaged: {error}") from error
+        config = read_json_object(folder / ADAPTER_CONFIG)
+        tensors = load_file(folder / ADAPTER_WEIGHTS)
+    except (BadModelFolder, OSError, ValueError, SafetensorError) as error:
+        raise BadPolicy(f"{folder} is damaged: {str(error).removesuffix('.')}") from error
     for setting in ("use_dora", "rank_pattern", "alpha_pattern"):
         if config.get(setting):
             raise BadPolicy(f"{folder} uses {setting}, which the local engine does not compute")
     if config.get("bias", "none") != "none":
         raise BadPolicy(f"{folder} has trained biases, which the local engine does not compute")
-    if not {"r", "lora_alpha"} <= config.keys():
+    if not all(isinstance(config.get(name), int | float) and config[name] > 0 for name in ("r", "lora_alpha")):
         raise BadPolicy(f"{folder} is damaged: its config has no rank or no alpha")
     return config, by_module(folder, tensors)
 

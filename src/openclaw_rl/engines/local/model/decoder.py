@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from openclaw_rl.engines.local.families import SUPPORTED_FAMILIES
@@ -26,6 +26,10 @@ PROJECTIONS: tuple[Projection, ...] = ("qkv", "o", "gate_up", "down")
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 #: adapt(layer, projection, input, output) → output with the tokens' adapters added
 Adapt = Callable[[int, Projection, Tensor, Tensor], Tensor]
+
+
+#: A longer reason from another library is cut.
+MAX_REASON_CHARACTERS = 200
 
 
 class UnsupportedModel(ValueError):
@@ -187,12 +191,19 @@ def project(i: int, name: Projection, linear: Linear, x: Tensor, adapt: Adapt | 
 
 
 def load_decoder(folder: Path, dtype: torch.dtype, device: torch.device) -> Decoder:
-    """Read a Transformers model folder (config.json and safetensors) onto a device."""
+    """Read a Transformers model folder (config.json and safetensors) onto a device. Raises UnsupportedModel."""
     from transformers import AutoConfig
 
-    config = AutoConfig.from_pretrained(folder)
-    shape = Shape.from_config(config)
-    frequencies, scale = rotary_frequencies(config, device)
+    try:
+        config = AutoConfig.from_pretrained(folder)
+        shape = Shape.from_config(config)
+        frequencies, scale = rotary_frequencies(config, device)
+    except UnsupportedModel:
+        raise
+    except Exception as error:
+        # Transformers raises errors of many types for values that it cannot use; some go on for paragraphs.
+        reason = " ".join(str(error).split())[:MAX_REASON_CHARACTERS]
+        raise UnsupportedModel(f"the config.json in {folder} cannot be used: {reason}") from error
     read = TensorFiles(folder, dtype, device)
     embed = read("model.embed_tokens.weight")
     head = None if config.tie_word_embeddings else read("lm_head.weight")
@@ -263,7 +274,10 @@ class TensorFiles:
         self.dtype, self.device = dtype, device
         self.files: dict[str, Any] = {}
         for path in sorted(folder.glob("*.safetensors")):
-            shard: Any = safe_open(path, framework="pt")
+            try:
+                shard: Any = safe_open(path, framework="pt")
+            except (OSError, SafetensorError) as error:
+                raise UnsupportedModel(f"{path} is damaged: {error}") from error
             self.files.update(dict.fromkeys(shard.keys(), shard))
         if not self.files:
             raise UnsupportedModel(f"{folder} holds no .safetensors files")

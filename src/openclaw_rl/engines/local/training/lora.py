@@ -17,6 +17,7 @@ from openclaw_rl.engines.local.model.decoder import Decoder, Projection, Shape
 from openclaw_rl.engines.local.model.tensor_files import write_tensors
 from openclaw_rl.engines.local.training.blocks import LowRank
 from openclaw_rl.engines.local.training.trainer import Policy
+from openclaw_rl.models import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 
 ALL_MODULES = tuple(name for names in MODULES.values() for name in names)
 
@@ -101,7 +102,7 @@ class LoraWeights:
             for name, tensor in stacked.items():
                 for layer, factor in enumerate(tensor.detach().cpu().unbind(0)):
                     tensors[f"base_model.model.{module_path(layer, name)}.lora_{side}.weight"] = factor.clone()
-        write_tensors(tensors, folder / "adapter_model.safetensors")
+        write_tensors(tensors, folder / ADAPTER_WEIGHTS)
         config = {
             "peft_type": "LORA",
             "task_type": "CAUSAL_LM",
@@ -117,7 +118,7 @@ class LoraWeights:
             "use_dora": False,
             "modules_to_save": None,
         }
-        (folder / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n")
+        (folder / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2) + "\n")
 
     def parameters(self) -> list[Tensor]:
         """The masters, in an order that depends only on the modules."""
