@@ -176,6 +176,47 @@ def test_it_learns_while_it_serves_saves_when_it_is_stopped_and_goes_back_when_i
     assert "no checkpoint of policy version 77" in " ".join(refused.stderr.split())
 
 
+def test_turns_are_forgotten_and_the_others_trained_on_again(tiny_model: Path, tmp_path: Path) -> None:
+    with learning(tiny_model, tmp_path, "--keep-checkpoints", "5") as program:
+        for step in (1, 2, 3, 4):
+            teach(program)
+            until(lambda step=step: version(program) == step, program)
+        (secret,) = rows(
+            tmp_path, "SELECT id FROM sessions JOIN turns ON session = sessions.number WHERE turns.number = 5"
+        )
+        before = load_file(tmp_path / "checkpoints" / "step-000002-v2" / "adapter_model.safetensors")
+        told = command(tmp_path, "forget", "--session", secret[0])
+        assert "Training steps that had used them: 3." in told
+        assert "policy 4, which serves" in told
+        assert "openclaw-rl rollback 2" in told
+        told = command(tmp_path, "forget", "--retrain")
+        assert "Deleted 1 checkpoint and 2 policies" in told
+        assert "The server now serves policy 5" in told
+        # The other turn of step 3 and those of step 4: one step is made, and one turn waits for another.
+        until(lambda: version(program) == 6, program)
+        assert version_of(ask(program)) == 6
+        teach(program, 1)
+        until(lambda: version(program) == 7, program)
+        program.process.terminate()
+        assert program.process.wait(60) == 0
+        assert "Traceback" not in program.log
+    turns = [turn for (turn,) in rows(tmp_path, "SELECT number FROM turns WHERE state = 'applied' ORDER BY number")]
+    assert applied(tmp_path) == turns
+    assert len(turns) == 8
+    assert 5 not in turns
+    steps = [checkpoint.folder.name for checkpoint in Checkpoints(tmp_path / "checkpoints", 5).all()]
+    assert steps == ["step-000002-v2", "step-000004-v7"]
+    kept = load_file(tmp_path / "checkpoints" / "step-000002-v2" / "adapter_model.safetensors")
+    assert all(before[name].equal(kept[name]) for name in before)
+    # Without a server: the first turns are forgotten too, so that only the base model is left.
+    told = command(tmp_path, "forget", "--user", "anyone", "--retrain")
+    assert "The next start serves policy 8" in told
+    with learning(tiny_model, tmp_path) as program:
+        assert version_of(ask(program)) in (0, 9)
+        until(lambda: version(program) == 9, program)
+        assert status(tmp_path)["step"] == 0
+
+
 def test_all_weights_are_learned_served_and_gone_on_from(tiny_model: Path, tmp_path: Path) -> None:
     with learning(tiny_model, tmp_path, "--lora-rank", "0") as program:
         teach(program, 4)

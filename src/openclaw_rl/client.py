@@ -54,9 +54,12 @@ class Client:
         """What the server says about itself; see `ready_state`."""
         return ready_state(self.url, self._key)
 
-    def roll_back(self, version: int | None) -> int:
-        """Roll back to a policy version, or to the previous checkpoint; returns the version that serves now."""
-        with self._post("/v1/policy/rollback", {} if version is None else {"version": version}) as response:
+    def roll_back(self, version: int | None, *, retrain: bool = False) -> int:
+        """Roll back to a policy version, or to the previous checkpoint; returns the version that serves now.
+
+        With `retrain`, to the newest that was not trained on deleted turns, and train later ones anew.
+        """
+        with self._post("/v1/policy/rollback", {"version": version, "retrain": retrain}) as response:
             return int(json.loads(response.read())["policy_version"])
 
     def chat(self, messages: Sequence[Mapping[str, str]]) -> Iterator[dict[str, Any]]:

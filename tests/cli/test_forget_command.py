@@ -1,13 +1,19 @@
 """`openclaw-rl forget` deletes what it is asked to, and says what remains."""
 
+import asyncio
 import contextlib
+from pathlib import Path
 
 import pytest
 
-from openclaw_rl.ledger import offline, queries
+from openclaw_rl.learn.build import where_to_begin
+from openclaw_rl.learn.checkpoints import Checkpoints
+from openclaw_rl.learn.options import TrainingOptions
+from openclaw_rl.ledger import offline, queries, updates
 from openclaw_rl.ledger.lock import RunDirLock
 from openclaw_rl.ledger.schema import FILE, connect
-from support.commands import Program
+from openclaw_rl.types import State
+from support.commands import Program, status
 from support.records import Book, a_turn
 
 
@@ -16,7 +22,7 @@ def test_forgetting_a_session(book: Book, program: Program) -> None:
         book.capture(a_turn(name))
     code, out, _err = program("forget", "--session", "one")
     assert code == 0
-    assert "Forgot 1 session with 2 turns." in out
+    assert "Forgot 1 session with 2 turns: one." in out
     assert "Training steps that had used them: none." in out
     assert [summary.key.id for summary in queries.sessions(book.db)] == ["two"]
 
@@ -37,7 +43,7 @@ def test_forgetting_what_is_not_there_is_said_and_changes_nothing(
     book.capture(a_turn("one"))
     code, _out, err = program("forget", *whose)
     assert code == 2
-    assert "nothing of that session or user" in err
+    assert ("There is no session x" if whose[0] == "--session" else "nothing of the user x") in err
     assert len(queries.sessions(book.db)) == 1
 
 
@@ -78,7 +84,8 @@ def test_a_large_ledger_is_not_written_anew_beside_a_server(
     with contextlib.closing(RunDirLock(book.folder)):
         code, _out, err = program("forget", "--session", "one")
         assert code == 1
-        assert "again when it is stopped" in err
+        assert "'openclaw-rl forget --wipe' again when it is stopped" in " ".join(err.split())
+    assert program("forget", "--wipe") == (0, "", "")
     assert program("forget", "--session", "two")[0] == 0
     assert queries.sessions(book.db) == []
 
@@ -96,3 +103,138 @@ def test_what_could_not_be_wiped_yet_is_said(book: Book, program: Program, monke
     reader.close()
     assert left == (code != 0)
     assert left == ("again" in err)
+
+
+def test_the_beginning_of_an_id_is_enough(book: Book, program: Program) -> None:
+    for name in ("alpha-1", "alpha-2", "beta", "alpha"):
+        book.capture(a_turn(name))
+    code, _out, err = program("forget", "--session", "alpha-")
+    assert code == 2
+    assert "2 sessions begin with alpha-: alpha-1, alpha-2." in err
+    code, out, _err = program("forget", "--session", "be")
+    assert (code, "Forgot 1 session with 1 turn: beta." in out) == (0, True)
+    # A whole id is that session, also if others begin with it.
+    assert program("forget", "--session", "alpha")[0] == 0
+    assert {summary.key.id for summary in queries.sessions(book.db)} == {"alpha-1", "alpha-2"}
+
+
+class TrainedRun:
+    """A run directory in which steps were made, each on one turn of a session of its own: s1, s2, ..."""
+
+    def __init__(self, book: Book, folder: Path) -> None:
+        self.book, self.folder = book, folder
+        self.checkpoints = Checkpoints(folder / "checkpoints", 3)
+        self.turns: list[int] = []
+
+    def train(self, steps: int, *saved: int) -> None:
+        for step in range(1, steps + 1):
+            turn = self.book.put(State.BATCHED, session=f"s{step}")
+            self.book.change(updates.apply, step, step, [turn])
+            self.turns.append(turn)
+            policy = self.folder / "policies" / f"v{step:06d}"
+            policy.mkdir(parents=True)
+            (policy / "weights").write_text(str(step))
+            if step in saved:
+                asyncio.run(self.checkpoints.save(step, step, (), self.write))
+
+    async def write(self, target: Path) -> None:
+        (target / "adapter_config.json").write_text("{}")
+
+    def on_disk(self) -> list[str]:
+        return sorted(path.name for name in ("checkpoints", "policies") for path in self.folder.glob(f"{name}/*"))
+
+    def states(self) -> list[State | None]:
+        """Of the turns, in the order of their steps; None for those that were deleted."""
+        rows = dict(self.book.rows("SELECT number, state FROM turns"))
+        return [rows.get(turn) for turn in self.turns]
+
+    def start(self) -> tuple[str, int] | None:
+        """The checkpoint from which the next start continues, and its version."""
+        latest = where_to_begin(TrainingOptions(), self.folder).checkpoint
+        return latest and (latest.folder.name, latest.version)
+
+
+@pytest.fixture
+def trained(book: Book, folder: Path) -> TrainedRun:
+    return TrainedRun(book, folder)
+
+
+def test_forgetting_answers_from_the_policy_that_serves_whatever_way_it_came(
+    trained: TrainedRun, program: Program
+) -> None:
+    trained.train(2, 2)
+    assert "(the base model)" in program("rollback")[1]
+    assert trained.start() is None
+    assert status(program)["step"] == 0
+    assert "(the weights of step 2)" in program("rollback", "2")[1]
+    told = status(program)
+    assert (told["step"], told["policy_version"], told["turns"]["applied"]) == (2, 4, 2)
+    assert trained.start() == ("step-000002-v2", 4)
+    _code, out, _err = program("forget", "--session", "s1")
+    assert "Training steps that had used them: 1." in out
+    assert "policy 4, which serves" in out
+    assert str(trained.folder / "checkpoints" / "step-000002-v2") in out
+    for version in (1, 2):
+        assert str(trained.folder / "policies" / f"v00000{version}") in out
+    assert "openclaw-rl rollback 0" in out
+    assert "openclaw-rl forget --retrain" in out
+
+
+def test_a_policy_that_was_rolled_back_still_has_what_it_learned(trained: TrainedRun, program: Program) -> None:
+    trained.train(4, 2, 4)
+    program("rollback")
+    _code, out, _err = program("forget", "--session", "s3")
+    assert "Training steps that had used them: 3." in out
+    assert "which serves" not in out
+    assert "step-000004-v4" in out
+    assert "step-000002-v2" not in out
+    assert "rollback" not in out
+    _code, out, _err = program("forget", "--retrain")
+    assert "Deleted 1 checkpoint and 2 policies" in out
+    assert trained.on_disk() == ["step-000002-v2", "v000001", "v000002"]
+    assert trained.start() == ("step-000002-v2", 5)
+    # The owner had left these steps behind: nothing of them is trained on again.
+    assert trained.states() == [State.APPLIED, State.APPLIED, None, State.APPLIED]
+    assert "nothing to train again" in program("forget", "--retrain")[1]
+
+
+def test_training_again_goes_back_to_before_the_turns_and_queues_the_others(
+    trained: TrainedRun, program: Program
+) -> None:
+    trained.train(6, 2, 4, 6)
+    code, out, err = program("forget", "--session", "s3", "--retrain")
+    assert (code, err) == (0, "")
+    assert "Training steps that had used them: 3." in out
+    assert "Deleted 2 checkpoints and 4 policies" in out
+    assert "The next start serves policy 7, which was not. 3 turns wait to be trained on." in out
+    assert trained.on_disk() == ["step-000002-v2", "v000001", "v000002"]
+    assert trained.start() == ("step-000002-v2", 7)
+    assert trained.states() == [State.APPLIED, State.APPLIED, None, *[State.JUDGED] * 3]
+    told = status(program)
+    assert (told["step"], told["policy_version"]) == (2, 7)
+
+
+@pytest.mark.parametrize("saved", [(), (2,), (1, 2)])
+def test_training_again_from_the_base_model(trained: TrainedRun, program: Program, saved: tuple[int, ...]) -> None:
+    trained.train(3, *saved)
+    _code, out, _err = program("forget", "--session", "s1")
+    assert "openclaw-rl rollback 0" in out
+    code, out, _err = program("forget", "--retrain")
+    assert code == 0
+    assert "2 turns wait to be trained on." in out
+    assert trained.start() is None
+    assert not [name for name in trained.on_disk() if not name.startswith("step-000000")]
+    assert trained.states() == [None, State.JUDGED, State.JUDGED]
+    assert status(program)["step"] == 0
+
+
+def test_turns_that_nothing_was_trained_on_leave_policies_alone(trained: TrainedRun, program: Program) -> None:
+    trained.train(2, 2)
+    trained.book.capture(a_turn("new"))
+    before = trained.on_disk()
+    code, out, _err = program("forget", "--session", "new", "--retrain")
+    assert code == 0
+    assert "Training steps that had used them: none." in out
+    assert "nothing to train again" in out
+    assert trained.on_disk() == before
+    assert trained.states() == [State.APPLIED] * 2

@@ -203,6 +203,16 @@ class SamplerConformance:
         with pytest.raises(EngineUnavailable, match="not newer"):
             await engine.sampler.publish(version, await engine.policy(1))
 
+    async def test_a_request_finishes_on_a_version_that_is_retracted_meanwhile(self, engine: SamplerHarness) -> None:
+        async with engine.published(0) as version:
+            alone = ids(await collect(engine.sampler, request(60)))
+            stream = engine.sampler.sample(request(60))
+        with pytest.raises(VersionGone, match=f"version {version}"):
+            engine.sampler.sample(request(version=version))
+        # Another policy does not take its place yet.
+        async with engine.published(1):
+            assert [token.token_id async for batch in stream for token in batch] == alone
+
     async def test_the_oldest_version_makes_room_and_its_requests_finish_on_it(self, engine: SamplerHarness) -> None:
         async with engine.published(0) as oldest:
             alone = ids(await collect(engine.sampler, request(60)))

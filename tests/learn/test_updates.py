@@ -150,15 +150,17 @@ def test_the_latest_version_is_the_highest_that_anything_speaks_of(book: Book) -
     assert updates.latest_version(book.db) == 6
 
 
-def test_forgetting_names_the_steps_that_count_and_the_record_stays(book: Book) -> None:
-    for _ in range(3):
-        judged(book, 1, session="secret")
+def test_the_record_of_steps_stays_when_their_turns_are_forgotten(book: Book) -> None:
+    turns = judged(book, 3, session="secret")
     for step in (1, 2, 3):
         apply(book, step, 1)
     book.change(updates.follow, 2)
     session = book.scalar("SELECT number FROM sessions")
-    assert book.change(changes.forget, [session]) == [1, 2]
-    assert list(applied(book)) == [1, 2]
+    assert book.change(changes.forget, [session]) == turns
+    assert applied(book) == {1: turns[:1], 2: turns[1:2]}
+    # Also the step that was rolled back: its policy may still be on disk.
+    assert policies.steps_with(book.db, turns) == [1, 2, 3]
+    assert policies.turns_deleted(book.db) == turns
 
 
 # agreement with a checkpoint

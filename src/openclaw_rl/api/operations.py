@@ -17,8 +17,11 @@ class Operations(Protocol):
     def next_step(self) -> NextStep | None:
         """How far the next training step is; None if there will be none."""
 
-    async def roll_back(self, version: int | None) -> int:
-        """Serve an earlier policy from now on; returns its new version. Raises OperationFailed."""
+    async def roll_back(self, version: int | None, *, retrain: bool = False) -> int:
+        """Serve an earlier policy from now on; returns its new version. Raises OperationFailed.
+
+        With `retrain`, it is the newest that was not trained on deleted turns, and later ones are trained anew.
+        """
 
 
 class OperationFailed(Exception):
@@ -37,5 +40,5 @@ class NoOperations:
     def next_step(self) -> NextStep | None:
         return None
 
-    async def roll_back(self, version: int | None) -> int:
+    async def roll_back(self, version: int | None, *, retrain: bool = False) -> int:
         raise OperationFailed("This server does not learn, so there is nothing to roll back.")

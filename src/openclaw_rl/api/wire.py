@@ -176,10 +176,12 @@ class FeedbackRequest(WireModel):
 class RollbackRequest(WireModel):
     """The body of POST /v1/policy/rollback: the policy version to return to, 0 for the base model.
 
-    Without a version, the checkpoint before the current one.
+    Without a version, the checkpoint before the current one. With `retrain`, the newest policy that was not trained on
+    deleted turns: those that were are deleted, and the other turns in them are trained on again.
     """
 
     version: Annotated[int, Field(ge=0)] | None = None
+    retrain: bool = False
 
 
 Body = TypeVar("Body", bound=WireModel)

@@ -60,10 +60,12 @@ class BackgroundLoops:
         except LedgerError:
             return None
 
-    async def roll_back(self, version: int | None) -> int:
+    async def roll_back(self, version: int | None, *, retrain: bool = False) -> int:
         if self.learning is None:
             raise OperationFailed("This server does not learn, so there is nothing to roll back.")
         try:
+            if retrain:
+                return await self.learning.retrain()
             line = self.learning.line
             made_from = line.ledger.line(line.version)
             return await self.learning.roll_back(

@@ -1,45 +1,147 @@
-"""`openclaw-rl forget`: delete a session's or a user's data for good."""
+"""`openclaw-rl forget`: delete a session's or a user's data for good, and train again without it."""
 
 import argparse
 import sys
-from typing import Any
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Any
 
-from openclaw_rl.cli.parser import RUN_OPTIONS, add_command, run_config
+from rich.console import Console
+from rich.text import Text
+
+from openclaw_rl.app.config import Config
+from openclaw_rl.cli.parser import KEY_OPTIONS, RUN_OPTIONS, add_command, operator_key, run_config
 from openclaw_rl.errors import UserError
 from openclaw_rl.terminal import console
+from openclaw_rl.types import SessionSummary
 
-DOC = "delete a session's or a user's data for good, and say which updates had used it"
+if TYPE_CHECKING:
+    from openclaw_rl.learn.policies import Policies
+    from openclaw_rl.ledger.offline import OfflineLedger
+
+DOC = "delete a session's or a user's data for good, and say which policies were trained on it"
 
 
 def add(commands: Any) -> None:
-    parser = add_command(commands, "forget", DOC, run, RUN_OPTIONS)
-    whose = parser.add_mutually_exclusive_group(required=True)
-    whose.add_argument("--session", metavar="ID", help="the session to forget")
+    parser = add_command(commands, "forget", DOC, run, (*RUN_OPTIONS, "keep_checkpoints", *KEY_OPTIONS))
+    whose = parser.add_mutually_exclusive_group()
+    whose.add_argument("--session", metavar="ID", help="the session to forget; the beginning of its id is enough")
     whose.add_argument("--user", metavar="KEY-NAME", help="the API key whose sessions to forget")
+    parser.add_argument(
+        "--retrain",
+        action="store_true",
+        help="go back to the newest policy that was not trained on deleted turns, delete the policies and checkpoints "
+        "that were, and train again on the turns that remain",
+    )
+    parser.add_argument(
+        "--wipe",
+        action="store_true",
+        help="remove what was deleted before from the ledger's files, if it still is there",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
     from openclaw_rl.learn import records
+    from openclaw_rl.learn.policies import Policies
     from openclaw_rl.ledger.lock import read_server
     from openclaw_rl.ledger.offline import open_offline
-    from openclaw_rl.ledger.status import plural
 
-    config = run_config(options)
+    if not (options.session or options.user or options.retrain or options.wipe):
+        raise UserError("Give --session ID, --user KEY-NAME, --retrain or --wipe. See openclaw-rl forget --help.")
+    config, out = run_config(options), console()
     run_dir = config.run.folder
+    policies = Policies.of_run(run_dir)
     with open_offline(config.ledger_dir) as ledger:
-        sessions = ledger.reader.sessions(id=options.session, owner=options.user)
-        steps = ledger.forget(sessions) if sessions else []
-        # Also if nothing was found: an earlier call may have deleted rows that it could not remove from the files.
-        remains = ledger.wipe(beside_server=bool(read_server(run_dir)))
-        if not sessions:
-            raise UserError("There is nothing of that session or user in the ledger.")
-        records.prune(run_dir / records.FILE, set(ledger.reader.turn_numbers()))
-    out = console()
-    turns = plural(sum(session.turns for session in sessions), "turn", "turns")
-    out.print(f"Forgot {plural(len(sessions), 'session', 'sessions')} with {turns}.")
-    used = ", ".join(map(str, steps)) if steps else "none"
-    effect = " Their effect on the weights remains." if steps else ""
-    out.print(f"Training steps that had used them: {used}.{effect}")
+        sessions = choose_sessions(ledger, options.session, options.user)
+        turns = ledger.forget(sessions) if sessions else []
+        remains = ledger.wipe(beside_server=bool(read_server(run_dir))) if sessions or options.wipe else ""
+        if sessions:
+            records.prune(run_dir / records.FILE, set(ledger.reader.turn_numbers()))
+            say_forgotten(out, sessions, ledger.reader.steps_with(turns))
+        if options.retrain:
+            retrain(out, config, ledger, policies)
+        elif turns:
+            say_where(out, config, ledger, policies, ledger.reader.versions_with(turns))
     if remains:
         sys.stderr.write(f"Remains are still in the ledger's files, because {remains}.\n")
     return 1 if remains else 0
+
+
+def choose_sessions(ledger: "OfflineLedger", session: str | None, user: str | None) -> list[SessionSummary]:
+    """The sessions of an id, of which the beginning is enough, or of a user. Raises UserError if there is none."""
+    from openclaw_rl.cli.sessions import complete_id
+
+    if session is not None:
+        return ledger.reader.sessions(id=complete_id(ledger.reader, session))
+    sessions = ledger.reader.sessions(owner=user) if user is not None else []
+    if user is not None and not sessions:
+        raise UserError(f"There is nothing of the user {user} in the ledger.")
+    return sessions
+
+
+def say_forgotten(out: Console, sessions: Sequence[SessionSummary], steps: Sequence[int]) -> None:
+    from openclaw_rl.ledger.status import plural
+
+    turns = plural(sum(session.turns for session in sessions), "turn", "turns")
+    ids = {session.key.id for session in sessions}
+    name = f": {ids.pop()}" if len(ids) == 1 else ""
+    out.print(Text(f"Forgot {plural(len(sessions), 'session', 'sessions')} with {turns}{name}."), soft_wrap=True)
+    out.print(f"Training steps that had used them: {', '.join(map(str, steps)) or 'none'}.")
+
+
+def say_where(
+    out: Console, config: Config, ledger: "OfflineLedger", policies: "Policies", versions: Collection[int]
+) -> None:
+    """Say which of these policy versions serve or are on disk, and what can be done about it."""
+    from openclaw_rl.learn.retrain import find_traces, newest_without
+
+    traces = find_traces(versions, config.checkpoints, policies)
+    serving = serving_version(config)
+    if serving not in versions and not traces:
+        if versions:
+            out.print("Neither the policy that serves nor any on disk was trained on them.")
+        return
+    out.print("These were trained on them, and still have what they taught:")
+    if serving in versions:
+        out.print(f"  policy {serving}, which serves")
+    for checkpoint in traces.checkpoints:
+        out.print(Text(f"  {checkpoint.folder}"), soft_wrap=True)
+    for version in traces.policies:
+        out.print(Text(f"  {policies.folder_of(version)}"), soft_wrap=True)
+    if serving in versions:
+        clean = newest_without(versions, config.checkpoints.all(), ledger.reader.line(serving))
+        number = clean.version if clean else 0
+        out.print(f"To serve a policy from before them: openclaw-rl rollback {number}", soft_wrap=True)
+    again = "To delete all of these, and train again on the turns that remain: openclaw-rl forget --retrain"
+    out.print(again, soft_wrap=True)
+
+
+def retrain(out: Console, config: Config, ledger: "OfflineLedger", policies: "Policies") -> None:
+    """Train again without the turns that were deleted, with the server running or without it."""
+    from openclaw_rl.client import Client
+    from openclaw_rl.learn.retrain import find_traces, retrain_offline
+    from openclaw_rl.ledger.lock import server_url
+    from openclaw_rl.ledger.status import plural
+
+    versions = ledger.reader.versions_with()
+    traces = find_traces(versions, config.checkpoints, policies)
+    if serving_version(config) not in versions and not traces:
+        out.print("No policy was trained on deleted turns: there is nothing to train again.")
+        return
+    if server := server_url(config.run.folder):
+        with Client(server, operator_key(config)) as client:
+            version = client.roll_back(None, retrain=True)
+    else:
+        version = retrain_offline(ledger, config.checkpoints, policies)
+    checkpoints = plural(len(traces.checkpoints), "checkpoint", "checkpoints")
+    folders = plural(len(traces.policies), "policy", "policies")
+    out.print(f"Deleted {checkpoints} and {folders} that were trained on deleted turns.")
+    when = "The server now serves" if server else "The next start serves"
+    waiting = plural(ledger.reader.trainable(), "turn waits", "turns wait")
+    out.print(f"{when} policy {version}, which was not. {waiting} to be trained on.", soft_wrap=True)
+
+
+def serving_version(config: Config) -> int:
+    """The policy version that serves or, without a server, that the next start serves."""
+    from openclaw_rl.cli.status import read
+
+    return read(config).version

@@ -18,6 +18,7 @@ class PolicyVersions(Generic[Weights]):
     * A version number is never given to two policies.
     * A request that names no version gets the newest that is not a candidate, or else the base model.
     * A candidate serves only requests that name it, until it is promoted or retracted.
+    * A version that is retracted while requests use it goes when the last of them ends.
     * Neither the newest version nor a version in use is evicted. The base model has a place of its own.
     """
 
@@ -28,6 +29,7 @@ class PolicyVersions(Generic[Weights]):
         """The highest version that was ever held."""
         self._held: dict[int, Weights] = {}
         self._candidates: set[int] = set()
+        self._retracted: set[int] = set()
         self._uses: Counter[int] = Counter()
         self._released = asyncio.Event()
         self._publishing = asyncio.Lock()
@@ -39,12 +41,13 @@ class PolicyVersions(Generic[Weights]):
 
     @property
     def newest(self) -> int:
-        return max((version for version in self._held if version not in self._candidates), default=BASE_VERSION)
+        apart = self._candidates | self._retracted
+        return max((version for version in self._held if version not in apart), default=BASE_VERSION)
 
     def find(self, version: int | None) -> tuple[int, Weights]:
         """The version that answers a request which names `version`, and its weights. Raises VersionGone."""
         wanted = self.newest if version is None else version
-        if wanted not in self._held:
+        if wanted not in self._held or wanted in self._retracted:
             raise VersionGone(f"Policy version {wanted} is not loaded.")
         return wanted, self._held[wanted]
 
@@ -66,10 +69,10 @@ class PolicyVersions(Generic[Weights]):
         self._candidates.discard(version)
 
     def retract(self, version: int) -> None:
-        """Hold a version no longer."""
-        self._held.pop(version, None)
+        """Hold a version no longer, once no request uses it."""
+        self._retracted.add(version)
         self._candidates.discard(version)
-        self._released.set()
+        self._drop_if_retracted(version)
 
     def use(self, version: int) -> None:
         """Keep a version from being evicted until `release` has been called as often."""
@@ -77,6 +80,11 @@ class PolicyVersions(Generic[Weights]):
 
     def release(self, version: int) -> None:
         self._uses[version] -= 1
+        self._drop_if_retracted(version)
+
+    def _drop_if_retracted(self, version: int) -> None:
+        if version in self._retracted and not self._uses[version]:
+            self._held.pop(version, None)
         self._released.set()
 
     def evict(self) -> dict[int, Weights] | None:

@@ -64,7 +64,7 @@ def build_learning(
         method,
         settings,
         Checkpoints.of_run(run_dir, options.keep_checkpoints),
-        Policies(run_dir / "policies", setup.policies_held + SPARE_POLICIES),
+        Policies.of_run(run_dir, setup.policies_held + SPARE_POLICIES),
         Reporter(sinks(setup, registry)),
         gate,
         records.Records(run_dir / records.FILE) if method.options.record else None,
@@ -117,7 +117,8 @@ def where_to_begin(options: TrainingOptions, run_dir: Path) -> Beginning:
     if given == "none":
         return Beginning(None, own=False)
     if given == "auto":
-        return Beginning(checkpoints.latest(), own=True)
+        latest = checkpoints.latest()
+        return Beginning(None if latest and latest.is_base_model else latest, own=True)
     folder = Path(given).expanduser().resolve()
     try:
         verify(folder)

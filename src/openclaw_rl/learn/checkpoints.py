@@ -12,7 +12,7 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,8 @@ class Checkpoint:
     created: float
     batches: tuple[Batch, ...]
     """The steps that are in no earlier checkpoint."""
+    is_base_model: bool = False
+    """Whether it has no weights of its own, so that the next start continues from the base model."""
 
     @property
     def version(self) -> int:
@@ -125,11 +127,24 @@ class Checkpoints:
         sync(checkpoint.folder)
         return read_record(checkpoint.folder)
 
-    def prune(self) -> None:
-        """Remove all but the newest, and unfinished folders."""
-        for checkpoint in self.all()[: -self.keep]:
+    def save_base_model(self, version: int) -> Checkpoint:
+        """Let the next start continue from the base model. The learner's first checkpoint replaces this one."""
+
+        async def write_nothing(folder: Path) -> None: ...
+
+        return asyncio.run(self.save(0, version, (), write_nothing))
+
+    def remove(self, checkpoints: Iterable[Checkpoint]) -> None:
+        """Remove checkpoints, and unfinished folders."""
+        for checkpoint in checkpoints:
             self._discard(checkpoint)
         remove_unfinished(self.folder)
+
+    def prune(self) -> None:
+        """Remove all but the newest, and unfinished folders."""
+        saved = self.all()
+        old = saved[: -self.keep]
+        self.remove([*old, *(one for one in saved[len(old) : -1] if one.is_base_model)])
 
     def _discard(self, checkpoint: Checkpoint) -> None:
         """Rename the folder to an unfinished one; `prune` removes it. A crash in between leaves no half checkpoint."""
@@ -151,7 +166,8 @@ def read_record(folder: Path) -> Checkpoint:
         versions = tuple(map(int, (record["version"], *record.get("served_again", ()))))
         if not isinstance(record["files"], dict):
             raise ValueError("the record lists no files")
-        return Checkpoint(folder, int(record["step"]), versions, float(record["created"]), batches)
+        step, created = int(record["step"]), float(record["created"])
+        return Checkpoint(folder, step, versions, created, batches, is_base_model=not record["files"])
     except FileNotFoundError:
         raise BadCheckpoint(f"{folder} is not a checkpoint: {RECORD} is missing.") from None
     except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:

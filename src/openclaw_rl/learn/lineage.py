@@ -104,31 +104,39 @@ class Lineage:
         await self.sampler.publish(version, await asyncio.to_thread(self.policies.adopt, checkpoint.folder, version))
         return version
 
-    async def go_back(self, checkpoint: Checkpoint, version: int) -> int:
-        """Continue learning from a checkpoint that serves as `version`; the version it serves as in the end."""
+    async def go_back(self, checkpoint: Checkpoint, version: int, *, retrain: bool) -> int:
+        """Continue learning from a checkpoint that serves as `version`; the version it serves as in the end.
+
+        With `retrain`, the turns of the steps that are not in it are trained on again.
+        """
         self.unsaved = []
         await self.learner.load(checkpoint.folder)
         if self.sampler.newest_version != version:
             version = await self.serve_again(checkpoint, checkpoint.version)
         self.step, self.version, self._parent = checkpoint.step, version, version
+        if retrain:
+            # First the ledger: killed after that, the next start finds the old checkpoint, whose steps count again.
+            await self.ledger.follow(version, retrain=True)
         # From here on the next start continues from this policy, even if the ledger does not know of it yet.
         self._last = await asyncio.to_thread(self.checkpoints.renumber, checkpoint, version)
         await self.ledger.follow(version)
         return version
 
-    async def go_back_to_base(self) -> int:
-        """Continue learning from the base model; the version under which it serves."""
+    async def go_back_to_base(self, *, retrain: bool) -> int:
+        """The same with the base model."""
         self.unsaved = []
         await self.learner.reset()
-        await self._publish_start()
+        await self._publish_start(retrain=retrain)
         return self.version
 
-    async def _publish_start(self) -> None:
+    async def _publish_start(self, *, retrain: bool = False) -> None:
         """Publish and save the learner's policy, which holds no step, so that the next start continues from it."""
         version, policy = await self.write_policy()
         await self.ledger.add_policy(version, BASE_VERSION)
         await self.sampler.publish(version, policy)
         self.step, self.version, self._parent = 0, version, version
+        if retrain:
+            await self.ledger.follow(version, retrain=True)
         await self.save()
         await self.ledger.follow(version)
 

@@ -15,6 +15,7 @@ from openclaw_rl.learn.phases import Phase, Phases
 from openclaw_rl.learn.policies import Policies
 from openclaw_rl.learn.records import Records
 from openclaw_rl.learn.reporting import Reporter
+from openclaw_rl.learn.retrain import find_traces, newest_without, remove
 from openclaw_rl.learn.step import StepRunner
 from openclaw_rl.ledger.errors import LedgerError
 from openclaw_rl.ledger.ledger import Ledger
@@ -150,10 +151,11 @@ class LearnLoop:
                     await self.line.save()
                 log.info("Saved the policy of step %d. The next start continues from it.", self.step)
 
-    async def roll_back(self, checkpoint: Checkpoint | None) -> int:
+    async def roll_back(self, checkpoint: Checkpoint | None, *, retrain: bool = False) -> int:
         """Serve an earlier policy at once and continue learning from it; the version under which it serves now.
 
-        None is the base model. It serves once the running step has ended.
+        None is the base model. It serves once the running step has ended. With `retrain`, the turns of later steps are
+        trained on again.
         """
         self.steps.abandon()
         served = await self.line.serve_again(checkpoint, checkpoint.version) if checkpoint else BASE_VERSION
@@ -161,7 +163,10 @@ class LearnLoop:
             self.phases.enter(Phase.ROLLING_BACK)
             self.steps.gate_score = None
             try:
-                version = await (self.line.go_back(checkpoint, served) if checkpoint else self.line.go_back_to_base())
+                if checkpoint:
+                    version = await self.line.go_back(checkpoint, served, retrain=retrain)
+                else:
+                    version = await self.line.go_back_to_base(retrain=retrain)
             except BaseException:
                 self.phases.enter(Phase.UNPREPARED)
                 raise
@@ -169,6 +174,22 @@ class LearnLoop:
         source = f"the policy of step {self.step}" if self.step else "the base model"
         log.info("Rolled back: policy %d serves now, which is %s.", version, source)
         return version
+
+    async def retrain(self) -> int:
+        """Learn again without deleted turns: serve the newest policy without them, and delete those with them.
+
+        Returns the version that serves. The other turns of later steps are trained on again.
+        """
+        versions = self.ledger.versions_with_deleted_turns()
+        if self.version in versions:
+            line = self.ledger.line(self.version)
+            await self.roll_back(newest_without(versions, self.line.checkpoints.all(), line), retrain=True)
+        async with self._lock:
+            for version in versions:
+                self.line.sampler.retract(version)
+            traces = find_traces(versions, self.line.checkpoints, self.line.policies)
+            await asyncio.to_thread(remove, traces, self.line.checkpoints, self.line.policies)
+        return self.version
 
     async def _prepare(self) -> None:
         """Make learner and ledger agree with the last step that counts."""

@@ -17,6 +17,10 @@ class Policies:
     def __init__(self, folder: Path, keep: int) -> None:
         self.folder, self.keep = folder, keep
 
+    @classmethod
+    def of_run(cls, run_dir: Path, keep: int = 1) -> "Policies":
+        return cls(run_dir / "policies", keep)
+
     async def write(self, learner: Learner, version: int) -> PolicyRef:
         """Write the learner's policy into the version's folder."""
         with unfinished(self.folder, f"v{version}") as folder:
@@ -30,6 +34,11 @@ class Policies:
                 if not NOT_THE_POLICY.fullmatch(path.name):
                     shutil.copy(path, folder)
             return policy_in(self._finish(folder, version))
+
+    def versions(self) -> list[int]:
+        """The versions that have a folder."""
+        names = (path.name[1:] for path in self.folder.glob("v*"))
+        return sorted(int(name) for name in names if name.isdecimal())
 
     def remove(self, version: int) -> None:
         """Remove a version that is not served, so that it does not displace one that is."""

@@ -5,6 +5,7 @@ from collections.abc import Container, Sequence
 from openclaw_rl.errors import UserError
 from openclaw_rl.learn.checkpoints import BadCheckpoint, Checkpoint, Checkpoints, verify
 from openclaw_rl.ledger.offline import OfflineLedger
+from openclaw_rl.types import BASE_VERSION
 
 
 class CannotRollBack(UserError):
@@ -38,7 +39,7 @@ def choose_checkpoint(
         verify(fitting[0].folder)
     except BadCheckpoint as error:
         raise CannotRollBack(str(error)) from error
-    return fitting[0]
+    return None if fitting[0].is_base_model else fitting[0]
 
 
 def roll_back_offline(ledger: OfflineLedger, checkpoints: Checkpoints, version: int | None) -> int:
@@ -47,14 +48,22 @@ def roll_back_offline(ledger: OfflineLedger, checkpoints: Checkpoints, version: 
     Returns its new policy version.
     """
     saved = checkpoints.all()
-    step, line = (saved[-1].step, ledger.line(saved[-1].version)) if saved else (0, [])
-    chosen = choose_checkpoint(saved, version, step, line)
-    if chosen is None:
-        raise CannotRollBack(
-            "There is no earlier checkpoint: only the base model is left to roll back to. Start the server with "
-            "--resume-from-ckpt none, or roll back while it runs."
-        )
-    new = max(ledger.latest_version(), saved[-1].version) + 1
-    ledger.roll_back(new, chosen.version)
-    checkpoints.renumber(chosen, new)
-    return new
+    step, line = (saved[-1].step, ledger.reader.line(saved[-1].version)) if saved else (0, [])
+    return roll_back_to(choose_checkpoint(saved, version, step, line), ledger, checkpoints)
+
+
+def roll_back_to(
+    checkpoint: Checkpoint | None, ledger: OfflineLedger, checkpoints: Checkpoints, *, retrain: bool = False
+) -> int:
+    """Let the next start continue from a checkpoint, or from the base model; its new policy version.
+
+    With `retrain`, the turns of the steps that are not in it wait to be trained on again.
+    """
+    version = max([ledger.latest_version(), *(saved.version for saved in checkpoints.all())]) + 1
+    # If this is killed in between, the next start continues from the old checkpoint, and its steps count again.
+    ledger.follow(version, made_from=checkpoint.version if checkpoint else BASE_VERSION, retrain=retrain)
+    if checkpoint:
+        checkpoints.renumber(checkpoint, version)
+    else:
+        checkpoints.save_base_model(version)
+    return version

@@ -202,16 +202,12 @@ def _close(db: sqlite3.Connection, session: int) -> None:
 
 
 def forget(db: sqlite3.Connection, sessions: Sequence[int]) -> list[int]:
-    """Delete sessions with everything in them; the training steps that used their turns."""
+    """Delete sessions with everything in them; the numbers of their turns."""
     marks = ", ".join("?" * len(sessions))
-    steps = db.execute(
-        "SELECT DISTINCT s.step FROM update_turns u JOIN turns t ON t.number = u.turn "
-        f"JOIN updates s ON s.number = u.number WHERE s.outcome = 'applied' AND t.session IN ({marks}) ORDER BY s.step",
-        tuple(sessions),
-    ).fetchall()
+    turns = db.execute(f"SELECT number FROM turns WHERE session IN ({marks})", tuple(sessions)).fetchall()
     # Turns refer to messages and to each other within their session: check references at the end.
     db.execute("PRAGMA defer_foreign_keys = ON")
     db.execute(f"DELETE FROM turns WHERE session IN ({marks})", tuple(sessions))
     db.execute(f"DELETE FROM messages WHERE session IN ({marks})", tuple(sessions))
     db.execute(f"DELETE FROM sessions WHERE number IN ({marks})", tuple(sessions))
-    return [row["step"] for row in steps]
+    return [row["number"] for row in turns]

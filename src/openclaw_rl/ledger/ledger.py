@@ -15,6 +15,7 @@ from openclaw_rl.ledger.schema import FILE, connect, create, migrate
 from openclaw_rl.ledger.writer import Writer
 from openclaw_rl.rendering.token_cache import TokenCache
 from openclaw_rl.types import (
+    BASE_VERSION,
     Batch,
     Feedback,
     SampleKind,
@@ -119,9 +120,9 @@ class Ledger:
     async def reconcile(self, version: int, step: int, batches: Sequence[Batch]) -> list[int]:
         return await self._write(lambda db: updates.reconcile(db, version, step, batches))
 
-    async def follow(self, version: int) -> None:
-        """Let exactly the steps in a policy count. The others are rolled back."""
-        await self._write(lambda db: updates.follow(db, version))
+    async def follow(self, version: int, *, retrain: bool = False) -> None:
+        """Let exactly the steps in a policy count. The turns of the others are trained on again only with `retrain`."""
+        await self._write(lambda db: updates.follow(db, version, undo_after=BASE_VERSION if retrain else None))
 
     async def drop(self, turn: int, reason: str) -> None:
         await self._write(lambda db: changes.move(db, turn, State.DROPPED, reason))
@@ -137,6 +138,10 @@ class Ledger:
 
     def trainable(self) -> int:
         return self._read(updates.waiting)
+
+    def versions_with_deleted_turns(self) -> set[int]:
+        """The policy versions that were trained on turns that were deleted since."""
+        return self._read(lambda db: policies.trained_on(db, policies.turns_deleted(db)))
 
     def line(self, version: int) -> list[int]:
         """A policy version and those that it was made from, the newest first."""

@@ -12,10 +12,12 @@ from openclaw_rl.ledger.reader import LedgerReader
 from openclaw_rl.ledger.schema import FILE, connect, migrate, transaction
 from openclaw_rl.ledger.trajectories import Imported, import_file
 from openclaw_rl.rendering.chat import ChatRenderer
-from openclaw_rl.types import SessionSummary
+from openclaw_rl.types import BASE_VERSION, SessionSummary
 
 #: How long to wait for a lock that another program holds.
 LOCK_SECONDS = 10
+#: Not the same command again: the beginning of a deleted session's id may be that of another one.
+WIPE_LATER = "run 'openclaw-rl forget --wipe' again"
 #: SQLite rewrites a file of this size in about a second, for which a server's requests can wait.
 MAX_BYTES_REWRITTEN_BESIDE_SERVER = 256 << 20
 
@@ -33,7 +35,7 @@ class OfflineLedger:
         self.reader = LedgerReader(db, folder)
 
     def forget(self, sessions: Sequence[SessionSummary]) -> list[int]:
-        """Delete sessions with everything in them; the training steps that used their turns."""
+        """Delete sessions with everything in them; the numbers of their turns."""
         with transaction(self._db):
             return changes.forget(self._db, [summary.number for summary in sessions])
 
@@ -43,24 +45,24 @@ class OfflineLedger:
         SQLite overwrites the rows that it deletes, but not the copies that it left when it moved rows between pages.
         """
         if beside_server and (self._folder / FILE).stat().st_size > MAX_BYTES_REWRITTEN_BESIDE_SERVER:
-            return "rewriting so large a ledger would keep the server from recording: run this again when it is stopped"
+            return f"rewriting so large a ledger would keep the server from recording: {WIPE_LATER} when it is stopped"
         self._db.execute("VACUUM")
         busy, _log, _checkpointed = self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-        return "another program is reading an older state of them: run the same command again later" if busy else ""
+        return f"another program is reading an older state of them: {WIPE_LATER} later" if busy else ""
 
     def latest_version(self) -> int:
         """The highest policy version in the ledger."""
         return updates.latest_version(self._db)
 
-    def line(self, version: int) -> list[int]:
-        """A policy version and those that it was made from, the newest first."""
-        return policies.line(self._db, version)
+    def follow(self, version: int, *, made_from: int | None = None, retrain: bool = False) -> None:
+        """Let exactly the steps in a policy count. With `made_from`, it is a new version of that policy.
 
-    def roll_back(self, version: int, parent: int) -> None:
-        """Serve the weights of `parent` again as `version`. Steps that are not in it no longer count."""
+        The turns of other steps wait to be trained on again only with `retrain`.
+        """
         with transaction(self._db):
-            policies.add(self._db, version, parent)
-            updates.follow(self._db, version)
+            if made_from is not None:
+                policies.add(self._db, version, made_from)
+            updates.follow(self._db, version, undo_after=BASE_VERSION if retrain else None)
 
     def import_file(self, path: Path, renderer: ChatRenderer) -> Imported:
         """Read a trajectories file into the ledger."""

@@ -31,6 +31,22 @@ def line(db: sqlite3.Connection, version: int) -> list[int]:
     return [row["version"] for row in rows]
 
 
+def turns_deleted(db: sqlite3.Connection) -> list[int]:
+    """The turns that steps were made from and that were deleted since."""
+    rows = db.execute("SELECT DISTINCT turn FROM update_turns WHERE turn NOT IN (SELECT number FROM turns)")
+    return [row["turn"] for row in rows]
+
+
+def steps_with(db: sqlite3.Connection, turns: Iterable[int]) -> list[int]:
+    """The training steps that used these turns and made a policy, whether or not they count."""
+    rows = db.execute(
+        "SELECT DISTINCT s.step FROM updates s JOIN update_turns u ON u.number = s.number "
+        "WHERE u.turn IN (SELECT value FROM json_each(?)) AND s.version IS NOT NULL ORDER BY s.step",
+        (json.dumps(list(turns)),),
+    )
+    return [row["step"] for row in rows]
+
+
 def trained_on(db: sqlite3.Connection, turns: Iterable[int]) -> set[int]:
     """The versions that contain at least one of these turns."""
     rows = db.execute(

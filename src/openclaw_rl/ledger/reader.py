@@ -2,11 +2,11 @@
 
 import contextlib
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from openclaw_rl.ledger import change_log, queries, updates, verdicts
+from openclaw_rl.ledger import change_log, policies, queries, updates, verdicts
 from openclaw_rl.ledger.change_log import Changes
 from openclaw_rl.ledger.errors import LedgerUnusable, NewerLedger, NoLedger, sqlite_errors_as_sentences
 from openclaw_rl.ledger.schema import FILE, MIGRATIONS, connect
@@ -126,6 +126,26 @@ class LedgerReader:
         """All training steps with what became of them, in the order they were made."""
         with self.snapshot() as db:
             return updates.load(db)
+
+    def trainable(self) -> int:
+        """How many turns can be trained on."""
+        with self.snapshot() as db:
+            return updates.waiting(db)
+
+    def steps_with(self, turns: Iterable[int]) -> list[int]:
+        """The training steps that used these turns and made a policy, whether or not they count."""
+        with self.snapshot() as db:
+            return policies.steps_with(db, turns)
+
+    def versions_with(self, turns: Iterable[int] | None = None) -> set[int]:
+        """The policy versions that were trained on at least one of these turns, or of those that were deleted."""
+        with self.snapshot() as db:
+            return policies.trained_on(db, policies.turns_deleted(db) if turns is None else turns)
+
+    def line(self, version: int) -> list[int]:
+        """A policy version and those that it was made from, the newest first."""
+        with self.snapshot() as db:
+            return policies.line(db, version)
 
     def cursor(self) -> int:
         """Where `changes_since` starts for a caller that has read everything in the same snapshot."""

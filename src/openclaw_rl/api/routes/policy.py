@@ -19,6 +19,6 @@ async def roll_back(request: Request) -> dict[str, int]:
     async with server.bodies.read(request) as content:
         body = parse(RollbackRequest, content or b"{}")
     try:
-        return {"policy_version": await server.operations.roll_back(body.version)}
+        return {"policy_version": await server.operations.roll_back(body.version, retrain=body.retrain)}
     except OperationFailed as error:
         raise ApiError(409, str(error), code="cannot_roll_back", param="version") from error
