@@ -34,7 +34,7 @@ FEW_FILES = ["bash", "-c", f'ulimit -n {SERVER_FILES}; exec "$@"', "bash", *SERV
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\n"
 QUESTION = json.dumps({"messages": [{"role": "user", "content": "hello"}]}).encode()
 LONG_ANSWER = json.dumps(
-    {"messages": [{"role": "user", "content": "hello"}], "n": 128, "logprobs": True, "top_logprobs": 20, "stream": True}
+    {"messages": [{"role": "user", "content": "hello"}], "n": 64, "logprobs": True, "top_logprobs": 10, "stream": True}
 ).encode()
 
 
