@@ -26,6 +26,7 @@ BAD_HTTP_SECONDS = 1.0
 #: The longest that /healthz may take beside hostile requests. Generous: the fuzzer takes a core itself.
 HEALTH_SECONDS = 2.0
 HEALTH_EVERY = 0.25
+SLOW_HEALTH = "/healthz was slow"
 #: How much memory the server may keep after a number of requests of any kind.
 MAX_GROWTH_MIB = 250
 #: Memory is measured first when this share of the requests has been sent, because caches fill.
@@ -137,7 +138,7 @@ class Fuzzer:
             seconds = time.monotonic() - started
             self.report.most("slowest healthz, ms", round(1000 * seconds))
             self.report.check(status in (0, 200), f"/healthz answered {status}")
-            self.report.check(seconds < HEALTH_SECONDS, "/healthz was slow", f"{seconds:.1f} s")
+            self.report.check(seconds < HEALTH_SECONDS, SLOW_HEALTH, f"{seconds:.1f} s")
             await connection.close()
             await asyncio.sleep(HEALTH_EVERY)
 

@@ -129,6 +129,7 @@ def test_a_damaged_one_is_named_and_the_one_before_it_is_used(
         '{"step": 2, "version": null, "created": 0, "batches": [], "files": {}}',
         '{"step": "two", "version": "2", "created": 0, "batches": [], "files": {}}',
         '{"step": 2, "version": 2, "created": 0, "batches": [{"step": 2}], "files": {}}',
+        "[" * 100_000,
         b"\xff\xfe\x00",
     ],
 )

@@ -147,6 +147,7 @@ CHECKS = "contains, excludes, matches, max_words, min_words"
     ("line", "said"),
     [
         ("hello", f" is not JSON. {LINE}"),
+        ("[" * 100_000, f" is not JSON. {LINE}"),
         ("[]", f" has no prompt. {LINE}"),
         ("3", f" has no prompt. {LINE}"),
         ('{"contains": "hello"}', f" has no prompt. {LINE}"),

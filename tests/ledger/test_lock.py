@@ -93,7 +93,9 @@ def test_looking_for_a_server_does_not_keep_one_from_starting(tmp_path: Path) ->
         lock.close()
 
 
-@pytest.mark.parametrize("content", ["", "{", "null", "[]", "{}", '{"url": "x"}', '{"pid": "x"}', "\udcff"])
+@pytest.mark.parametrize(
+    "content", ["", "{", "null", "[]", "{}", '{"url": "x"}', '{"pid": "x"}', "\udcff", "[" * 100_000]
+)
 def test_a_file_that_says_nothing_of_use_is_no_server(tmp_path: Path, content: str) -> None:
     (tmp_path / FILE).write_bytes(content.encode("utf-8", "surrogateescape"))
     assert read_server(tmp_path) == {}

@@ -75,7 +75,7 @@ def read_ledger(run: Run, reader: LedgerReader, server: str | None, ready: Mappi
 def base_model(checkpoints: list[Checkpoint]) -> str:
     """The model that the newest adapter belongs to; empty if no adapter names one."""
     for checkpoint in reversed(checkpoints):
-        with contextlib.suppress(OSError, ValueError, AttributeError):
+        with contextlib.suppress(OSError, ValueError, AttributeError, RecursionError):
             name = json.loads((checkpoint.folder / ADAPTER_CONFIG).read_text()).get("base_model_name_or_path")
             if isinstance(name, str) and name:
                 return name

@@ -170,7 +170,7 @@ def read_record(folder: Path) -> Checkpoint:
         return Checkpoint(folder, step, versions, created, batches, is_base_model=not record["files"])
     except FileNotFoundError:
         raise BadCheckpoint(f"{folder} is not a checkpoint: {RECORD} is missing.") from None
-    except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise BadCheckpoint(f"The checkpoint {folder} is damaged: {error!r}.") from error
 
 

@@ -99,7 +99,7 @@ def read_items(path: Path) -> list[Item]:
 def read_item(line: str, where: str) -> Item:
     try:
         given = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise ConfigError(f"--gate {where} is not JSON. {EXPECTED}") from None
     if not isinstance(given, dict) or "prompt" not in given:
         raise ConfigError(f"--gate {where} has no prompt. {EXPECTED}")

@@ -38,10 +38,21 @@ class Records:
 
 
 def prune(path: Path, kept: Container[int]) -> None:
-    """Remove the samples of turns that are not in `kept`, because deleted turns must be in no file."""
+    """Remove the samples of turns that are not in `kept`, because deleted turns must be in no file.
+
+    A line that cannot be read, such as one that a crash cut off, is removed too.
+    """
     if not path.exists():
         return
-    lines = [line for line in path.read_text("utf-8").splitlines(keepends=True) if json.loads(line)["turn"] in kept]
+    lines = [line for line in path.read_text("utf-8", "replace").splitlines(keepends=True) if _turn(line) in kept]
     new = path.with_suffix(".new")
     new.write_text("".join(lines), "utf-8")
     new.replace(path)
+
+
+def _turn(line: str) -> int:
+    """The turn of a line; -1 if the line cannot be read."""
+    try:
+        return int(json.loads(line)["turn"])
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        return -1

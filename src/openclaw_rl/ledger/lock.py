@@ -90,7 +90,7 @@ def read_server(run_dir: Path) -> dict[str, Any]:
             if not is_locked(file):
                 return {}
             server = json.load(file)
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return server if isinstance(server, dict) else {}
 

@@ -171,7 +171,7 @@ class PolicyTrainer:
             moments = load_file(folder / OPTIMIZER)
             state = json.loads((folder / STATE).read_text())
             steps, micro_batches = int(state["steps"]), int(state["micro_batches"])
-        except (BadPolicy, SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
+        except (BadPolicy, SafetensorError, OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise StepRefused(f"the checkpoint {folder} cannot be loaded: {error}") from error
         self._take(weights)
         self.trainer.micro_batches_seen = micro_batches
