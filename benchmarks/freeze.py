@@ -1,6 +1,6 @@
 """Measures how long one hostile request keeps everybody else waiting: the worst delay of another client's /healthz.
 
-    python benchmarks/freeze.py [--mb 16] [--context 8192]
+    python benchmarks/freeze.py [--mb 8] [--context 8192]
 
 The baseline is a server that reads a request in the obvious way: it parses the body, renders the chat, and tokenises
 it with `tokenizer.encode` in a thread. Its requests have two megabytes; larger ones would stop it for minutes. Ours has
@@ -187,7 +187,7 @@ def measure(mb: float, context: int) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("--mb", type=float, default=16.0, help="size of the large requests")
+    parser.add_argument("--mb", type=float, default=8.0, help="size of the large requests")
     parser.add_argument("--context", type=int, default=8192, help="context of the model that ours serves")
     options = parser.parse_args()
     measure(options.mb, options.context)

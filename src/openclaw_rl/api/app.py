@@ -26,7 +26,7 @@ def create_app(
     *,
     aliases: Sequence[str] = (),
     keys: Sequence[ApiKey] = (),
-    max_body_bytes: int = 16_000_000,
+    max_body_bytes: int = 8_000_000,
     operations: Operations | None = None,
 ) -> FastAPI:
     """The application that serves one model, which clients may call `model` or one of `aliases`."""

@@ -79,7 +79,7 @@ class ServerOptions(Section):
         secret=True,
     )
     max_request_mb: float = option(
-        16.0, "Largest request body, in megabytes.", group="Server", env="MAX_REQUEST_MB", gt=0
+        8.0, "Largest request body, in megabytes.", group="Server", env="MAX_REQUEST_MB", gt=0
     )
     header_seconds: float = option(
         20.0, "Seconds that a client has to send a request's headers.", group="Server", env="HEADER_SECONDS", gt=0
