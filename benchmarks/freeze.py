@@ -110,6 +110,7 @@ KINDS = {
     "escaped line ends": partial(text, word=b"\\n"),
     "escaped letters": partial(text, word=b"\\u00e9"),
     "tiny messages": partial(repeated, item=USER % b"", around=b'{"messages":[%s]}'),
+    "all messages allowed": lambda size: repeated(min(size, 440_000), USER % b"", b'{"messages":[%s]}'),
     "wrong messages": partial(repeated, item=b"{}", around=b'{"messages":[%s]}'),
     "text parts": partial(
         repeated, item=b'{"type":"text","text":""}', around=b'{"messages":[{"role":"user","content":[%s]}]}'

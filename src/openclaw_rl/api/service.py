@@ -1,7 +1,9 @@
 """Turns a chat request into a running completion, or refuses it."""
 
+import asyncio
 import logging
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
@@ -78,21 +80,28 @@ class ChatService:
         self.recorded_top = recorded_top
         self.metrics = ServerMetrics(sampler.stats)
         self.capture = Capture(ledger, renderer, self.metrics) if ledger else None
+        self._capturing = ThreadPoolExecutor(1, thread_name_prefix="capture")
         self._parser = choose_parser(renderer.template) if tool_parser == "auto" else tool_parser
         self._seeds = (request_seed(seed, number) for number in count())
 
-    def begin(self, read: ReadRequest, owner: str, headers: Mapping[str, str]) -> Completion:
+    async def begin(self, read: ReadRequest, owner: str, headers: Mapping[str, str]) -> Completion:
         """Give a request to the sampler. Raises ApiError."""
         request, prompt = read.request, read.prompt
         max_context = self.sampler.limits.max_context_tokens
         incoming = IncomingRequest(owner, headers, request, read.chat, prompt, max_context)
-        turn = self.capture.open(incoming) if self.capture else None
+        turn = await self._open_turn(incoming)
         try:
             return self._start(request, owner, turn.prompt if turn else prompt, turn, read.arrived)
         except (QueueFull, EngineUnavailable, ApiError) as error:
             if turn is not None:
                 turn.close()
             raise error if isinstance(error, ApiError) else from_engine(error) from error
+
+    async def _open_turn(self, incoming: IncomingRequest) -> OpenTurn | None:
+        if self.capture is None:
+            return None
+        # A long history takes a while to compare with the record. One thread for all requests: they are taken in turn.
+        return await asyncio.get_running_loop().run_in_executor(self._capturing, self.capture.open, incoming)
 
     def _start(
         self, request: ChatRequest, owner: str, prompt: RenderedPrompt, turn: OpenTurn | None, arrived: float

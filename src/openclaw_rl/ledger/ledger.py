@@ -45,7 +45,7 @@ class Ledger:
     - Reads never wait for the writer. They happen at once, on the caller's thread, and are short look-ups by index.
     - If the disk is full or the database is locked, changes and reads fail with CaptureSuspended instead of holding up
       requests; writing resumes by itself.
-    - Only one thread may use an instance. Other processes may read and change the same ledger (`reader`, `offline`).
+    - Any thread may read. Other processes may read and change the same ledger (`reader`, `offline`).
     """
 
     def __init__(self, directory: Path) -> None:

@@ -28,7 +28,7 @@ async def chat_completions(request: Request) -> Response:
             incoming = await server.service.reader.read(content)
         if incoming.request.model is not None:
             server.check_model(incoming.request.model)
-        completion = server.service.begin(incoming, owner, request.headers)
+        completion = await server.service.begin(incoming, owner, request.headers)
     except ApiError:
         server.service.metrics.requests["refused"].inc()
         raise
