@@ -15,7 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from openclaw_rl.cli import main
-from openclaw_rl.ledger import changes, ledger, queries, schema, updates
+from openclaw_rl.ledger import changes, queries, schema, updates
 from openclaw_rl.ledger.errors import LedgerUnusable, NewerLedger
 from openclaw_rl.ledger.ledger import Ledger
 from openclaw_rl.ledger.packing import pack_ids
@@ -181,8 +181,8 @@ def test_a_turn_stores_only_what_it_adds_to_another(shared: Book, tree: list) ->
         assert shared.scalar(held, number) == 4 * (len(added) + len(response))
 
 
-async def test_sequences_are_right_whether_they_are_at_hand_or_not(book: Book, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ledger, "CACHED_SEQUENCES", 2)
+async def test_sequences_are_right_whether_they_are_at_hand_or_not(book: Book) -> None:
+    book.ledger._sequences.__init__(600)  # two of them
     expected = {}
     base, before = None, []
     for step in range(6):
