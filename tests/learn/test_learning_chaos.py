@@ -1,6 +1,7 @@
 """Random failures and kills."""
 
 import asyncio
+import math
 import random
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,10 @@ async def test_whatever_breaks_whenever_every_turn_is_trained_on_once(tmp_path: 
     The test waits for calls, never for seconds, so a slow machine cannot fail it.
     """
     draw = random.Random(seed)
-    async with a_run(tmp_path / "run", save_interval=draw.choice([1, 3]), max_staleness=1000) as run:
+    share = draw.choice([0.0, math.inf])
+    async with a_run(
+        tmp_path / "run", save_interval=draw.choice([1, 3]), recovery_share=share, max_staleness=1000
+    ) as run:
         turns: list[int] = []
         calls, hangs = 0, False
 
@@ -44,7 +48,7 @@ async def test_whatever_breaks_whenever_every_turn_is_trained_on_once(tmp_path: 
         for _ in range(8):
             hangs = False
             await run.start()
-            for name in ("write_policy", "save", "load", "start", "undo"):
+            for name in ("write_policy", "save", "save_recovery", "load", "start", "undo"):
                 run.learner.hooks[name] = trouble
             run.sampler.hook = trouble
             for _ in range(draw.randint(1, 4)):

@@ -47,11 +47,14 @@ async def test_killed_at_any_point_of_a_step_every_turn_is_trained_on_once(
     assert run.learner.policy == turns
 
 
-async def test_resuming_serves_the_checkpoints_policy_before_anything_is_learned(run: LearningRun) -> None:
+async def test_if_the_policy_that_served_last_is_gone_the_checkpoints_serves_before_anything_is_learned(
+    run: LearningRun,
+) -> None:
     await run.start()
     turns = run.judged(6)
     await run.trained(*turns)
     await run.kill()
+    shutil.rmtree(run.folder / "policies")
     await run.start(learning=False)
     assert run.sampler.newest_version == 2
     assert run.sampler.served[2] == run.applied() == [turns[:2], turns[2:4]]

@@ -216,8 +216,8 @@ class ScriptedLearner:
         self._write(folder)
         return policy_in(folder)
 
-    async def save(self, folder: Path) -> None:
-        await self._call("save", folder)
+    async def save(self, folder: Path, *, lasting: bool = True) -> None:
+        await self._call("save" if lasting else "save_recovery", folder)
         self._write(folder)
         (folder / "learner.json").write_text("{}")
 

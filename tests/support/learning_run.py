@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 
 from openclaw_rl.engines.base import EngineUnavailable
 from openclaw_rl.engines.policy_ref import PolicyRef
-from openclaw_rl.learn.build import where_to_begin
+from openclaw_rl.learn.build import serve_learned, where_to_begin
 from openclaw_rl.learn.checkpoints import Checkpoint, Checkpoints
 from openclaw_rl.learn.loop import LearnLoop, LearnSettings
 from openclaw_rl.learn.options import TrainingOptions
@@ -91,6 +91,8 @@ class LearningRun:
         self.book = Book(folder)
         self.settings = {"batch_size": 2, "max_steps": 1000, "max_staleness": 8, "save_interval": 2, **settings}
         self.settings.setdefault("batch_timeout", None)
+        # Tests that are about something else save at the interval alone, whatever a save costs on this machine.
+        self.settings.setdefault("recovery_share", 0.0)
         self.keep = self.settings.pop("keep_checkpoints", 3)
         self.method = self.settings.pop("method", None) or a_method("rl")
         self.gate: Any = None
@@ -122,6 +124,13 @@ class LearningRun:
         if learning:
             self.learn()
         return self
+
+    async def serve_only(self) -> int:
+        """Start a new process that does not learn; the version that it serves."""
+        self.sampler, self.threads = PickySampler(), ThreadPoolExecutor()
+        asyncio.get_running_loop().set_default_executor(self.threads)
+        await serve_learned(TrainingOptions(), self.folder, self.folder, self.sampler)
+        return self.sampler.newest_version
 
     def learn(self) -> None:
         self.task = asyncio.create_task(self.loop.run())

@@ -61,7 +61,7 @@ class InProcessPrimitives:
         self.trainer.write_policy(folder)
         return policy_in(folder)
 
-    async def save(self, folder: Path, steps: int) -> None:
+    async def save(self, folder: Path, steps: int, *, lasting: bool = True) -> None:
         self.trainer.save(folder, steps)
 
     async def load(self, folder: Path) -> int:

@@ -114,7 +114,7 @@ async def build_loops(
     config = engines.config
     judging = build_loop(judge_setup(config), ledger, policy, other, registry) if ledger else None
     if ledger is None or not config.learns:
-        await serve_learned(config.training, config.run.folder, policy.sampler)
+        await serve_learned(config.training, config.run.folder, config.ledger_dir, policy.sampler)
         return BackgroundLoops(judging, None, config.server.shutdown_seconds)
     learner = engines.open_learner()
     stack.push_async_callback(learner.close)

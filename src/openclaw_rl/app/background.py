@@ -69,7 +69,7 @@ class BackgroundLoops:
             line = self.learning.line
             made_from = line.ledger.line(line.version)
             return await self.learning.roll_back(
-                choose_checkpoint(line.checkpoints.all(), version, line.step, made_from)
+                choose_checkpoint(line.checkpoints.all(), version, line.served_step, made_from)
             )
         except CannotRollBack as error:
             raise OperationFailed(str(error)) from error

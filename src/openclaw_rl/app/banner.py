@@ -45,6 +45,8 @@ def beginning(config: Config, version: int) -> str:
     for checkpoint in config.checkpoints.all():
         if checkpoint.version == version:
             return f"continues from step {checkpoint.step} (policy {version}, checkpoint {checkpoint.folder.name})"
+    if config.training.resume_from_ckpt == "auto":
+        return f"continues with policy {version}, which served last"
     # A checkpoint of another run: this run has given it a new version number.
     return f"continues from {config.training.resume_from_ckpt} (policy {version})"
 

@@ -47,7 +47,7 @@ def read(config: Config) -> "Status":
     run_dir = config.run.folder
     server = server_url(run_dir)
     ready = ready_state(server, operator_key(config)) if server else {}
-    saved = max((checkpoint.version for checkpoint in config.checkpoints.all()), default=BASE_VERSION)
+    saved = max((checkpoint.version for checkpoint in config.checkpoints.states()), default=BASE_VERSION)
     try:
         with open_offline(config.ledger_dir) as ledger:
             return ledger.reader.status(server, ready, saved)

@@ -191,8 +191,11 @@ class TrainingPrimitives(Protocol):
 
     async def write_policy(self, folder: Path) -> "PolicyRef": ...
 
-    async def save(self, folder: Path, steps: int) -> None:
-        """Write the policy, the optimiser's state, and the number of steps made so far."""
+    async def save(self, folder: Path, steps: int, *, lasting: bool = True) -> None:
+        """Write the policy, the optimiser's state, and the number of steps made so far.
+
+        If it is not `lasting`, a later save replaces it soon: a service may let what it stores for it expire.
+        """
 
     async def load(self, folder: Path) -> int:
         """Continue from what `save` wrote; returns the number of steps. Raises StepRefused and changes nothing if
@@ -222,8 +225,11 @@ class Learner(Protocol):
     async def write_policy(self, folder: Path) -> "PolicyRef":
         """Write the policy into a folder, in one of the forms that the learner declares."""
 
-    async def save(self, folder: Path) -> None:
-        """Write all that is needed to continue: the policy's files, and others named `learner.…`."""
+    async def save(self, folder: Path, *, lasting: bool = True) -> None:
+        """Write all that is needed to continue: the policy's files, and others named `learner.…`.
+
+        If it is not `lasting`, a later save replaces it soon: a service may let what it stores for it expire.
+        """
 
     async def load(self, folder: Path) -> None:
         """Continue from what `save` wrote. Raises StepRefused if it does not fit."""

@@ -96,9 +96,9 @@ class TransactionalLearner:
         async with self._calling:
             return await self._primitives.write_policy(folder)
 
-    async def save(self, folder: Path) -> None:
+    async def save(self, folder: Path, *, lasting: bool = True) -> None:
         async with self._calling:
-            await self._primitives.save(folder, self.steps)
+            await self._primitives.save(folder, self.steps, lasting=lasting)
 
     async def load(self, folder: Path) -> None:
         async with self._calling:

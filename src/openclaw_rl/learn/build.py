@@ -1,6 +1,7 @@
 """Builds the learning loop from the options, and checks them before anything starts."""
 
 import asyncio
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,10 +19,13 @@ from openclaw_rl.learn.loop import LearnLoop, LearnSettings
 from openclaw_rl.learn.options import TrainingOptions
 from openclaw_rl.learn.policies import Policies
 from openclaw_rl.learn.reporting import JsonLines, Prometheus, Reporter, Sink, TensorBoard, WeightsAndBiases
+from openclaw_rl.ledger.errors import LedgerUnusable
 from openclaw_rl.ledger.ledger import Ledger
+from openclaw_rl.ledger.reader import open_reader
 from openclaw_rl.methods.base import Method
 from openclaw_rl.plugins import LOSS_NAMES, LOSS_OPTION, check_plugin
 from openclaw_rl.rendering.chat import ChatRenderer
+from openclaw_rl.types import BASE_VERSION
 
 #: Policies kept on disk besides those that an engine holds: the one being written and its predecessor.
 SPARE_POLICIES = 2
@@ -104,11 +108,22 @@ class Beginning:
     """Whether it continues this run. Otherwise it starts from another run's checkpoint or from the base model."""
 
 
-async def serve_learned(options: TrainingOptions, run_dir: Path, sampler: Sampler) -> None:
-    """Publish the policy that --resume-from-ckpt selects, for a server that does not learn."""
+async def serve_learned(options: TrainingOptions, run_dir: Path, ledger_dir: Path, sampler: Sampler) -> None:
+    """Publish the policy that --resume-from-ckpt selects, for a server that does not learn.
+
+    With auto it is the policy that served last.
+    """
     checkpoint = (await asyncio.to_thread(where_to_begin, options, run_dir)).checkpoint
-    if checkpoint is not None:
-        await sampler.publish(checkpoint.version, policy_in(checkpoint.folder))
+    version, folder = (checkpoint.version, checkpoint.folder) if checkpoint else (BASE_VERSION, None)
+    if options.resume_from_ckpt == "auto":
+        policies = Policies(run_dir / "policies", SPARE_POLICIES)
+        with contextlib.suppress(LedgerUnusable), open_reader(ledger_dir) as reader:
+            newest = max((state.version for state in Checkpoints.of_run(run_dir, 1).states()), default=BASE_VERSION)
+            for batch in reader.steps_after(newest):
+                if policies.folder_of(batch.version).is_dir():
+                    version, folder = batch.version, policies.folder_of(batch.version)
+    if folder is not None:
+        await sampler.publish(version, policy_in(folder))
 
 
 def where_to_begin(options: TrainingOptions, run_dir: Path) -> Beginning:

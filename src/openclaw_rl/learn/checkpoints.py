@@ -1,4 +1,4 @@
-"""Checkpoints on disk.
+"""Checkpoints on disk, and the newest state of the learner for recovery after a crash.
 
 A checkpoint is a folder with the policy, the learner's state and a record: the step, the policy version, the batches
 since the checkpoint before it, and digests of its files.
@@ -54,34 +54,52 @@ class Checkpoint:
 class Checkpoints:
     """The checkpoints of a run, the newest last. Newer means a higher policy version, not a higher step.
 
+    A recovery state is a checkpoint in a folder beside them. It only serves to continue after a crash.
+
     Guarantees:
     - A checkpoint is written whole or not at all, also when the process is killed.
     - `latest` returns only a checkpoint whose files match their digests.
-    - Only the newest `keep` stay.
+    - Only the newest `keep` stay, and one recovery state if it is newer than they are.
     """
 
     def __init__(self, folder: Path, keep: int) -> None:
         self.folder, self.keep = folder, keep
+        self.recovery = folder.with_name("recovery")
 
     @classmethod
     def of_run(cls, run_dir: Path, keep: int) -> "Checkpoints":
         return cls(run_dir / "checkpoints", keep)
 
+    @property
+    def folders(self) -> tuple[Path, Path]:
+        return self.folder, self.recovery
+
     def all(self) -> list[Checkpoint]:
-        """All with a readable record. Damaged ones are logged and left out."""
+        """All that are kept and have a readable record. Damaged ones are logged and left out."""
+        return self._in(self.folder)
+
+    def states(self) -> list[Checkpoint]:
+        """All that learning can continue from: the checkpoints and the recovery state."""
+        # Of two with the same version, the checkpoint is the newer one: the recovery state can go.
+        return by_version([*self._in(self.recovery), *self._in(self.folder)])
+
+    def is_recovery(self, checkpoint: Checkpoint) -> bool:
+        return checkpoint.folder.parent == self.recovery
+
+    def _in(self, parent: Path) -> list[Checkpoint]:
         checkpoints = []
-        for path in self.folder.glob(f"*/{RECORD}"):
+        for path in parent.glob(f"*/{RECORD}"):
             if path.parent.name.startswith(UNFINISHED):
                 continue
             try:
                 checkpoints.append(read_record(path.parent))
             except BadCheckpoint as error:
                 log.warning("%s It is left out.", error)
-        return sorted(checkpoints, key=lambda checkpoint: checkpoint.version)
+        return by_version(checkpoints)
 
     def latest(self) -> Checkpoint | None:
-        """The newest whose files match their digests."""
-        for checkpoint in reversed(self.all()):
+        """The newest, for recovery or kept, whose files match their digests."""
+        for checkpoint in reversed(self.states()):
             try:
                 verify(checkpoint.folder)
                 return checkpoint
@@ -95,19 +113,21 @@ class Checkpoints:
         version: int,
         batches: Sequence[Batch],
         write: Callable[[Path], Awaitable[None]],
+        *,
+        kept: bool = True,
     ) -> Checkpoint:
-        """Let `write` fill a folder, turn it into a checkpoint atomically, and remove the oldest."""
-        name = f"step-{step:06d}-v{version}"
+        """Let `write` fill a folder, turn it into a checkpoint or recovery state atomically, and remove the oldest."""
+        name, parent = f"step-{step:06d}-v{version}", self.folder if kept else self.recovery
         record = {
             "step": step,
             "version": version,
             "created": time.time(),
             "batches": [asdict(batch) for batch in batches],
         }
-        with unfinished(self.folder, name) as folder:
+        with unfinished(parent, name) as folder:
             await write(folder)
             # In a thread, because hashing and syncing gigabytes would block requests.
-            return await asyncio.to_thread(self._finish, folder, self.folder / name, record)
+            return await asyncio.to_thread(self._finish, folder, parent / name, record)
 
     def _finish(self, folder: Path, target: Path, record: dict[str, Any]) -> Checkpoint:
         record["files"] = {path.name: digest(path) for path in sorted(folder.iterdir())}
@@ -125,6 +145,7 @@ class Checkpoints:
             sync(folder / RECORD)
             (folder / RECORD).replace(checkpoint.folder / RECORD)
         sync(checkpoint.folder)
+        self.prune()
         return read_record(checkpoint.folder)
 
     def save_base_model(self, version: int) -> Checkpoint:
@@ -135,21 +156,27 @@ class Checkpoints:
         return asyncio.run(self.save(0, version, (), write_nothing))
 
     def remove(self, checkpoints: Iterable[Checkpoint]) -> None:
-        """Remove checkpoints, and unfinished folders."""
+        """Remove checkpoints or recovery states, and unfinished folders."""
         for checkpoint in checkpoints:
             self._discard(checkpoint)
-        remove_unfinished(self.folder)
+        for folder in self.folders:
+            remove_unfinished(folder)
 
     def prune(self) -> None:
         """Remove all but the newest, and unfinished folders."""
-        saved = self.all()
+        saved, newest = self.all(), self.states()[-1:]
         old = saved[: -self.keep]
-        self.remove([*old, *(one for one in saved[len(old) : -1] if one.is_base_model)])
+        superseded = [state for state in self._in(self.recovery) if state not in newest]
+        self.remove([*old, *superseded, *(one for one in saved[len(old) : -1] if one.is_base_model)])
 
     def _discard(self, checkpoint: Checkpoint) -> None:
         """Rename the folder to an unfinished one; `prune` removes it. A crash in between leaves no half checkpoint."""
         with contextlib.suppress(OSError):
-            checkpoint.folder.rename(self.folder / f"{UNFINISHED}{checkpoint.folder.name}")
+            checkpoint.folder.rename(checkpoint.folder.with_name(f"{UNFINISHED}{checkpoint.folder.name}"))
+
+
+def by_version(checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
+    return sorted(checkpoints, key=lambda checkpoint: checkpoint.version)
 
 
 def write_record(folder: Path, record: Mapping[str, Any]) -> None:

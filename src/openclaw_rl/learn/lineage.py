@@ -1,11 +1,15 @@
 """Keeps learner, sampler, checkpoints and ledger at the same step and policy version."""
 
 import asyncio
+import filecmp
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
-from openclaw_rl.engines.base import Learner, Sampler
+from openclaw_rl.engines.base import EngineUnavailable, Learner, Sampler
 from openclaw_rl.engines.policy_ref import PolicyRef, policy_in
 from openclaw_rl.learn.checkpoints import Checkpoint, Checkpoints, remove_unfinished
 from openclaw_rl.learn.policies import Policies
@@ -20,9 +24,11 @@ class Lineage:
 
     Guarantees:
     - After `begin` or `prepare`, learner, sampler, checkpoints and ledger agree: exactly the steps in the policy count.
-    - The steps in the last checkpoint count. Later steps are undone, and their turns are trained on again.
+    - The steps in the state that was saved last count. Later steps were lost: they are made again from the same turns
+      and under the same versions. Until that is done, the policy that served last serves.
     - The ledger knows of every policy what it was made from, before it serves.
-    - A version number is never used for two policies.
+    - A version number is never used for two policies. A lost step that is made again makes the same policy; where it
+      differs, because a GPU's sums are not exact, the policy that serves in the end gets a new number.
     """
 
     def __init__(
@@ -31,26 +37,32 @@ class Lineage:
         self.ledger, self.learner, self.sampler = ledger, learner, sampler
         self.checkpoints, self.policies = checkpoints, policies
         self.step, self.version = 0, BASE_VERSION
+        """Of the policy that the next step is made from. While lost steps are made again, a later one serves."""
         self.unsaved: list[Batch] = []
-        """The steps that no checkpoint holds yet."""
-        self._parent = BASE_VERSION
-        """The version that the next step is made from. After a crash of the learner it is not the one that serves."""
+        """The steps that no kept checkpoint holds yet."""
+        self.lost: list[Batch] = []
+        """The steps after the current one that were lost, and are made again before others."""
         self._last: Checkpoint | None = None
         self._foreign: Checkpoint | None = None
         self._is_new_line = False
         """Whether the first policy must be saved, because the next start would continue from another one."""
         self._latest = BASE_VERSION
 
+    @property
+    def served_step(self) -> int:
+        """The step of the policy that serves."""
+        return self.step + len(self.lost)
+
     async def begin(self, checkpoint: Checkpoint | None, *, own: bool = True) -> None:
         """Agree with a checkpoint, or with the base model, before anything is served.
 
         A checkpoint that is not this run's `own` only provides weights: the steps that this run made are rolled back.
         """
-        for folder in (self.checkpoints.folder, self.policies.folder):
+        for folder in (*self.checkpoints.folders, self.policies.folder):
             await asyncio.to_thread(remove_unfinished, folder)
         self._last = checkpoint if own else None
         self._foreign = None if own else checkpoint
-        self._latest = self._newest_saved()
+        self._latest = max((state.version for state in self.checkpoints.states()), default=BASE_VERSION)
         self._is_new_line = checkpoint is not None or self._latest > BASE_VERSION
         if not own:
             self._is_new_line |= self.ledger.latest_version() > BASE_VERSION
@@ -60,14 +72,14 @@ class Lineage:
             self.version = await self.serve_again(self._foreign, BASE_VERSION)
         elif self._last is not None and self._last.version < self._latest:
             # An older checkpoint was asked for. From here on the run continues from it.
-            self._parent = self.version = await self.serve_again(self._last, self._last.version)
+            self.version = await self.serve_again(self._last, self._last.version)
             self._last = await asyncio.to_thread(self.checkpoints.renumber, self._last, self.version)
-        elif self._last is not None:
-            self.version = self._last.version
-            await self.sampler.publish(self.version, policy_in(self._last.folder))
+            self.lost = []
+        else:
+            await self._serve_last()
 
     async def prepare(self) -> None:
-        """Load the last checkpoint into the learner, and make the ledger agree with it."""
+        """Load the state that was saved last into the learner, and make the ledger agree with it."""
         await self.learner.start()
         await self._agree()
         start = self._last or self._foreign
@@ -83,16 +95,40 @@ class Lineage:
         version = self._new_version()
         return version, await self.policies.write(self.learner, version)
 
+    def repeated_version(self) -> int | None:
+        """The version of a lost step that is made again while a later policy serves; None if its policy is to serve."""
+        return (self.lost[0].version or self._new_version()) if len(self.lost) > 1 else None
+
+    async def find_served(self, version: int, policy: PolicyRef) -> int | None:
+        """The version that serves, if the lost steps have led to the same policy again, byte for byte.
+
+        Then the copy that was written as `version` is removed, and its number is free again.
+        """
+        if not self.lost or self.lost[0].version != self.sampler.newest_version:
+            return None
+        served = self.lost[0].version
+        if not await asyncio.to_thread(have_same_files, policy.folder, self.policies.folder_of(served)):
+            return None
+        await asyncio.to_thread(self.policies.remove, version)
+        self._latest = version - 1
+        return served
+
+    def skip_lost(self) -> None:
+        """The next lost step cannot be made again. So those after it make other policies, with new numbers."""
+        self.lost = [replace(batch, step=batch.step - 1, version=BASE_VERSION) for batch in self.lost[1:]]
+
     async def advance(self, version: int, turns: Sequence[int], metrics: Mapping[str, Any]) -> None:
         """Record a step on these turns that made policy `version`."""
-        await self.ledger.apply_step(self.step + 1, version, turns, metrics, self._parent)
-        self.step, self.version, self._parent = self.step + 1, version, version
+        await self.ledger.apply_step(self.step + 1, version, turns, metrics, self.version)
+        self.step, self.version, self.lost = self.step + 1, version, self.lost[1:]
         self.unsaved.append(Batch(self.step, version, tuple(turns)))
 
-    async def save(self) -> None:
-        """Write a checkpoint."""
-        self._last = await self.checkpoints.save(self.step, self.version, self.unsaved, self.learner.save)
-        self.unsaved = []
+    async def save(self, *, kept: bool = True) -> None:
+        """Write a checkpoint to be kept or, otherwise, a recovery state, which the next save replaces."""
+        write = partial(self.learner.save, lasting=kept)
+        self._last = await self.checkpoints.save(self.step, self.version, self.unsaved, write, kept=kept)
+        if kept:
+            self.unsaved = []
 
     async def serve_again(self, checkpoint: Checkpoint, parent: int) -> int:
         """Publish a checkpoint's policy under a new version number, which is returned.
@@ -113,13 +149,13 @@ class Lineage:
         await self.learner.load(checkpoint.folder)
         if self.sampler.newest_version != version:
             version = await self.serve_again(checkpoint, checkpoint.version)
-        self.step, self.version, self._parent = checkpoint.step, version, version
+        self.step, self.version = checkpoint.step, version
         if retrain:
             # First the ledger: killed after that, the next start finds the old checkpoint, whose steps count again.
             await self.ledger.follow(version, retrain=True)
         # From here on the next start continues from this policy, even if the ledger does not know of it yet.
         self._last = await asyncio.to_thread(self.checkpoints.renumber, checkpoint, version)
-        await self.ledger.follow(version)
+        await self._leave_line(retrain=retrain)
         return version
 
     async def go_back_to_base(self, *, retrain: bool) -> int:
@@ -134,24 +170,54 @@ class Lineage:
         version, policy = await self.write_policy()
         await self.ledger.add_policy(version, BASE_VERSION)
         await self.sampler.publish(version, policy)
-        self.step, self.version, self._parent = 0, version, version
+        self.step, self.version = 0, version
         if retrain:
             await self.ledger.follow(version, retrain=True)
         await self.save()
-        await self.ledger.follow(version)
+        await self._leave_line(retrain=retrain)
+
+    async def _leave_line(self, *, retrain: bool) -> None:
+        """Let only the steps in the current policy count. Lost steps of the line before are not made again.
+
+        With `retrain`, other steps may use their turns.
+        """
+        if not retrain:
+            await self.ledger.give_up(self.lost)
+        self.lost = []
+        await self.ledger.follow(self.version)
 
     async def _agree(self) -> None:
         last = self._last
-        self._parent, self.step, batches = (last.version, last.step, last.batches) if last else (BASE_VERSION, 0, ())
-        undone = await self.ledger.reconcile(self._parent, self.step, batches)
+        self.version, self.step, batches = (last.version, last.step, last.batches) if last else (BASE_VERSION, 0, ())
+        undone = await self.ledger.reconcile(self.version, self.step, batches)
         if undone:
-            log.info("Steps %s are not in the checkpoint; their turns are trained on again.", undone)
-        self.unsaved = []
+            log.info("Steps %s are not in the state that was saved last. They are made again.", undone)
+        self.unsaved = list(batches) if last and self.checkpoints.is_recovery(last) else []
+        self.lost = [] if last is None and self._is_new_line else self.ledger.lost(self.version)
+
+    async def _serve_last(self) -> None:
+        """Publish the policy that served last or, if it is gone, the one that learning continues from."""
+        for batch in reversed(self.lost):
+            folder = self.policies.folder_of(batch.version)
+            if not folder.is_dir():
+                continue
+            try:
+                await self.sampler.publish(batch.version, policy_in(folder))
+                return
+            except EngineUnavailable as error:
+                log.warning("Policy %d cannot serve again, so an earlier one serves: %s", batch.version, error)
+        if self._last is not None:
+            await self.sampler.publish(self._last.version, policy_in(self._last.folder))
 
     def _new_version(self) -> int:
         """A version number that no policy has had."""
         self._latest = max(self._latest, self.version, self.ledger.latest_version()) + 1
         return self._latest
 
-    def _newest_saved(self) -> int:
-        return max((checkpoint.version for checkpoint in self.checkpoints.all()), default=BASE_VERSION)
+
+def have_same_files(one: Path, other: Path) -> bool:
+    """Whether two folders hold the same files, byte for byte."""
+    names = sorted(path.name for path in one.iterdir())
+    if not other.is_dir() or names != sorted(path.name for path in other.iterdir()):
+        return False
+    return not any(filecmp.cmpfiles(one, other, names, shallow=False)[1:])

@@ -14,6 +14,7 @@ from openclaw_rl.learn.lineage import Lineage
 from openclaw_rl.learn.phases import Phase, Phases
 from openclaw_rl.learn.policies import Policies
 from openclaw_rl.learn.records import Records
+from openclaw_rl.learn.recovery import MAX_SHARE, RecoveryBudget
 from openclaw_rl.learn.reporting import Reporter
 from openclaw_rl.learn.retrain import find_traces, newest_without, remove
 from openclaw_rl.learn.step import StepRunner
@@ -40,14 +41,18 @@ class LearnSettings:
     batch_timeout: float | None
     """Train on a smaller batch after it has waited this many seconds."""
     save_interval: int
+    """Steps between checkpoints that are kept."""
+    recovery_share: float = MAX_SHARE
+    """The share of the training time that saving for recovery may take."""
 
 
 class LearnLoop:
     """Trains on judged turns and publishes each new policy.
 
     Guarantees:
-    - Each turn is trained on once. A step that is lost in a crash is made again; `Lineage` settles at the next start
-      which steps the last checkpoint holds.
+    - Each turn is trained on once. A step that is lost in a crash is made again, on the same turns; `Lineage` settles
+      at the next start which steps the last saved state holds. The policy that served last serves meanwhile.
+    - The learner's state is saved as often as `RecoveryBudget` allows, whatever the interval of kept checkpoints.
     - Learner, sampler, ledger and checkpoints agree whenever the phase is WAITING.
     - No request waits for a step or a swap.
     - After an error the loop tries again by itself, with growing pauses; `status` gives the reason meanwhile.
@@ -80,6 +85,7 @@ class LearnLoop:
         self._stopping = False
         self._pause = FIRST_PAUSE
         self._small_batch_since: float | None = None
+        self._recovery = RecoveryBudget(settings.recovery_share)
 
     @property
     def phase(self) -> Phase:
@@ -181,8 +187,9 @@ class LearnLoop:
         Returns the version that serves. The other turns of later steps are trained on again.
         """
         versions = self.ledger.versions_with_deleted_turns()
-        if self.version in versions:
-            line = self.ledger.line(self.version)
+        served = self.line.sampler.newest_version
+        if {served, self.version} & versions:
+            line = self.ledger.line(served)
             await self.roll_back(newest_without(versions, self.line.checkpoints.all(), line), retrain=True)
         async with self._lock:
             for version in versions:
@@ -225,10 +232,12 @@ class LearnLoop:
 
     def _due(self) -> int:
         """How many turns to train on now; 0 means wait."""
-        settings, waiting = self.settings, self.ledger.trainable()
+        settings, waiting, lost = self.settings, self.ledger.trainable(), self.line.lost
         if self.step >= settings.max_steps or not waiting or self._stopping:
             self._small_batch_since = None
             return 0
+        if lost:
+            return len(lost[0].turns)
         if waiting >= settings.batch_size:
             return settings.batch_size
         self._small_batch_since = self._small_batch_since or time.monotonic()
@@ -236,19 +245,29 @@ class LearnLoop:
         return waiting if settings.batch_timeout is not None and waited >= settings.batch_timeout else 0
 
     async def _train(self, count: int) -> None:
-        """Make one step, and a checkpoint if one is due."""
+        """Make one step, and save if that is due."""
         self._small_batch_since = None
         self.phases.enter(Phase.BATCHING)
         with self._resting():
+            started = time.monotonic()
             if not await self.steps.run(count):
                 return
             self._pause = FIRST_PAUSE
-            interval = self.settings.save_interval
-            if self.step % interval == 0 or len(self.line.unsaved) >= interval:
-                try:
-                    await self.line.save()
-                except (StepRefused, OSError) as error:
-                    log.error("No checkpoint at step %d, the next step tries again: %s", self.step, error)
+            self._recovery.add_step(time.monotonic() - started)
+            await self._save()
+
+    async def _save(self) -> None:
+        """Write a checkpoint or a recovery state, if one is due."""
+        interval = self.settings.save_interval
+        kept = self.step % interval == 0 or len(self.line.unsaved) >= interval
+        if not kept and not self._recovery.is_due:
+            return
+        started = time.monotonic()
+        try:
+            await self.line.save(kept=kept)
+            self._recovery.add_save(time.monotonic() - started)
+        except (StepRefused, OSError) as error:
+            log.error("The learner's state was not saved at step %d, the next step tries again: %s", self.step, error)
 
     @contextlib.contextmanager
     def _resting(self) -> Iterator[None]:

@@ -38,10 +38,12 @@ class TrainingOptions(Section):
         env="KL_LOSS_COEF",
         ge=0,
     )
-    save_interval: int = option(20, "Steps between checkpoints.", group="Training", env="SAVE_INTERVAL", ge=1)
+    save_interval: int = option(
+        20, "Steps between checkpoints that are kept.", group="Training", env="SAVE_INTERVAL", ge=1
+    )
     resume_from_ckpt: str = option(
         "auto",
-        "Checkpoint to start from: a folder, auto (the run's newest checkpoint, if any), or none (start over).",
+        "Checkpoint to start from: a folder, auto (where the run stopped), or none (start over).",
         group="Training",
         env="RESUME_FROM_CKPT",
     )

@@ -25,7 +25,7 @@ class Traces:
 def find_traces(versions: Collection[int], checkpoints: Checkpoints, policies: Policies) -> Traces:
     """The states on disk of these policy versions."""
     return Traces(
-        [checkpoint for checkpoint in checkpoints.all() if set(checkpoint.versions) & set(versions)],
+        [checkpoint for checkpoint in checkpoints.states() if set(checkpoint.versions) & set(versions)],
         [version for version in policies.versions() if version in versions],
     )
 
@@ -60,10 +60,9 @@ def retrain_offline(ledger: OfflineLedger, checkpoints: Checkpoints, policies: P
     Returns the policy version from which it continues. The turns of later steps wait to be trained on again.
     """
     versions = ledger.reader.versions_with()
-    saved = checkpoints.all()
-    current = saved[-1].version if saved else BASE_VERSION
+    current = max((state.version for state in checkpoints.states()), default=BASE_VERSION)
     if current in versions:
-        start = newest_without(versions, saved, ledger.reader.line(current))
+        start = newest_without(versions, checkpoints.all(), ledger.reader.line(current))
         current = roll_back_to(start, ledger, checkpoints, retrain=True)
     else:
         # Steps that no checkpoint holds may have used them.

@@ -47,9 +47,9 @@ def roll_back_offline(ledger: OfflineLedger, checkpoints: Checkpoints, version: 
 
     Returns its new policy version.
     """
-    saved = checkpoints.all()
-    step, line = (saved[-1].step, ledger.reader.line(saved[-1].version)) if saved else (0, [])
-    return roll_back_to(choose_checkpoint(saved, version, step, line), ledger, checkpoints)
+    states = checkpoints.states()
+    step, line = (states[-1].step, ledger.reader.line(states[-1].version)) if states else (0, [])
+    return roll_back_to(choose_checkpoint(checkpoints.all(), version, step, line), ledger, checkpoints)
 
 
 def roll_back_to(
@@ -59,7 +59,7 @@ def roll_back_to(
 
     With `retrain`, the turns of the steps that are not in it wait to be trained on again.
     """
-    version = max([ledger.latest_version(), *(saved.version for saved in checkpoints.all())]) + 1
+    version = max([ledger.latest_version(), *(state.version for state in checkpoints.states())]) + 1
     # If this is killed in between, the next start continues from the old checkpoint, and its steps count again.
     ledger.follow(version, made_from=checkpoint.version if checkpoint else BASE_VERSION, retrain=retrain)
     if checkpoint:

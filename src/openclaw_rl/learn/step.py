@@ -6,6 +6,7 @@ import logging
 from collections.abc import Sequence
 
 from openclaw_rl.engines.base import EngineAway, EngineError, EngineUnavailable, StepRefused, StepResult
+from openclaw_rl.engines.policy_ref import PolicyRef
 from openclaw_rl.learn.batches import to_sequences
 from openclaw_rl.learn.gate import Gate
 from openclaw_rl.learn.lineage import Lineage
@@ -32,6 +33,8 @@ class StepRunner:
 
     Guarantees:
     - A step counts once the ledger has recorded it. Its policy serves only from then on.
+    - A step that was lost is made again on the same turns and under the same version. A later policy that serves is
+      not replaced by an earlier one.
     - A step that cannot be published or recorded is taken back, and its turns are released.
     - A batch is quarantined if the learner refuses it, if its policy fails the gate, or if the learner crashes on it
       MAX_CRASHES_PER_BATCH times. Failures of the sampler, the ledger or the disk never quarantine a batch.
@@ -64,27 +67,19 @@ class StepRunner:
 
     async def run(self, count: int) -> bool:
         """Make a step from `count` turns; whether there is one that counts. The phase must be BATCHING."""
-        numbers = await self.ledger.claim(count, self.line.step, self.max_staleness)
+        lost = self.line.lost[0] if self.line.lost else None
+        if lost is not None:
+            numbers = await self.ledger.claim_again(lost.turns)
+        else:
+            numbers = await self.ledger.claim(count, self.line.step, self.max_staleness)
         turns = await self._load_with_signal(numbers)
-        if len(turns) < count:
-            # Some turns were stale or had no signal. The others wait for a full batch.
-            await self.ledger.release_batches()
-            return False
         self._abandoned = False
-        try:
-            report = await self._make(turns)
-        except NotPromoted as error:
-            await self._quarantine(turns, str(error))
-            return False
-        except UnknownTurn:
-            log.info("Step %d is taken back: one of its turns was deleted meanwhile.", self.line.step + 1)
-            report = None
-        except EngineError:
-            if not self._abandoned:
-                raise
-            report = None
+        # If some turns were stale or had no signal, the others wait for a full batch.
+        report = await self._try(turns) if len(turns) == count else None
         if report is None:
             await self.ledger.release_batches()
+            if lost is not None and not self._abandoned:
+                self.line.skip_lost()
             return False
         self.phases.enter(Phase.SAVING)
         self.reporter.write(report)
@@ -105,6 +100,19 @@ class StepRunner:
             except NoSignal as error:
                 await self._drop([number], error)
         return turns
+
+    async def _try(self, turns: Sequence[StoredTurn]) -> StepReport | None:
+        """Make a step of these turns; None if there is none that counts. Failures of an engine are raised."""
+        try:
+            return await self._make(turns)
+        except NotPromoted as error:
+            await self._quarantine(turns, str(error))
+        except UnknownTurn:
+            log.info("Step %d is taken back: one of its turns was deleted meanwhile.", self.line.step + 1)
+        except EngineError:
+            if not self._abandoned:
+                raise
+        return None
 
     async def _make(self, turns: Sequence[StoredTurn]) -> StepReport | None:
         """Train and keep the step; None if no step was kept."""
@@ -145,8 +153,22 @@ class StepRunner:
             raise
 
     async def _publish(self, turns: Sequence[StoredTurn], result: StepResult) -> StepReport:
+        """Record the step and let its policy serve, unless it serves already or a later one does."""
+        version = self.line.repeated_version()
+        if version is None:
+            version, policy = await self.line.write_policy()
+            served = await self.line.find_served(version, policy)
+            if served is None:
+                return await self._publish_new(version, policy, turns, result)
+            version = served
+        report = make_report(self.line.step + 1, version, self.line.version, turns, self.method, result)
+        await self.line.advance(version, [turn.number for turn in turns], report.as_json())
+        return report
+
+    async def _publish_new(
+        self, version: int, policy: PolicyRef, turns: Sequence[StoredTurn], result: StepResult
+    ) -> StepReport:
         """Record the step and let its policy serve. Raises NotPromoted if the policy fails the gate."""
-        version, policy = await self.line.write_policy()
         report = make_report(self.line.step + 1, version, self.line.version, turns, self.method, result)
         try:
             await self.sampler.publish(version, policy, candidate=True)
@@ -165,7 +187,7 @@ class StepRunner:
     async def _examine(self, gate: Gate, version: int) -> float:
         """The candidate's score. Raises NotPromoted if it is below the serving policy's by more than the margin."""
         if self.gate_score is None:
-            self.gate_score = await gate.examine(self.line.version)
+            self.gate_score = await gate.examine(self.sampler.newest_version)
         score = await gate.examine(version)
         if score < self.gate_score - gate.margin:
             raise NotPromoted(f"the gate: {score:.2f} of the prompts passed, {self.gate_score:.2f} before the step")

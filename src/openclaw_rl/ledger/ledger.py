@@ -103,6 +103,12 @@ class Ledger:
     async def claim(self, count: int, step: int, max_staleness: int) -> list[int]:
         return await self._write(lambda db: updates.claim(db, count, step, max_staleness))
 
+    async def claim_again(self, turns: Sequence[int]) -> list[int]:
+        return await self._write(lambda db: updates.claim_again(db, turns))
+
+    async def give_up(self, batches: Sequence[Batch]) -> None:
+        await self._write(lambda db: updates.give_up(db, batches))
+
     async def release_batches(self) -> None:
         await self._write(updates.release)
 
@@ -146,6 +152,9 @@ class Ledger:
     def line(self, version: int) -> list[int]:
         """A policy version and those that it was made from, the newest first."""
         return self._read(lambda db: policies.line(db, version))
+
+    def lost(self, version: int) -> list[Batch]:
+        return self._read(lambda db: updates.lost(db, version))
 
     def latest_version(self) -> int:
         return self._read(updates.latest_version)

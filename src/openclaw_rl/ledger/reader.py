@@ -14,6 +14,7 @@ from openclaw_rl.ledger.status import Status, read_status
 from openclaw_rl.ledger.verdicts import ExampleKind
 from openclaw_rl.types import (
     BASE_VERSION,
+    Batch,
     Counts,
     SessionKey,
     SessionSummary,
@@ -146,6 +147,11 @@ class LedgerReader:
         """A policy version and those that it was made from, the newest first."""
         with self.snapshot() as db:
             return policies.line(db, version)
+
+    def steps_after(self, version: int) -> list[Batch]:
+        """The steps that led from a policy version to the newest one that was made from it, in their order."""
+        with self.snapshot() as db:
+            return updates.lost(db, version)
 
     def cursor(self) -> int:
         """Where `changes_since` starts for a caller that has read everything in the same snapshot."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from openclaw_rl.ledger import policies
 from openclaw_rl.ledger.changes import QUARANTINED, move
-from openclaw_rl.types import Batch, State, StepOutcome, Update
+from openclaw_rl.types import BASE_VERSION, Batch, State, StepOutcome, Update
 
 #: How a turn that waits or was dropped becomes one that was trained on, if a policy that contains it is loaded.
 TOWARDS_APPLIED = {
@@ -52,7 +52,17 @@ def claim(db: sqlite3.Connection, count: int, step: int, max_staleness: int) -> 
     ).fetchall()
     for row in rows:
         move(db, row["number"], State.BATCHED)
-    return [row["number"] for row in rows]
+    # Sorted, because the order of a batch can change the last bits of its sums.
+    return sorted(row["number"] for row in rows)
+
+
+def claim_again(db: sqlite3.Connection, turns: Sequence[int]) -> list[int]:
+    """Take the turns of a step that was lost; none of them if one was forgotten or is being judged again."""
+    if any(_state(db, turn) is not State.JUDGED for turn in turns):
+        return []
+    for turn in turns:
+        move(db, turn, State.BATCHED)
+    return sorted(turns)
 
 
 def release(db: sqlite3.Connection) -> None:
@@ -69,9 +79,17 @@ def apply(
     metrics: Mapping[str, Any] | None = None,
     parent: int | None = None,
 ) -> None:
-    """Record a step: its turns were trained on, and it made this policy version from `parent`."""
-    policies.add(db, version, _newest_before(db, step, version) if parent is None else parent)
-    _record(db, step, version, StepOutcome.APPLIED, turns, metrics=metrics)
+    """Record a step: its turns were trained on, and it made this policy version from `parent`.
+
+    A step that was undone and is made again, under the same version, counts again.
+    """
+    undone = db.execute(
+        "UPDATE updates SET outcome = ?, metrics = ?, created = ? WHERE version = ? AND outcome = ?",
+        (StepOutcome.APPLIED, json.dumps(metrics or {}), time.time(), version, StepOutcome.UNDONE),
+    )
+    if not undone.rowcount:
+        policies.add(db, version, _newest_before(db, step, version) if parent is None else parent)
+        _record(db, step, version, StepOutcome.APPLIED, turns, metrics=metrics)
     for turn in turns:
         move(db, turn, State.APPLIED)
 
@@ -131,6 +149,38 @@ def follow(db: sqlite3.Connection, version: int, undo_after: int | None = None) 
     return undone
 
 
+def lost(db: sqlite3.Connection, version: int) -> list[Batch]:
+    """The steps that led from a policy version to the newest one that was made from it, in their order.
+
+    A server that continues from the version makes them again. Steps that were rolled back are not among them.
+    """
+    made = (StepOutcome.APPLIED, StepOutcome.UNDONE)
+    rows = db.execute(
+        "SELECT number, step, version FROM updates WHERE outcome IN (?, ?) AND version > ? ORDER BY version DESC",
+        (*made, version),
+    ).fetchall()
+    for newest in rows:
+        line = policies.line(db, newest["version"])
+        if version == BASE_VERSION or version in line:
+            return [
+                Batch(row["step"], row["version"], tuple(_turns_in(db, row["number"])))
+                for row in reversed(rows)
+                if row["version"] in line
+            ]
+    return []
+
+
+def give_up(db: sqlite3.Connection, batches: Sequence[Batch]) -> None:
+    """Roll lost steps back before they are made again: their turns are not trained on any more."""
+    for batch in batches:
+        db.execute(
+            "UPDATE updates SET outcome = ? WHERE version = ? AND outcome = ?",
+            (StepOutcome.ROLLED_BACK, batch.version, StepOutcome.UNDONE),
+        )
+        for turn in claim_again(db, batch.turns):
+            move(db, turn, State.APPLIED)
+
+
 def latest_version(db: sqlite3.Connection) -> int:
     """The highest policy version in the ledger: a number is never used for two policies."""
     (version,) = db.execute(
@@ -178,6 +228,11 @@ def _record(
 
 def _set_outcome(db: sqlite3.Connection, number: int, outcome: StepOutcome) -> None:
     db.execute("UPDATE updates SET outcome = ? WHERE number = ?", (outcome, number))
+
+
+def _state(db: sqlite3.Connection, turn: int) -> State | None:
+    row = db.execute("SELECT state FROM turns WHERE number = ?", (turn,)).fetchone()
+    return row and State(row["state"])
 
 
 def _newest_before(db: sqlite3.Connection, step: int, version: int) -> int:

@@ -114,9 +114,9 @@ class TinkerPrimitives:
         await self._write_policy(folder, lasting=False)
         return PolicyRef(WeightForm.REMOTE, folder)
 
-    async def save(self, folder: Path, steps: int) -> None:
-        state = await self.run.saved_state(lasting=True)
-        await self._write_policy(folder, lasting=True)
+    async def save(self, folder: Path, steps: int, *, lasting: bool = True) -> None:
+        state = await self.run.saved_state(lasting=lasting)
+        await self._write_policy(folder, lasting=lasting)
         LearnerRecord(steps, state).write(folder)
 
     async def load(self, folder: Path) -> int:

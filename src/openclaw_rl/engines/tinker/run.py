@@ -17,10 +17,10 @@ log = logging.getLogger(__name__)
 
 #: AdamW's, as the local engine has it; Tinker's own default is smaller.
 ADAM_EPS = 1e-8
-#: How long the service keeps states that only the next step needs, and policies that only a running server needs. It
+#: How long the service keeps the states that undo a step or continue after a crash, and the policies that serve. It
 #: keeps checkpoints for good.
 DAY = 24 * 3600
-STATE_SECONDS, POLICY_SECONDS = DAY, 30 * DAY
+STATE_SECONDS, POLICY_SECONDS = 7 * DAY, 30 * DAY
 NOTHING_LOADED = "The learner on Tinker holds no policy."
 
 

@@ -106,7 +106,7 @@ class LearnerProcess:
         await self._call(WritePolicy(folder))
         return policy_in(folder)
 
-    async def save(self, folder: Path, steps: int) -> None:
+    async def save(self, folder: Path, steps: int, *, lasting: bool = True) -> None:
         await self._call(Save(folder, steps))
 
     async def load(self, folder: Path) -> int:
