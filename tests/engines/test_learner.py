@@ -16,7 +16,7 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from openclaw_rl.engines.base import EngineUnavailable, StepRefused
+from openclaw_rl.engines.base import EngineUnavailable, StepRefused, StepStopped
 from openclaw_rl.engines.local.model.decoder import load_decoder
 from openclaw_rl.engines.local.process.learner import LocalLearner
 from openclaw_rl.engines.local.process.sampler import LocalSampler
@@ -302,3 +302,26 @@ async def test_all_weights_of_a_tied_model_stay_tied(sequences: list[TrainingSeq
         assert max(abs(a - b) for a, b in zip(base[number][0], expected, strict=True)) > 0.01
         for found in (learned[number][0], served[number].logprobs, reopened[number][0]):
             assert found == pytest.approx(expected, abs=1e-4)
+
+
+async def test_a_step_that_is_stopped_ends_early_and_leaves_everything_as_it_was(
+    learner: LocalLearner, sequences: list[TrainingSequence], large: list[TrainingSequence], tmp_path: Path
+) -> None:
+    await learner.step(sequences)
+    learner.stop_step()  # there is no step to stop
+    before, after = tmp_path / "before", tmp_path / "after"
+    for folder in (before, after):
+        folder.mkdir()
+    await learner.save(before)
+    process = learner.process.pid
+    stepping = asyncio.create_task(learner.step(large))
+    await asyncio.sleep(0.3)
+    assert not stepping.done()
+    learner.stop_step()
+    with pytest.raises(StepStopped):
+        await stepping
+    await learner.save(after)
+    assert learner.process.pid == process
+    for path in before.iterdir():
+        assert path.read_bytes() == (after / path.name).read_bytes(), path.name
+    assert (await learner.step(sequences)).tokens > 0

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from openclaw_rl.app.background import BackgroundLoops
-from openclaw_rl.engines.base import EngineUnavailable
+from openclaw_rl.engines.base import EngineUnavailable, StepStopped
 from openclaw_rl.learn import loop as module
 from openclaw_rl.learn.phases import Phase
+from openclaw_rl.types import State
 from support.learning_run import SECONDS, LearningRun, a_run, dies, flat, once
 
 
@@ -87,3 +88,25 @@ async def test_finishing_after_it_died_while_nobody_could_go_back_does_not_save_
         await run.start()
         await run.trained(*flat(turns))
         assert run.learner.policy == turns
+
+
+async def test_a_step_that_takes_too_long_is_taken_back_and_the_steps_before_it_are_saved(tmp_path: Path) -> None:
+    async with a_run(tmp_path / "run", save_interval=20) as run:
+        await run.start()
+        turns = await run.make_steps(3)
+
+        async def take_long(_sequences: Any) -> None:
+            await run.learner.stopped.wait()
+            raise StepStopped("the step was stopped")
+
+        run.learner.hooks["step"] = take_long
+        turns.append(run.judged())
+        await run.until(lambda: run.learner.calls[-1] == "step")
+        await BackgroundLoops(None, run.loop, 0.2).stop()
+        assert [checkpoint.step for checkpoint in run.checkpoints] == [3]
+        assert run.outcomes() == ["applied"] * 3
+        assert run.states(turns[-1]) == {State.JUDGED}
+        await run.kill()
+        await run.start()
+        await run.trained(*flat(turns))
+        assert run.learner.calls.count("step") == 1

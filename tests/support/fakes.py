@@ -174,6 +174,7 @@ class ScriptedLearner:
         self.calls: list[str] = []
         self.result = StepResult(0.5, 0.125, 0.01, 0.02, 1.5, tokens=100, response_tokens=10, seconds=0.25)
         self.max_kl = math.inf
+        self.stopped = asyncio.Event()
 
     async def _call(self, name: str, *arguments: Any) -> None:
         self.calls.append(name)
@@ -204,6 +205,10 @@ class ScriptedLearner:
         batch = sorted(span.turn for span in spans)
         self.policy, self.before = [*self.policy, batch], self.policy
         return self.result
+
+    def stop_step(self) -> None:
+        self.calls.append("stop_step")
+        self.stopped.set()
 
     async def undo(self) -> None:
         await self._call("undo")

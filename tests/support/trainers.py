@@ -42,6 +42,9 @@ class InProcessPrimitives:
     async def reset(self) -> None:
         self.trainer.reset()
 
+    def stop_step(self) -> None:
+        self.trainer.stop()
+
     async def forward_backward(self, sequences: Sequence[TrainingSequence]) -> PassResult:
         return self.trainer.forward_backward(sequences)
 

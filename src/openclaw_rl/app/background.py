@@ -33,15 +33,23 @@ class BackgroundLoops:
     async def stop(self) -> None:
         """Save a checkpoint, then cancel all tasks."""
         if self.learning is not None:
-            try:
-                async with asyncio.timeout(self.patience):
-                    await self.learning.finish()
-            except (TimeoutError, EngineError, OSError) as error:
-                reason = str(error) or "there was no time for a checkpoint"
-                log.warning("The steps since the last checkpoint were not saved and will be trained again: %s", reason)
+            await self._finish(self.learning)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _finish(self, learning: LearnLoop) -> None:
+        """Let the running step end and save a checkpoint. A step that takes half of the time is taken back."""
+        finishing = asyncio.create_task(learning.finish())
+        await asyncio.wait([finishing], timeout=self.patience / 2)
+        if not finishing.done():
+            learning.stop_step()
+        try:
+            async with asyncio.timeout(self.patience / 2):
+                await finishing
+        except (TimeoutError, EngineError, LedgerError, OSError) as error:
+            reason = str(error) or "there was no time"
+            log.warning("No checkpoint was saved. The steps since the last one are made again: %s", reason)
 
     def judge(self) -> str:
         if self.judging is None:

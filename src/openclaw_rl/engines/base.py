@@ -133,6 +133,10 @@ class StepRefused(EngineError):
     """The step would have harmed the policy, or could not be made. The policy is as it was before."""
 
 
+class StepStopped(StepRefused):
+    """`stop_step` ended the step early. The policy is as it was before, and no batch is to blame."""
+
+
 class StepUnsupported(EngineAway):
     """The engine cannot make steps of this kind, so no batch is to blame. The policy is as it was before."""
 
@@ -170,6 +174,9 @@ class TrainingPrimitives(Protocol):
 
     async def reset(self) -> None:
         """Start again from the base model."""
+
+    def stop_step(self) -> None:
+        """Let the calls that run end early with StepStopped, where the engine can."""
 
     async def forward_backward(self, sequences: Sequence[TrainingSequence]) -> PassResult:
         """Compute the gradient of the batch's loss, in place of any earlier gradient."""
@@ -218,6 +225,9 @@ class Learner(Protocol):
 
     async def step(self, sequences: Sequence[TrainingSequence]) -> StepResult:
         """Make one step on a batch, whole or not at all. Raises StepRefused."""
+
+    def stop_step(self) -> None:
+        """Let the step that runs, if any, end early with StepStopped: the policy is then as it was before."""
 
     async def undo(self) -> None:
         """Take the last step back. Raises StepRefused if there is none."""

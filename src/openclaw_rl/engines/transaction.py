@@ -13,6 +13,7 @@ from openclaw_rl.engines.base import (
     StepLost,
     StepRefused,
     StepResult,
+    StepStopped,
     StepUnsupported,
     TrainingPrimitives,
 )
@@ -28,6 +29,7 @@ STEP_TRIALS = 3
 RETRY_PAUSE_SECONDS = 1.0
 #: The distance from the base model is estimated on this many tokens of a batch, unless the loss computes it anyway.
 BASE_SAMPLE_TOKENS = 2048
+STOPPED = "the step was stopped"
 
 
 class TransactionalLearner:
@@ -39,6 +41,7 @@ class TransactionalLearner:
     - A non-finite loss or gradient never stays in the weights.
     - `undo` takes back the last step, once. There is nothing to take back after a refused step, `load` or `reset`.
     - The effect of dropout on a pass is not counted as a move of the policy.
+    - A step that `stop_step` ends early leaves everything as it was before.
     - A step that is lost on the way (StepLost) is tried again from its snapshot.
     - If anything else goes wrong during a step (EngineUnavailable, a cancellation), the policy in training is dropped:
       it is never trained further from an unknown state.
@@ -52,6 +55,7 @@ class TransactionalLearner:
         self._before: str | None = None
         """The snapshot before the last step."""
         self._calling = asyncio.Lock()
+        self._is_stepping = self._is_stopped = False
 
     @property
     def capabilities(self) -> LearnerCapabilities:
@@ -71,8 +75,9 @@ class TransactionalLearner:
 
     async def step(self, sequences: Sequence[TrainingSequence]) -> StepResult:
         async with self._calling:
-            self._before = None
+            self._before, self._is_stopped = None, False
             before = await self._primitives.snapshot()
+            self._is_stepping = True
             try:
                 result = await self._step_or_restore(sequences, before)
             except (StepRefused, StepUnsupported):
@@ -80,9 +85,16 @@ class TransactionalLearner:
             except BaseException:
                 await self._primitives.close()
                 raise
+            finally:
+                self._is_stepping = False
             self._before = before
             self.steps += 1
             return result
+
+    def stop_step(self) -> None:
+        if self._is_stepping:
+            self._is_stopped = True
+            self._primitives.stop_step()
 
     async def undo(self) -> None:
         async with self._calling:
@@ -156,6 +168,8 @@ class TransactionalLearner:
 
     async def _pass(self, sequences: Sequence[TrainingSequence]) -> tuple[PassResult, float]:
         """One pass and its update, with the gradient's norm. Raises StepRefused unless all of it is finite."""
+        if self._is_stopped:
+            raise StepStopped(STOPPED)
         # Both are submitted at once: a service may otherwise let a cycle pass between them.
         result, norm = await asyncio.gather(
             self._primitives.forward_backward(sequences), self._primitives.optim_step(), return_exceptions=True

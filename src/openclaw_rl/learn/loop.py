@@ -147,6 +147,10 @@ class LearnLoop:
             return f"all {needed} judged turns that a step needs (--batch-size), and {waiting - needed} more"
         return f"{waiting} of the {needed} judged turns that a step needs (--batch-size)"
 
+    def stop_step(self) -> None:
+        """Take back the step that is being made, so that `finish` need not wait for its end."""
+        self.steps.learner.stop_step()
+
     async def finish(self) -> None:
         """Let the running step end, and save what no checkpoint holds yet."""
         self._stopping = True

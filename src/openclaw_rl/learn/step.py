@@ -5,7 +5,7 @@ import contextlib
 import logging
 from collections.abc import Sequence
 
-from openclaw_rl.engines.base import EngineAway, EngineError, EngineUnavailable, StepRefused, StepResult
+from openclaw_rl.engines.base import EngineAway, EngineError, EngineUnavailable, StepRefused, StepResult, StepStopped
 from openclaw_rl.engines.policy_ref import PolicyRef
 from openclaw_rl.learn.batches import to_sequences
 from openclaw_rl.learn.gate import Gate
@@ -39,7 +39,7 @@ class StepRunner:
     - A batch is quarantined if the learner refuses it, if its policy fails the gate, or if the learner crashes on it
       MAX_CRASHES_PER_BATCH times. Failures of the sampler, the ledger or the disk never quarantine a batch.
     - Turns without a signal are dropped with the reason.
-    - A step that a rollback overtakes is taken back.
+    - A step that a rollback overtakes, or that is stopped, is taken back. Its turns can be trained on again.
     - The phase is TRAINING exactly while the learner may hold a step that does not count.
     """
 
@@ -142,6 +142,10 @@ class StepRunner:
         self.phases.enter(Phase.TRAINING)
         try:
             return await self.learner.step(sequences)
+        except StepStopped:
+            self.phases.enter(Phase.BATCHING)
+            self._abandoned = True
+            return None
         except StepRefused as error:
             self.phases.enter(Phase.BATCHING)
             await self._quarantine(turns, str(error))

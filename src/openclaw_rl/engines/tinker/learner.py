@@ -85,6 +85,9 @@ class TinkerPrimitives:
         await self.run.begin(self.sampler.model)
         self._is_untrained = True
 
+    def stop_step(self) -> None:
+        """The service ends what it has begun. The step stops before its next pass."""
+
     async def forward_backward(self, sequences: Sequence[TrainingSequence]) -> PassResult:
         self._weighted = is_weighted(sequences)
         run_pass = self._weighted_pass if self._weighted else self._pass

@@ -1,15 +1,17 @@
 """The local engine's learner as the server sees it: training primitives that a worker process carries out."""
 
 import asyncio
+import os
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from openclaw_rl.engines.base import EngineUnavailable, PassResult, SpanLogprobs, StepLost, StepRefused
+from openclaw_rl.engines.base import EngineUnavailable, PassResult, SpanLogprobs, StepLost, StepRefused, StepStopped
 from openclaw_rl.engines.capabilities import LearnerCapabilities
 from openclaw_rl.engines.local.process.learner_messages import (
+    STOP_SIGNAL,
     Broken,
     Command,
     ForwardBackward,
@@ -83,6 +85,10 @@ class LearnerProcess:
     async def reset(self) -> None:
         await self._call(Reset())
 
+    def stop_step(self) -> None:
+        if self.pid is not None:
+            os.kill(self.pid, STOP_SIGNAL)
+
     async def forward_backward(self, sequences: Sequence[TrainingSequence]) -> PassResult:
         result: PassResult = await self._call(ForwardBackward(sequences))
         return result
@@ -119,8 +125,9 @@ class LearnerProcess:
             link.send(command)
             waiting = self._expect_report()
         match await waiting:
-            case Refused(reason, may_pass):
-                raise StepLost(StepRefused(reason)) if may_pass else StepRefused(reason)
+            case Refused(reason, may_pass, stopped):
+                refusal = StepStopped(reason) if stopped else StepRefused(reason)
+                raise StepLost(refusal) if may_pass else refusal
             case report:
                 return getattr(report, "result", None)
 

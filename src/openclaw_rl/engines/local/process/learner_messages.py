@@ -3,12 +3,16 @@
 Every command is answered by one report, in order.
 """
 
+import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from openclaw_rl.types import TrainingSequence, TrainingSettings
+
+#: Tells the learner's process to end the step that it computes.
+STOP_SIGNAL = signal.SIGUSR1
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +113,8 @@ class Refused:
     reason: str
     may_pass: bool = False
     """Whether the step is worth another trial from its snapshot."""
+    stopped: bool = False
+    """Whether the server asked for it."""
 
 
 @dataclass(frozen=True, slots=True)

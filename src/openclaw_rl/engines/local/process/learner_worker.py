@@ -13,11 +13,12 @@ from typing import Any
 
 import torch
 
-from openclaw_rl.engines.base import StepLost, StepRefused
+from openclaw_rl.engines.base import StepLost, StepRefused, StepStopped
 from openclaw_rl.engines.local.model.decoder import Decoder, load_decoder
 from openclaw_rl.engines.local.model.placement import describe, placement, weight_bytes
 from openclaw_rl.engines.local.model.shared_weights import take_up
 from openclaw_rl.engines.local.process.learner_messages import (
+    STOP_SIGNAL,
     Broken,
     Command,
     Done,
@@ -60,6 +61,7 @@ def main(connection: Connection, options: LearnerOptions) -> None:
             log.debug("loading failed", exc_info=True)
             connection.send(Broken(f"The learner could not load the model in {options.model}: {describe(error)}"))
             return
+        signal.signal(STOP_SIGNAL, lambda _number, _frame: trainer.stop())
         connection.send(Started(weight_bytes(decoder)))
         while True:
             connection.send(obey(trainer, connection.recv()))
@@ -75,7 +77,7 @@ def obey(trainer: PolicyTrainer, command: Command) -> Report:
     try:
         return Done(carry_out(trainer, command))
     except StepRefused as error:
-        return Refused(str(error))
+        return Refused(str(error), stopped=isinstance(error, StepStopped))
     except StepLost as error:
         return Refused(str(error), may_pass=True)
     except OSError as error:

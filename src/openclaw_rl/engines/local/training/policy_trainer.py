@@ -77,6 +77,10 @@ class PolicyTrainer:
         settings = (options.rank, options.alpha, options.modules, options.dropout, options.training.seed)
         self._take(LoraWeights.create(base.shape, *settings, base.embed.device))
 
+    def stop(self) -> None:
+        """End the step that is being computed with StepStopped. Also called from a signal's handler."""
+        self.trainer.is_stopped = True
+
     def forward_backward(self, sequences: Sequence[TrainingSequence]) -> PassResult:
         """Compute the gradient of the batch's loss. Raises StepRefused."""
         seen = self.trainer.micro_batches_seen
@@ -128,6 +132,7 @@ class PolicyTrainer:
     def snapshot(self) -> str:
         """Keep all that a step changes, and begin again with micro-batches of the full size."""
         self.trainer.micro_batch_tokens = self.options.micro_batch_tokens
+        self.trainer.is_stopped = False
         self._halvings = 0
         # An adapter is small; a copy of all weights would fill the device.
         copied: Any = {"copy": True} if self.options.rank else {"copy": True, "device": "cpu"}

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from openclaw_rl.engines.base import PassResult, SpanLogprobs
+from openclaw_rl.engines.base import PassResult, SpanLogprobs, StepStopped
 from openclaw_rl.engines.local.model import ops
 from openclaw_rl.engines.local.model.decoder import Decoder, Projection
 from openclaw_rl.engines.local.training.blocks import LowRank, block, no_adapters
@@ -65,6 +65,8 @@ class Trainer:
         self.decoder, self.weights, self.loss = decoder, weights, loss
         self.micro_batch_tokens, self.checkpointing = micro_batch_tokens, checkpointing
         self.micro_batches_seen = 0
+        self.is_stopped = False
+        """Whether to raise StepStopped before the next micro-batch."""
 
     def forward_backward(self, sequences: Sequence[TrainingSequence]) -> PassResult:
         """Add the gradient of the batch's loss to the `.grad` of the trained weights."""
@@ -109,7 +111,9 @@ class Trainer:
         return sums, logprobs[:, 0].detach()
 
     def _logprobs(self, batch: MicroBatch, policy: Policy) -> Tensor:
-        """Log-probs of a micro-batch's targets, [targets, 1 + n]."""
+        """Log-probs of a micro-batch's targets, [targets, 1 + n]. Raises StepStopped."""
+        if self.is_stopped:
+            raise StepStopped("the step was stopped")
         decoder, adapters = policy
         shape = decoder.shape
         angles = decoder.angles(batch.positions)
