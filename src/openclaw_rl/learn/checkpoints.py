@@ -145,7 +145,6 @@ class Checkpoints:
             sync(folder / RECORD)
             (folder / RECORD).replace(checkpoint.folder / RECORD)
         sync(checkpoint.folder)
-        self.prune()
         return read_record(checkpoint.folder)
 
     def save_base_model(self, version: int) -> Checkpoint:
