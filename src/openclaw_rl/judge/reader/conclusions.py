@@ -20,6 +20,8 @@ _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|\w+")
 _MOST_BESIDE_REJECTION = 4
 #: Unknown words beside praise, by how often the message praises or thanks.
 _MOST_BESIDE_PRAISE = (0, 2, 5)
+#: Sentences of a message that only gives a better fact.
+_MOST_STATEMENTS = 2
 #: The same for repeated praise without any word that sounds like trouble.
 _MOST_BESIDE_UNTROUBLED = 9
 
@@ -50,7 +52,7 @@ class Evidence:
 def conclude(evidence: Evidence) -> ReplyKind:
     """What kind of reply the evidence makes."""
     negative = conclude_negative(evidence)
-    content = evidence.has("praise", "thanks")
+    content = evidence.has("praise") or (evidence.has("thanks") and not evidence.has("closing"))
     move = evidence.first("moving_on")
     if negative in (ReplyKind.CHANGE_REQUEST, ReplyKind.CORRECTION) and move and not evidence.has("rejection"):
         signal = "change" if negative is ReplyKind.CHANGE_REQUEST else "correction"
@@ -59,7 +61,8 @@ def conclude(evidence: Evidence) -> ReplyKind:
         elif content:
             negative = ReplyKind.UNCLEAR
     if negative is not None:
-        return ReplyKind.UNCLEAR if evidence.asked else weigh(negative, evidence)
+        answers = evidence.asked and not evidence.has("harm")
+        return ReplyKind.UNCLEAR if answers else weigh(negative, evidence)
     if evidence.has("sarcasm", "doubt"):
         return ReplyKind.UNCLEAR
     # A user who announces the next step is done with this one, unless the message is an answer.
@@ -156,15 +159,25 @@ def conclude_content(evidence: Evidence) -> ReplyKind:
     # With a request or much else after the thanks, the message is about that.
     if times > 1 and evidence.has("praise") and not evidence.has("trouble"):
         most = max(most, _MOST_BESIDE_UNTROUBLED)
-    if evidence.has("next", "defer") or beside(evidence.said) > most:
+    # "Genius. February 30th.": what a sentence without any signal means is unknown.
+    # "Great, I overslept", "Toll, das ist Spanisch": an exclamation before a statement may be mockery.
+    if is_exclamation(evidence.said) and evidence.has("statement", "tale"):
+        return ReplyKind.UNCLEAR
+    unread = times == 1 and any(not sentence.found and beside([sentence]) for sentence in evidence.said[1:])
+    if unread or evidence.has("next", "defer") or beside(evidence.said) > most:
         return ReplyKind.UNCLEAR
     answers = evidence.asked and not evidence.has("praise")
     return ReplyKind.UNCLEAR if answers else ReplyKind.ACKNOWLEDGEMENT
 
 
+def is_exclamation(said: Sequence[Sentence]) -> bool:
+    """Whether the message praises with nothing but exclamations and thanks."""
+    return not any(sentence.has("praise") and not sentence.has("exclamation") for sentence in said)
+
+
 def is_better_fact(evidence: Evidence) -> bool:
-    """Whether the message is a single statement with another number than the response's."""
+    """Whether the message is a statement or two with another number than the response's."""
     said = evidence.said
-    if not evidence.disputed or len(said) != 1 or said[0].asks or evidence.has("next", "defer", "moving_on", "tale"):
+    if not evidence.disputed or evidence.has("next", "defer", "moving_on", "tale"):
         return False
-    return said[0].has("statement")
+    return len(said) <= _MOST_STATEMENTS and all(one.has("statement") and not one.asks for one in said)

@@ -10,6 +10,8 @@ _END = re.compile(r"[,.;:!?\n]")
 _BEFORE = re.compile(r"[.;:\n]")
 _REACH = 60
 _MOST = 3
+#: A longer message that says "X, not Y" may be about something else.
+_SHORT_STATEMENT = 50
 #: A request that ends with one of these asks for a fact, so the message may give a better one.
 _QUESTION_MARKS = ("?", "\uff1f")
 
@@ -44,7 +46,8 @@ def is_opposition(message: str, start: int, end: int, turn: TurnTexts) -> bool:
     right = (names(before) | names(after[len(denied) :])) - wrong
     if right & names(turn.request):
         return True
-    return is_question(turn.request) and bool(right - names(turn.response))
+    states_a_fact = is_question(turn.request) or len(message) <= _SHORT_STATEMENT
+    return states_a_fact and bool(right - names(turn.response))
 
 
 def is_question(request: str) -> bool:

@@ -6,9 +6,12 @@ In "No bold, please. Next question: why is the sky blue?" only the first sentenc
 from collections.abc import Sequence
 
 from openclaw_rl.judge.reader.lexicon import Lexicon
+from openclaw_rl.judge.reader.relevance import names
 from openclaw_rl.judge.reader.signals import Sentence
 
 _VERDICTS = ("change", "wish", "correction", "rejection", "praise", "thanks")
+#: A question with fewer names ("really?", "are you sure?") may be about the response.
+_LEAST_NAMES = 2
 #: A shorter request may occur in a message by chance.
 _LEAST_LETTERS = 12
 
@@ -25,7 +28,9 @@ def begins_something(sentence: Sentence, lexicon: Lexicon) -> bool:
         return True
     if sentence.has(*_VERDICTS):
         return False
-    asked = sentence.has("question") or (sentence.asks and sentence.has("next"))
+    doubts = any(lexicon.find(signal, sentence.plain) for signal in ("trouble", "refers"))
+    names_something = len(names(sentence.plain)) >= _LEAST_NAMES and not doubts
+    asked = sentence.has("question") or (sentence.asks and (sentence.has("next") or names_something))
     return asked or lexicon.find("fresh", sentence.plain) is not None
 
 

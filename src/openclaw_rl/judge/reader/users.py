@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from openclaw_rl.judge.reader.conclusions import Evidence, conclude
-from openclaw_rl.judge.reader.hints import make_hint, says_nothing
+from openclaw_rl.judge.reader.hints import aligned, make_hint, says_nothing
 from openclaw_rl.judge.reader.kinds import Reading, ReplyKind
 from openclaw_rl.judge.reader.lexicon import Lexicon, lexicon_for
 from openclaw_rl.judge.reader.material import before_material
@@ -25,7 +25,7 @@ _UNCLEAR = Reading(ReplyKind.UNCLEAR)
 _FIRST, _LAST = 4, 2
 _VERDICTS = ("rejection", "correction", "moving_on", "praise", "thanks")
 _VERDICTS_BUT_NEXT = ("rejection", "correction", "reminder", "praise", "thanks", "contrast")
-_COMPLAINTS = ("rejection", "correction", "reminder", "contrast", "sarcasm", "doubt", "harm")
+_COMPLAINTS = ("rejection", "reminder", "contrast", "sarcasm", "doubt", "harm")
 #: Words that a rephrased request shares with the first one.
 _LEAST_SHARED = 2
 #: Words beside the request that may be a wish. "I asked: ..." has fewer.
@@ -33,11 +33,12 @@ _LEAST_BESIDE = 3
 _TELLING = ("change", "wish", "correction", "rejection", "contrast", "reminder", "statement")
 #: Names in a message that only repeats what the response ignored.
 _MOST_REMINDED = 3
+_MOST_REFUSALS = 3
 _LONGEST_REMINDER = 80
 _NUMBER = re.compile(r"\d+(?:[.,:]\d+)*")
 _ERROR_OUTPUT = re.compile(
     r"^(?:traceback \(most recent call last\):|(?:fatal |uncaught |unhandled |run-?time |php |[\w.]{1,40}: )?"
-    r"[\w.]{0,80}(?:error|exception)(?:\[\w+\]| '?\d+'?(?: \(\w+\))?)?: ?(?=\S|$)|panic: |fatal: )",
+    r"[\w.]{0,80}(?:error|exception)(?:\[\w+\]| '?\d+'?(?: \(\w+\))?)?: ?(?=\S|$)|panic: |fatal: |(?:[\w./-]+: ){0,3}command not found\b)",
     re.I | re.M,
 )
 _END_OF_ERROR = re.compile(
@@ -72,6 +73,8 @@ def read_user(request: str, response: str, message: str) -> Reading:
         return _UNCLEAR
     turn = TurnTexts(request, response)
     words = own_words(shorten(message)).strip()
+    if asks(response):
+        words = without_refusal(words)
     reports = _ERROR_OUTPUT.search(words) is not None
     if (before := before_material(words, reports)) is not None:
         return read_before_material(before, turn)
@@ -92,6 +95,16 @@ def read_user(request: str, response: str, message: str) -> Reading:
     if goes_further(said) and not asks(response):
         return Reading(ReplyKind.MOVING_ON)
     return read_reaction(text, turn) or read_all(text, turn)
+
+
+def without_refusal(words: str) -> str:
+    """A message without the refusal of an offer at its beginning: "No, that's perfect", "All good, bye"."""
+    lexicon = lexicon_for(normalise(words))
+    for _ in range(_MOST_REFUSALS):
+        if not (match := lexicon.find("refusal", aligned(words))):
+            break
+        words = words[: match.start()] + words[match.end() :].lstrip(" ,.!")
+    return words
 
 
 def is_for_a_judge(message: str) -> bool:
@@ -117,9 +130,6 @@ def read_text(words: str) -> Text:
         # A user may react in German and continue in English.
         lexicon, opening = lexicon_for(whole, plain[0]), lexicon_for(plain[0])
     said = [read_sentence(part, lexicon if n else opening, spans[n]) for n, part in enumerate(plain)]
-    if any(sentence.has("closing") for sentence in said):
-        for sentence in said:
-            sentence.found.pop("thanks", None)
     return Text(words, whole, lexicon, said)
 
 
@@ -158,10 +168,16 @@ def read_reaction(text: Text, turn: TurnTexts) -> Reading | None:
 
 def goes_further(said: Sequence[Sentence]) -> bool:
     """Whether a message begins with praise or thanks and then asks for another thing, without any complaint."""
-    if not said or not said[0].has("praise", "thanks") or any(one.has(*_COMPLAINTS) for one in said):
+    if not said or not said[0].has("praise", "thanks") or any(complains(one) for one in said):
         return False
     content = min(said[0].found.get(signal, len(said[0].plain)) for signal in ("praise", "thanks"))
     return said[0].found.get("further", -1) > content or any(one.has("further") for one in said[1:])
+
+
+def complains(sentence: Sentence) -> bool:
+    """Whether a sentence complains. "I should have another one" is no correction."""
+    asked = sentence.found.get("further", len(sentence.plain)) <= sentence.found.get("correction", -1)
+    return sentence.has(*_COMPLAINTS) or (sentence.has("correction") and not asked)
 
 
 def turns(sentence: Sentence, lexicon: Lexicon) -> bool:
@@ -180,7 +196,8 @@ def read_all(text: Text, turn: TurnTexts) -> Reading:
     evidence = Evidence(said, asks(turn.response), disputes(text.words, turn.response), opposed, reminded)
     kind = conclude(evidence)
     topic = Topic(plain, lexicon, (turn.request, turn.response), text.has("praise", "contrast"), text.has("wish"))
-    if not is_about(kind, topic):
+    mocks = text.has("harm") and text.has("praise", "thanks", "sarcasm")
+    if not mocks and not is_about(kind, topic):
         return _UNCLEAR
     if kind not in (ReplyKind.CORRECTION, ReplyKind.CHANGE_REQUEST):
         return Reading(kind)
