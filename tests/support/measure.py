@@ -17,6 +17,7 @@ from openclaw_rl.judge.reader import ReplyKind, read_reply
 
 Case = dict[str, Any]
 POSITIVE = {ReplyKind.ACKNOWLEDGEMENT, ReplyKind.MOVING_ON, ReplyKind.TOOL_SUCCESS}
+NEGATIVE = set(ReplyKind) - POSITIVE - {ReplyKind.UNCLEAR}
 
 
 @dataclass
@@ -71,6 +72,21 @@ def measure(cases: Iterable[Case]) -> Tally:
     return tally
 
 
+def measure_signs(cases: Iterable[Case]) -> dict[int, tuple[float, float]]:
+    """Precision and recall of each score, and of abstaining (0)."""
+    pairs = [
+        (sign(ReplyKind(case["kind"])), sign(read_reply(case["request"], case["response"], case["next_state"]).kind))
+        for case in cases
+    ]
+    shares = {}
+    for score in (1, -1, 0):
+        right = sum(pair == (score, score) for pair in pairs)
+        read = sum(given == score for _, given in pairs)
+        labelled = sum(label == score for label, _ in pairs)
+        shares[score] = (right / max(1, read), right / max(1, labelled))
+    return shares
+
+
 def measure_by_language(cases: Iterable[Case]) -> dict[str, Tally]:
     """The same for each language, those with most cases first."""
     by_language: dict[str, list[Case]] = defaultdict(list)
@@ -101,6 +117,12 @@ def language_table(tallies: Mapping[str, Tally]) -> str:
     return "\n".join([*heading("Language"), *(row(language, tally) for language, tally in tallies.items())])
 
 
+def sign_table(signs: Mapping[int, tuple[float, float]]) -> str:
+    """The shares of each score as a Markdown table."""
+    lines = ["| Score | Precision | Recall |", "| ---: | ---: | ---: |"]
+    return "\n".join([*lines, *(f"| {score:+d} | {p:.3f} | {r:.3f} |" for score, (p, r) in signs.items())])
+
+
 def heading(name: str) -> list[str]:
     """The first lines of a table."""
     return [f"| {name} | Cases | Precision | Of the score | Coverage |", "| --- | ---: | ---: | ---: | ---: |"]
@@ -123,6 +145,7 @@ def main() -> None:
     unclear = tally.labelled[ReplyKind.UNCLEAR]
     sys.stdout.write(
         f"{table(tally)}\n\n{language_table(measure_by_language(cases))}\n\n"
+        f"{sign_table(measure_signs(cases))}\n\n"
         f"{unclear} cases are unclear; the reader abstained {tally.read[ReplyKind.UNCLEAR]} times. "
         f"Wrong sign: {tally.wrong_sign}. Hint missing or too many: {tally.missing_hints}.\n"
     )

@@ -121,6 +121,9 @@ def drop_tales(found: dict[str, int], text: str, lexicon: Lexicon) -> None:
     # "Wonderful, my class will love it": praise before the tale is about the response.
     if found.get("praise", _MAX_CHARACTERS) < found["tale"]:
         signals.discard("praise")
+    # "We're four people, you planned for two": a later clause may be about the response.
+    if text[: found.get("correction", 0)].rstrip().endswith(","):
+        signals.discard("correction")
     for signal in signals:
         del found[signal]
     if "praise" in signals:

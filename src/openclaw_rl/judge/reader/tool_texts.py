@@ -58,7 +58,7 @@ def read_exit_code(code: int, output: str, call: Call) -> ReplyKind:
         return ReplyKind.UNCLEAR if hidden else ReplyKind.TOOL_SUCCESS
     if code in _NOT_RUN:
         return fault(output)
-    if code in _ENDED_FROM_OUTSIDE or call.remote:
+    if code in _ENDED_FROM_OUTSIDE or (call.remote and not found("misuse", output)):
         return ReplyKind.UNCLEAR
     if (call.tells and not failed) or (found("tests", output) and not call.writes):
         return ReplyKind.UNCLEAR

@@ -38,7 +38,8 @@ _LONGEST_REMINDER = 80
 _NUMBER = re.compile(r"\d+(?:[.,:]\d+)*")
 _ERROR_OUTPUT = re.compile(
     r"^(?:traceback \(most recent call last\):|(?:fatal |uncaught |unhandled |run-?time |php |[\w.]{1,40}: )?"
-    r"[\w.]{0,80}(?:error|exception)(?:\[\w+\]| '?\d+'?(?: \(\w+\))?)?: ?(?=\S|$)|panic: |fatal: |(?:[\w./-]+: ){0,3}command not found\b)",
+    r"[\w.]{0,80}(?:error|exception)(?:\[\w+\]| '?\d+'?(?: \(\w+\))?)?: ?(?=\S|$)|panic: |fatal: "
+    r"|(?:[\w./-]+: ){0,3}command not found\b)",
     re.I | re.M,
 )
 _END_OF_ERROR = re.compile(
