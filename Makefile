@@ -79,7 +79,8 @@ test-vllm: $(VENV)/.installed-dev $(VLLM)/.installed ## check that vLLM gives th
 	@OPENCLAW_RL_VLLM=$(abspath $(VLLM))/bin/python $(BIN)/python -m pytest -rs tests/slow/test_vllm.py $(ARGS)
 
 test-tinker: $(VENV)/.installed-dev $(TINKER)/.installed ## test with the oldest supported SDK, and on a real Tinker server
-	@PYTHONPATH=$(TINKER)/sdk $(BIN)/python -m pytest tests/engines/test_tinker_*.py tests/test_tinker_server.py
+	@PYTHONPATH=$(abspath $(TINKER))/sdk$${PYTHONPATH:+:$$PYTHONPATH} $(BIN)/python -m pytest -k 'tinker or Tinker' \
+		tests/engines/test_tinker_*.py tests/engines/test_conformance.py tests/test_tinker_server.py
 	@OPENCLAW_RL_TINKER=$(abspath $(TINKER))/bin/python OPENCLAW_RL_TINKER_SDK=$(abspath $(TINKER))/sdk \
 		$(BIN)/python -m pytest -rs -s tests/slow/test_tinker.py $(ARGS)
 

@@ -417,7 +417,7 @@ async def test_who_leaves_during_the_look_leaves_it_to_the_next(cloud: Cloud, sa
 async def test_a_server_that_cannot_score_serves_and_says_what_is_not_known(
     cloud: Cloud, sampler: TinkerSampler, caplog: pytest.LogCaptureFixture
 ) -> None:
-    cloud.fail("sample", lambda answer: answer, failed_request("user"), failed_request("user"))
+    cloud.can_score = False
     for _ in range(2):
         assert len(await collect(sampler, request(8, temperature=0.7))) == 8
     assert sum("cannot be checked" in record.message for record in caplog.records) == 1

@@ -110,7 +110,7 @@ def response(sequences: list[Any], prompt: Any = None, top: Any = None, targets:
 
 
 class Cloud:
-    """The service. Servers differ in `takes_means`, `knows_top_k` and `shows_drawn`."""
+    """The service. Servers differ in `takes_means`, `knows_top_k`, `can_score` and `shows_drawn`."""
 
     def __init__(self, model: Path, folder: Path, name: str = "tiny/model") -> None:
         self.name, self.folder = name, folder
@@ -118,6 +118,7 @@ class Cloud:
         self.worker = Worker(self.decoder, WorkerOptions(model, "cpu", "float32", 8, None, 0.05, SLOTS, RANK))
         self.takes_means = False
         self.knows_top_k = True
+        self.can_score = True
         self.shows_drawn = False
         """Whether log-probs of samples are those after temperature and truncation, not raw."""
         self.losses = {"ppo", "importance_sampling", "cispo", "cross_entropy"}
@@ -448,6 +449,8 @@ class Sampling:
     def _about_prompt(self, prompt: list[int], asked: dict[str, Any]) -> tuple[Any, Any, Any]:
         if not asked["include_prompt_logprobs"]:
             return None, None, None
+        if not self.cloud.can_score:
+            raise failed_request("user", "prompt log-probs are not supported")
         top_k = asked["topk_prompt_logprobs"] if self.cloud.knows_top_k else 0
         found = self.cloud.scores(prompt, len(prompt) - 1, self.slot, top_k=top_k)
         top = [None, *rows_of(found.top)] if top_k else None
