@@ -1,8 +1,30 @@
-"""Helpers of the benchmarks: tables, and a description of the machine."""
+"""Helpers of the benchmarks: sizes, the model, tables, and a description of the machine.
+
+`BENCH_SMOKE=1` gives every script tiny sizes: the run shows that the script still works, and its numbers mean nothing.
+`BENCH_MODEL` names a model to use in place of the embedded one.
+"""
 
 import os
 import platform
 from collections.abc import Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from openclaw_rl.models import fetch_model
+
+T = TypeVar("T")
+
+SMOKE = os.environ.get("BENCH_SMOKE") == "1"
+MODEL = os.environ.get("BENCH_MODEL")
+
+
+def sized(real: T, tiny: T) -> T:
+    return tiny if SMOKE else real
+
+
+def model_folder() -> Path:
+    cache = os.environ.get("OPENCLAW_RL_CACHE", "~/.cache/openclaw-rl")
+    return fetch_model(MODEL, Path(cache).expanduser())
 
 
 def table(title: str, head: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
@@ -23,7 +45,8 @@ def verdict(measured: float, bound: float, at_least: bool = True) -> str:
 
 
 def machine() -> str:
-    return f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
+    words = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
+    return f"{words}; smoke run, not a measurement" if SMOKE else words
 
 
 def percentile(values: Sequence[float], share: float) -> float:

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import torch
-from common import machine, table, verdict
+from common import machine, model_folder, sized, table, verdict
 from prometheus_client import CollectorRegistry
 
 from openclaw_rl.engines.local.model.decoder import load_decoder
@@ -31,7 +31,6 @@ from openclaw_rl.ledger import changes
 from openclaw_rl.ledger.ledger import Ledger
 from openclaw_rl.methods.options import MethodOptions
 from openclaw_rl.methods.rl import Rl
-from openclaw_rl.models import fetch_model
 from openclaw_rl.rendering.chat import ChatRenderer
 from openclaw_rl.types import (
     Continuation,
@@ -141,7 +140,7 @@ def prompt_tokens_read(worker: Worker, requests: list[SampleRequest]) -> int:
 
 def reading(votes: int) -> tuple[int, int]:
     """Prompt tokens read for one turn: as the loop asks, and with independent requests."""
-    folder = fetch_model(None, Path("~/.cache/openclaw-rl").expanduser())
+    folder = model_folder()
     decoder = load_decoder(folder, torch.float32, torch.device("cpu"))
     worker = Worker(decoder, WorkerOptions(folder, "cpu", "float32", 16, None, 0.5, 2, 8))
     params = SamplingParams(max_tokens=ANSWER_TOKENS)
@@ -158,7 +157,7 @@ def reading(votes: int) -> tuple[int, int]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--turns", type=int, default=2000)
+    parser.add_argument("--turns", type=int, default=sized(2000, 20))
     parser.add_argument("--votes", type=int, default=3)
     options = parser.parse_args()
     print(machine())

@@ -16,11 +16,10 @@ import random
 import subprocess
 import sys
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import torch
-from common import machine, table, verdict
+from common import machine, model_folder, sized, table, verdict
 from measuring import Step, best, peak, timed
 from shapes import QWEN3_0_6B, QWEN3_4B, random_decoder, transformers_model
 
@@ -32,14 +31,13 @@ from openclaw_rl.types import Span, TrainingSequence
 
 RANK, ALPHA = 16, 32
 LOSS = PolicyLoss()
-SAMPLES, PROMPT, RESPONSE = 8, 512, 64
+SAMPLES, PROMPT, RESPONSE = sized((8, 512, 64), (2, 16, 8))
 #: A turn of a session adds this many tokens, the last of which are its response.
-TURN = 400
+TURN = sized(400, 16)
 SESSION_TURNS = 16
 #: A few layers are enough, because all layers cost the same; the whole embedded model would take minutes.
 SESSION_LAYERS = 2
 CPU_MICRO_BATCH = 1024
-MODEL = Path("~/.cache/openclaw-rl/SmolLM2-135M-Instruct").expanduser()
 PEFT, OURS, CHECKPOINTED = "plain PEFT", "ours", "ours, checkpointing"
 SHAPES = {"Qwen3-0.6B": QWEN3_0_6B, "Qwen3-4B": QWEN3_4B}
 GIB = 1 << 30
@@ -103,13 +101,13 @@ def peft_model(device: str, shape: Shape | None) -> Any:
     from transformers import AutoModelForCausalLM
 
     if shape is None:
-        return AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
+        return AutoModelForCausalLM.from_pretrained(model_folder(), dtype=torch.float32)
     return transformers_model(shape, device)
 
 
 def our_decoder(device: str, shape: Shape | None) -> Decoder:
     if shape is None:
-        return load_decoder(MODEL, torch.float32, torch.device(device))
+        return load_decoder(model_folder(), torch.float32, torch.device(device))
     return random_decoder(shape, torch.bfloat16, torch.device(device))
 
 
@@ -149,7 +147,15 @@ def show_step(title: str, found: dict[str, tuple[float, float]], bounds: tuple[f
         speed = (f"{seconds:.3g}", f"{faster:.2f}", "" if side == PEFT else verdict(faster, bounds[0]))
         size = (f"{memory / GIB:.2f}", f"{share:.2f}", "" if side == PEFT else verdict(share, bounds[1], False))
         rows.append((side, *speed, *size))
-    head = ("8 × (512 + 64) tokens", "seconds", "times faster", "target", "GiB above weights", "ratio", "target")
+    head = (
+        f"{SAMPLES} × ({PROMPT} + {RESPONSE}) tokens",
+        "seconds",
+        "times faster",
+        "target",
+        "GiB above weights",
+        "ratio",
+        "target",
+    )
     table(title, head, rows)
 
 

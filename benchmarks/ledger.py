@@ -11,7 +11,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from common import machine, percentile, table, verdict
+from common import machine, percentile, sized, table, verdict
 
 from openclaw_rl.ledger import changes
 from openclaw_rl.ledger.ledger import Ledger
@@ -19,11 +19,12 @@ from openclaw_rl.ledger.schema import FILE, connect, migrate
 from openclaw_rl.rendering import history
 from openclaw_rl.types import Continuation, SamplingParams, SessionKey, Turn, TurnKind
 
-PROMPT_TOKENS = 2000
+PROMPT_TOKENS = sized(2000, 100)
 RESPONSE_TOKENS = 128
 CONCURRENT = 32
-TURNS = 3000
-SESSIONS = 10_000
+TURNS = sized(3000, 64)
+SESSIONS = sized(10_000, 50)
+SEARCHES = sized(2000, 50)
 
 Message = dict[str, str]
 
@@ -140,7 +141,7 @@ async def finding(directory: Path) -> list[float]:
         ledger.writer.submit(lambda db, turn=turn: changes.capture(db, [turn], "bench", None, 0))
     ledger.writer.submit(lambda db: None).result()
     latencies = []
-    for messages in random.sample(conversations, 2000):
+    for messages in random.sample(conversations, SEARCHES):
         start = time.perf_counter()
         keys = history.keys("bench", messages, [False] * len(messages))
         found = ledger.find_ancestor("bench", keys.ends, None, set())

@@ -16,7 +16,7 @@ from statistics import median
 from typing import Any
 
 import torch
-from common import machine, table, verdict
+from common import machine, model_folder, sized, table, verdict
 from shapes import QWEN3_4B, random_decoder, transformers_model
 
 from openclaw_rl.engines.local.model.placement import weight_bytes
@@ -27,7 +27,11 @@ from openclaw_rl.types import BASE_VERSION, SampleRequest, SamplingParams
 
 #: The smallest id that is an ordinary token in the models measured.
 FIRST_TEXT_ID = 100
-STAGGER_SECONDS = 0.2
+STAGGER_SECONDS = sized(0.2, 0.02)
+#: On the CPU: tokens of a prompt and of an answer, measurements, and tokens of a long history.
+TOKENS = sized(64, 8)
+ROUNDS = sized(8, 1)
+HISTORY = sized(2000, 200)
 
 
 def random_prompt(length: int, vocabulary: int) -> list[int]:
@@ -85,19 +89,19 @@ def continuous_batching(model: Any, vocabulary: int) -> tuple[float, float]:
     """Tokens per second of Transformers' own continuous batching: one request, and eight at once. Warmed up first."""
     from transformers import GenerationConfig
 
-    settings = GenerationConfig(max_new_tokens=64, do_sample=True, eos_token_id=-1, pad_token_id=0)
+    settings = GenerationConfig(max_new_tokens=TOKENS, do_sample=True, eos_token_id=-1, pad_token_id=0)
     manager = model.init_continuous_batching(generation_config=settings)
     manager.start()
 
     def rate(requests: int) -> float:
         start = time.perf_counter()
         for _ in range(requests):
-            manager.add_request(random_prompt(64, vocabulary), max_new_tokens=64)
+            manager.add_request(random_prompt(TOKENS, vocabulary), max_new_tokens=TOKENS)
         finished = 0
         while finished < requests:
             result = manager.get_result(timeout=60)
             finished += result is not None and result.is_finished()
-        return requests * 64 / (time.perf_counter() - start)
+        return requests * TOKENS / (time.perf_counter() - start)
 
     rate(8)
     rates = median(rate(1) for _ in range(3)), median(rate(8) for _ in range(3))
@@ -108,27 +112,26 @@ def continuous_batching(model: Any, vocabulary: int) -> tuple[float, float]:
 async def on_cpu() -> None:
     from transformers import AutoModelForCausalLM
 
-    from openclaw_rl.models import fetch_model
-
-    folder = fetch_model(None, Path("~/.cache/openclaw-rl").expanduser())
+    folder = model_folder()
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     sampler = LocalSampler(WorkerOptions(folder, "cpu", "float32", 16, None, None, 4, 32), max_queue=64)
     await sampler.start()
     vocabulary = model.config.vocab_size
     alone, ours, bursts = [], [], []
-    generate(model, [random_prompt(64, vocabulary)], 8)
-    await first_and_last(sampler, request(random_prompt(64, vocabulary), 8))
+    generate(model, [random_prompt(TOKENS, vocabulary)], 8)
+    await first_and_last(sampler, request(random_prompt(TOKENS, vocabulary), 8))
     # Alternating, so that a slow phase of the machine affects both.
-    for seed in range(8):
-        prompt = random_prompt(64, vocabulary)
-        alone.append(64 / timed(lambda prompt=prompt: generate(model, [prompt], 64)))
-        _first, last, count = await first_and_last(sampler, request(random_prompt(64, vocabulary), 64, seed))
+    for seed in range(ROUNDS):
+        prompt = random_prompt(TOKENS, vocabulary)
+        alone.append(TOKENS / timed(lambda prompt=prompt: generate(model, [prompt], TOKENS)))
+        _first, last, count = await first_and_last(sampler, request(random_prompt(TOKENS, vocabulary), TOKENS, seed))
         ours.append(count / last)
         if seed % 3 == 0:
-            bursts.append(await staggered(sampler, [request(random_prompt(64, vocabulary), 64, i) for i in range(8)]))
+            jobs = [request(random_prompt(TOKENS, vocabulary), TOKENS, i) for i in range(8)]
+            bursts.append(await staggered(sampler, jobs))
     theirs = continuous_batching(model, vocabulary)
-    history = random_prompt(2000, vocabulary)
-    cold, _last, _count = await first_and_last(sampler, request(history[:1990], 1))
+    history = random_prompt(HISTORY, vocabulary)
+    cold, _last, _count = await first_and_last(sampler, request(history[:-10], 1))
     warm, _last, _count = await first_and_last(sampler, request(history, 1))
     await sampler.close()
     show_cpu(median(alone), median(ours), median(bursts), theirs, cold, warm)

@@ -13,18 +13,18 @@ import socket
 import time
 from collections.abc import AsyncIterator
 from multiprocessing.process import BaseProcess
-from pathlib import Path
 from statistics import median
 
 import uvicorn
-from common import machine, percentile, table, verdict
+from common import machine, model_folder, percentile, sized, table, verdict
 
 from openclaw_rl.engines.base import EngineLimits, EngineStats
 from openclaw_rl.types import BASE_VERSION, FinishReason, SampledToken, SampleRequest
 
-CLIENTS = 64
-REQUESTS = 6000
-WARM_UP = 300
+CLIENTS = sized(64, 4)
+REQUESTS = sized(6000, 16)
+SINGLE_REQUESTS, WARM_UP = sized((400, 300), (4, 4))
+AGENT_TURNS = sized(40, 2)
 ANSWER = "Sure, here is a short answer to that question of yours."
 
 Body = dict[str, object]
@@ -82,10 +82,9 @@ def serve_echo(port: int) -> None:
 def serve_ours(port: int) -> None:
     from openclaw_rl.api.app import create_app
     from openclaw_rl.api.service import ChatService, SamplingDefaults
-    from openclaw_rl.models import fetch_model
     from openclaw_rl.rendering.chat import ChatRenderer
 
-    renderer = ChatRenderer(fetch_model(None, Path("~/.cache/openclaw-rl").expanduser()))
+    renderer = ChatRenderer(model_folder())
     ids = [*renderer.tokenizer.backend.encode(ANSWER).ids, *renderer.tokenizer.eos_ids]
     app = create_app(ChatService(InstantSampler(ids), renderer, SamplingDefaults()), "bench")
     uvicorn.run(app, port=port, log_level="error", access_log=False, lifespan="off")
@@ -201,7 +200,7 @@ async def throughput(port: int, data: bytes) -> float:
 
 async def measure(echo: int, ours: int) -> None:
     short = payload(short_chat())
-    conversation = [payload(body) for body in agent_turns(40)]
+    conversation = [payload(body) for body in agent_turns(AGENT_TURNS)]
     for port in (echo, ours):
         await latencies(port, [short] * WARM_UP)
     # Alternating, so that a slow phase of the machine affects both.
@@ -210,7 +209,7 @@ async def measure(echo: int, ours: int) -> None:
     for _ in range(3):
         for port in (echo, ours):
             rates[port].append(await throughput(port, short))
-            singles[port] += await latencies(port, [short] * 400)
+            singles[port] += await latencies(port, [short] * SINGLE_REQUESTS)
     turns = {port: await latencies(port, conversation) for port in (echo, ours)}
     share = max(rates[ours]) / max(rates[echo])
     added = median(singles[ours]) - median(singles[echo])

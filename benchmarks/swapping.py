@@ -19,7 +19,7 @@ import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
-from common import machine, percentile, table, verdict
+from common import MODEL, machine, percentile, sized, table, verdict
 
 QUESTIONS = (
     "What is a rainbow?",
@@ -32,12 +32,13 @@ QUESTIONS = (
 SYSTEM = "You are a helpful assistant who answers questions about the world. " * 20
 ANSWER_TOKENS = 24
 #: Seconds between an answer and the client's next question.
-THINK_SECONDS = 0.5
+THINK_SECONDS = sized(0.5, 0.02)
 #: Requests that start this many seconds around a change of policy count as affected by it.
 SWAP_SECONDS = 1.0
 BATCH = 4
+ROOT = Path(__file__).parent.parent
 #: The first requests are not measured: caches are empty and the learner is being loaded.
-WARM_UP_SECONDS = 20
+WARM_UP_SECONDS = sized(20, 1)
 
 
 @dataclass
@@ -54,7 +55,8 @@ class Server:
     """A server process and its status."""
 
     def __init__(self, run_dir: Path) -> None:
-        command = [sys.executable, "run.py", "--run-dir", str(run_dir), "--proxy-port", "0", "--method", "rl"]
+        command = [sys.executable, str(ROOT / "run.py"), "--run-dir", str(run_dir), "--proxy-port", "0"]
+        command += ["--method", "rl", *(["--model-name", MODEL] if MODEL else [])]
         self.process = subprocess.Popen([*command, "--batch-size", str(BATCH), "--log-level", "warning"])
         self.url = self._wait(run_dir / "server.json")
 
@@ -156,7 +158,7 @@ def report(load: Load, metrics: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--minutes", type=float, default=4.0)
+    parser.add_argument("--minutes", type=float, default=sized(4.0, 0.05))
     parser.add_argument("--clients", type=int, default=2)
     options = parser.parse_args()
     print(machine())

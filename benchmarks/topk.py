@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from common import machine, table, verdict
+from common import machine, sized, table, verdict
 from measuring import Step, best, peak
 from torch import Tensor
 
@@ -38,7 +38,7 @@ METHOD = TopkSelect(MethodOptions(method="topk-select", topk_k=K, topk_max_cand=
 LOSS = PolicyLoss()
 PLAIN, OURS = "whole distributions", "ours"
 #: A long conversation, which is shared, then a hint in its last message, then the response.
-PROMPT, HINT, RESPONSE = 4000, 20, 200
+PROMPT, HINT, RESPONSE = sized(4000, 400), 20, sized(200, 40)
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Shape:
 
 
 SHAPES = {
-    "cpu": Shape(49_152, 1024, 576, torch.float32),
+    "cpu": sized(Shape(49_152, 1024, 576, torch.float32), Shape(400, 32, 16, torch.float32)),
     "cuda": Shape(151_936, 2048, 2560, torch.bfloat16),
 }
 

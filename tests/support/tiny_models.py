@@ -46,7 +46,7 @@ def tiny_tokenizer() -> Tokenizer:
     return tokenizer
 
 
-def save_tiny_model(folder: Path, seed: int = 0, tied: bool = False) -> Path:
+def save_tiny_model(folder: Path, seed: int = 0, tied: bool = False, context: int = 512) -> Path:
     """A two-layer Llama with large random weights and the tokenizer above; `tied`: its embedding is also its head."""
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=tiny_tokenizer(),
@@ -64,7 +64,7 @@ def save_tiny_model(folder: Path, seed: int = 0, tied: bool = False) -> Path:
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
-        max_position_embeddings=512,
+        max_position_embeddings=context,
         eos_token_id=tokenizer.eos_token_id,
         bos_token_id=tokenizer.bos_token_id,
         pad_token_id=tokenizer.pad_token_id,

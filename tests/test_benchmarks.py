@@ -1,0 +1,34 @@
+"""Every benchmark runs to its end, with tiny sizes."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from support.server_program import ROOT
+from support.tiny_models import save_tiny_model
+
+SCRIPTS = ["judge", "learning", "ledger", "sampling", "serving", "swapping", "topk"]
+HELPERS = {"common", "measuring", "shapes"}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("model"), context=8192)
+
+
+def test_every_benchmark_is_run_here() -> None:
+    assert {path.stem for path in (ROOT / "benchmarks").glob("*.py")} == {*SCRIPTS, *HELPERS}
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_benchmark_runs_to_its_end(script: str, model: Path) -> None:
+    environment = {**os.environ, "BENCH_SMOKE": "1", "BENCH_MODEL": str(model)}
+    command = [sys.executable, str(ROOT / "benchmarks" / f"{script}.py")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    # A table has this line below its head.
+    assert "----" in done.stdout
+    assert "smoke run" in done.stdout
