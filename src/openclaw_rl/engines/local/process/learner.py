@@ -13,20 +13,12 @@ from openclaw_rl.engines.capabilities import LearnerCapabilities
 from openclaw_rl.engines.local.process.learner_messages import (
     STOP_SIGNAL,
     Broken,
-    Command,
-    ForwardBackward,
+    Call,
+    Done,
     LearnerOptions,
-    Load,
-    OptimStep,
     Refused,
     Report,
-    Reset,
-    Restore,
-    Save,
-    ScoreSpans,
     Started,
-    TakeSnapshot,
-    WritePolicy,
 )
 from openclaw_rl.engines.local.process.link import Link
 from openclaw_rl.engines.policy_ref import PolicyRef, WeightForm, policy_in
@@ -43,7 +35,7 @@ DIED = "The learner's process ended while it was working; if it ran out of memor
 class LearnerProcess:
     """Implements `TrainingPrimitives` with one worker process.
 
-    - Commands are carried out in the order of the calls.
+    - Calls are carried out in their order.
     - If the process dies, the calls that wait for it raise EngineUnavailable; if none waits, the next call does.
     - The call after that starts a new process, which has no snapshot and the base model as its policy.
     """
@@ -52,7 +44,7 @@ class LearnerProcess:
         """`weights` returns the base weights that the sampler shares at the moment, if it does."""
         self.options, self._weights = options, weights
         self.weight_bytes = 0
-        self._link: Link[Command, Report] | None = None
+        self._link: Link[Call, Report] | None = None
         self._waiting: deque[asyncio.Future[Report]] = deque()
         """One for each report that the process owes."""
         self._reading: asyncio.Task[None] | None = None
@@ -83,55 +75,55 @@ class LearnerProcess:
             await asyncio.wait([self._reading])
 
     async def reset(self) -> None:
-        await self._call(Reset())
+        await self._call("reset")
 
     def stop_step(self) -> None:
         if self.pid is not None:
             os.kill(self.pid, STOP_SIGNAL)
 
     async def forward_backward(self, sequences: Sequence[TrainingSequence]) -> PassResult:
-        result: PassResult = await self._call(ForwardBackward(sequences))
+        result: PassResult = await self._call("forward_backward", sequences=sequences)
         return result
 
     async def optim_step(self) -> float:
-        norm: float = await self._call(OptimStep())
+        norm: float = await self._call("optim_step")
         return norm
 
     async def snapshot(self) -> str:
-        name: str = await self._call(TakeSnapshot())
+        name: str = await self._call("snapshot")
         return name
 
     async def restore(self, snapshot: str) -> None:
-        await self._call(Restore(snapshot))
+        await self._call("restore", name=snapshot)
 
     async def score(self, sequences: Sequence[TrainingSequence], *, base: bool = False) -> SpanLogprobs:
-        logprobs: SpanLogprobs = await self._call(ScoreSpans(sequences, base))
+        logprobs: SpanLogprobs = await self._call("score", sequences=sequences, base=base)
         return logprobs
 
     async def write_policy(self, folder: Path) -> PolicyRef:
-        await self._call(WritePolicy(folder))
+        await self._call("write_policy", folder=folder)
         return policy_in(folder)
 
     async def save(self, folder: Path, steps: int, *, lasting: bool = True) -> None:
-        await self._call(Save(folder, steps))
+        await self._call("save", folder=folder, steps=steps)
 
     async def load(self, folder: Path) -> int:
-        steps: int = await self._call(Load(folder))
+        steps: int = await self._call("load", folder=folder)
         return steps
 
-    async def _call(self, command: Command) -> Any:
+    async def _call(self, method: str, **arguments: Any) -> Any:
         async with self._submitting:
             link = await self._ready()
-            link.send(command)
+            link.send(Call(method, arguments))
             waiting = self._expect_report()
-        match await waiting:
-            case Refused(reason, may_pass, stopped):
-                refusal = StepStopped(reason) if stopped else StepRefused(reason)
-                raise StepLost(refusal) if may_pass else refusal
-            case report:
-                return getattr(report, "result", None)
+        report = await waiting
+        if isinstance(report, Refused):
+            refusal = StepStopped(report.reason) if report.stopped else StepRefused(report.reason)
+            raise StepLost(refusal) if report.may_pass else refusal
+        assert isinstance(report, Done)
+        return report.result
 
-    async def _ready(self) -> Link[Command, Report]:
+    async def _ready(self) -> Link[Call, Report]:
         """The running process; starts one if there is none."""
         if self._reading is not None and self._reading.done() and self._link is not None:
             link, self._link = self._link, None
@@ -152,7 +144,7 @@ class LearnerProcess:
         self._waiting.append(waiting)
         return waiting
 
-    async def _read(self, link: Link[Command, Report], waiting: "deque[asyncio.Future[Report]]") -> None:
+    async def _read(self, link: Link[Call, Report], waiting: "deque[asyncio.Future[Report]]") -> None:
         """Give each report to the call that waits for it, until the process ends."""
         async for report in link.reports():
             call = waiting.popleft()
@@ -166,7 +158,7 @@ class LearnerProcess:
                 call.set_exception(died(link))
 
 
-def died(link: Link[Command, Report]) -> EngineUnavailable:
+def died(link: Link[Call, Report]) -> EngineUnavailable:
     return EngineUnavailable(f"{DIED} {link.end}".rstrip())
 
 

@@ -1,15 +1,14 @@
 """Messages between the server and the learner's process: plain data, pickled over a pipe.
 
-Every command is answered by one report, in order.
+The process reports when it has started. Then every call is answered by one report, in order.
 """
 
 import signal
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from openclaw_rl.types import TrainingSequence, TrainingSettings
+from openclaw_rl.types import TrainingSettings
 
 #: Tells the learner's process to end the step that it computes.
 STOP_SIGNAL = signal.SIGUSR1
@@ -40,56 +39,11 @@ class LearnerOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Reset:
-    """Start again from the base model."""
+class Call:
+    """Call a method of the `PolicyTrainer`. The answer is Done with its result, or Refused."""
 
-
-@dataclass(frozen=True, slots=True)
-class ForwardBackward:
-    """Compute a batch's gradient. The result is a PassResult."""
-
-    sequences: Sequence[TrainingSequence]
-
-
-@dataclass(frozen=True, slots=True)
-class OptimStep:
-    """Apply the gradient. The result is its norm."""
-
-
-@dataclass(frozen=True, slots=True)
-class TakeSnapshot:
-    """Keep the policy and the optimiser's state. The result is the snapshot's name."""
-
-
-@dataclass(frozen=True, slots=True)
-class Restore:
-    snapshot: str
-
-
-@dataclass(frozen=True, slots=True)
-class ScoreSpans:
-    """Compute the log-probs of the spans' tokens. The result is SpanLogprobs."""
-
-    sequences: Sequence[TrainingSequence]
-    base: bool
-
-
-@dataclass(frozen=True, slots=True)
-class WritePolicy:
-    folder: Path
-
-
-@dataclass(frozen=True, slots=True)
-class Save:
-    folder: Path
-    steps: int
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """Continue from a checkpoint. The result is the number of steps."""
-
-    folder: Path
+    method: str
+    arguments: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,14 +55,14 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The command was carried out."""
+    """The method has returned."""
 
-    result: Any = None
+    result: Any
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The command was not carried out; `reason` is a sentence without its full stop."""
+    """The method has failed; `reason` is a sentence without its full stop."""
 
     reason: str
     may_pass: bool = False
@@ -124,5 +78,4 @@ class Broken:
     reason: str
 
 
-Command = Reset | ForwardBackward | OptimStep | TakeSnapshot | Restore | ScoreSpans | WritePolicy | Save | Load
 Report = Started | Done | Refused | Broken

@@ -1,4 +1,4 @@
-"""The learner's process: it reads commands and answers each with one report.
+"""The learner's process: it reads calls and answers each with one report.
 
 It runs at a lower priority than everything else, so that a step does not slow serving. Like the sampler's worker it
 ends when its pipe closes, and ignores signals, which the server handles.
@@ -9,7 +9,6 @@ import logging
 import os
 import signal
 from multiprocessing.connection import Connection
-from typing import Any
 
 import torch
 
@@ -20,21 +19,12 @@ from openclaw_rl.engines.local.model.shared_weights import take_up
 from openclaw_rl.engines.local.process.learner_messages import (
     STOP_SIGNAL,
     Broken,
-    Command,
+    Call,
     Done,
-    ForwardBackward,
     LearnerOptions,
-    Load,
-    OptimStep,
     Refused,
     Report,
-    Reset,
-    Restore,
-    Save,
-    ScoreSpans,
     Started,
-    TakeSnapshot,
-    WritePolicy,
 )
 from openclaw_rl.engines.local.training.policy_trainer import PolicyTrainer
 
@@ -46,7 +36,7 @@ NICENESS = 5
 
 
 def main(connection: Connection, options: LearnerOptions) -> None:
-    """Load the model, then carry out commands until the pipe closes."""
+    """Load the model, then carry out calls until the pipe closes."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     os.nice(NICENESS)
@@ -64,7 +54,7 @@ def main(connection: Connection, options: LearnerOptions) -> None:
         signal.signal(STOP_SIGNAL, lambda _number, _frame: trainer.stop())
         connection.send(Started(weight_bytes(decoder)))
         while True:
-            connection.send(obey(trainer, connection.recv()))
+            connection.send(answer(trainer, connection.recv()))
 
 
 def load_alone(options: LearnerOptions) -> Decoder:
@@ -73,34 +63,12 @@ def load_alone(options: LearnerOptions) -> Decoder:
     return load_decoder(options.model, dtype, device)
 
 
-def obey(trainer: PolicyTrainer, command: Command) -> Report:
+def answer(trainer: PolicyTrainer, call: Call) -> Report:
     try:
-        return Done(carry_out(trainer, command))
+        return Done(getattr(trainer, call.method)(**call.arguments))
     except StepRefused as error:
         return Refused(str(error), stopped=isinstance(error, StepStopped))
     except StepLost as error:
         return Refused(str(error), may_pass=True)
     except OSError as error:
         return Refused(f"{error.filename or 'the disk'}: {error.strerror or error}")
-
-
-def carry_out(trainer: PolicyTrainer, command: Command) -> Any:
-    match command:
-        case ForwardBackward(sequences):
-            return trainer.forward_backward(sequences)
-        case OptimStep():
-            return trainer.optim_step()
-        case TakeSnapshot():
-            return trainer.snapshot()
-        case Restore(snapshot):
-            return trainer.restore(snapshot)
-        case ScoreSpans(sequences, base):
-            return trainer.score(sequences, base=base)
-        case Reset():
-            return trainer.reset()
-        case WritePolicy(folder):
-            return trainer.write_policy(folder)
-        case Save(folder, steps):
-            return trainer.save(folder, steps)
-        case Load(folder):
-            return trainer.load(folder)
