@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from openclaw_rl.losses.policy import PolicyLoss, TokenLosses, clamped, k3
+from openclaw_rl.losses.policy import PolicyLoss, TokenLosses, k3
 from openclaw_rl.plugins import LOSS_NAMES, LOSS_OPTION, describe, load_plugin
 
 
@@ -40,8 +40,7 @@ class CustomLoss:
         if base_logprobs is not None:
             kl_base = k3(logprobs, base_logprobs)
             loss = loss + self.kl_coef * kl_base
-        log_ratio = clamped(logprobs - old_logprobs).detach()
-        return TokenLosses(loss, torch.zeros_like(loss), log_ratio.exp() - 1 - log_ratio, kl_base.detach())
+        return TokenLosses(loss, torch.zeros_like(loss), kl_base.detach())
 
     def _check(self, loss: Any, logprobs: Tensor) -> None:
         if not isinstance(loss, Tensor) or loss.shape != logprobs.shape:

@@ -22,8 +22,6 @@ class TokenLosses(NamedTuple):
     loss: Tensor
     clipped: Tensor
     """1 where the loss of the token is clipped, else 0."""
-    kl_old: Tensor
-    """Estimate of the KL divergence from the policy that sampled."""
     kl_base: Tensor
     """Estimate of the KL divergence from the base model; 0 if no base log-probs were given."""
 
@@ -53,8 +51,7 @@ class PolicyLoss:
         self, logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, base_logprobs: Tensor | None = None
     ) -> TokenLosses:
         """The losses of tokens; `logprobs` are of the policy in training and carry the gradient."""
-        log_ratio = clamped(logprobs - old_logprobs)
-        ratio = log_ratio.exp()
+        ratio = clamped(logprobs - old_logprobs).exp()
         loss, clipped = self._surrogate(logprobs, ratio, advantages)
         kl_base = torch.zeros_like(loss)
         if base_logprobs is not None:
@@ -62,7 +59,7 @@ class PolicyLoss:
             loss = loss + self.kl_coef * kl_base
         elif self.kl_coef:
             raise ValueError("kl_coef is set, so the base model's log-probs are needed")
-        return TokenLosses(loss, clipped.to(loss.dtype), (ratio - 1 - log_ratio).detach(), kl_base.detach())
+        return TokenLosses(loss, clipped.to(loss.dtype), kl_base.detach())
 
     def over_alternatives(self, logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor) -> Tensor:
         """The clipped loss, one number per token, of n alternatives to each token: arrays [tokens, n].
