@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -17,6 +16,7 @@ from openclaw_rl.engines.local.training.trainer import Trainer
 from openclaw_rl.losses.policy import PolicyLoss
 from openclaw_rl.types import Span, TrainingSequence
 from support.decoders import causal
+from support.trainers import trained_lora
 
 CPU = torch.device("cpu")
 IDS = list(range(5, 45))
@@ -25,16 +25,6 @@ IDS = list(range(5, 45))
 @pytest.fixture(scope="module")
 def decoder(tiny_model: Path) -> Decoder:
     return load_decoder(tiny_model, torch.float32, CPU)
-
-
-def lively(decoder: Decoder, **options: Any) -> LoraWeights:
-    """An adapter whose B factors are not zero."""
-    lora = LoraWeights.create(decoder.shape, rank=4, alpha=9, seed=1, **options)
-    generator = torch.Generator().manual_seed(2)
-    with torch.no_grad():
-        for b in lora.b.values():
-            b.normal_(0, 0.1, generator=generator)
-    return lora
 
 
 def logprobs(decoder: Decoder, lora: LoraWeights) -> list[float]:
@@ -48,7 +38,7 @@ def from_logits(logits: torch.Tensor) -> list[float]:
 
 
 def test_files_come_back_bit_for_bit(decoder: Decoder, tmp_path: Path) -> None:
-    lora = lively(decoder, dropout=0.1)
+    lora = trained_lora(decoder, dropout=0.1)
     lora.save(tmp_path, "base")
     again = LoraWeights.load(tmp_path, decoder.shape)
     assert (again.rank, again.alpha, again.dropout) == (4, 9, 0.1)
@@ -64,7 +54,7 @@ def test_files_come_back_bit_for_bit(decoder: Decoder, tmp_path: Path) -> None:
 def test_peft_and_the_sampler_read_what_was_saved(
     decoder: Decoder, tiny_model: Path, tmp_path: Path, modules: tuple[str, ...]
 ) -> None:
-    lora = lively(decoder, modules=modules)
+    lora = trained_lora(decoder, modules=modules)
     lora.save(tmp_path, str(tiny_model))
     theirs = PeftModel.from_pretrained(LlamaForCausalLM.from_pretrained(tiny_model), tmp_path)
     slots = AdapterSlots(decoder.shape, 1, 8, torch.float32, CPU)

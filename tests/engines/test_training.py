@@ -19,6 +19,7 @@ from openclaw_rl.engines.local.training.trainer import Trainer
 from openclaw_rl.losses.policy import PolicyLoss
 from openclaw_rl.types import Span, TrainingSequence
 from support.decoders import FAMILIES, causal
+from support.trainers import trained_lora
 from support.training_sequences import VOCABULARY, over_alternatives, ragged, sequence
 
 CPU = torch.device("cpu")
@@ -27,15 +28,6 @@ CPU = torch.device("cpu")
 @pytest.fixture(scope="module")
 def decoder(tiny_model: Path) -> Decoder:
     return load_decoder(tiny_model, torch.float32, CPU)
-
-
-def lively(decoder: Decoder, **options: Any) -> LoraWeights:
-    lora = LoraWeights.create(decoder.shape, rank=4, alpha=9, seed=1, **options)
-    generator = torch.Generator().manual_seed(2)
-    with torch.no_grad():
-        for b in lora.b.values():
-            b.normal_(0, 0.1, generator=generator)
-    return lora
 
 
 def sampled_alone(sequences: Sequence[TrainingSequence]) -> list[TrainingSequence]:
@@ -53,7 +45,7 @@ def gradients(
     loss: PolicyLoss | None = None,
     **options: Any,
 ) -> tuple[list[Tensor], PassResult]:
-    lora = lora or lively(decoder)
+    lora = lora or trained_lora(decoder)
     metrics = Trainer(decoder, lora, loss or PolicyLoss(), **options).forward_backward(sequences)
     return [
         parameter.grad if parameter.grad is not None else torch.zeros_like(parameter) for parameter in lora.parameters()
@@ -100,7 +92,7 @@ def test_loss_and_gradients_are_those_of_peft_with_full_logits(family: str, loss
             parameter.add_(0.1 * torch.randn_like(parameter))
     theirs.save_pretrained(tmp_path / "model")
     decoder = load_decoder(tmp_path / "model", torch.float32, CPU)
-    lora = lively(decoder)
+    lora = trained_lora(decoder)
     lora.save(tmp_path / "adapter", "model")
     expected_loss, expected = in_peft(tmp_path / "model", tmp_path / "adapter", ragged(), loss)
     _, metrics = gradients(decoder, ragged(), lora, loss, micro_batch_tokens=60)
@@ -115,8 +107,8 @@ def test_loss_and_gradients_are_those_of_peft_with_full_logits(family: str, loss
 
 @pytest.mark.parametrize("modules", [("q_proj", "v_proj"), ("gate_proj",), ("k_proj", "up_proj", "o_proj")])
 def test_modules_without_factors_pass_gradients_on(decoder: Decoder, modules: tuple[str, ...]) -> None:
-    part = lively(decoder, modules=modules)
-    whole = lively(decoder)
+    part = trained_lora(decoder, modules=modules)
+    whole = trained_lora(decoder)
     with torch.no_grad():
         for name in whole.a:
             if name in modules:
@@ -160,8 +152,8 @@ def test_the_order_of_the_sequences_changes_nothing(decoder: Decoder) -> None:
 
 
 def test_checkpointing_changes_nothing(decoder: Decoder) -> None:
-    expected, _ = gradients(decoder, ragged(), lively(decoder, dropout=0.2))
-    found, _ = gradients(decoder, ragged(), lively(decoder, dropout=0.2), checkpointing=True)
+    expected, _ = gradients(decoder, ragged(), trained_lora(decoder, dropout=0.2))
+    found, _ = gradients(decoder, ragged(), trained_lora(decoder, dropout=0.2), checkpointing=True)
     assert all(one.equal(other) for one, other in zip(found, expected, strict=True))
 
 
@@ -183,7 +175,7 @@ def test_a_session_is_the_same_as_its_turns_apart(decoder: Decoder) -> None:
 
 
 def test_gradients_accumulate_until_they_are_cleared(decoder: Decoder) -> None:
-    lora = lively(decoder)
+    lora = trained_lora(decoder)
     once = [grad.clone() for grad in gradients(decoder, ragged(), lora)[0]]
     twice, _ = gradients(decoder, ragged(), lora)
     assert_equal(twice, [2 * grad for grad in once])
@@ -222,7 +214,7 @@ def test_a_prompt_token_is_read_but_not_learnt(decoder: Decoder) -> None:
 
 def test_scores_are_those_of_the_decoder_that_samples(decoder: Decoder) -> None:
     batch = ragged()
-    trainer = Trainer(decoder, lively(decoder), PolicyLoss(), micro_batch_tokens=50)
+    trainer = Trainer(decoder, trained_lora(decoder), PolicyLoss(), micro_batch_tokens=50)
     policy, base = trainer.score(batch), trainer.score(batch, base=True)
     _, metrics = gradients(decoder, batch)
     for number, one in enumerate(batch):
@@ -238,7 +230,7 @@ def test_scores_are_those_of_the_decoder_that_samples(decoder: Decoder) -> None:
 
 
 def test_scoring_asks_for_no_signals_and_leaves_no_gradients(decoder: Decoder) -> None:
-    lora = lively(decoder)
+    lora = trained_lora(decoder)
     bare = TrainingSequence(list(range(20)), [Span(0, 5, 9, [], [])])
     (spans, nothing) = Trainer(decoder, lora, PolicyLoss()).score([bare, TrainingSequence([1, 2], [])])
     assert [len(span) for span in spans] == [4]
@@ -248,7 +240,7 @@ def test_scoring_asks_for_no_signals_and_leaves_no_gradients(decoder: Decoder) -
 
 def test_metrics_are_sums_over_the_response_tokens(decoder: Decoder) -> None:
     batch, loss = sampled_alone(ragged()), PolicyLoss(kl_coef=0.2)
-    trainer = Trainer(decoder, lively(decoder), loss, micro_batch_tokens=40)
+    trainer = Trainer(decoder, trained_lora(decoder), loss, micro_batch_tokens=40)
     base = trainer.score(batch, base=True)
     metrics = trainer.forward_backward(batch)
     samples = sum(len(sequence.spans) for sequence in batch)
@@ -267,7 +259,7 @@ def test_metrics_are_sums_over_the_response_tokens(decoder: Decoder) -> None:
 
 
 def test_nothing_to_learn_is_nothing_learnt(decoder: Decoder) -> None:
-    lora = lively(decoder)
+    lora = trained_lora(decoder)
     metrics = Trainer(decoder, lora, PolicyLoss()).forward_backward([TrainingSequence([1, 2, 3], [])])
     assert metrics == PassResult(0, 0, 0, 0, 0, [[]])
     assert all(parameter.grad is None for parameter in lora.parameters())
@@ -280,11 +272,11 @@ def slope(value: Callable[[float], float], step: float) -> float:
 @pytest.mark.parametrize("side", ["a", "b"])
 def test_with_dropout_the_gradient_is_still_the_slope_of_the_loss(decoder: Decoder, side: str) -> None:
     """By one side's factors at a time: the other's slope would drown it."""
-    lora = lively(decoder, dropout=0.5)
+    lora = trained_lora(decoder, dropout=0.5)
     # Without the clip's corners, where there is no slope.
     batch, loss = sampled_alone(ragged()), PolicyLoss("importance_sampling")
     _, dropped = gradients(decoder, batch, lora, loss)
-    assert dropped.loss != gradients(decoder, batch, lively(decoder), loss)[1].loss
+    assert dropped.loss != gradients(decoder, batch, trained_lora(decoder), loss)[1].loss
     factors: list[Tensor] = list(getattr(lora, side).values())
     generator = torch.Generator().manual_seed(9)
     directions = [torch.randn(factor.shape, generator=generator) for factor in factors]

@@ -85,6 +85,9 @@ class ScriptedSampler:
     def retract(self, version: int) -> None:
         self.versions.retract(version)
 
+    def describe(self) -> str:
+        return "a sampler that draws what a test wants"
+
     def stats(self) -> EngineStats:
         return EngineStats(not self.closed, self.admission.outstanding, 0, 0)
 

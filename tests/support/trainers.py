@@ -7,10 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from openclaw_rl.engines.base import PassResult, SpanLogprobs, StepResult
 from openclaw_rl.engines.capabilities import LearnerCapabilities
 from openclaw_rl.engines.local.model.decoder import Decoder
 from openclaw_rl.engines.local.process.learner_messages import LearnerOptions
+from openclaw_rl.engines.local.training.lora import LoraWeights
 from openclaw_rl.engines.local.training.policy_trainer import PolicyTrainer
 from openclaw_rl.engines.policy_ref import PolicyRef, WeightForm, policy_in
 from openclaw_rl.engines.transaction import TransactionalLearner
@@ -19,6 +22,16 @@ from support.training_settings import taken_out
 
 VOCABULARY = 200
 MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+def trained_lora(decoder: Decoder, **options: Any) -> LoraWeights:
+    """An adapter that changes the model: its B factors are not zero."""
+    lora = LoraWeights.create(decoder.shape, rank=4, alpha=9, seed=1, **options)
+    generator = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for b in lora.b.values():
+            b.normal_(0, 0.1, generator=generator)
+    return lora
 
 
 class InProcessPrimitives:

@@ -37,10 +37,6 @@ class Engines:
         """The policy's learner. Raises EngineUnavailable."""
         return self.config.learner.open(self.settings, self.resources, self.folder, self.sampler)
 
-    def describe(self) -> str:
-        """A phrase that says where and how the policy runs."""
-        return self.config.sampler.describe(self.settings, self.sampler)
-
 
 def fetch_files(config: Config, name: str | None = None) -> Path:
     """The folder with the files of a model that this machine needs; by default of the policy. Raises ModelNotFound."""

@@ -129,7 +129,7 @@ async def run(
         if warming is not None:
             await warming
         port = listener.getsockname()[1]
-        banner(config, engines.describe(), engines.sampler.newest_version, port)
+        banner(config, engines.sampler.describe(), engines.sampler.newest_version, port)
         beside = work_beside(config, ledger, loops, engines.sampler, port)
         go_on()
         loops.start(*beside)

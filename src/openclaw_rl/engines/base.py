@@ -266,6 +266,9 @@ class Sampler(Protocol):
 
     async def close(self) -> None: ...
 
+    def describe(self) -> str:
+        """A phrase that says where and how it runs, once it has started."""
+
     def sample(self, request: SampleRequest) -> SampleStream:
         """Queue a request. Raises QueueFull, EngineUnavailable and VersionGone at once."""
 

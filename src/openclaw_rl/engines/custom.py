@@ -55,6 +55,9 @@ class CustomSampler:
     async def close(self) -> None:
         await self.inner.close()
 
+    def describe(self) -> str:
+        return self.inner.describe()
+
     def sample(self, request: SampleRequest) -> SampleStream:
         if request.priority is not Priority.USER:
             return self.inner.sample(request)

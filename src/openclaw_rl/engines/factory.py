@@ -100,9 +100,6 @@ class SamplerFactory(Protocol):
     def open(self, settings: EngineSettings, resources: Resources, folder: Path, name: str) -> Sampler:
         """A sampler, not started yet, of the model `name`, whose files are in `folder`."""
 
-    def describe(self, settings: EngineSettings, sampler: Sampler) -> str:
-        """A phrase that says where and how a started sampler runs."""
-
 
 class LearnerFactory(Protocol):
     """Makes learners of one engine."""

@@ -54,6 +54,11 @@ class TrainingSequence:
     spans: Sequence[Span]
     """In order, without overlaps; no span starts at 0."""
 
+    @property
+    def read_length(self) -> int:
+        """How many tokens the model has to read: the last token of the last span is only predicted."""
+        return self.spans[-1].stop - 1
+
 
 @dataclass(frozen=True, slots=True)
 class LossSettings:

@@ -16,16 +16,21 @@ from openclaw_rl.engines.policy_ref import WeightForm
 from openclaw_rl.models import EMBEDDED, can_be_fetched, find_model, longest_context
 
 
-class LocalSamplerFactory:
-    """Samplers in a worker process on this machine."""
+class LocalFactory:
+    """What both factories have in common."""
 
     name = "local"
     model_files = ModelFiles.WEIGHTS
-    default_model = EMBEDDED
 
     def check(self, settings: EngineSettings) -> None:
         check_model(settings)
         check_device(settings.own(LocalOptions).device)
+
+
+class LocalSamplerFactory(LocalFactory):
+    """Samplers in a worker process on this machine."""
+
+    default_model = EMBEDDED
 
     def capabilities(self, settings: EngineSettings) -> SamplerCapabilities:
         return SamplerCapabilities(loads=forms_of(settings))
@@ -44,23 +49,9 @@ class LocalSamplerFactory:
         )
         return LocalSampler(options, engine.max_queue)
 
-    def describe(self, settings: EngineSettings, sampler: Sampler) -> str:
-        assert isinstance(sampler, LocalSampler)
-        ready = sampler.ready
-        assert ready is not None
-        gib = ready.weight_bytes / (1 << 30)
-        return f"local on {ready.device}, {ready.dtype}, {gib:.2g} GiB of weights, context {ready.max_context} tokens"
 
-
-class LocalLearnerFactory:
+class LocalLearnerFactory(LocalFactory):
     """Learners in a worker process on this machine."""
-
-    name = "local"
-    model_files = ModelFiles.WEIGHTS
-
-    def check(self, settings: EngineSettings) -> None:
-        check_model(settings)
-        check_device(settings.own(LocalOptions).device)
 
     def capabilities(self, settings: EngineSettings) -> LearnerCapabilities:
         return LearnerCapabilities(writes=forms_of(settings))

@@ -20,15 +20,27 @@ ATTENTION, MLP = {"q_proj", "k_proj", "v_proj", "o_proj"}, {"gate_proj", "up_pro
 LOSSES = {"ppo", "importance_sampling", "cispo"}
 
 
-class TinkerSamplerFactory:
-    """Samplers at Tinker's service, or at a server with the same API."""
+class TinkerFactory:
+    """What both factories have in common."""
 
     name = "tinker"
     model_files = ModelFiles.TOKENIZER
-    default_model = CLOUD_MODEL
 
     def check(self, settings: EngineSettings) -> None:
-        check_reachable(settings.own(TinkerOptions))
+        """Check what can be known without the service. Raises UserError."""
+        if not sdk.installed():
+            raise UserError(sdk.MISSING)
+        if not settings.own(TinkerOptions).has_account:
+            raise ConfigError(
+                "The tinker backend needs a key in TINKER_API_KEY or a server in --tinker-base-url; "
+                "or use --backend local."
+            )
+
+
+class TinkerSamplerFactory(TinkerFactory):
+    """Samplers at Tinker's service, or at a server with the same API."""
+
+    default_model = CLOUD_MODEL
 
     def capabilities(self, settings: EngineSettings) -> SamplerCapabilities:
         return sampler_capabilities()
@@ -46,20 +58,12 @@ class TinkerSamplerFactory:
         )
         return TinkerSampler(connection_of(settings, resources), options)
 
-    def describe(self, settings: EngineSettings, sampler: Sampler) -> str:
-        assert isinstance(sampler, TinkerSampler)
-        where = settings.own(TinkerOptions).tinker_base_url or "in the cloud"
-        return f"{sampler.connection.traits.name} at {where}, context {sampler.limits.max_context_tokens} tokens"
 
-
-class TinkerLearnerFactory:
+class TinkerLearnerFactory(TinkerFactory):
     """Learners at the same service."""
 
-    name = "tinker"
-    model_files = ModelFiles.TOKENIZER
-
     def check(self, settings: EngineSettings) -> None:
-        check_reachable(settings.own(TinkerOptions))
+        super().check(settings)
         for unfit, reason in unsupported(settings):
             if unfit:
                 raise ConfigError(f"{reason} on Tinker; leave it out, or use --backend local.")
@@ -79,16 +83,6 @@ class TinkerLearnerFactory:
             training=settings.training,
         )
         return TinkerLearner(connection, sampler, options)
-
-
-def check_reachable(options: TinkerOptions) -> None:
-    """Check what can be known without the service. Raises UserError."""
-    if not sdk.installed():
-        raise UserError(sdk.MISSING)
-    if not options.has_account:
-        raise ConfigError(
-            "The tinker backend needs a key in TINKER_API_KEY or a server in --tinker-base-url; or use --backend local."
-        )
 
 
 def unsupported(settings: EngineSettings) -> list[tuple[bool, str]]:

@@ -60,5 +60,5 @@ async def answers(call: Coroutine[Any, Any, httpx.Response]) -> bool:
     except httpx.ConnectError:
         return False
     except httpx.HTTPError:
-        return True
+        pass
     return True

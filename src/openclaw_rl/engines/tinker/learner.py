@@ -22,20 +22,13 @@ from openclaw_rl.engines.base import (
 from openclaw_rl.engines.capabilities import LearnerCapabilities
 from openclaw_rl.engines.policy_ref import PolicyRef, WeightForm
 from openclaw_rl.engines.tinker.connection import Connection
-from openclaw_rl.engines.tinker.datum import BadOutput, NotFinite, read_length, span_logprobs, to_data
+from openclaw_rl.engines.tinker.datum import BadOutput, NotFinite, Table, read_tables, sampled, to_data
 from openclaw_rl.engines.tinker.errors import CallFailed, Kind
 from openclaw_rl.engines.tinker.record import BadRecord, LearnerRecord, PolicyRecord
 from openclaw_rl.engines.tinker.run import TrainingRun, TrainingRunOptions
 from openclaw_rl.engines.tinker.sampler import TinkerSampler
 from openclaw_rl.engines.tinker.surrogate import measure
-from openclaw_rl.engines.tinker.weighted import (
-    CROSS_ENTROPY,
-    is_weighted,
-    read_tables,
-    sampled,
-    slopes_of,
-    to_weighted_data,
-)
+from openclaw_rl.engines.tinker.weighted import CROSS_ENTROPY, is_weighted, slopes_of, to_weighted_data
 from openclaw_rl.engines.transaction import TransactionalLearner
 from openclaw_rl.types import BASE_VERSION, ScoreRequest, TrainingSequence
 
@@ -147,8 +140,7 @@ class TinkerPrimitives:
         async with self._submitting:
             data = to_data(self.connection.types, sequences, takes_means=self.connection.traits.takes_means)
             passing = await self._submit(data)
-        logprobs = span_logprobs(sequences, await passing)
-        return self._result(sequences, logprobs, measure(self.options.training.loss, sequences, logprobs).loss)
+        return self._result(sequences, read_tables(sequences, await passing))
 
     async def _weighted_pass(self, sequences: Sequence[TrainingSequence]) -> PassResult:
         """A pass with a loss whose slopes are computed here, from the log-probs of a first pass."""
@@ -162,7 +154,7 @@ class TinkerPrimitives:
             data = to_weighted_data(types, sequences, slopes.tables, factor=takes_means)
             passing = await self._submit(data, CROSS_ENTROPY)
         await passing
-        return self._result(sequences, sampled(sequences, tables), slopes.loss)
+        return self._result(sequences, tables, slopes.loss)
 
     async def _submit(self, data: list[Any], loss: str | None = None) -> Awaitable[Any]:
         self._has_gradient = False
@@ -170,12 +162,17 @@ class TinkerPrimitives:
         self._has_gradient = True
         return passing
 
-    def _result(self, sequences: Sequence[TrainingSequence], logprobs: SpanLogprobs, loss: float) -> PassResult:
+    def _result(
+        self, sequences: Sequence[TrainingSequence], tables: Sequence[Table], loss: float | None = None
+    ) -> PassResult:
+        """`loss` is given where it is not that of the sampled tokens alone."""
+        logprobs = sampled(sequences, tables)
+        measured = measure(self.options.training.loss, sequences, logprobs)
         return PassResult(
-            loss=loss,
-            clipped=measure(self.options.training.loss, sequences, logprobs).clipped,
+            loss=measured.loss if loss is None else loss,
+            clipped=measured.clipped,
             kl_base=0.0,
-            tokens=sum(map(read_length, sequences)),
+            tokens=sum(sequence.read_length for sequence in sequences),
             response_tokens=sum(span.stop - span.start for sequence in sequences for span in sequence.spans),
             logprobs=logprobs,
         )
@@ -194,8 +191,9 @@ class TinkerPrimitives:
         types = self.connection.types
         if is_weighted(sequences):
             output = await self.run.forward(to_weighted_data(types, sequences), CROSS_ENTROPY)
-            return sampled(sequences, read_tables(sequences, output))
-        return span_logprobs(sequences, await self.run.forward(to_data(types, sequences)))
+        else:
+            output = await self.run.forward(to_data(types, sequences))
+        return sampled(sequences, read_tables(sequences, output))
 
     async def _score_base(self, sequences: Sequence[TrainingSequence]) -> SpanLogprobs:
         """The base model's log-probs of the first sequences, until it cannot be asked."""

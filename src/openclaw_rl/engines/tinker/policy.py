@@ -107,11 +107,8 @@ class RemotePolicy:
         return logprobs, (await self.score(ScoreRequest([*start, *ids], len(ids)))).logprobs
 
     def _top_of_samples(self, top_k: int) -> dict[str, int]:
-        if not top_k:
-            return {}
-        if sdk.takes(self._client.sample_async, "topk_sample_logprobs"):
-            return {"topk_sample_logprobs": top_k}
-        return {}
+        known = sdk.takes(self._client.sample_async, "topk_sample_logprobs")
+        return {"topk_sample_logprobs": top_k} if top_k and known else {}
 
     def _targets(self, request: ScoreRequest) -> dict[str, Any]:
         if request.targets is None or not sdk.takes(self._client.sample_async, "target_prompt_logprobs"):
@@ -125,20 +122,19 @@ class RemotePolicy:
     async def _prompt_logprobs(self, request: ScoreRequest, more: dict[str, Any]) -> Any:
         """The service's answer about a prompt; only the last tokens are scored if the service can do that."""
         settings = self.connection.types.SamplingParams(max_tokens=1)
-        short = self._short_scores and sdk.takes(self._client.sample_async, "prompt_logprobs_last_n")
         asked = {**more, "include_prompt_logprobs": True}
+        short = self._short_scores and sdk.takes(self._client.sample_async, "prompt_logprobs_last_n")
         if short:
+            last = min(request.last_n, len(request.ids) - 1)
             try:
-                last = min(request.last_n, len(request.ids) - 1)
                 return await self._sample(request.ids, 1, settings, "score", **asked, prompt_logprobs_last_n=last)
             except CallFailed as error:
                 if error.kind not in (Kind.BROKEN, Kind.REFUSED):
                     raise
-                # The server may be older, or the prompt may be at fault: scoring the whole prompt shows which.
-                whole = await self._sample(request.ids, 1, settings, "score", **asked)
-                self._short_scores = False
-                return whole
-        return await self._sample(request.ids, 1, settings, "score", **asked)
+        answer = await self._sample(request.ids, 1, settings, "score", **asked)
+        # Where the short way failed, the server may be older or the prompt at fault; now it is known which.
+        self._short_scores = self._short_scores and not short
+        return answer
 
     async def _sample(self, prompt: Sequence[int], n: int, settings: Any, what: str, **more: Any) -> Any:
         client = self._client

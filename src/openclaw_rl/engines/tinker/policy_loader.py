@@ -8,12 +8,12 @@ saved state.
 import asyncio
 import logging
 from typing import Any
-from uuid import uuid4
 
 from openclaw_rl.engines.tinker import sdk
 from openclaw_rl.engines.tinker.connection import Connection
 from openclaw_rl.engines.tinker.errors import CallFailed, Kind, read
 from openclaw_rl.engines.tinker.record import PolicyRecord
+from openclaw_rl.engines.tinker.run import new_name, result
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class PolicyLoader:
             raise CallFailed(Kind.REFUSED, "load the policy", "its state was not saved with it")
         async with self._using:
             adapter = await self._with_weights(record, record.state)
-            saved = await (await adapter.save_weights_for_sampler_async(f"served-{uuid4().hex[:12]}"))
+            saved = await result(adapter.save_weights_for_sampler_async(new_name("served")))
             self._stand_ins.append(adapter)
             path: str = saved.path
             return path
@@ -52,17 +52,14 @@ class PolicyLoader:
         if len(self._stand_ins) == STAND_INS:
             adapter = self._stand_ins.pop(0)
             try:
-                await (await adapter.load_state_async(state))
+                await result(adapter.load_state_async(state))
                 return adapter
             except sdk.failures() as error:
                 # A server that was restarted has lost all of them.
                 log.warning("Creating an adapter to sample from again: %s", read(error).words)
                 self._stand_ins.clear()
-        adapter = await self._new_adapter(record)
-        await (await adapter.load_state_async(state))
-        return adapter
-
-    async def _new_adapter(self, record: PolicyRecord) -> Any:
-        return await self.connection.service.create_lora_training_client_async(
+        adapter = await self.connection.service.create_lora_training_client_async(
             base_model=record.base_model, rank=record.rank
         )
+        await result(adapter.load_state_async(state))
+        return adapter

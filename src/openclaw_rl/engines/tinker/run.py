@@ -87,12 +87,8 @@ class TrainingRun:
 
     async def forward(self, data: list[Any], loss: str | None = None) -> Any:
         """A pass that changes nothing. Raises CallFailed."""
-        client = self.client
-
-        async def forward() -> Any:
-            return await (await client.forward_async(data, *self._loss(loss)))
-
-        return await self.connection.work(forward, "look at the policy")
+        client, arguments = self.client, self._loss(loss)
+        return await self.connection.work(lambda: result(client.forward_async(data, *arguments)), "look at the policy")
 
     def _loss(self, name: str | None) -> tuple[str, dict[str, float] | None]:
         settings = self.options.training.loss
@@ -116,12 +112,10 @@ class TrainingRun:
         """Return to a saved state. Raises EngineUnavailable; the run then holds no policy."""
         client, self._client = self._client, None
         if client is not None and not sdk.is_deprecated(client.load_state_with_optimizer_async):
-
-            async def load() -> Any:
-                return await (await client.load_state_with_optimizer_async(state))
-
             try:
-                await self.connection.work(load, "load a training state")
+                await self.connection.work(
+                    lambda: result(client.load_state_with_optimizer_async(state)), "load a training state"
+                )
                 self._client = client
             except CallFailed as error:
                 log.warning("%s A new training run continues from there.", error)
@@ -146,15 +140,12 @@ class TrainingRun:
         if sdk.is_deprecated(sdk.load().TrainingClient.load_state_with_optimizer_async):
             return await self.connection.service.create_training_client_from_state_with_optimizer_async(state)
         client = await self._create(base_model)
-        await (await client.load_state_with_optimizer_async(state))
+        await result(client.load_state_with_optimizer_async(state))
         return client
 
     async def _saving(self, make: Callable[[], Awaitable[Awaitable[Any]]]) -> str:
-        async def save() -> Any:
-            return await (await make())
-
         try:
-            saved = await self.connection.work(save, "save the weights", trials=TRIALS)
+            saved = await self.connection.work(lambda: result(make()), "save the weights", trials=TRIALS)
         except CallFailed as error:
             raise error.as_unavailable() from error
         path: str = saved.path
@@ -165,6 +156,11 @@ class TrainingRun:
             return await self.connection.create(make, what)
         except CallFailed as error:
             raise error.as_unavailable() from error
+
+
+async def result(submission: Awaitable[Awaitable[Any]]) -> Any:
+    """The result of a call: the SDK first returns when the call is submitted."""
+    return await (await submission)
 
 
 def new_name(kind: str) -> str:

@@ -111,6 +111,10 @@ class TinkerSampler:
             generation.stream.fail(EngineUnavailable(CLOSING))
             generation.cancel()
 
+    def describe(self) -> str:
+        where = self.connection.account.base_url or "in the cloud"
+        return f"{self.connection.traits.name} at {where}, context {self.limits.max_context_tokens} tokens"
+
     def sample(self, request: SampleRequest) -> TokenStream:
         version, policy = self._find(request.version)
         self._admission.check(request)

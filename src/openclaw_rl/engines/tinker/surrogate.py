@@ -10,9 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from openclaw_rl.engines.base import SpanLogprobs
+from openclaw_rl.engines.tinker.datum import Table
 from openclaw_rl.types import MAX_LOG_RATIO, LossSettings, TrainingSequence
-
-Table = NDArray[np.float64]
 
 
 class Surrogate(NamedTuple):

@@ -10,10 +10,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from openclaw_rl.engines.base import SpanLogprobs
-from openclaw_rl.engines.tinker.datum import BadOutput, NotFinite, read_length
-from openclaw_rl.engines.tinker.surrogate import Table, surrogate
-from openclaw_rl.types import LossSettings, Span, TrainingSequence
+from openclaw_rl.engines.tinker.datum import Table, rows, width
+from openclaw_rl.engines.tinker.surrogate import surrogate
+from openclaw_rl.types import LossSettings, TrainingSequence
 
 CROSS_ENTROPY = "cross_entropy"
 
@@ -40,7 +39,7 @@ def to_weighted_data(
     wide = width(sequences)
     data = []
     for place, sequence in enumerate(sequences):
-        length = read_length(sequence)
+        length = sequence.read_length
         weights = np.zeros((length, wide)) if slopes is None else -slopes[place]
         if factor:
             weights = weights * (length * len(sequences))
@@ -55,7 +54,7 @@ def to_weighted_data(
 
 
 def targets(sequence: TrainingSequence, wide: int) -> list[int]:
-    length = read_length(sequence)
+    length = sequence.read_length
     table = np.zeros((length, wide), dtype=np.int64)
     table[:, 0] = sequence.ids[1 : length + 1]
     for span in sequence.spans:
@@ -63,28 +62,6 @@ def targets(sequence: TrainingSequence, wide: int) -> list[int]:
             table[rows(span), 1 : 1 + span.alternatives.ids.shape[1]] = span.alternatives.ids
     ids: list[int] = table.flatten().tolist()
     return ids
-
-
-def read_tables(sequences: Sequence[TrainingSequence], output: Any) -> list[Table]:
-    """The targets' log-probs in a `ForwardBackwardOutput`. Raises BadOutput and NotFinite."""
-    outputs, wide = list(output.loss_fn_outputs), width(sequences)
-    if len(outputs) != len(sequences):
-        raise BadOutput(f"{len(outputs)} results for {len(sequences)} sequences")
-    tables = []
-    for sequence, result in zip(sequences, outputs, strict=True):
-        values = list(result["logprobs"].data) if "logprobs" in result else []
-        if len(values) != read_length(sequence) * wide:
-            raise BadOutput(f"{len(values)} log-probs for {read_length(sequence)} × {wide} tokens")
-        table = np.array([np.nan if value is None else value for value in values]).reshape(-1, wide)
-        if not all(np.isfinite(table[rows(span)]).all() for span in sequence.spans):
-            raise NotFinite("a log-prob is not finite")
-        tables.append(table)
-    return tables
-
-
-def sampled(sequences: Sequence[TrainingSequence], tables: Sequence[Table]) -> SpanLogprobs:
-    """The log-probs of the sampled tokens, by span."""
-    return [[t[rows(span), 0].tolist() for span in s.spans] for s, t in zip(sequences, tables, strict=True)]
 
 
 def slopes_of(settings: LossSettings, sequences: Sequence[TrainingSequence], tables: Sequence[Table]) -> Slopes:
@@ -105,14 +82,3 @@ def slopes_of(settings: LossSettings, sequences: Sequence[TrainingSequence], tab
                 total += weight * float(losses.loss.sum())
         all_slopes.append(slopes)
     return Slopes(total, all_slopes)
-
-
-def width(sequences: Sequence[TrainingSequence]) -> int:
-    """Width of the targets: 1, plus the largest number of alternatives that a span has."""
-    spans = [span for sequence in sequences for span in sequence.spans]
-    return 1 + max((span.alternatives.ids.shape[1] for span in spans if span.alternatives is not None), default=0)
-
-
-def rows(span: Span) -> slice:
-    """The positions that predict a span's tokens."""
-    return slice(span.start - 1, span.stop - 1)

@@ -103,6 +103,12 @@ class LocalSampler:
     async def close(self) -> None:
         await self._worker.close()
 
+    def describe(self) -> str:
+        ready = self.ready
+        assert ready is not None
+        gib = ready.weight_bytes / (1 << 30)
+        return f"local on {ready.device}, {ready.dtype}, {gib:.2g} GiB of weights, context {ready.max_context} tokens"
+
     def sample(self, request: SampleRequest) -> TokenStream:
         self._check_up()
         self._admission.check(request)

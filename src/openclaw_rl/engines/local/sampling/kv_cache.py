@@ -7,7 +7,6 @@ page table.
 """
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -17,12 +16,6 @@ from torch.nn.attention.bias import causal_lower_right
 from openclaw_rl.engines.local.model.decoder import Attend, Shape
 from openclaw_rl.engines.local.sampling.pages import PAGE_SIZE
 from openclaw_rl.engines.local.sampling.scheduler import Work
-
-
-class KVCache(Protocol):
-    """Keys and values of all pages; makes the attention of one step."""
-
-    def attend(self, work: Sequence[Work]) -> Attend: ...
 
 
 def bytes_per_page(shape: Shape, dtype: torch.dtype) -> int:

@@ -63,14 +63,14 @@ def micro_batches(sequences: Sequence[TrainingSequence], budget: int, device: to
     for sequence in sequences:
         check_spans(sequence)
     with_spans = [i for i, sequence in enumerate(sequences) if sequence.spans]
-    groups = pack([read_length(sequences[i]) for i in with_spans], budget)
+    groups = pack([sequences[i].read_length for i in with_spans], budget)
     return [micro_batch(sequences, [with_spans[k] for k in group], device) for group in groups]
 
 
 def micro_batch(sequences: Sequence[TrainingSequence], indices: Sequence[int], device: torch.device) -> MicroBatch:
     """The tensors of some of a batch's sequences."""
     chosen = [sequences[i] for i in indices]
-    lengths = [read_length(sequence) for sequence in chosen]
+    lengths = [sequence.read_length for sequence in chosen]
     starts = accumulate(lengths[:-1], initial=0)
     spans = [(at, sequence, span) for at, sequence in zip(starts, chosen, strict=True) for span in sequence.spans]
     return MicroBatch(
@@ -139,11 +139,6 @@ def beside(
             part[:, 1 : 1 + table.shape[1]] = torch.from_numpy(np.array(table))
         parts.append(part)
     return torch.cat(parts).to(device)
-
-
-def read_length(sequence: TrainingSequence) -> int:
-    """Number of tokens that the model has to read."""
-    return sequence.spans[-1].stop - 1
 
 
 def check_spans(sequence: TrainingSequence) -> None:
