@@ -3,11 +3,13 @@ VENV ?= .venv
 VLLM ?= .venv-vllm
 TINKER ?= .venv-tinker
 ARGS ?=
+# Further arguments of pytest in `make test`.
+REPORT ?=
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install run demo test test-whole test-parts test-browser test-vllm test-tinker test-chaos tinker-server lint bench docs clean
+.PHONY: help install run demo test test-all test-whole test-parts test-browser test-vllm test-tinker test-chaos tinker-server lint bench docs clean
 
 help: ## list these targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -67,10 +69,25 @@ else
 endif
 
 test-whole: $(VENV)/.installed-dev
-	@$(BIN)/python -m pytest $(WHOLE)
+	@$(BIN)/python -m pytest $(REPORT) $(WHOLE)
 
 test-parts: $(VENV)/.installed-dev
-	@$(BIN)/python -m pytest $(addprefix --ignore=,$(WHOLE))
+	@$(BIN)/python -m pytest $(REPORT) $(addprefix --ignore=,$(WHOLE))
+
+# Suites with the environment that each needs. If the environment cannot be installed here, the suite is skipped.
+SLOW := test-browser:$(VENV)/.installed-browser test-vllm:$(VLLM)/.installed test-tinker:$(TINKER)/.installed \
+	test-chaos:$(VENV)/.installed-dev
+test-all: ## run every suite (two hours); prints what this machine cannot run, and why
+	@failed=; \
+	$(MAKE) --no-print-directory lint || failed=" lint"; \
+	$(MAKE) --no-print-directory test ARGS= REPORT=-rs || failed="$$failed test"; \
+	for pair in $(SLOW); do \
+		suite=$${pair%%:*}; echo "== $$suite"; \
+		if ! $(MAKE) --no-print-directory $${pair#*:}; then \
+			echo "Skipped $$suite: its packages cannot be installed on this machine (the reason is above)."; \
+		elif ! $(MAKE) --no-print-directory $$suite; then failed="$$failed $$suite"; fi; \
+	done; \
+	test -z "$$failed" || { echo "Failed:$$failed"; exit 1; }
 
 test-browser: $(VENV)/.installed-browser ## test the pages in headless Chromium (Debian: apt install chromium)
 	@$(BIN)/python -m pytest -rs tests/dashboard/test_browser.py $(ARGS)
