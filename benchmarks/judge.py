@@ -55,6 +55,7 @@ REPLIES = (
 )
 #: Short answers, because only the tokens that are read are compared.
 ANSWER_TOKENS = 8
+ROUNDS = sized(3, 1)
 
 
 def a_turn(number: int) -> Turn:
@@ -158,12 +159,12 @@ def reading(votes: int) -> tuple[int, int]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--turns", type=int, default=sized(2000, 20))
-    parser.add_argument("--votes", type=int, default=3)
+    parser.add_argument("--votes", type=int, default=sized(3, 1))
     options = parser.parse_args()
     print(machine())
     with tempfile.TemporaryDirectory() as folder:
-        through = min(asyncio.run(judge_all(Path(folder) / str(i), options.turns)) for i in range(3))
-    alone = min(read_alone(options.turns) for _ in range(3))
+        through = min(asyncio.run(judge_all(Path(folder) / str(i), options.turns)) for i in range(ROUNDS))
+    alone = min(read_alone(options.turns) for _ in range(ROUNDS))
     rows = [
         ("the reader alone (baseline)", f"{options.turns / alone:,.0f}", f"{1e3 * alone / options.turns:.3f}", "1"),
         (

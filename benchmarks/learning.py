@@ -34,7 +34,8 @@ LOSS = PolicyLoss()
 SAMPLES, PROMPT, RESPONSE = sized((8, 512, 64), (2, 16, 8))
 #: A turn of a session adds this many tokens, the last of which are its response.
 TURN = sized(400, 16)
-SESSION_TURNS = 16
+SESSION_TURNS = sized(16, 2)
+SESSION_LENGTHS = sized((1, 2, 4, 8, 16, 32), (1, 2))
 #: A few layers are enough, because all layers cost the same; the whole embedded model would take minutes.
 SESSION_LAYERS = 2
 CPU_MICRO_BATCH = 1024
@@ -168,7 +169,7 @@ def show_sessions(title: str, decoder: Decoder, micro_batch_tokens: int) -> None
     seconds = best(separate, together)
     ratio = seconds[0] / seconds[1]
     rows: list[tuple[object, ...]] = []
-    for turns in (1, 2, 4, 8, 16, 32):
+    for turns in SESSION_LENGTHS:
         (own,) = best(our_step(decoder, [session(turns, vocabulary)], micro_batch_tokens))
         rows.append((turns, turns * TURN, f"{own:.3f}", f"{1e3 * own / turns:.1f}", ""))
     table(title, ("turns", "tokens", "seconds", "ms a turn", ""), rows)

@@ -35,7 +35,7 @@ def ids(count: int) -> list[int]:
 
 def make_turn(session: str, messages: list[Message], prompt: list[int], answer: str, parent: int | None) -> Turn:
     response = ids(RESPONSE_TOKENS)
-    request_key = history.keys("bench", messages, [False] * len(messages)).request
+    request_key = history.keys("bench", messages).request
     message = {"role": "assistant", "content": answer}
     return Turn(
         completion=f"c-{random.getrandbits(96):x}",
@@ -143,7 +143,7 @@ async def finding(directory: Path) -> list[float]:
     latencies = []
     for messages in random.sample(conversations, SEARCHES):
         start = time.perf_counter()
-        keys = history.keys("bench", messages, [False] * len(messages))
+        keys = history.keys("bench", messages)
         found = ledger.find_ancestor("bench", keys.ends, None, set())
         latencies.append((time.perf_counter() - start) * 1e3)
         if found is None:

@@ -6,6 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from common import sized
+
+ROUNDS = sized(3, 1)
 
 Step = Callable[[], object]
 
@@ -24,10 +27,10 @@ def wait() -> None:
 
 
 def best(*steps: Step) -> list[float]:
-    """Seconds of each step: the best of three after a warm-up, with the steps alternating."""
+    """Seconds of each step: the best of `ROUNDS` after a warm-up, with the steps alternating."""
     for step in steps:
         step()
-    times = [[timed(step) for step in steps] for _ in range(3)]
+    times = [[timed(step) for step in steps] for _ in range(ROUNDS)]
     return [min(column) for column in zip(*times, strict=True)]
 
 

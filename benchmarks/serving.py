@@ -25,6 +25,7 @@ CLIENTS = sized(64, 4)
 REQUESTS = sized(6000, 16)
 SINGLE_REQUESTS, WARM_UP = sized((400, 300), (4, 4))
 AGENT_TURNS = sized(40, 2)
+ROUNDS = sized(3, 1)
 ANSWER = "Sure, here is a short answer to that question of yours."
 
 Body = dict[str, object]
@@ -206,7 +207,7 @@ async def measure(echo: int, ours: int) -> None:
     # Alternating, so that a slow phase of the machine affects both.
     rates: dict[int, list[float]] = {echo: [], ours: []}
     singles: dict[int, list[float]] = {echo: [], ours: []}
-    for _ in range(3):
+    for _ in range(ROUNDS):
         for port in (echo, ours):
             rates[port].append(await throughput(port, short))
             singles[port] += await latencies(port, [short] * SINGLE_REQUESTS)

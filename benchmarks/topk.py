@@ -115,14 +115,15 @@ def our_step(problem: Problem) -> Step:
     model: Any = SimpleNamespace(logits=lambda hidden: F.linear(hidden, problem.head).float())
     device = problem.head.device
 
-    def score(hidden: Tensor) -> Hint:
+    def score(number: int, hidden: Tensor) -> Hint:
         request = ScoreRequest([0, *problem.sampled], len(problem.sampled), top_k=K, targets=top.ids)
         scoring = Scoring(request)
         scoring.read(model, 0, hidden)
         scores = scoring.scores()
-        return Hint("a hint", scores.logprobs, top=scores.top, of_policy_top=scores.targets)
+        # Hints with the same words would count as one.
+        return Hint(f"hint {number}", scores.logprobs, top=scores.top, of_policy_top=scores.targets)
 
-    hints = tuple(score(hidden) for hidden in problem.teacher)
+    hints = tuple(score(number, hidden) for number, hidden in enumerate(problem.teacher))
     nothing = [0.0] * len(problem.sampled)
 
     def step() -> Tensor:
