@@ -19,25 +19,25 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
-from common import machine, table, verdict
+from common import machine, model_folder, sized, table, verdict
 from serving import ANSWER, InstantSampler, Server
 
 from openclaw_rl.engines.base import EngineLimits
 
-BASELINE_MB = 2.0
+BASELINE_MB = sized(2.0, 0.01)
 MAX_DELAY_MS = 250
 #: How long a request may take before its delay so far is reported.
 MAX_SECONDS = 60
 PROBE_INTERVAL_SECONDS = 0.005
 AT_ONCE = 8
+NUMBER_OF_KINDS = sized(15, 2)
 USER = b'{"role":"user","content":"%s"}'
 
 
 def renderer() -> Any:
-    from openclaw_rl.models import fetch_model
     from openclaw_rl.rendering.chat import ChatRenderer
 
-    return ChatRenderer(fetch_model(None, Path("~/.cache/openclaw-rl").expanduser()))
+    return ChatRenderer(model_folder())
 
 
 def serve_plainly(port: int) -> None:
@@ -167,7 +167,7 @@ def worst_delay(port: int, body: bytes, at_once: int = 1) -> tuple[float, int]:
 def measure(mb: float, context: int) -> None:
     rows = []
     limits = partial(serve_ours, context=context, mb=mb)
-    cases = [(name, kind, 1) for name, kind in KINDS.items()]
+    cases = [(name, kind, 1) for name, kind in list(KINDS.items())[:NUMBER_OF_KINDS]]
     cases.append((f"ordinary text, {AT_ONCE} at once", KINDS["ordinary text"], AT_ONCE))
     with Server(serve_plainly) as baseline, Server(limits) as ours:
         for server in (baseline, ours):
@@ -188,7 +188,7 @@ def measure(mb: float, context: int) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("--mb", type=float, default=8.0, help="size of the large requests")
+    parser.add_argument("--mb", type=float, default=sized(8.0, 0.02), help="size of the large requests")
     parser.add_argument("--context", type=int, default=8192, help="context of the model that ours serves")
     options = parser.parse_args()
     measure(options.mb, options.context)

@@ -10,7 +10,7 @@ import pytest
 from support.server_program import ROOT
 from support.tiny_models import save_tiny_model
 
-SCRIPTS = ["judge", "learning", "ledger", "sampling", "serving", "swapping", "topk"]
+SCRIPTS = ["freeze", "judge", "learning", "ledger", "sampling", "serving", "swapping", "topk"]
 HELPERS = {"common", "measuring", "shapes"}
 
 

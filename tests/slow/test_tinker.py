@@ -2,6 +2,7 @@
 
 OPENCLAW_RL_TINKER names a Python that has the server, OPENCLAW_RL_TINKER_SDK a folder with the SDK it was made for:
 both want other versions than the tests' own environment has. OPENCLAW_RL_TINKER_URL names one that runs already.
+OPENCLAW_RL_TINKER_MODEL names a model's folder in place of the embedded model; a tiny one takes minutes.
 """
 
 import json
@@ -28,6 +29,7 @@ from support.server_program import ROOT, SERVE, Program, free_port, serving
 SERVER = os.environ.get("OPENCLAW_RL_TINKER", "")
 SDK = os.environ.get("OPENCLAW_RL_TINKER_SDK", "")
 RUNNING = os.environ.get("OPENCLAW_RL_TINKER_URL", "")
+MODEL = os.environ.get("OPENCLAW_RL_TINKER_MODEL", EMBEDDED)
 START_SECONDS = 300
 #: Kernels are compiled for every new length, a minute each on two cores.
 STEP_SECONDS = 900
@@ -45,6 +47,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         return
     folder, port = tmp_path_factory.mktemp("tinker"), free_port()
     line = [sys.executable, "examples/tinker_server.py", "--python", SERVER, "--port", str(port), "--data", str(folder)]
+    line += ["--model", MODEL] if MODEL != EMBEDDED else []
     with started(line, f"http://127.0.0.1:{port}/api/v1/healthz", folder / "log", START_SECONDS):
         yield f"http://127.0.0.1:{port}"
 
@@ -101,7 +104,7 @@ def test_it_serves_learns_swaps_and_goes_on_after_being_killed(method: str, tmp_
     def lap(what: str) -> None:
         lines.append(f"{time.monotonic() - began:6.0f} s  {what}")
 
-    with serving(SERVE, Path(EMBEDDED), "--run-dir", str(tmp_path), "--method", method, *FLAGS) as program:
+    with serving(SERVE, Path(MODEL), "--run-dir", str(tmp_path), "--method", method, *FLAGS) as program:
         lap("ready")
         pieces = list(stream(program, QUESTIONS[2]))
         assert len(pieces) > 1
@@ -117,7 +120,7 @@ def test_it_serves_learns_swaps_and_goes_on_after_being_killed(method: str, tmp_
         program.process.wait()
         assert "Traceback" not in program.log
     lap("killed")
-    with serving(SERVE, Path(EMBEDDED), "--run-dir", str(tmp_path), "--method", method, *FLAGS) as program:
+    with serving(SERVE, Path(MODEL), "--run-dir", str(tmp_path), "--method", method, *FLAGS) as program:
         assert ask(program, QUESTIONS[0])["system_fingerprint"] == "policy-2"
         lap("started again and answering with policy 2")
         teach(program, method)
@@ -179,7 +182,7 @@ from openclaw_rl.types import ScoreRequest
 
 async def main():
     connection = Connection(Account({os.environ["TINKER_BASE_URL"]!r}, "", 600.0))
-    sampler = TinkerSampler(connection, SamplerOptions({EMBEDDED!r}, Path("unused"), None, 4, 4, 32, 2))
+    sampler = TinkerSampler(connection, SamplerOptions({MODEL!r}, Path("unused"), None, 4, 4, 32, 2))
     await sampler.start()
     await sampler.publish(1, policy_in(Path({str(checkpoint)!r})))
     found = []
