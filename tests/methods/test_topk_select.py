@@ -194,6 +194,11 @@ def test_where_nothing_is_common_nothing_is_learned_there(plain: StoredTurn) -> 
     assert found.counts.sum(1).tolist() == [0, 3, 3]
     assert found.weights.sum(1).tolist() == pytest.approx([0, 1, 1])
     assert found.left_out == 0
+    method = topk_method(TopK(K, subset="overlap"))
+    assert method.metrics([turn]) == {"overlap": pytest.approx(2 / 3), "left_out": 0.0}
+    record = method.record(turn)
+    assert record is not None
+    assert (record["overlaps"], record["chosen"]) == ([[0, 3, 3]], [0, 0, 0])
     # A turn that teaches nothing at all must not count as a sample: its step would follow the optimiser's momentum.
     apart = taught(plain, [low] * 3, [("a hint of some length", [high] * 3)])
     with pytest.raises(NoSignal, match="every signal in it is zero"):
