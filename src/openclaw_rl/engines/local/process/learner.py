@@ -13,12 +13,12 @@ from openclaw_rl.engines.capabilities import LearnerCapabilities
 from openclaw_rl.engines.local.process.learner_messages import (
     STOP_SIGNAL,
     Broken,
-    Call,
     Done,
     LearnerOptions,
     Refused,
     Report,
     Started,
+    TrainerCall,
 )
 from openclaw_rl.engines.local.process.link import Link
 from openclaw_rl.engines.policy_ref import PolicyRef, WeightForm, policy_in
@@ -44,7 +44,7 @@ class LearnerProcess:
         """`weights` returns the base weights that the sampler shares at the moment, if it does."""
         self.options, self._weights = options, weights
         self.weight_bytes = 0
-        self._link: Link[Call, Report] | None = None
+        self._link: Link[TrainerCall, Report] | None = None
         self._waiting: deque[asyncio.Future[Report]] = deque()
         """One for each report that the process owes."""
         self._reading: asyncio.Task[None] | None = None
@@ -114,7 +114,7 @@ class LearnerProcess:
     async def _call(self, method: str, **arguments: Any) -> Any:
         async with self._submitting:
             link = await self._ready()
-            link.send(Call(method, arguments))
+            link.send(TrainerCall(method, arguments))
             waiting = self._expect_report()
         report = await waiting
         if isinstance(report, Refused):
@@ -123,7 +123,7 @@ class LearnerProcess:
         assert isinstance(report, Done)
         return report.result
 
-    async def _ready(self) -> Link[Call, Report]:
+    async def _ready(self) -> Link[TrainerCall, Report]:
         """The running process; starts one if there is none."""
         if self._reading is not None and self._reading.done() and self._link is not None:
             link, self._link = self._link, None
@@ -144,7 +144,7 @@ class LearnerProcess:
         self._waiting.append(waiting)
         return waiting
 
-    async def _read(self, link: Link[Call, Report], waiting: "deque[asyncio.Future[Report]]") -> None:
+    async def _read(self, link: Link[TrainerCall, Report], waiting: "deque[asyncio.Future[Report]]") -> None:
         """Give each report to the call that waits for it, until the process ends."""
         async for report in link.reports():
             call = waiting.popleft()
@@ -158,7 +158,7 @@ class LearnerProcess:
                 call.set_exception(died(link))
 
 
-def died(link: Link[Call, Report]) -> EngineUnavailable:
+def died(link: Link[TrainerCall, Report]) -> EngineUnavailable:
     return EngineUnavailable(f"{DIED} {link.end}".rstrip())
 
 

@@ -39,7 +39,7 @@ class LearnerOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class TrainerCall:
     """Call a method of the `PolicyTrainer`. The answer is Done with its result, or Refused."""
 
     method: str

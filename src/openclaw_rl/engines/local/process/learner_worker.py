@@ -19,12 +19,12 @@ from openclaw_rl.engines.local.model.shared_weights import take_up
 from openclaw_rl.engines.local.process.learner_messages import (
     STOP_SIGNAL,
     Broken,
-    Call,
     Done,
     LearnerOptions,
     Refused,
     Report,
     Started,
+    TrainerCall,
 )
 from openclaw_rl.engines.local.training.policy_trainer import PolicyTrainer
 
@@ -63,7 +63,7 @@ def load_alone(options: LearnerOptions) -> Decoder:
     return load_decoder(options.model, dtype, device)
 
 
-def answer(trainer: PolicyTrainer, call: Call) -> Report:
+def answer(trainer: PolicyTrainer, call: TrainerCall) -> Report:
     try:
         return Done(getattr(trainer, call.method)(**call.arguments))
     except StepRefused as error:
