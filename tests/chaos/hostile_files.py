@@ -21,6 +21,8 @@ from chaos.report import Report, Setting
 from openclaw_rl.ledger.lock import read_server
 from support.server_program import SERVE, until
 
+#: Damaged files of one run, drawn from all.
+FILES = 150
 #: The longest that a program may take to start or to refuse.
 SECONDS = 90
 #: Commands that read a run directory.
@@ -79,7 +81,7 @@ def run(report: Report, setting: Setting) -> None:
     make_run(setting.model, good)
     draw = random.Random(setting.seed)
     cases = [*damaged(good, draw), *hostile(setting.folder)]
-    for case in draw.sample(cases, setting.times(len(cases), least=5)):
+    for case in draw.sample(cases, min(len(cases), setting.times(FILES, least=5))):
         report.count("files")
         with tempfile.TemporaryDirectory(dir=setting.folder) as folder:
             copy = Path(shutil.copytree(good, folder, symlinks=True, dirs_exist_ok=True))
