@@ -4,8 +4,8 @@ The rest of the code does not know which engine it has. A new engine is a module
 implements `Sampler`, `Learner` or both. `tests/engines/conformance.py` holds it to what is promised here.
 """
 
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -69,6 +69,8 @@ class EngineStats:
     restarts: int
     detail: str = ""
     """Why it is not ready, as a sentence."""
+    servers: Mapping[str, int | None] = field(default_factory=dict)
+    """For each server of another project by its URL: the requests that it works on; None if it is not up."""
 
 
 class SampleStream(Protocol):
@@ -77,8 +79,8 @@ class SampleStream(Protocol):
     * Iterating gives lists of tokens, each list as soon as it exists; tokens of one completion come in order.
     * The last token of each completion has a finish, and only that one.
     * `drop` ends one completion early, `close` all that still run. Both free the places at once.
-    * `cached_tokens`, the prompt tokens that did not have to be computed, is known from the first list on. It counts
-      only what the request's owner has asked for before, so that nobody can find out about the prompts of others.
+    * `cached_tokens`, the prompt tokens that did not have to be computed, is known when the last token is read. It
+      counts only what the request's owner has asked for before, so that nobody can find out about others' prompts.
     * If the engine fails, iterating raises EngineUnavailable.
     """
 
@@ -110,6 +112,8 @@ class StepResult:
     tokens: int
     response_tokens: int
     seconds: float
+    before: Mapping[int, Sequence[float]] = field(default_factory=dict)
+    """By turn: the learner's log-probs of the response tokens, under the policy before the step."""
 
 
 @dataclass(frozen=True, slots=True)

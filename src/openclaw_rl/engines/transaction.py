@@ -164,6 +164,11 @@ class TransactionalLearner:
             tokens=last.tokens,
             response_tokens=last.response_tokens,
             seconds=time.monotonic() - started,
+            before={
+                span.turn: logprobs
+                for sequence, spans in zip(sequences, before, strict=True)
+                for span, logprobs in zip(sequence.spans, spans, strict=True)
+            },
         )
 
     async def _pass(self, sequences: Sequence[TrainingSequence]) -> tuple[PassResult, float]:

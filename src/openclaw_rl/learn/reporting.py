@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Protocol
 
+import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from openclaw_rl.config.options import ConfigError
@@ -19,6 +20,11 @@ from openclaw_rl.methods.base import Method
 from openclaw_rl.types import SampleKind, StoredTurn
 
 log = logging.getLogger(__name__)
+
+#: The difference between the log-probs of sampler and learner for the same tokens of the same policy.
+GAP_NAMES = MEAN_GAP, P99_GAP = "logprob_gap", "logprob_gap_p99"
+#: A larger mean difference is worth a warning. Two correct engines in bfloat16 differ by about a fifth of it.
+MAX_MEAN_GAP = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +54,14 @@ class StepReport:
     time: float
     of_method: Mapping[str, float] = field(default_factory=dict)
     """Numbers that only the method has."""
+    logprob_gaps: Mapping[str, float] = field(default_factory=dict)
+    """Differences between the log-probs of sampler and learner; empty if the serving policy answered no turn."""
 
     def as_json(self) -> dict[str, float]:
         """Every number by name, the method's among them."""
         values = asdict(self)
-        of_method = values.pop("of_method")
-        return {**values, **of_method}
+        of_method, gaps = values.pop("of_method"), values.pop("logprob_gaps")
+        return {**values, **of_method, **gaps}
 
     def line(self) -> str:
         return (
@@ -101,7 +109,7 @@ class Prometheus:
         names = ("reward", "loss", "kl_old", "kl_base", "clip_fraction", "grad_norm", "staleness", "latency_seconds")
         self._gauges = {
             name: Gauge(f"openclaw_step_{name}", f"{name} of the last training step.", registry=registry)
-            for name in (*names, *of_method, "step_seconds", "step", "version")
+            for name in (*names, *of_method, *GAP_NAMES, "step_seconds", "step", "version")
         }
         self._samples = Counter("openclaw_trained_samples", "Samples trained on, by kind.", ["kind"], registry=registry)
         self._tokens = Counter("openclaw_trained_tokens", "Tokens that went through the learner.", registry=registry)
@@ -109,7 +117,8 @@ class Prometheus:
     def write(self, report: StepReport) -> None:
         numbers = report.as_json()
         for name, gauge in self._gauges.items():
-            gauge.set(numbers[name])
+            if name in numbers:
+                gauge.set(numbers[name])
         for kind in ("opd_rl", "opd", "rl"):
             self._samples.labels(kind.replace("_", "+")).inc(getattr(report, kind))
         self._tokens.inc(report.tokens)
@@ -174,12 +183,30 @@ class Reporter:
 
     def write(self, report: StepReport) -> None:
         log.info(report.line())
+        gap = report.logprob_gaps.get(MEAN_GAP, 0.0)
+        if gap > MAX_MEAN_GAP:
+            log.warning(
+                "Sampler and learner disagree: their log-probs of the same tokens differ by %.3f on average (more than "
+                "%.2f). Use the same model files and --dtype for both.",
+                gap,
+                MAX_MEAN_GAP,
+            )
         for sink in list(self.sinks):
             try:
                 sink.write(report)
             except Exception as error:  # noqa: BLE001 - a service may raise anything
                 log.warning("Metrics are no longer written to %s: %r", type(sink).__name__, error)
                 self.sinks.remove(sink)
+
+
+def logprob_gaps(turns: Sequence[StoredTurn], learner: Mapping[int, Sequence[float]]) -> dict[str, float]:
+    """How far the recorded log-probs of turns are from the learner's own. An older policy's turns must not be given."""
+    gaps = [
+        abs(recorded - own)
+        for turn in turns
+        for recorded, own in zip(turn.logprobs, learner.get(turn.number, ()), strict=False)
+    ]
+    return {MEAN_GAP: fmean(gaps), P99_GAP: float(np.quantile(gaps, 0.99))} if gaps else {}
 
 
 def make_report(
@@ -204,6 +231,7 @@ def make_report(
         grad_norm=result.grad_norm,
         staleness=fmean(before - turn.version for turn in turns),
         of_method=method.metrics(turns),
+        logprob_gaps=logprob_gaps([turn for turn in turns if turn.version == before], result.before),
         tokens=result.tokens,
         response_tokens=result.response_tokens,
         step_seconds=result.seconds,
