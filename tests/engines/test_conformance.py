@@ -7,10 +7,23 @@ import pytest
 import pytest_asyncio
 
 from engines.conformance import LearnerConformance, SamplerConformance
-from support.engine_harness import LocalHarness, SamplerHarness, ScriptedHarness, TinkerHarness
+from support.engine_harness import (
+    LocalHarness,
+    SamplerHarness,
+    ScriptedHarness,
+    SglangHarness,
+    TinkerHarness,
+    VllmHarness,
+)
 from support.learner_harness import LearnerHarness, LocalLearnerHarness, ScriptedLearnerHarness, TinkerLearnerHarness
 
-SAMPLERS: list[type[SamplerHarness]] = [LocalHarness, TinkerHarness, ScriptedHarness]
+SAMPLERS: list[type[SamplerHarness]] = [
+    LocalHarness,
+    TinkerHarness,
+    VllmHarness,
+    SglangHarness,
+    ScriptedHarness,
+]
 LEARNERS: list[type[LearnerHarness]] = [LocalLearnerHarness, TinkerLearnerHarness, ScriptedLearnerHarness]
 
 # Starting a process takes seconds, so all tests of an engine share one.

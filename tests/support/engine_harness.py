@@ -4,6 +4,7 @@ import asyncio
 import os
 import random
 import signal
+import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from itertools import count
@@ -19,6 +20,12 @@ from openclaw_rl.engines.base import Sampler
 from openclaw_rl.engines.local.process.sampler import LocalSampler
 from openclaw_rl.engines.local.process.sampler_messages import WorkerOptions
 from openclaw_rl.engines.policy_ref import PolicyRef, WeightForm, policy_in
+from openclaw_rl.engines.remote.factory import free_port
+from openclaw_rl.engines.remote.http import InferenceServer
+from openclaw_rl.engines.remote.process import ServerProcess
+from openclaw_rl.engines.remote.sampler import RemoteOptions, RemoteSampler
+from openclaw_rl.engines.sglang.dialect import SglangDialect
+from openclaw_rl.engines.vllm.dialect import VllmDialect
 from openclaw_rl.types import SampleRequest
 from support.fakes import ScriptedSampler
 
@@ -126,6 +133,67 @@ class TinkerHarness(SamplerHarness):
         folder.mkdir(exist_ok=True)
         PolicyRecord("tiny/model", 4, self.cloud.keep(self.adapters[number]), None).write(folder)
         return policy_in(folder)
+
+
+class RemoteHarness(SamplerHarness):
+    """A server of another project, started by the sampler: a double, or the real one."""
+
+    has_process = True
+    counts_cached = True
+    program: str
+
+    def command(self, port: int) -> list[str]:
+        raise NotImplementedError
+
+    def dialect(self) -> Any:
+        raise NotImplementedError
+
+    def environment(self) -> dict[str, str]:
+        return {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+
+    def make(self) -> Sampler:
+        port = free_port()
+        process = ServerProcess(self.program, self.command(port), self.environment())
+        options = RemoteOptions(self.model, None, MAX_SEQUENCES, MAX_QUEUE, POLICIES, 4, self.folder)
+        return RemoteSampler(self.dialect(), [(InferenceServer(f"http://127.0.0.1:{port}"), process)], options)
+
+    def kill(self) -> None:
+        """Kill the server, not its guard."""
+        guard = self.sampler.replicas[0].process.guard_pid
+        (server,) = children(guard)
+        os.kill(server, signal.SIGKILL)
+
+
+class VllmHarness(RemoteHarness):
+    """vLLM's double as it is on a GPU, where it scores chosen tokens."""
+
+    program = "vllm_double"
+
+    def dialect(self) -> Any:
+        return VllmDialect()
+
+    def command(self, port: int) -> list[str]:
+        values = f"--model {self.model} --port {port} --max-num-seqs {MAX_SEQUENCES} --scheduling-policy priority"
+        flags = ["--enable-scale-out", "--scores-targets"]
+        return [sys.executable, "-m", f"support.{self.program}", *values.split(), *flags]
+
+
+class SglangHarness(RemoteHarness):
+    """SGLang's double."""
+
+    program = "sglang_double"
+
+    def dialect(self) -> Any:
+        return SglangDialect()
+
+    def command(self, port: int) -> list[str]:
+        values = f"--model-path {self.model} --port {port} --max-running-requests {MAX_SEQUENCES}"
+        flags = ["--enable-lora", "--enable-priority-scheduling"]
+        return [sys.executable, "-m", f"support.{self.program}", *values.split(), *flags]
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 class ScriptedHarness(SamplerHarness):

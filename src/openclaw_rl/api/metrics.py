@@ -43,6 +43,11 @@ class ServerMetrics:
         self.gauge("openclaw_active_sequences", "Sequences being sampled.", lambda: stats().active)
         self.gauge("openclaw_queued_sequences", "Sequences waiting to be sampled.", lambda: stats().waiting)
         self.gauge("openclaw_engine_ready", "1 when the engine is ready.", lambda: stats().ready)
+        self.gauge(
+            "openclaw_engine_servers_up",
+            "Inference servers of other projects that are up.",
+            lambda: sum(running is not None for running in stats().servers.values()),
+        )
         self.gauge("openclaw_engine_restarts", "Times the engine's worker was restarted.", lambda: stats().restarts)
 
     def _counter(self, name: str, doc: str, label: str) -> Counter:

@@ -125,6 +125,7 @@ class Config:
             sections={kind: self.sections[kind] for kind in engine_sections()},
             training=self.training_settings,
             cache=self.run.cache,
+            policies_folder=(self.run.folder / "policies").resolve(),
             custom_loss=self.training.custom_loss_function_path,
             learns=self.learns,
         )

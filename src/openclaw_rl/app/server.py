@@ -114,6 +114,9 @@ async def run(
         engines = Engines(stack, config, folder)
         # The worker loads the weights while this process loads the tokenizer.
         policy = await start_model(stack, engines.sampler, folder)
+        if config.learns:
+            # A server of another project says only now what it can do.
+            config.learning_method.check_sampler(engines.sampler.capabilities)
         other = await start_other_model(stack, engines, policy)
         service = ChatService(
             answering_sampler(config, engines.sampler),

@@ -1,6 +1,7 @@
 """`openclaw-rl serve`: run the server, or check and show its configuration."""
 
 import argparse
+import shlex
 import sys
 from typing import Any
 
@@ -78,3 +79,6 @@ def show(loaded: Loaded) -> None:
     # Piped into a file, the table keeps its columns whole instead of being cut to 80 characters.
     console = Console() if sys.stdout.isatty() else Console(width=200)
     console.print(table)
+    command = loaded.config.sampler.start_command(loaded.config.engine_settings)
+    if command:
+        console.print("It would start:", escape(shlex.join(command)), soft_wrap=True)

@@ -43,6 +43,8 @@ class EngineSettings:
     training: TrainingSettings
     cache: Path
     """The folder of downloaded models."""
+    policies_folder: Path
+    """Where the learner's policies are written."""
     custom_loss: str | None = None
     learns: bool = True
     """Whether anything is trained."""
@@ -99,6 +101,9 @@ class SamplerFactory(Protocol):
 
     def open(self, settings: EngineSettings, resources: Resources, folder: Path, name: str) -> Sampler:
         """A sampler, not started yet, of the model `name`, whose files are in `folder`."""
+
+    def start_command(self, settings: EngineSettings) -> list[str]:
+        """The command that starts its server, to be shown; empty if it starts none."""
 
 
 class LearnerFactory(Protocol):

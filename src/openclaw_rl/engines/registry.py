@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from openclaw_rl.config.options import ConfigError, Section
 from openclaw_rl.engines.local.options import LocalOptions
+from openclaw_rl.engines.sglang.options import SglangOptions
 from openclaw_rl.engines.tinker.options import TinkerOptions
+from openclaw_rl.engines.vllm.options import VllmOptions
 
 if TYPE_CHECKING:
     from openclaw_rl.engines.factory import LearnerFactory, SamplerFactory
@@ -26,9 +28,11 @@ class Entry(NamedTuple):
 
 LOCAL = Entry("openclaw_rl.engines.local.factory", LocalOptions)
 TINKER = Entry("openclaw_rl.engines.tinker.factory", TinkerOptions, lambda options: options.has_account)
+VLLM = Entry("openclaw_rl.engines.vllm.factory", VllmOptions)
+SGLANG = Entry("openclaw_rl.engines.sglang.factory", SglangOptions)
 
 #: Engines that sample tokens: their modules have a `SamplerFactory` named SAMPLER.
-SAMPLERS = {"local": LOCAL, "tinker": TINKER}
+SAMPLERS = {"local": LOCAL, "tinker": TINKER, "vllm": VLLM, "sglang": SGLANG}
 #: Engines that compute gradients: their modules have a `LearnerFactory` named LEARNER.
 LEARNERS = {"local": LOCAL, "tinker": TINKER}
 

@@ -36,6 +36,7 @@ def details(server: ServerState, stats: EngineStats) -> dict[str, Any]:
     return {
         "policy_version": server.service.sampler.newest_version,
         "detail": stats.detail,
+        "servers": dict(stats.servers),
         "capture": server.service.capture_status(),
         "judge": operations.judge(),
         "learner": operations.learner(),

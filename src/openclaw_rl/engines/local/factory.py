@@ -49,6 +49,9 @@ class LocalSamplerFactory(LocalFactory):
         )
         return LocalSampler(options, engine.max_queue)
 
+    def start_command(self, settings: EngineSettings) -> list[str]:
+        return []
+
 
 class LocalLearnerFactory(LocalFactory):
     """Learners in a worker process on this machine."""
@@ -59,6 +62,7 @@ class LocalLearnerFactory(LocalFactory):
     def open(self, settings: EngineSettings, resources: Resources, folder: Path, sampler: Sampler) -> Learner:
         """A local sampler shares its copy of the base weights with the learner."""
         local, model = settings.own(LocalOptions), settings.model
+        shares = isinstance(sampler, LocalSampler)
         options = LearnerOptions(
             model=runnable(folder),
             device=local.device,
@@ -73,6 +77,8 @@ class LocalLearnerFactory(LocalFactory):
             offload=local.offload_optimizer_state,
             base_model=model.model_name or EMBEDDED,
             custom_loss=settings.custom_loss,
+            # The weights that a local sampler shares are on its own device.
+            cuda_device="" if shares else settings.engine.learner_device,
         )
         shared = sampler.shared_weights if isinstance(sampler, LocalSampler) else lambda: None
         return LocalLearner(options, shared)

@@ -58,6 +58,9 @@ class TinkerSamplerFactory(TinkerFactory):
         )
         return TinkerSampler(connection_of(settings, resources), options)
 
+    def start_command(self, settings: EngineSettings) -> list[str]:
+        return []
+
 
 class TinkerLearnerFactory(TinkerFactory):
     """Learners at the same service."""

@@ -34,6 +34,8 @@ class LearnerOptions:
     base_model: str
     """Name of the base model in the adapters' files."""
     custom_loss: str | None = None
+    cuda_device: str = ""
+    """The number of the only CUDA device that the process may use; empty: all."""
     shared: bytes | None = None
     """The base weights as the sampler shares them; without it the process loads its own copy."""
 

@@ -40,6 +40,9 @@ def main(connection: Connection, options: LearnerOptions) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     os.nice(NICENESS)
+    if options.cuda_device:
+        # PyTorch looks at the devices at its first use of one, which comes later.
+        os.environ["CUDA_VISIBLE_DEVICES"] = options.cuda_device
     # A few small kernels compile here in seconds; a pool of compiler processes has hung before.
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):

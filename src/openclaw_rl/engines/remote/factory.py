@@ -1,0 +1,122 @@
+"""Makes the samplers whose tokens come from servers of another project."""
+
+import shutil
+import socket
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+from openclaw_rl.config.options import ConfigError
+from openclaw_rl.engines.base import Sampler
+from openclaw_rl.engines.capabilities import SamplerCapabilities
+from openclaw_rl.engines.factory import EngineSettings, ModelFiles, Resources
+from openclaw_rl.engines.policy_ref import WeightForm
+from openclaw_rl.engines.remote.dialect import Dialect
+from openclaw_rl.engines.remote.http import InferenceServer
+from openclaw_rl.engines.remote.options import RemoteServers
+from openclaw_rl.engines.remote.process import ServerProcess
+from openclaw_rl.engines.remote.sampler import RemoteOptions, RemoteSampler
+from openclaw_rl.models import EMBEDDED
+
+#: Likeliest tokens that a server of our own gives.
+MAX_TOP_LOGPROBS = 64
+#: Adapters that a server holds beside the policy versions: one that the start tries, and one that is being unloaded.
+SPARE_ADAPTERS = 2
+LOOPBACK = "127.0.0.1"
+IMPORT_SECONDS = 120
+
+
+class RemoteSamplerFactory:
+    """Samplers of one kind of server. Subclasses say how to start one."""
+
+    name: str
+    package: str
+    """The Python package of the server."""
+    dialect: Dialect
+    model_files = ModelFiles.WEIGHTS
+    default_model = EMBEDDED
+
+    def options(self, settings: EngineSettings) -> RemoteServers:
+        """The engine's own options, read. Raises ConfigError."""
+        raise NotImplementedError
+
+    def command(self, settings: EngineSettings, model: str, port: int) -> list[str]:
+        """The command that starts a server of our own."""
+        raise NotImplementedError
+
+    def environment(self, settings: EngineSettings) -> Mapping[str, str]:
+        raise NotImplementedError
+
+    def check(self, settings: EngineSettings) -> None:
+        options = self.options(settings)
+        if settings.model.full_weights:
+            raise ConfigError(
+                f"--lora-rank 0 does not work with --sampler {self.name}, which loads adapters; "
+                "give --lora-rank, or use --sampler local."
+            )
+        if options.urls:
+            return
+        if shutil.which(options.python) is None:
+            raise ConfigError(f"--{self.name}-python {options.python} is not a program.")
+        look = [
+            options.python,
+            "-c",
+            f"import importlib.util as u, sys; sys.exit(u.find_spec('{self.package}') is None)",
+        ]
+        if subprocess.run(look, timeout=IMPORT_SECONDS, check=False).returncode:
+            raise ConfigError(
+                f"{options.python} has no {self.package}: give the interpreter that has it with --{self.name}-python, "
+                f"or a running server with --{self.name}-url."
+            )
+
+    def capabilities(self, settings: EngineSettings) -> SamplerCapabilities:
+        """What a server may be able to do; the sampler knows once its server runs."""
+        return SamplerCapabilities(loads=frozenset([WeightForm.PEFT]))
+
+    def open(self, settings: EngineSettings, resources: Resources, folder: Path, name: str) -> Sampler:
+        options, engine = self.options(settings), settings.engine
+        servers: list[tuple[InferenceServer, ServerProcess | None]] = [
+            (InferenceServer(url, options.key), None) for url in options.urls
+        ]
+        if not servers:
+            port = free_port()
+            command = self.command(settings, str(folder), port)
+            process = ServerProcess(self.name, command, self.environment(settings))
+            servers.append((InferenceServer(f"http://{LOOPBACK}:{port}"), process))
+        return RemoteSampler(
+            self.dialect,
+            servers,
+            RemoteOptions(
+                model=folder,
+                max_context=engine.max_context_tokens,
+                max_sequences=engine.max_sequences,
+                max_queue=engine.max_queue,
+                policies=settings.policies_held,
+                lora_rank=settings.model.lora_rank,
+                policies_folder=settings.policies_folder,
+                learns=settings.learns,
+            ),
+        )
+
+    def start_command(self, settings: EngineSettings) -> list[str]:
+        model = settings.model.model_name or self.default_model
+        return [] if self.options(settings).urls else self.command(settings, model, free_port())
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind((LOOPBACK, 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def has_cuda() -> bool:
+    """Whether this machine has an NVIDIA GPU, found out without loading PyTorch."""
+    return shutil.which("nvidia-smi") is not None
+
+
+def precision(dtype: str) -> str:
+    """The precision that --dtype stands for, so that server and learner compute in the same one."""
+    if dtype != "auto":
+        return dtype
+    return "bfloat16" if has_cuda() else "float32"

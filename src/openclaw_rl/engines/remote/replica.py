@@ -1,0 +1,224 @@
+"""One server of a sampler: whether it is up, what it has loaded, and how much it has to do."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping
+from pathlib import Path
+
+from openclaw_rl.engines.base import EngineError, EngineUnavailable
+from openclaw_rl.engines.remote.dialect import Dialect, ServerTraits
+from openclaw_rl.engines.remote.http import InferenceServer, InferenceServerGone, RequestRefused
+from openclaw_rl.engines.remote.process import ServerProcess
+
+log = logging.getLogger(__name__)
+
+#: How often a server is asked whether it is alive, and how long it has to answer.
+HEALTH_SECONDS = 1.0
+HEALTH_TIMEOUT = 10.0
+RETRY_SECONDS = 0.2
+#: A server that misses this many health checks in a row counts as dead.
+MAX_MISSED = 2
+#: The longest time that a server of our own may take to load the model.
+START_SECONDS = 1800.0
+#: The longest pause before a dead server of our own is started again.
+MAX_PAUSE_SECONDS = 60.0
+#: The status with which a server answers for a model name that it has not loaded.
+NOT_FOUND = 404
+DIED = "The inference server stopped while it was working on this request. Please send it again."
+
+
+class Replica:
+    """A server, kept up to date.
+
+    * It is `up` only while it answers and holds every version that the sampler holds. After a request that failed as
+      if it were gone, it is looked at before it gets another one.
+    * A server of our own that dies is started again; a foreign one is waited for. Either way its versions are loaded
+      again before it is up.
+    * When it dies, requests in `working` fail at once.
+    """
+
+    def __init__(
+        self,
+        dialect: Dialect,
+        server: InferenceServer,
+        process: ServerProcess | None,
+        versions: Callable[[], Mapping[str, Path]],
+    ) -> None:
+        """`versions`: the folders of the versions that it has to hold, by name."""
+        self.dialect, self.server, self.process, self._versions = dialect, server, process, versions
+        self.traits: ServerTraits | None = None
+        self.trouble = "It has not been asked yet."
+        """Why it is not up."""
+        self.restarts = 0
+        self._loaded: set[str] = set()
+        self._up = asyncio.Event()
+        self._suspected = asyncio.Event()
+        self._forgot_versions = False
+        self._deadlines: set[asyncio.Timeout] = set()
+        self._keeper: asyncio.Task[None] | None = None
+
+    @property
+    def up(self) -> bool:
+        return self._up.is_set()
+
+    @property
+    def running(self) -> int:
+        """Requests that it works on."""
+        return len(self._deadlines)
+
+    @property
+    def comes_back(self) -> bool:
+        """Whether it is worth waiting for: it is being looked at, or a server of our own is being started again."""
+        return self._suspected.is_set() or (self.process is not None and not self.up)
+
+    async def start(self) -> None:
+        """Return when it is up. Raises EngineUnavailable with the reason if it does not get there."""
+        await self._bring_up()
+        self._keeper = asyncio.create_task(self._keep())
+
+    async def close(self) -> None:
+        self._down("The server is shutting down.")
+        if self._keeper is not None:
+            self._keeper.cancel()
+            await asyncio.gather(self._keeper, return_exceptions=True)
+        if self.process is not None:
+            await self.process.stop()
+        await self.server.close()
+
+    async def wait_until_up(self) -> None:
+        await self._up.wait()
+
+    @contextlib.asynccontextmanager
+    async def working(self) -> AsyncIterator[ServerTraits]:
+        """The length of a request. It raises InferenceServerGone when the server dies or hangs."""
+        assert self.traits is not None
+        deadline = asyncio.timeout(None)
+        self._deadlines.add(deadline)
+        try:
+            async with deadline:
+                yield self.traits
+        except TimeoutError:
+            raise InferenceServerGone(DIED) from None
+        except InferenceServerGone as error:
+            log.warning("A request to %s failed: %s", self.server.url, error)
+            self._suspect()
+            raise InferenceServerGone(DIED) from error
+        except RequestRefused as error:
+            if error.status == NOT_FOUND:
+                # A foreign server that was started again in the meantime has no adapters.
+                self._forgot_versions = True
+                self._suspect()
+                raise InferenceServerGone(DIED) from error
+            raise
+        finally:
+            self._deadlines.discard(deadline)
+
+    async def load(self, name: str, folder: Path) -> None:
+        """Load a version. Raises EngineError."""
+        if name not in self._loaded:
+            await self.dialect.load(self.server, name, folder)
+            self._loaded.add(name)
+
+    async def unload(self, name: str) -> None:
+        """Unload a version, if the server can be reached and has it."""
+        if name in self._loaded:
+            self._loaded.discard(name)
+            with contextlib.suppress(EngineError):
+                await self.dialect.unload(self.server, name)
+
+    async def _bring_up(self) -> None:
+        if self.process is not None:
+            await self._start_process()
+        elif not await self._alive():
+            raise EngineUnavailable(f"No {self.dialect.name} server answers at {self.server.url}: {self.trouble}")
+        self.traits = await self.dialect.probe(self.server)
+        self._loaded.clear()
+        for name, folder in self._versions().items():
+            await self._load_again(name, folder)
+        self.trouble = ""
+        self._up.set()
+
+    async def _load_again(self, name: str, folder: Path) -> None:
+        try:
+            await self.load(name, folder)
+        except RequestRefused as error:
+            # A foreign server that was away for a moment may still hold it; a folder may be gone.
+            if error.status == 400 and "already" in str(error):
+                self._loaded.add(name)
+            else:
+                log.error("Version %s could not be loaded again by %s: %s", name, self.server.url, error)
+
+    async def _start_process(self) -> None:
+        assert self.process is not None
+        await self.process.stop()
+        await self.process.start()
+        ended = asyncio.create_task(self.process.wait())
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                while not await self._alive():
+                    if not self.process.running:
+                        raise EngineUnavailable(self.process.why_it_ended())
+                    await asyncio.wait([ended], timeout=HEALTH_SECONDS)
+        except TimeoutError:
+            raise EngineUnavailable(f"The {self.dialect.name} server did not start in {START_SECONDS:.0f} s.") from None
+        finally:
+            ended.cancel()
+
+    async def _alive(self) -> bool:
+        try:
+            await self.server.get(self.dialect.health, HEALTH_TIMEOUT)
+        except EngineError as error:
+            self.trouble = str(error)
+            return False
+        return True
+
+    async def _keep(self) -> None:
+        """Watch the server; when it dies, tell those who wait and bring it up again."""
+        failures = 0
+        while True:
+            await self._until_dead()
+            self._down(self.trouble)
+            self.restarts += 1
+            log.error("%s at %s is gone: %s", self.dialect.name, self.server.url, self.trouble)
+            while not self.up:
+                await asyncio.sleep(min(MAX_PAUSE_SECONDS, 2.0 ** (failures - 1)) if failures else 0.0)
+                try:
+                    await self._bring_up()
+                    failures = 0
+                    log.info("%s at %s is back.", self.dialect.name, self.server.url)
+                except EngineError as error:
+                    self.trouble = str(error)
+                    failures += 1
+
+    def _suspect(self) -> None:
+        self._up.clear()
+        self._suspected.set()
+
+    async def _until_dead(self) -> None:
+        missed = 0
+        while missed < MAX_MISSED:
+            if missed:
+                await asyncio.sleep(RETRY_SECONDS)
+            else:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._suspected.wait(), HEALTH_SECONDS)
+            if self.process is not None and not self.process.running:
+                self.trouble = self.process.why_it_ended()
+                return
+            missed = 0 if await self._alive() else missed + 1
+            if self._forgot_versions:
+                self._forgot_versions = False
+                self.trouble = "It was started again and has lost its policies."
+                return
+            if not missed:
+                self._suspected.clear()
+                self._up.set()
+
+    def _down(self, reason: str) -> None:
+        self._up.clear()
+        self._suspected.clear()
+        self.trouble = reason
+        now = asyncio.get_running_loop().time()
+        for deadline in self._deadlines:
+            deadline.reschedule(now)

@@ -1,0 +1,244 @@
+"""The sampler whose tokens come from servers of another project."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import NamedTuple
+
+from openclaw_rl.aio import gather_or_cancel
+from openclaw_rl.engines.admission import Admission
+from openclaw_rl.engines.base import EngineError, EngineLimits, EngineStats, EngineUnavailable
+from openclaw_rl.engines.capabilities import SamplerCapabilities
+from openclaw_rl.engines.policy_ref import PolicyRef, WeightForm
+from openclaw_rl.engines.remote.dialect import Dialect, ServerTraits
+from openclaw_rl.engines.remote.http import InferenceServer
+from openclaw_rl.engines.remote.probes import check_adapters, check_raw
+from openclaw_rl.engines.remote.process import ServerProcess
+from openclaw_rl.engines.remote.replica import Replica
+from openclaw_rl.engines.remote.routing import Router
+from openclaw_rl.engines.stream import TokenStream
+from openclaw_rl.engines.versions import PolicyVersions
+from openclaw_rl.types import BASE_VERSION, SampleRequest, ScoreRequest, Scores
+
+CLOSING = "The server is shutting down."
+
+
+class Adapter(NamedTuple):
+    """A version as the servers know it. The base model has no folder."""
+
+    name: str
+    folder: Path | None
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteOptions:
+    """The settings of a sampler, beside its servers."""
+
+    model: Path
+    max_context: int | None
+    max_sequences: int
+    max_queue: int
+    policies: int
+    """Versions that are held at the same time."""
+    lora_rank: int
+    policies_folder: Path
+    """Where the learner writes policies, which the servers must be able to read."""
+    learns: bool = True
+
+
+class RemoteSampler:
+    """Implements `Sampler` over one or several servers of one kind, which hold the same policy versions.
+
+    * A request finishes on the version on which it began: a version is unloaded only when nobody uses it.
+    * A new version serves only once every server that is up has loaded it.
+    * When a server dies, its requests fail with EngineUnavailable. Those that come while a server of our own is being
+      started wait for it. If only foreign servers are there and none answers, requests are refused at once.
+    * Each completion is a request of its own, so that it can be dropped alone. Servers share the prefix between them.
+    """
+
+    def __init__(
+        self, dialect: Dialect, servers: Sequence[tuple[InferenceServer, ServerProcess | None]], options: RemoteOptions
+    ) -> None:
+        self.dialect, self.options = dialect, options
+        self._versions = PolicyVersions[Adapter](options.policies)
+        self.replicas = [Replica(dialect, server, process, self._folders) for server, process in servers]
+        self._router = Router(self.replicas)
+        self._admission = Admission(options.max_sequences, options.max_queue)
+        self._ids = count(1)
+        self._tasks: dict[int, dict[int, asyncio.Task[None]]] = {}
+        self._background: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    @property
+    def traits(self) -> ServerTraits:
+        """What the servers have in common. Raises EngineUnavailable before the start."""
+        told = [replica.traits for replica in self.replicas if replica.traits is not None]
+        if not told:
+            raise EngineUnavailable(f"The {self.dialect.name} server is not up yet.")
+        return ServerTraits(
+            told[0].product,
+            told[0].base_model,
+            min(traits.max_context for traits in told),
+            min((most for traits in told if (most := traits.max_top_logprobs) is not None), default=None),
+            all(traits.scores_targets for traits in told),
+            all(traits.prioritises for traits in told),
+            all(traits.loads_adapters for traits in told),
+        )
+
+    @property
+    def capabilities(self) -> SamplerCapabilities:
+        traits = self.traits
+        return SamplerCapabilities(
+            loads=frozenset([WeightForm.PEFT]),
+            max_top_logprobs=traits.max_top_logprobs,
+            scores_targets=traits.scores_targets,
+            advice=f"a {self.dialect.name} server can be started with other arguments",
+        )
+
+    @property
+    def newest_version(self) -> int:
+        return self._versions.newest
+
+    @property
+    def limits(self) -> EngineLimits:
+        allowed = self.traits.max_context
+        return self._admission.limits(min(allowed, self.options.max_context or allowed))
+
+    def describe(self) -> str:
+        where = ", ".join(replica.server.url for replica in self.replicas)
+        return f"{self.traits.product} at {where}, context {self.limits.max_context_tokens} tokens"
+
+    def stats(self) -> EngineStats:
+        up = [replica for replica in self.replicas if replica.up]
+        away = [replica for replica in self.replicas if not replica.up]
+        detail = CLOSING if self._closed else " ".join(f"{r.server.url} is not up: {r.trouble}" for r in away)
+        outstanding = self._admission.outstanding
+        active = min(outstanding, self.options.max_sequences) if up else 0
+        restarts = sum(replica.restarts for replica in self.replicas)
+        servers = {replica.server.url: replica.running if replica.up else None for replica in self.replicas}
+        return EngineStats(bool(up) and not self._closed, active, outstanding - active, restarts, detail, servers)
+
+    async def start(self) -> None:
+        await gather_or_cancel([replica.start() for replica in self.replicas])
+        self._versions.add(BASE_VERSION, Adapter(self.traits.base_model, None))
+        for replica in self.replicas:
+            await check_raw(self.dialect, replica)
+            if self.options.learns:
+                await check_adapters(
+                    self.dialect, replica, self.options.model, self.options.policies_folder, self.options.lora_rank
+                )
+
+    async def close(self) -> None:
+        self._closed = True
+        await asyncio.gather(*(replica.close() for replica in self.replicas))
+        await asyncio.gather(*self._background, return_exceptions=True)
+
+    def sample(self, request: SampleRequest) -> TokenStream:
+        self._check_up()
+        self._admission.check(request)
+        version, adapter = self._versions.find(request.version)
+        stream = TokenStream(self, next(self._ids), version, request.n)
+        self._admission.enter(stream, request.priority)
+        self._versions.use(version)
+        self._tasks[stream.id] = {
+            index: asyncio.create_task(self._complete(stream, adapter.name, request, index))
+            for index in range(request.n)
+        }
+        return stream
+
+    async def score(self, request: ScoreRequest) -> Scores:
+        self._check_up()
+        self.limits.check_fits(request)
+        version, adapter = self._versions.find(request.version)
+        self._versions.use(version)
+        try:
+            replica = await self._replica(request.ids, adapter.name)
+            async with replica.working() as traits:
+                return await self.dialect.score(replica.server, traits, adapter.name, request)
+        finally:
+            self._versions.release(version)
+
+    async def publish(self, version: int, policy: PolicyRef, *, candidate: bool = False) -> None:
+        self.capabilities.check_loads(policy)
+        async with self._versions.publishing(version):
+            for evicted in (await self._versions.make_room()).values():
+                await self._unload(evicted)
+            adapter = Adapter(f"v{version}", policy.folder)
+            try:
+                await self._load(adapter, policy.folder)
+            except EngineError as error:
+                await self._unload(adapter)
+                raise EngineUnavailable(f"Policy version {version} could not be loaded: {error}") from error
+            self._versions.add(version, adapter, candidate=candidate)
+
+    def promote(self, version: int) -> None:
+        self._versions.promote(version)
+
+    def retract(self, version: int) -> None:
+        adapter = self._versions.held.get(version)
+        self._versions.retract(version)
+        if adapter is not None:
+            unloading = asyncio.create_task(self._unload(adapter))
+            self._background.add(unloading)
+            unloading.add_done_callback(self._background.discard)
+
+    def cancel(self, id: int, index: int | None = None) -> None:
+        """Stop a request or one of its completions."""
+        for number, task in self._tasks.get(id, {}).items():
+            if index in (None, number):
+                task.cancel()
+
+    def forget(self, stream: TokenStream) -> None:
+        """A stream ended: stop its completions that still run."""
+        if stream.id in self._tasks:
+            self.cancel(stream.id)
+            del self._tasks[stream.id]
+            self._admission.leave(stream)
+            self._versions.release(stream.version)
+
+    def _folders(self) -> Mapping[str, Path]:
+        return {held.name: held.folder for held in self._versions.held.values() if held.folder is not None}
+
+    def _check_up(self) -> None:
+        if self._closed:
+            raise EngineUnavailable(CLOSING)
+        if not any(replica.up or replica.comes_back for replica in self.replicas):
+            raise EngineUnavailable(self.stats().detail)
+
+    async def _complete(self, stream: TokenStream, model: str, request: SampleRequest, index: int) -> None:
+        """Feed one completion to its stream."""
+        try:
+            replica = await self._replica(request.prompt_ids, model)
+            async with replica.working() as traits:
+                async for piece in self.dialect.sample(replica.server, traits, model, request, index):
+                    if piece.cached_tokens is not None:
+                        stream.cached_tokens = piece.cached_tokens
+                    stream.feed(piece.tokens)
+        except EngineUnavailable as error:
+            stream.fail(error)
+        except EngineError as error:
+            stream.fail(EngineUnavailable(str(error)))
+
+    async def _replica(self, ids: Sequence[int], model: str) -> Replica:
+        """The server for a request; waits while a server of our own is being started."""
+        while (replica := self._router.choose(ids, model)) is None:
+            self._check_up()
+            waiting = [asyncio.create_task(each.wait_until_up()) for each in self.replicas]
+            try:
+                await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for task in waiting:
+                    task.cancel()
+        return replica
+
+    async def _load(self, adapter: Adapter, folder: Path) -> None:
+        """Load a version on every server that is up. Those that are not catch up when they come back."""
+        up = [replica for replica in self.replicas if replica.up]
+        if not up:
+            raise EngineUnavailable(self.stats().detail)
+        await gather_or_cancel([replica.load(adapter.name, folder) for replica in up])
+
+    async def _unload(self, adapter: Adapter) -> None:
+        await gather_or_cancel([replica.unload(adapter.name) for replica in self.replicas if replica.up])

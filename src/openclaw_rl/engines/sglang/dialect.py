@@ -1,0 +1,131 @@
+"""SGLang's requests and answers."""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from openclaw_rl.engines.base import EngineUnavailable
+from openclaw_rl.engines.remote.dialect import SampledPiece, ServerTraits, salt_of, seed_of
+from openclaw_rl.engines.remote.http import InferenceServer
+from openclaw_rl.types import FinishReason, Likeliest, Priority, SampledToken, SampleRequest, ScoreRequest, Scores
+
+GENERATE = "/generate"
+FINISHES = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
+#: A log-prob as SGLang writes it: [log-prob, id, text].
+Entry = Sequence[Any]
+
+
+class SglangDialect:
+    """Implements `Dialect` for SGLang's own endpoint.
+
+    * Log-probs are raw only if the server has SGLANG_RETURN_ORIGINAL_LOGPROB=1; the start finds out.
+    * A stream may repeat all tokens in each event or send only the new ones: the number of tokens so far tells.
+    * Seeds take effect only if the server has --enable-deterministic-inference.
+    * The server serves larger numbers of `priority` first.
+    """
+
+    name = "sglang"
+    health = "/health"
+    needs = "--enable-lora --lora-target-modules all, and --max-lora-rank of at least --lora-rank"
+    raw_logprobs_need = "SGLANG_RETURN_ORIGINAL_LOGPROB=1 in its environment"
+
+    async def probe(self, server: InferenceServer) -> ServerTraits:
+        info, model = await server.get("/server_info"), await server.get("/model_info")
+        context = info.get("max_context_length") or info.get("context_length")
+        if not context:
+            raise EngineUnavailable(
+                f"{server.url} does not say how long its context is; start it with --context-length."
+            )
+        return ServerTraits(
+            product=f"SGLang {info.get('version', '')}".rstrip(),
+            base_model=model.get("served_model_name") or model["model_path"],
+            # Scoring needs one more token than it is given.
+            max_context=int(context) - 1,
+            max_top_logprobs=None,
+            scores_targets=False,
+            prioritises=bool(info.get("enable_priority_scheduling")),
+            loads_adapters=bool(info.get("enable_lora", True)),
+        )
+
+    async def sample(
+        self, server: InferenceServer, traits: ServerTraits, model: str, request: SampleRequest, index: int
+    ) -> AsyncIterator[SampledPiece]:
+        params = request.params
+        body = {
+            **self._common(traits, model, request.priority, request.owner),
+            "input_ids": list(request.prompt_ids),
+            "stream": True,
+            "top_logprobs_num": params.top_logprobs,
+            "sampling_params": {
+                "max_new_tokens": params.max_tokens,
+                "temperature": params.temperature,
+                "top_p": params.top_p,
+                "top_k": params.top_k or -1,
+                "sampling_seed": seed_of(params.seed, index),
+                "stop_token_ids": sorted(params.stop_token_ids),
+                "ignore_eos": True,
+                "no_stop_trim": True,
+            },
+        }
+        seen = 0
+        async for event in server.stream(GENERATE, body):
+            info = event["meta_info"]
+            new, seen = info["completion_tokens"] - seen, info["completion_tokens"]
+            yield SampledPiece(read_tokens(event, index, new, params.top_logprobs), info.get("cached_tokens"))
+
+    async def score(self, server: InferenceServer, traits: ServerTraits, model: str, request: ScoreRequest) -> Scores:
+        body = {
+            **self._common(traits, model, Priority.BACKGROUND, request.owner),
+            "input_ids": list(request.ids),
+            # The first token from here has no log-prob, so one more is asked for.
+            "logprob_start_len": len(request.ids) - request.last_n - 1,
+            "top_logprobs_num": request.top_k,
+            "sampling_params": {"max_new_tokens": 0, "temperature": 0.0},
+        }
+        info = (await server.post(GENERATE, body))["meta_info"]
+        given = [float(entry[0]) for entry in info["input_token_logprobs"][-request.last_n :]]
+        if not request.top_k:
+            return Scores(given)
+        rows = [ordered(row)[: request.top_k] for row in info["input_top_logprobs"][-request.last_n :]]
+        ids = np.array([[id for id, _ in row] for row in rows], np.int32)
+        return Scores(given, Likeliest(ids, np.array([[logprob for _, logprob in row] for row in rows], np.float32)))
+
+    async def load(self, server: InferenceServer, model: str, folder: Path) -> None:
+        await server.post("/load_lora_adapter", {"lora_name": model, "lora_path": str(folder)})
+
+    async def unload(self, server: InferenceServer, model: str) -> None:
+        await server.post("/unload_lora_adapter", {"lora_name": model})
+
+    def _common(self, traits: ServerTraits, model: str, priority: Priority, owner: str) -> dict[str, Any]:
+        adapter = None if model == traits.base_model else model
+        return {
+            "return_logprob": True,
+            "lora_path": adapter,
+            **({"priority": -int(priority)} if traits.prioritises else {}),
+            **salt_of(owner),
+        }
+
+
+def read_tokens(event: Mapping[str, Any], index: int, new: int, top: int) -> list[SampledToken]:
+    """The last `new` tokens of an event. Raises EngineUnavailable if the server gave up the request."""
+    info = event["meta_info"]
+    finish = (info.get("finish_reason") or {}).get("type")
+    if finish is not None and finish not in FINISHES:
+        message = info["finish_reason"].get("message") or finish
+        raise EngineUnavailable(f"SGLang ended the request: {message}.")
+    if not new:
+        return []
+    ids, logprobs = event["output_ids"][-new:], info["output_token_logprobs"][-new:]
+    tops = info["output_top_logprobs"][-new:] if top else [()] * new
+    tokens = []
+    for place, (id, entry, likeliest) in enumerate(zip(ids, logprobs, tops, strict=True)):
+        ended = FINISHES[finish] if finish and place == new - 1 else None
+        tokens.append(SampledToken(index, id, float(entry[0]), tuple(ordered(likeliest)[:top]), ended))
+    return tokens
+
+
+def ordered(entries: Sequence[Entry]) -> list[tuple[int, float]]:
+    """Ids with their log-probs, the likeliest first."""
+    return sorted(((int(entry[1]), float(entry[0])) for entry in entries), key=lambda pair: -pair[1])

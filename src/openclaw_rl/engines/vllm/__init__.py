@@ -1,0 +1,1 @@
+"""vLLM as a sampler: its own server process, or servers that run already."""

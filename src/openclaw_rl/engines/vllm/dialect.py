@@ -1,0 +1,187 @@
+"""vLLM's requests and answers."""
+
+import base64
+import io
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from openclaw_rl.engines.base import EngineUnavailable
+from openclaw_rl.engines.remote.dialect import SampledPiece, ServerTraits, salt_of, seed_of
+from openclaw_rl.engines.remote.http import InferenceServer, RequestRefused
+from openclaw_rl.types import (
+    FinishReason,
+    Likeliest,
+    Numbers,
+    Priority,
+    SampledToken,
+    SampleRequest,
+    ScoreRequest,
+    Scores,
+)
+
+GENERATE = "/inference/v1/generate"
+LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
+#: Numbers of likeliest tokens that are tried, in order to find out how many a server allows.
+TOP_LOGPROBS = (257, 65, 33, 20, 10, 5, 1)
+FINISHES = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
+
+
+class VllmDialect:
+    """Implements `Dialect` for vLLM's endpoint of token ids.
+
+    * Log-probs are raw unless the server was told otherwise.
+    * The sampled token stands first in `top_logprobs` and displaces the last of the likeliest ones, so one more is
+      asked for.
+    * The endpoint has no queue limit and takes a prompt of at most one token less than the context.
+    """
+
+    name = "vllm"
+    health = "/health"
+    needs = (
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in its environment, --enable-scale-out --enable-lora, and --max-lora-rank "
+        "of at least --lora-rank"
+    )
+    raw_logprobs_need = "--logprobs-mode raw_logprobs"
+
+    async def probe(self, server: InferenceServer) -> ServerTraits:
+        version = (await server.get("/version"))["version"]
+        models = (await server.get("/v1/models"))["data"]
+        base = next(model for model in models if not model.get("parent"))
+        paths = (await server.get("/openapi.json"))["paths"]
+        await self._check_generates(server, base["id"], version)
+        return ServerTraits(
+            product=f"vLLM {version}",
+            base_model=base["id"],
+            # Scoring needs one more token than it is given.
+            max_context=base["max_model_len"] - 1,
+            max_top_logprobs=await self._most_top_logprobs(server, base["id"]) - 1,
+            scores_targets=await self._accepts(server, base["id"], prompt_logprob_token_ids=[[1]]),
+            prioritises=await self._accepts(server, base["id"], {"priority": 1}),
+            loads_adapters=LOAD in paths,
+        )
+
+    async def sample(
+        self, server: InferenceServer, traits: ServerTraits, model: str, request: SampleRequest, index: int
+    ) -> AsyncIterator[SampledPiece]:
+        params = request.params
+        body = {
+            **priority_of(request.priority, traits),
+            **salt_of(request.owner),
+            "model": model,
+            "token_ids": list(request.prompt_ids),
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "sampling_params": {
+                "max_tokens": params.max_tokens,
+                "temperature": params.temperature,
+                "top_p": params.top_p,
+                "top_k": params.top_k,
+                "seed": seed_of(params.seed, index),
+                "stop_token_ids": sorted(params.stop_token_ids),
+                "ignore_eos": True,
+                "logprobs": params.top_logprobs + 1 if params.top_logprobs else 0,
+                "detokenize": False,
+            },
+        }
+        last: list[SampledToken] = []
+        async for event in server.stream(GENERATE, body):
+            for choice in event.get("choices") or ():
+                tokens = read_tokens(choice, index, params.top_logprobs)
+                if choice.get("finish_reason") is None:
+                    yield SampledPiece(tokens, None)
+                else:
+                    # The number of cached tokens comes after the last token; whoever reads the last one knows it then.
+                    last = tokens
+            if event.get("usage"):
+                yield SampledPiece(last, cached_tokens(event["usage"]))
+
+    async def score(self, server: InferenceServer, traits: ServerTraits, model: str, request: ScoreRequest) -> Scores:
+        params: dict[str, Any] = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": request.top_k}
+        if request.targets is not None and traits.scores_targets:
+            params["prompt_logprob_token_ids"] = request.targets.tolist()
+            params["prompt_logprob_start"] = len(request.ids) - request.last_n - 1
+        body = {"model": model, "token_ids": list(request.ids), "sampling_params": {**params, "detokenize": False}}
+        answer = await server.post(
+            GENERATE, {**body, **priority_of(Priority.BACKGROUND, traits), **salt_of(request.owner)}
+        )
+        rows = answer["prompt_logprobs"][-request.last_n :]
+        given = [float(row[str(id)]["logprob"]) for row, id in zip(rows, request.ids[-request.last_n :], strict=True)]
+        packed = answer.get("prompt_token_id_logprobs")
+        return Scores(given, likeliest(rows, request.top_k) if request.top_k else None, packed and unpacked(packed))
+
+    async def load(self, server: InferenceServer, model: str, folder: Path) -> None:
+        await server.post(LOAD, {"lora_name": model, "lora_path": str(folder)})
+
+    async def unload(self, server: InferenceServer, model: str) -> None:
+        await server.post(UNLOAD, {"lora_name": model})
+
+    async def _check_generates(self, server: InferenceServer, model: str, version: str) -> None:
+        try:
+            await server.post(GENERATE, probe_body(model))
+        except RequestRefused as error:
+            raise EngineUnavailable(
+                f"vLLM {version} at {server.url} does not take token ids ({error}): start it with --enable-scale-out."
+            ) from error
+
+    async def _most_top_logprobs(self, server: InferenceServer, model: str) -> int:
+        for number in TOP_LOGPROBS:
+            if await self._accepts(server, model, logprobs=number):
+                return number
+        return 1
+
+    async def _accepts(
+        self, server: InferenceServer, model: str, request: Mapping[str, Any] | None = None, **params: Any
+    ) -> bool:
+        """Whether the server takes a request with these fields and sampling parameters."""
+        try:
+            await server.post(GENERATE, {**probe_body(model, **params), **(request or {})})
+        except RequestRefused:
+            return False
+        return True
+
+
+def priority_of(priority: Priority, traits: ServerTraits) -> dict[str, int]:
+    """Smaller numbers go first. A server that does not schedule by priority refuses the field."""
+    return {"priority": int(priority)} if traits.prioritises else {}
+
+
+def probe_body(model: str, **params: Any) -> dict[str, Any]:
+    """A request for one token."""
+    return {"model": model, "token_ids": [1, 2], "sampling_params": {"max_tokens": 1, "detokenize": False, **params}}
+
+
+def read_tokens(choice: Mapping[str, Any], index: int, top: int) -> list[SampledToken]:
+    """The tokens of one event. Raises EngineUnavailable if the server gave up the request."""
+    finish, ids = choice.get("finish_reason"), choice.get("token_ids") or []
+    if finish is not None and finish not in FINISHES:
+        raise EngineUnavailable(f"vLLM ended the request: {finish}.")
+    entries = (choice.get("logprobs") or {}).get("content") or []
+    tokens = []
+    for place, (id, entry) in enumerate(zip(ids, entries, strict=True)):
+        likeliest = [(other["token_id"], other["logprob"]) for other in entry["top_logprobs"] if other["rank"] <= top]
+        likeliest.sort(key=lambda pair: -pair[1])
+        ended = FINISHES[finish] if finish and place == len(ids) - 1 else None
+        tokens.append(SampledToken(index, id, entry["logprob"], tuple(likeliest[:top]), ended))
+    return tokens
+
+
+def cached_tokens(usage: Mapping[str, Any]) -> int | None:
+    cached: int | None = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
+    return cached
+
+
+def unpacked(array: str) -> Numbers:
+    """An array as vLLM sends it: NumPy's file format in base64."""
+    numbers: Numbers = np.load(io.BytesIO(base64.b64decode(array)), allow_pickle=False).astype(np.float32)
+    return numbers
+
+
+def likeliest(rows: list[Mapping[str, Mapping[str, Any]]], k: int) -> Likeliest:
+    """The k likeliest tokens of each position. The given token is in the rows too, whatever its rank."""
+    chosen = [sorted((row["rank"], int(id), row["logprob"]) for id, row in rows_at.items())[:k] for rows_at in rows]
+    ids = np.array([[id for _, id, _ in at] for at in chosen], np.int32)
+    logprobs = np.array([[logprob for _, _, logprob in at] for at in chosen], np.float32)
+    return Likeliest(ids, logprobs)

@@ -1,0 +1,73 @@
+"""Makes vLLM's sampler from the options."""
+
+from collections.abc import Mapping
+
+from openclaw_rl.engines.factory import EngineSettings
+from openclaw_rl.engines.local.options import LocalOptions
+from openclaw_rl.engines.remote.factory import (
+    LOOPBACK,
+    MAX_TOP_LOGPROBS,
+    SPARE_ADAPTERS,
+    RemoteSamplerFactory,
+    has_cuda,
+    precision,
+)
+from openclaw_rl.engines.remote.options import RemoteServers
+from openclaw_rl.engines.vllm.dialect import VllmDialect
+from openclaw_rl.engines.vllm.options import VllmOptions
+
+#: The ranks that --max-lora-rank takes.
+RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+#: The share of a GPU's memory that vLLM takes if the learner needs the same GPU.
+SHARED_GPU = "0.45"
+#: The key-value cache on a CPU, in GiB.
+CPU_CACHE_GIB = 1.0
+
+
+class VllmSamplerFactory(RemoteSamplerFactory):
+    """vLLM, started by us or running already."""
+
+    name = "vllm"
+    package = "vllm"
+    dialect = VllmDialect()
+
+    def options(self, settings: EngineSettings) -> RemoteServers:
+        return settings.own(VllmOptions).server
+
+    def command(self, settings: EngineSettings, model: str, port: int) -> list[str]:
+        options, engine, local = self.options(settings), settings.engine, settings.own(LocalOptions)
+        rank = next((rank for rank in RANKS if rank >= settings.model.lora_rank), RANKS[-1])
+        held = settings.policies_held
+        values = {
+            "model": model,
+            "served-model-name": "base",
+            "host": LOOPBACK,
+            "port": port,
+            "dtype": precision(local.dtype),
+            "max-num-seqs": engine.max_sequences,
+            "max-lora-rank": rank,
+            "max-loras": held,
+            "max-cpu-loras": held + SPARE_ADAPTERS,
+            "max-logprobs": MAX_TOP_LOGPROBS + 1,
+            "scheduling-policy": "priority",
+        }
+        if engine.max_context_tokens is not None:
+            # One more, because vLLM takes prompts of one token less than its context.
+            values["max-model-len"] = engine.max_context_tokens + 1
+        if engine.sampler_devices:
+            values["tensor-parallel-size"] = len(engine.sampler_devices)
+        if has_cuda() and local.kv_cache_gib is not None:
+            values["kv-cache-memory-bytes"] = int(local.kv_cache_gib * (1 << 30))
+        elif has_cuda() and settings.learns and engine.devices_overlap:
+            values["gpu-memory-utilization"] = SHARED_GPU
+        flags = ["--enable-scale-out", "--enable-lora", "--enable-prompt-tokens-details"]
+        pairs = [part for name, value in values.items() for part in (f"--{name}", str(value))]
+        return [options.python, "-m", "vllm.entrypoints.openai.api_server", *pairs, *flags, *options.arguments]
+
+    def environment(self, settings: EngineSettings) -> Mapping[str, str]:
+        cache = settings.own(LocalOptions).kv_cache_gib or CPU_CACHE_GIB
+        environment = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "VLLM_CPU_KVCACHE_SPACE": str(max(1, round(cache)))}
+        return {**environment, **settings.engine.visible_to_sampler}
+
+
+SAMPLER = VllmSamplerFactory()

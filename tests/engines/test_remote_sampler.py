@@ -1,0 +1,270 @@
+"""Servers of other projects as one sampler: routing, death and return, and what is found out at the start."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from openclaw_rl.app.checks import check
+from openclaw_rl.app.config import load
+from openclaw_rl.config.options import ConfigError
+from openclaw_rl.engines.base import EngineUnavailable
+from openclaw_rl.engines.policy_ref import PolicyRef, WeightForm
+from openclaw_rl.engines.registry import sampler_factory
+from openclaw_rl.engines.remote import replica as replica_module
+from openclaw_rl.engines.remote.http import InferenceServer
+from openclaw_rl.engines.remote.routing import BLOCK_TOKENS
+from openclaw_rl.engines.remote.sampler import RemoteOptions, RemoteSampler
+from openclaw_rl.engines.vllm.dialect import VllmDialect
+from openclaw_rl.types import SampledToken, SampleRequest, SamplingParams
+from support.inference_servers import ServerDouble
+from support.server_program import ROOT
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Health is looked at more often than in earnest."""
+    monkeypatch.setattr(replica_module, "HEALTH_SECONDS", 0.05)
+    monkeypatch.setattr(replica_module, "HEALTH_TIMEOUT", 0.3)
+    monkeypatch.setattr(replica_module, "RETRY_SECONDS", 0.02)
+    monkeypatch.setattr(replica_module, "MAX_PAUSE_SECONDS", 0.05)
+
+
+@pytest.fixture
+async def servers() -> AsyncIterator[list[ServerDouble]]:
+    servers = [ServerDouble(), ServerDouble()]
+    for server in servers:
+        await server.start()
+    yield servers
+    for server in servers:
+        await server.stop()
+
+
+def sampler_of(servers: list[ServerDouble], model: Path, folder: Path, rank: int = 4) -> RemoteSampler:
+    options = RemoteOptions(model, None, 16, 16, 2, rank, folder)
+    return RemoteSampler(VllmDialect(), [(InferenceServer(server.url), None) for server in servers], options)
+
+
+@pytest.fixture
+async def sampler(servers: list[ServerDouble], tiny_model: Path, tmp_path: Path) -> AsyncIterator[RemoteSampler]:
+    sampler = sampler_of(servers, tiny_model, tmp_path)
+    await sampler.start()
+    for server in servers:
+        server.model.asked.clear()
+    yield sampler
+    await sampler.close()
+
+
+async def ask(sampler: RemoteSampler, prompt: list[int], tokens: int = 2, **given: Any) -> list[SampledToken]:
+    request = SampleRequest(prompt, SamplingParams(tokens), **given)
+    return [token async for batch in sampler.sample(request) for token in batch]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+def adapter(folder: Path) -> PolicyRef:
+    folder.mkdir()
+    (folder / "adapter_config.json").write_text('{"r": 4}')
+    return PolicyRef(WeightForm.PEFT, folder)
+
+
+async def test_a_session_stays_where_its_prefix_is_and_sessions_are_spread(
+    sampler: RemoteSampler, servers: list[ServerDouble]
+) -> None:
+    sessions = [[number] * BLOCK_TOKENS for number in range(8)]
+    for _turn in range(3):
+        for session in sessions:
+            await ask(sampler, session)
+            session += range(BLOCK_TOKENS // 2)
+    where = [{request.prompt_ids[0] for request in server.model.asked} for server in servers]
+    assert where[0] | where[1] == set(range(8))
+    assert not where[0] & where[1]
+    assert {len(ids) for ids in where} == {4}
+
+
+async def test_a_server_with_far_more_to_do_gets_no_more(sampler: RemoteSampler, servers: list[ServerDouble]) -> None:
+    for server in servers:
+        server.model.pause = 0.05
+    prompt = list(range(BLOCK_TOKENS))
+    await asyncio.gather(*(ask(sampler, prompt) for _ in range(16)))
+    assert sorted(len(server.model.asked) for server in servers)[0] >= 3
+
+
+async def test_a_version_is_on_all_servers_before_it_serves_and_goes_from_all(
+    sampler: RemoteSampler, servers: list[ServerDouble], tmp_path: Path
+) -> None:
+    await sampler.publish(1, adapter(tmp_path / "v1"), candidate=True)
+    assert [set(server.model.slots) for server in servers] == [{"v1"}, {"v1"}]
+    assert sampler.newest_version == 0
+    sampler.promote(1)
+    assert [token.token_id for token in await ask(sampler, [1])] == [100, 101]
+    sampler.retract(1)
+    await until(lambda: not any(server.model.slots for server in servers))
+
+
+async def test_a_version_that_one_server_refuses_is_on_none(
+    sampler: RemoteSampler, servers: list[ServerDouble], tmp_path: Path
+) -> None:
+    servers[1].options.max_lora_rank = 2
+    with pytest.raises(EngineUnavailable, match=r"version 1 could not be loaded: .*rank 4 is greater"):
+        await sampler.publish(1, adapter(tmp_path / "v1"))
+    assert [set(server.model.slots) for server in servers] == [set(), set()]
+    assert sampler.newest_version == 0
+
+
+async def test_a_server_that_dies_is_left_out_and_taken_back_with_its_versions(
+    sampler: RemoteSampler, servers: list[ServerDouble], tmp_path: Path
+) -> None:
+    await sampler.publish(1, adapter(tmp_path / "v1"))
+    for server in servers:
+        server.model.pause = 0.05
+    running = [asyncio.create_task(ask(sampler, [number], tokens=20)) for number in range(4)]
+    await until(lambda: all(len(server.model.asked) == 2 for server in servers))
+    await servers[0].stop()
+    outcomes = await asyncio.gather(*running, return_exceptions=True)
+    assert sum(isinstance(outcome, EngineUnavailable) for outcome in outcomes) == 2
+    assert sum(isinstance(outcome, list) and len(outcome) == 20 for outcome in outcomes) == 2
+    await until(lambda: not sampler.replicas[0].up)
+    assert sampler.stats().ready
+    assert servers[0].url in sampler.stats().detail
+    for server in servers:
+        server.model.pause = 0
+    assert len(await ask(sampler, [9])) == 2
+    await sampler.publish(2, adapter(tmp_path / "v2"))
+    await servers[0].start()
+    await until(lambda: sampler.replicas[0].up)
+    assert set(servers[0].model.slots) == {"v1", "v2"}
+    assert sampler.stats().detail == ""
+
+
+async def test_a_server_that_was_started_again_unnoticed_gets_its_versions_back(
+    servers: list[ServerDouble], tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replica_module, "HEALTH_SECONDS", 60.0)
+    sampler = sampler_of(servers[:1], tiny_model, tmp_path)
+    await sampler.start()
+    await sampler.publish(1, adapter(tmp_path / "v1"))
+    servers[0].model.slots.clear()
+    with pytest.raises(EngineUnavailable):
+        await ask(sampler, [1])
+    assert [token.token_id for token in await ask(sampler, [1])] == [100, 101]
+    await sampler.close()
+
+
+async def test_a_server_that_hangs_counts_as_dead(sampler: RemoteSampler, servers: list[ServerDouble]) -> None:
+    for server in servers:
+        server.model.pause = 3600
+    running = asyncio.create_task(ask(sampler, [1]))
+    await until(lambda: any(server.model.asked for server in servers))
+    for replica in sampler.replicas:
+        replica._down("It hangs.")
+    with pytest.raises(EngineUnavailable, match="stopped while it was working"):
+        await running
+
+
+async def test_without_any_server_requests_are_refused_at_once(
+    sampler: RemoteSampler, servers: list[ServerDouble]
+) -> None:
+    for server in servers:
+        await server.stop()
+    await until(lambda: not any(replica.up or replica.comes_back for replica in sampler.replicas))
+    with pytest.raises(EngineUnavailable, match=r"http://127.0.0.1:\d+ is not up"):
+        sampler.sample(SampleRequest([1], SamplingParams(1)))
+    assert not sampler.stats().ready
+
+
+@pytest.mark.parametrize(
+    ("options", "heat", "rank", "sentence"),
+    [
+        ({"enable_scale_out": False}, 1.0, 4, "does not take token ids .* start it with --enable-scale-out"),
+        ({}, 2.0, 4, "log-probs that depend on the temperature.* --logprobs-mode raw_logprobs"),
+        ({"max_lora_rank": 8}, 1.0, 16, "cannot load adapters of rank 16 .* --max-lora-rank"),
+    ],
+)
+async def test_a_server_that_lacks_something_is_refused_at_the_start_with_what_it_needs(
+    options: dict[str, Any], heat: float, rank: int, sentence: str, tiny_model: Path, tmp_path: Path
+) -> None:
+    server = ServerDouble(**options)
+    server.model.heat = heat
+    await server.start()
+    sampler = sampler_of([server], tiny_model, tmp_path, rank)
+    with pytest.raises(EngineUnavailable, match=sentence):
+        await sampler.start()
+    await sampler.close()
+    await server.stop()
+
+
+async def test_a_server_that_is_not_there_is_said_at_the_start(tiny_model: Path, tmp_path: Path) -> None:
+    sampler = sampler_of([ServerDouble()], tiny_model, tmp_path)
+    with pytest.raises(EngineUnavailable, match="No vllm server answers at http://127"):
+        await sampler.start()
+    await sampler.close()
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"sampler": "vllm", "vllm_url": "localhost:8000"}, "--vllm-url localhost:8000 is not a URL"),
+        ({"sampler": "vllm", "vllm_python": "/no/python"}, "--vllm-python /no/python is not a program"),
+        ({"sampler": "sglang"}, "has no sglang: give the interpreter that has it with --sglang-python"),
+        ({"sampler": "vllm", "vllm_args": "--a 'b"}, "--vllm-args .* cannot be read"),
+        ({"sampler": "vllm", "lora_rank": 0}, "--lora-rank 0 does not work with --sampler vllm"),
+        ({"sampler": "vllm", "sampler_device": "cuda:1"}, "give the numbers of CUDA devices"),
+    ],
+)
+def test_options_that_cannot_work_are_refused_in_a_sentence(given: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        check(load(given, {}).config)
+
+
+@pytest.mark.parametrize("name", ["vllm", "sglang"])
+def test_the_command_of_a_server_of_our_own_says_what_the_options_say(name: str) -> None:
+    given = {"sampler": name, "max_context_tokens": 512, "lora_rank": 24, "sampler_device": "0,1"}
+    given |= {f"{name}_args": "--own 'two words'", f"{name}_python": "/opt/python"}
+    settings = load(given, {}).config.engine_settings
+    factory: Any = sampler_factory(name)
+    command = " ".join(factory.command(settings, "/model", 8123))
+    assert command.startswith(f"/opt/python -m {name}.")
+    assert command.endswith("--own two words")
+    for part in ("--host 127.0.0.1 --port 8123", "--enable-lora", "513", "/model"):
+        assert part in command
+    assert f"--max-lora-rank {32 if name == 'vllm' else 24}" in command
+    assert factory.environment(settings)["CUDA_VISIBLE_DEVICES"] == "0,1"
+
+
+def test_a_server_of_our_own_ends_with_us_also_after_kill_9(tmp_path: Path) -> None:
+    """The parent starts a guarded server, tells its number, and is killed."""
+    program = (
+        "import asyncio, sys\n"
+        "from openclaw_rl.engines.remote.process import ServerProcess\n"
+        "async def main():\n"
+        "    process = ServerProcess('x', [sys.executable, '-c', 'import os, time; "
+        f'open("{tmp_path}/pid", "w").write(str(os.getpid())); time.sleep(600)\'], {{}})\n'
+        "    await process.start()\n"
+        "    await asyncio.sleep(600)\n"
+        "asyncio.run(main())\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    parent = subprocess.Popen([sys.executable, "-c", program], env=environment)
+    file = tmp_path / "pid"
+    end = time.monotonic() + 60
+    while not (file.exists() and file.read_text()):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    pid = int(file.read_text())
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    while Path(f"/proc/{pid}").exists():
+        assert time.monotonic() < end
+        time.sleep(0.02)

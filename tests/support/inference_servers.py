@@ -1,0 +1,89 @@
+"""Servers that speak vLLM's dialect without a model, in this process, for tests of everything but tokens."""
+
+import argparse
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import uvicorn
+
+from openclaw_rl.types import FinishReason, Likeliest, SampledToken, SampleRequest, ScoreRequest, Scores
+from support.model_server import NoSuchModel
+from support.server_program import free_port
+from support.vllm_double import create
+
+LOGPROB = -0.5
+
+
+class NoModel:
+    """In place of a `ModelServer`: counts upwards, and remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.slots: dict[str, int] = {}
+        self.asked: list[SampleRequest] = []
+        self.pause = 0.0
+        """Seconds before each token."""
+        self.heat = 1.0
+        """What the log-probs of samples are multiplied by; 1 if they are raw."""
+
+    def load(self, name: str, folder: Path) -> str | None:
+        self.slots[name] = len(self.slots) + 1
+        return None
+
+    def slot(self, name: str | None, base: str | None) -> int:
+        if name != base and name not in self.slots:
+            raise NoSuchModel(name)
+        return self.slots.get(name or "", 0)
+
+    async def sample(self, request: SampleRequest, slot: int) -> AsyncIterator[tuple[list[SampledToken], int]]:
+        self.asked.append(request)
+        for number in range(request.params.max_tokens):
+            await asyncio.sleep(self.pause)
+            last = number == request.params.max_tokens - 1
+            finish = FinishReason.LENGTH if last else None
+            yield [SampledToken(0, 100 * slot + number, LOGPROB * self.heat, (), finish)], 0
+
+    async def score(self, request: ScoreRequest, slot: int) -> Scores:
+        count = request.last_n
+        top = Likeliest(np.zeros((count, 1), np.int32), np.full((count, 1), LOGPROB, np.float32))
+        return Scores([LOGPROB] * count, top)
+
+    async def run(self) -> None:
+        await asyncio.Event().wait()
+
+
+class ServerDouble:
+    """One server, which can be stopped and started again on the same port."""
+
+    def __init__(self, **options: Any) -> None:
+        self.port = free_port()
+        defaults = {"served_model_name": "base", "max_model_len": 257, "max_logprobs": 20, "max_lora_rank": 16}
+        defaults |= {"scheduling_policy": "fcfs", "enable_scale_out": True, "scores_targets": False}
+        self.options = argparse.Namespace(**{**defaults, **options})
+        self.model = NoModel()
+        self._server: uvicorn.Server | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    async def start(self) -> None:
+        """Start it without any adapters."""
+        self.model.slots.clear()
+        config = uvicorn.Config(create(self.model, self.options), port=self.port, log_level="error")  # type: ignore[arg-type]
+        self._server = uvicorn.Server(config)
+        self._task = asyncio.create_task(self._server.serve())
+        while not self._server.started:
+            await asyncio.sleep(0.005)
+
+    async def stop(self) -> None:
+        """Break off what runs, and leave the port."""
+        if self._server is not None and self._task is not None:
+            self._server.should_exit = self._server.force_exit = True
+            for state in list(self._server.server_state.connections):
+                state.transport.abort()  # type: ignore[union-attr]
+            await self._task
+            self._server = None

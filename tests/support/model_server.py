@@ -1,0 +1,116 @@
+"""The model behind the doubles of inference servers: a worker of the local engine, and adapters by name."""
+
+import argparse
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import torch
+import uvicorn
+
+from openclaw_rl.engines.local.model.decoder import load_decoder
+from openclaw_rl.engines.local.process.sampler_messages import (
+    Add,
+    Cancel,
+    LoadPolicy,
+    PolicyLoaded,
+    Score,
+    Tokens,
+    WorkerOptions,
+)
+from openclaw_rl.engines.local.process.sampler_worker import Worker
+from openclaw_rl.types import SampledToken, SampleRequest, ScoreRequest, Scores
+
+#: Adapters that can be loaded at the same time.
+SLOTS = 8
+
+
+class NoSuchModel(Exception):
+    """A request names an adapter that is not loaded."""
+
+
+class ModelServer:
+    """Samples and scores for requests that come at the same time."""
+
+    def __init__(self, model: Path, max_sequences: int, max_rank: int) -> None:
+        decoder = load_decoder(model, torch.float32, torch.device("cpu"))
+        self.worker = Worker(
+            decoder, WorkerOptions(model, "cpu", "float32", max_sequences, None, 0.05, SLOTS, max_rank)
+        )
+        self.slots: dict[str, int] = {}
+        self.users: Counter[int] = Counter()
+        """Requests that run, by slot: an adapter that was unloaded keeps its slot until they are done."""
+        self.ids = count(1)
+        self.answers: dict[int, asyncio.Queue[Any]] = {}
+        self.cached: dict[int, int] = {}
+        self.work = asyncio.Event()
+
+    def load(self, name: str, folder: Path) -> str | None:
+        """Load an adapter; the result says why it could not be loaded."""
+        free = set(range(1, SLOTS + 1)) - set(self.slots.values()) - {slot for slot, n in self.users.items() if n}
+        slot = min(free)
+        answer = self.worker.obey(LoadPolicy(slot, slot, folder))
+        while not isinstance(answer, PolicyLoaded):
+            answer = self.worker.load_on()
+        if answer.error is None:
+            self.slots[name] = slot
+        return answer.error
+
+    def slot(self, name: str | None, base: str | None) -> int:
+        if name == base:
+            return 0
+        if name not in self.slots:
+            raise NoSuchModel(name)
+        return self.slots[name]
+
+    async def sample(self, request: SampleRequest, slot: int) -> AsyncIterator[tuple[list[SampledToken], int]]:
+        """The tokens with the number of cached prompt tokens. Ending the iteration stops the request."""
+        id, done = next(self.ids), False
+        queue = self.answers[id] = asyncio.Queue()
+        self.users[slot] += 1
+        self.worker.obey(Add(id, request, slot, slot))
+        self.work.set()
+        try:
+            while not done:
+                tokens = await queue.get()
+                done = tokens[-1].finish is not None
+                yield tokens, self.cached.get(id, 0)
+        finally:
+            self.users[slot] -= 1
+            del self.answers[id]
+            if not done:
+                self.worker.obey(Cancel(id))
+
+    async def score(self, request: ScoreRequest, slot: int) -> Scores:
+        id = next(self.ids)
+        queue = self.answers[id] = asyncio.Queue()
+        self.worker.obey(Score(id, request, slot))
+        self.work.set()
+        try:
+            scores: Scores = await queue.get()
+            return scores
+        finally:
+            del self.answers[id]
+
+    async def run(self) -> None:
+        """Sample, as long as there is something to do."""
+        while True:
+            await self.work.wait()
+            if self.worker.scheduler.idle:
+                self.work.clear()
+                continue
+            self._hand_out(self.worker.step())
+            await asyncio.sleep(0.001)
+
+    def _hand_out(self, report: Tokens) -> None:
+        self.cached |= report.cached
+        for id, answer in (*report.tokens.items(), *report.scores.items()):
+            if id in self.answers:
+                self.answers[id].put_nowait(answer)
+
+
+def serve(app: Any, options: argparse.Namespace) -> None:
+    uvicorn.run(app, host=options.host, port=options.port, log_level="warning")

@@ -1,0 +1,200 @@
+"""A double of SGLang's server, as a program: the endpoints that we use, with the tiny model behind them.
+
+Shapes, refusals and defaults are those of SGLang 0.5.23. If OPENCLAW_RL_SGLANG names a folder with SGLang's package
+(`make test-sglang`), its own types decode every request and encode every answer.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import importlib
+import json
+import os
+import sys
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+
+from openclaw_rl.types import Priority, SampledToken, SampleRequest, SamplingParams, ScoreRequest
+from support.model_server import ModelServer, NoSuchModel, serve
+
+SGLANG = os.environ.get("OPENCLAW_RL_SGLANG", "")
+FIELDS = {"input_ids", "stream", "return_logprob", "logprob_start_len", "top_logprobs_num", "sampling_params"}
+FIELDS |= {"lora_path", "priority", "cache_salt"}
+PARAMS = {"max_new_tokens", "temperature", "top_p", "top_k", "sampling_seed", "stop_token_ids", "ignore_eos"}
+PARAMS |= {"no_stop_trim"}
+
+
+def api_types() -> Any:
+    """SGLang's own request and answer types, if they are there."""
+    if not SGLANG:
+        return None
+    sys.path.insert(0, str(Path(SGLANG) / "sglang" / "api" / "v1"))
+    return importlib.import_module("api_types")
+
+
+TYPES = api_types()
+
+
+class Refused(Exception):
+    """An answer with status 400, which is SGLang's for all mistakes of a client."""
+
+
+def check(body: dict[str, Any], options: argparse.Namespace) -> None:
+    if TYPES is not None:
+        TYPES.GenerateRequest.from_json_value(body)
+    if unknown := (set(body) - FIELDS) | (set(body["sampling_params"]) - PARAMS):
+        raise Refused(f"unknown fields {sorted(unknown)}")
+    if len(body["input_ids"]) >= options.context_length:
+        raise Refused(f"The input is longer than the model's context length {options.context_length}.")
+    if body["sampling_params"].get("top_k") == 0:
+        raise Refused("top_k must be -1 (disable), or at least 1")
+
+
+def entries(ids: Sequence[int], logprobs: Sequence[float]) -> list[list[Any]]:
+    return [[float(logprob), int(id), None] for id, logprob in zip(ids, logprobs, strict=True)]
+
+
+def as_sent(answer: dict[str, Any]) -> str:
+    if TYPES is not None:
+        TYPES.GenerateResponse.from_json_value(answer)
+    return json.dumps(answer)
+
+
+def create(model: ModelServer, options: argparse.Namespace) -> FastAPI:
+    @contextlib.asynccontextmanager
+    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        running = asyncio.create_task(model.run())
+        yield
+        running.cancel()
+
+    app = FastAPI(lifespan=lifespan)
+
+    @app.exception_handler(Refused)
+    async def refuse(_request: Request, error: Refused) -> JSONResponse:
+        return JSONResponse({"error": {"message": str(error)}}, 400)
+
+    @app.get("/health")
+    async def health() -> Response:
+        return Response()
+
+    @app.get("/server_info")
+    async def server_info() -> dict[str, Any]:
+        return {
+            "version": "0.5.23+double",
+            "max_context_length": options.context_length,
+            "enable_lora": options.enable_lora,
+            "enable_priority_scheduling": options.enable_priority_scheduling,
+        }
+
+    @app.get("/model_info")
+    async def model_info() -> dict[str, Any]:
+        return {"model_path": str(options.model_path), "served_model_name": options.served_model_name}
+
+    @app.post("/load_lora_adapter")
+    async def load(body: dict[str, Any]) -> JSONResponse:
+        name, folder = body["lora_name"], Path(body["lora_path"])
+        problem = f"{name} is already loaded" if name in model.slots else None
+        if problem is None and not (folder / "adapter_config.json").is_file():
+            problem = f"Can't find 'adapter_config.json' at '{folder}'"
+        if problem is None and json.loads((folder / "adapter_config.json").read_text())["r"] > options.max_lora_rank:
+            problem = "LoRA rank is larger than max_lora_rank"
+        problem = problem or model.load(name, folder)
+        return JSONResponse({"success": not problem, "error_message": problem or ""}, 400 if problem else 200)
+
+    @app.post("/unload_lora_adapter")
+    async def unload(body: dict[str, Any]) -> JSONResponse:
+        gone = model.slots.pop(body["lora_name"], None) is None
+        return JSONResponse({"success": not gone, "error_message": ""}, 400 if gone else 200)
+
+    @app.post("/generate", response_model=None)
+    async def generate(body: dict[str, Any]) -> Response | StreamingResponse:
+        check(body, options)
+        try:
+            slot = model.slot(body["lora_path"], None)
+        except NoSuchModel as error:
+            raise Refused(f"The following requested LoRA adapters are not loaded: {error}") from error
+        if body.get("stream"):
+            return StreamingResponse(stream(model, body, slot, options), media_type="text/event-stream")
+        return Response(as_sent(await prefill(model, body, slot)), media_type="application/json")
+
+    return app
+
+
+async def stream(
+    model: ModelServer, body: dict[str, Any], slot: int, options: argparse.Namespace
+) -> AsyncIterator[str]:
+    params, top = body["sampling_params"], body["top_logprobs_num"]
+    settings = SamplingParams(
+        max_tokens=params["max_new_tokens"],
+        temperature=params["temperature"],
+        top_p=params["top_p"],
+        top_k=max(0, params["top_k"]),
+        seed=params["sampling_seed"],
+        stop_token_ids=frozenset(params["stop_token_ids"]),
+        top_logprobs=top,
+    )
+    request = SampleRequest(
+        body["input_ids"], settings, priority=Priority(-body.get("priority", 0)), owner=body.get("cache_salt", "")
+    )
+    so_far: list[SampledToken] = []
+    async with contextlib.aclosing(model.sample(request, slot)) as batches:
+        async for tokens, cached in batches:
+            so_far += tokens
+            shown = tokens if options.incremental_streaming_output else so_far
+            finish = {"type": str(tokens[-1].finish)} if tokens[-1].finish else None
+            if finish == {"type": "length"}:
+                finish["length"] = len(so_far)  # type: ignore[assignment]
+            elif finish:
+                finish["matched"] = tokens[-1].token_id  # type: ignore[assignment]
+            info = {
+                "id": "double",
+                "prompt_tokens": len(body["input_ids"]),
+                "completion_tokens": len(so_far),
+                "cached_tokens": cached,
+                "finish_reason": finish,
+                "output_token_logprobs": entries([t.token_id for t in shown], [t.logprob for t in shown]),
+                "output_top_logprobs": [entries(*zip(*t.top, strict=True)) if t.top else None for t in shown],
+            }
+            answer = {"text": "", "output_ids": [t.token_id for t in shown], "meta_info": info}
+            yield f"data: {as_sent(answer)}\n\n"
+    yield "data: [DONE]\n\n"
+
+
+async def prefill(model: ModelServer, body: dict[str, Any], slot: int) -> dict[str, Any]:
+    """The log-probs of the input from logprob_start_len on; the first has none."""
+    ids, start, top = body["input_ids"], body["logprob_start_len"], body["top_logprobs_num"]
+    scores = await model.score(
+        ScoreRequest(ids, len(ids) - start - 1, top_k=top, owner=body.get("cache_salt", "")), slot
+    )
+    info: dict[str, Any] = {"id": "double", "prompt_tokens": len(ids), "completion_tokens": 0}
+    info["finish_reason"] = {"type": "length", "length": 0}
+    info["input_token_logprobs"] = [[None, ids[start], None], *entries(ids[start + 1 :], scores.logprobs)]
+    if scores.top is not None:
+        rows = zip(scores.top.ids, scores.top.logprobs, strict=True)
+        info["input_top_logprobs"] = [None, *(entries(row, logprobs) for row, logprobs in rows)]
+    return {"text": "", "output_ids": [], "meta_info": info}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model-path", type=Path, required=True)
+    parser.add_argument("--served-model-name", default="base")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--context-length", type=int, default=257)
+    parser.add_argument("--max-running-requests", type=int, default=4)
+    parser.add_argument("--max-lora-rank", type=int, default=16)
+    parser.add_argument("--enable-lora", action="store_true")
+    parser.add_argument("--enable-priority-scheduling", action="store_true")
+    parser.add_argument("--incremental-streaming-output", action="store_true")
+    options, _others = parser.parse_known_args()
+    model = ModelServer(options.model_path, options.max_running_requests, options.max_lora_rank)
+    serve(create(model, options), options)
+
+
+if __name__ == "__main__":
+    main()
