@@ -141,6 +141,20 @@ def test_clients_that_send_nothing_shut_nobody_out(tiny_model: Path) -> None:
         assert is_served(stack.enter_context(connected(bench)))
 
 
+def test_a_body_that_ends_after_its_answer_leaves_a_connection_that_can_be_displaced(tiny_model: Path) -> None:
+    """Its client is next to send something, so it must not count as busy."""
+    head = HEALTH.replace(b"\r\n\r\n", b"\r\nContent-Length: 1\r\n\r\n")
+    with limited(tiny_model, total=1, seconds=60) as bench, connected(bench, head) as idle:
+        assert idle.recv(65536).startswith(b"HTTP/1.1 200")
+        idle.sendall(b"x")
+        wait_for(lambda: served_by_another(bench))
+
+
+def served_by_another(bench: Bench) -> bool:
+    with connected(bench) as client:
+        return is_served(client)
+
+
 def test_connections_that_are_answered_keep_their_place(tiny_model: Path) -> None:
     with limited(tiny_model, total=3, seconds=60) as bench, contextlib.ExitStack() as stack:
         bench.says, bench.sampler.seconds_per_token = "the lazy dog " * 20, 0.05

@@ -9,7 +9,10 @@ import pytest
 
 from openclaw_rl.app.background import BackgroundLoops
 from openclaw_rl.engines.base import StepRefused
+from openclaw_rl.learn.checkpoints import Checkpoints
+from openclaw_rl.learn.rollback import roll_back_offline
 from openclaw_rl.ledger import changes
+from openclaw_rl.ledger.offline import open_offline
 from openclaw_rl.types import State
 from support.learning_run import LearningRun, a_run, dies, flat, forever, once
 
@@ -273,3 +276,18 @@ async def test_an_older_checkpoint_that_is_asked_for_serves_itself(run: Learning
     assert run.learner.policy[:2] == turns[:2]
     # The recovery state of the line that was left is gone with the next save.
     assert recoveries(run) == [f"step-{run.loop.step:06d}-v{run.loop.version}"]
+
+
+async def test_rolled_back_without_a_server_lost_steps_are_not_trained_on_again(tmp_path: Path) -> None:
+    """The step before counts from the policy that the next start would serve, and not from the last saved one."""
+    async with a_run(tmp_path / "run", save_interval=2, recovery_share=0.0) as run:
+        await run.start()
+        turns = await run.make_steps(3)
+        await run.kill()
+        with open_offline(run.folder) as ledger:
+            checkpoints = Checkpoints.of_run(run.folder, 10)
+            version = roll_back_offline(ledger, checkpoints, None)
+        await run.start()
+        assert run.sampler.newest_version == version
+        assert run.sampler.served[version] == turns[:2]
+        assert run.book.ledger.trainable() == 0

@@ -363,3 +363,15 @@ def test_however_often_it_is_killed_no_turn_is_lost_and_none_is_in_two_steps_tha
         assert sorted(turn for batch in learning.memory for turn in batch.turns) == sorted(turns)
     finally:
         book.close()
+
+
+def test_lost_steps_that_are_given_up_are_not_trained_on_even_if_they_were_being_made_again(book: Book) -> None:
+    judged(book, 4)
+    batches = [apply(book, 1), apply(book, 2)]
+    assert book.change(updates.reconcile, 0, 0, []) == [1, 2]
+    book.change(updates.claim_again, batches[0].turns)
+    (session,) = book.rows(f"SELECT session FROM turns WHERE number = {batches[1].turns[0]}")[0]
+    book.change(changes.forget, [session])
+    book.change(updates.give_up, batches)
+    assert claim(book, 1) == []
+    assert book.rows("SELECT DISTINCT outcome FROM updates") == [("rolled_back",)]

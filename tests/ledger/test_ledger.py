@@ -710,6 +710,15 @@ def test_a_ledger_can_be_closed_and_opened_again(tmp_path: Path) -> None:
     again.close()
 
 
+async def test_threads_read_through_connections_of_their_own(book: Book) -> None:
+    """Threads that share a connection can get each other's rows."""
+    number = book.capture(a_turn())
+    own, other = book.ledger._reader(), await asyncio.to_thread(book.ledger._reader)
+    assert own is book.ledger._reader()
+    assert own is not other
+    assert await asyncio.to_thread(book.ledger.load_turn, number) == book.ledger.load_turn(number)
+
+
 def test_migrations_run_on_a_new_file(tmp_path: Path) -> None:
     Ledger(tmp_path).close()
     with connect(tmp_path / FILE, readonly=True) as db:
@@ -730,6 +739,22 @@ def test_an_older_ledger_gets_what_is_missing_and_keeps_what_it_has(
     assert newer.rows("SELECT x FROM more") == [(7,)]
     assert newer.read(number) == before
     newer.close()
+
+
+def test_an_older_ledger_with_two_records_of_one_version_can_be_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lineage = next(place for place, text in enumerate(MIGRATIONS) if "CREATE TABLE policies" in text)
+    monkeypatch.setattr(schema, "MIGRATIONS", MIGRATIONS[:lineage])
+    Ledger(tmp_path).close()
+    with connect(tmp_path / FILE) as db:
+        for number, outcome in enumerate(("applied", "rolled_back", "undone")):
+            db.execute("INSERT INTO updates VALUES (?, 1, 1, ?, '', '{}', 0)", (number, outcome))
+    monkeypatch.undo()
+    book = Book(tmp_path)
+    assert book.rows("SELECT version, parent FROM policies") == [(1, 0)]
+    assert book.rows("SELECT outcome FROM updates WHERE version = 1") == [("applied",)]
+    book.close()
 
 
 def test_a_migration_that_fails_leaves_the_ledger_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

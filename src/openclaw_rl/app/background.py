@@ -76,9 +76,11 @@ class BackgroundLoops:
                 return await self.learning.retrain()
             line = self.learning.line
             made_from = line.ledger.line(line.version)
-            return await self.learning.roll_back(
-                choose_checkpoint(line.checkpoints.all(), version, line.served_step, made_from)
+            # Checking a checkpoint reads all its files.
+            checkpoint = await asyncio.to_thread(
+                choose_checkpoint, line.checkpoints.all(), version, line.served_step, made_from
             )
+            return await self.learning.roll_back(checkpoint)
         except CannotRollBack as error:
             raise OperationFailed(str(error)) from error
         except (EngineError, LedgerError, OSError) as error:

@@ -168,12 +168,19 @@ class ClientConnection(HttpToolsProtocol):
         self._stop_clock()
         self._connections.busy(self)
         super().on_message_complete()
+        if self.cycle.response_complete:
+            # The answer did not wait for the end of the body, so no other event will say that the client is next.
+            self._wait_for_request()
 
     def on_response_complete(self) -> None:
-        if self._counted and self._in_head and not self.pipeline:
+        if self._in_head and not self.pipeline:
+            self._wait_for_request()
+        super().on_response_complete()
+
+    def _wait_for_request(self) -> None:
+        if self._counted:
             self._connections.waits(self)
             self._expect("headers", self.timeout_keep_alive + self._connections.limits.head_seconds)
-        super().on_response_complete()
 
     def send_400_response(self, msg: str) -> None:
         self._answer(ApiError(400, msg, code="invalid_http"))

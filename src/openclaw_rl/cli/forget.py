@@ -132,6 +132,11 @@ def retrain(out: Console, config: Config, ledger: "OfflineLedger", policies: "Po
             version = client.roll_back(None, retrain=True)
     else:
         version = retrain_offline(ledger, config.checkpoints, policies)
+    left = find_traces(ledger.reader.versions_with(), config.checkpoints, policies)
+    if left:
+        paths = [*(c.folder for c in left.checkpoints), *(policies.folder_of(number) for number in left.policies)]
+        names = ", ".join(map(str, paths))
+        raise UserError(f"These could not be deleted, and were trained on deleted turns: {names}. Delete them by hand.")
     checkpoints = plural(len(traces.checkpoints), "checkpoint", "checkpoints")
     folders = plural(len(traces.policies), "policy", "policies")
     out.print(f"Deleted {checkpoints} and {folders} that were trained on deleted turns.")

@@ -169,6 +169,8 @@ class LearnLoop:
         """
         self.steps.abandon()
         served = await self.line.serve_again(checkpoint, checkpoint.version) if checkpoint else BASE_VERSION
+        # Another step may have begun meanwhile.
+        self.steps.abandon()
         async with self._lock:
             self.phases.enter(Phase.ROLLING_BACK)
             self.steps.gate_score = None
@@ -194,13 +196,15 @@ class LearnLoop:
         served = self.line.sampler.newest_version
         if {served, self.version} & versions:
             line = self.ledger.line(served)
-            await self.roll_back(newest_without(versions, self.line.checkpoints.all(), line), retrain=True)
+            clean = await asyncio.to_thread(newest_without, versions, self.line.checkpoints.all(), line)
+            await self.roll_back(clean, retrain=True)
         async with self._lock:
+            versions = self.ledger.versions_with_deleted_turns()
             for version in versions:
                 self.line.sampler.retract(version)
             traces = find_traces(versions, self.line.checkpoints, self.line.policies)
             await asyncio.to_thread(remove, traces, self.line.checkpoints, self.line.policies)
-        return self.version
+        return self.line.sampler.newest_version
 
     async def _prepare(self) -> None:
         """Make learner and ledger agree with the last step that counts."""

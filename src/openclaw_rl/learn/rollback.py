@@ -5,7 +5,7 @@ from collections.abc import Container, Sequence
 from openclaw_rl.errors import UserError
 from openclaw_rl.learn.checkpoints import BadCheckpoint, Checkpoint, Checkpoints, verify
 from openclaw_rl.ledger.offline import OfflineLedger
-from openclaw_rl.types import BASE_VERSION
+from openclaw_rl.types import BASE_VERSION, Batch
 
 
 class CannotRollBack(UserError):
@@ -48,12 +48,21 @@ def roll_back_offline(ledger: OfflineLedger, checkpoints: Checkpoints, version: 
     Returns its new policy version.
     """
     states = checkpoints.states()
-    step, line = (states[-1].step, ledger.reader.line(states[-1].version)) if states else (0, [])
-    return roll_back_to(choose_checkpoint(checkpoints.all(), version, step, line), ledger, checkpoints)
+    saved, step = (states[-1].version, states[-1].step) if states else (BASE_VERSION, 0)
+    # Steps after a crash that were not made again yet belong to the policy that the next start serves.
+    lost = ledger.lost(saved)
+    line = ledger.reader.line(lost[-1].version if lost else saved)
+    checkpoint = choose_checkpoint(checkpoints.all(), version, step + len(lost), line)
+    return roll_back_to(checkpoint, ledger, checkpoints, lost=lost)
 
 
 def roll_back_to(
-    checkpoint: Checkpoint | None, ledger: OfflineLedger, checkpoints: Checkpoints, *, retrain: bool = False
+    checkpoint: Checkpoint | None,
+    ledger: OfflineLedger,
+    checkpoints: Checkpoints,
+    *,
+    lost: Sequence[Batch] = (),
+    retrain: bool = False,
 ) -> int:
     """Let the next start continue from a checkpoint, or from the base model; its new policy version.
 
@@ -61,7 +70,8 @@ def roll_back_to(
     """
     version = max([ledger.latest_version(), *(state.version for state in checkpoints.states())]) + 1
     # If this is killed in between, the next start continues from the old checkpoint, and its steps count again.
-    ledger.follow(version, made_from=checkpoint.version if checkpoint else BASE_VERSION, retrain=retrain)
+    made_from = checkpoint.version if checkpoint else BASE_VERSION
+    ledger.follow(version, made_from=made_from, lost=lost, retrain=retrain)
     if checkpoint:
         checkpoints.renumber(checkpoint, version)
     else:

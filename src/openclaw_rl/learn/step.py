@@ -67,13 +67,13 @@ class StepRunner:
 
     async def run(self, count: int) -> bool:
         """Make a step from `count` turns; whether there is one that counts. The phase must be BATCHING."""
+        self._abandoned = False
         lost = self.line.lost[0] if self.line.lost else None
         if lost is not None:
             numbers = await self.ledger.claim_again(lost.turns)
         else:
             numbers = await self.ledger.claim(count, self.line.step, self.max_staleness)
         turns = await self._load_with_signal(numbers)
-        self._abandoned = False
         # If some turns were stale or had no signal, the others wait for a full batch.
         report = await self._try(turns) if len(turns) == count else None
         if report is None:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import sqlite3
+import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -54,12 +55,15 @@ class Ledger:
             connection = connect(directory / FILE)
             migrate(connection)
             self.writer = Writer(connection)
-            self._reader = connect(directory / FILE, readonly=True)
+        self._file = directory / FILE
+        self._own = threading.local()
+        self._readers: list[sqlite3.Connection] = []
         self._sequences = TokenCache[int](CACHED_SEQUENCES_BYTES)
 
     def close(self) -> None:
         self.writer.close()
-        self._reader.close()
+        for reader in self._readers:
+            reader.close()
 
     async def capture(
         self, turns: Sequence[Turn], source: str, base: int | None, keep: int, *, done: bool = False
@@ -218,8 +222,16 @@ class Ledger:
     async def _write(self, change: Callable[[sqlite3.Connection], T]) -> T:
         return await asyncio.wrap_future(self.writer.submit(change))
 
+    def _reader(self) -> sqlite3.Connection:
+        """This thread's own connection: threads that share one can get each other's rows (CPython issue 118172)."""
+        connection: sqlite3.Connection | None = getattr(self._own, "connection", None)
+        if connection is None:
+            connection = self._own.connection = connect(self._file, readonly=True)
+            self._readers.append(connection)
+        return connection
+
     def _read(self, query: Callable[[sqlite3.Connection], T]) -> T:
         try:
-            return query(self._reader)
+            return query(self._reader())
         except sqlite3.Error as error:
             raise CaptureSuspended(str(error)) from error

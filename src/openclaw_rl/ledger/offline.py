@@ -12,7 +12,7 @@ from openclaw_rl.ledger.reader import LedgerReader
 from openclaw_rl.ledger.schema import FILE, connect, migrate, transaction
 from openclaw_rl.ledger.trajectories import Imported, import_file
 from openclaw_rl.rendering.chat import ChatRenderer
-from openclaw_rl.types import BASE_VERSION, SessionSummary
+from openclaw_rl.types import BASE_VERSION, Batch, SessionSummary
 
 #: How long to wait for a lock that another program holds.
 LOCK_SECONDS = 10
@@ -54,12 +54,19 @@ class OfflineLedger:
         """The highest policy version in the ledger."""
         return updates.latest_version(self._db)
 
-    def follow(self, version: int, *, made_from: int | None = None, retrain: bool = False) -> None:
+    def lost(self, version: int) -> list[Batch]:
+        return updates.lost(self._db, version)
+
+    def follow(
+        self, version: int, *, made_from: int | None = None, lost: Sequence[Batch] = (), retrain: bool = False
+    ) -> None:
         """Let exactly the steps in a policy count. With `made_from`, it is a new version of that policy.
 
-        The turns of other steps wait to be trained on again only with `retrain`.
+        The turns of other steps, also of the `lost` ones, wait to be trained on again only with `retrain`.
         """
         with transaction(self._db):
+            if not retrain:
+                updates.give_up(self._db, lost)
             if made_from is not None:
                 policies.add(self._db, version, made_from)
             updates.follow(self._db, version, undo_after=BASE_VERSION if retrain else None)

@@ -188,8 +188,16 @@ MIGRATIONS = (
     CREATE TRIGGER update_changed AFTER UPDATE OF outcome ON updates BEGIN
         INSERT INTO changes (kind, item) VALUES ('update', NEW.number); END;
     """,
-    # Earlier programs did not record what a step was made from: the newest policy of an earlier step is assumed.
+    # Earlier programs did not record what a step was made from: the newest policy of an earlier step is assumed. They
+    # could record a step that was made again twice; one record keeps the version.
     """
+    UPDATE updates SET version = NULL WHERE number IN (
+        SELECT number FROM (
+            SELECT number,
+                row_number() OVER (PARTITION BY version ORDER BY outcome = 'applied' DESC, number DESC) AS place
+            FROM updates WHERE version IS NOT NULL
+        ) WHERE place > 1
+    );
     CREATE TABLE policies (
         version INTEGER PRIMARY KEY,
         parent INTEGER NOT NULL            -- the version that it was made from; 0 is the base model

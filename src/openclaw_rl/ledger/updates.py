@@ -143,9 +143,7 @@ def follow(db: sqlite3.Connection, version: int, undo_after: int | None = None) 
         if row["version"] in line:
             _set_outcome(db, row["number"], StepOutcome.APPLIED)
             for turn, state in _turns_in(db, row["number"]).items():
-                while state in TOWARDS_APPLIED:
-                    state = TOWARDS_APPLIED[state]
-                    move(db, turn, state)
+                _move_to_applied(db, turn, state)
     return undone
 
 
@@ -172,13 +170,14 @@ def lost(db: sqlite3.Connection, version: int) -> list[Batch]:
 
 def give_up(db: sqlite3.Connection, batches: Sequence[Batch]) -> None:
     """Roll lost steps back before they are made again: their turns are not trained on any more."""
+    release(db)
     for batch in batches:
         db.execute(
             "UPDATE updates SET outcome = ? WHERE version = ? AND outcome = ?",
             (StepOutcome.ROLLED_BACK, batch.version, StepOutcome.UNDONE),
         )
-        for turn in claim_again(db, batch.turns):
-            move(db, turn, State.APPLIED)
+        for turn in batch.turns:
+            _move_to_applied(db, turn, _state(db, turn))
 
 
 def latest_version(db: sqlite3.Connection) -> int:
@@ -241,6 +240,13 @@ def _newest_before(db: sqlite3.Connection, step: int, version: int) -> int:
         "SELECT coalesce(max(version), 0) FROM updates WHERE step < ? AND version < ?", (step, version)
     ).fetchone()
     return int(newest)
+
+
+def _move_to_applied(db: sqlite3.Connection, turn: int, state: State | None) -> None:
+    """Count a turn as trained on, if it is on its way there."""
+    while state in TOWARDS_APPLIED:
+        state = TOWARDS_APPLIED[state]
+        move(db, turn, state)
 
 
 def _turns_in(db: sqlite3.Connection, number: int) -> dict[int, State | None]:
