@@ -40,7 +40,7 @@ types = tinker.types
 
 RANK, ALPHA = 4, 8.0
 #: Policies that can be sampled from in one test.
-SLOTS = 12
+SLOTS = 24
 #: Whether this version of the SDK returns the likeliest tokens with samples.
 NEW_SDK = "topk_sample_logprobs" in str(tinker.SamplingClient.sample_async.__code__.co_varnames)
 NEW_TYPES = "sequence_id" in inspect.signature(types.SampledSequence).parameters

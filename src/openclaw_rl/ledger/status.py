@@ -87,7 +87,7 @@ class Status:
         if not self.counts.total:
             where = f" Talk to {self.server}/v1." if self.server else " Start the server and talk to it."
             return "No turn has been recorded yet." + where
-        if self.learner.startswith((SUSPENDED, "preparing: ", "training ", "done: ")):
+        if self.learner.startswith((SUSPENDED, "training ", "done: ")):
             return f"The learner: {self.learner.removeprefix(SUSPENDED)}."
         if states[State.READY]:
             waiting = plural(states[State.READY], "turn waits", "turns wait")
@@ -95,7 +95,8 @@ class Status:
                 return f"{waiting} for the judge, which cannot be asked: {self.judge_down}."
             return f"{waiting} to be judged" + ("." if self.server else ", which the server does while it runs.")
         if states[State.JUDGED] and self.learner:
-            return f"The next step has {self.learner}."
+            preparing = self.learner.startswith("preparing: ")
+            return f"The learner: {self.learner}." if preparing else f"The next step has {self.learner}."
         under_way = states[State.JUDGED] + states[State.BATCHED]
         if under_way and not self.server:
             return (
