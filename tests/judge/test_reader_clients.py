@@ -176,3 +176,15 @@ def test_praise_that_nobody_said_is_none(said: str) -> None:
 )
 def test_commands_of_a_real_client(call: str, result: str, kind: ReplyKind) -> None:
     assert read_reply("do it", f'exec(command="{call}")', tool(result)).kind is kind
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "Thanks, that is exactly what I wanted to know!",
+        "Great, that's exactly what I needed.",
+        "Great, that works.",
+    ],
+)
+def test_an_exclamation_before_praise_is_no_mockery(said: str) -> None:
+    assert read(said).kind is ReplyKind.ACKNOWLEDGEMENT

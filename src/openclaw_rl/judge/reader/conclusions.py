@@ -161,7 +161,8 @@ def conclude_content(evidence: Evidence) -> ReplyKind:
         most = max(most, _MOST_BESIDE_UNTROUBLED)
     # "Genius. February 30th.": what a sentence without any signal means is unknown.
     # "Great, I overslept", "Toll, das ist Spanisch": an exclamation before a statement may be mockery.
-    if is_exclamation(evidence.said) and evidence.has("statement", "tale"):
+    # "Great, that's exactly what I needed" states nothing beside its praise.
+    if is_exclamation(evidence.said) and evidence.has("statement", "tale") and beside(evidence.said):
         return ReplyKind.UNCLEAR
     unread = times == 1 and any(not sentence.found and beside([sentence]) for sentence in evidence.said[1:])
     if unread or evidence.has("next", "defer") or beside(evidence.said) > most:
