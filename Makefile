@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install run demo test test-all test-whole test-parts test-browser test-vllm test-tinker test-chaos tinker-server lint bench docs clean
+.PHONY: help install run demo test test-all test-whole test-parts test-benchmarks test-browser test-vllm test-tinker test-chaos tinker-server lint bench docs clean
 
 help: ## list these targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -75,7 +75,7 @@ test-parts: $(VENV)/.installed-dev
 	@$(BIN)/python -m pytest $(REPORT) $(addprefix --ignore=,$(WHOLE))
 
 # Suites with the environment that each needs. If the environment cannot be installed here, the suite is skipped.
-SLOW := test-browser:$(VENV)/.installed-browser test-vllm:$(VLLM)/.installed test-tinker:$(TINKER)/.installed \
+SLOW := test-benchmarks:$(VENV)/.installed-dev test-browser:$(VENV)/.installed-browser test-vllm:$(VLLM)/.installed test-tinker:$(TINKER)/.installed \
 	test-chaos:$(VENV)/.installed-dev
 test-all: ## run every suite (two hours); prints what this machine cannot run, and why
 	@failed=; \
@@ -88,6 +88,9 @@ test-all: ## run every suite (two hours); prints what this machine cannot run, a
 		elif ! $(MAKE) --no-print-directory $$suite; then failed="$$failed $$suite"; fi; \
 	done; \
 	test -z "$$failed" || { echo "Failed:$$failed"; exit 1; }
+
+test-benchmarks: $(VENV)/.installed-dev ## run every benchmark to its end with tiny sizes
+	@OPENCLAW_RL_BENCHMARKS=1 $(BIN)/python -m pytest tests/slow/test_benchmarks.py $(ARGS)
 
 test-browser: $(VENV)/.installed-browser ## test the pages in headless Chromium (Debian: apt install chromium)
 	@$(BIN)/python -m pytest -rs tests/dashboard/test_browser.py $(ARGS)

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import TemplateError, TemplateSyntaxError
-from transformers.utils.chat_template_utils import render_jinja_template
 
 from openclaw_rl.models import BadModelFolder
 from openclaw_rl.rendering.detokenize import Detokenizer
@@ -85,6 +84,9 @@ class ChatRenderer:
         return RenderedPrompt(self.tokenizer.encode_chat(text, at_most), bool(_OPENS_REASONING.search(text[-64:])))
 
     def _render(self, chat: list[Message], tools: list[Any], options: Mapping[str, Any], answer: bool) -> str:
+        # The import takes a second, which commands that render nothing save. The constructor renders: no request waits.
+        from transformers.utils.chat_template_utils import render_jinja_template
+
         variables = {**self.tokenizer.special_tokens, **map_text(dict(options), self.tokenizer.guard)}
         try:
             rendered: Any = render_jinja_template(

@@ -172,8 +172,9 @@ def conclude_content(evidence: Evidence) -> ReplyKind:
 
 
 def is_exclamation(said: Sequence[Sentence]) -> bool:
-    """Whether the message praises with nothing but exclamations and thanks."""
-    return not any(sentence.has("praise") and not sentence.has("exclamation") for sentence in said)
+    """Whether the message praises with nothing but exclamations."""
+    praising = [sentence for sentence in said if sentence.has("praise")]
+    return bool(praising) and all(sentence.has("exclamation") for sentence in praising)
 
 
 def is_better_fact(evidence: Evidence) -> bool:

@@ -1,4 +1,4 @@
-"""Every benchmark runs to its end, with tiny sizes."""
+"""Every benchmark runs to its end, with tiny sizes. Run by `make test-benchmarks`."""
 
 import os
 import subprocess
@@ -13,6 +13,8 @@ from support.tiny_models import save_tiny_model
 SCRIPTS = ["freeze", "judge", "learning", "ledger", "sampling", "serving", "swapping", "topk"]
 HELPERS = {"common", "measuring", "shapes"}
 
+runs = pytest.mark.skipif("OPENCLAW_RL_BENCHMARKS" not in os.environ, reason="make test-benchmarks runs them")
+
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -23,6 +25,7 @@ def test_every_benchmark_is_run_here() -> None:
     assert {path.stem for path in (ROOT / "benchmarks").glob("*.py")} == {*SCRIPTS, *HELPERS}
 
 
+@runs
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_a_benchmark_runs_to_its_end(script: str, model: Path) -> None:
     environment = {**os.environ, "BENCH_SMOKE": "1", "BENCH_MODEL": str(model)}
