@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,11 +20,14 @@ from openclaw_rl.engines.base import EngineUnavailable
 from openclaw_rl.engines.policy_ref import PolicyRef, WeightForm
 from openclaw_rl.engines.registry import sampler_factory
 from openclaw_rl.engines.remote import replica as replica_module
+from openclaw_rl.engines.remote.dialect import SampledPiece, ServerTraits
 from openclaw_rl.engines.remote.http import InferenceServer
+from openclaw_rl.engines.remote.process import ServerProcess
 from openclaw_rl.engines.remote.routing import BLOCK_TOKENS
 from openclaw_rl.engines.remote.sampler import RemoteOptions, RemoteSampler
+from openclaw_rl.engines.sglang.dialect import SglangDialect
 from openclaw_rl.engines.vllm.dialect import VllmDialect
-from openclaw_rl.types import SampledToken, SampleRequest, SamplingParams
+from openclaw_rl.types import FinishReason, SampledToken, SampleRequest, SamplingParams
 from support.inference_servers import ServerDouble
 from support.server_program import ROOT
 
@@ -182,6 +186,151 @@ async def test_without_any_server_requests_are_refused_at_once(
     with pytest.raises(EngineUnavailable, match=r"http://127.0.0.1:\d+ is not up"):
         sampler.sample(SampleRequest([1], SamplingParams(1)))
     assert not sampler.stats().ready
+
+
+class OddDialect(VllmDialect):
+    """A server whose answers have the wrong form, or end too early."""
+
+    def __init__(self) -> None:
+        self.pieces: list[SampledPiece | Exception] = []
+
+    async def sample(
+        self, server: InferenceServer, traits: ServerTraits, model: str, request: SampleRequest, index: int
+    ) -> AsyncIterator[SampledPiece]:
+        if not self.pieces:
+            async for piece in super().sample(server, traits, model, request, index):
+                yield piece
+        for piece in self.pieces:
+            if isinstance(piece, Exception):
+                raise piece
+            yield piece
+
+
+@pytest.mark.parametrize(
+    ("pieces", "sentence"),
+    [
+        ([SampledPiece([SampledToken(0, 1, -0.5)], None)], "ended its answer without a last token"),
+        ([KeyError("token_ids")], "in a form that this program does not know"),
+        ([TypeError("None")], "in a form that this program does not know"),
+    ],
+)
+async def test_whatever_a_server_answers_the_request_ends(
+    pieces: list[SampledPiece | Exception],
+    sentence: str,
+    servers: list[ServerDouble],
+    tiny_model: Path,
+    tmp_path: Path,
+) -> None:
+    dialect = OddDialect()
+    options = RemoteOptions(tiny_model, None, 16, 16, 2, 4, tmp_path)
+    sampler = RemoteSampler(dialect, [(InferenceServer(servers[0].url), None)], options)
+    await sampler.start()
+    dialect.pieces = pieces
+    async with asyncio.timeout(30):
+        with pytest.raises(EngineUnavailable, match=sentence):
+            await ask(sampler, [1])
+    dialect.pieces = []
+    assert len(await ask(sampler, [1])) == 2
+    await sampler.close()
+
+
+class Events:
+    """In place of a server: the events of one answer."""
+
+    def __init__(self, *events: Any) -> None:
+        self.events = events
+
+    async def stream(self, path: str, body: Any) -> AsyncIterator[Any]:
+        for event in self.events:
+            yield event
+
+
+def choice(logprob: float, finish: str | None = None) -> dict[str, Any]:
+    content = [{"logprob": logprob, "rank": 1, "top_logprobs": []}]
+    return {"choices": [{"token_ids": [7], "finish_reason": finish, "logprobs": {"content": content}}]}
+
+
+async def read_events(*events: Any) -> list[SampledToken]:
+    traits = ServerTraits("vLLM", "base", 100, None, False, False)
+    request = SampleRequest([1], SamplingParams(2))
+    pieces = VllmDialect().sample(Events(*events), traits, "base", request, 0)  # type: ignore[arg-type]
+    return [token async for piece in pieces for token in piece.tokens]
+
+
+async def test_a_server_that_does_not_count_tokens_gives_the_last_one_too() -> None:
+    counted = {"choices": [], "usage": {"prompt_tokens": 1}}
+    for more in ([], [counted]):
+        tokens = await read_events(choice(-0.5), choice(-0.25, "length"), *more)
+        assert [token.logprob for token in tokens] == [-0.5, -0.25]
+        assert [token.finish for token in tokens] == [None, FinishReason.LENGTH]
+
+
+async def test_a_log_prob_that_vllm_could_not_compute_is_never_recorded() -> None:
+    with pytest.raises(EngineUnavailable, match="no log-prob"):
+        await read_events(choice(-9999.0))
+
+
+async def test_a_version_that_cannot_be_loaded_displaces_no_other(
+    sampler: RemoteSampler, servers: list[ServerDouble], tmp_path: Path
+) -> None:
+    for version in (1, 2):
+        await sampler.publish(version, adapter(tmp_path / f"v{version}"))
+    (tmp_path / "v3").mkdir()
+    with pytest.raises(EngineUnavailable, match="version 3 could not be loaded"):
+        await sampler.publish(3, PolicyRef(WeightForm.PEFT, tmp_path / "v3"))
+    assert [set(server.model.slots) for server in servers] == [{"v1", "v2"}] * 2
+    assert len(await ask(sampler, [1], version=1)) == 2
+
+
+async def test_a_version_whose_folder_is_gone_is_given_up_when_a_server_comes_back(
+    sampler: RemoteSampler, servers: list[ServerDouble], tmp_path: Path
+) -> None:
+    for version in (1, 2):
+        await sampler.publish(version, adapter(tmp_path / f"v{version}"))
+    shutil.rmtree(tmp_path / "v2")
+    await servers[0].stop()
+    await until(lambda: not sampler.replicas[0].up)
+    await servers[0].start()
+    await until(lambda: sampler.replicas[0].up)
+    assert sampler.newest_version == 1
+    assert [token.token_id for token in await ask(sampler, [1])] == [100, 101]
+
+
+async def test_a_server_of_another_kind_is_said_at_the_start(tiny_model: Path, tmp_path: Path) -> None:
+    server = ServerDouble()
+    await server.start()
+    options = RemoteOptions(tiny_model, None, 16, 16, 2, 4, tmp_path)
+    sampler = RemoteSampler(SglangDialect(), [(InferenceServer(server.url), None)], options)
+    with pytest.raises(EngineUnavailable, match=server.url):
+        await sampler.start()
+    await sampler.close()
+    await server.stop()
+
+
+async def test_a_server_of_our_own_that_cannot_be_started_again_refuses_requests_without_its_log(
+    tiny_model: Path, tmp_path: Path, servers: list[ServerDouble]
+) -> None:
+    """The URL belongs to a server that answers; the process beside it is what is watched."""
+    flag = tmp_path / "may-run"
+    flag.touch()
+    program = f"import os, sys, time; print('secret'); os.path.exists('{flag}') or sys.exit(1); time.sleep(600)"
+    process = ServerProcess("vllm", [sys.executable, "-c", program], {})
+    options = RemoteOptions(tiny_model, None, 16, 16, 2, 4, tmp_path)
+    sampler = RemoteSampler(VllmDialect(), [(InferenceServer(servers[0].url), process)], options)
+    await sampler.start()
+    flag.unlink()
+    await servers[0].stop()
+    await process.stop()
+    waiting = asyncio.create_task(ask(sampler, [1]))
+    async with asyncio.timeout(60):
+        with pytest.raises(EngineUnavailable):
+            await waiting
+        await until(lambda: not sampler.replicas[0].comes_back)
+    with pytest.raises(EngineUnavailable) as refused:
+        sampler.sample(SampleRequest([1], SamplingParams(1)))
+    assert "secret" not in str(refused.value)
+    assert "\n" not in str(refused.value)
+    await sampler.close()
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator
 from itertools import count
@@ -10,6 +11,8 @@ from typing import Any
 
 import torch
 import uvicorn
+from fastapi import FastAPI
+from fastapi.responses import Response
 
 from openclaw_rl.engines.local.model.decoder import load_decoder
 from openclaw_rl.engines.local.process.sampler_messages import (
@@ -110,6 +113,24 @@ class ModelServer:
         for id, answer in (*report.tokens.items(), *report.scores.items()):
             if id in self.answers:
                 self.answers[id].put_nowait(answer)
+
+
+def new_app(model: Any) -> FastAPI:
+    """An application during whose life the model samples."""
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        running = asyncio.create_task(model.run())
+        yield
+        running.cancel()
+
+    app = FastAPI(lifespan=lifespan)
+
+    @app.get("/health")
+    async def health() -> Response:
+        return Response()
+
+    return app
 
 
 def serve(app: Any, options: argparse.Namespace) -> None:

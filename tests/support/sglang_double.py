@@ -5,7 +5,6 @@ Shapes, refusals and defaults are those of SGLang 0.5.23. If OPENCLAW_RL_SGLANG 
 """
 
 import argparse
-import asyncio
 import contextlib
 import importlib
 import json
@@ -19,7 +18,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from openclaw_rl.types import Priority, SampledToken, SampleRequest, SamplingParams, ScoreRequest
-from support.model_server import ModelServer, NoSuchModel, serve
+from support.model_server import ModelServer, NoSuchModel, new_app, serve
 
 SGLANG = os.environ.get("OPENCLAW_RL_SGLANG", "")
 FIELDS = {"input_ids", "stream", "return_logprob", "logprob_start_len", "top_logprobs_num", "sampling_params"}
@@ -65,21 +64,11 @@ def as_sent(answer: dict[str, Any]) -> str:
 
 
 def create(model: ModelServer, options: argparse.Namespace) -> FastAPI:
-    @contextlib.asynccontextmanager
-    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        running = asyncio.create_task(model.run())
-        yield
-        running.cancel()
-
-    app = FastAPI(lifespan=lifespan)
+    app = new_app(model)
 
     @app.exception_handler(Refused)
     async def refuse(_request: Request, error: Refused) -> JSONResponse:
         return JSONResponse({"error": {"message": str(error)}}, 400)
-
-    @app.get("/health")
-    async def health() -> Response:
-        return Response()
 
     @app.get("/server_info")
     async def server_info() -> dict[str, Any]:

@@ -4,7 +4,6 @@ Shapes, refusals and defaults are those of vLLM 0.32. `make test-vllm` runs the 
 """
 
 import argparse
-import asyncio
 import base64
 import contextlib
 import io
@@ -18,7 +17,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from openclaw_rl.types import Priority, SampledToken, SampleRequest, SamplingParams, ScoreRequest
-from support.model_server import ModelServer, NoSuchModel, serve
+from support.model_server import ModelServer, NoSuchModel, new_app, serve
 
 FIELDS = {"model", "token_ids", "stream", "stream_options", "sampling_params", "priority", "cache_salt"}
 
@@ -46,21 +45,11 @@ def logprobs_of(token: SampledToken, k: int) -> dict[str, Any]:
 
 
 def create(model: ModelServer, options: argparse.Namespace) -> FastAPI:
-    @contextlib.asynccontextmanager
-    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        running = asyncio.create_task(model.run())
-        yield
-        running.cancel()
-
-    app = FastAPI(lifespan=lifespan)
+    app = new_app(model)
 
     @app.exception_handler(Refused)
     async def refuse(_request: Request, error: Refused) -> JSONResponse:
         return refusal(error.status, str(error))
-
-    @app.get("/health")
-    async def health() -> Response:
-        return Response()
 
     @app.get("/version")
     async def version() -> dict[str, str]:

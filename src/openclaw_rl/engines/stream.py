@@ -35,6 +35,10 @@ class TokenStream:
         """Completions that are not finished."""
         return len(self._open)
 
+    def is_open(self, index: int) -> bool:
+        """Whether a completion is neither finished nor dropped."""
+        return index in self._open
+
     def feed(self, tokens: list[SampledToken]) -> None:
         for token in tokens:
             if token.index in self._open:

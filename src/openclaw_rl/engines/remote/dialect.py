@@ -26,7 +26,6 @@ class ServerTraits:
     """Whether it gives the log-probs of chosen tokens."""
     prioritises: bool
     """Whether it serves users before background work."""
-    loads_adapters: bool
 
 
 class SampledPiece(NamedTuple):

@@ -3,6 +3,7 @@
 import shutil
 import socket
 import subprocess
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -26,7 +27,7 @@ LOOPBACK = "127.0.0.1"
 IMPORT_SECONDS = 120
 
 
-class RemoteSamplerFactory:
+class RemoteSamplerFactory(ABC):
     """Samplers of one kind of server. Subclasses say how to start one."""
 
     name: str
@@ -36,16 +37,17 @@ class RemoteSamplerFactory:
     model_files = ModelFiles.WEIGHTS
     default_model = EMBEDDED
 
+    @abstractmethod
     def options(self, settings: EngineSettings) -> RemoteServers:
         """The engine's own options, read. Raises ConfigError."""
-        raise NotImplementedError
 
+    @abstractmethod
     def command(self, settings: EngineSettings, model: str, port: int) -> list[str]:
         """The command that starts a server of our own."""
-        raise NotImplementedError
 
+    @abstractmethod
     def environment(self, settings: EngineSettings) -> Mapping[str, str]:
-        raise NotImplementedError
+        """The variables that a server of our own gets beside ours."""
 
     def check(self, settings: EngineSettings) -> None:
         options = self.options(settings)

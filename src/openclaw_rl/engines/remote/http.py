@@ -1,7 +1,8 @@
 """HTTP calls to one inference server, and their errors."""
 
+import contextlib
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import httpx
@@ -90,6 +91,17 @@ class InferenceServer:
         if status >= 500:
             return InferenceServerGone(f"{self.url} failed with {status}: {message}")
         return RequestRefused(status, f"{self.url} answered {status}: {message}")
+
+
+@contextlib.contextmanager
+def readable_answers(url: str) -> Iterator[None]:
+    """Raise EngineUnavailable for an answer that has another form than a dialect expects."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise EngineUnavailable(
+            f"{url} answers in a form that this program does not know ({error!r}): is it the right kind of server?"
+        ) from error
 
 
 async def events(answer: httpx.Response) -> AsyncIterator[Any]:

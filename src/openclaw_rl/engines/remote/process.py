@@ -66,8 +66,11 @@ class ServerProcess:
                 os.kill(self._process.pid, signal.SIGKILL)
             await self._process.wait()
 
+    def remove_log(self) -> None:
+        self.log.unlink(missing_ok=True)
+
     def why_it_ended(self) -> str:
         """The end of its log, and where the rest is."""
         lines = [line for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
         last = "\n".join(lines[-LOG_LINES:])
-        return f"The {self.name} server ended. Its log is {self.log}:\n{last}"
+        return f"The {self.name} server ended.\nIts log is {self.log}, which ends with:\n{last}"

@@ -8,7 +8,12 @@ from pathlib import Path
 
 from openclaw_rl.engines.base import EngineError, EngineUnavailable
 from openclaw_rl.engines.remote.dialect import Dialect, ServerTraits
-from openclaw_rl.engines.remote.http import InferenceServer, InferenceServerGone, RequestRefused
+from openclaw_rl.engines.remote.http import (
+    InferenceServer,
+    InferenceServerGone,
+    RequestRefused,
+    readable_answers,
+)
 from openclaw_rl.engines.remote.process import ServerProcess
 
 log = logging.getLogger(__name__)
@@ -21,6 +26,8 @@ RETRY_SECONDS = 0.2
 MAX_MISSED = 2
 #: The longest time that a server of our own may take to load the model.
 START_SECONDS = 1800.0
+#: After this many failed starts in a row, requests do not wait for a server of our own any more.
+MAX_FAILED_STARTS = 3
 #: The longest pause before a dead server of our own is started again.
 MAX_PAUSE_SECONDS = 60.0
 #: The status with which a server answers for a model name that it has not loaded.
@@ -34,7 +41,7 @@ class Replica:
     * It is `up` only while it answers and holds every version that the sampler holds. After a request that failed as
       if it were gone, it is looked at before it gets another one.
     * A server of our own that dies is started again; a foreign one is waited for. Either way its versions are loaded
-      again before it is up.
+      again before it is up; one that cannot be loaded is given up.
     * When it dies, requests in `working` fail at once.
     """
 
@@ -44,9 +51,11 @@ class Replica:
         server: InferenceServer,
         process: ServerProcess | None,
         versions: Callable[[], Mapping[str, Path]],
+        give_up: Callable[[str], None],
     ) -> None:
-        """`versions`: the folders of the versions that it has to hold, by name."""
-        self.dialect, self.server, self.process, self._versions = dialect, server, process, versions
+        """`versions`: the folders of the versions that it has to hold, by name; `give_up` removes one of them."""
+        self.dialect, self.server, self.process = dialect, server, process
+        self._versions, self._give_up = versions, give_up
         self.traits: ServerTraits | None = None
         self.trouble = "It has not been asked yet."
         """Why it is not up."""
@@ -55,6 +64,7 @@ class Replica:
         self._up = asyncio.Event()
         self._suspected = asyncio.Event()
         self._forgot_versions = False
+        self._failed_starts = 0
         self._deadlines: set[asyncio.Timeout] = set()
         self._keeper: asyncio.Task[None] | None = None
 
@@ -70,7 +80,8 @@ class Replica:
     @property
     def comes_back(self) -> bool:
         """Whether it is worth waiting for: it is being looked at, or a server of our own is being started again."""
-        return self._suspected.is_set() or (self.process is not None and not self.up)
+        starts = self.process is not None and not self.up and self._failed_starts < MAX_FAILED_STARTS
+        return self._suspected.is_set() or starts
 
     async def start(self) -> None:
         """Return when it is up. Raises EngineUnavailable with the reason if it does not get there."""
@@ -84,6 +95,8 @@ class Replica:
             await asyncio.gather(self._keeper, return_exceptions=True)
         if self.process is not None:
             await self.process.stop()
+            if self.traits is not None:
+                self.process.remove_log()
         await self.server.close()
 
     async def wait_until_up(self) -> None:
@@ -96,8 +109,9 @@ class Replica:
         deadline = asyncio.timeout(None)
         self._deadlines.add(deadline)
         try:
-            async with deadline:
-                yield self.traits
+            with readable_answers(self.server.url):
+                async with deadline:
+                    yield self.traits
         except TimeoutError:
             raise InferenceServerGone(DIED) from None
         except InferenceServerGone as error:
@@ -114,6 +128,9 @@ class Replica:
         finally:
             self._deadlines.discard(deadline)
 
+    def holds(self, name: str) -> bool:
+        return name in self._loaded
+
     async def load(self, name: str, folder: Path) -> None:
         """Load a version. Raises EngineError."""
         if name not in self._loaded:
@@ -128,14 +145,18 @@ class Replica:
                 await self.dialect.unload(self.server, name)
 
     async def _bring_up(self) -> None:
-        if self.process is not None:
-            await self._start_process()
-        elif not await self._alive():
+        alive = (self.process is None or self.process.running) and await self._alive()
+        if not alive and self.process is None:
             raise EngineUnavailable(f"No {self.dialect.name} server answers at {self.server.url}: {self.trouble}")
-        self.traits = await self.dialect.probe(self.server)
+        if not alive:
+            await self._start_process()
+        with readable_answers(self.server.url):
+            self.traits = await self.dialect.probe(self.server)
         self._loaded.clear()
-        for name, folder in self._versions().items():
-            await self._load_again(name, folder)
+        # A version may be published while others are being loaded.
+        while missing := {name: folder for name, folder in self._versions().items() if not self.holds(name)}:
+            for name, folder in missing.items():
+                await self._load_again(name, folder)
         self.trouble = ""
         self._up.set()
 
@@ -147,7 +168,8 @@ class Replica:
             if error.status == 400 and "already" in str(error):
                 self._loaded.add(name)
             else:
-                log.error("Version %s could not be loaded again by %s: %s", name, self.server.url, error)
+                log.error("Version %s is given up: %s could not load it again: %s", name, self.server.url, error)
+                self._give_up(name)
 
     async def _start_process(self) -> None:
         assert self.process is not None
@@ -175,21 +197,23 @@ class Replica:
 
     async def _keep(self) -> None:
         """Watch the server; when it dies, tell those who wait and bring it up again."""
-        failures = 0
         while True:
             await self._until_dead()
             self._down(self.trouble)
             self.restarts += 1
             log.error("%s at %s is gone: %s", self.dialect.name, self.server.url, self.trouble)
             while not self.up:
-                await asyncio.sleep(min(MAX_PAUSE_SECONDS, 2.0 ** (failures - 1)) if failures else 0.0)
+                failed = self._failed_starts
+                await asyncio.sleep(min(MAX_PAUSE_SECONDS, 2.0 ** (failed - 1)) if failed else 0.0)
                 try:
                     await self._bring_up()
-                    failures = 0
+                    self._failed_starts = 0
                     log.info("%s at %s is back.", self.dialect.name, self.server.url)
                 except EngineError as error:
-                    self.trouble = str(error)
-                    failures += 1
+                    log.error("%s at %s did not come back: %s", self.dialect.name, self.server.url, error)
+                    # Clients read this: the first line, without the end of the server's log.
+                    self.trouble = str(error).partition("\n")[0]
+                    self._failed_starts += 1
 
     def _suspect(self) -> None:
         self._up.clear()
@@ -204,7 +228,8 @@ class Replica:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._suspected.wait(), HEALTH_SECONDS)
             if self.process is not None and not self.process.running:
-                self.trouble = self.process.why_it_ended()
+                self.trouble = "Its process ended."
+                log.error(self.process.why_it_ended())
                 return
             missed = 0 if await self._alive() else missed + 1
             if self._forgot_versions:

@@ -13,7 +13,7 @@ from openclaw_rl.engines.base import EngineError, EngineLimits, EngineStats, Eng
 from openclaw_rl.engines.capabilities import SamplerCapabilities
 from openclaw_rl.engines.policy_ref import PolicyRef, WeightForm
 from openclaw_rl.engines.remote.dialect import Dialect, ServerTraits
-from openclaw_rl.engines.remote.http import InferenceServer
+from openclaw_rl.engines.remote.http import InferenceServer, RequestRefused, readable_answers
 from openclaw_rl.engines.remote.probes import check_adapters, check_raw
 from openclaw_rl.engines.remote.process import ServerProcess
 from openclaw_rl.engines.remote.replica import Replica
@@ -22,6 +22,8 @@ from openclaw_rl.engines.stream import TokenStream
 from openclaw_rl.engines.versions import PolicyVersions
 from openclaw_rl.types import BASE_VERSION, SampleRequest, ScoreRequest, Scores
 
+#: How often a request that waits for a server asks whether one is still to be expected.
+RECHECK_SECONDS = 0.5
 CLOSING = "The server is shutting down."
 
 
@@ -54,7 +56,10 @@ class RemoteSampler:
     * A request finishes on the version on which it began: a version is unloaded only when nobody uses it.
     * A new version serves only once every server that is up has loaded it.
     * When a server dies, its requests fail with EngineUnavailable. Those that come while a server of our own is being
-      started wait for it. If only foreign servers are there and none answers, requests are refused at once.
+      started wait for it. If it cannot be started, or only foreign servers are there and none answers, requests are
+      refused at once.
+    * A request always gets its tokens or an error, whatever a server answers.
+    * A version that cannot be loaded leaves the others as they were.
     * Each completion is a request of its own, so that it can be dropped alone. Servers share the prefix between them.
     """
 
@@ -63,7 +68,7 @@ class RemoteSampler:
     ) -> None:
         self.dialect, self.options = dialect, options
         self._versions = PolicyVersions[Adapter](options.policies)
-        self.replicas = [Replica(dialect, server, process, self._folders) for server, process in servers]
+        self.replicas = [Replica(dialect, server, process, self._folders, self._give_up) for server, process in servers]
         self._router = Router(self.replicas)
         self._admission = Admission(options.max_sequences, options.max_queue)
         self._ids = count(1)
@@ -84,7 +89,6 @@ class RemoteSampler:
             min((most for traits in told if (most := traits.max_top_logprobs) is not None), default=None),
             all(traits.scores_targets for traits in told),
             all(traits.prioritises for traits in told),
-            all(traits.loads_adapters for traits in told),
         )
 
     @property
@@ -121,10 +125,19 @@ class RemoteSampler:
         return EngineStats(bool(up) and not self._closed, active, outstanding - active, restarts, detail, servers)
 
     async def start(self) -> None:
+        try:
+            await self._start()
+        except RequestRefused as error:
+            raise EngineUnavailable(
+                f"{str(error).rstrip('.')}. This is not how {self.dialect.name} answers: look at the URL and at the server's version."
+            ) from error
+
+    async def _start(self) -> None:
         await gather_or_cancel([replica.start() for replica in self.replicas])
         self._versions.add(BASE_VERSION, Adapter(self.traits.base_model, None))
         for replica in self.replicas:
-            await check_raw(self.dialect, replica)
+            with readable_answers(replica.server.url):
+                await check_raw(self.dialect, replica)
             if self.options.learns:
                 await check_adapters(
                     self.dialect, replica, self.options.model, self.options.policies_folder, self.options.lora_rank
@@ -163,15 +176,17 @@ class RemoteSampler:
     async def publish(self, version: int, policy: PolicyRef, *, candidate: bool = False) -> None:
         self.capabilities.check_loads(policy)
         async with self._versions.publishing(version):
-            for evicted in (await self._versions.make_room()).values():
-                await self._unload(evicted)
+            evicted = await self._versions.make_room()
             adapter = Adapter(f"v{version}", policy.folder)
             try:
                 await self._load(adapter, policy.folder)
             except EngineError as error:
+                self._versions.restore(evicted)
                 await self._unload(adapter)
                 raise EngineUnavailable(f"Policy version {version} could not be loaded: {error}") from error
             self._versions.add(version, adapter, candidate=candidate)
+            for old in evicted.values():
+                await self._unload(old)
 
     def promote(self, version: int) -> None:
         self._versions.promote(version)
@@ -201,6 +216,11 @@ class RemoteSampler:
     def _folders(self) -> Mapping[str, Path]:
         return {held.name: held.folder for held in self._versions.held.values() if held.folder is not None}
 
+    def _give_up(self, name: str) -> None:
+        for version, adapter in self._versions.held.items():
+            if adapter.name == name:
+                self._versions.retract(version)
+
     def _check_up(self) -> None:
         if self._closed:
             raise EngineUnavailable(CLOSING)
@@ -216,6 +236,8 @@ class RemoteSampler:
                     if piece.cached_tokens is not None:
                         stream.cached_tokens = piece.cached_tokens
                     stream.feed(piece.tokens)
+            if stream.is_open(index):
+                raise EngineUnavailable("The inference server ended its answer without a last token.")
         except EngineUnavailable as error:
             stream.fail(error)
         except EngineError as error:
@@ -227,7 +249,7 @@ class RemoteSampler:
             self._check_up()
             waiting = [asyncio.create_task(each.wait_until_up()) for each in self.replicas]
             try:
-                await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait(waiting, timeout=RECHECK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
             finally:
                 for task in waiting:
                     task.cancel()
@@ -235,10 +257,11 @@ class RemoteSampler:
 
     async def _load(self, adapter: Adapter, folder: Path) -> None:
         """Load a version on every server that is up. Those that are not catch up when they come back."""
-        up = [replica for replica in self.replicas if replica.up]
-        if not up:
+        if not any(replica.up for replica in self.replicas):
             raise EngineUnavailable(self.stats().detail)
-        await gather_or_cancel([replica.load(adapter.name, folder) for replica in up])
+        # One may come up meanwhile.
+        while missing := [replica for replica in self.replicas if replica.up and not replica.holds(adapter.name)]:
+            await gather_or_cancel([replica.load(adapter.name, folder) for replica in missing])
 
     async def _unload(self, adapter: Adapter) -> None:
         await gather_or_cancel([replica.unload(adapter.name) for replica in self.replicas if replica.up])

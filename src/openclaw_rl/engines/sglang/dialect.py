@@ -46,7 +46,6 @@ class SglangDialect:
             max_top_logprobs=None,
             scores_targets=False,
             prioritises=bool(info.get("enable_priority_scheduling")),
-            loads_adapters=bool(info.get("enable_lora", True)),
         )
 
     async def sample(

@@ -26,6 +26,8 @@ GENERATE = "/inference/v1/generate"
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 #: Numbers of likeliest tokens that are tried, in order to find out how many a server allows.
 TOP_LOGPROBS = (257, 65, 33, 20, 10, 5, 1)
+#: What vLLM writes for a log-prob that is missing or not a number.
+UNKNOWN_LOGPROB = -9999.0
 FINISHES = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 
 
@@ -49,8 +51,7 @@ class VllmDialect:
     async def probe(self, server: InferenceServer) -> ServerTraits:
         version = (await server.get("/version"))["version"]
         models = (await server.get("/v1/models"))["data"]
-        base = next(model for model in models if not model.get("parent"))
-        paths = (await server.get("/openapi.json"))["paths"]
+        (base,) = [model for model in models if not model.get("parent")][:1]
         await self._check_generates(server, base["id"], version)
         return ServerTraits(
             product=f"vLLM {version}",
@@ -60,7 +61,6 @@ class VllmDialect:
             max_top_logprobs=await self._most_top_logprobs(server, base["id"]) - 1,
             scores_targets=await self._accepts(server, base["id"], prompt_logprob_token_ids=[[1]]),
             prioritises=await self._accepts(server, base["id"], {"priority": 1}),
-            loads_adapters=LOAD in paths,
         )
 
     async def sample(
@@ -97,6 +97,9 @@ class VllmDialect:
                     last = tokens
             if event.get("usage"):
                 yield SampledPiece(last, cached_tokens(event["usage"]))
+                last = []
+        # A server that does not count tokens ends without the number.
+        yield SampledPiece(last, None)
 
     async def score(self, server: InferenceServer, traits: ServerTraits, model: str, request: ScoreRequest) -> Scores:
         params: dict[str, Any] = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": request.top_k}
@@ -108,7 +111,7 @@ class VllmDialect:
             GENERATE, {**body, **priority_of(Priority.BACKGROUND, traits), **salt_of(request.owner)}
         )
         rows = answer["prompt_logprobs"][-request.last_n :]
-        given = [float(row[str(id)]["logprob"]) for row, id in zip(rows, request.ids[-request.last_n :], strict=True)]
+        given = [known(row[str(id)]["logprob"]) for row, id in zip(rows, request.ids[-request.last_n :], strict=True)]
         packed = answer.get("prompt_token_id_logprobs")
         return Scores(given, likeliest(rows, request.top_k) if request.top_k else None, packed and unpacked(packed))
 
@@ -164,8 +167,15 @@ def read_tokens(choice: Mapping[str, Any], index: int, top: int) -> list[Sampled
         likeliest = [(other["token_id"], other["logprob"]) for other in entry["top_logprobs"] if other["rank"] <= top]
         likeliest.sort(key=lambda pair: -pair[1])
         ended = FINISHES[finish] if finish and place == len(ids) - 1 else None
-        tokens.append(SampledToken(index, id, entry["logprob"], tuple(likeliest[:top]), ended))
+        tokens.append(SampledToken(index, id, known(entry["logprob"]), tuple(likeliest[:top]), ended))
     return tokens
+
+
+def known(logprob: float) -> float:
+    """A log-prob of a given token. Raises EngineUnavailable for one that vLLM could not compute."""
+    if logprob <= UNKNOWN_LOGPROB:
+        raise EngineUnavailable("vLLM computed no log-prob for a token.")
+    return logprob
 
 
 def cached_tokens(usage: Mapping[str, Any]) -> int | None:
