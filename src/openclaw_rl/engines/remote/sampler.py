@@ -128,8 +128,9 @@ class RemoteSampler:
         try:
             await self._start()
         except RequestRefused as error:
+            answer = str(error).rstrip(".")
             raise EngineUnavailable(
-                f"{str(error).rstrip('.')}. This is not how {self.dialect.name} answers: look at the URL and at the server's version."
+                f"{answer}. This is not how {self.dialect.name} answers: look at the URL and the server's version."
             ) from error
 
     async def _start(self) -> None:

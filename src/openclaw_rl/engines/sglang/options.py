@@ -22,7 +22,13 @@ class SglangOptions(Section):
     sglang_python: str | None = option(
         None, "Python interpreter that has SGLang.", group="Engine", env="SGLANG_PYTHON", shown="the one that runs this"
     )
-    sglang_args: str = option("", "More arguments for a SGLang server of our own.", group="Engine", env="SGLANG_ARGS")
+    sglang_args: str = option(
+        "",
+        "More arguments for an SGLang server of our own.",
+        group="Engine",
+        env="SGLANG_ARGS",
+        shown="none",
+    )
 
     @property
     def server(self) -> RemoteServers:

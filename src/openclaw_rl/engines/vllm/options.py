@@ -22,7 +22,13 @@ class VllmOptions(Section):
     vllm_python: str | None = option(
         None, "Python interpreter that has vLLM.", group="Engine", env="VLLM_PYTHON", shown="the one that runs this"
     )
-    vllm_args: str = option("", "More arguments for a vLLM server of our own.", group="Engine", env="VLLM_ARGS")
+    vllm_args: str = option(
+        "",
+        "More arguments for a vLLM server of our own.",
+        group="Engine",
+        env="VLLM_ARGS",
+        shown="none",
+    )
 
     @property
     def server(self) -> RemoteServers:
