@@ -1,0 +1,1 @@
+"""Environments: where episodes are run and rewarded."""
