@@ -449,6 +449,23 @@ def test_a_session_ends_by_header_by_field_and_by_request(bench: Recording) -> N
     assert httpx.post(f"{bench.url}/v1/sessions/unknown/close").status_code == 404
 
 
+def test_a_session_is_closed_by_its_name_with_openclaws_counter_too(bench: Recording) -> None:
+    bench.say("bye", [user("hi")], {"X-Session-Id": "agent:main:2"})
+    bench.say("bye", [user("hello")], session_id="agent:main:7")
+    closed = httpx.post(f"{bench.url}/v1/sessions/agent:main:7/close").json()
+    assert closed == {"id": "agent:main:7", "status": "closed"}, "a session of exactly this name comes first"
+    assert bench.states() == [State.AWAITING, State.DROPPED]
+    assert httpx.post(f"{bench.url}/v1/sessions/agent:main:3/close").json()["id"] == "agent:main"
+    assert bench.states() == [State.DROPPED] * 2
+
+
+def test_a_session_whose_name_was_cut_is_closed_by_its_whole_name(bench: Recording) -> None:
+    name = "s" * 300
+    bench.say("bye", [user("hi")], {"X-Session-Id": name})
+    assert httpx.post(f"{bench.url}/v1/sessions/{name}/close").status_code == 200
+    assert bench.states() == [State.DROPPED]
+
+
 def feedback(bench: Recording, **body: object) -> httpx.Response:
     return httpx.post(f"{bench.url}/v1/feedback", json=body)
 

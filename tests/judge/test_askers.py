@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from openclaw_rl.judge import askers
 from openclaw_rl.judge.askers import (
     MIN_ANSWER_TOKENS,
     Asker,
@@ -78,7 +79,7 @@ async def test_all_votes_come_with_one_request(server: JudgeServer, asker: Endpo
         "seed": 7,
     }
     assert server.paths == ["/v1/chat/completions"]
-    assert server.keys == [None]
+    assert [headers["Authorization"] for headers in server.headers] == [None]
 
 
 async def test_the_key_is_sent_and_a_slash_at_the_end_is_none_too_many(server: JudgeServer) -> None:
@@ -86,7 +87,7 @@ async def test_the_key_is_sent_and_a_slash_at_the_end_is_none_too_many(server: J
     await asker.ask(CHAT, PARAMS, 1)
     await asker.close()
     assert server.paths == ["/v1/chat/completions"]
-    assert server.keys == ["Bearer a-key"]
+    assert [headers["Authorization"] for headers in server.headers] == ["Bearer a-key"]
 
 
 async def test_one_that_ignores_n_is_asked_for_the_missing_answers_with_other_seeds(
@@ -191,6 +192,22 @@ async def test_an_answer_that_is_no_json(server: JudgeServer, asker: EndpointAsk
     assert await failed(asker) == "the judge's answer is not JSON"
 
 
+@pytest.mark.parametrize("status", [200, 400])
+async def test_of_an_endless_answer_only_the_beginning_is_read(
+    server: JudgeServer, asker: EndpointAsker, monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    monkeypatch.setattr(askers, "MAX_BODY_BYTES", 1 << 20)
+    whole = 64 << 20
+    server.answer = lambda _: Reply(status, b" " * (2 << 20), {"Content-Length": str(whole)})
+    expected = "the judge's answer is larger than 1 MiB" if status == 200 else "the judge answers 400: "
+    assert (await failed(asker)).startswith(expected)
+
+
+async def test_a_judge_is_asked_for_answers_that_are_not_compressed(server: JudgeServer, asker: EndpointAsker) -> None:
+    await asker.ask(CHAT, PARAMS, 1)
+    assert server.headers[0]["Accept-Encoding"] == "identity"
+
+
 WRONG: list[Any] = [
     None,
     [],
@@ -281,7 +298,7 @@ async def test_a_key_may_end_with_its_line(server: JudgeServer) -> None:
     asker = EndpointAsker(server.url, "judge-1", "a-key\n")
     await asker.ask(CHAT, PARAMS, 1)
     await asker.close()
-    assert server.keys == ["Bearer a-key"]
+    assert [headers["Authorization"] for headers in server.headers] == ["Bearer a-key"]
 
 
 async def test_one_that_is_slow_is_given_up_by_the_judge_that_asked_it(

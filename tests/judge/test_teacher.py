@@ -19,6 +19,7 @@ from openclaw_rl.judge.errors import JudgeDown
 from openclaw_rl.judge.teacher import HINTED, NoHintedPrompt, Teacher, graft, hinted_prompt
 from openclaw_rl.methods.base import TeacherRequest
 from openclaw_rl.rendering.chat import ChatRenderer
+from openclaw_rl.rendering.clients import TRANSIENT
 from openclaw_rl.types import Hint, Likeliest, ScoreRequest, StoredTurn
 from support.fakes import ScriptedSampler
 from support.methods import a_method
@@ -109,6 +110,15 @@ async def test_of_several_user_messages_it_is_the_last(turns: Turns) -> None:
         {"role": "tool", "content": "10", "tool_call_id": "1"},
     ]
     assert hinted_prompt(turns.renderer, turns.record(messages), HINT) == turns.prompt(with_hint(messages, 3))
+
+
+async def test_context_that_the_client_adds_is_no_place_for_a_hint(turns: Turns) -> None:
+    context = f"{TRANSIENT}\nThe time is five.\n<<<END_OPENCLAW_INTERNAL_CONTEXT>>>"
+    messages = [*ASKED, {"role": "user", "content": context}]
+    recorded = turns.record(messages)
+    assert hinted_prompt(turns.renderer, recorded, HINT) == turns.prompt(with_hint(messages, 1))
+    with pytest.raises(NoHintedPrompt, match="no user message"):
+        hinted_prompt(turns.renderer, turns.record([messages[-1]]), HINT)
 
 
 async def test_tools_stay_where_they_are(turns: Turns) -> None:

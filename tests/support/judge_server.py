@@ -4,6 +4,7 @@ import json
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -53,7 +54,7 @@ class JudgeServer:
     def __init__(self, answer: Callable[[Body], Reply]) -> None:
         self.answer = answer
         self.requests: list[Body] = []
-        self.keys: list[str | None] = []
+        self.headers: list[Message[str, str]] = []
         self.paths: list[str] = []
         self._port = 0
         self._server: ThreadingHTTPServer | None = None
@@ -71,7 +72,7 @@ class JudgeServer:
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 judge.requests.append(body)
-                judge.keys.append(self.headers["Authorization"])
+                judge.headers.append(self.headers)
                 judge.paths.append(self.path)
                 reply = judge.answer(body)
                 self.send_response(reply.status)

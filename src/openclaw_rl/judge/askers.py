@@ -16,6 +16,8 @@ from openclaw_rl.types import BASE_VERSION, FinishReason, Priority, SampledToken
 
 #: A judge needs at least this many tokens for its answer.
 MIN_ANSWER_TOKENS = 64
+#: Of an endpoint's body, no more is read. The longest answers that can be asked for are far shorter.
+MAX_BODY_BYTES = 4 << 20
 #: HTTP statuses that are no fault of the turn: they pass, or the owner must act.
 DOWN_STATUSES = (401, 402, 403, 404, 408, 409, 425, 429)
 ADVICE = {
@@ -103,13 +105,18 @@ def ran_out(token: SampledToken) -> bool:
 
 
 class EndpointAsker:
-    """Asks an OpenAI-compatible endpoint. If it ignores `n`, it is asked again for the missing answers."""
+    """Asks an OpenAI-compatible endpoint.
+
+    * If it ignores `n`, it is asked again for the missing answers.
+    * Whatever it sends, at most `MAX_BODY_BYTES` of it are kept in memory.
+    """
 
     def __init__(self, base_url: str, model: str, key: str = "") -> None:
         self.model = model
         # A key that was read from a file often ends with a newline.
         headers = {"Authorization": f"Bearer {key.strip()}"} if key.strip() else {}
-        headers["Content-Type"] = "application/json"
+        # A small compressed body can become a huge one.
+        headers |= {"Content-Type": "application/json", "Accept-Encoding": "identity"}
         # The caller sets the timeout.
         self._client = httpx.AsyncClient(headers=headers, timeout=None)
         self._url = f"{base_url.rstrip('/')}/chat/completions"
@@ -135,16 +142,17 @@ class EndpointAsker:
         }
         try:
             # json.dumps escapes to ASCII, so lone surrogates in a turn can be sent.
-            response = await self._client.post(self._url, content=json.dumps(body))
+            async with self._client.stream("POST", self._url, content=json.dumps(body)) as response:
+                answer = await read_body(response)
         except httpx.LocalProtocolError:
             # The error's text would show the key.
             raise JudgeDown("the key for the judge cannot be sent in a header: check OPENCLAW_JUDGE_API_KEY") from None
         except httpx.HTTPError as error:
             reason = f"{self._url} cannot be reached: {type(error).__name__} {error}".rstrip()
             raise JudgeDown(reason, suspect=not isinstance(error, httpx.ConnectError)) from error
-        return read_answers(self._checked(response), time.monotonic() - started)
+        return read_answers(self._checked(response, answer), time.monotonic() - started)
 
-    def _checked(self, response: httpx.Response) -> Any:
+    def _checked(self, response: httpx.Response, body: bytes) -> Any:
         """The JSON body. Raises JudgeDown or JudgeFailed if there is none."""
         status = response.status_code
         if status in DOWN_STATUSES or status >= 500:
@@ -152,11 +160,23 @@ class EndpointAsker:
             reason = f"{self._url} answers {status}{advice}"
             raise JudgeDown(reason, retry_after(response.headers), suspect=status >= 500)
         if status != 200:
-            raise JudgeFailed(f"the judge answers {status}: {response.text[:200]}")
+            raise JudgeFailed(f"the judge answers {status}: {body[:200].decode(errors='replace')}")
+        if len(body) > MAX_BODY_BYTES:
+            raise JudgeFailed(f"the judge's answer is larger than {MAX_BODY_BYTES >> 20} MiB")
         try:
-            return response.json()
+            return json.loads(body)
         except (ValueError, RecursionError) as error:  # the latter for deeply nested brackets
             raise JudgeFailed("the judge's answer is not JSON") from error
+
+
+async def read_body(response: httpx.Response) -> bytes:
+    """The body; of one that is larger than `MAX_BODY_BYTES`, its beginning, which is longer than that."""
+    body = bytearray()
+    async for piece in response.aiter_bytes():
+        body += piece[: MAX_BODY_BYTES + 1 - len(body)]
+        if len(body) > MAX_BODY_BYTES:
+            break
+    return bytes(body)
 
 
 def read_answers(body: Any, seconds: float) -> list[JudgeAnswer]:

@@ -1,7 +1,7 @@
 """Scores a response with a teacher that knows the hint: the policy's base weights or another model.
 
 The teacher scores the recorded ids of the response, end of turn included, after the recorded ids of the prompt with the
-hint in the last user message. Recorded ids are never tokenised again.
+hint in the last user message that the client keeps in its history. Recorded ids are never tokenised again.
 """
 
 import math
@@ -14,6 +14,7 @@ from openclaw_rl.judge.errors import JudgeDown
 from openclaw_rl.ledger.packing import common_prefix
 from openclaw_rl.methods.base import ONE_HINT, TeacherRequest
 from openclaw_rl.rendering.chat import ChatError, ChatRenderer, Message, content_text
+from openclaw_rl.rendering.clients import is_passing
 from openclaw_rl.types import Hint, Ids, Likeliest, Numbers, ScoreRequest, StoredTurn
 
 #: The last user message with a hint.
@@ -119,8 +120,8 @@ def hinted_prompt(renderer: ChatRenderer, turn: StoredTurn, hint: str) -> list[i
 
 
 def with_hint(messages: Sequence[Message], hint: str) -> list[Message]:
-    """A conversation with the hint at the end of its last user message."""
-    users = [i for i, message in enumerate(messages) if message["role"] == "user"]
+    """A conversation with the hint at the end of its last user message, context that the client adds aside."""
+    users = [i for i, message in enumerate(messages) if message["role"] == "user" and not is_passing(message)]
     if not users:
         raise NoHintedPrompt("there is no user message for the hint")
     words = content_text(messages[users[-1]].get("content"))

@@ -29,6 +29,11 @@ def named_session(headers: Mapping[str, str], request: ChatRequest, messages: Se
     return next(((name[:MAX_NAME_CHARACTERS], source) for name, source in candidates if name), None)
 
 
+def possible_names(given: str) -> list[str]:
+    """The sessions that a client may mean by a name: the one of this name, and the one without OpenClaw's counter."""
+    return list(dict.fromkeys(name[:MAX_NAME_CHARACTERS] for name in (given, without_counter(given))))
+
+
 def without_counter(name: str | None) -> str:
     return COUNTER.sub("", name or "")
 
