@@ -83,6 +83,11 @@ def adapter(folder: Path) -> PolicyRef:
     return PolicyRef(WeightForm.PEFT, folder)
 
 
+def versions(server: ServerDouble) -> set[str]:
+    """The versions that a server holds; their names begin with something that differs in each run."""
+    return {name.rpartition("-")[2] for name in server.model.slots}
+
+
 async def test_a_session_stays_where_its_prefix_is_and_sessions_are_spread(
     sampler: RemoteSampler, servers: list[ServerDouble]
 ) -> None:
@@ -109,12 +114,49 @@ async def test_a_version_is_on_all_servers_before_it_serves_and_goes_from_all(
     sampler: RemoteSampler, servers: list[ServerDouble], tmp_path: Path
 ) -> None:
     await sampler.publish(1, adapter(tmp_path / "v1"), candidate=True)
-    assert [set(server.model.slots) for server in servers] == [{"v1"}, {"v1"}]
+    assert [versions(server) for server in servers] == [{"v1"}, {"v1"}]
     assert sampler.newest_version == 0
     sampler.promote(1)
     assert [token.token_id for token in await ask(sampler, [1])] == [100, 101]
     sampler.retract(1)
     await until(lambda: not any(server.model.slots for server in servers))
+
+
+async def test_a_retracted_version_is_unloaded_when_its_last_request_ends(
+    sampler: RemoteSampler, servers: list[ServerDouble], tmp_path: Path
+) -> None:
+    await sampler.publish(1, adapter(tmp_path / "v1"))
+    for server in servers:
+        server.model.pause = 0.05
+    running = asyncio.create_task(ask(sampler, [1], tokens=4))
+    await until(lambda: any(server.model.asked for server in servers))
+    sampler.retract(1)
+    await sampler.publish(2, adapter(tmp_path / "v2"))
+    assert [versions(server) for server in servers] == [{"v1", "v2"}] * 2
+    assert len(await running) == 4
+    await until(lambda: [versions(server) for server in servers] == [{"v2"}] * 2)
+
+
+async def test_a_foreign_server_keeps_nothing_of_a_run_that_ended_or_was_killed(
+    servers: list[ServerDouble], tiny_model: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "policies").mkdir()
+    killed, neighbour = (sampler_of(servers, tiny_model, tmp_path / name) for name in ("policies", "elsewhere"))
+    for sampler in (killed, neighbour):
+        await sampler.start()
+    await killed.publish(1, adapter(tmp_path / "policies" / "v1"))
+    await neighbour.publish(1, adapter(tmp_path / "elsewhere" / "v1"))
+    (left,) = {name for name in servers[0].model.slots if name.startswith(killed._prefix)}
+    again = sampler_of(servers, tiny_model, tmp_path / "policies")
+    await again.start()
+    assert all(left not in server.model.slots for server in servers)
+    await again.publish(1, PolicyRef(WeightForm.PEFT, tmp_path / "policies" / "v1"))
+    assert all(len(server.model.slots) == 2 for server in servers)
+    assert all(left not in server.model.slots for server in servers)
+    await again.close()
+    await neighbour.close()
+    assert not any(server.model.slots for server in servers)
+    await killed.close()
 
 
 async def test_a_version_that_one_server_refuses_is_on_none(
@@ -123,7 +165,7 @@ async def test_a_version_that_one_server_refuses_is_on_none(
     servers[1].options.max_lora_rank = 2
     with pytest.raises(EngineUnavailable, match=r"version 1 could not be loaded: .*rank 4 is greater"):
         await sampler.publish(1, adapter(tmp_path / "v1"))
-    assert [set(server.model.slots) for server in servers] == [set(), set()]
+    assert [versions(server) for server in servers] == [set(), set()]
     assert sampler.newest_version == 0
 
 
@@ -148,7 +190,7 @@ async def test_a_server_that_dies_is_left_out_and_taken_back_with_its_versions(
     await sampler.publish(2, adapter(tmp_path / "v2"))
     await servers[0].start()
     await until(lambda: sampler.replicas[0].up)
-    assert set(servers[0].model.slots) == {"v1", "v2"}
+    assert versions(servers[0]) == {"v1", "v2"}
     assert sampler.stats().detail == ""
 
 
@@ -278,7 +320,7 @@ async def test_a_version_that_cannot_be_loaded_displaces_no_other(
     (tmp_path / "v3").mkdir()
     with pytest.raises(EngineUnavailable, match="version 3 could not be loaded"):
         await sampler.publish(3, PolicyRef(WeightForm.PEFT, tmp_path / "v3"))
-    assert [set(server.model.slots) for server in servers] == [{"v1", "v2"}] * 2
+    assert [versions(server) for server in servers] == [{"v1", "v2"}] * 2
     assert len(await ask(sampler, [1], version=1)) == 2
 
 

@@ -65,6 +65,7 @@ def as_sent(answer: dict[str, Any]) -> str:
 
 def create(model: ModelServer, options: argparse.Namespace) -> FastAPI:
     app = new_app(model)
+    folders: dict[str, Path] = {}
 
     @app.exception_handler(Refused)
     async def refuse(_request: Request, error: Refused) -> JSONResponse:
@@ -83,6 +84,12 @@ def create(model: ModelServer, options: argparse.Namespace) -> FastAPI:
     async def model_info() -> dict[str, Any]:
         return {"model_path": str(options.model_path), "served_model_name": options.served_model_name}
 
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        base = options.served_model_name
+        names = [{"id": name, "root": str(folders[name]), "parent": base} for name in model.slots]
+        return {"data": [{"id": base, "root": base, "parent": None}, *names]}
+
     @app.post("/load_lora_adapter")
     async def load(body: dict[str, Any]) -> JSONResponse:
         name, folder = body["lora_name"], Path(body["lora_path"])
@@ -92,6 +99,7 @@ def create(model: ModelServer, options: argparse.Namespace) -> FastAPI:
         if problem is None and json.loads((folder / "adapter_config.json").read_text())["r"] > options.max_lora_rank:
             problem = "LoRA rank is larger than max_lora_rank"
         problem = problem or model.load(name, folder)
+        folders[name] = folder
         return JSONResponse({"success": not problem, "error_message": problem or ""}, 400 if problem else 200)
 
     @app.post("/unload_lora_adapter")

@@ -46,6 +46,7 @@ def logprobs_of(token: SampledToken, k: int) -> dict[str, Any]:
 
 def create(model: ModelServer, options: argparse.Namespace) -> FastAPI:
     app = new_app(model)
+    folders: dict[str, Path] = {}
 
     @app.exception_handler(Refused)
     async def refuse(_request: Request, error: Refused) -> JSONResponse:
@@ -58,7 +59,8 @@ def create(model: ModelServer, options: argparse.Namespace) -> FastAPI:
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
         names = [{"id": options.served_model_name, "parent": None, "max_model_len": options.max_model_len}]
-        return {"data": names + [{"id": name, "parent": options.served_model_name} for name in model.slots]}
+        base = options.served_model_name
+        return {"data": names + [{"id": name, "root": str(folders[name]), "parent": base} for name in model.slots]}
 
     @app.post("/v1/load_lora_adapter")
     async def load(body: dict[str, str]) -> Response:
@@ -72,6 +74,7 @@ def create(model: ModelServer, options: argparse.Namespace) -> FastAPI:
             raise Refused(400, f"LoRA rank {rank} is greater than max_lora_rank {options.max_lora_rank}.")
         if problem := model.load(name, folder):
             raise Refused(400, problem)
+        folders[name] = folder
         return Response("Success: LoRA adapter added")
 
     @app.post("/v1/unload_lora_adapter")

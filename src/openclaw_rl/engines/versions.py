@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Generic, TypeVar
 
 from openclaw_rl.engines.base import EngineUnavailable, VersionGone
@@ -22,9 +22,11 @@ class PolicyVersions(Generic[Weights]):
     * Neither the newest version nor a version in use is evicted. The base model has a place of its own.
     """
 
-    def __init__(self, capacity: int) -> None:
-        """`capacity`: versions held at the same time, beside the base model."""
+    def __init__(self, capacity: int, on_drop: Callable[[Weights], None] | None = None) -> None:
+        """`capacity`: versions held at the same time, beside the base model. `on_drop` gets what a retracted version
+        needed, once no request uses it."""
         self.capacity = capacity
+        self._on_drop = on_drop
         self.latest = BASE_VERSION
         """The highest version that was ever held."""
         self._held: dict[int, Weights] = {}
@@ -83,8 +85,10 @@ class PolicyVersions(Generic[Weights]):
         self._drop_if_retracted(version)
 
     def _drop_if_retracted(self, version: int) -> None:
-        if version in self._retracted and not self._uses[version]:
-            self._held.pop(version, None)
+        if version in self._retracted and not self._uses[version] and version in self._held:
+            weights = self._held.pop(version)
+            if self._on_drop is not None:
+                self._on_drop(weights)
         self._released.set()
 
     def evict(self) -> dict[int, Weights] | None:

@@ -1,4 +1,4 @@
-"""Finds out at the start whether a server gives raw log-probs and can read the learner's policies."""
+"""Finds out at the start whether a server gives raw log-probs and can read the learner's policies, and tidies it."""
 
 import json
 import shutil
@@ -10,7 +10,7 @@ from safetensors.numpy import save_file
 
 from openclaw_rl.engines.base import EngineUnavailable
 from openclaw_rl.engines.remote.dialect import Dialect
-from openclaw_rl.engines.remote.http import RequestRefused
+from openclaw_rl.engines.remote.http import RequestRefused, readable_answers
 from openclaw_rl.engines.remote.replica import Replica
 from openclaw_rl.types import SampleRequest, SamplingParams, ScoreRequest
 
@@ -18,7 +18,8 @@ from openclaw_rl.types import SampleRequest, SamplingParams, ScoreRequest
 TEMPERATURE = 0.3
 MAX_LOGPROB_ERROR = 0.05
 PROMPT = [1, 2, 3, 4]
-PROBE = "openclaw-rl-probe"
+#: Where vLLM and SGLang list the base model and the loaded adapters with their folders.
+MODELS = "/v1/models"
 
 
 async def check_raw(dialect: Dialect, replica: Replica) -> None:
@@ -37,14 +38,22 @@ async def check_raw(dialect: Dialect, replica: Replica) -> None:
         )
 
 
-async def check_adapters(dialect: Dialect, replica: Replica, model: Path, policies: Path, rank: int) -> None:
+async def unload_leftovers(dialect: Dialect, replica: Replica, policies: Path) -> None:
+    """Unload the policies that this run left on the server when it was killed. Nobody else writes into its folder."""
+    with readable_answers(replica.server.url):
+        for model in (await replica.server.get(MODELS))["data"]:
+            if model.get("parent") and Path(model.get("root") or "/").is_relative_to(policies):
+                await dialect.unload(replica.server, model["id"])
+
+
+async def check_adapters(dialect: Dialect, replica: Replica, name: str, model: Path, policies: Path, rank: int) -> None:
     """Raise EngineUnavailable unless the server can load an adapter of this rank from the folder of policies."""
     policies.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=".probe-", dir=policies))
     try:
         write_zero_adapter(model, folder, rank)
-        await dialect.load(replica.server, PROBE, folder.resolve())
-        await dialect.unload(replica.server, PROBE)
+        await dialect.load(replica.server, name, folder.resolve())
+        await dialect.unload(replica.server, name)
     except RequestRefused as error:
         raise EngineUnavailable(
             f"{replica.server.url} cannot load adapters of rank {rank} from {policies}, where the learner writes them: "

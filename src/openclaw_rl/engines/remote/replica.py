@@ -30,6 +30,8 @@ START_SECONDS = 1800.0
 MAX_FAILED_STARTS = 3
 #: The longest pause before a dead server of our own is started again.
 MAX_PAUSE_SECONDS = 60.0
+#: The longest time that a foreign server gets to unload our versions when we end.
+UNLOAD_SECONDS = 5.0
 #: The status with which a server answers for a model name that it has not loaded.
 NOT_FOUND = 404
 DIED = "The inference server stopped while it was working on this request. Please send it again."
@@ -43,6 +45,7 @@ class Replica:
     * A server of our own that dies is started again; a foreign one is waited for. Either way its versions are loaded
       again before it is up; one that cannot be loaded is given up.
     * When it dies, requests in `working` fail at once.
+    * A foreign server holds no version of ours any more after `close`.
     """
 
     def __init__(
@@ -97,6 +100,11 @@ class Replica:
             await self.process.stop()
             if self.traits is not None:
                 self.process.remove_log()
+        else:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(UNLOAD_SECONDS):
+                    for name in list(self._loaded):
+                        await self.unload(name)
         await self.server.close()
 
     async def wait_until_up(self) -> None:

@@ -1,6 +1,7 @@
 """The sampler whose tokens come from servers of another project."""
 
 import asyncio
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -14,7 +15,7 @@ from openclaw_rl.engines.capabilities import SamplerCapabilities
 from openclaw_rl.engines.policy_ref import PolicyRef, WeightForm
 from openclaw_rl.engines.remote.dialect import Dialect, ServerTraits
 from openclaw_rl.engines.remote.http import InferenceServer, RequestRefused, readable_answers
-from openclaw_rl.engines.remote.probes import check_adapters, check_raw
+from openclaw_rl.engines.remote.probes import check_adapters, check_raw, unload_leftovers
 from openclaw_rl.engines.remote.process import ServerProcess
 from openclaw_rl.engines.remote.replica import Replica
 from openclaw_rl.engines.remote.routing import Router
@@ -67,7 +68,10 @@ class RemoteSampler:
         self, dialect: Dialect, servers: Sequence[tuple[InferenceServer, ServerProcess | None]], options: RemoteOptions
     ) -> None:
         self.dialect, self.options = dialect, options
-        self._versions = PolicyVersions[Adapter](options.policies)
+        self._versions = PolicyVersions[Adapter](options.policies, self._unload_soon)
+        # Servers key their cached prefixes by an adapter's name, so a name must never stand for two policies, also not
+        # after this program was started again.
+        self._prefix = f"openclaw-{secrets.token_hex(4)}"
         self.replicas = [Replica(dialect, server, process, self._folders, self._give_up) for server, process in servers]
         self._router = Router(self.replicas)
         self._admission = Admission(options.max_sequences, options.max_queue)
@@ -139,9 +143,15 @@ class RemoteSampler:
         for replica in self.replicas:
             with readable_answers(replica.server.url):
                 await check_raw(self.dialect, replica)
+            await unload_leftovers(self.dialect, replica, self.options.policies_folder)
             if self.options.learns:
                 await check_adapters(
-                    self.dialect, replica, self.options.model, self.options.policies_folder, self.options.lora_rank
+                    self.dialect,
+                    replica,
+                    f"{self._prefix}-probe",
+                    self.options.model,
+                    self.options.policies_folder,
+                    self.options.lora_rank,
                 )
 
     async def close(self) -> None:
@@ -178,7 +188,7 @@ class RemoteSampler:
         self.capabilities.check_loads(policy)
         async with self._versions.publishing(version):
             evicted = await self._versions.make_room()
-            adapter = Adapter(f"v{version}", policy.folder)
+            adapter = Adapter(f"{self._prefix}-v{version}", policy.folder)
             try:
                 await self._load(adapter, policy.folder)
             except EngineError as error:
@@ -193,12 +203,7 @@ class RemoteSampler:
         self._versions.promote(version)
 
     def retract(self, version: int) -> None:
-        adapter = self._versions.held.get(version)
         self._versions.retract(version)
-        if adapter is not None:
-            unloading = asyncio.create_task(self._unload(adapter))
-            self._background.add(unloading)
-            unloading.add_done_callback(self._background.discard)
 
     def cancel(self, id: int, index: int | None = None) -> None:
         """Stop a request or one of its completions."""
@@ -263,6 +268,11 @@ class RemoteSampler:
         # One may come up meanwhile.
         while missing := [replica for replica in self.replicas if replica.up and not replica.holds(adapter.name)]:
             await gather_or_cancel([replica.load(adapter.name, folder) for replica in missing])
+
+    def _unload_soon(self, adapter: Adapter) -> None:
+        unloading = asyncio.create_task(self._unload(adapter))
+        self._background.add(unloading)
+        unloading.add_done_callback(self._background.discard)
 
     async def _unload(self, adapter: Adapter) -> None:
         await gather_or_cancel([replica.unload(adapter.name) for replica in self.replicas if replica.up])
