@@ -1,0 +1,1 @@
+"""The built-in tasks: a calculator, a directory of people, a calendar and a unit converter."""

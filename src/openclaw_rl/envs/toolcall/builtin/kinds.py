@@ -1,0 +1,248 @@
+"""What the built-in tasks ask. A draft is one question; its answer is computed by the tools themselves.
+
+Each kind draws drafts with one call and drafts with two calls, of which the second needs the result of the first.
+"""
+
+import datetime
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from random import Random
+
+from openclaw_rl.envs.toolcall.builtin.tools import FUNCTIONS, OPERATIONS, UNITS, Value, World
+from openclaw_rl.envs.toolcall.calls import ExpectedCall
+
+FIRST_NAMES = (
+    "Ada",
+    "Carl",
+    "Dina",
+    "Egon",
+    "Fay",
+    "Hana",
+    "Ivo",
+    "Jana",
+    "Kai",
+    "Lena",
+    "Mara",
+    "Nils",
+    "Olga",
+    "Paul",
+)
+LAST_NAMES = (
+    "Adler",
+    "Brandt",
+    "Cole",
+    "Diaz",
+    "Evans",
+    "Frost",
+    "Gray",
+    "Holt",
+    "Ito",
+    "Jensen",
+    "Klein",
+    "Lund",
+    "Moss",
+)
+CITIES = ("Bergen", "Cairo", "Delhi", "Lima", "Lyon", "Osaka", "Porto", "Quito", "Turin", "Vienna")
+TEAMS = ("design", "finance", "legal", "research", "sales", "security", "support", "training")
+EVENT_NAMES = (
+    "audit",
+    "concert",
+    "dinner",
+    "exam",
+    "launch",
+    "lecture",
+    "match",
+    "meeting",
+    "party",
+    "picnic",
+    "review",
+)
+OWNERS = ("board", "budget", "chess", "choir", "garden", "music", "school", "science", "spring", "summer", "tennis")
+PEOPLE_IN_DIRECTORY, EVENTS_IN_CALENDAR = 6, 5
+FIRST_DAY, DAYS = datetime.date(2026, 1, 1), 6 * 365
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A question, the calls that lead to its answer, and what the tools look things up in."""
+
+    question: str
+    calls: Sequence[ExpectedCall]
+    world: World = field(default_factory=dict)
+
+    @property
+    def answer(self) -> Value:
+        """The result of the last call."""
+        return run(self.world, self.calls[-1])
+
+
+@dataclass(frozen=True)
+class TaskKind:
+    """A kind of task: its tools, and how drafts with one and with two calls are drawn."""
+
+    tools: Sequence[str]
+    one_call: Callable[[Random], Draft]
+    two_calls: Callable[[Random], Draft]
+
+
+def run(world: World, call: ExpectedCall) -> Value:
+    return FUNCTIONS[call.name](world, **call.arguments)
+
+
+# Calculator
+
+ASKING = {
+    "add": ("What is {a} plus {b}?", "Add {a} and {b}.", "What is the sum of {a} and {b}?"),
+    "subtract": ("What is {a} minus {b}?", "How much is {a} less {b}?", "What is the difference {a} - {b}?"),
+    "multiply": ("What is {a} times {b}?", "Multiply {a} by {b}.", "What is the product of {a} and {b}?"),
+    "divide": ("What is {a} divided by {b}?", "Divide {a} by {b}.", "How often does {b} fit into {a}?"),
+}
+THEN = {
+    "add": "add {c} to the result",
+    "subtract": "subtract {c} from the result",
+    "multiply": "multiply the result by {c}",
+}
+
+
+def _arithmetic(random: Random) -> tuple[str, ExpectedCall]:
+    operation = random.choice(OPERATIONS)
+    a, b = random.randint(2, 999), random.randint(2, 99)
+    if operation == "divide":
+        a *= b  # so that the result is whole
+    question = random.choice(ASKING[operation]).format(a=a, b=b)
+    return question, ExpectedCall("calculate", {"operation": operation, "a": a, "b": b})
+
+
+def one_calculation(random: Random) -> Draft:
+    question, call = _arithmetic(random)
+    return Draft(question, [call])
+
+
+def two_calculations(random: Random) -> Draft:
+    question, first = _arithmetic(random)
+    operation = random.choice(list(THEN))
+    c = random.randint(2, 99)
+    second = ExpectedCall("calculate", {"operation": operation, "a": run({}, first), "b": c})
+    return Draft(f"{question} Then {THEN[operation].format(c=c)}.", [first, second])
+
+
+# Look-up
+
+ASKING_FOR = {
+    "extension": ("What is the extension of {name}?", "Find the extension of {name}."),
+    "city": ("In which city is {name}?", "Find the city of {name}."),
+    "team": ("In which team is {name}?", "Find the team of {name}."),
+    "manager": ("Who is the manager of {name}?", "Find the manager of {name}."),
+}
+
+
+def _directory(random: Random) -> dict[str, dict[str, Value]]:
+    names = [f"{first} {random.choice(LAST_NAMES)}" for first in random.sample(FIRST_NAMES, PEOPLE_IN_DIRECTORY)]
+    return {
+        name: {
+            "extension": random.randint(1000, 9999),
+            "city": random.choice(CITIES),
+            "team": random.choice(TEAMS),
+            "manager": random.choice([other for other in names if other != name]),
+        }
+        for name in names
+    }
+
+
+def one_look_up(random: Random) -> Draft:
+    people = _directory(random)
+    name, wanted = random.choice(list(people)), random.choice(list(ASKING_FOR))
+    question = random.choice(ASKING_FOR[wanted]).format(name=name)
+    return Draft(question, [ExpectedCall("look_up", {"name": name, "field": wanted})], {"people": people})
+
+
+def two_look_ups(random: Random) -> Draft:
+    people = _directory(random)
+    name, wanted = random.choice(list(people)), random.choice(list(ASKING_FOR))
+    manager = people[name]["manager"]
+    question = random.choice(ASKING_FOR[wanted]).format(name=f"the manager of {name}")
+    calls = [
+        ExpectedCall("look_up", {"name": name, "field": "manager"}),
+        ExpectedCall("look_up", {"name": manager, "field": wanted}),
+    ]
+    return Draft(question, calls, {"people": people})
+
+
+# Calendar
+
+
+def _day(random: Random) -> str:
+    return (FIRST_DAY + datetime.timedelta(days=random.randrange(DAYS))).isoformat()
+
+
+def _events(random: Random) -> dict[str, str]:
+    titles = {f"{random.choice(OWNERS)} {name}" for name in random.sample(EVENT_NAMES, EVENTS_IN_CALENDAR)}
+    return {title: _day(random) for title in sorted(titles)}
+
+
+def one_date(random: Random) -> Draft:
+    events, date, days = _events(random), _day(random), random.randint(2, 90)
+    title = random.choice(list(events))
+    question, call = random.choice(
+        [
+            (f"Which day of the week is {date}?", ExpectedCall("weekday", {"date": date})),
+            (f"Which date is {days} days after {date}?", ExpectedCall("add_days", {"date": date, "days": days})),
+            (f"On which date is the {title}?", ExpectedCall("find_event", {"title": title})),
+        ]
+    )
+    return Draft(question, [call], {"events": events})
+
+
+def two_dates(random: Random) -> Draft:
+    events, date, days = _events(random), _day(random), random.randint(2, 90)
+    title = random.choice(list(events))
+    find = ExpectedCall("find_event", {"title": title})
+    later = ExpectedCall("add_days", {"date": date, "days": days})
+    shifted = str(FUNCTIONS["add_days"]({}, date, days))
+    question, calls = random.choice(
+        [
+            (f"On which day of the week is the {title}?", [find, ExpectedCall("weekday", {"date": events[title]})]),
+            (
+                f"Which date is {days} days after the {title}?",
+                [find, ExpectedCall("add_days", {"date": events[title], "days": days})],
+            ),
+            (
+                f"Which day of the week is {days} days after {date}?",
+                [later, ExpectedCall("weekday", {"date": shifted})],
+            ),
+        ]
+    )
+    return Draft(question, calls, {"events": events})
+
+
+# Units
+
+
+def _conversion(random: Random) -> tuple[int, str, str]:
+    """A value, its unit and another unit of the same dimension."""
+    unit = random.choice(list(UNITS))
+    others = [name for name, (dimension, _) in UNITS.items() if dimension == UNITS[unit][0] and name != unit]
+    return random.randint(2, 500), unit, random.choice(others)
+
+
+def one_conversion(random: Random) -> Draft:
+    value, unit, wanted = _conversion(random)
+    wording = random.choice(("Convert {0} {1} to {2}.", "What is {0} {1} in {2}?", "Express {0} {1} in {2}."))
+    call = ExpectedCall("convert", {"value": value, "from_unit": unit, "to_unit": wanted})
+    return Draft(wording.format(value, unit, wanted), [call])
+
+
+def conversion_and_product(random: Random) -> Draft:
+    value, unit, wanted = _conversion(random)
+    count = random.randint(2, 20)
+    first = ExpectedCall("convert", {"value": value, "from_unit": unit, "to_unit": wanted})
+    second = ExpectedCall("calculate", {"operation": "multiply", "a": run({}, first), "b": count})
+    return Draft(f"Convert {value} {unit} to {wanted}. Then multiply the result by {count}.", [first, second])
+
+
+KINDS: Mapping[str, TaskKind] = {
+    "calculator": TaskKind(["calculate"], one_calculation, two_calculations),
+    "lookup": TaskKind(["look_up"], one_look_up, two_look_ups),
+    "calendar": TaskKind(["find_event", "weekday", "add_days"], one_date, two_dates),
+    "units": TaskKind(["convert"], one_conversion, conversion_and_product),
+}

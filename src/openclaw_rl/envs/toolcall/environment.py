@@ -1,0 +1,128 @@
+"""The environment `toolcall`: generated tasks whose answers are known, without end."""
+
+import hashlib
+import json
+from collections.abc import Collection, Iterator, Sequence
+from itertools import count
+from random import Random
+from typing import Any
+
+from openclaw_rl.config.options import ConfigError
+from openclaw_rl.envs.base import Message, Task
+from openclaw_rl.envs.toolcall.builtin.kinds import KINDS, Draft, run
+from openclaw_rl.envs.toolcall.builtin.tools import TOOLS, BuiltinToolbox, normalise
+from openclaw_rl.envs.toolcall.calls import ExpectedCall
+from openclaw_rl.envs.toolcall.episode import ToolEpisode
+from openclaw_rl.envs.toolcall.scoring import Goal
+
+#: Level → what it asks for.
+LEVELS = {
+    1: "one call; the attempt ends with it",
+    2: "one call, then the answer",
+    3: "one call, then the answer, with the tools of all kinds on offer",
+    4: "two calls, the second with the result of the first, then the answer, with the tools of all kinds on offer",
+}
+SPLITS = ("train", "held-out")
+#: Of so many questions one is held out, and one more is used for examples only.
+SPLIT_ONE_IN = 5
+CALL_ONLY = "Answer the user's question with one tool call."
+THEN_ANSWER = (
+    "Use the tools to answer the user's question. When you know it, write: Answer: followed by the answer only."
+)
+
+
+class ToolCallEnvironment:
+    """Calculator, look-up, calendar and unit tasks.
+
+    - The same split and seed give the same tasks.
+    - A question belongs to one split for all seeds and levels, by a digest of the first call that it needs. So the
+      splits share no question, however it is worded, and neither split shares one with the examples.
+    - `open` needs only the task: its data holds the question, the examples and all that the tools look up.
+    """
+
+    def __init__(
+        self,
+        kinds: str | Sequence[str] = tuple(KINDS),
+        levels: int | Sequence[int] = (1,),
+        examples: int = 2,
+    ) -> None:
+        self._kinds = several("kind", kinds, KINDS)
+        self._levels = several("level", levels, LEVELS)
+        if not isinstance(examples, int) or examples < 0:
+            raise ConfigError(f"The number of examples of toolcall is 0 or more, not {examples}.")
+        self._examples = examples
+
+    def tasks(self, split: str, seed: int) -> Iterator[Task]:
+        if split not in SPLITS:
+            raise ConfigError(f"toolcall has no split {split}; the splits are {' and '.join(SPLITS)}.")
+        return (self._task(split, Random(f"toolcall {split} {seed} {index}")) for index in count())
+
+    def open(self, task: Task) -> ToolEpisode:
+        data = task.data
+        goal = Goal([ExpectedCall(**call) for call in data["calls"]], data["answer"], normalise)
+        return ToolEpisode(BuiltinToolbox(data["tools"], data["world"]), data["messages"], goal)
+
+    def _task(self, split: str, random: Random) -> Task:
+        kind, level = random.choice(self._kinds), random.choice(self._levels)
+        draft = draw(kind, level, split, random)
+        messages: list[Message] = [{"role": "system", "content": CALL_ONLY if level == 1 else THEN_ANSWER}]
+        for index in range(self._examples):
+            messages += example(draw(kind, level, "examples", random), level, index)
+        data: dict[str, Any] = {
+            "kind": kind,
+            "level": level,
+            "messages": [*messages, {"role": "user", "content": draft.question}],
+            "tools": list(TOOLS) if level >= 3 else list(KINDS[kind].tools),
+            "calls": [{"name": call.name, "arguments": dict(call.arguments)} for call in draft.calls],
+            "answer": None if level == 1 else draft.answer,
+            "world": draft.world,
+        }
+        asked = digest([draft.question, data["calls"], draft.answer])
+        return Task(f"toolcall/{split}/{kind}-{level}-{asked:016x}", data)
+
+
+def several(name: str, given: Any, known: Collection[Any]) -> tuple[Any, ...]:
+    """One or several of the known values, as given in an option. Raises ConfigError."""
+    if isinstance(given, str):
+        given = given.split(",")
+    values = tuple(given) if isinstance(given, Sequence) else (given,)
+    if wrong := [value for value in values if value not in known]:
+        raise ConfigError(f"toolcall has no {name} {wrong[0]}; there are {', '.join(map(str, known))}.")
+    if not values:
+        raise ConfigError(f"toolcall needs at least one {name}.")
+    return values
+
+
+def draw(kind: str, level: int, split: str, random: Random) -> Draft:
+    """A question of a kind that belongs to a split."""
+    maker = KINDS[kind].two_calls if level == 4 else KINDS[kind].one_call
+    while split_of(draft := maker(random)) != split:
+        pass
+    return draft
+
+
+def split_of(draft: Draft) -> str:
+    """The split of a question. It depends on the first call alone, which the question determines."""
+    first = draft.calls[0]
+    number = digest([first.name, dict(normalise(first.name, first.arguments))])
+    return {0: "held-out", 1: "examples"}.get(number % SPLIT_ONE_IN, "train")
+
+
+def digest(content: Any) -> int:
+    """A number for a JSON value: equal for equal values, on every machine."""
+    text = json.dumps(content, sort_keys=True)
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
+
+
+def example(draft: Draft, level: int, index: int) -> list[Message]:
+    """A question and how it is answered, as messages."""
+    messages: list[Message] = [{"role": "user", "content": draft.question}]
+    for number, call in enumerate(draft.calls):
+        id_ = f"example{index}{number}"
+        function = {"name": call.name, "arguments": json.dumps(call.arguments, ensure_ascii=False)}
+        messages.append(
+            {"role": "assistant", "content": "", "tool_calls": [{"id": id_, "type": "function", "function": function}]}
+        )
+        if level > 1:
+            messages.append({"role": "tool", "tool_call_id": id_, "content": str(run(draft.world, call))})
+    return messages if level == 1 else [*messages, {"role": "assistant", "content": f"Answer: {draft.answer}"}]
