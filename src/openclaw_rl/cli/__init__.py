@@ -19,6 +19,7 @@ from openclaw_rl.cli import (
     rejudge,
     report,
     rollback,
+    rollout,
     serve,
     sessions,
     status,
@@ -29,7 +30,7 @@ from openclaw_rl.terminal import printable
 
 #: In the order that --help lists them.
 COMMANDS = (
-    *(serve, demo, eval, chat, status, sessions, export, import_, rejudge),
+    *(serve, demo, eval, rollout, chat, status, sessions, export, import_, rejudge),
     *(checkpoints, rollback, merge, report, forget),
 )
 #: Exit status for an error that the user can fix, as in argparse.

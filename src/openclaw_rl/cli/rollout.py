@@ -1,0 +1,105 @@
+"""`openclaw-rl rollout`: run episodes of an environment, which reward whole runs of an agent."""
+
+import argparse
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from openclaw_rl.app.config import Config
+from openclaw_rl.cli.parser import RUN_OPTIONS, add_command, load_options, positive, user_key
+from openclaw_rl.config.options import ConfigError, add_flags, problem, read
+from openclaw_rl.envs.options import FIELDS, DriverOptions
+from openclaw_rl.evals.flags import MODEL_OPTIONS
+
+if TYPE_CHECKING:
+    from openclaw_rl.envs.rollout import Target
+
+DOC = "run episodes of an environment, and let the server learn from their rewards"
+#: Options of the server that only count if this command starts it.
+OF_OWN_SERVER = ("method", "model_name", "device")
+
+
+def add(commands: Any) -> None:
+    parser = add_command(commands, "rollout", DOC, run, (*RUN_OPTIONS, *MODEL_OPTIONS, "method", "api_key"))
+    add_flags(parser, FIELDS)
+    parser.add_argument(
+        "--env-arg",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="an argument of the environment, as JSON or as text; may be given several times",
+    )
+    parser.add_argument("--url", default="", help="a running server (default: the one in --run-dir, or start one)")
+    parser.add_argument("--own-server", action="store_true", help="start a server, even if one runs in --run-dir")
+    parser.add_argument(
+        "--measure", type=positive, default=0, metavar="N", help="also attempt N held-out tasks, before and after"
+    )
+    parser.add_argument("--json", type=Path, metavar="OUT.jsonl", help="also append a line with all numbers to a file")
+    parser.add_argument("server", nargs="*", metavar="-- OPTIONS", help="further options for a server that it starts")
+
+
+def run(options: argparse.Namespace) -> int:
+    from openclaw_rl.envs.registry import make_environment
+    from openclaw_rl.envs.rollout import rollout
+
+    config = load_options(options).config
+    driver = driver_options(options)
+    settings = dict(map(setting, options.env_arg))
+    if driver.tools_config:
+        settings["tools_config"] = driver.tools_config
+    # First, because it fails at once if something is wrong with it.
+    environment = make_environment(driver.env, settings)
+    return rollout(environment, driver, target(config, options), config.run.seed, options.measure, options.json)
+
+
+def setting(given: str) -> tuple[str, Any]:
+    """NAME=VALUE; a value that is not JSON is text. Raises ConfigError."""
+    name, sign, text = given.partition("=")
+    if not sign or not name:
+        raise ConfigError(f"--env-arg {given} is not NAME=VALUE.")
+    try:
+        return name.replace("-", "_"), json.loads(text)
+    except ValueError:
+        return name.replace("-", "_"), text
+
+
+def driver_options(options: argparse.Namespace) -> DriverOptions:
+    """The driver's own options, from flags and the environment. Raises ConfigError."""
+    flags = {name: value for name, value in vars(options).items() if name in FIELDS}
+    values, origins = read(FIELDS, flags, os.environ, {}, None)
+    try:
+        return DriverOptions(**values)
+    except ValidationError as error:
+        raise problem(error, FIELDS, origins) from None
+
+
+def target(config: Config, options: argparse.Namespace) -> "Target":
+    """The server that answers. Raises ConfigError."""
+    from openclaw_rl.app.machine import machine_of
+    from openclaw_rl.envs.rollout import SERVER_FLAGS, Target, free_folder
+    from openclaw_rl.ledger.lock import server_url
+
+    if options.url and options.own_server:
+        raise ConfigError("--url and --own-server exclude each other.")
+    url = options.url or ("" if options.own_server else server_url(config.run.folder) or "")
+    if url:
+        if useless := [name for name in OF_OWN_SERVER if name in vars(options)] + options.server:
+            raise ConfigError(
+                f"{useless[0]} is for a server that this command starts, but {url} is used: stop that server, or add "
+                "--own-server."
+            )
+        return Target(url, user_key(config), facts={"url": url})
+    # Rewards are what an environment gives: `rl` learns from them alone.
+    method = config.method.method if "method" in config.given() else "rl"
+    machine = machine_of(config)
+    machine.fetch_model()
+    named = ("--model-name", machine.model_name) if machine.model_name else ()
+    fixed = ("--method", method, "--seed", str(machine.seed))
+    return Target(
+        run_dir=config.run.folder if "run_dir" in config.given() else free_folder(),
+        flags=(*machine.flags, *SERVER_FLAGS, *fixed, *named, *options.server),
+        facts={"method": method, "model": machine.policy_name, "server": options.server},
+    )

@@ -1,0 +1,137 @@
+"""One attempt at a task: from the first messages of the environment to the outcome."""
+
+import asyncio
+import contextlib
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from openclaw_rl.envs.base import EnvFailed, Episode, Message, Outcome, Step, Task
+from openclaw_rl.envs.checks import checked_messages, checked_outcome, checked_step, checked_tools
+from openclaw_rl.envs.connection import AnswerFailed, EpisodeAnswer, EpisodeTooLong, PolicyServer, Sampling
+from openclaw_rl.envs.host import CLOSE_SECONDS, EnvironmentHost
+
+
+class AttemptFailed(Exception):
+    """The attempt does not count, neither as success nor as failure of the policy. The message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeLimits:
+    """What an attempt may take, and how answers are drawn."""
+
+    max_turns: int
+    turn_seconds: float
+    episode_seconds: float
+    sampling: Sampling
+    evaluates: bool = False
+
+
+@dataclass(slots=True)
+class AttemptRecord:
+    """What happened in an attempt."""
+
+    answers: list[EpisodeAnswer] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
+    outcome: Outcome | None = None
+    seconds: float = 0.0
+
+    def reward_body(self) -> dict[str, Any]:
+        """The reward as the server takes it: the outcome, and the steps that have a reward or a hint of their own."""
+        assert self.outcome is not None
+        body: dict[str, Any] = {"reward": self.outcome.reward, "solved": self.outcome.solved}
+        if self.outcome.hint:
+            body["text"] = self.outcome.hint
+        if steps := [
+            step_body(answer.id, step)
+            for answer, step in zip(self.answers, self.steps, strict=True)
+            if step.reward is not None or step.hint
+        ]:
+            body["steps"] = steps
+        return body
+
+
+def step_body(answer: str, step: Step) -> dict[str, Any]:
+    body: dict[str, Any] = {"id": answer}
+    if step.reward is not None:
+        body["reward"] = float(step.reward)
+    if step.hint:
+        body["text"] = step.hint
+    return body
+
+
+class Attempt:
+    """Runs one attempt in a session of its own.
+
+    - The assistant's messages are sent back as they were received, so the server recognises its own tokens.
+    - Everything that the environment or the server does wrong raises AttemptFailed.
+    - The episode is closed, whatever happened.
+    """
+
+    def __init__(self, host: EnvironmentHost, server: PolicyServer, limits: EpisodeLimits) -> None:
+        self.host, self.server, self.limits = host, server, limits
+
+    async def run(self, task: Task, session: str, seed: str) -> AttemptRecord:
+        """`seed` decides how answers are drawn, together with the policy. Raises AttemptFailed and UserError."""
+        began = time.monotonic()
+        record = AttemptRecord()
+        limit = asyncio.timeout(self.limits.episode_seconds)
+        try:
+            async with limit:
+                episode = await self._call("open", lambda: self.host.environment.open(task))
+                try:
+                    await self._play(episode, record, session, random.Random(seed))
+                finally:
+                    await self._close(episode)
+        except (EnvFailed, AnswerFailed) as error:
+            raise AttemptFailed(str(error)) from error
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise AttemptFailed(f"the episode took longer than {self.limits.episode_seconds:g} seconds") from None
+        record.seconds = time.monotonic() - began
+        return record
+
+    async def _play(self, episode: Episode, record: AttemptRecord, session: str, draws: random.Random) -> None:
+        tools = checked_tools(await self._call("tools", lambda: episode.tools))
+        messages = checked_messages("start", await self._call("start", episode.start))
+        while len(record.answers) < self.limits.max_turns:
+            try:
+                answer = await self._answer(session, messages, tools, draws)
+            except EpisodeTooLong:
+                # Before the first answer, nothing that the policy wrote can be the reason.
+                if not record.answers:
+                    raise
+                break
+            step = checked_step(await self._call("step", partial(episode.step, answer.message)))
+            record.answers.append(answer)
+            record.steps.append(step)
+            if step.done:
+                break
+            messages += [answer.message, *step.messages]
+        record.outcome = checked_outcome(await self._call("outcome", episode.outcome))
+
+    async def _answer(
+        self, session: str, messages: list[Message], tools: list[Any], draws: random.Random
+    ) -> EpisodeAnswer:
+        limits = self.limits
+        return await self.server.answer(
+            session,
+            messages,
+            tools,
+            limits.sampling,
+            seed=draws.getrandbits(31),
+            evaluates=limits.evaluates,
+            seconds=limits.turn_seconds,
+        )
+
+    async def _call(self, what: str, function: Callable[[], Any]) -> Any:
+        return await self.host.call(what, function, self.limits.turn_seconds)
+
+    async def _close(self, episode: Episode) -> None:
+        # The outcome is known, or the attempt has failed already: nothing depends on this any more.
+        with contextlib.suppress(EnvFailed):
+            await self.host.call("close", episode.close, min(CLOSE_SECONDS, self.limits.turn_seconds))

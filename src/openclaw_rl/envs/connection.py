@@ -1,0 +1,198 @@
+"""The server as the driver uses it: answers, rewards, and how long its queue is."""
+
+import asyncio
+import json
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+from urllib.parse import quote
+
+import httpx
+
+from openclaw_rl.client import GIVE_KEY, ServerGone, key_header, read_error
+from openclaw_rl.envs.base import Message, Tool
+from openclaw_rl.errors import UserError
+from openclaw_rl.evals.chat import BUSY_STATUSES, TOO_LONG, pause
+
+#: How long a server may be away, for example to restart, before the rollout ends.
+MAX_AWAY_SECONDS = 120.0
+#: How long a server may take to answer anything but a chat request.
+ANSWER_SECONDS = 60.0
+FINGERPRINT = re.compile(r"policy-(\d+)\Z")
+
+
+class AnswerFailed(Exception):
+    """The server gave no usable answer. The attempt fails; this says nothing about the policy."""
+
+
+class EpisodeTooLong(AnswerFailed):
+    """The episode no longer fits the model's context."""
+
+
+class RewardRefused(Exception):
+    """The server does not record this reward; the message is its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeAnswer:
+    """One answer of the policy."""
+
+    id: str
+    message: Message
+    """As it was received."""
+    version: int | None
+    """The policy version that answered, if the server says it."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueState:
+    """How far the server is behind what it was given."""
+
+    version: int = 0
+    waiting: int = 0
+    """Turns that wait to be judged or trained on."""
+    needed: int = 0
+    """Turns in a training step; 0 if the server does not train."""
+    training: bool = False
+    """Whether a training step is running."""
+
+    @property
+    def batches(self) -> float:
+        """How many training steps the waiting turns make."""
+        return self.waiting / self.needed if self.needed else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How answers are drawn."""
+
+    max_tokens: int
+    temperature: float | None = None
+
+
+class PolicyServer:
+    """An ordinary client of the server's API.
+
+    - While the server is busy (429, 503) or away, requests wait: as long as it asks for, then try again.
+    - After MAX_AWAY_SECONDS without any sign of it, ServerGone is raised.
+    - A chat request is sent once: if the connection breaks after that, the answer may be recorded already.
+    - A reward is sent until it is answered: the server counts equal rewards once.
+    """
+
+    def __init__(self, url: str, key: str = "", *, local: bool = False) -> None:
+        self.url = url.rstrip("/").removesuffix("/v1")
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+        headers = {"Content-Type": "application/json", **key_header(key)}
+        # Without TLS there is nothing to verify, and reading the certificates takes a while.
+        verify = self.url.startswith("https")
+        self._http = httpx.AsyncClient(
+            base_url=self.url, headers=headers, limits=limits, timeout=None, trust_env=not local, verify=verify
+        )
+        self._seen = time.monotonic()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._http.aclose()
+
+    async def answer(
+        self,
+        session: str,
+        messages: Sequence[Message],
+        tools: Sequence[Tool],
+        sampling: Sampling,
+        *,
+        seed: int,
+        evaluates: bool,
+        seconds: float,
+    ) -> EpisodeAnswer:
+        """The policy's answer. Raises AnswerFailed, and UserError for what a user has to fix."""
+        body: dict[str, Any] = {"messages": messages, "max_tokens": sampling.max_tokens, "seed": seed}
+        if tools:
+            body["tools"] = tools
+        if sampling.temperature is not None:
+            body["temperature"] = sampling.temperature
+        headers = {"X-Session-Id": session, "X-Episode": "eval" if evaluates else "1"}
+        response = await self._post("/v1/chat/completions", body, headers, seconds)
+        if response.status_code != httpx.codes.OK:
+            message, code = read_error(response)
+            failure = EpisodeTooLong if code == TOO_LONG else AnswerFailed
+            raise failure(f"the server answers {response.status_code}: {message}")
+        return read_answer(response)
+
+    async def reward(self, session: str, body: Mapping[str, Any]) -> None:
+        """Reward a session, or say that it failed. Raises RewardRefused."""
+        path = f"/v1/sessions/{quote(session, safe='')}/reward"
+        for attempt in range(1_000_000):
+            try:
+                response = await self._post(path, body, {}, ANSWER_SECONDS)
+                break
+            except AnswerFailed:
+                self._check_away()
+                await asyncio.sleep(pause({}, attempt))
+        if response.status_code != httpx.codes.OK:
+            raise RewardRefused(read_error(response)[0])
+
+    async def queue(self) -> QueueState:
+        """How far the server is behind; nothing if it does not say."""
+        try:
+            response = await self._http.get("/readyz", timeout=ANSWER_SECONDS)
+            self._seen = time.monotonic()
+            return read_queue(response.json())
+        except (httpx.HTTPError, ValueError, RecursionError):
+            return QueueState()
+
+    async def _post(
+        self, path: str, body: Mapping[str, Any], headers: Mapping[str, str], seconds: float
+    ) -> httpx.Response:
+        """Send until the server is not busy. Raises AnswerFailed if it does not answer in time or breaks off."""
+        content = json.dumps(body)
+        attempt = 0
+        while True:
+            response = None
+            try:
+                async with asyncio.timeout(seconds):
+                    response = await self._http.post(path, content=content, headers=dict(headers))
+                self._seen = time.monotonic()
+            except httpx.ConnectError:
+                self._check_away()
+            except TimeoutError:
+                raise AnswerFailed(f"the server did not answer within {seconds:g} seconds") from None
+            except httpx.HTTPError as error:
+                raise AnswerFailed(f"the connection to the server broke: {type(error).__name__}") from None
+            if response is not None and response.status_code == httpx.codes.UNAUTHORIZED:
+                raise UserError(f"{read_error(response)[0]} {GIVE_KEY}")
+            if response is not None and response.status_code not in BUSY_STATUSES:
+                return response
+            await asyncio.sleep(pause({} if response is None else response.headers, attempt))
+            attempt += 1
+
+    def _check_away(self) -> None:
+        if time.monotonic() - self._seen > MAX_AWAY_SECONDS:
+            raise ServerGone(f"The server at {self.url} does not answer. Is it still running?")
+
+
+def read_answer(response: httpx.Response) -> EpisodeAnswer:
+    """The first choice of a completion. Raises AnswerFailed."""
+    try:
+        body = response.json()
+        message = body["choices"][0]["message"]
+        version = FINGERPRINT.match(str(body.get("system_fingerprint")))
+        if not isinstance(message, dict) or message.get("role") != "assistant":
+            raise TypeError
+        return EpisodeAnswer(str(body["id"]), message, int(version[1]) if version else None)
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
+        raise AnswerFailed("the server's answer is not a chat completion: check the address") from None
+
+
+def read_queue(state: Any) -> QueueState:
+    """What `/readyz` says about the work that waits."""
+    if not isinstance(state, dict):
+        return QueueState()
+    queue, step = state.get("queue") or {}, state.get("next_step") or {}
+    waiting = int(queue.get("to_judge", 0)) + int(queue.get("to_train", 0))
+    needed, training = int(step.get("needed", 0)), bool(step.get("training"))
+    return QueueState(int(state.get("policy_version", 0)), waiting, needed, training)

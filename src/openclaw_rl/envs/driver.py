@@ -1,0 +1,211 @@
+"""Runs episodes against a server: groups of attempts at tasks, several at once, no further ahead than the server."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+from uuid import uuid4
+
+from openclaw_rl.envs.attempt import Attempt, AttemptFailed, AttemptRecord, EpisodeLimits
+from openclaw_rl.envs.base import EnvFailed, Task
+from openclaw_rl.envs.connection import PolicyServer, QueueState, RewardRefused
+from openclaw_rl.envs.host import EnvironmentHost
+from openclaw_rl.envs.tally import AttemptResult, Tally
+from openclaw_rl.errors import UserError
+
+#: How many training steps the turns that wait at the server may make before no new group starts.
+MAX_BATCHES_AHEAD = 2.0
+#: How often to look whether the server has caught up.
+POLL_SECONDS = 0.5
+#: An attempt that fails is made again this many times.
+RETRIES = 1
+#: How long the driver tells the server which attempts were given up when it is stopped.
+FAREWELL_SECONDS = 10.0
+STOPPED = "the rollout was stopped"
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutPlan:
+    """Which episodes are run."""
+
+    name: str
+    """The environment's name, as rewards show it."""
+    split: str
+    seed: int
+    tasks: int
+    group: int
+    parallel: int
+    limits: EpisodeLimits
+    minutes: float | None = None
+    """Start no new group after this time."""
+
+
+class RolloutWatcher(Protocol):
+    """Is told how a rollout goes."""
+
+    def ended(self, tally: Tally) -> None: ...
+    def waiting(self, tally: Tally) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AttemptKey:
+    """One attempt: a task with its number, its group, and its number in the group."""
+
+    task: Task
+    index: int
+    group: str
+    number: int
+
+    def session(self, retry: int = 0) -> str:
+        """The name of its session. A retry has a session of its own."""
+        return f"{self.group}-{self.number}" + "-again" * retry
+
+
+class Driver:
+    """Runs a plan.
+
+    - At most `parallel` attempts run at once. The attempts of a group start one after the other.
+    - No group starts while the server has more than two training steps of turns waiting; evaluations never wait.
+    - An attempt that fails is made once more, in a new session; if it fails again, the server is told `error`. It is
+      never recorded as a reward of 0.
+    - When the driver is stopped, the server is told about every attempt of a group that has begun.
+    """
+
+    def __init__(self, host: EnvironmentHost, server: PolicyServer, plan: RolloutPlan, watch: RolloutWatcher) -> None:
+        self.host, self.server, self.plan, self.watch = host, server, plan, watch
+        self.tally = Tally()
+        self._name = f"{plan.name.rpartition('/')[2]}-{uuid4().hex[:10]}"
+        #: The attempts of groups that have begun, and the session in which each is made.
+        self._open: dict[AttemptKey, str] = {}
+        self._slots = asyncio.Semaphore(plan.parallel)
+
+    async def run(self) -> Tally:
+        """Run every group. Raises UserError, also as a group of errors."""
+        self.tally.start()
+        try:
+            async with asyncio.TaskGroup() as attempts:
+                async for number, task in self._tasks():
+                    await self._wait_for_server()
+                    if self._is_late():
+                        break
+                    await self._start_group(attempts, number, task)
+        finally:
+            self.tally.finish()
+            await self._give_up()
+        return self.tally
+
+    async def _tasks(self) -> AsyncIterator[tuple[int, Task]]:
+        """The tasks with their numbers. Raises UserError if the environment cannot give them."""
+        plan, seconds = self.plan, self.plan.limits.turn_seconds
+        try:
+            tasks = await self.host.call(
+                "tasks", lambda: iter(self.host.environment.tasks(plan.split, plan.seed)), seconds
+            )
+            for number in range(plan.tasks):
+                task = await self.host.call("tasks", lambda: next(tasks, None), seconds)
+                if task is None:
+                    return
+                if not isinstance(task, Task):
+                    raise EnvFailed(f"tasks gave a {type(task).__name__} instead of a Task")
+                yield number, task
+        except EnvFailed as error:
+            if isinstance(error.__cause__, UserError):
+                raise error.__cause__ from None
+            raise UserError(f"The environment {plan.name} gives no tasks for split {plan.split!r}: {error}.") from error
+
+    async def _start_group(self, attempts: asyncio.TaskGroup, index: int, task: Task) -> None:
+        group = f"{self._name}-{index}"
+        keys = [AttemptKey(task, index, group, number) for number in range(self.plan.group)]
+        self._open |= {key: key.session() for key in keys}
+        self.tally.groups += 1
+        for key in keys:
+            await self._slots.acquire()
+            attempts.create_task(self._run(key))
+
+    async def _run(self, key: AttemptKey) -> None:
+        try:
+            result = await self._attempt(key)
+        finally:
+            self._slots.release()
+        self._open.pop(key, None)
+        self.tally.add(result)
+        self.watch.ended(self.tally)
+
+    async def _attempt(self, key: AttemptKey) -> AttemptResult:
+        """Make an attempt, once more if it fails, and tell the server what became of it."""
+        attempt = Attempt(self.host, self.server, self.plan.limits)
+        seed = f"{self.plan.seed}/{key.task.id}/{key.number}"
+        error = ""
+        for retry in range(RETRIES + 1):
+            session = self._open[key] = key.session(retry)
+            try:
+                record = await attempt.run(key.task, session, f"{seed}/{retry}")
+            except AttemptFailed as failure:
+                error = str(failure)
+                if retry < RETRIES:
+                    self.tally.retries += 1
+                    # The failed session holds turns that nobody will reward. It is outside the group.
+                    await self._report(session, {"error": error})
+            else:
+                return await self._record(key, session, record)
+        unrecorded = await self._report(session, {**self._group_body(key), "error": error})
+        return AttemptResult(key.task.id, key.index, key.number, None, error=error, unrecorded=unrecorded)
+
+    async def _record(self, key: AttemptKey, session: str, record: AttemptRecord) -> AttemptResult:
+        assert record.outcome is not None
+        unrecorded = await self._report(session, {**self._group_body(key), **record.reward_body()})
+        versions = [answer.version for answer in record.answers if answer.version is not None]
+        self.tally.version = max([self.tally.version, *versions])
+        return AttemptResult(
+            key.task.id,
+            key.index,
+            key.number,
+            record.outcome.reward,
+            solved=record.outcome.solved,
+            turns=len(record.answers),
+            seconds=record.seconds,
+            staleness=self.tally.version - versions[0] if versions else 0,
+            unrecorded=unrecorded,
+        )
+
+    def _group_body(self, key: AttemptKey) -> dict[str, Any]:
+        name, task = f"{self.plan.name}/", key.task.id
+        body: dict[str, Any] = {"task": task if task.startswith(name) else name + task}
+        if self.plan.group > 1:
+            body |= {"group": key.group, "group_size": self.plan.group}
+        return body
+
+    async def _report(self, session: str, body: dict[str, Any]) -> str:
+        """Tell the server about an attempt; if it refuses, why."""
+        try:
+            await self.server.reward(session, body)
+        except RewardRefused as refused:
+            return str(refused)
+        return ""
+
+    async def _wait_for_server(self) -> None:
+        """Wait until the server has at most two training steps of turns waiting."""
+        while not self.plan.limits.evaluates:
+            state: QueueState = await self.server.queue()
+            self.tally.version = max(self.tally.version, state.version)
+            self.tally.batches_ahead = state.batches
+            if state.batches <= MAX_BATCHES_AHEAD or self._is_late():
+                return
+            self.watch.waiting(self.tally)
+            await asyncio.sleep(POLL_SECONDS)
+
+    def _is_late(self) -> bool:
+        return self.plan.minutes is not None and self.tally.seconds > 60 * self.plan.minutes
+
+    async def _give_up(self) -> None:
+        """Say that attempts without an end have failed, so that no group waits for them."""
+        unfinished, self._open = self._open, {}
+        if not unfinished:
+            return
+        reports = [
+            self._report(session, {**self._group_body(key), "error": STOPPED}) for key, session in unfinished.items()
+        ]
+        with contextlib.suppress(TimeoutError, UserError):
+            async with asyncio.timeout(FAREWELL_SECONDS):
+                await asyncio.gather(*reports, return_exceptions=True)

@@ -1,0 +1,113 @@
+"""Runs the code of an environment where it cannot stop the driver."""
+
+import asyncio
+import contextlib
+import inspect
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from openclaw_rl.envs.base import EnvFailed, Environment
+from openclaw_rl.errors import UserError
+from openclaw_rl.plugins import describe
+
+#: How long a cancelled call may take to end, and how long a thread that is alive may take to react.
+GRACE_SECONDS = 2.0
+#: How long an environment may take to close an episode or itself. Nothing waits for it any longer: the work is done.
+CLOSE_SECONDS = 10.0
+#: How many threads an environment may block before the driver gives up.
+MAX_BLOCKED_THREADS = 16
+
+
+class EnvironmentHost:
+    """Runs an environment on an event loop in a thread of its own.
+
+    - All calls use the same loop, so episodes can share connections and locks.
+    - A call that takes too long is cancelled and raises EnvFailed. So does a call that raises; the error names file
+      and line.
+    - Code that blocks its thread blocks only that thread: it is left behind, and later calls use a new one. Other
+      calls that waited on the blocked thread fail too.
+    """
+
+    def __init__(self, environment: Environment) -> None:
+        self.environment = environment
+        self.blocked = 0
+        self._loop = start_loop()
+
+    async def call(self, what: str, function: Callable[[], Any], seconds: float) -> Any:
+        """The result of a function of the environment, which may be async.
+
+        Raises EnvFailed; `what` names the call in its message.
+        """
+        loop = self._loop
+        running = asyncio.run_coroutine_threadsafe(guarded(what, function, seconds), loop)
+        try:
+            async with asyncio.timeout(seconds + GRACE_SECONDS) as limit:
+                return await asyncio.wrap_future(running)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            running.cancel()
+            await self._replace_if_blocked(loop)
+            raise EnvFailed(f"{what} did not end within {seconds:g} seconds, and could not be cancelled") from None
+
+    async def _replace_if_blocked(self, loop: asyncio.AbstractEventLoop) -> None:
+        alive = asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop)
+        try:
+            async with asyncio.timeout(GRACE_SECONDS):
+                await asyncio.wrap_future(alive)
+        except TimeoutError:
+            if loop is not self._loop:
+                return
+            self.blocked += 1
+            if self.blocked > MAX_BLOCKED_THREADS:
+                raise UserError(
+                    f"The environment has blocked {self.blocked} threads: it must await what takes long, or use "
+                    "asyncio.to_thread."
+                ) from None
+            self._loop = start_loop()
+
+    async def close(self) -> None:
+        """Close the environment, if it can be closed, and end the loop. A blocked thread ends with the process."""
+        close = getattr(self.environment, "close", None)
+        if callable(close):
+            with contextlib.suppress(EnvFailed, UserError):
+                await self.call("close", close, CLOSE_SECONDS)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+
+
+def start_loop() -> asyncio.AbstractEventLoop:
+    """An event loop that runs in a new thread."""
+    loop = asyncio.new_event_loop()
+
+    def run() -> None:
+        asyncio.set_event_loop(loop)
+        loop.run_forever()
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.close()
+
+    threading.Thread(target=run, name="environment", daemon=True).start()
+    return loop
+
+
+async def guarded(what: str, function: Callable[[], Any], seconds: float) -> Any:
+    """Call a function of the environment; whatever goes wrong is an EnvFailed."""
+    limit = asyncio.timeout(seconds)
+    try:
+        async with limit:
+            result = function()
+            return await result if inspect.isawaitable(result) else result
+    except EnvFailed:
+        raise
+    except TimeoutError as error:
+        if limit.expired():
+            raise EnvFailed(f"{what} did not end within {seconds:g} seconds") from None
+        raise EnvFailed(f"{what} failed: {describe(error)}") from error
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        raise EnvFailed(f"{what} failed: CancelledError") from None
+    # A program that exits must not end the thread, and with it every other episode.
+    except (Exception, SystemExit, KeyboardInterrupt) as error:
+        raise EnvFailed(f"{what} failed: {describe(error)}") from error

@@ -1,0 +1,168 @@
+"""`openclaw-rl rollout`: episodes of an environment against a running server, or against one that is started for it."""
+
+import asyncio
+import contextlib
+import itertools
+import json
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from openclaw_rl import terminal
+from openclaw_rl.config.options import ConfigError
+from openclaw_rl.envs.attempt import EpisodeLimits
+from openclaw_rl.envs.base import Environment
+from openclaw_rl.envs.connection import PolicyServer, Sampling
+from openclaw_rl.envs.driver import RolloutPlan
+from openclaw_rl.envs.host import EnvironmentHost
+from openclaw_rl.envs.options import DriverOptions
+from openclaw_rl.envs.screen import RolloutScreen, summary
+from openclaw_rl.envs.study import Study, plain, results_table
+from openclaw_rl.errors import UserError
+from openclaw_rl.evals.server_process import run_server, stoppable
+
+#: Options of a server that is started for a rollout: it learns from rewards alone, in steps of whole groups, and fast
+#: enough for a small model. Options after `--` come later and override these.
+SERVER_FLAGS = (
+    *("--judge", "feedback", "--baseline", "group", "--batch-size", "32", "--learning-rate", "3e-4"),
+    *("--lora-rank", "16", "--kv-cache-gib", "1"),
+)
+#: Where a server that is started for a rollout runs, unless --run-dir says so.
+DEFAULT_RUN_DIR = Path("runs/rollout")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The server that answers: a running one, or one to start."""
+
+    url: str = ""
+    """The address of a running server; empty to start one."""
+    key: str = ""
+    run_dir: Path = DEFAULT_RUN_DIR
+    flags: tuple[str, ...] = ()
+    """Options of the server to start."""
+    facts: dict[str, Any] = field(default_factory=dict)
+    """What the results say about the server: its method, its model."""
+
+    @contextlib.asynccontextmanager
+    async def connect(self, console: Console) -> AsyncIterator[PolicyServer]:
+        """The server, ready. A server that was started is stopped at the end. Raises UserError."""
+        if self.url:
+            async with PolicyServer(self.url, self.key, local=is_local(self.url)) as server:
+                yield server
+            return
+        console.print(f"Starting a server in {self.run_dir} …", soft_wrap=True)
+        async with run_server(self.run_dir, *self.flags) as started, PolicyServer(started.url, local=True) as server:
+            yield server
+        console.print(f"Its run: openclaw-rl report --run-dir {self.run_dir}", soft_wrap=True)
+
+
+def rollout(
+    environment: Environment, options: DriverOptions, target: Target, seed: int, cases: int, out: Path | None
+) -> int:
+    """Run the episodes, and with `cases` measure that many held-out tasks before and after. Exit status."""
+    plan = make_plan(options, seed)
+    if cases and plan.limits.evaluates:
+        raise ConfigError("--measure and --eval exclude each other: --eval already trains on nothing.")
+    work = Rollout(EnvironmentHost(environment), plan, target, cases, terminal.console())
+    try:
+        with stoppable(work.console):
+            work.run()
+    finally:
+        # Also after an error or Ctrl-C: what was done is worth showing.
+        work.show()
+        if out:
+            work.write(out)
+    return 0 if work.recorded else 1
+
+
+class Rollout:
+    """A rollout, and what is known of it when it ends, however it ends."""
+
+    def __init__(self, host: EnvironmentHost, plan: RolloutPlan, target: Target, cases: int, console: Console) -> None:
+        self.host, self.plan, self.target, self.cases, self.console = host, plan, target, cases, console
+        self.study = Study()
+
+    def run(self) -> None:
+        """Raises UserError."""
+        try:
+            asyncio.run(self._run())
+        except* UserError as errors:
+            raise first(errors) from None
+
+    async def _run(self) -> None:
+        try:
+            async with self.target.connect(self.console) as server:
+                if self.cases:
+                    await self.study.run(self.host, server, self.plan, self.cases, self._screen)
+                else:
+                    await self.study.train(self.host, server, self.plan, self._screen)
+        finally:
+            await self.host.close()
+
+    @contextlib.contextmanager
+    def _screen(self, what: str, total: int) -> Iterator[RolloutScreen]:
+        with RolloutScreen(self.console, f"{self.plan.name} {what}", total).shown() as screen:
+            yield screen
+
+    @property
+    def recorded(self) -> bool:
+        """Whether the server has recorded anything."""
+        return any(not result.unrecorded for result in self.study.training.rewarded) if self.study.training else False
+
+    def show(self) -> None:
+        if self.study.training:
+            self.console.print(summary(self.study.training, f"Episodes of {self.plan.name}, split {self.plan.split}"))
+        if self.study.before:
+            self.console.print(results_table(self.study))
+
+    def write(self, path: Path) -> None:
+        """Append one line of JSON with everything that was measured."""
+        head = {"env": self.plan.name, "seed": self.plan.seed, "group": self.plan.group, **self.target.facts}
+        with path.open("a") as file:
+            file.write(json.dumps({**head, **plain(self.study)}) + "\n")
+
+
+def make_plan(options: DriverOptions, seed: int) -> RolloutPlan:
+    sampling = Sampling(options.max_tokens, options.temperature)
+    limits = EpisodeLimits(
+        options.max_turns, options.turn_timeout, options.episode_timeout, sampling, evaluates=options.eval
+    )
+    return RolloutPlan(
+        short_name(options.env),
+        options.split,
+        seed,
+        options.tasks,
+        options.group,
+        options.parallel,
+        limits,
+        options.minutes,
+    )
+
+
+def short_name(env: str) -> str:
+    """What rewards and pages call an environment: its name, or the name in an own file."""
+    place, _, name = env.partition(":")
+    return name or Path(place).stem
+
+
+def free_folder() -> Path:
+    """The first of runs/rollout, runs/rollout-2, … that does not exist."""
+    names = (DEFAULT_RUN_DIR.with_name(f"{DEFAULT_RUN_DIR.name}-{number}") for number in itertools.count(2))
+    return next(folder for folder in itertools.chain([DEFAULT_RUN_DIR], names) if not folder.exists())
+
+
+def is_local(url: str) -> bool:
+    """Whether an address is on this machine: it is never asked through a proxy."""
+    return any(f"://{host}" in url for host in ("127.0.0.1", "localhost", "[::1]"))
+
+
+def first(errors: BaseExceptionGroup[UserError]) -> BaseException:
+    """The first error in a group of errors."""
+    error: BaseException = errors
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -1,0 +1,144 @@
+"""Measures what training in an environment changes: the held-out share before, training, the held-out share after."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from rich.table import Table
+
+from openclaw_rl.envs.connection import PolicyServer
+from openclaw_rl.envs.driver import Driver, RolloutPlan, RolloutWatcher
+from openclaw_rl.envs.host import EnvironmentHost
+from openclaw_rl.envs.tally import Tally, mean
+from openclaw_rl.evals.statistics import Difference, Interval, compare_passes, proportion
+
+#: The tasks that nothing is trained on.
+HELD_OUT = "held-out"
+#: How long to wait for the last training step.
+MAX_SETTLE_SECONDS = 180.0
+POLL_SECONDS = 0.5
+#: Attempts in one point of the learning curve.
+CURVE_POINT = 64
+
+#: Shows one part of the study: its name, and the number of episodes.
+Show = Callable[[str, int], AbstractContextManager[RolloutWatcher]]
+
+
+@dataclass(slots=True)
+class Study:
+    """The parts of a study that are done."""
+
+    before: Tally | None = None
+    training: Tally | None = None
+    after: Tally | None = None
+
+    async def run(self, host: EnvironmentHost, server: PolicyServer, plan: RolloutPlan, cases: int, show: Show) -> None:
+        """Measure, train, measure. The measured tasks and the seeds of their answers are the same both times."""
+        exam = replace(
+            plan,
+            split=HELD_OUT,
+            tasks=cases,
+            group=1,
+            limits=replace(plan.limits, evaluates=True),
+            minutes=None,
+        )
+        with show("before", cases) as watch:
+            driver = Driver(host, server, exam, watch)
+            self.before = driver.tally
+            await driver.run()
+        await self.train(host, server, plan, show)
+        await settle(server)
+        with show("after", cases) as watch:
+            driver = Driver(host, server, exam, watch)
+            self.after = driver.tally
+            await driver.run()
+
+    async def train(self, host: EnvironmentHost, server: PolicyServer, plan: RolloutPlan, show: Show) -> None:
+        """Run the plan alone."""
+        with show("evaluating" if plan.limits.evaluates else "training", plan.tasks * plan.group) as watch:
+            driver = Driver(host, server, plan, watch)
+            # Kept from the start: a part that is stopped still has results.
+            self.training = driver.tally
+            await driver.run()
+
+
+async def settle(server: PolicyServer) -> None:
+    """Wait until the server has trained on what it can train on."""
+    end = time.monotonic() + MAX_SETTLE_SECONDS
+    with contextlib.suppress(TimeoutError):
+        while time.monotonic() < end:
+            state = await server.queue()
+            if not state.training and state.batches < 1:
+                return
+            await asyncio.sleep(POLL_SECONDS)
+
+
+def solved_share(tally: Tally) -> Interval | None:
+    """The share of solved tasks; failed attempts do not count."""
+    passes = [result.solved for result in tally.rewarded]
+    return proportion(passes) if passes else None
+
+
+def change(before: Tally, after: Tally) -> Difference | None:
+    """What training changed, on the tasks that were attempted without failure both times."""
+    old = {result.index: result.solved for result in before.rewarded}
+    new = {result.index: result.solved for result in after.rewarded}
+    both = sorted(old.keys() & new.keys())
+    return compare_passes([old[index] for index in both], [new[index] for index in both]) if both else None
+
+
+def results_table(study: Study) -> Table:
+    """Held-out shares before and after, and their difference."""
+    table = Table(title="Held-out tasks solved, in % (95 % interval)", title_justify="left")
+    for heading in ("", "solved", "episodes", "reward", "policy"):
+        table.add_column(heading)
+    for name, tally in (("before", study.before), ("after", study.after)):
+        if tally is not None and (share := solved_share(tally)):
+            reward = mean([result.reward for result in tally.rewarded if result.reward is not None])
+            shown = f"{100 * share.mean:.1f} ({100 * share.low:.1f}–{100 * share.high:.1f})"
+            table.add_row(name, shown, str(share.n), f"{reward:.3f}", str(tally.version))
+    if study.before and study.after and (difference := change(study.before, study.after)):
+        low, high = 100 * difference.low, 100 * difference.high
+        table.add_row("change", f"{100 * difference.mean:+.1f} ({low:+.1f} – {high:+.1f}), p = {difference.p:.2g}")
+    return table
+
+
+def plain(study: Study) -> dict[str, Any]:
+    """A study as data for JSON."""
+    data: dict[str, Any] = {}
+    for name, tally in (("before", study.before), ("training", study.training), ("after", study.after)):
+        if tally is None:
+            continue
+        rewards = [result.reward for result in tally.rewarded if result.reward is not None]
+        share = solved_share(tally)
+        data[name] = {
+            "solved": asdict(share) if share else None,
+            "reward": round(mean(rewards), 4),
+            "policy_version": tally.version,
+            "failures": dict(tally.failures),
+            "retries": tally.retries,
+            "unrecorded": dict(tally.unrecorded),
+            "seconds": round(tally.seconds, 1),
+        }
+    if study.training:
+        data["curve"] = curve(study.training)
+    if study.before and study.after and (difference := change(study.before, study.after)):
+        data["change"] = asdict(difference)
+    return data
+
+
+def curve(tally: Tally) -> list[dict[str, float]]:
+    """Reward and solved share of the attempts in the order of their ends."""
+    points = []
+    for start in range(0, len(tally.rewarded), CURVE_POINT):
+        part = tally.rewarded[start : start + CURVE_POINT]
+        rewards = [result.reward for result in part if result.reward is not None]
+        solved = [float(result.solved) for result in part]
+        points.append(
+            {"episodes": start + len(part), "reward": round(mean(rewards), 4), "solved": round(mean(solved), 4)}
+        )
+    return points

@@ -1,0 +1,98 @@
+"""Counts what became of the attempts of a rollout."""
+
+import time
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from statistics import fmean
+
+#: How many of the last attempts the progress bar speaks about.
+RECENT = 64
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptResult:
+    """What became of one attempt."""
+
+    task: str
+    index: int
+    """The number of its task in the rollout."""
+    attempt: int
+    """Its number in its group."""
+    reward: float | None
+    """None if the attempt failed."""
+    solved: bool = False
+    turns: int = 0
+    seconds: float = 0.0
+    staleness: int = 0
+    """How many policy versions appeared between its first answer and its end."""
+    error: str = ""
+    """Why the attempt failed."""
+    unrecorded: str = ""
+    """Why the server did not record it."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """The results so far."""
+
+    results: list[AttemptResult] = field(default_factory=list)
+    retries: int = 0
+    groups: int = 0
+    version: int = 0
+    """The newest policy version that was seen."""
+    batches_ahead: float = 0.0
+    began: float = field(default_factory=time.monotonic)
+    finished: float | None = None
+    _recent: deque[AttemptResult] = field(default_factory=lambda: deque(maxlen=RECENT))
+
+    def add(self, result: AttemptResult) -> None:
+        self.results.append(result)
+        if result.reward is not None:
+            self._recent.append(result)
+
+    def start(self) -> None:
+        """Start the clock."""
+        self.began = time.monotonic()
+
+    def finish(self) -> None:
+        """Stop the clock."""
+        self.finished = time.monotonic()
+
+    @property
+    def rewarded(self) -> list[AttemptResult]:
+        return [result for result in self.results if result.reward is not None]
+
+    @property
+    def failures(self) -> Counter[str]:
+        """Why attempts failed, and how often."""
+        return Counter(result.error for result in self.results if result.error)
+
+    @property
+    def unrecorded(self) -> Counter[str]:
+        """Why attempts were not recorded, and how often."""
+        return Counter(result.unrecorded for result in self.results if result.unrecorded)
+
+    @property
+    def recent_reward(self) -> float:
+        return mean([result.reward for result in self._recent if result.reward is not None])
+
+    @property
+    def recent_solved(self) -> float:
+        return mean([float(result.solved) for result in self._recent])
+
+    @property
+    def recent_staleness(self) -> float:
+        return mean([float(result.staleness) for result in self._recent])
+
+    @property
+    def seconds(self) -> float:
+        return (self.finished or time.monotonic()) - self.began
+
+    @property
+    def per_minute(self) -> float:
+        return 60 * len(self.results) / max(self.seconds, 1e-9)
+
+
+def mean(values: list[float]) -> float:
+    """The mean; 0 if there are no values."""
+    return fmean(values) if values else 0.0

@@ -1,0 +1,85 @@
+"""Environments for tests: one that works, and ways in which one can fail."""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count
+from random import Random
+from typing import Any
+
+from openclaw_rl.envs.base import Message, Outcome, Step, Task
+
+
+class GuessEpisode:
+    """Asks twice, and rewards by the task's number. `faults` replaces calls by others, by name."""
+
+    def __init__(self, task: Task, faults: dict[str, Callable[[], Any]], log: list[str], turns: int) -> None:
+        self.task, self.faults, self.log, self.turns = task, faults, log, turns
+        self.tools: Sequence[Message] = ()
+        self.answers: list[Message] = []
+
+    async def start(self) -> Sequence[Message]:
+        await self._fault("start")
+        return [{"role": "user", "content": f"Guess {self.task.id}."}]
+
+    async def step(self, answer: Message) -> Any:
+        self.answers.append(answer)
+        if (fault := await self._fault("step")) is not None:
+            return fault
+        done = len(self.answers) >= self.turns
+        return Step([{"role": "user", "content": "Again."}], reward=0.5, hint="Guess lower.", done=done)
+
+    async def outcome(self) -> Any:
+        if (fault := await self._fault("outcome")) is not None:
+            return fault
+        return Outcome(float(self.task.data["number"]), solved=self.task.data["number"] > 0.5, hint="Guess 7.")
+
+    async def close(self) -> None:
+        self.log.append(f"closed {self.task.id}")
+        await self._fault("close")
+
+    async def _fault(self, call: str) -> Any:
+        fault = self.faults[call]() if call in self.faults else None
+        return await fault if asyncio.iscoroutine(fault) else fault
+
+
+class Guess:
+    """Tasks with a number each."""
+
+    def __init__(self, turns: int = 2) -> None:
+        self.turns = turns
+        self.faults: dict[str, Callable[[], Any]] = {}
+        self.log: list[str] = []
+
+    def tasks(self, split: str, seed: int) -> Iterator[Task]:
+        random = Random(f"{split} {seed}")
+        return (Task(f"{split}-{seed}-{number}", {"number": random.random()}) for number in count())
+
+    def open(self, task: Task) -> GuessEpisode:
+        if "open" in self.faults:
+            self.faults["open"]()
+        return GuessEpisode(task, self.faults, self.log, self.turns)
+
+    def close(self) -> None:
+        self.log.append("closed")
+
+
+def first_only(fault: Callable[[], Any]) -> Callable[[], Any]:
+    """A fault that happens the first time alone."""
+    times = count()
+    return lambda: fault() if next(times) == 0 else None
+
+
+def raises(error: BaseException) -> Callable[[], Any]:
+    def fault() -> Any:
+        raise error
+
+    return fault
+
+
+def hangs() -> Any:
+    return asyncio.Event().wait()
+
+
+def blocks() -> None:
+    time.sleep(5)
