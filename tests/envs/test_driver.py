@@ -47,7 +47,7 @@ class Silent:
 
 @pytest.fixture(scope="module")
 def service() -> Iterator[EpisodeServer]:
-    with running(EpisodeServer()) as server:  # type: ignore[arg-type]
+    with running(EpisodeServer(), timeout_graceful_shutdown=0) as server:  # type: ignore[arg-type]
         yield server  # type: ignore[misc]
 
 

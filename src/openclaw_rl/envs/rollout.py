@@ -22,6 +22,7 @@ from openclaw_rl.envs.options import DriverOptions
 from openclaw_rl.envs.screen import RolloutScreen, summary
 from openclaw_rl.envs.study import Study, plain, results_table
 from openclaw_rl.errors import UserError
+from openclaw_rl.evals.evaluate import check_writable
 from openclaw_rl.evals.server_process import run_server, stoppable
 
 #: Options of a server that is started for a rollout: it learns from rewards alone, in steps of whole groups, and fast
@@ -67,7 +68,9 @@ def rollout(
     plan = make_plan(options, seed)
     if cases and plan.limits.evaluates:
         raise ConfigError("--measure and --eval exclude each other: --eval already trains on nothing.")
-    work = Rollout(EnvironmentHost(environment), plan, target, cases, terminal.console())
+    if out:
+        check_writable(out)
+    work = RolloutRun(EnvironmentHost(environment), plan, target, cases, terminal.console())
     try:
         with stoppable(work.console):
             work.run()
@@ -79,7 +82,7 @@ def rollout(
     return 0 if work.recorded else 1
 
 
-class Rollout:
+class RolloutRun:
     """A rollout, and what is known of it when it ends, however it ends."""
 
     def __init__(self, host: EnvironmentHost, plan: RolloutPlan, target: Target, cases: int, console: Console) -> None:
