@@ -11,7 +11,6 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention.bias import causal_lower_right
 
 from openclaw_rl.engines.local.model.decoder import Attend, Shape
 from openclaw_rl.engines.local.sampling.pages import PAGE_SIZE
@@ -154,6 +153,9 @@ class CudaKVCache:
         return paged_attention.paged_decode(q, keys, values, table, lengths, scale).flatten(1)
 
     def _read_prompt(self, layer: int, q: Tensor, length: int, table: Tensor) -> Tensor:
+        # Imports PyTorch's compiler, which takes two seconds that a worker on a CPU saves.
+        from torch.nn.attention.bias import causal_lower_right
+
         keys = self.keys[layer].index_select(0, table).flatten(0, 1)[:length]
         values = self.values[layer].index_select(0, table).flatten(0, 1)[:length]
         out = F.scaled_dot_product_attention(
