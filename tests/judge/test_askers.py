@@ -26,6 +26,7 @@ from openclaw_rl.judge.case import Case
 from openclaw_rl.judge.errors import JudgeDown, JudgeFailed
 from openclaw_rl.judge.judges.llm import LlmJudge
 from openclaw_rl.rendering.chat import ChatRenderer
+from openclaw_rl.rendering.template import ChatTemplate
 from openclaw_rl.types import BASE_VERSION, Priority, Question, SampleRequest
 from support.fakes import ScriptedSampler
 from support.judge_server import Body, JudgeServer, Reply, completion
@@ -403,7 +404,7 @@ async def test_an_answer_that_ran_out_of_tokens_on_the_engine_is_no_vote(rendere
 
 
 async def test_a_thought_that_the_prompt_opened_is_none_of_the_answer(renderer: ChatRenderer) -> None:
-    renderer.template = renderer.template.replace("{% if enable_thinking %}", "{% if true %}")
+    renderer.template = ChatTemplate(renderer.template.text.replace("{% if enable_thinking %}", "{% if true %}"))
     ended = f"{THOUGHT}</think>\\boxed{{-1}}"
     sampler = ScriptedSampler(saying(renderer, THOUGHT, HINT_THOUGHT, ended))
     found = await values(EngineAsker(sampler, renderer))

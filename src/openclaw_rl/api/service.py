@@ -81,7 +81,7 @@ class ChatService:
         self.metrics = ServerMetrics(sampler.stats)
         self.capture = Capture(ledger, renderer, self.metrics) if ledger else None
         self._capturing = ThreadPoolExecutor(1, thread_name_prefix="capture")
-        self._parser = choose_parser(renderer.template) if tool_parser == "auto" else tool_parser
+        self._parser = choose_parser(renderer.template.text) if tool_parser == "auto" else tool_parser
         self._seeds = (request_seed(seed, number) for number in count())
 
     async def begin(self, read: ReadRequest, owner: str, headers: Mapping[str, str]) -> Completion:

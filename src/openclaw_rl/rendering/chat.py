@@ -12,6 +12,7 @@ from jinja2 import TemplateError, TemplateSyntaxError
 
 from openclaw_rl.models import BadModelFolder
 from openclaw_rl.rendering.detokenize import Detokenizer
+from openclaw_rl.rendering.template import ChatTemplate
 from openclaw_rl.rendering.tokenizer import ChatTokenizer
 
 Message = dict[str, Any]
@@ -59,8 +60,10 @@ class ChatRenderer:
     def __init__(self, folder: Path) -> None:
         self.tokenizer = ChatTokenizer(folder)
         self.detokenizer = Detokenizer(self.tokenizer.backend)
-        self.template = self.tokenizer.template or CHATML
-        self._check_template(folder)
+        try:
+            self.template = ChatTemplate(self.tokenizer.template or CHATML)
+        except TemplateSyntaxError as error:
+            raise BadModelFolder(f"The chat template in {folder} is broken: {error}.") from None
         self._supports_tools = self._template_shows_tools()
 
     def text(
@@ -84,26 +87,11 @@ class ChatRenderer:
         return RenderedPrompt(self.tokenizer.encode_chat(text, at_most), bool(_OPENS_REASONING.search(text[-64:])))
 
     def _render(self, chat: list[Message], tools: list[Any], options: Mapping[str, Any], answer: bool) -> str:
-        # The import takes a second, which commands that render nothing save. The constructor renders: no request waits.
-        from transformers.utils.chat_template_utils import render_jinja_template
-
         variables = {**self.tokenizer.special_tokens, **map_text(dict(options), self.tokenizer.guard)}
         try:
-            rendered: Any = render_jinja_template(
-                [chat], tools=tools or None, chat_template=self.template, add_generation_prompt=answer, **variables
-            )
+            return self.template.render(chat, tools, variables, answer=answer)
         except (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
             raise ChatError(f"The model's chat template does not accept this conversation: {error}") from error
-        chats, _generation_indices = rendered
-        return str(chats[0])
-
-    def _check_template(self, folder: Path) -> None:
-        """Raise BadModelFolder for a template with a syntax error, before any request needs it."""
-        try:
-            self._render([{"role": "user", "content": "Hello"}], [], {}, True)
-        except ChatError as error:
-            if isinstance(error.__cause__, TemplateSyntaxError):
-                raise BadModelFolder(f"The chat template in {folder} is broken: {error.__cause__}.") from None
 
     def _template_shows_tools(self) -> bool:
         """Whether the template writes tools: try it with one and look for its name."""
