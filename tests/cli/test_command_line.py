@@ -68,3 +68,22 @@ print([name for name in ("torch", "transformers", "httpx", "fastapi") if name in
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert "show this help message" in shown
     assert shown.splitlines()[-1] == "[]"
+
+
+def test_a_server_and_its_worker_start_without_the_imports_that_take_longest(tiny_model: Path) -> None:
+    code = f"""
+import sys
+from pathlib import Path
+from openclaw_rl.app import server
+from openclaw_rl.rendering.chat import ChatRenderer
+model = Path({str(tiny_model)!r})
+renderer = ChatRenderer(model)
+renderer.text([{{"role": "user", "content": "Hello"}}])
+print("torch" in sys.modules)
+import torch
+from openclaw_rl.engines.local.process import sampler_worker
+sampler_worker.load_decoder(model, torch.float32, torch.device("cpu"))
+print([name for name in ("transformers", "torch._dynamo") if name in sys.modules])
+"""
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert shown.splitlines() == ["False", "[]"]

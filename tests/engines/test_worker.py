@@ -14,7 +14,8 @@ from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from transformers import LlamaForCausalLM
 
-from openclaw_rl.engines.local.model.decoder import UnsupportedModel, load_decoder
+from openclaw_rl.engines.local.model.decoder import load_decoder
+from openclaw_rl.engines.local.model.model_config import UnsupportedModel
 from openclaw_rl.engines.local.process.sampler_messages import (
     Add,
     Cancel,

@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from openclaw_rl.engines.local.families import SUPPORTED_FAMILIES
 from openclaw_rl.engines.local.model import ops as torch_ops
+from openclaw_rl.engines.local.model.model_config import ModelConfig, UnsupportedModel, read_model_config
 
 Projection = Literal["qkv", "o", "gate_up", "down"]
 PROJECTIONS: tuple[Projection, ...] = ("qkv", "o", "gate_up", "down")
@@ -26,14 +26,6 @@ PROJECTIONS: tuple[Projection, ...] = ("qkv", "o", "gate_up", "down")
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 #: adapt(layer, projection, input, output) → output with the tokens' adapters added
 Adapt = Callable[[int, Projection, Tensor, Tensor], Tensor]
-
-
-#: A longer reason from another library is cut.
-MAX_REASON_CHARACTERS = 200
-
-
-class UnsupportedModel(ValueError):
-    """This engine cannot run the checkpoint; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,29 +64,19 @@ class Shape:
         }[projection]
 
     @classmethod
-    def from_config(cls, config: Any) -> "Shape":
-        """Read a Transformers config. Raises UnsupportedModel if `forward` would compute the model wrongly."""
-        name = (config.architectures or ["unknown"])[0]
-        if name not in SUPPORTED_FAMILIES:
-            raise UnsupportedModel(
-                f"{name} is not a model family that the local engine can run; it runs {', '.join(SUPPORTED_FAMILIES)}"
-            )
-        max_context = config.max_position_embeddings
-        if getattr(config, "use_sliding_window", True) and getattr(config, "sliding_window", None):
-            max_context = min(max_context, config.sliding_window)
-        rotary = getattr(config, "no_rope_layers", None) or [True] * config.num_hidden_layers
+    def from_config(cls, config: ModelConfig) -> "Shape":
         return cls(
             vocab=config.vocab_size,
             hidden=config.hidden_size,
             intermediate=config.intermediate_size,
             layers=config.num_hidden_layers,
             heads=config.num_attention_heads,
-            kv_heads=config.num_key_value_heads or config.num_attention_heads,
-            head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
+            kv_heads=config.kv_heads,
+            head_dim=config.head_size,
             eps=config.rms_norm_eps,
-            max_context=max_context,
-            rotary_layers=tuple(bool(r) for r in rotary),
-            head_norm=name == "Qwen3ForCausalLM",
+            max_context=config.max_context,
+            rotary_layers=config.rotary_layers,
+            head_norm=config.family == "Qwen3ForCausalLM",
         )
 
 
@@ -192,25 +174,16 @@ def project(i: int, name: Projection, linear: Linear, x: Tensor, adapt: Adapt | 
 
 def load_decoder(folder: Path, dtype: torch.dtype, device: torch.device) -> Decoder:
     """Read a Transformers model folder (config.json and safetensors) onto a device. Raises UnsupportedModel."""
-    from transformers import AutoConfig
-
-    try:
-        config = AutoConfig.from_pretrained(folder)
-        shape = Shape.from_config(config)
-        frequencies, scale = rotary_frequencies(config, device)
-    except UnsupportedModel:
-        raise
-    except Exception as error:
-        # Transformers raises errors of many types for values that it cannot use; some go on for paragraphs.
-        reason = " ".join(str(error).split())[:MAX_REASON_CHARACTERS]
-        raise UnsupportedModel(f"the config.json in {folder} cannot be used: {reason}") from error
+    config = read_model_config(folder)
+    shape = Shape.from_config(config)
+    rotary = config.rotary_frequencies(folder, device)
     read = TensorFiles(folder, dtype, device)
     embed = read("model.embed_tokens.weight")
     head = None if config.tie_word_embeddings else read("lm_head.weight")
     if head is None:
         check_tied(read, embed)
     layers = [load_layer(read, f"model.layers.{i}.") for i in range(shape.layers)]
-    return Decoder(shape, embed, layers, read("model.norm.weight"), head, frequencies, scale)
+    return Decoder(shape, embed, layers, read("model.norm.weight"), head, rotary.inverse, rotary.scale)
 
 
 def check_tied(read: "TensorFiles", embed: Tensor) -> None:
@@ -305,19 +278,3 @@ class TensorFiles:
         if present and len(present) < len(biases):
             raise UnsupportedModel(f"some of {', '.join(names)} have a bias and some have none")
         return Linear(weight, torch.cat(present) if present else None)
-
-
-def rotary_frequencies(config: Any, device: torch.device) -> tuple[Tensor, float]:
-    """Inverse frequencies [head_dim / 2] and the scale of cosines and sines."""
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-
-    rope = config.rope_parameters
-    if rope["rope_type"] in ("dynamic", "longrope"):
-        # Their frequencies change with the length of the text, so keys cached for a shorter text would be wrong.
-        raise UnsupportedModel(f"rope type {rope['rope_type']} cannot be run with a cache of prefixes")
-    if rope["rope_type"] != "default":
-        frequencies, scale = ROPE_INIT_FUNCTIONS[rope["rope_type"]](config, device)
-        return frequencies.float(), float(scale)
-    dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    exponents = torch.arange(0, dim, 2, dtype=torch.float32, device=device) / dim
-    return 1.0 / rope["rope_theta"] ** exponents, 1.0

@@ -13,7 +13,8 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from openclaw_rl.engines.local.model.adapters import BadPolicy
-from openclaw_rl.engines.local.model.decoder import Adapt, Decoder, TensorFiles, UnsupportedModel, take_apart
+from openclaw_rl.engines.local.model.decoder import Adapt, Decoder, TensorFiles, take_apart
+from openclaw_rl.engines.local.model.model_config import UnsupportedModel
 from openclaw_rl.engines.local.model.shared_weights import map_leaves
 from openclaw_rl.models import ADAPTER_CONFIG
 

@@ -2,7 +2,8 @@
 
 import torch
 
-from openclaw_rl.engines.local.model.decoder import Decoder, UnsupportedModel, take_apart
+from openclaw_rl.engines.local.model.decoder import Decoder, take_apart
+from openclaw_rl.engines.local.model.model_config import UnsupportedModel
 
 
 def placement(name: str, precision: str) -> tuple[torch.device, torch.dtype]:

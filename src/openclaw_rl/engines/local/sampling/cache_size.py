@@ -4,7 +4,8 @@ import os
 
 import torch
 
-from openclaw_rl.engines.local.model.decoder import Shape, UnsupportedModel
+from openclaw_rl.engines.local.model.decoder import Shape
+from openclaw_rl.engines.local.model.model_config import UnsupportedModel
 from openclaw_rl.engines.local.process.sampler_messages import WorkerOptions
 from openclaw_rl.engines.local.sampling.pages import PAGE_SIZE
 
