@@ -9,7 +9,7 @@ from typing import Any
 
 from openclaw_rl.judge.reader.instructions import all_instructions, instruct
 from openclaw_rl.judge.reader.kinds import Reading, ReplyKind
-from openclaw_rl.judge.reader.phrasebook import all_languages, all_scripts
+from openclaw_rl.judge.reader.phrasebook import all_languages
 from openclaw_rl.judge.reader.tools import read_tool_results
 from openclaw_rl.judge.reader.users import read_user
 from openclaw_rl.rendering.chat import content_text
@@ -37,9 +37,9 @@ def texts(messages: Sequence[Mapping[str, Any]], roles: frozenset[str]) -> list[
 
 
 def warm_up() -> None:
-    """Compile all phrases. It takes seconds, in small steps, so a thread can do it while a server starts."""
+    """Compile all phrases. It takes a second, in small steps, so a thread can do it while a server starts."""
     read_reply("", "run()", [{"role": "tool", "content": "Error: none"}])
-    for language in (*all_scripts(), *all_languages()):
+    for language in all_languages():
         for phrases in language.signals.values():
             phrases.at_start.compile()
             phrases.anywhere.compile()

@@ -5,65 +5,92 @@ and language, that would take most of the reader's time. With the index only a f
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Self
 
-_ANY = frozenset({""})
 #: A phrase with more possible first letters costs more to compile for each letter than the index saves.
 _MANY_LETTERS = 6
+_REPEATED = ("*", "+", "{")
 _OPTIONAL = re.compile(r"\?|\*|\{0,?\d*\}")
 
 
+class PhraseGroup:
+    """Phrases of one signal and language that can begin with one letter. Compiled at its first use."""
+
+    def __init__(self, spaced: bool) -> None:
+        self.phrases: list[str] = []
+        self._spaced = spaced
+
+    @cached_property
+    def pattern(self) -> re.Pattern[str]:
+        return join(self.phrases, self._spaced)
+
+
 class PhraseIndex:
-    """Phrases by their first letter. Each group is compiled at its first use, because most are never used."""
+    """Phrases by their first letter. Earlier phrases take precedence, as they do in one pattern."""
 
-    def __init__(self, phrases: Sequence[str], spaced: bool, few_places: bool = False) -> None:
-        """`spaced`: the script has spaces between words, so phrases match whole words and start at a word.
+    def __init__(self, groups: Mapping[str, Sequence[PhraseGroup]]) -> None:
+        """`groups`: by letter, in the order in which they are tried; with "", phrases that may begin with any."""
+        self._groups = groups
+        self._any = groups.get("", ())
 
+    @classmethod
+    def of(cls, phrases: Sequence[str], spaced: bool, few_places: bool = False) -> Self:
+        """An index of the phrases of one language.
+
+        `spaced`: the script has spaces between words, so phrases match whole words and start at a word.
         `few_places`: the phrases are tried at few positions. Those with many first letters are then compiled only once.
         """
-        self._spaced = spaced
-        self._sources: dict[str, list[str]] = {}
-        self._compiled: dict[str, re.Pattern[str]] = {}
+        groups: dict[str, PhraseGroup] = defaultdict(lambda: PhraseGroup(spaced))
         for phrase in phrases:
             letters = first_letters(phrase) if spaced else None
             if letters is None or (few_places and len(letters) > _MANY_LETTERS):
-                letters = _ANY
+                groups[""].phrases.append(phrase)
+                continue
             for letter in letters:
-                self._sources.setdefault(letter, []).append(phrase)
-        self._any = "" in self._sources
+                groups[letter].phrases.append(narrow(phrase, letter))
+        return cls({letter: [group] for letter, group in groups.items()})
+
+    @classmethod
+    def merge(cls, indexes: Sequence[Self]) -> Self:
+        """An index of all phrases of several languages. It shares their compiled patterns."""
+        groups: dict[str, list[PhraseGroup]] = defaultdict(list)
+        for index in indexes:
+            for letter, listed in index._groups.items():
+                groups[letter] += listed
+        return cls(dict(groups))
 
     def match(self, text: str, place: int) -> re.Match[str] | None:
         """Match at one position."""
         letter = text[place : place + 1]
-        if letter and letter in self._sources and (match := self._pattern(letter).match(text, place)):
-            return match
-        return self._pattern("").match(text, place) if self._any else None
+        groups = (*self._groups.get(letter, ()), *self._any) if letter else self._any
+        return first_match(groups, text, place)
 
     def search(self, text: str, words: Sequence[int]) -> re.Match[str] | None:
         """The first match; `words` are the positions where words begin."""
-        first = self._pattern("").search(text) if self._any else None
-        sources = self._sources
+        found = (match for group in self._any if (match := group.pattern.search(text)))
+        first = min(found, key=re.Match.start, default=None)
         for place in words:
-            # This is false at most positions, so it is checked first.
-            if (letter := text[place]) not in sources:
+            # There are none at most positions, so this is checked first.
+            if not (groups := self._groups.get(text[place])):
                 continue
             if first and first.start() <= place:
                 break
-            if match := self._pattern(letter).match(text, place):
+            if match := first_match(groups, text, place):
                 return match
         return first
 
     def compile(self) -> None:
         """Compile everything now."""
-        for letter in self._sources:
-            self._pattern(letter)
+        for groups in self._groups.values():
+            for group in groups:
+                _ = group.pattern
 
-    def _pattern(self, letter: str) -> re.Pattern[str]:
-        """The phrases that begin with a letter; with "", those that may begin with any."""
-        try:
-            return self._compiled[letter]
-        except KeyError:
-            return self._compiled.setdefault(letter, join(self._sources[letter], self._spaced))
+
+def first_match(groups: Iterable[PhraseGroup], text: str, place: int) -> re.Match[str] | None:
+    return next((match for group in groups if (match := group.pattern.match(text, place))), None)
 
 
 def join(phrases: Sequence[str], spaced: bool) -> re.Pattern[str]:
@@ -98,6 +125,24 @@ def first_letters(phrase: str) -> frozenset[str] | None:
         firsts.append(first_letters(rest[optional.end() :]))
     known = [letters for letters in firsts if letters is not None]
     return frozenset().union(*known) if len(known) == len(firsts) else None
+
+
+def narrow(phrase: str, letter: str) -> str:
+    """The phrase without the alternatives at its beginning that cannot begin with a letter. One of them can."""
+    if phrase.startswith(("(?!", "(?=", "(?<")):
+        end = closing(phrase) + 1
+        return phrase[:end] + narrow(phrase[end:], letter)
+    if not phrase.startswith("(?:"):
+        return phrase
+    end = closing(phrase)
+    rest = phrase[end + 1 :]
+    if rest.startswith(_REPEATED):
+        # A repetition may begin with another letter than the first time.
+        return phrase
+    parts = [part for part in split(phrase[3:end]) if letter in (first_letters(part) or ())]
+    if not parts:
+        return narrow(rest.removeprefix("?"), letter)
+    return f"(?:{'|'.join(narrow(part, letter) for part in parts)}){rest}"
 
 
 def closing(phrase: str) -> int:

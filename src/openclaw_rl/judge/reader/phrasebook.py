@@ -9,7 +9,7 @@ file. `signals.py` explains the signals.
 import re
 import tomllib
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -43,7 +43,7 @@ class SignalPhrases(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Language:
-    """The compiled phrases of one phrase file, or of several with the same script."""
+    """The compiled phrases of one phrase file, or of all files with the same script."""
 
     script: re.Pattern[str]
     spaced: bool
@@ -56,14 +56,33 @@ class Language:
 @cache
 def all_languages() -> tuple[Language, ...]:
     """Every phrase file as a language."""
-    return tuple(read_language([table]) for table in tables())
+    return tuple(map(read_language, tables()))
 
 
 @cache
 def all_scripts() -> tuple[Language, ...]:
     """The phrase files of each script as one language, for texts too short to tell the language."""
-    scripts = sorted({table["script"] for table in tables()})
-    return tuple(read_language([table for table in tables() if table["script"] == script]) for script in scripts)
+    return tuple(
+        merge([one for one in all_languages() if one.script is script])
+        for script in dict.fromkeys(one.script for one in all_languages())
+    )
+
+
+def merge(languages: Sequence[Language]) -> Language:
+    """Languages of one script as one."""
+    listed: dict[str, list[SignalPhrases]] = defaultdict(list)
+    for language in languages:
+        for signal, phrases in language.signals.items():
+            listed[signal].append(phrases)
+    signals = {
+        signal: SignalPhrases(
+            PhraseIndex.merge([phrases.at_start for phrases in parts]),
+            PhraseIndex.merge([phrases.anywhere for phrases in parts]),
+        )
+        for signal, parts in listed.items()
+    }
+    small_words = frozenset().union(*(language.small_words for language in languages))
+    return Language(languages[0].script, languages[0].spaced, signals, small_words)
 
 
 @cache
@@ -81,18 +100,17 @@ def tables() -> tuple[dict[str, Any], ...]:
     return tuple(table for table in read if "signals" in table)
 
 
-def read_language(files: Sequence[dict[str, Any]]) -> Language:
-    """Compile files of one script."""
-    script = files[0]["script"]
-    phrases: dict[str, list[str]] = defaultdict(list)
-    for table in files:
-        for signal, listed in table["signals"].items():
-            expanded = (part for phrase in listed for part in split(expand(phrase, table.get("words", {}))))
-            # A lead only matches at the start of a clause.
-            phrases[signal] += [f"^{part}" if signal == "lead" else part for part in expanded]
-    small_words = " ".join(words for table in files for words in table.get("small_words", []))
-    signals = {signal: compile_phrases(listed, script in SPACED) for signal, listed in phrases.items()}
-    return Language(SCRIPTS[script], script in SPACED, signals, frozenset(normalise(small_words).split()))
+def read_language(table: Mapping[str, Any]) -> Language:
+    """Compile one phrase file."""
+    spaced, words = table["script"] in SPACED, table.get("words", {})
+    signals = {}
+    for signal, listed in table["signals"].items():
+        phrases = [part for phrase in listed for part in split(expand(phrase, words))]
+        # A lead only matches at the start of a clause.
+        at_start = [f"^{phrase}" for phrase in phrases] if signal == "lead" else phrases
+        signals[signal] = compile_phrases(at_start, spaced)
+    small_words = frozenset(normalise(" ".join(table.get("small_words", []))).split())
+    return Language(SCRIPTS[table["script"]], spaced, signals, small_words)
 
 
 def expand(phrase: str, words: dict[str, str]) -> str:
@@ -108,7 +126,7 @@ def compile_phrases(phrases: Sequence[str], spaced: bool) -> SignalPhrases:
     ended = [re.sub(r"(?<!\\)\$", lambda _: _CLAUSE_END, phrase) for phrase in phrases]
     at_start = [inner_starts(phrase[1:]) for phrase in ended if phrase.startswith("^")]
     anywhere = [inner_starts(phrase) for phrase in ended if not phrase.startswith("^")]
-    return SignalPhrases(PhraseIndex(at_start, spaced, few_places=True), PhraseIndex(anywhere, spaced))
+    return SignalPhrases(PhraseIndex.of(at_start, spaced, few_places=True), PhraseIndex.of(anywhere, spaced))
 
 
 def inner_starts(phrase: str) -> str:
