@@ -79,7 +79,7 @@ def with_reasoning(message: Mapping[str, Any]) -> Mapping[str, Any]:
 class GenerationTag(Extension):
     """`{% generation %}` marks what a model wrote, for libraries that train on rendered chats. Here it does nothing."""
 
-    tags = frozenset({"generation"})
+    tags = {"generation"}  # noqa: RUF012
 
     def parse(self, parser: Parser) -> Node:
         line = next(parser.stream).lineno
