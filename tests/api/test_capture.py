@@ -12,43 +12,12 @@ import pytest
 
 from openclaw_rl.api.options import ApiKey
 from openclaw_rl.engines.base import EngineLimits
-from openclaw_rl.ledger import queries
-from openclaw_rl.ledger.ledger import Ledger
-from openclaw_rl.ledger.schema import FILE, connect
-from openclaw_rl.types import Feedback, SampleRequest, State, StoredTurn
-from support.harness import Bench, running, wait_for
+from openclaw_rl.types import Feedback, State
+from support.harness import running, wait_for
+from support.recording import Recording
 
 TOOLS = [{"type": "function", "function": {"name": "look", "description": "", "parameters": {"type": "object"}}}]
 OPENCLAW = {"role": "system", "content": "You are an agent. <!-- openclaw:attempt:STABLE -->"}
-
-
-class Recording(Bench):
-    """A server that captures, whose model spells: one token a byte, as no tokenizer would."""
-
-    def __init__(self, folder: Path, directory: Path, **app: object) -> None:
-        self.ledger = Ledger(directory)
-        self.db = connect(directory / FILE, readonly=True)
-        super().__init__(folder, self.ledger, **app)
-
-    def script(self, request: SampleRequest, index: int) -> list[int]:
-        backend = self.renderer.tokenizer.backend
-        text = self.says.replace("{index}", str(index))
-        ids = [id for character in text for id in backend.encode(character).ids]
-        return [*ids, backend.token_to_id("<|im_end|>")]
-
-    def say(self, answer: str, messages: list[dict], headers: dict | None = None, **body: object) -> dict:
-        """Send a request that the model answers with `answer`; the assistant message the client gets."""
-        self.says = answer
-        response = self.post({"messages": messages, **body}, **(headers or {}))
-        assert response.status_code == 200, response.text
-        self.last_id = response.json()["id"]
-        return response.json()["choices"][0]["message"]
-
-    def turns(self) -> list[StoredTurn]:
-        return [queries.load_turn(self.db, number) for number in queries.turn_numbers(self.db)]
-
-    def states(self) -> list[State]:
-        return [turn.state for turn in self.turns()]
 
 
 @pytest.fixture(scope="module")
@@ -61,12 +30,7 @@ def server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 @pytest.fixture
 def bench(server: Recording) -> Recording:
     """The shared server with an empty ledger."""
-    with sqlite3.connect(server.db.execute("PRAGMA database_list").fetchone()["file"]) as db:
-        for table in ("feedback", "turns", "messages", "sessions", "update_turns", "updates"):
-            db.execute(f"DELETE FROM {table}")
-    db.close()
-    server.ledger._sequences.__init__(1 << 20)
-    server.sampler.__init__(server.script)  # type: ignore[misc]
+    server.empty()
     return server
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from openclaw_rl.learn import loop as module
 from openclaw_rl.learn.phases import Phase
-from openclaw_rl.ledger import changes, verdicts
+from openclaw_rl.ledger import episodes, verdicts
 from openclaw_rl.ledger.errors import LedgerError
 from openclaw_rl.types import SampleKind, Source, State, Verdict
 from support.learning_run import SECONDS, LearningRun, a_run, flat
@@ -147,7 +147,7 @@ async def test_a_turn_that_is_forgotten_during_its_step_is_not_learned_from(run:
     def forget(_sequences: Any) -> None:
         del run.learner.hooks["step"]
         session = run.book.scalar("SELECT session FROM turns WHERE number = ?", forgotten)
-        run.book.change(changes.forget, [session])
+        run.book.change(episodes.forget, [session])
 
     run.learner.hooks["step"] = forget
     (forgotten,) = run.judged(1, session="secret")
@@ -165,7 +165,7 @@ async def test_a_turn_that_is_forgotten_during_its_step_costs_no_other_step(tmp_
 
         def forget(_sequences: Any) -> None:
             del run.learner.hooks["step"]
-            run.book.change(changes.forget, [run.book.scalar("SELECT session FROM turns WHERE number = ?", forgotten)])
+            run.book.change(episodes.forget, [run.book.scalar("SELECT session FROM turns WHERE number = ?", forgotten)])
 
         run.learner.hooks["step"] = forget
         (forgotten,) = run.judged(1, session="secret")

@@ -11,7 +11,7 @@ from openclaw_rl.app.background import BackgroundLoops
 from openclaw_rl.engines.base import StepRefused
 from openclaw_rl.learn.checkpoints import Checkpoints
 from openclaw_rl.learn.rollback import roll_back_offline
-from openclaw_rl.ledger import changes
+from openclaw_rl.ledger import episodes
 from openclaw_rl.ledger.offline import open_offline
 from openclaw_rl.types import State
 from support.learning_run import LearningRun, a_run, dies, flat, forever, once
@@ -151,7 +151,7 @@ async def test_a_lost_step_whose_turn_was_forgotten_is_left_out_and_the_others_a
             await run.trained(*turns[-1])
         await run.kill()
         session = run.book.scalar("SELECT number FROM sessions WHERE id = ?", f"secret {lost}")
-        run.book.change(changes.forget, [session])
+        run.book.change(episodes.forget, [session])
         await run.start(learning=False)
         assert run.sampler.newest_version == 3
         run.learn()

@@ -7,7 +7,7 @@ import pytest
 
 from openclaw_rl.app.background import BackgroundLoops
 from openclaw_rl.learn.checkpoints import Checkpoint
-from openclaw_rl.ledger import changes
+from openclaw_rl.ledger import episodes
 from openclaw_rl.types import State
 from support.fakes import read_policy
 from support.learning_run import LearningRun, flat
@@ -16,7 +16,7 @@ from support.learning_run import LearningRun, flat
 def forget(run: LearningRun, *turns: int) -> None:
     """Delete turns; each has a session of its own."""
     for turn in turns:
-        run.book.change(changes.forget, [run.book.scalar("SELECT session FROM turns WHERE number = ?", turn)])
+        run.book.change(episodes.forget, [run.book.scalar("SELECT session FROM turns WHERE number = ?", turn)])
 
 
 def session_each(run: LearningRun, count: int) -> list[int]:

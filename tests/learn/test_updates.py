@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from openclaw_rl.ledger import changes, policies, updates, verdicts
+from openclaw_rl.ledger import changes, episodes, groups, policies, updates, verdicts
 from openclaw_rl.ledger.errors import CannotJudge
 from openclaw_rl.ledger.states import IllegalTransition
 from openclaw_rl.ledger.status import read_status
@@ -71,7 +71,7 @@ def test_only_judged_turns_are_claimed_and_counted(book: Book) -> None:
         if state is not State.JUDGED:
             book.put(state)
     (turn,) = judged(book)
-    assert updates.waiting(book.db) == 1
+    assert groups.trainable(book.db) == 1
     assert claim(book, 10) == [turn]
 
 
@@ -156,7 +156,7 @@ def test_the_record_of_steps_stays_when_their_turns_are_forgotten(book: Book) ->
         apply(book, step, 1)
     book.change(updates.follow, 2)
     session = book.scalar("SELECT number FROM sessions")
-    assert book.change(changes.forget, [session]) == turns
+    assert book.change(episodes.forget, [session]) == turns
     assert applied(book) == {1: turns[:1], 2: turns[1:2]}
     # Also the step that was rolled back: its policy may still be on disk.
     assert policies.steps_with(book.db, turns) == [1, 2, 3]
@@ -213,7 +213,7 @@ def test_turns_that_were_forgotten_stay_forgotten(book: Book) -> None:
     secret = judged(book, 1, session="secret")
     kept = judged(book, 1)
     batch = apply(book, 1)
-    book.change(changes.forget, [book.scalar("SELECT session FROM turns WHERE number = ?", secret[0])])
+    book.change(episodes.forget, [book.scalar("SELECT session FROM turns WHERE number = ?", secret[0])])
     assert book.change(updates.reconcile, 0, 0, ()) == [1]
     assert states(book, kept) == {State.JUDGED}
     book.change(updates.reconcile, 1, 1, (batch,))
@@ -357,7 +357,7 @@ def test_however_often_it_is_killed_no_turn_is_lost_and_none_is_in_two_steps_tha
                 learning.restart()
             learning.check()
         learning.restart()
-        while updates.waiting(book.db):
+        while groups.trainable(book.db):
             learning.train(random.Random(len(turns)).randint(1, 3), "save")
         learning.check()
         assert sorted(turn for batch in learning.memory for turn in batch.turns) == sorted(turns)
@@ -371,7 +371,7 @@ def test_lost_steps_that_are_given_up_are_not_trained_on_even_if_they_were_being
     assert book.change(updates.reconcile, 0, 0, []) == [1, 2]
     book.change(updates.claim_again, batches[0].turns)
     (session,) = book.rows(f"SELECT session FROM turns WHERE number = {batches[1].turns[0]}")[0]
-    book.change(changes.forget, [session])
+    book.change(episodes.forget, [session])
     book.change(updates.give_up, batches)
     assert claim(book, 1) == []
     assert book.rows("SELECT DISTINCT outcome FROM updates") == [("rolled_back",)]

@@ -268,7 +268,7 @@ def test_a_ledger_from_before_the_log_is_to_be_read_whole(tmp_path: Path, monkey
     log = next(n for n, script in enumerate(MIGRATIONS) if "CREATE TABLE changes" in script)
     monkeypatch.setattr("openclaw_rl.ledger.schema.MIGRATIONS", MIGRATIONS[:log])
     old = Book(tmp_path)
-    old.capture(a_turn())
+    old.put(State.AWAITING)
     old.close()
     monkeypatch.undo()
     with pytest.raises(LedgerUnusable, match="an older version"), open_reader(tmp_path):

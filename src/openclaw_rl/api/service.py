@@ -9,6 +9,7 @@ from itertools import count
 from pathlib import Path
 
 from openclaw_rl.api.capture.capture import Capture, IncomingRequest
+from openclaw_rl.api.capture.episodes import episode_of
 from openclaw_rl.api.capture.open_turn import OpenTurn
 from openclaw_rl.api.completion import Choice, Completion
 from openclaw_rl.api.errors import ApiError, from_engine
@@ -88,7 +89,8 @@ class ChatService:
         """Give a request to the sampler. Raises ApiError."""
         request, prompt = read.request, read.prompt
         max_context = self.sampler.limits.max_context_tokens
-        incoming = IncomingRequest(owner, headers, request, read.chat, prompt, max_context)
+        episode = episode_of(headers, request)
+        incoming = IncomingRequest(owner, headers, request, read.chat, prompt, max_context, episode)
         turn = await self._open_turn(incoming)
         try:
             return self._start(request, owner, turn.prompt if turn else prompt, turn, read.arrived)

@@ -1,11 +1,11 @@
 """Request bodies: the fields of OpenAI's API that have an effect, and our own. Unknown fields are ignored."""
 
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from openclaw_rl.api.errors import ApiError
-from openclaw_rl.types import Feedback, Source
+from openclaw_rl.types import EpisodeResult, Feedback, Source, TurnResult
 
 #: The most stop strings in a request; OpenAI has the same limit.
 MAX_STOPS = 4
@@ -15,6 +15,12 @@ MAX_TEMPERATURE = 2
 TEXT_PART_TYPES = ("text", "input_text", "output_text")
 #: The most completions of one prompt; only a mistake would ask for more.
 MAX_CHOICES = 128
+#: A larger reward, positive or negative, can only be a mistake.
+MAX_REWARD = 1e6
+#: The most attempts in a group; only a mistake would ask for more.
+MAX_GROUP_SIZE = 1024
+#: The longest names of sessions, tasks and groups.
+MAX_NAME_CHARACTERS = 256
 #: Fields that are refused, because an answer that ignores them would be wrong; and what to do instead.
 UNSUPPORTED = {
     "presence_penalty": "leave it out or set it to 0",
@@ -173,6 +179,49 @@ class FeedbackRequest(WireModel):
         return Feedback(score, self.text, Source(self.source))
 
 
+#: A finite number that stays finite in the learner's arithmetic.
+Reward = Annotated[float, Field(ge=-MAX_REWARD, le=MAX_REWARD, allow_inf_nan=False, strict=True)]
+
+
+class StepReward(WireModel):
+    """What a reward says about one turn, which is named by its index in the episode or by its completion's id."""
+
+    index: Annotated[int, Field(ge=0, strict=True)] | None = None
+    id: str | None = None
+    reward: Reward | None = None
+    text: str = ""
+
+    @model_validator(mode="after")
+    def _is_named_once(self) -> Self:
+        if (self.index is None) == (self.id is None):
+            raise ValueError("give either the turn's index or its completion's id")
+        return self
+
+
+class RewardRequest(WireModel):
+    """The body of POST /v1/sessions/{id}/reward: an episode's reward, or the error because of which it has none."""
+
+    reward: Reward | None = None
+    error: str | None = None
+    task: Annotated[str, Field(max_length=MAX_NAME_CHARACTERS)] = ""
+    group: Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARACTERS)] | None = None
+    group_size: Annotated[int, Field(ge=2, le=MAX_GROUP_SIZE, strict=True)] | None = None
+    solved: bool | None = None
+    steps: ListOf[StepReward] = []
+    text: str = ""
+
+    @model_validator(mode="after")
+    def _has_one_end(self) -> Self:
+        if (self.reward is None) == (self.error is None):
+            raise ValueError("give either reward, a number, or error, the reason why there is none")
+        return self
+
+    def result(self) -> EpisodeResult:
+        steps = tuple(TurnResult(step.index, step.id, step.reward, step.text) for step in self.steps)
+        values = self.model_dump(exclude={"steps"})
+        return EpisodeResult(**values, steps=steps)
+
+
 class RollbackRequest(WireModel):
     """The body of POST /v1/policy/rollback: the policy version to return to, 0 for the base model.
 
@@ -227,7 +276,9 @@ def malformed(error: ValidationError) -> ApiError:
     # Where a field allows several types, pydantic adds the type that it tried; no field has such a name.
     place = [part for part in map(str, first["loc"]) if part != "str" and not part.startswith("list[")]
     param = ".".join(place) or None
-    if not param:
-        return ApiError(400, "The body must be a JSON object.")
     message = str(first["msg"]).removeprefix("Value error, ")
+    if not param:
+        if first["type"] == "value_error":
+            return ApiError(400, f"{message[0].upper()}{message[1:]}.")
+        return ApiError(400, "The body must be a JSON object.")
     return ApiError(400, f"{param}: {message}.", param=param)

@@ -25,5 +25,7 @@ async def show_learning(learning: LearnLoop, console: Console) -> None:
                     if what != shown:
                         progress.reset(line)
                         shown = what
-                    progress.update(line, description=what, completed=state.samples, total=state.needed)
+                    progress.update(
+                        line, description=what, completed=min(state.samples, state.needed), total=state.needed
+                    )
             await asyncio.sleep(REFRESH_SECONDS)

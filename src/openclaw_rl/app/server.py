@@ -72,7 +72,7 @@ def serve(config: Config, start: Start) -> None:
             for owned in own_folders(config) if captures else ():
                 keep_to_model(owned, config.served_name)
             keep_options(config)
-            ledger = stack.enter_context(contextlib.closing(Ledger(config.ledger_dir))) if captures else None
+            ledger = stack.enter_context(contextlib.closing(open_ledger(config))) if captures else None
             runner = stack.enter_context(asyncio.Runner(loop_factory=event_loop))
             runner.run(begin(config, folder, ledger, listener, start))
     except EngineUnavailable as error:
@@ -84,6 +84,10 @@ def serve(config: Config, start: Start) -> None:
 async def begin(config: Config, folder: Path, ledger: Ledger | None, listener: socket.socket, start: Start) -> None:
     start.enter_loop()
     await run(config, folder, ledger, listener, start.go_on)
+
+
+def open_ledger(config: Config) -> Ledger:
+    return Ledger(config.ledger_dir, config.capture.group_size, config.capture.group_timeout)
 
 
 def model_folder(config: Config) -> Path:

@@ -67,7 +67,15 @@ def build_loop(
         # Another teacher has the policy's vocabulary and reads the policy's prompts, so it uses the policy's renderer.
         teacher = Teacher((other or policy).sampler, policy.renderer, wanted, policy.sampler)
     workers = setup.options.num_judge_workers
-    return JudgeLoop(ledger, panel, teacher, setup.method, JudgeMetrics(registry), workers=workers)
+    return JudgeLoop(
+        ledger,
+        panel,
+        teacher,
+        setup.method,
+        JudgeMetrics(registry),
+        workers=workers,
+        judges_steps=setup.options.step_judge,
+    )
 
 
 def check_judges(options: JudgeOptions) -> None:

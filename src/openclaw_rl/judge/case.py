@@ -20,6 +20,8 @@ class Case:
     """The response as text, with its tool calls written out."""
     next_state: Sequence[Mapping[str, Any]]
     feedback: Sequence[Feedback]
+    in_episode: bool = False
+    """Whether the turn is part of an episode, which its environment has rewarded."""
 
     @property
     def outcome(self) -> str:
@@ -29,7 +31,12 @@ class Case:
     @classmethod
     def of(cls, turn: StoredTurn) -> "Case":
         return cls(
-            turn.number, last_request(turn.messages), as_text(turn.message), turn.next_state or (), turn.feedback
+            turn.number,
+            last_request(turn.messages),
+            as_text(turn.message),
+            turn.next_state or (),
+            turn.feedback,
+            turn.episode is not None,
         )
 
 

@@ -57,9 +57,12 @@ class JudgeLoop:
         metrics: JudgeMetrics,
         *,
         workers: int = 4,
+        judges_steps: bool = False,
     ) -> None:
+        """With `judges_steps`, judges score the turns of episodes too, where the environment gives no step reward."""
         self.ledger, self.panel, self.teacher = ledger, panel, teacher
         self.method, self.metrics, self.workers = method, metrics, workers
+        self._step_judges = panel.without_feedback() if judges_steps else None
         self._llm = next((judge for judge in panel.judges if isinstance(judge, LlmJudge)), None)
         self._running: dict[int, asyncio.Task[None]] = {}
         self._retries: dict[int, Retry] = {}
@@ -121,7 +124,7 @@ class JudgeLoop:
         """Judge one turn, or plan a retry."""
         try:
             stored = self.ledger.load_turn(turn)
-            await self._store(stored, await self._consider(stored))
+            await self._store(stored, await self._consider(stored), await self._judge_step(stored))
             self._retries.pop(turn, None)
         except UnknownTurn:
             self._retries.pop(turn, None)  # it was deleted meanwhile
@@ -143,9 +146,17 @@ class JudgeLoop:
             return verdict
         return replace(verdict, hints=await self.teacher.consider(turn, verdict.hints))
 
-    async def _store(self, turn: StoredTurn, verdict: Verdict) -> None:
-        sample, reason = self.method.sample_kind(verdict)
-        if await self.ledger.record_verdict(turn.number, verdict, sample, reason, len(turn.feedback)):
+    async def _judge_step(self, turn: StoredTurn) -> float | None:
+        """What the judges give to a turn as a step of its episode; None if they are not asked or cannot say."""
+        episode, judges = turn.episode, self._step_judges
+        if judges is None or episode is None or episode.step_reward is not None or not turn.next_state:
+            return None
+        return (await judges.verdict(Case.of(turn), frozenset([Question.SCORE]))).score
+
+    async def _store(self, turn: StoredTurn, verdict: Verdict, step_reward: float | None = None) -> None:
+        sample, reason = self.method.sample_kind(verdict, turn.episode)
+        heard = len(turn.feedback)
+        if await self.ledger.record_verdict(turn.number, verdict, sample, reason, heard, step_reward):
             log.debug("Turn %d: score %s, %s", turn.number, verdict.score, sample or reason)
             self.metrics.count(verdict, Question.SCORE in self.method.questions, self._saved_votes(verdict))
             self._warn_of_collapse()
@@ -188,13 +199,18 @@ class JudgeLoop:
     async def _give_up(self, turn: int, reason: str) -> None:
         verdict = Verdict(reason=f"{TRIALS} trials failed: {reason}")
         try:
-            await self._store(self.ledger.load_turn(turn), verdict)
+            stored = self.ledger.load_turn(turn)
+            if stored.episode is not None:
+                # Only its step or its hint could not be judged. The environment's reward counts.
+                verdict = await self.panel.verdict(Case.of(stored), self.method.questions)
+            await self._store(stored, verdict)
             self._retries.pop(turn, None)
         except LedgerError:
             self._retry_after(turn, FIRST_PAUSE)
 
     async def _settle(self) -> None:
-        """Settle sessions that have ended: if only scores are trained on, each gets at least one good turn."""
+        """Settle groups, and sessions that have ended: if only scores are trained on, each gets a good turn."""
+        await self.ledger.settle_groups(self.method.why_untrained)
         for turn in await self.ledger.settle_sessions(self.method.rewards_best_turn):
             log.info("Turn %d counts as good: it is the best turn of a session without a good one.", turn)
 

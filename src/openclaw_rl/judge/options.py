@@ -42,6 +42,13 @@ class JudgeOptions(Section):
         group="Judge",
         env="CUSTOM_RM_PATH",
     )
+    step_judge: bool = option(
+        False,
+        "Let the judge score the turns of episodes too, as step rewards where the environment gives none "
+        "(--step-reward-coef).",
+        group="Judge",
+        env="STEP_JUDGE",
+    )
     num_judge_workers: int = option(4, "Turns judged at the same time.", group="Judge", env="NUM_JUDGE_WORKERS", ge=1)
     judge_timeout: float = option(
         120.0, "Seconds to wait for a judge's answers.", group="Judge", env="JUDGE_TIMEOUT", gt=0

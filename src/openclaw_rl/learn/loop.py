@@ -129,7 +129,7 @@ class LearnLoop:
             return NextStep(self.step + 1, needed, needed, training=True)
         if self.step >= self.settings.max_steps:
             return None
-        return NextStep(self.step + 1, min(needed, self.ledger.trainable()), needed)
+        return NextStep(self.step + 1, self.ledger.trainable(), needed)
 
     def status(self) -> str:
         """What the next step waits for, in words."""

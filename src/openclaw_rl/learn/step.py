@@ -66,7 +66,10 @@ class StepRunner:
         self._abandoned = True
 
     async def run(self, count: int) -> bool:
-        """Make a step from `count` turns; whether there is one that counts. The phase must be BATCHING."""
+        """Make a step from at least `count` turns; whether there is one that counts. The phase must be BATCHING.
+
+        There can be more, because groups are taken as a whole. A lost step is made from exactly its turns.
+        """
         self._abandoned = False
         lost = self.line.lost[0] if self.line.lost else None
         if lost is not None:
@@ -75,7 +78,7 @@ class StepRunner:
             numbers = await self.ledger.claim(count, self.line.step, self.max_staleness)
         turns = await self._load_with_signal(numbers)
         # If some turns were stale or had no signal, the others wait for a full batch.
-        report = await self._try(turns) if len(turns) == count else None
+        report = await self._try(turns) if len(turns) >= count else None
         if report is None:
             await self.ledger.release_batches()
             if lost is not None and not self._abandoned:

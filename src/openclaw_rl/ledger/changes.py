@@ -11,11 +11,12 @@ from typing import Any
 from openclaw_rl.ledger.errors import CannotJudge, UnknownTurn
 from openclaw_rl.ledger.packing import pack_floats, pack_ids, pack_json, pack_top
 from openclaw_rl.ledger.states import TRANSITIONS, IllegalTransition
-from openclaw_rl.types import Feedback, Scores, SessionKey, State, Turn, TurnKind
+from openclaw_rl.types import EpisodeState, Feedback, Scores, SessionKey, State, Turn, TurnKind
 
 #: Reasons that are used in more than one place.
 SUPERSEDED = "superseded: the client asked again"
 NO_NEXT_STATE = "the session ended without a next state"
+EPISODE_ENDED = "answered after the end of its episode"
 #: Begins the reason of a turn whose training step was refused.
 QUARANTINED = "quarantined: "
 ALREADY_USED = (State.BATCHED, State.APPLIED)
@@ -98,19 +99,28 @@ def capture(db: sqlite3.Connection, turns: Sequence[Turn], source: str, base: in
         # The base turn was forgotten while this request was answered: store the whole prompt.
         base, keep = None, 0
         turns = [replace(turn, parent=None) for turn in turns]
+    late = EPISODE_ENDED if episode_state(db, first.session) not in (None, EpisodeState.HELD) else ""
     numbers = []
     for turn in turns:
-        trained = turn.kind is TurnKind.MAIN
-        state = State.AWAITING if trained else State.DROPPED
-        numbers.append(record_turn(db, turn, source, base, keep, state, "" if trained else turn.kind_reason))
+        reason = late if turn.kind is TurnKind.MAIN else turn.kind_reason
+        state = State.DROPPED if reason else State.AWAITING
+        numbers.append(record_turn(db, turn, source, base, keep, state, reason))
     return numbers
+
+
+def episode_state(db: sqlite3.Connection, session: SessionKey) -> EpisodeState | None:
+    """The state of a session's episode; None if the session is no episode."""
+    row = db.execute(
+        "SELECT e.state FROM episodes e JOIN sessions s ON s.number = e.session WHERE s.owner = ? AND s.id = ?", session
+    ).fetchone()
+    return row and EpisodeState(row["state"])
 
 
 def supersede(db: sqlite3.Connection, session: SessionKey, request_key: bytes) -> None:
     """Drop the turns of this session that answered the same request and still wait for a next state."""
     rows = db.execute(
         "SELECT t.number FROM turns t JOIN sessions s ON s.number = t.session "
-        "WHERE t.request_key = ? AND s.owner = ? AND s.id = ? AND t.state = ?",
+        "WHERE t.request_key = ? AND s.owner = ? AND s.id = ? AND t.state = ? AND t.next_state IS NULL",
         (request_key, *session, State.AWAITING),
     ).fetchall()
     for row in rows:
@@ -133,14 +143,21 @@ def move(db: sqlite3.Connection, turn: int, state: State, reason: str = "") -> N
 
 
 def set_next_state(db: sqlite3.Connection, turn: int, messages: Sequence[Mapping[str, Any]]) -> None:
-    """Record the messages that followed a turn. The first ones count; a later branch of the session changes nothing."""
-    row = db.execute("SELECT state, next_state, kind FROM turns WHERE number = ?", (turn,)).fetchone()
+    """Record the messages that followed a turn. The first ones count; a later branch of the session changes nothing.
+
+    The turn can then be judged, unless it is part of an episode: that is what the reward is for.
+    """
+    row = db.execute(
+        "SELECT state, next_state, kind, (SELECT 1 FROM episodes e WHERE e.session = t.session) AS episode "
+        "FROM turns t WHERE number = ?",
+        (turn,),
+    ).fetchone()
     if row is None:
         raise UnknownTurn(f"there is no turn {turn}")
     if row["next_state"] is not None or row["kind"] != TurnKind.MAIN:
         return
     db.execute("UPDATE turns SET next_state = ? WHERE number = ?", (pack_json(messages), turn))
-    if row["state"] in (State.AWAITING, State.DROPPED):
+    if row["state"] in (State.AWAITING, State.DROPPED) and not row["episode"]:
         move(db, turn, State.READY)
 
 
@@ -156,7 +173,8 @@ def set_logprobs(db: sqlite3.Connection, turn: int, version: int, scores: Scores
 def add_feedback(db: sqlite3.Connection, owner: str, completion: str, choice: int, feedback: Feedback) -> None:
     """Attach feedback; the turn can then be judged, or judged again. Raises UnknownTurn and CannotJudge."""
     row = db.execute(
-        "SELECT t.number, t.session, t.state, t.kind, t.kind_reason, t.reason FROM turns t "
+        "SELECT t.number, t.session, t.state, t.kind, t.kind_reason, t.reason, "
+        "(SELECT 1 FROM episodes e WHERE e.session = t.session) AS episode FROM turns t "
         "JOIN sessions s ON s.number = t.session WHERE t.completion = ? AND t.choice = ? AND s.owner = ?",
         (completion, choice, owner),
     ).fetchone()
@@ -164,6 +182,10 @@ def add_feedback(db: sqlite3.Connection, owner: str, completion: str, choice: in
         raise UnknownTurn(f"There is no completion {completion} (choice {choice}) of yours.")
     if row["kind"] != TurnKind.MAIN:
         raise CannotJudge(f"This turn is not trained on: {row['kind_reason']}.")
+    if row["episode"]:
+        raise CannotJudge(
+            "This turn is part of an episode, which is rewarded as a whole: POST /v1/sessions/{id}/reward."
+        )
     state = State(row["state"])
     if state in ALREADY_USED:
         raise CannotJudge("This turn has already been trained on.")
@@ -178,7 +200,7 @@ def add_feedback(db: sqlite3.Connection, owner: str, completion: str, choice: in
 
 
 def close_session(db: sqlite3.Connection, key: SessionKey) -> bool:
-    """Close a session; its waiting turns are dropped. False if there is no such session."""
+    """Close a session; its waiting turns are dropped, unless they await a reward. False if there is no such session."""
     row = db.execute("SELECT number FROM sessions WHERE owner = ? AND id = ?", key).fetchone()
     if row is None:
         return False
@@ -195,19 +217,10 @@ def close_idle(db: sqlite3.Connection, before: float) -> int:
 
 
 def _close(db: sqlite3.Connection, session: int) -> None:
-    waiting = db.execute("SELECT number FROM turns WHERE session = ? AND state = ?", (session, State.AWAITING))
+    waiting = db.execute(
+        "SELECT number FROM turns WHERE session = ? AND state = ? AND session NOT IN (SELECT session FROM episodes)",
+        (session, State.AWAITING),
+    )
     for row in waiting.fetchall():
         move(db, row["number"], State.DROPPED, NO_NEXT_STATE)
     db.execute("UPDATE sessions SET closed = ? WHERE number = ?", (time.time(), session))
-
-
-def forget(db: sqlite3.Connection, sessions: Sequence[int]) -> list[int]:
-    """Delete sessions with everything in them; the numbers of their turns."""
-    marks = ", ".join("?" * len(sessions))
-    turns = db.execute(f"SELECT number FROM turns WHERE session IN ({marks})", tuple(sessions)).fetchall()
-    # Turns refer to messages and to each other within their session: check references at the end.
-    db.execute("PRAGMA defer_foreign_keys = ON")
-    db.execute(f"DELETE FROM turns WHERE session IN ({marks})", tuple(sessions))
-    db.execute(f"DELETE FROM messages WHERE session IN ({marks})", tuple(sessions))
-    db.execute(f"DELETE FROM sessions WHERE number IN ({marks})", tuple(sessions))
-    return [row["number"] for row in turns]

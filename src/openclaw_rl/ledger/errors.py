@@ -24,6 +24,26 @@ class CannotJudge(LedgerError):
     """Feedback comes too late for this turn, or the turn is never trained on."""
 
 
+class UnknownSession(LedgerError):
+    """The owner has no such session."""
+
+
+class AlreadyRewarded(LedgerError):
+    """The episode has ended with another result."""
+
+
+class TooLate(LedgerError):
+    """The episode or its group no longer takes a reward, or its turns were trained on."""
+
+
+class BadResult(LedgerError):
+    """A field of an episode's result does not fit what is recorded."""
+
+    def __init__(self, message: str, field: str) -> None:
+        super().__init__(message)
+        self.field = field
+
+
 class LedgerUnusable(UserError):
     """The ledger's file cannot be used; the message says why and what to do."""
 

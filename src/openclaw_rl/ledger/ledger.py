@@ -10,21 +10,26 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar
 
-from openclaw_rl.ledger import changes, policies, queries, updates, verdicts
-from openclaw_rl.ledger.errors import CaptureSuspended, sqlite_errors_as_sentences
+from openclaw_rl.ledger import changes, episodes, groups, policies, queries, updates, verdicts
+from openclaw_rl.ledger.errors import CaptureSuspended, TooLate, sqlite_errors_as_sentences
+from openclaw_rl.ledger.options import GROUP_SIZE, GROUP_TIMEOUT
 from openclaw_rl.ledger.schema import FILE, connect, create, migrate
 from openclaw_rl.ledger.writer import Writer
 from openclaw_rl.rendering.token_cache import TokenCache
 from openclaw_rl.types import (
     BASE_VERSION,
     Batch,
+    EpisodeMode,
+    EpisodeResult,
     Feedback,
+    Queue,
     SampleKind,
     Scores,
     SessionKey,
     State,
     StoredTurn,
     Turn,
+    TurnEpisode,
     Verdict,
     VerdictSummary,
 )
@@ -43,13 +48,16 @@ class Ledger:
     - A change happens as a whole or not at all; changes are made in the order in which they were submitted.
     - A turn moves only along the transitions in `states`; every dropped turn has a reason.
     - A turn is in at most one training step that counts, also after a crash, a resume or a rollback.
+    - The turns of an episode wait for its reward. Those of a group are trained on together, once it is settled.
     - Reads never wait for the writer. They happen at once, on the caller's thread, and are short look-ups by index.
     - If the disk is full or the database is locked, changes and reads fail with CaptureSuspended instead of holding up
       requests; writing resumes by itself.
     - Any thread may read. Other processes may read and change the same ledger (`reader`, `offline`).
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, group_size: int = GROUP_SIZE, group_timeout: float = GROUP_TIMEOUT) -> None:
+        """`group_size` is for groups that do not state it; `group_timeout` is in seconds after a first reward."""
+        self.group_size, self.group_timeout = group_size, group_timeout
         with sqlite_errors_as_sentences(directory):
             create(directory / FILE)
             connection = connect(directory / FILE)
@@ -66,11 +74,20 @@ class Ledger:
             reader.close()
 
     async def capture(
-        self, turns: Sequence[Turn], source: str, base: int | None, keep: int, *, done: bool = False
+        self,
+        turns: Sequence[Turn],
+        source: str,
+        base: int | None,
+        keep: int,
+        *,
+        done: bool = False,
+        episode: EpisodeMode | None = None,
     ) -> None:
-        """Record the turns of one answered request; with `done`, their session ends with them."""
+        """Record the turns of one answered request. With `done`, their session ends; with `episode`, it is one."""
 
         def change(db: sqlite3.Connection) -> list[int]:
+            if episode is not None:
+                episodes.begin(db, turns[0].session, source, episode)
             numbers = changes.capture(db, turns, source, base, keep)
             if done:
                 changes.close_session(db, turns[0].session)
@@ -87,22 +104,46 @@ class Ledger:
     async def add_feedback(self, owner: str, completion: str, choice: int, feedback: Feedback) -> None:
         await self._write(lambda db: changes.add_feedback(db, owner, completion, choice, feedback))
 
+    async def end_episode(self, key: SessionKey, result: EpisodeResult) -> None:
+        """Record how an episode ended. Raises UnknownSession, AlreadyRewarded, TooLate and BadResult."""
+        late = await self._write(lambda db: episodes.end(db, key, result, self.group_size))
+        if late:
+            # Raised only here: that the attempt came too late is recorded.
+            raise TooLate("The group of this episode takes no further attempts: it is complete or has timed out.")
+
     async def close_session(self, key: SessionKey) -> bool:
         return await self._write(lambda db: changes.close_session(db, key))
 
     async def close_idle(self, seconds: float) -> int:
-        """Close the sessions that were idle for `seconds`; returns how many."""
-        return await self._write(lambda db: changes.close_idle(db, time.time() - seconds))
+        """Close the sessions that were idle for `seconds`; returns how many. Episodes without a reward have failed."""
+
+        def change(db: sqlite3.Connection) -> int:
+            before = time.time() - seconds
+            return episodes.abandon_idle(db, before) + changes.close_idle(db, before)
+
+        return await self._write(change)
 
     async def record_verdict(
-        self, turn: int, verdict: Verdict, sample: SampleKind | None, reason: str, heard: int
+        self,
+        turn: int,
+        verdict: Verdict,
+        sample: SampleKind | None,
+        reason: str,
+        heard: int,
+        step_reward: float | None = None,
     ) -> bool:
-        return await self._write(lambda db: verdicts.record(db, turn, verdict, sample, reason, heard))
+        return await self._write(lambda db: verdicts.record(db, turn, verdict, sample, reason, heard, step_reward))
 
     async def settle_sessions(self, at_least_one: bool) -> list[int]:
         if not self._read(verdicts.any_unsettled):
             return []
         return await self._write(lambda db: verdicts.settle_sessions(db, at_least_one))
+
+    async def settle_groups(self, why_untrained: Callable[[TurnEpisode], str]) -> None:
+        """Settle complete and timed-out groups. Turns whose reward teaches nothing, for a reason, are dropped."""
+        before = time.time() - self.group_timeout
+        if self._read(lambda db: groups.any_to_settle(db, before)):
+            await self._write(lambda db: episodes.settle_groups(db, before, why_untrained))
 
     async def claim(self, count: int, step: int, max_staleness: int) -> list[int]:
         return await self._write(lambda db: updates.claim(db, count, step, max_staleness))
@@ -147,7 +188,12 @@ class Ledger:
         return self._read(lambda db: queries.open_conversations(db, limit))
 
     def trainable(self) -> int:
-        return self._read(updates.waiting)
+        """How many turns a step could take now."""
+        return self._read(groups.trainable)
+
+    def queue(self) -> Queue:
+        """Turns on their way to a training step."""
+        return self._read(groups.queue)
 
     def versions_with_deleted_turns(self) -> set[int]:
         """The policy versions that were trained on turns that were deleted since."""

@@ -5,7 +5,7 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from openclaw_rl.ledger import changes, policies, schema, updates
+from openclaw_rl.ledger import episodes, policies, schema, updates
 from openclaw_rl.ledger.errors import NoLedger, sqlite_errors_as_sentences
 from openclaw_rl.ledger.private import make_private
 from openclaw_rl.ledger.reader import LedgerReader
@@ -37,7 +37,7 @@ class OfflineLedger:
     def forget(self, sessions: Sequence[SessionSummary]) -> list[int]:
         """Delete sessions with everything in them; the numbers of their turns."""
         with transaction(self._db):
-            return changes.forget(self._db, [summary.number for summary in sessions])
+            return episodes.forget(self._db, [summary.number for summary in sessions])
 
     def wipe(self, *, beside_server: bool) -> str:
         """Remove what was deleted from the files too. If that cannot be done now: why, and what to do; else empty.

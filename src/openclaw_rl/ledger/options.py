@@ -4,6 +4,9 @@ from pathlib import Path
 
 from openclaw_rl.config.options import Section, option
 
+#: The defaults of groups.
+GROUP_SIZE, GROUP_TIMEOUT = 8, 600.0
+
 
 class CaptureOptions(Section):
     """What is recorded, and where."""
@@ -24,4 +27,18 @@ class CaptureOptions(Section):
         group="Capture",
         env="RL_BUFFER_DIR",
         shown="the run directory",
+    )
+    group_size: int = option(
+        GROUP_SIZE,
+        "Attempts at a task that form a group, unless their rewards say otherwise.",
+        group="Capture",
+        env="GROUP_SIZE",
+        ge=2,
+    )
+    group_timeout: float = option(
+        GROUP_TIMEOUT,
+        "Seconds after its first reward that a group waits for further attempts.",
+        group="Capture",
+        env="GROUP_TIMEOUT",
+        gt=0,
     )

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from openclaw_rl.ledger import verdicts
+from openclaw_rl.ledger import episodes, verdicts
 from openclaw_rl.ledger.changes import SUPERSEDED
 from openclaw_rl.ledger.errors import UnknownTurn
 from openclaw_rl.ledger.packing import unpack_floats, unpack_ids, unpack_top
@@ -75,6 +75,7 @@ def last_waiting(db: sqlite3.Connection, session: SessionKey, ancestor: int | No
     row = db.execute(
         "WITH RECURSIVE line (waiting, number, parent) AS ("
         f" SELECT t.number, t.number, t.parent FROM turns t {SESSION} WHERE s.owner = ? AND s.id = ? AND t.state = ?"
+        " AND t.next_state IS NULL"
         " UNION ALL SELECT line.waiting, t.number, t.parent FROM turns t JOIN line ON t.number = line.parent"
         " WHERE ? IS NOT NULL)"
         " SELECT max(waiting) AS number FROM line WHERE number = coalesce(?, waiting)",
@@ -175,6 +176,7 @@ def load_turn(db: sqlite3.Connection, number: int) -> StoredTurn:
         feedback=[Feedback(item["score"], item["text"], Source(item["source"])) for item in said],
         verdict=verdict,
         sample=sample,
+        episode=episodes.of_turn(db, number, row["session"]),
     )
 
 
@@ -217,8 +219,12 @@ def open_conversations(db: sqlite3.Connection, limit: int) -> list[tuple[int, st
 
 
 def judged_turns(db: sqlite3.Connection) -> list[int]:
-    """Turns that have a verdict, in the order they were recorded."""
-    return [row["turn"] for row in db.execute("SELECT turn FROM verdicts ORDER BY turn")]
+    """Turns that have a verdict and are no part of an episode, in the order they were recorded."""
+    rows = db.execute(
+        "SELECT v.turn FROM verdicts v JOIN turns t ON t.number = v.turn "
+        "WHERE t.session NOT IN (SELECT session FROM episodes) ORDER BY v.turn"
+    )
+    return [row["turn"] for row in rows]
 
 
 def turn_numbers(db: sqlite3.Connection, session: SessionKey | None = None) -> list[int]:
@@ -254,6 +260,7 @@ def sessions(db: sqlite3.Connection, id: str | None = None, owner: str | None = 
             row["turns"],
             row["main"],
             row["ready"],
+            episodes.of_session(db, row["number"]),
         )
         for row in rows
     ]

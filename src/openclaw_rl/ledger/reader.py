@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from openclaw_rl.ledger import change_log, policies, queries, updates, verdicts
+from openclaw_rl.ledger import change_log, groups, policies, queries, updates, verdicts
 from openclaw_rl.ledger.change_log import Changes
 from openclaw_rl.ledger.errors import LedgerUnusable, NewerLedger, NoLedger, sqlite_errors_as_sentences
 from openclaw_rl.ledger.schema import FILE, MIGRATIONS, connect
@@ -104,7 +104,7 @@ class LedgerReader:
                 yield queries.load_turn(db, number)
 
     def judged_turns(self) -> list[int]:
-        """Turns that have a verdict, in the order they were recorded."""
+        """Turns that have a verdict and are no part of an episode, in the order they were recorded."""
         with self.snapshot() as db:
             return queries.judged_turns(db)
 
@@ -131,7 +131,7 @@ class LedgerReader:
     def trainable(self) -> int:
         """How many turns can be trained on."""
         with self.snapshot() as db:
-            return updates.waiting(db)
+            return groups.trainable(db)
 
     def steps_with(self, turns: Iterable[int]) -> list[int]:
         """The training steps that used these turns and made a policy, whether or not they count."""

@@ -208,6 +208,51 @@ MIGRATIONS = (
         (SELECT max(before.version) FROM updates before WHERE before.step < u.step AND before.version < u.version), 0
     ) FROM updates u WHERE version IS NOT NULL;
     """,
+    """
+    CREATE TABLE groups (
+        number INTEGER PRIMARY KEY,
+        owner TEXT NOT NULL,
+        name TEXT NOT NULL,
+        size INTEGER NOT NULL,             -- how many attempts it is complete with
+        first_reward REAL,                 -- when its first attempt was rewarded
+        closed REAL,                       -- since when no attempt can join it
+        settled REAL,                      -- since when the columns below hold
+        mean REAL,                         -- of the rewards of its attempts
+        rewarded INTEGER NOT NULL DEFAULT 0,
+        constant INTEGER NOT NULL DEFAULT 0,  -- whether all of them are equal
+        UNIQUE (owner, name)
+    );
+    CREATE INDEX unsettled_groups ON groups (closed) WHERE settled IS NULL;
+    CREATE TABLE group_steps (
+        group_number INTEGER NOT NULL REFERENCES groups ON DELETE CASCADE,
+        step INTEGER NOT NULL,
+        mean REAL NOT NULL,                -- of the rewards of this step in two or more attempts
+        PRIMARY KEY (group_number, step)
+    );
+    CREATE TABLE episodes (
+        session INTEGER PRIMARY KEY REFERENCES sessions ON DELETE CASCADE,
+        mode TEXT NOT NULL,
+        state TEXT NOT NULL,
+        task TEXT NOT NULL DEFAULT '',
+        group_number INTEGER REFERENCES groups,
+        reward REAL,
+        solved INTEGER,
+        error TEXT NOT NULL DEFAULT '',    -- why it failed
+        result BLOB,                       -- a digest of what the environment said at its end
+        ended REAL
+    );
+    CREATE INDEX held_episodes ON episodes (session) WHERE state = 'held';
+    CREATE INDEX episodes_by_group ON episodes (group_number);
+    CREATE TABLE episode_steps (
+        turn INTEGER PRIMARY KEY REFERENCES turns ON DELETE CASCADE,
+        step INTEGER NOT NULL,             -- the turn's index in its episode
+        reward REAL
+    );
+    CREATE TRIGGER episode_added AFTER INSERT ON episodes BEGIN
+        INSERT INTO changes (kind, item) VALUES ('session', NEW.session); END;
+    CREATE TRIGGER episode_changed AFTER UPDATE OF state ON episodes BEGIN
+        INSERT INTO changes (kind, item) VALUES ('session', NEW.session); END;
+    """,
 )
 
 

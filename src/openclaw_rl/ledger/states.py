@@ -7,8 +7,9 @@ from openclaw_rl.types import State
 TRANSITIONS: dict[State, frozenset[State]] = {
     State.CAPTURED: frozenset({State.AWAITING, State.READY, State.DROPPED}),
     State.AWAITING: frozenset({State.READY, State.DROPPED}),
-    State.READY: frozenset({State.JUDGED, State.DROPPED}),
-    State.JUDGED: frozenset({State.BATCHED, State.READY, State.DROPPED}),
+    # A session whose turns were ready or judged can become an episode, whose reward they then await.
+    State.READY: frozenset({State.AWAITING, State.JUDGED, State.DROPPED}),
+    State.JUDGED: frozenset({State.AWAITING, State.BATCHED, State.READY, State.DROPPED}),
     State.BATCHED: frozenset({State.APPLIED, State.JUDGED, State.DROPPED}),
     # A step that was lost with the learner's memory is made again.
     State.APPLIED: frozenset({State.JUDGED}),

@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from openclaw_rl.ledger import policies
+from openclaw_rl.ledger import groups, policies
 from openclaw_rl.ledger.changes import QUARANTINED, move
 from openclaw_rl.types import BASE_VERSION, Batch, State, StepOutcome, Update
 
@@ -28,15 +28,10 @@ STEP_OF = (
 )
 
 
-def waiting(db: sqlite3.Connection) -> int:
-    """How many turns can be trained on."""
-    (count,) = db.execute("SELECT count(*) FROM turns WHERE state = ?", (State.JUDGED,)).fetchone()
-    return int(count)
-
-
 def claim(db: sqlite3.Connection, count: int, step: int, max_staleness: int) -> list[int]:
     """Take the next turns for the step after `step`, the longest judged first. Turns of too old a policy are dropped.
 
+    A group is taken as a whole, so there can be more than `count` turns. There are fewer only if no more can be taken.
     A policy's age is counted in steps and not in versions: a step that was lost and repeated makes a new version, but
     the turns are no staler for it.
     """
@@ -46,14 +41,11 @@ def claim(db: sqlite3.Connection, count: int, step: int, max_staleness: int) -> 
     ).fetchall()
     for row in stale:
         move(db, row["number"], State.DROPPED, f"stale: answered more than {max_staleness} policy versions ago")
-    rows = db.execute(
-        "SELECT t.number FROM turns t JOIN verdicts v ON v.turn = t.number WHERE t.state = ? ORDER BY v.number LIMIT ?",
-        (State.JUDGED, count),
-    ).fetchall()
-    for row in rows:
-        move(db, row["number"], State.BATCHED)
+    turns = groups.next_units(db, count)
+    for turn in turns:
+        move(db, turn, State.BATCHED)
     # Sorted, because the order of a batch can change the last bits of its sums.
-    return sorted(row["number"] for row in rows)
+    return sorted(turns)
 
 
 def claim_again(db: sqlite3.Connection, turns: Sequence[int]) -> list[int]:

@@ -43,10 +43,17 @@ AT_LEAST_ONE = "the best turn of a session without a good one"
 
 
 def record(
-    db: sqlite3.Connection, turn: int, verdict: Verdict, sample: SampleKind | None, reason: str, heard: int
+    db: sqlite3.Connection,
+    turn: int,
+    verdict: Verdict,
+    sample: SampleKind | None,
+    reason: str,
+    heard: int,
+    step_reward: float | None = None,
 ) -> bool:
     """Store a verdict: the turn is then judged, or dropped for a reason if there is nothing to train on.
 
+    `step_reward` is what a judge gives to the turn as a step of its episode, if it was asked.
     `heard` is how many pieces of explicit feedback the judge saw. If there are more by now, or the turn is no longer
     ready, nothing is stored and False is returned.
     """
@@ -56,6 +63,8 @@ def record(
     if row is None or row["state"] != State.READY or row["said"] != heard:
         return False
     store(db, turn, verdict, sample)
+    if step_reward is not None:
+        db.execute("UPDATE episode_steps SET reward = ? WHERE turn = ?", (step_reward, turn))
     move(db, turn, State.JUDGED if sample else State.DROPPED, "" if sample else whole_text(reason))
     return True
 
@@ -114,8 +123,9 @@ def summaries(db: sqlite3.Connection) -> list[VerdictSummary]:
 
 
 def recent(db: sqlite3.Connection, count: int) -> list[VerdictSummary]:
-    """The last verdicts, the newest first."""
-    return [_summary(row) for row in db.execute(f"{SUMMARIES} ORDER BY number DESC LIMIT ?", (count,))]
+    """The last verdicts, the newest first, without the rewards of environments."""
+    query = f"{SUMMARIES} WHERE source IS NOT ? ORDER BY number DESC LIMIT ?"
+    return [_summary(row) for row in db.execute(query, (Source.ENVIRONMENT, count))]
 
 
 def _summary(row: sqlite3.Row) -> VerdictSummary:
@@ -182,7 +192,8 @@ def examples(db: sqlite3.Connection, each: int) -> list[tuple[ExampleKind, int]]
 #: Sessions that have ended, whose turns are all judged, and that have not been settled since.
 ENDED = (
     "SELECT number FROM sessions s WHERE closed IS NOT NULL AND NOT settled AND NOT EXISTS "
-    f"(SELECT 1 FROM turns t WHERE t.session = s.number AND t.state = '{State.READY}')"
+    f"(SELECT 1 FROM turns t WHERE t.session = s.number AND t.state = '{State.READY}') "
+    "AND number NOT IN (SELECT session FROM episodes)"
 )
 
 
@@ -193,7 +204,7 @@ def any_unsettled(db: sqlite3.Connection) -> bool:
 def settle_sessions(db: sqlite3.Connection, at_least_one: bool) -> list[int]:
     """Settle the sessions that have ended and been judged; the turns that were chosen.
 
-    With `at_least_one`, the best turn of a session without a good one then counts as +1.
+    With `at_least_one`, the best turn of a session without a good one then counts as +1. Episodes are left alone.
     """
     ended = db.execute(ENDED).fetchall()
     chosen = [_choose(db, row["number"]) for row in ended] if at_least_one else []

@@ -17,8 +17,9 @@ from numpy.typing import ArrayLike
 from openclaw_rl.config.options import ConfigError
 from openclaw_rl.engines.capabilities import SamplerCapabilities
 from openclaw_rl.errors import UserError
+from openclaw_rl.methods.group_advantages import group_advantage, no_advantage
 from openclaw_rl.methods.options import MethodOptions
-from openclaw_rl.types import Alternatives, Hint, Question, SampleKind, StoredTurn, Verdict
+from openclaw_rl.types import Alternatives, Hint, Question, SampleKind, StoredTurn, TurnEpisode, Verdict
 
 if TYPE_CHECKING:
     from openclaw_rl.methods.distillation import TopK
@@ -96,6 +97,8 @@ class Method:
         self.options = options
         self.centred = options.baseline == "batch"
         """Whether signals are measured from their mean over the batch."""
+        self.compares = options.baseline == "group"
+        """Whether an episode's reward is measured from the mean of its group."""
 
     @classmethod
     def check(cls, options: MethodOptions) -> None:
@@ -138,13 +141,27 @@ class Method:
 
     # What it makes of a verdict.
 
-    def sample_kind(self, verdict: Verdict) -> tuple[SampleKind | None, str]:
-        """Which signals of a judged turn are trained on; None with the reason if there are none."""
+    def sample_kind(self, verdict: Verdict, episode: TurnEpisode | None = None) -> tuple[SampleKind | None, str]:
+        """Which signals of a judged turn are trained on; None with the reason if there are none.
+
+        A reward of 0 is a signal where it is measured from others.
+        """
         taught = bool(self.w_opd) and any(hint.logprobs for hint in verdict.hints)
-        scored = bool(self.w_rl and verdict.score)
+        is_relative = episode is not None and (self.centred or self.is_compared(episode))
+        scored = bool(self.w_rl) and (verdict.score is not None if is_relative else bool(verdict.score))
         if taught:
             return SampleKind.OPD_RL if scored else SampleKind.OPD, ""
         return (SampleKind.RL, "") if scored else (None, self._why_nothing(verdict))
+
+    def is_compared(self, episode: TurnEpisode) -> bool:
+        """Whether an episode's reward is measured from the mean of its group."""
+        return self.compares and episode.group is not None
+
+    def why_untrained(self, episode: TurnEpisode) -> str:
+        """Why the reward of a turn in a settled group teaches nothing; empty if it teaches something."""
+        if not self.is_compared(episode) or group_advantage(episode, self.options.step_reward_coef):
+            return ""
+        return no_advantage(episode)
 
     def lesson(self, turn: StoredTurn, baseline: Baseline = NO_BASELINE) -> Lesson:
         """What each response token learns. Raises NoSignal; whether it does never depends on the baseline."""
@@ -168,9 +185,11 @@ class Method:
         return Baseline(mean_of_several(gaps), mean_of_several(scores))
 
     def score(self, turn: StoredTurn) -> float | None:
-        """The turn's score, if it is trained on. Raises NoSignal."""
+        """The turn's score, if it is trained on; in a group its advantage. Raises NoSignal."""
         if turn.sample not in (SampleKind.RL, SampleKind.OPD_RL) or not self.w_rl:
             return None
+        if turn.episode is not None and self.is_compared(turn.episode):
+            return self._compared(turn.episode, alone=turn.sample is SampleKind.RL)
         score = turn.verdict.score if turn.verdict else None
         if score is None:
             raise NoSignal("it has no score")
@@ -201,6 +220,15 @@ class Method:
     def record(self, turn: StoredTurn) -> Mapping[str, Any] | None:
         """What a sample taught in full, for --record; None if there is nothing to write."""
         return None
+
+    def _compared(self, episode: TurnEpisode, *, alone: bool) -> float:
+        """The advantage of a turn in a group. Raises NoSignal if it is 0 and the turn's only signal."""
+        if episode.group_mean is None:
+            raise NoSignal("its group is not complete")
+        advantage = group_advantage(episode, self.options.step_reward_coef)
+        if alone and not advantage:
+            raise NoSignal(no_advantage(episode))
+        return advantage
 
     def _reward(self, score: float | None, baseline: Baseline) -> float:
         return 0.0 if score is None else self.w_rl * (score - baseline.score)

@@ -33,11 +33,19 @@ class MethodOptions(Section):
         env=("OPENCLAW_COMBINE_W_OPD", "OPENCLAW_TOPK_W_OPD"),
         ge=0,
     )
-    baseline: Literal["none", "batch"] = option(
+    baseline: Literal["none", "batch", "group"] = option(
         "none",
-        "What is subtracted from scores and distillation advantages: nothing, or their mean over the step's batch.",
+        "What is subtracted from scores and distillation advantages: nothing, or their mean over the step's batch; "
+        "with group, an episode's reward is measured from the mean of its group, and nothing else is changed.",
         group="Method",
         env="OPENCLAW_BASELINE",
+    )
+    step_reward_coef: float = option(
+        0.0,
+        "With --baseline group: weight of a step's own reward, measured from the mean of the same step in the group.",
+        group="Method",
+        env="STEP_REWARD_COEF",
+        ge=0,
     )
     opd_clip: float = option(
         0.0,

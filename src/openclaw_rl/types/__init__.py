@@ -3,6 +3,16 @@
 # mypy: implicit-reexport
 # ruff: noqa: F401
 
+from openclaw_rl.types.episodes import (
+    EpisodeMode,
+    EpisodeResult,
+    EpisodeState,
+    EpisodeSummary,
+    GroupProgress,
+    Queue,
+    TurnEpisode,
+    TurnResult,
+)
 from openclaw_rl.types.sampling import (
     BASE_VERSION,
     FinishReason,

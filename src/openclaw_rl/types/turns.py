@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple
 
+from openclaw_rl.types.episodes import EpisodeSummary, TurnEpisode
 from openclaw_rl.types.sampling import Likeliest, SamplingParams
 from openclaw_rl.types.training import SampleKind
 from openclaw_rl.types.verdicts import Feedback, Verdict
@@ -75,6 +76,7 @@ class State(StrEnum):
     CAPTURED = "captured"
     """Recorded, but not complete: an imported turn still needs its log-probs."""
     AWAITING = "awaiting_next_state"
+    """Its next state is awaited; in an episode, the reward."""
     READY = "ready"
     """Its next state is known: the turn can be judged."""
     JUDGED = "judged"
@@ -114,6 +116,8 @@ class StoredTurn:
     verdict: Verdict | None
     sample: SampleKind | None
     """Which signals it trains on, once it is judged."""
+    episode: TurnEpisode | None = None
+    """The episode of its session, if the session is one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +135,7 @@ class SessionSummary:
     main: int
     ready: int
     """Turns that have a next state."""
+    episode: EpisodeSummary | None = None
 
 
 @dataclass(frozen=True, slots=True)

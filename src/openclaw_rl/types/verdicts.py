@@ -25,7 +25,7 @@ class Feedback:
     """Explicit feedback on a turn."""
 
     score: float
-    """From -1 to 1."""
+    """From -1 to 1; the reward of an episode may be any number."""
     text: str = ""
     source: Source = Source.EXPLICIT
 
@@ -73,7 +73,7 @@ class Verdict:
     """The judgement of a turn."""
 
     score: float | None = None
-    """From -1 to 1; None: not judged."""
+    """From -1 to 1, or an episode's reward, which may be any number; None: not judged."""
     source: Source | None = None
     """Where the score comes from, or the hints if there is no score."""
     hints: tuple[Hint, ...] = ()

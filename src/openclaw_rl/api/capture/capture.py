@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from openclaw_rl.api.capture.classify import kind_of
+from openclaw_rl.api.capture.episodes import truthy
 from openclaw_rl.api.capture.next_state import ReactionFinder
 from openclaw_rl.api.capture.open_turn import OpenTurn
 from openclaw_rl.api.capture.sessions import named_session, new_session
@@ -18,7 +19,7 @@ from openclaw_rl.ledger.packing import common_prefix
 from openclaw_rl.ledger.queries import Ancestor
 from openclaw_rl.rendering import history
 from openclaw_rl.rendering.chat import ChatRenderer, RenderedPrompt
-from openclaw_rl.types import Continuation, SessionKey, TurnKind
+from openclaw_rl.types import Continuation, EpisodeMode, SessionKey, TurnKind
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +36,8 @@ class IncomingRequest:
     """The chat as the client sent it, rendered."""
     max_context_tokens: int
     """The model's limit, answer included."""
+    episode: EpisodeMode | None = None
+    """Given if the request is part of an episode."""
 
 
 class Capture:
@@ -80,7 +83,7 @@ class Capture:
         ancestor = self.ledger.find_ancestor(incoming.owner, keys.ends, named[0] if named else None, self._continued)
         name, source = named or ((ancestor.session.id, "history") if ancestor else new_session())
         session = SessionKey(incoming.owner, name)
-        kind, reason = kind_of(incoming.headers, request, messages)
+        kind, reason = kind_of(incoming.headers, request, messages, in_episode=incoming.episode is not None)
         if kind is TurnKind.MAIN:
             finder = ReactionFinder(self.ledger, session, named is not None, messages, ancestor, keys.request)
             if reaction := finder.find():
@@ -106,6 +109,7 @@ class Capture:
             continuation=continuation,
             request_key=keys.request,
             ends_session=truthy(incoming.headers.get("x-session-done")) or bool(request.session_done),
+            episode=incoming.episode,
         )
 
     def _prompt(self, incoming: IncomingRequest, ancestor: Ancestor | None) -> tuple[RenderedPrompt, Continuation, int]:
@@ -129,7 +133,3 @@ def report_failure(written: "Future[None]") -> None:
     """Log that a next state was lost."""
     if error := written.exception():
         log.warning("A next state is not captured: %s", error)
-
-
-def truthy(text: str | None) -> bool:
-    return (text or "").strip().lower() in ("1", "true", "yes")

@@ -21,12 +21,14 @@ SIDE_TURN_PROMPTS = (
 Classification = tuple[TurnKind, str]
 
 
-def kind_of(headers: Mapping[str, str], request: ChatRequest, messages: Sequence[Message]) -> Classification:
-    """What the client says the turn is; if it says nothing, what the turn looks like."""
+def kind_of(
+    headers: Mapping[str, str], request: ChatRequest, messages: Sequence[Message], *, in_episode: bool = False
+) -> Classification:
+    """What the client says the turn is; if it says nothing, what the turn looks like. Those of episodes are main."""
     said = (headers.get("x-turn-type") or request.turn_type or "").lower()
     if said in (TurnKind.MAIN, TurnKind.SIDE):
         return TurnKind(said), "the client said so"
-    return classify(messages, bool(request.tools))
+    return (TurnKind.MAIN, "episode") if in_episode else classify(messages, bool(request.tools))
 
 
 def classify(messages: Sequence[Message], tools: bool) -> Classification:

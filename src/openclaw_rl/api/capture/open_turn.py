@@ -12,7 +12,16 @@ from openclaw_rl.ledger.errors import LedgerError
 from openclaw_rl.ledger.ledger import Ledger
 from openclaw_rl.rendering import history
 from openclaw_rl.rendering.chat import Message, RenderedPrompt
-from openclaw_rl.types import Continuation, Likeliest, SampledToken, SamplingParams, SessionKey, Turn, TurnKind
+from openclaw_rl.types import (
+    Continuation,
+    EpisodeMode,
+    Likeliest,
+    SampledToken,
+    SamplingParams,
+    SessionKey,
+    Turn,
+    TurnKind,
+)
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +55,7 @@ class OpenTurn:
     continuation: Continuation
     request_key: bytes
     ends_session: bool
+    episode: EpisodeMode | None
 
     async def record(
         self, completion: str, version: int, sampling: SamplingParams, choices: Sequence[AnsweredChoice]
@@ -54,7 +64,12 @@ class OpenTurn:
         try:
             turns = [self._turn(completion, version, sampling, i, choice) for i, choice in enumerate(choices)]
             await self.ledger.capture(
-                turns, self.session_source, self.parent, self.shared_tokens, done=self.ends_session
+                turns,
+                self.session_source,
+                self.parent,
+                self.shared_tokens,
+                done=self.ends_session,
+                episode=self.episode,
             )
             self.metrics.captured_turns[self.kind].inc(len(turns))
         except LedgerError as error:

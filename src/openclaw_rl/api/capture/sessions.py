@@ -4,21 +4,21 @@ import re
 from collections.abc import Mapping, Sequence
 from uuid import uuid4
 
-from openclaw_rl.api.wire import ChatRequest
+from openclaw_rl.api.wire import MAX_NAME_CHARACTERS, ChatRequest
 from openclaw_rl.rendering.chat import Message, content_text
 from openclaw_rl.rendering.clients import RUNTIME
 
 #: OpenClaw adds a counter to a session's id. It rises when the history is cut; the session stays the same.
 COUNTER = re.compile(r":\d+\Z")
-#: Longer session names are cut.
-MAX_NAME_CHARACTERS = 256
-
 #: A session's name, and where the name was found.
 NamedSession = tuple[str, str]
 
 
 def named_session(headers: Mapping[str, str], request: ChatRequest, messages: Sequence[Message]) -> NamedSession | None:
-    """The session that the client names, the most explicit way first; None if it names none."""
+    """The session that the client names, the most explicit way first; None if it names none. Long names are cut."""
+    if headers.get("x-episode") and (exact := headers.get("x-session-id")):
+        # Environments number their episodes; what looks like OpenClaw's counter is part of the name.
+        return exact[:MAX_NAME_CHARACTERS], "header X-Session-Id"
     candidates = (
         (without_counter(headers.get("x-session-id")), "header X-Session-Id"),
         (request.session_id, "field session_id"),

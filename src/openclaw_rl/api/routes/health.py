@@ -8,6 +8,7 @@ from fastapi.responses import JSONResponse
 
 from openclaw_rl.api.state import ServerState, server_of
 from openclaw_rl.engines.base import EngineStats
+from openclaw_rl.ledger.errors import CaptureSuspended
 
 router = APIRouter()
 
@@ -41,7 +42,18 @@ def details(server: ServerState, stats: EngineStats) -> dict[str, Any]:
         "judge": operations.judge(),
         "learner": operations.learner(),
         "next_step": asdict(next_step) if next_step else None,
+        "queue": queue(server),
     }
+
+
+def queue(server: ServerState) -> dict[str, int] | None:
+    """Turns on their way to a training step; None if turns are not recorded or the ledger cannot be read now."""
+    if server.service.capture is None:
+        return None
+    try:
+        return asdict(server.service.capture.ledger.queue())
+    except CaptureSuspended:
+        return None
 
 
 @router.get("/metrics")

@@ -24,6 +24,10 @@ class JudgePanel:
         """How many calls the judges that can be down have answered."""
         return sum(judge.answered for judge in self.judges)
 
+    def without_feedback(self) -> "JudgePanel":
+        """The same judges, except the one that repeats explicit feedback and rewards."""
+        return JudgePanel([judge for judge in self.judges if judge.source is not Source.EXPLICIT])
+
     async def verdict(self, case: Case, wanted: Questions) -> Verdict:
         started = time.monotonic()
         opinions: dict[Question, tuple[Opinion, Source]] = {}

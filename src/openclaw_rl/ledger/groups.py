@@ -1,0 +1,164 @@
+"""Groups: the attempts at one task, whose rewards are compared with each other.
+
+A group is open, then closed (it takes no further attempt), then settled: its turns are judged, and the means that its
+rewards are compared with are recorded. Only settled groups are trained on.
+"""
+
+import sqlite3
+import time
+from statistics import fmean
+
+from openclaw_rl.ledger.errors import BadResult
+from openclaw_rl.types import EpisodeState, GroupProgress, Queue, State
+
+#: Closed groups of which no turn is still to be scored or judged.
+JUDGED_GROUPS = (
+    "SELECT number FROM groups g WHERE closed IS NOT NULL AND settled IS NULL AND NOT EXISTS "
+    "(SELECT 1 FROM episodes e JOIN turns t ON t.session = e.session WHERE e.group_number = g.number "
+    f"AND t.state IN ('{State.CAPTURED}', '{State.READY}'))"
+)
+TIMED_OUT = "SELECT number FROM groups WHERE closed IS NULL AND first_reward < ?"
+ENDED = "(SELECT count(*) FROM episodes e WHERE e.group_number = g.number)"
+#: The judged turns that a step may take: those outside groups and those of settled groups.
+TRAINABLE = (
+    "FROM turns t JOIN verdicts v ON v.turn = t.number LEFT JOIN episodes e ON e.session = t.session "
+    "LEFT JOIN groups g ON g.number = e.group_number "
+    f"WHERE t.state = '{State.JUDGED}' AND (g.number IS NULL OR g.settled IS NOT NULL)"
+)
+
+
+def join(db: sqlite3.Connection, owner: str, name: str, size: int | None, default: int) -> tuple[int, bool]:
+    """The number of a group, and whether it still takes attempts. Its first attempt makes it. Raises BadResult."""
+    row = db.execute("SELECT number, size, closed FROM groups WHERE owner = ? AND name = ?", (owner, name)).fetchone()
+    if row is None:
+        row = db.execute(
+            "INSERT INTO groups (owner, name, size) VALUES (?, ?, ?) RETURNING number, size, closed",
+            (owner, name, default if size is None else size),
+        ).fetchone()
+    elif size is not None and size != row["size"] and row["closed"] is None:
+        raise BadResult(f"group_size: the group was begun with {row['size']} attempts, not {size}.", "group_size")
+    return row["number"], row["closed"] is None
+
+
+def count_attempt(db: sqlite3.Connection, group: int, *, rewarded: bool) -> None:
+    """Count an attempt that has just been recorded; the last one closes the group."""
+    if rewarded:
+        db.execute("UPDATE groups SET first_reward = coalesce(first_reward, ?) WHERE number = ?", (time.time(), group))
+    _close_if_complete(db, group)
+
+
+def remove_attempt(db: sqlite3.Connection, group: int) -> None:
+    """Adapt a group to an attempt that was deleted: it waits for one fewer, and is settled again without it."""
+    db.execute(
+        "UPDATE groups SET size = size - 1, settled = NULL, mean = NULL, rewarded = 0, constant = 0 WHERE number = ?",
+        (group,),
+    )
+    db.execute("DELETE FROM group_steps WHERE group_number = ?", (group,))
+    db.execute(f"DELETE FROM groups AS g WHERE number = ? AND {ENDED} = 0", (group,))
+    _close_if_complete(db, group)
+
+
+def _close_if_complete(db: sqlite3.Connection, group: int) -> None:
+    db.execute(
+        f"UPDATE groups AS g SET closed = ? WHERE number = ? AND closed IS NULL AND {ENDED} >= size",
+        (time.time(), group),
+    )
+
+
+def any_to_settle(db: sqlite3.Connection, opened_before: float) -> bool:
+    """Whether `settle` has something to do."""
+    return any(
+        db.execute(f"{query} LIMIT 1", values).fetchone()
+        for query, values in ((TIMED_OUT, (opened_before,)), (JUDGED_GROUPS, ()))
+    )
+
+
+def settle(db: sqlite3.Connection, opened_before: float) -> list[int]:
+    """Close the groups whose first reward came before a time, and settle those whose turns are judged.
+
+    Returns the groups that were settled. The means are those of the rewarded attempts, each counted once.
+    """
+    for row in db.execute(TIMED_OUT, (opened_before,)).fetchall():
+        db.execute("UPDATE groups SET closed = ? WHERE number = ?", (time.time(), row["number"]))
+    settled = [int(row["number"]) for row in db.execute(JUDGED_GROUPS).fetchall()]
+    for group in settled:
+        rewards = [
+            row["reward"]
+            for row in db.execute(
+                "SELECT reward FROM episodes WHERE group_number = ? AND state = ? ORDER BY session",
+                (group, EpisodeState.REWARDED),
+            )
+        ]
+        db.execute(
+            "UPDATE groups SET settled = ?, mean = ?, rewarded = ?, constant = ? WHERE number = ?",
+            (time.time(), mean(rewards), len(rewards), len(set(rewards)) == 1, group),
+        )
+        _settle_steps(db, group)
+    return settled
+
+
+def _settle_steps(db: sqlite3.Connection, group: int) -> None:
+    """Record the mean reward of each step that two or more attempts have a reward for."""
+    by_step: dict[int, list[float]] = {}
+    for row in db.execute(
+        "SELECT s.step, s.reward FROM episodes e JOIN turns t ON t.session = e.session "
+        "JOIN episode_steps s ON s.turn = t.number WHERE e.group_number = ? AND s.reward IS NOT NULL ORDER BY t.number",
+        (group,),
+    ):
+        by_step.setdefault(row["step"], []).append(row["reward"])
+    db.executemany(
+        "INSERT INTO group_steps (group_number, step, mean) VALUES (?, ?, ?)",
+        [(group, step, mean(rewards)) for step, rewards in by_step.items() if len(rewards) > 1],
+    )
+
+
+def mean(rewards: list[float]) -> float | None:
+    """The mean. Equal rewards are their own mean to the last bit; None without rewards."""
+    if not rewards:
+        return None
+    return rewards[0] if len(set(rewards)) == 1 else fmean(rewards)
+
+
+def next_units(db: sqlite3.Connection, count: int) -> list[int]:
+    """The turns of the next step: single turns and whole groups, the longest judged first, at least `count` turns.
+
+    All there are, if there are fewer.
+    """
+    chosen: list[int] = []
+    groups = set[int]()
+    for row in db.execute(f"SELECT t.number, g.number AS group_number {TRAINABLE} ORDER BY v.number"):
+        if len(chosen) >= count:
+            break
+        group = row["group_number"]
+        if group is None:
+            chosen.append(row["number"])
+        elif group not in groups:
+            groups.add(group)
+            chosen += [one["number"] for one in db.execute(f"SELECT t.number {TRAINABLE} AND g.number = ?", (group,))]
+    return chosen
+
+
+def trainable(db: sqlite3.Connection) -> int:
+    """How many turns a step could take."""
+    (count,) = db.execute(f"SELECT count(*) {TRAINABLE}").fetchone()
+    return int(count)
+
+
+def queue(db: sqlite3.Connection) -> Queue:
+    """Turns on their way to a training step."""
+    (held,) = db.execute(
+        "SELECT count(*) FROM episodes e JOIN turns t ON t.session = e.session WHERE e.state = ? AND t.state = ?",
+        (EpisodeState.HELD, State.AWAITING),
+    ).fetchone()
+    states = "SELECT count(*) FROM turns WHERE state = ?"
+    to_judge, to_train = (db.execute(states, (state,)).fetchone()[0] for state in (State.READY, State.JUDGED))
+    return Queue(held, to_judge, to_train)
+
+
+def waiting(db: sqlite3.Connection) -> list[GroupProgress]:
+    """The groups that have a reward and wait for further attempts, the oldest first."""
+    rows = db.execute(
+        f"SELECT name, size, {ENDED} AS ended FROM groups g "
+        "WHERE closed IS NULL AND first_reward IS NOT NULL ORDER BY number"
+    )
+    return [GroupProgress(row["name"], row["ended"], row["size"]) for row in rows]
