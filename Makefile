@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install run demo test test-all test-whole test-parts test-benchmarks test-browser test-vllm test-tinker test-chaos tinker-server lint bench docs clean
+.PHONY: help install run demo env test test-all test-whole test-parts test-benchmarks test-browser test-vllm test-tinker test-chaos tinker-server lint bench docs clean
 
 help: ## list these targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -58,6 +58,9 @@ run: install ## serve the embedded model on 127.0.0.1:30000; ARGS="--proxy-port 
 
 demo: install ## watch the model learn from a simulated person (ten minutes); ARGS="--method all" passes flags
 	@$(BIN)/openclaw-rl demo $(ARGS)
+
+env: install ## watch the model learn tool calls in an environment (ten minutes); ARGS="--method combine --seed 1" passes flags
+	@$(BIN)/openclaw-rl rollout --env toolcall --own-server --tasks 10000 --minutes 6 --measure 200 --json runs/env.jsonl $(ARGS)
 
 # Tests that start whole servers take half of the time. They run in parallel with the others.
 WHOLE := $(wildcard tests/test_*.py) tests/evals
@@ -116,9 +119,9 @@ lint: $(VENV)/.installed-dev ## check style and types
 	@$(BIN)/mypy
 
 bench: $(VENV)/.installed-dev ## run the benchmarks (half an hour)
-	@for part in serving freeze sampling ledger judge learning topk swapping; do $(BIN)/python benchmarks/$$part.py || exit 1; done
+	@for part in serving freeze sampling ledger judge learning topk swapping environments; do $(BIN)/python benchmarks/$$part.py || exit 1; done
 
-docs: $(VENV)/.installed ## update the README's table of options
+docs: $(VENV)/.installed ## update the tables of options
 	@$(BIN)/python docs/generate.py
 
 clean: ## remove .venv and caches

@@ -10,11 +10,12 @@ from openclaw_rl.evals.personas.persona import load
 ROOT = Path(__file__).parent.parent
 
 
-def test_the_readme_lists_the_options_as_they_are() -> None:
+def test_the_docs_list_the_options_as_they_are() -> None:
     sys.path.insert(0, str(ROOT / "docs"))
-    from generate import README, with_options
+    from generate import PAGES, with_options
 
-    assert README.read_text() == with_options(README.read_text()), "run `make docs`"
+    for page in PAGES:
+        assert page.read_text() == with_options(page), "run `make docs`"
 
 
 def test_links_between_the_docs_lead_somewhere() -> None:

@@ -1,18 +1,15 @@
 """One attempt at a task: from the first messages of the environment to the outcome."""
 
 import asyncio
-import contextlib
 import random
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
-from openclaw_rl.envs.base import EnvFailed, Episode, Message, Outcome, Step, Task
-from openclaw_rl.envs.checks import checked_messages, checked_outcome, checked_step, checked_tools
+from openclaw_rl.envs.base import EnvFailed, Outcome, Step, Task
 from openclaw_rl.envs.connection import AnswerFailed, EpisodeAnswer, EpisodeTooLong, PolicyServer, Sampling
-from openclaw_rl.envs.host import CLOSE_SECONDS, EnvironmentHost
+from openclaw_rl.envs.host import EnvironmentHost
+from openclaw_rl.envs.hosted_episode import HostedEpisode
 
 
 class AttemptFailed(Exception):
@@ -78,14 +75,15 @@ class Attempt:
         """`seed` decides how answers are drawn, together with the policy. Raises AttemptFailed and UserError."""
         began = time.monotonic()
         record = AttemptRecord()
+        episode = HostedEpisode(self.host, self.limits.turn_seconds)
         limit = asyncio.timeout(self.limits.episode_seconds)
         try:
             async with limit:
-                episode = await self._call("open", lambda: self.host.environment.open(task))
                 try:
-                    await self._play(episode, record, session, random.Random(seed))
+                    await self._play(episode, record, task, session, random.Random(seed))
+                    record.outcome = await episode.finish()
                 finally:
-                    await self._close(episode)
+                    await episode.close()
         except (EnvFailed, AnswerFailed) as error:
             raise AttemptFailed(str(error)) from error
         except TimeoutError:
@@ -95,43 +93,30 @@ class Attempt:
         record.seconds = time.monotonic() - began
         return record
 
-    async def _play(self, episode: Episode, record: AttemptRecord, session: str, draws: random.Random) -> None:
-        tools = checked_tools(await self._call("tools", lambda: episode.tools))
-        messages = checked_messages("start", await self._call("start", episode.start))
-        while len(record.answers) < self.limits.max_turns:
+    async def _play(
+        self, episode: HostedEpisode, record: AttemptRecord, task: Task, session: str, draws: random.Random
+    ) -> None:
+        limits = self.limits
+        tools, messages = await episode.start(task)
+        while len(record.answers) < limits.max_turns:
             try:
-                answer = await self._answer(session, messages, tools, draws)
+                answer = await self.server.answer(
+                    session,
+                    messages,
+                    tools,
+                    limits.sampling,
+                    seed=draws.getrandbits(31),
+                    evaluates=limits.evaluates,
+                    seconds=limits.turn_seconds,
+                )
             except EpisodeTooLong:
                 # Before the first answer, nothing that the policy wrote can be the reason.
                 if not record.answers:
                     raise
-                break
-            step = checked_step(await self._call("step", partial(episode.step, answer.message)))
+                return
+            step = await episode.step(answer.message)
             record.answers.append(answer)
             record.steps.append(step)
             if step.done:
-                break
+                return
             messages += [answer.message, *step.messages]
-        record.outcome = checked_outcome(await self._call("outcome", episode.outcome))
-
-    async def _answer(
-        self, session: str, messages: list[Message], tools: list[Any], draws: random.Random
-    ) -> EpisodeAnswer:
-        limits = self.limits
-        return await self.server.answer(
-            session,
-            messages,
-            tools,
-            limits.sampling,
-            seed=draws.getrandbits(31),
-            evaluates=limits.evaluates,
-            seconds=limits.turn_seconds,
-        )
-
-    async def _call(self, what: str, function: Callable[[], Any]) -> Any:
-        return await self.host.call(what, function, self.limits.turn_seconds)
-
-    async def _close(self, episode: Episode) -> None:
-        # The outcome is known, or the attempt has failed already: nothing depends on this any more.
-        with contextlib.suppress(EnvFailed):
-            await self.host.call("close", episode.close, min(CLOSE_SECONDS, self.limits.turn_seconds))

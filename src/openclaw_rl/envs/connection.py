@@ -20,6 +20,8 @@ from openclaw_rl.evals.chat import BUSY_STATUSES, TOO_LONG, pause
 MAX_AWAY_SECONDS = 120.0
 #: How long a server may take to answer anything but a chat request.
 ANSWER_SECONDS = 60.0
+#: Shorter than the time after which a server closes an idle connection (5 s), so that no request meets a closed one.
+KEEPALIVE_SECONDS = 3.0
 FINGERPRINT = re.compile(r"policy-(\d+)\Z")
 
 
@@ -83,7 +85,7 @@ class PolicyServer:
 
     def __init__(self, url: str, key: str = "", *, local: bool = False) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=KEEPALIVE_SECONDS)
         headers = {"Content-Type": "application/json", **key_header(key)}
         # Without TLS there is nothing to verify, and reading the certificates takes a while.
         verify = self.url.startswith("https")

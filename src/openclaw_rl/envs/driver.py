@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import math
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -16,12 +18,16 @@ from openclaw_rl.errors import UserError
 
 #: How many training steps the turns that wait at the server may make before no new group starts.
 MAX_BATCHES_AHEAD = 2.0
-#: How often to look whether the server has caught up.
-POLL_SECONDS = 0.5
+#: How often to ask the server how far it is behind.
+POLL_SECONDS = 0.25
 #: An attempt that fails is made again this many times.
 RETRIES = 1
 #: How long the driver tells the server which attempts were given up when it is stopped.
 FAREWELL_SECONDS = 10.0
+#: What the server takes.
+MAX_TASK_CHARACTERS = 256
+#: Longer errors are cut.
+MAX_ERROR_CHARACTERS = 1000
 STOPPED = "the rollout was stopped"
 
 
@@ -78,6 +84,8 @@ class Driver:
         self._name = f"{plan.name.rpartition('/')[2]}-{uuid4().hex[:10]}"
         #: The attempts of groups that have begun, and the session in which each is made.
         self._open: dict[AttemptKey, str] = {}
+        #: When the server was last asked for its queue.
+        self._asked = -math.inf
         self._slots = asyncio.Semaphore(plan.parallel)
 
     async def run(self) -> Tally:
@@ -142,11 +150,11 @@ class Driver:
             try:
                 record = await attempt.run(key.task, session, f"{seed}/{retry}")
             except AttemptFailed as failure:
-                error = str(failure)
+                error = str(failure)[:MAX_ERROR_CHARACTERS]
                 if retry < RETRIES:
                     self.tally.retries += 1
                     # The failed session holds turns that nobody will reward. It is outside the group.
-                    await self._report(session, {"error": error})
+                    await self._report(session, {"task": self._task_name(key), "error": error})
             else:
                 return await self._record(key, session, record)
         unrecorded = await self._report(session, {**self._group_body(key), "error": error})
@@ -170,11 +178,14 @@ class Driver:
         )
 
     def _group_body(self, key: AttemptKey) -> dict[str, Any]:
-        name, task = f"{self.plan.name}/", key.task.id
-        body: dict[str, Any] = {"task": task if task.startswith(name) else name + task}
+        body: dict[str, Any] = {"task": self._task_name(key)}
         if self.plan.group > 1:
             body |= {"group": key.group, "group_size": self.plan.group}
         return body
+
+    def _task_name(self, key: AttemptKey) -> str:
+        name, task = f"{self.plan.name}/", key.task.id
+        return (task if task.startswith(name) else name + task)[:MAX_TASK_CHARACTERS]
 
     async def _report(self, session: str, body: dict[str, Any]) -> str:
         """Tell the server about an attempt; if it refuses, why."""
@@ -186,8 +197,11 @@ class Driver:
 
     async def _wait_for_server(self) -> None:
         """Wait until the server has at most two training steps of turns waiting."""
-        while not self.plan.limits.evaluates:
+        if self.plan.limits.evaluates or time.monotonic() < self._asked + POLL_SECONDS:
+            return
+        while True:
             state: QueueState = await self.server.queue()
+            self._asked = time.monotonic()
             self.tally.version = max(self.tally.version, state.version)
             self.tally.batches_ahead = state.batches
             if state.batches <= MAX_BATCHES_AHEAD or self._is_late():
