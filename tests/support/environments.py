@@ -8,6 +8,7 @@ from random import Random
 from typing import Any
 
 from openclaw_rl.envs.base import Message, Outcome, Step, Task
+from openclaw_rl.envs.tally import Tally
 
 
 class GuessEpisode:
@@ -62,6 +63,14 @@ class Guess:
 
     def close(self) -> None:
         self.log.append("closed")
+
+
+class Unwatched:
+    """A watcher that does nothing."""
+
+    def ended(self, tally: Tally) -> None: ...
+
+    def waiting(self, tally: Tally) -> None: ...
 
 
 def first_only(fault: Callable[[], Any]) -> Callable[[], Any]:
