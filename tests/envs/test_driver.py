@@ -4,6 +4,7 @@ import asyncio
 import json
 import math
 import re
+import threading
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from typing import Any
@@ -23,14 +24,14 @@ from openclaw_rl.envs.host import EnvironmentHost
 from openclaw_rl.envs.tally import Tally
 from openclaw_rl.errors import UserError
 from openclaw_rl.evals import chat as chat_module
-from support.environments import Guess, blocks, first_only, hangs, raises
+from support.environments import Guess, InstantPolicy, first_only, hangs, raises
 from support.episode_server import EpisodeServer, completion, refusal
 from support.harness import running
 
 LIMITS = EpisodeLimits(max_turns=4, turn_seconds=20, episode_seconds=60, sampling=Sampling(32, 0.5))
 PLAN = RolloutPlan("guess", "train", seed=3, tasks=1, group=1, parallel=4, limits=LIMITS)
 #: Time-outs that a test waits for.
-HASTY = replace(LIMITS, turn_seconds=0.05)
+HASTY = replace(LIMITS, turn_seconds=0.2)
 
 
 class Silent:
@@ -67,11 +68,16 @@ async def policy(server: EpisodeServer) -> AsyncIterator[PolicyServer]:
 
 
 @pytest.fixture
+def instant() -> InstantPolicy:
+    return InstantPolicy()
+
+
+@pytest.fixture
 def env() -> Guess:
     return Guess()
 
 
-async def run(env: Any, policy: PolicyServer, plan: RolloutPlan = PLAN, watch: Silent | None = None) -> Tally:
+async def run(env: Any, policy: Any, plan: RolloutPlan = PLAN, watch: Silent | None = None) -> Tally:
     host = EnvironmentHost(env)
     try:
         return await Driver(host, policy, plan, watch or Silent()).run()
@@ -156,7 +162,7 @@ async def test_an_episode_that_outgrows_the_context_is_rewarded_as_it_stands(
         ("start", raises(SystemExit(3)), "start failed: .*SystemExit: 3"),
         ("start", raises(asyncio.CancelledError()), "start failed: CancelledError"),
         ("step", raises(TimeoutError("the page")), "step failed: .*TimeoutError: the page"),
-        ("step", hangs, "step did not end within 0.05 seconds"),
+        ("step", hangs, "step did not end within 0.2 seconds"),
         ("step", lambda: Step([], reward=math.nan, done=True), "the reward nan, which is not a finite number"),
         ("step", lambda: Step([]), "no message, though the episode is not done"),
         ("step", lambda: Step([{"role": "robot"}]), "instead of a message with a role"),
@@ -165,18 +171,18 @@ async def test_an_episode_that_outgrows_the_context_is_rewarded_as_it_stands(
         ("step", lambda: "done", "a str instead of a Step"),
         ("outcome", lambda: Outcome(math.inf, solved=True), "the reward inf, which is not a finite number"),
         ("outcome", lambda: 1.0, "a float instead of an Outcome"),
-        ("outcome", hangs, "outcome did not end within 0.05 seconds"),
+        ("outcome", hangs, "outcome did not end within 0.2 seconds"),
     ],
 )
 async def test_a_failure_of_the_environment_is_made_again_and_then_an_error(
-    env: Guess, policy: PolicyServer, server: EpisodeServer, call: str, fault: Any, reason: str
+    env: Guess, instant: InstantPolicy, call: str, fault: Any, reason: str
 ) -> None:
     env.faults[call] = fault
-    tally = await run(env, policy, replace(PLAN, group=2, tasks=2, limits=HASTY))
-    assert (len(tally.results), tally.retries, len(tally.rewarded)) == (4, 4, 0)
-    first, second = ([body for body in server.reported if ("group" in body) is grouped] for grouped in (False, True))
-    assert len(first) == len(second) == 4, "the first try is outside the group"
-    for body in server.reported:
+    tally = await run(env, instant, replace(PLAN, group=2, limits=HASTY if fault is hangs else LIMITS))
+    assert (len(tally.results), tally.retries, len(tally.rewarded)) == (2, 2, 0)
+    assert sum("group" in body for body in instant.reports) == 2, "the first try is outside the group"
+    assert len(instant.reports) == 4
+    for body in instant.reports:
         assert "reward" not in body
         assert re.search(reason, body["error"]), body["error"]
 
@@ -191,21 +197,21 @@ async def test_an_attempt_that_works_the_second_time_counts(
     assert server.rewards[again][0]["group"] == again.rsplit("-", 2)[0]
 
 
-async def test_an_environment_that_hangs_while_closing_changes_nothing(
-    env: Guess, policy: PolicyServer, server: EpisodeServer
-) -> None:
+async def test_an_environment_that_hangs_while_closing_changes_nothing(env: Guess, instant: InstantPolicy) -> None:
     env.faults["close"] = hangs
-    tally = await run(env, policy, replace(PLAN, limits=HASTY))
+    tally = await run(env, instant, replace(PLAN, limits=HASTY))
     assert (len(tally.rewarded), tally.retries) == (1, 0)
 
 
 async def test_an_environment_that_blocks_its_thread_is_left_behind(
-    env: Guess, policy: PolicyServer, monkeypatch: pytest.MonkeyPatch
+    env: Guess, instant: InstantPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host_module, "GRACE_SECONDS", 0.1)
-    env.faults["step"] = first_only(blocks)
-    async with asyncio.timeout(4):
-        tally = await run(env, policy, replace(PLAN, tasks=3, parallel=1, limits=HASTY))
+    monkeypatch.setattr(host_module, "GRACE_SECONDS", 0.2)
+    freed = threading.Event()
+    env.faults["step"] = first_only(freed.wait)
+    tally = await run(env, instant, replace(PLAN, tasks=3, parallel=1, limits=HASTY))
+    assert not freed.is_set()
+    freed.set()
     assert (len(tally.rewarded), tally.retries) == (3, 1)
 
 
@@ -246,7 +252,7 @@ async def test_a_server_that_is_too_slow_is_not_the_policys_fault(
 ) -> None:
     server.seconds = 5
     tally = await run(env, policy, replace(PLAN, limits=HASTY))
-    assert tally.failures == {"the server did not answer within 0.05 seconds": 1}
+    assert tally.failures == {"the server did not answer within 0.2 seconds": 1}
     tally = await run(env, policy, replace(PLAN, limits=replace(LIMITS, episode_seconds=0.05)))
     assert tally.failures == {"the episode took longer than 0.05 seconds": 1}
 
@@ -276,8 +282,8 @@ async def test_a_server_that_is_gone_ends_the_rollout(env: Guess, monkeypatch: p
 
 
 async def test_at_most_so_many_episodes_run_at_once(env: Guess, policy: PolicyServer, server: EpisodeServer) -> None:
-    server.seconds = 0.01
-    await run(env, policy, replace(PLAN, tasks=4, group=4, parallel=3))
+    server.seconds = 0.1
+    await run(env, policy, replace(PLAN, tasks=2, group=4, parallel=3))
     assert server.most_running == 3
 
 
@@ -320,11 +326,6 @@ async def test_a_driver_that_is_stopped_reports_every_attempt_of_its_groups(
     assert len({body["group"] for body in server.reported}) == 1
     assert env.log[-1] == "closed"
     assert len(env.log) == 3, "both running episodes were closed"
-
-
-async def test_sixty_four_episodes_run_at_once(policy: PolicyServer, server: EpisodeServer) -> None:
-    tally = await run(Guess(), policy, replace(PLAN, tasks=8, group=8, parallel=64))
-    assert (len(tally.rewarded), len(server.rewards), tally.retries) == (64, 64, 0)
 
 
 async def test_tasks_that_cannot_be_had_end_the_rollout_with_a_sentence(policy: PolicyServer) -> None:

@@ -80,7 +80,7 @@ def test_variables_of_the_environment_are_options(
     assert main(["rollout", "--url", server.url]) == 2
     assert "--parallel 'many' (from environment PARALLEL_ENVS) is not valid" in capsys.readouterr().err
     monkeypatch.setenv("PARALLEL_ENVS", "3")
-    server.seconds = 0.02
+    server.seconds = 0.3
     assert main(["rollout", "--url", server.url, "--tasks", "6", "--group", "1", "--max-turns", "1"]) == 0
     assert server.most_running == 3
     monkeypatch.setenv("TOOLS_CONFIG", "tools.yaml")

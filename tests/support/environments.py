@@ -1,13 +1,13 @@
 """Environments for tests: one that works, and ways in which one can fail."""
 
 import asyncio
-import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from random import Random
 from typing import Any
 
 from openclaw_rl.envs.base import Message, Outcome, Step, Task
+from openclaw_rl.envs.connection import EpisodeAnswer, QueueState
 from openclaw_rl.envs.tally import Tally
 
 
@@ -65,6 +65,22 @@ class Guess:
         self.log.append("closed")
 
 
+class InstantPolicy:
+    """A server without HTTP: it answers at once, and keeps the reports. Only the environment can be slow."""
+
+    def __init__(self) -> None:
+        self.reports: list[dict[str, Any]] = []
+
+    async def answer(self, session: str, messages: Sequence[Message], *_: Any, **__: Any) -> EpisodeAnswer:
+        return EpisodeAnswer("chatcmpl-1", {"role": "assistant", "content": "seven"}, 0)
+
+    async def reward(self, session: str, body: dict[str, Any]) -> None:
+        self.reports.append(body)
+
+    async def queue(self) -> QueueState:
+        return QueueState()
+
+
 class Unwatched:
     """A watcher that does nothing."""
 
@@ -88,7 +104,3 @@ def raises(error: BaseException) -> Callable[[], Any]:
 
 def hangs() -> Any:
     return asyncio.Event().wait()
-
-
-def blocks() -> None:
-    time.sleep(5)

@@ -52,9 +52,10 @@ class EpisodeServer:
         self.most_running = max(self.most_running, self.running)
         try:
             session = request.headers["x-session-id"]
+            body = json.loads(await request.body())
             self.headers.append(dict(request.headers))
             bodies = self.requests.setdefault(session, [])
-            bodies.append(json.loads(await request.body()))
+            bodies.append(body)
             await asyncio.sleep(self.seconds)
             number = sum(map(len, self.requests.values()))
             return self.script(session, len(bodies)) or completion(number, self.version, content=self.says)
@@ -62,9 +63,9 @@ class EpisodeServer:
             self.running -= 1
 
     async def reward(self, request: Request) -> Response:
-        session = request.path_params["name"]
+        session, body = request.path_params["name"], json.loads(await request.body())
         bodies = self.rewards.setdefault(session, [])
-        bodies.append(json.loads(await request.body()))
+        bodies.append(body)
         return self.on_reward(session, len(bodies)) or JSONResponse({"id": session, "status": "recorded"})
 
     async def readyz(self, request: Request) -> Response:
