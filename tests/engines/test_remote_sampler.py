@@ -159,6 +159,32 @@ async def test_a_foreign_server_keeps_nothing_of_a_run_that_ended_or_was_killed(
     await killed.close()
 
 
+async def test_an_adapter_stands_for_the_base_model_where_adapters_would_change_it(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    """On a CPU, vLLM computes requests for the base model with the adapter of another request."""
+    server = ServerDouble(scores_targets=False)
+    await server.start()
+    sampler = sampler_of([server], tiny_model, tmp_path)
+    await sampler.start()
+    await sampler.publish(1, adapter(tmp_path / "v1"))
+    assert versions(server) == {"base", "v1"}
+
+    async def slots() -> list[int]:
+        return [(await ask(sampler, [1], version=version))[0].token_id // 100 for version in (0, 1)]
+
+    assert await slots() == [1, 2]
+    await server.stop()
+    await until(lambda: not sampler.replicas[0].up)
+    await server.start()
+    await until(lambda: sampler.replicas[0].up)
+    assert versions(server) == {"base", "v1"}
+    assert await slots() == [1, 2]
+    await sampler.close()
+    assert not server.model.slots
+    await server.stop()
+
+
 async def test_a_version_that_one_server_refuses_is_on_none(
     sampler: RemoteSampler, servers: list[ServerDouble], tmp_path: Path
 ) -> None:
@@ -428,10 +454,14 @@ def test_the_command_of_a_server_of_our_own_says_what_the_options_say(name: str)
     command = " ".join(factory.command(settings, "/model", 8123))
     assert command.startswith(f"/opt/python -m {name}.")
     assert command.endswith("--own two words")
-    for part in ("--host 127.0.0.1 --port 8123", "--enable-lora", "513", "/model"):
+    for part in ("--host 127.0.0.1 --port 8123", "--enable-lora", "--lora-target-modules", "513", "/model"):
         assert part in command
     assert f"--max-lora-rank {32 if name == 'vllm' else 24}" in command
     assert factory.environment(settings)["CUDA_VISIBLE_DEVICES"] == "0,1"
+    shown = factory.start_command(settings)
+    assert shown[0] == "env"
+    assert "CUDA_VISIBLE_DEVICES=0,1" in shown
+    assert "/opt/python" in shown
 
 
 def test_a_server_of_our_own_ends_with_us_also_after_kill_9(tmp_path: Path) -> None:

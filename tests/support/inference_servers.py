@@ -60,7 +60,7 @@ class ServerDouble:
     def __init__(self, **options: Any) -> None:
         self.port = free_port()
         defaults = {"served_model_name": "base", "max_model_len": 257, "max_logprobs": 20, "max_lora_rank": 16}
-        defaults |= {"scheduling_policy": "fcfs", "enable_scale_out": True, "scores_targets": False}
+        defaults |= {"scheduling_policy": "fcfs", "enable_scale_out": True, "scores_targets": True}
         self.options = argparse.Namespace(**{**defaults, **options})
         self.model = NoModel()
         self._server: uvicorn.Server | None = None

@@ -37,6 +37,11 @@ class PolicyVersions(Generic[Weights]):
         self._publishing = asyncio.Lock()
 
     @property
+    def all(self) -> Mapping[int, Weights]:
+        """With the base model."""
+        return self._held
+
+    @property
     def held(self) -> Mapping[int, Weights]:
         """Without the base model."""
         return {version: weights for version, weights in self._held.items() if version != BASE_VERSION}

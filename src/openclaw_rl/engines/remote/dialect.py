@@ -26,6 +26,9 @@ class ServerTraits:
     """Whether it gives the log-probs of chosen tokens."""
     prioritises: bool
     """Whether it serves users before background work."""
+    mixes_base: bool = True
+    """Whether a request for the base model gets the base model while adapters are loaded. Where it does not, an adapter
+    that changes nothing stands for the base model."""
 
 
 class SampledPiece(NamedTuple):

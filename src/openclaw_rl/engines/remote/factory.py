@@ -101,8 +101,14 @@ class RemoteSamplerFactory(ABC):
         )
 
     def start_command(self, settings: EngineSettings) -> list[str]:
-        model = settings.model.model_name or self.default_model
-        return [] if self.options(settings).urls else self.command(settings, model, free_port())
+        if self.options(settings).urls:
+            return []
+        variables = [f"{name}={value}" for name, value in self.environment(settings).items()]
+        return [
+            "env",
+            *variables,
+            *self.command(settings, settings.model.model_name or self.default_model, free_port()),
+        ]
 
 
 def free_port() -> int:

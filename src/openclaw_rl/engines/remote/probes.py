@@ -65,6 +65,7 @@ async def check_adapters(dialect: Dialect, replica: Replica, name: str, model: P
 
 def write_zero_adapter(model: Path, folder: Path, rank: int) -> None:
     """An adapter that changes nothing, in PEFT's format: it has the first layer's query projection only."""
+    folder.mkdir(exist_ok=True)
     config = json.loads((model / "config.json").read_text())
     hidden, heads = config["hidden_size"], config["num_attention_heads"]
     out = heads * (config.get("head_dim") or hidden // heads)

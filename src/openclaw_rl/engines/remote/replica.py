@@ -158,8 +158,12 @@ class Replica:
             raise EngineUnavailable(f"No {self.dialect.name} server answers at {self.server.url}: {self.trouble}")
         if not alive:
             await self._start_process()
-        with readable_answers(self.server.url):
-            self.traits = await self.dialect.probe(self.server)
+        try:
+            with readable_answers(self.server.url):
+                self.traits = await self.dialect.probe(self.server)
+        except InferenceServerGone as error:
+            where = f" Its log is {self.process.log}." if self.process is not None else ""
+            raise EngineUnavailable(f"{error}{where}") from error
         self._loaded.clear()
         # A version may be published while others are being loaded.
         while missing := {name: folder for name, folder in self._versions().items() if not self.holds(name)}:

@@ -15,7 +15,7 @@ from openclaw_rl.engines.capabilities import SamplerCapabilities
 from openclaw_rl.engines.policy_ref import PolicyRef, WeightForm
 from openclaw_rl.engines.remote.dialect import Dialect, ServerTraits
 from openclaw_rl.engines.remote.http import InferenceServer, RequestRefused, readable_answers
-from openclaw_rl.engines.remote.probes import check_adapters, check_raw, unload_leftovers
+from openclaw_rl.engines.remote.probes import check_adapters, check_raw, unload_leftovers, write_zero_adapter
 from openclaw_rl.engines.remote.process import ServerProcess
 from openclaw_rl.engines.remote.replica import Replica
 from openclaw_rl.engines.remote.routing import Router
@@ -25,11 +25,13 @@ from openclaw_rl.types import BASE_VERSION, SampleRequest, ScoreRequest, Scores
 
 #: How often a request that waits for a server asks whether one is still to be expected.
 RECHECK_SECONDS = 0.5
+#: In the folder of policies: the adapter that stands for the base model.
+BASE_FOLDER = ".base"
 CLOSING = "The server is shutting down."
 
 
 class Adapter(NamedTuple):
-    """A version as the servers know it. The base model has no folder."""
+    """A version as the servers know it. The base model has no folder, unless an adapter stands for it."""
 
     name: str
     folder: Path | None
@@ -93,6 +95,7 @@ class RemoteSampler:
             min((most for traits in told if (most := traits.max_top_logprobs) is not None), default=None),
             all(traits.scores_targets for traits in told),
             all(traits.prioritises for traits in told),
+            all(traits.mixes_base for traits in told),
         )
 
     @property
@@ -139,7 +142,6 @@ class RemoteSampler:
 
     async def _start(self) -> None:
         await gather_or_cancel([replica.start() for replica in self.replicas])
-        self._versions.add(BASE_VERSION, Adapter(self.traits.base_model, None))
         for replica in self.replicas:
             with readable_answers(replica.server.url):
                 await check_raw(self.dialect, replica)
@@ -153,6 +155,17 @@ class RemoteSampler:
                     self.options.policies_folder,
                     self.options.lora_rank,
                 )
+        self._versions.add(BASE_VERSION, await self._base())
+
+    async def _base(self) -> Adapter:
+        """The base model, or the adapter that stands for it."""
+        if not self.traits.mixes_base and self.options.learns:
+            folder = self.options.policies_folder / BASE_FOLDER
+            write_zero_adapter(self.options.model, folder, rank=1)
+            base = Adapter(f"{self._prefix}-base", folder.resolve())
+            await self._load(base, folder)
+            return base
+        return Adapter(self.traits.base_model, None)
 
     async def close(self) -> None:
         self._closed = True
@@ -220,7 +233,7 @@ class RemoteSampler:
             self._versions.release(stream.version)
 
     def _folders(self) -> Mapping[str, Path]:
-        return {held.name: held.folder for held in self._versions.held.values() if held.folder is not None}
+        return {held.name: held.folder for held in self._versions.all.values() if held.folder is not None}
 
     def _give_up(self, name: str) -> None:
         for version, adapter in self._versions.held.items():

@@ -49,18 +49,22 @@ class VllmDialect:
     raw_logprobs_need = "--logprobs-mode raw_logprobs"
 
     async def probe(self, server: InferenceServer) -> ServerTraits:
+        """A server that does not score chosen tokens runs on a CPU or is an old one. On a CPU, vLLM computes a request
+        for the base model with the adapter that was loaded last if the batch has requests for adapters."""
         version = (await server.get("/version"))["version"]
         models = (await server.get("/v1/models"))["data"]
         (base,) = [model for model in models if not model.get("parent")][:1]
         await self._check_generates(server, base["id"], version)
+        scores_targets = await self._accepts(server, base["id"], prompt_logprob_token_ids=[[1]])
         return ServerTraits(
             product=f"vLLM {version}",
             base_model=base["id"],
             # Scoring needs one more token than it is given.
             max_context=base["max_model_len"] - 1,
             max_top_logprobs=await self._most_top_logprobs(server, base["id"]) - 1,
-            scores_targets=await self._accepts(server, base["id"], prompt_logprob_token_ids=[[1]]),
+            scores_targets=scores_targets,
             prioritises=await self._accepts(server, base["id"], {"priority": 1}),
+            mixes_base=scores_targets,
         )
 
     async def sample(

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from openclaw_rl.engines.factory import EngineSettings
 from openclaw_rl.engines.local.options import LocalOptions
+from openclaw_rl.engines.options import LINEAR_MODULES
 from openclaw_rl.engines.remote.factory import (
     LOOPBACK,
     MAX_TOP_LOGPROBS,
@@ -37,7 +38,8 @@ class VllmSamplerFactory(RemoteSamplerFactory):
     def command(self, settings: EngineSettings, model: str, port: int) -> list[str]:
         options, engine, local = self.options(settings), settings.engine, settings.own(LocalOptions)
         rank = next((rank for rank in RANKS if rank >= settings.model.lora_rank), RANKS[-1])
-        held = settings.policies_held
+        # On a CPU an adapter that changes nothing stands for the base model.
+        adapters = settings.policies_held + (0 if has_cuda() else 1)
         values = {
             "model": model,
             "served-model-name": "base",
@@ -46,8 +48,8 @@ class VllmSamplerFactory(RemoteSamplerFactory):
             "dtype": precision(local.dtype),
             "max-num-seqs": engine.max_sequences,
             "max-lora-rank": rank,
-            "max-loras": held,
-            "max-cpu-loras": held + SPARE_ADAPTERS,
+            "max-loras": adapters,
+            "max-cpu-loras": adapters + SPARE_ADAPTERS,
             "max-logprobs": MAX_TOP_LOGPROBS + 1,
             "scheduling-policy": "priority",
         }
@@ -60,7 +62,10 @@ class VllmSamplerFactory(RemoteSamplerFactory):
             values["kv-cache-memory-bytes"] = int(local.kv_cache_gib * (1 << 30))
         elif has_cuda() and settings.learns and engine.devices_overlap:
             values["gpu-memory-utilization"] = SHARED_GPU
-        flags = ["--enable-scale-out", "--enable-lora", "--enable-prompt-tokens-details"]
+        # Without the head: on a CPU, vLLM dies when it scores a prompt beside other requests and the head may have an
+        # adapter.
+        flags = ["--enable-scale-out", "--enable-lora", "--lora-target-modules", *LINEAR_MODULES]
+        flags += ["--enable-prompt-tokens-details"]
         pairs = [part for name, value in values.items() for part in (f"--{name}", str(value))]
         return [options.python, "-m", "vllm.entrypoints.openai.api_server", *pairs, *flags, *options.arguments]
 
