@@ -28,11 +28,14 @@ PARAMS |= {"no_stop_trim"}
 
 
 def api_types() -> Any:
-    """SGLang's own request and answer types, if they are there."""
+    """SGLang's own request and answer types, if they are there. They are loaded without the rest of its package."""
     if not SGLANG:
         return None
-    sys.path.insert(0, str(Path(SGLANG) / "sglang" / "api" / "v1"))
-    return importlib.import_module("api_types")
+    sys.path += [SGLANG, str(Path(SGLANG) / "sglang" / "api" / "v1")]
+    types = importlib.import_module("api_types")
+    # Its own decoder ignores fields that it does not know, so a misspelt one would do nothing.
+    assert set(types.GenerateRequest.__struct_fields__) >= FIELDS
+    return types
 
 
 TYPES = api_types()
@@ -73,16 +76,23 @@ def create(model: ModelServer, options: argparse.Namespace) -> FastAPI:
 
     @app.get("/server_info")
     async def server_info() -> dict[str, Any]:
-        return {
+        info = {
             "version": "0.5.23+double",
             "max_context_length": options.context_length,
             "enable_lora": options.enable_lora,
             "enable_priority_scheduling": options.enable_priority_scheduling,
         }
+        if TYPES is not None:
+            known = TYPES.GetServerInfoResponse.from_json_value(info)
+            assert (known.version, known.max_context_length) == (info["version"], options.context_length)
+        return info
 
     @app.get("/model_info")
     async def model_info() -> dict[str, Any]:
-        return {"model_path": str(options.model_path), "served_model_name": options.served_model_name}
+        info = {"model_path": str(options.model_path), "served_model_name": options.served_model_name}
+        if TYPES is not None:
+            assert TYPES.GetModelInfoResponse.from_json_value(info).served_model_name == info["served_model_name"]
+        return info
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
