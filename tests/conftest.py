@@ -16,7 +16,7 @@ import hypothesis
 import pytest
 
 from support.records import Book
-from support.tiny_models import save_adapter, save_tiny_model
+from support.tiny_models import save_adapters, save_tiny_model
 
 # Its assertions are to say as much as those of a test module.
 pytest.register_assert_rewrite("engines.conformance")
@@ -41,6 +41,4 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def adapters(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Three adapters of the tiny model, one of another rank."""
-    folder = tmp_path_factory.mktemp("adapters")
-    return [save_adapter(tiny_model, folder / str(seed), seed, rank) for seed, rank in ((1, 4), (2, 4), (3, 2))]
+    return save_adapters(tiny_model, tmp_path_factory.mktemp("adapters"))

@@ -43,6 +43,8 @@ class SamplerHarness:
     """Whether it runs in a process that can die."""
     counts_cached = False
     """Whether it reports cached prompt tokens."""
+    page_tokens = 16
+    """Tokens that are cached together."""
 
     def __init__(self, model: Path, adapters: Sequence[Path], folder: Path) -> None:
         self.model, self.adapters, self.folder = model, adapters, folder

@@ -46,7 +46,7 @@ def tiny_tokenizer() -> Tokenizer:
     return tokenizer
 
 
-def save_tiny_model(folder: Path, seed: int = 0, tied: bool = False, context: int = 512) -> Path:
+def save_tiny_model(folder: Path, seed: int = 0, tied: bool = False, context: int = 512, head_size: int = 16) -> Path:
     """A two-layer Llama with large random weights and the tokenizer above; `tied`: its embedding is also its head."""
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=tiny_tokenizer(),
@@ -64,6 +64,7 @@ def save_tiny_model(folder: Path, seed: int = 0, tied: bool = False, context: in
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
+        head_dim=head_size,
         max_position_embeddings=context,
         eos_token_id=tokenizer.eos_token_id,
         bos_token_id=tokenizer.bos_token_id,
@@ -84,3 +85,8 @@ def save_adapter(model: Path, folder: Path, seed: int, rank: int = 4) -> Path:
     config = LoraConfig(r=rank, lora_alpha=2 * rank + 1, target_modules="all-linear", init_lora_weights=False)
     get_peft_model(base, config).save_pretrained(folder)
     return folder
+
+
+def save_adapters(model: Path, folder: Path) -> list[Path]:
+    """Three adapters, one of another rank."""
+    return [save_adapter(model, folder / str(seed), seed, rank) for seed, rank in ((1, 4), (2, 4), (3, 2))]
