@@ -3,6 +3,7 @@ VENV ?= .venv
 VLLM ?= .venv-vllm
 TINKER ?= .venv-tinker
 SGLANG ?= .sglang-types
+VERIFIERS ?= .venv-verifiers
 ARGS ?=
 # Further arguments of pytest in `make test`.
 REPORT ?=
@@ -10,7 +11,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install run demo env test test-all test-whole test-parts test-benchmarks test-browser test-vllm test-sglang test-tinker test-chaos tinker-server lint bench docs clean
+.PHONY: help install run demo env test test-all test-whole test-parts test-benchmarks test-browser test-vllm test-sglang test-tinker test-verifiers test-chaos tinker-server verifiers lint bench docs clean
 
 help: ## list these targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -54,6 +55,13 @@ $(TINKER)/.installed:
 	@$(TINKER)/bin/python -m pip install -q --disable-pip-version-check --no-deps --target $(TINKER)/sdk tinker==0.12.0
 	@touch $@
 
+# verifiers needs an older OpenAI client than ours, so it has its own environment.
+$(VERIFIERS)/.installed:
+	@echo "Installing verifiers into $(VERIFIERS) …"
+	@$(PYTHON) -m venv $(VERIFIERS)
+	@$(VERIFIERS)/bin/python -m pip install -q --disable-pip-version-check verifiers==0.4.0
+	@touch $@
+
 $(VENV)/.installed-browser: $(VENV)/.installed-dev
 	@$(INSTALL) playwright
 	@touch $@
@@ -85,7 +93,8 @@ test-parts: $(VENV)/.installed-dev
 	@$(BIN)/python -m pytest $(REPORT) $(addprefix --ignore=,$(WHOLE))
 
 # Suites with the environment that each needs. If the environment cannot be installed here, the suite is skipped.
-SLOW := test-benchmarks:$(VENV)/.installed-dev test-browser:$(VENV)/.installed-browser test-vllm:$(VLLM)/.installed test-sglang:$(SGLANG)/.installed test-tinker:$(TINKER)/.installed \
+SLOW := test-benchmarks:$(VENV)/.installed-dev test-browser:$(VENV)/.installed-browser test-vllm:$(VLLM)/.installed \
+	test-sglang:$(SGLANG)/.installed test-tinker:$(TINKER)/.installed test-verifiers:$(VERIFIERS)/.installed \
 	test-chaos:$(VENV)/.installed-dev
 test-all: ## run every suite (two hours); prints what this machine cannot run, and why
 	@failed=; \
@@ -118,6 +127,11 @@ test-tinker: $(VENV)/.installed-dev $(TINKER)/.installed ## test with the oldest
 	@OPENCLAW_RL_TINKER=$(abspath $(TINKER))/bin/python OPENCLAW_RL_TINKER_SDK=$(abspath $(TINKER))/sdk \
 		$(BIN)/python -m pytest -rs -s tests/slow/test_tinker.py $(ARGS)
 
+verifiers: $(VENV)/.installed $(VERIFIERS)/.installed ## install what openclaw-rl rollout --env verifiers:NAME needs
+
+test-verifiers: $(VENV)/.installed-dev $(VERIFIERS)/.installed ## train a step in a real environment of the verifiers package
+	@OPENCLAW_RL_VERIFIERS=$(abspath $(VERIFIERS))/bin/python $(BIN)/python -m pytest -rs tests/slow/test_verifiers.py $(ARGS)
+
 test-chaos: $(VENV)/.installed-dev ## attack real servers for an hour; ARGS="--scale 0.01" for less, ARGS="fuzz" for one scenario
 	@PYTHONPATH=tests $(BIN)/python -m chaos $(ARGS)
 
@@ -137,4 +151,4 @@ docs: $(VENV)/.installed ## update the tables of options
 	@$(BIN)/python docs/generate.py
 
 clean: ## remove .venv and caches
-	rm -rf $(VENV) $(VLLM) $(TINKER) $(SGLANG) .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VLLM) $(TINKER) $(SGLANG) $(VERIFIERS) .mypy_cache .pytest_cache .ruff_cache .hypothesis

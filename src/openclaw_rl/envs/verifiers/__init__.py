@@ -1,0 +1,1 @@
+"""Environments of the `verifiers` package, run by an interpreter that has it."""
