@@ -42,8 +42,8 @@ def add(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from openclaw_rl.envs.registry import make_environment
     from openclaw_rl.envs.rollout import rollout
+    from openclaw_rl.envs.sources import make_source
 
     config = load_options(options).config
     driver = driver_options(options)
@@ -51,8 +51,8 @@ def run(options: argparse.Namespace) -> int:
     if driver.tools_config:
         settings["tools_config"] = driver.tools_config
     # First, because it fails at once if something is wrong with it.
-    environment = make_environment(driver.env, settings)
-    return rollout(environment, driver, target(config, options), config.run.seed, options.measure, options.json)
+    source = make_source(driver, settings, measures=bool(options.measure))
+    return rollout(source, driver, target(config, options), config.run.seed, options.measure, options.json)
 
 
 def setting(given: str) -> tuple[str, Any]:

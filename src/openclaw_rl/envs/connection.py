@@ -84,6 +84,7 @@ class PolicyServer:
     """
 
     def __init__(self, url: str, key: str = "", *, local: bool = False) -> None:
+        self.key = key
         self.url = url.rstrip("/").removesuffix("/v1")
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=KEEPALIVE_SECONDS)
         headers = {"Content-Type": "application/json", **key_header(key)}
@@ -137,6 +138,14 @@ class PolicyServer:
                 await asyncio.sleep(pause({}, attempt))
         if response.status_code != httpx.codes.OK:
             raise RewardRefused(read_error(response)[0])
+
+    async def model(self) -> str:
+        """The name of the model that the server has. Raises UserError."""
+        try:
+            response = await self._http.get("/v1/models", timeout=ANSWER_SECONDS)
+            return str(response.json()["data"][0]["id"])
+        except (httpx.HTTPError, ValueError, KeyError, IndexError, TypeError):
+            raise UserError(f"The server at {self.url} does not say which model it has: check the address.") from None
 
     async def queue(self) -> QueueState:
         """How far the server is behind; nothing if it does not say."""

@@ -2,24 +2,19 @@
 
 import asyncio
 import contextlib
-import math
-import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 from uuid import uuid4
 
 from openclaw_rl.envs.attempt import Attempt, AttemptFailed, AttemptRecord, EpisodeLimits
 from openclaw_rl.envs.base import EnvFailed, Task
-from openclaw_rl.envs.connection import PolicyServer, QueueState, RewardRefused
+from openclaw_rl.envs.connection import PolicyServer, RewardRefused
 from openclaw_rl.envs.host import EnvironmentHost
+from openclaw_rl.envs.pacing import Pacer, RolloutWatcher
 from openclaw_rl.envs.tally import AttemptResult, Tally
 from openclaw_rl.errors import UserError
 
-#: How many training steps the turns that wait at the server may make before no new group starts.
-MAX_BATCHES_AHEAD = 2.0
-#: How often to ask the server how far it is behind.
-POLL_SECONDS = 0.25
 #: An attempt that fails is made again this many times.
 RETRIES = 1
 #: How long the driver tells the server which attempts were given up when it is stopped.
@@ -47,11 +42,16 @@ class RolloutPlan:
     """Start no new group after this time."""
 
 
-class RolloutWatcher(Protocol):
-    """Is told how a rollout goes."""
+class EpisodeDriver(Protocol):
+    """Runs a plan. The tally is there from the start, so that a plan that is stopped still has results."""
 
-    def ended(self, tally: Tally) -> None: ...
-    def waiting(self, tally: Tally) -> None: ...
+    tally: Tally
+
+    async def run(self) -> Tally: ...
+
+
+#: Makes the driver of one plan.
+MakeDriver = Callable[[PolicyServer, RolloutPlan, RolloutWatcher], EpisodeDriver]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,7 +69,7 @@ class AttemptKey:
 
 
 class Driver:
-    """Runs a plan.
+    """Runs a plan with an environment that follows our protocol.
 
     - At most `parallel` attempts run at once. The attempts of a group start one after the other.
     - No group starts while the server has more than two training steps of turns waiting; evaluations never wait.
@@ -84,8 +84,7 @@ class Driver:
         self._name = f"{plan.name.rpartition('/')[2]}-{uuid4().hex[:10]}"
         #: The attempts of groups that have begun, and the session in which each is made.
         self._open: dict[AttemptKey, str] = {}
-        #: When the server was last asked for its queue.
-        self._asked = -math.inf
+        self._pacer = Pacer(server, self.tally, watch, plan.minutes)
         self._slots = asyncio.Semaphore(plan.parallel)
 
     async def run(self) -> Tally:
@@ -94,8 +93,7 @@ class Driver:
         try:
             async with asyncio.TaskGroup() as attempts:
                 async for number, task in self._tasks():
-                    await self._wait_for_server()
-                    if self._is_late():
+                    if not await self._pacer.may_start(evaluates=self.plan.limits.evaluates):
                         break
                     await self._start_group(attempts, number, task)
         finally:
@@ -195,23 +193,6 @@ class Driver:
             return str(refused)
         return ""
 
-    async def _wait_for_server(self) -> None:
-        """Wait until the server has at most two training steps of turns waiting."""
-        if self.plan.limits.evaluates or time.monotonic() < self._asked + POLL_SECONDS:
-            return
-        while True:
-            state: QueueState = await self.server.queue()
-            self._asked = time.monotonic()
-            self.tally.version = max(self.tally.version, state.version)
-            self.tally.batches_ahead = state.batches
-            if state.batches <= MAX_BATCHES_AHEAD or self._is_late():
-                return
-            self.watch.waiting(self.tally)
-            await asyncio.sleep(POLL_SECONDS)
-
-    def _is_late(self) -> bool:
-        return self.plan.minutes is not None and self.tally.seconds > 60 * self.plan.minutes
-
     async def _give_up(self) -> None:
         """Say that attempts without an end have failed, so that no group waits for them."""
         unfinished, self._open = self._open, {}
@@ -223,3 +204,4 @@ class Driver:
         with contextlib.suppress(TimeoutError, UserError):
             async with asyncio.timeout(FAREWELL_SECONDS):
                 await asyncio.gather(*reports, return_exceptions=True)
+

@@ -13,7 +13,7 @@ class DriverOptions(Section):
 
     env: str = option(
         "toolcall",
-        "The environment: a built-in name, or path/file.py:Name for your own.",
+        "The environment: a built-in name, path/file.py:Name for your own, or verifiers:NAME.",
         group=EPISODES,
         env="ENV_TYPE",
     )
@@ -35,6 +35,13 @@ class DriverOptions(Section):
         "Tools that you define: a YAML or JSON file, for environments that take one.",
         group=EPISODES,
         env="TOOLS_CONFIG",
+    )
+    verifiers_python: str | None = option(
+        None,
+        "Python interpreter that has verifiers, for --env verifiers:NAME.",
+        group=EPISODES,
+        env="VERIFIERS_PYTHON",
+        shown="that of make verifiers",
     )
     minutes: float | None = option(
         None, "Start no new group after this time.", group=LIMITS, env="ENV_MINUTES", shown="no limit", gt=0

@@ -14,12 +14,11 @@ from rich.console import Console
 from openclaw_rl import terminal
 from openclaw_rl.config.options import ConfigError
 from openclaw_rl.envs.attempt import EpisodeLimits
-from openclaw_rl.envs.base import Environment
 from openclaw_rl.envs.connection import PolicyServer, Sampling
 from openclaw_rl.envs.driver import RolloutPlan
-from openclaw_rl.envs.host import EnvironmentHost
 from openclaw_rl.envs.options import DriverOptions
 from openclaw_rl.envs.screen import RolloutScreen, summary
+from openclaw_rl.envs.sources import EpisodeSource
 from openclaw_rl.envs.study import Study, plain, results_table
 from openclaw_rl.errors import UserError
 from openclaw_rl.evals.evaluate import check_writable
@@ -62,7 +61,7 @@ class Target:
 
 
 def rollout(
-    environment: Environment, options: DriverOptions, target: Target, seed: int, cases: int, out: Path | None
+    source: EpisodeSource, options: DriverOptions, target: Target, seed: int, cases: int, out: Path | None
 ) -> int:
     """Run the episodes, and with `cases` measure that many held-out tasks before and after. Exit status."""
     plan = make_plan(options, seed)
@@ -70,7 +69,7 @@ def rollout(
         raise ConfigError("--measure and --eval exclude each other: --eval already trains on nothing.")
     if out:
         check_writable(out)
-    work = RolloutRun(EnvironmentHost(environment), plan, target, cases, terminal.console())
+    work = RolloutRun(source, plan, target, cases, terminal.console())
     try:
         with stoppable(work.console):
             work.run()
@@ -85,8 +84,8 @@ def rollout(
 class RolloutRun:
     """A rollout, and what is known of it when it ends, however it ends."""
 
-    def __init__(self, host: EnvironmentHost, plan: RolloutPlan, target: Target, cases: int, console: Console) -> None:
-        self.host, self.plan, self.target, self.cases, self.console = host, plan, target, cases, console
+    def __init__(self, source: EpisodeSource, plan: RolloutPlan, target: Target, cases: int, console: Console) -> None:
+        self.source, self.plan, self.target, self.cases, self.console = source, plan, target, cases, console
         self.study = Study()
 
     def run(self) -> None:
@@ -100,11 +99,11 @@ class RolloutRun:
         try:
             async with self.target.connect(self.console) as server:
                 if self.cases:
-                    await self.study.run(self.host, server, self.plan, self.cases, self._screen)
+                    await self.study.run(self.source.driver, server, self.plan, self.cases, self._screen)
                 else:
-                    await self.study.train(self.host, server, self.plan, self._screen)
+                    await self.study.train(self.source.driver, server, self.plan, self._screen)
         finally:
-            await self.host.close()
+            await self.source.close()
 
     @contextlib.contextmanager
     def _screen(self, what: str, total: int) -> Iterator[RolloutScreen]:

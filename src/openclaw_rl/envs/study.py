@@ -11,8 +11,8 @@ from typing import Any
 from rich.table import Table
 
 from openclaw_rl.envs.connection import PolicyServer
-from openclaw_rl.envs.driver import Driver, RolloutPlan, RolloutWatcher
-from openclaw_rl.envs.host import EnvironmentHost
+from openclaw_rl.envs.driver import MakeDriver, RolloutPlan
+from openclaw_rl.envs.pacing import RolloutWatcher
 from openclaw_rl.envs.tally import Tally, mean
 from openclaw_rl.evals.statistics import Difference, Interval, compare_passes, proportion
 
@@ -36,7 +36,7 @@ class Study:
     training: Tally | None = None
     after: Tally | None = None
 
-    async def run(self, host: EnvironmentHost, server: PolicyServer, plan: RolloutPlan, cases: int, show: Show) -> None:
+    async def run(self, make: MakeDriver, server: PolicyServer, plan: RolloutPlan, cases: int, show: Show) -> None:
         """Measure, train, measure. The measured tasks and the seeds of their answers are the same both times."""
         exam = replace(
             plan,
@@ -47,20 +47,20 @@ class Study:
             minutes=None,
         )
         with show("before", cases) as watch:
-            driver = Driver(host, server, exam, watch)
+            driver = make(server, exam, watch)
             self.before = driver.tally
             await driver.run()
-        await self.train(host, server, plan, show)
+        await self.train(make, server, plan, show)
         await settle(server)
         with show("after", cases) as watch:
-            driver = Driver(host, server, exam, watch)
+            driver = make(server, exam, watch)
             self.after = driver.tally
             await driver.run()
 
-    async def train(self, host: EnvironmentHost, server: PolicyServer, plan: RolloutPlan, show: Show) -> None:
+    async def train(self, make: MakeDriver, server: PolicyServer, plan: RolloutPlan, show: Show) -> None:
         """Run the plan alone."""
         with show("evaluating" if plan.limits.evaluates else "training", plan.tasks * plan.group) as watch:
-            driver = Driver(host, server, plan, watch)
+            driver = make(server, plan, watch)
             # Kept from the start: a part that is stopped still has results.
             self.training = driver.tally
             await driver.run()

@@ -1,9 +1,9 @@
-"""Runs episodes of a verifiers environment. The interpreter that has verifiers runs this file; it imports nothing of ours.
+"""Runs episodes of a verifiers environment. It imports nothing of ours: the interpreter that has verifiers runs it.
 
-The first line of standard input is a JSON object with the settings. Every further line allows one more group to begin.
-Standard output has one JSON object a line: first `{"ready": true}`, then one for each attempt that ended, with the
-session that the server knows it by and a reward or an error. Everything else that is printed goes to standard error.
-The program and all that it started end when standard input closes.
+The first line of standard input is a JSON object with the settings. Then each line `group` allows one more group to
+begin, and `end` says that no more will. Standard output has one JSON object a line: one for each attempt that ended,
+with the session that the server knows it by and a reward or an error, and one for each group that ended. Everything
+else that is printed goes to standard error. The program and all that it started end when standard input closes.
 """
 
 import asyncio
@@ -22,9 +22,6 @@ from verifiers.v1.configs.env import EnvConfig
 from verifiers.v1.types import SamplingConfig
 from verifiers.v1.utils.generic import concrete_type
 from verifiers.v1.utils.loaders import environment_class, load_environment
-
-#: The variable that holds the server's key. A key does not belong into arguments, which others can read.
-KEY_VARIABLE = "OPENCLAW_RL_API_KEY"
 
 
 class Results:
@@ -53,66 +50,79 @@ def environment(settings: dict[str, Any]) -> Any:
 
 
 def tasks(env: Any, settings: dict[str, Any]) -> Iterator[Any]:
-    """The tasks to attempt: shuffled by the seed where there is an end, and from the start again if there are too few."""
+    """The tasks to attempt. A taskset with an end is shuffled by the seed, and repeated if it has too few tasks."""
     taskset, count = env.taskset, settings["tasks"]
     if not taskset.bounded:
         return itertools.islice(iter(taskset), count)
     return itertools.islice(itertools.cycle(list(taskset.shuffle(seed=settings["seed"]))), count)
 
 
-def result(trace: Any, group: str, several: bool) -> dict[str, Any]:
-    """What became of one agent's attempt. An error is never a reward. Several agents are several groups."""
+def result(trace: Any, index: int, group: str) -> dict[str, Any]:
+    """What became of one agent's attempt. An error is never a reward. Each agent has its own group."""
     data = trace.task.data
-    ended = {"session": trace.id, "task": data.id or data.name or str(data.idx)}
+    ended = {
+        "session": trace.id,
+        "index": index,
+        "task": data.id or data.name or str(data.idx),
+        "turns": trace.num_turns,
+    }
     if not trace.agent.trainable:
-        return ended | {"error": "this environment does not train the agent"}
-    ended["group"] = f"{group}-{trace.agent.name}" if several else group
+        return ended | {"error": "the environment does not train this agent"}
+    ended["group"] = group if trace.agent.name == "agent" else f"{group}-{trace.agent.name}"
     if trace.ok and trace.rewards and all(reward is not None for reward in trace.rewards.values()):
         return ended | {"reward": float(trace.reward)}
     errors = [error.message for error in trace.errors] or ["it was not scored"]
     return ended | {"error": errors[-1]}
 
 
-async def attempt(env: Any, slot: Any, context: ModelContext, group: str, results: Results) -> None:
-    episode = await env.run_slot(slot, context)
-    for trace in episode.traces:
-        results.write(result(trace, group, several=len(agent_config_fields(env.config)) > 1))
-    if not episode.traces:
-        errors = [error.message for error in episode.errors] or ["no agent ran"]
-        results.write({"session": None, "group": group, "error": errors[-1]})
+class Runner:
+    """Attempts each task as often as a group is large, a bounded number at once."""
+
+    def __init__(self, settings: dict[str, Any], results: Results) -> None:
+        self.settings, self.results = settings, results
+        self.env = environment(settings)
+        client = EvalClientConfig(
+            base_url=settings["url"], api_key_var=settings["key_variable"], headers=settings["headers"]
+        )
+        sampling = {name: settings[name] for name in ("temperature", "max_tokens") if settings[name] is not None}
+        self.context = ModelContext(settings["model"], client, SamplingConfig.model_validate(sampling))
+        self.free = asyncio.Semaphore(settings["parallel"])
+
+    async def run(self, orders: "asyncio.Queue[str]") -> None:
+        async with self.env.serving(), asyncio.TaskGroup() as groups:
+            for index, task in enumerate(tasks(self.env, self.settings)):
+                if await orders.get() == "end":
+                    break
+                groups.create_task(self.group(index, task))
+
+    async def group(self, index: int, task: Any) -> None:
+        slots = self.env.slots(task, self.settings["group"])
+        await asyncio.gather(*(self.attempt(index, slot) for slot in slots))
+        self.results.write({"group_ended": True})
+
+    async def attempt(self, index: int, slot: Any) -> None:
+        group = f"{self.settings['run']}-{index}"
+        episode = await self.env.run_slot(slot, self.context, self.free)
+        for trace in episode.traces:
+            self.results.write(result(trace, index, group))
+        if not episode.traces:
+            errors = [error.message for error in episode.errors] or ["no agent ran"]
+            self.results.write({"session": None, "index": index, "group": group, "error": errors[-1]})
+
+
+def listen(order: Callable[[str], object]) -> None:
+    """Read orders. When our side is gone or wants this to stop, standard input closes: end at once."""
+    for line in sys.stdin:
+        order(line.strip())
+    os.killpg(0, signal.SIGKILL)
 
 
 async def run(settings: dict[str, Any], results: Results) -> None:
-    """Attempt the tasks, each as often as a group is large. A group begins when our side allows it."""
-    allowed = asyncio.Semaphore(0)
+    orders: asyncio.Queue[str] = asyncio.Queue()
     loop = asyncio.get_running_loop()
-    threading.Thread(target=listen, args=(lambda: loop.call_soon_threadsafe(allowed.release),), daemon=True).start()
-    env = environment(settings)
-    client = EvalClientConfig(base_url=settings["url"], api_key_var=KEY_VARIABLE, headers=settings["headers"])
-    sampling = {name: settings[name] for name in ("temperature", "max_tokens") if settings[name] is not None}
-    context = ModelContext(settings["model"], client, SamplingConfig.model_validate(sampling))
-    free = asyncio.Semaphore(settings["parallel"])
-
-    async def bounded(slot: Any, group: str) -> None:
-        try:
-            await attempt(env, slot, context, group, results)
-        finally:
-            free.release()
-
-    async with env.serving(), asyncio.TaskGroup() as running:
-        results.write({"ready": True})
-        for number, task in enumerate(tasks(env, settings)):
-            await allowed.acquire()
-            for slot in env.slots(task, settings["group"]):
-                await free.acquire()
-                running.create_task(bounded(slot, f"{settings['run']}-{number}"))
-
-
-def listen(allow: Callable[[], object]) -> None:
-    """Read what our side allows. If it is gone or wants this to stop, standard input closes: end at once."""
-    for _line in sys.stdin:
-        allow()
-    os.killpg(0, signal.SIGTERM)
+    order = lambda line: loop.call_soon_threadsafe(orders.put_nowait, line)  # noqa: E731
+    threading.Thread(target=listen, args=(order,), daemon=True).start()
+    await Runner(settings, results).run(orders)
 
 
 def main() -> None:
