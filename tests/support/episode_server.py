@@ -34,6 +34,7 @@ class EpisodeServer:
                 Route("/v1/chat/completions", self.chat, methods=["POST"]),
                 Route("/v1/sessions/{name}/reward", self.reward, methods=["POST"]),
                 Route("/readyz", self.readyz),
+                Route("/v1/models", self.models),
             ]
         )
         self.url = ""
@@ -67,6 +68,9 @@ class EpisodeServer:
         bodies = self.rewards.setdefault(session, [])
         bodies.append(body)
         return self.on_reward(session, len(bodies)) or JSONResponse({"id": session, "status": "recorded"})
+
+    async def models(self, request: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [{"id": "the-model", "object": "model"}]})
 
     async def readyz(self, request: Request) -> Response:
         return JSONResponse(self.state)
