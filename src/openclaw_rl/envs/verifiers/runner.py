@@ -75,7 +75,7 @@ def result(trace: Any, index: int, group: str) -> dict[str, Any]:
     return ended | {"error": errors[-1]}
 
 
-class Runner:
+class AttemptRunner:
     """Attempts each task as often as a group is large, a bounded number at once."""
 
     def __init__(self, settings: dict[str, Any], results: Results) -> None:
@@ -122,7 +122,7 @@ async def run(settings: dict[str, Any], results: Results) -> None:
     loop = asyncio.get_running_loop()
     order = lambda line: loop.call_soon_threadsafe(orders.put_nowait, line)  # noqa: E731
     threading.Thread(target=listen, args=(order,), daemon=True).start()
-    await Runner(settings, results).run(orders)
+    await AttemptRunner(settings, results).run(orders)
 
 
 def main() -> None:
