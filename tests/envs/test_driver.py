@@ -13,8 +13,8 @@ import pytest
 
 from openclaw_rl.client import ServerGone
 from openclaw_rl.envs import connection as connection_module
-from openclaw_rl.envs import driver as driver_module
 from openclaw_rl.envs import host as host_module
+from openclaw_rl.envs import pacing
 from openclaw_rl.envs.attempt import EpisodeLimits
 from openclaw_rl.envs.base import Outcome, Step
 from openclaw_rl.envs.checks import MAX_TEXT_CHARACTERS
@@ -290,7 +290,7 @@ async def test_at_most_so_many_episodes_run_at_once(env: Guess, policy: PolicySe
 async def test_no_group_starts_while_two_batches_wait(
     env: Guess, policy: PolicyServer, server: EpisodeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(driver_module, "POLL_SECONDS", 0.001)
+    monkeypatch.setattr(pacing, "POLL_SECONDS", 0.001)
     queue = {"held": 500, "to_judge": 3, "to_train": 6}
     server.state = {"policy_version": 5, "queue": queue, "next_step": {"needed": 4}}
 

@@ -121,7 +121,7 @@ def test_ctrl_c_ends_the_runner_and_its_groups(server: EpisodeServer, tmp_path: 
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         wait_for(lambda: len(server.rewards) == 1)
         process.send_signal(signal.SIGINT)
-        assert "1 rewarded" in process.communicate(timeout=60)[0]
+        assert "Stopped." in process.communicate(timeout=60)[0]
     assert sorted("error" in body for body in server.reported) == [False, True]
     assert server.rewards["g0-stopped-1"] == [{"group": "g0", "group_size": 2, "error": STOPPED}]
     with pytest.raises(ProcessLookupError):

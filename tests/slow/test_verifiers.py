@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from openclaw_rl.cli import main
+from openclaw_rl.ledger.reader import open_reader
 from openclaw_rl.types import EpisodeState
 from support.server_program import SERVE, serving, until
 

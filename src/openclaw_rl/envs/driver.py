@@ -204,4 +204,3 @@ class Driver:
         with contextlib.suppress(TimeoutError, UserError):
             async with asyncio.timeout(FAREWELL_SECONDS):
                 await asyncio.gather(*reports, return_exceptions=True)
-

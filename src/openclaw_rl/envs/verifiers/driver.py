@@ -79,17 +79,19 @@ class VerifiersDriver:
         solved = reward is not None and reward >= SOLVED_REWARD
         outcome = {"error": error} if reward is None else {"reward": reward, "solved": solved}
         body = {"task": f"{self.name}/{line.get('task', '')}", **self._group_body(group), **outcome}
+        # Counted before it is reported: if this is stopped meanwhile, the attempt is not reported a second time.
+        number = self._ended[group or ""]
+        self._ended[group or ""] += 1
         result = AttemptResult(
             body["task"],
             line.get("index", 0),
-            self._ended[group or ""],
+            number,
             reward,
             solved=solved,
             turns=line.get("turns", 0),
             error=error,
             unrecorded=await self._report(session, body),
         )
-        self._ended[group or ""] += 1
         self.tally.add(result)
         self.watch.ended(self.tally)
 
