@@ -13,7 +13,7 @@ from openclaw_rl.judge.case import Case
 from openclaw_rl.judge.errors import JudgeFailed
 from openclaw_rl.judge.judges.base import Opinion
 from openclaw_rl.judge.teacher import Teacher
-from openclaw_rl.ledger import changes, queries
+from openclaw_rl.ledger import episodes, queries
 from openclaw_rl.ledger.schema import FILE, connect
 from openclaw_rl.rendering.chat import ChatRenderer
 from openclaw_rl.types import SampleKind, Source, State
@@ -169,7 +169,7 @@ async def test_a_turn_that_is_forgotten_while_it_is_judged_leaves_nothing(book: 
     async with judging(book, judge) as at_work:
         await until(lambda: judge.now == 1)
         (summary,) = queries.sessions(book.db, id="gone")
-        book.change(changes.forget, [summary.number])
+        book.change(episodes.forget, [summary.number])
         gate.set()
         await until(lambda: judge.now == 0)
         (other,) = ready(book)
@@ -206,7 +206,7 @@ async def test_a_turn_that_is_forgotten_while_it_waits_to_be_tried_again_is_not_
     async with judging(book, judge):
         await until(lambda: judge.asked == [1] and not judge.now)
         (summary,) = queries.sessions(book.db, id="gone")
-        book.change(changes.forget, [summary.number])
+        book.change(episodes.forget, [summary.number])
         await asyncio.sleep(0.3)
         passes.count = 0
         await asyncio.sleep(0.6)

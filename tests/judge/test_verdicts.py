@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from openclaw_rl.cli import main
-from openclaw_rl.ledger import changes, queries, updates, verdicts
+from openclaw_rl.ledger import changes, episodes, queries, updates, verdicts
 from openclaw_rl.ledger.schema import FILE, MIGRATIONS, connect, migrate
 from openclaw_rl.types import Feedback, Hint, Question, SampleKind, SessionKey, Source, State, Verdict, Vote
 from support.records import Book, a_turn
@@ -96,7 +96,7 @@ def test_only_a_turn_that_is_ready_gets_a_verdict(book: Book, state: State) -> N
 def test_a_turn_that_was_forgotten_gets_none(book: Book) -> None:
     turn = book.put(State.READY, session="gone")
     (summary,) = queries.sessions(book.db, id="gone")
-    book.change(changes.forget, [summary.number])
+    book.change(episodes.forget, [summary.number])
     assert not book.change(verdicts.record, turn, Verdict(1.0), SampleKind.RL, "", 0)
     assert book.scalar("SELECT count(*) FROM verdicts") == 0
 
