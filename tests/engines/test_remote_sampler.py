@@ -102,6 +102,19 @@ async def test_a_session_stays_where_its_prefix_is_and_sessions_are_spread(
     assert {len(ids) for ids in where} == {4}
 
 
+async def test_requests_one_after_another_use_the_same_connection(
+    sampler: RemoteSampler, servers: list[ServerDouble]
+) -> None:
+    for server in servers:
+        server.client_ports.clear()
+    for number in range(8):
+        await ask(sampler, [number])
+        # The rest of the answer is read after the last token.
+        await until(lambda: not any(replica.running for replica in sampler.replicas))
+    # One for requests and one for health checks, on each server.
+    assert all(len(server.client_ports) <= 2 for server in servers)
+
+
 async def test_a_server_with_far_more_to_do_gets_no_more(sampler: RemoteSampler, servers: list[ServerDouble]) -> None:
     for server in servers:
         server.model.pause = 0.05

@@ -2,12 +2,13 @@
 
 import argparse
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import uvicorn
+from fastapi import Request, Response
 
 from openclaw_rl.types import FinishReason, Likeliest, SampledToken, SampleRequest, ScoreRequest, Scores
 from support.model_server import NoSuchModel
@@ -63,6 +64,8 @@ class ServerDouble:
         defaults |= {"scheduling_policy": "fcfs", "enable_scale_out": True, "scores_targets": True}
         self.options = argparse.Namespace(**{**defaults, **options})
         self.model = NoModel()
+        self.client_ports: set[int] = set()
+        """One for each connection over which requests came."""
         self._server: uvicorn.Server | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -73,7 +76,9 @@ class ServerDouble:
     async def start(self) -> None:
         """Start it without any adapters."""
         self.model.slots.clear()
-        config = uvicorn.Config(create(self.model, self.options), port=self.port, log_level="error")  # type: ignore[arg-type]
+        app = create(self.model, self.options)  # type: ignore[arg-type]
+        app.middleware("http")(self._note_connection)
+        config = uvicorn.Config(app, port=self.port, log_level="error")
         self._server = uvicorn.Server(config)
         self._task = asyncio.create_task(self._server.serve())
         while not self._server.started:
@@ -87,3 +92,8 @@ class ServerDouble:
                 state.transport.abort()  # type: ignore[union-attr]
             await self._task
             self._server = None
+
+    async def _note_connection(self, request: Request, answer: Callable[[Request], Awaitable[Response]]) -> Response:
+        assert request.client is not None
+        self.client_ports.add(request.client.port)
+        return await answer(request)

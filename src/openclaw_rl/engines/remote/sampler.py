@@ -225,12 +225,17 @@ class RemoteSampler:
                 task.cancel()
 
     def forget(self, stream: TokenStream) -> None:
-        """A stream ended: stop its completions that still run."""
-        if stream.id in self._tasks:
-            self.cancel(stream.id)
-            del self._tasks[stream.id]
-            self._admission.leave(stream)
-            self._versions.release(stream.version)
+        """A stream ended: stop its completions that still run. Those that have all tokens read the rest of the answer,
+        because an answer that is not read to its end costs the connection."""
+        if stream.id not in self._tasks:
+            return
+        for index, task in self._tasks.pop(stream.id).items():
+            if stream.is_open(index):
+                task.cancel()
+            else:
+                self._keep_until_done(task)
+        self._admission.leave(stream)
+        self._versions.release(stream.version)
 
     def _folders(self) -> Mapping[str, Path]:
         return {held.name: held.folder for held in self._versions.all.values() if held.folder is not None}
@@ -283,9 +288,11 @@ class RemoteSampler:
             await gather_or_cancel([replica.load(adapter.name, folder) for replica in missing])
 
     def _unload_soon(self, adapter: Adapter) -> None:
-        unloading = asyncio.create_task(self._unload(adapter))
-        self._background.add(unloading)
-        unloading.add_done_callback(self._background.discard)
+        self._keep_until_done(asyncio.create_task(self._unload(adapter)))
+
+    def _keep_until_done(self, task: asyncio.Task[None]) -> None:
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
 
     async def _unload(self, adapter: Adapter) -> None:
         await gather_or_cancel([replica.unload(adapter.name) for replica in self.replicas if replica.up])
