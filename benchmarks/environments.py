@@ -91,7 +91,7 @@ async def drive(port: int, episodes: int, parallel: int) -> float:
     """Seconds that the driver takes for a number of episodes."""
     host = EnvironmentHost(Talk())
     plan = RolloutPlan("talk", "train", 0, episodes, group=1, parallel=parallel, limits=LIMITS)
-    async with PolicyServer(f"http://127.0.0.1:{port}", local=True) as server:
+    async with PolicyServer(f"http://127.0.0.1:{port}") as server:
         tally = await Driver(host, server, plan, Unwatched()).run()
     await host.close()
     if tally.failures:

@@ -63,7 +63,7 @@ def server(service: EpisodeServer, monkeypatch: pytest.MonkeyPatch) -> EpisodeSe
 
 @pytest.fixture
 async def policy(server: EpisodeServer) -> AsyncIterator[PolicyServer]:
-    async with PolicyServer(server.url, local=True) as policy:
+    async with PolicyServer(server.url) as policy:
         yield policy
 
 
@@ -275,7 +275,7 @@ async def test_a_wrong_key_ends_the_rollout_with_a_sentence(
 async def test_a_server_that_is_gone_ends_the_rollout(env: Guess, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection_module, "MAX_AWAY_SECONDS", 0.05)
     monkeypatch.setattr(chat_module, "FIRST_PAUSE", 0.01)
-    async with PolicyServer("http://127.0.0.1:9", local=True) as nobody:
+    async with PolicyServer("http://127.0.0.1:9") as nobody:
         with pytest.raises(ExceptionGroup) as raised:
             await run(env, nobody)
     assert raised.group_contains(ServerGone)

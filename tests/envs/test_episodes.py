@@ -41,7 +41,7 @@ async def drive(bench: Recording, tasks: int, group: int, parallel: int, *, eval
     plan = RolloutPlan("guess", "train", 0, tasks, group, parallel, limits)
     host = EnvironmentHost(Guess())
     try:
-        async with PolicyServer(bench.url, local=True) as policy:
+        async with PolicyServer(bench.url) as policy:
             return await Driver(host, policy, plan, Unwatched()).run()
     finally:
         await host.close()

@@ -51,11 +51,11 @@ class Target:
     async def connect(self, console: Console) -> AsyncIterator[PolicyServer]:
         """The server, ready. A server that was started is stopped at the end. Raises UserError."""
         if self.url:
-            async with PolicyServer(self.url, self.key, local=is_local(self.url)) as server:
+            async with PolicyServer(self.url, self.key) as server:
                 yield server
             return
         console.print(f"Starting a server in {self.run_dir} …", soft_wrap=True)
-        async with run_server(self.run_dir, *self.flags) as started, PolicyServer(started.url, local=True) as server:
+        async with run_server(self.run_dir, *self.flags) as started, PolicyServer(started.url) as server:
             yield server
         console.print(f"Its run: openclaw-rl report --run-dir {self.run_dir}", soft_wrap=True)
 
@@ -155,11 +155,6 @@ def free_folder() -> Path:
     """The first of runs/rollout, runs/rollout-2, … that does not exist."""
     names = (DEFAULT_RUN_DIR.with_name(f"{DEFAULT_RUN_DIR.name}-{number}") for number in itertools.count(2))
     return next(folder for folder in itertools.chain([DEFAULT_RUN_DIR], names) if not folder.exists())
-
-
-def is_local(url: str) -> bool:
-    """Whether an address is on this machine: it is never asked through a proxy."""
-    return any(f"://{host}" in url for host in ("127.0.0.1", "localhost", "[::1]"))
 
 
 def first(errors: BaseExceptionGroup[UserError]) -> BaseException:
