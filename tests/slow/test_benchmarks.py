@@ -11,7 +11,7 @@ from support.server_program import ROOT
 from support.tiny_models import save_tiny_model
 
 SCRIPTS = ["engines", "environments", "freeze", "judge", "learning", "ledger", "sampling", "serving"]
-SCRIPTS += ["swapping", "topk"]
+SCRIPTS += ["study", "swapping", "topk"]
 HELPERS = {"common", "measuring", "shapes"}
 
 runs = pytest.mark.skipif("OPENCLAW_RL_BENCHMARKS" not in os.environ, reason="make test-benchmarks runs them")

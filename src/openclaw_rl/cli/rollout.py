@@ -79,7 +79,7 @@ def driver_options(options: argparse.Namespace) -> DriverOptions:
 def target(config: Config, options: argparse.Namespace) -> "Target":
     """The server that answers. Raises ConfigError."""
     from openclaw_rl.app.machine import machine_of
-    from openclaw_rl.envs.rollout import SERVER_FLAGS, Target, free_folder
+    from openclaw_rl.envs.rollout import SERVER_FLAGS, Target, new_folder
     from openclaw_rl.ledger.lock import server_url
 
     if options.url and options.own_server:
@@ -99,7 +99,7 @@ def target(config: Config, options: argparse.Namespace) -> "Target":
     named = ("--model-name", machine.model_name) if machine.model_name else ()
     fixed = ("--method", method, "--seed", str(machine.seed))
     return Target(
-        run_dir=config.run.folder if "run_dir" in config.given() else free_folder(),
+        run_dir=config.run.folder if "run_dir" in config.given() else new_folder(),
         flags=(*machine.flags, *SERVER_FLAGS, *fixed, *named, *options.server),
         facts={"method": method, "model": machine.policy_name, "server": options.server},
     )

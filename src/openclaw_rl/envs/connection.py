@@ -150,9 +150,9 @@ class PolicyServer:
     async def model(self) -> str:
         """The name of the model that the server has. Raises UserError."""
         try:
-            response = await self._http.get("/v1/models", timeout=ANSWER_SECONDS)
-            return str(response.json()["data"][0]["id"])
-        except (httpx.HTTPError, ValueError, KeyError, IndexError, TypeError):
+            async with asyncio.timeout(ANSWER_SECONDS):
+                return str((await self._send("GET", "/v1/models", b"", {})).json()["data"][0]["id"])
+        except (httpx.HTTPError, TimeoutError, ValueError, KeyError, IndexError, TypeError):
             raise UserError(f"The server at {self.url} does not say which model it has: check the address.") from None
 
     async def queue(self) -> QueueState:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.text import Text
 
 from openclaw_rl import terminal
 from openclaw_rl.config.options import ConfigError
@@ -17,7 +18,7 @@ from openclaw_rl.envs.attempt import EpisodeLimits
 from openclaw_rl.envs.connection import PolicyServer, Sampling
 from openclaw_rl.envs.driver import RolloutPlan
 from openclaw_rl.envs.options import DriverOptions
-from openclaw_rl.envs.screen import RolloutScreen, summary
+from openclaw_rl.envs.screen import RolloutScreen, summary, troubles
 from openclaw_rl.envs.sources import EpisodeSource
 from openclaw_rl.envs.study import Study, plain, results_table
 from openclaw_rl.errors import UserError
@@ -120,6 +121,9 @@ class RolloutRun:
             self.console.print(summary(self.study.training, f"Episodes of {self.plan.name}, split {self.plan.split}"))
         if self.study.before:
             self.console.print(results_table(self.study))
+        for part, tally in (("before", self.study.before), ("after", self.study.after)):
+            for what, reason in troubles(tally) if tally else ():
+                self.console.print(Text(f"{part}: {what} {reason}", style="yellow"), soft_wrap=True)
 
     def write(self, path: Path) -> None:
         """Append one line of JSON with everything that was measured."""
@@ -151,10 +155,16 @@ def short_name(env: str) -> str:
     return name or Path(place).stem
 
 
-def free_folder() -> Path:
-    """The first of runs/rollout, runs/rollout-2, … that does not exist."""
-    names = (DEFAULT_RUN_DIR.with_name(f"{DEFAULT_RUN_DIR.name}-{number}") for number in itertools.count(2))
-    return next(folder for folder in itertools.chain([DEFAULT_RUN_DIR], names) if not folder.exists())
+def new_folder() -> Path:
+    """Makes the first of runs/rollout, runs/rollout-2, … that does not exist, so that no two rollouts get the same."""
+    for number in itertools.count(1):
+        folder = DEFAULT_RUN_DIR.with_name(f"{DEFAULT_RUN_DIR.name}-{number}") if number > 1 else DEFAULT_RUN_DIR
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        return folder
+    raise AssertionError
 
 
 def first(errors: BaseExceptionGroup[UserError]) -> BaseException:

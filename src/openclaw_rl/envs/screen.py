@@ -81,10 +81,14 @@ def summary(tally: Tally, title: str) -> Table:
         ("speed", f"{tally.per_minute:.1f} episodes a minute"),
         ("policy", f"version {tally.version}, staleness {mean([float(r.staleness) for r in rewarded]):.2f}"),
     ]
-    if tally.retries:
-        rows.append(("made again", str(tally.retries)))
-    rows += [("failed", f"{count} × {reason}") for reason, count in tally.failures.most_common(MAX_REASONS)]
-    rows += [("not recorded", f"{count} × {reason}") for reason, count in tally.unrecorded.most_common(MAX_REASONS)]
-    for name, value in rows:
+    for name, value in rows + troubles(tally):
         table.add_row(name, Text(value))
     return table
+
+
+def troubles(tally: Tally) -> list[tuple[str, str]]:
+    """What went wrong, and how often."""
+    rows = [("made again", str(tally.retries))] if tally.retries else []
+    rows += [("failed", f"{count} × {reason}") for reason, count in tally.failures.most_common(MAX_REASONS)]
+    rows += [("not recorded", f"{count} × {reason}") for reason, count in tally.unrecorded.most_common(MAX_REASONS)]
+    return rows
