@@ -66,13 +66,13 @@ async def run_python(
     """Run a program to its end or its limits. Its processes and files are gone when this returns or is cancelled."""
     with tempfile.TemporaryDirectory(prefix="openclaw-sandbox-") as folder:
         running = _start(source.encode("utf-8", "replace"), seconds, memory_mib, folder)
-        watcher = asyncio.create_task(asyncio.to_thread(_watch, running, seconds, max_output))
+        watcher = asyncio.create_task(asyncio.to_thread(watch, running, seconds, max_output))
         try:
             return await asyncio.shield(watcher)
         finally:
             # When cancelled: the watcher sees the end at once and cleans up before the folder is deleted.
             if not watcher.done():
-                _kill(running)
+                kill(running)
                 await watcher
 
 
@@ -81,7 +81,7 @@ def fences() -> tuple[str, ...]:
     """The fences that hold on this machine, found by a trial run: limits, namespaces, landlock, seccomp, audit hook."""
     with tempfile.TemporaryDirectory(prefix="openclaw-sandbox-") as folder:
         running = _start(b"", seconds=10, memory_mib=512, folder=folder, report=True)
-        outcome = _watch(running, seconds=10, max_output=MAX_OUTPUT)
+        outcome = watch(running, seconds=10, max_output=MAX_OUTPUT)
     return tuple(json.loads(outcome.stdout)) if outcome.exit_code == 0 else ()
 
 
@@ -110,14 +110,14 @@ def _start(
         )
 
 
-def _watch(running: subprocess.Popen[bytes], seconds: float, max_output: int) -> ProgramOutcome:
+def watch(running: subprocess.Popen[bytes], seconds: float, max_output: int) -> ProgramOutcome:
     """Read a program's output until it ends or reaches a limit. Blocks, so it runs in a thread."""
     started = time.monotonic()
     output: dict[Any, bytearray] = {running.stdout: bytearray(), running.stderr: bytearray()}
     try:
         ended = _read_until_end(running, output, started + seconds, max_output)
     finally:
-        _kill(running)
+        kill(running)
         exit_code = running.wait()
         for pipe in output:
             pipe.close()
@@ -165,7 +165,7 @@ def _has_ended(running: subprocess.Popen[bytes]) -> bool:
         return True
 
 
-def _kill(running: subprocess.Popen[bytes]) -> None:
+def kill(running: subprocess.Popen[bytes]) -> None:
     """Kill the whole process group, unless the program was reaped already."""
     if running.returncode is None:
         # macOS raises PermissionError for a group whose processes have all ended.

@@ -37,6 +37,8 @@ class MadeCall:
     arguments: Any
     problem: str = ""
     """Why it cannot be run, as a sentence for the model; empty if it can."""
+    failure: str = ""
+    """Why its tool refused it, in the tool's words; empty if it did not."""
 
 
 class Toolbox(Protocol):

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 
 from openclaw_rl.envs.base import Message, Outcome, Step
 from openclaw_rl.envs.toolcall.calls import ExpectedCall, MadeCall, Toolbox, ToolFailed, answer_text, read_calls
@@ -31,10 +32,10 @@ class ToolEpisode:
         self._goal = goal
         self._max_turns = max_turns or len(goal.calls) + 1 + SPARE_TURNS
         self._max_calls = max_calls or len(goal.calls) + SPARE_CALLS
-        self._made: list[MadeCall] = []
+        self.made: list[MadeCall] = []
         self._met = 0
         self._turns = 0
-        self._answer: str | None = None
+        self.answer: str | None = None
 
     async def start(self) -> Sequence[Message]:
         return self._messages
@@ -46,10 +47,13 @@ class ToolEpisode:
             return self._end(answer_text(answer))
         # Before the calls are run: running them changes which call is the next.
         hint = self._hint_for_calls(calls)
-        allowed = self._max_calls - len(self._made)
-        met_before = self._met
+        made_before, met_before = len(self.made), self._met
+        allowed = self._max_calls - made_before
         messages = [await self._run(call) for call in calls[:allowed]]
-        self._made += calls[allowed:]
+        if not self._goal.calls:
+            problems = (call.problem or call.failure for call in self.made[made_before:])
+            hint = next(filter(None, problems), "")
+        self.made += calls[allowed:]
         done = len(calls) >= allowed or self._turns >= self._max_turns
         if self._goal.calls and self._goal.answer is None:
             # The attempt is over once each expected call had its turn, or a call was wrong.
@@ -65,11 +69,11 @@ class ToolEpisode:
 
     def score(self) -> AttemptScore:
         """The parts of the reward so far."""
-        return score(self._goal, self._made, self._answer)
+        return score(self._goal, self.made, self.answer)
 
     def _end(self, text: str) -> Step:
         """The final answer: a turn without calls."""
-        self._answer = text
+        self.answer = text
         if missing := self._next_call():
             return Step(reward=0.0, hint=f"Do not answer in words yet. Call a tool: {missing}", done=True)
         if self._goal.answer is None:
@@ -80,20 +84,19 @@ class ToolEpisode:
 
     async def _run(self, call: MadeCall) -> Message:
         """Run a call, or say why it cannot be run; record it either way."""
-        problem = call.problem
-        if not problem:
-            expected = self._next_call()
-            if expected is not None and self._goal.is_met_by(call, expected):
-                self._met += 1
-            try:
-                result = await self._toolbox.run(call.name, call.arguments)
-            except ToolFailed as error:
-                problem = str(error)
-        self._made.append(call)
-        if problem and not call.id:
-            return {"role": "user", "content": problem}
-        text = json.dumps({"error": problem}, ensure_ascii=False) if problem else result
-        return {"role": "tool", "tool_call_id": call.id, "content": text}
+        expected = self._next_call()
+        if expected is not None and self._goal.is_met_by(call, expected):
+            self._met += 1
+        if call.problem:
+            self.made.append(call)
+            return _error(call, call.problem)
+        try:
+            result = await self._toolbox.run(call.name, call.arguments)
+        except ToolFailed as error:
+            self.made.append(replace(call, failure=str(error)))
+            return _error(call, str(error))
+        self.made.append(call)
+        return {"role": "tool", "tool_call_id": call.id, "content": result}
 
     def _next_call(self) -> ExpectedCall | None:
         """The expected call that comes next; None if all are made."""
@@ -103,7 +106,7 @@ class ToolEpisode:
         """What was wrong with the calls of an answer, and what to do instead; empty if they are as expected."""
         left = self._goal.calls[self._met :]
         if not self._goal.calls:
-            return next((call.problem for call in calls if call.problem), "")
+            return ""
         if not left:
             finish = f" Write: Answer: {self._goal.answer}" if self._goal.answer is not None else ""
             return f"Make no more calls.{finish}"
@@ -123,3 +126,10 @@ class ToolEpisode:
         if name not in expected.arguments:
             return f"Leave out {name!r}."
         return f"The argument {name!r} must be {show(expected.arguments[name])}, not {show(call.arguments.get(name))}."
+
+
+def _error(call: MadeCall, problem: str) -> Message:
+    """What the model is told about a call that could not be run."""
+    if not call.id:  # text that was meant as a call
+        return {"role": "user", "content": problem}
+    return {"role": "tool", "tool_call_id": call.id, "content": json.dumps({"error": problem}, ensure_ascii=False)}

@@ -6,6 +6,7 @@ import os
 from .system import on_linux, syscall
 
 CLONE_NEWIPC = 0x08000000
+CLONE_NEWPID = 0x20000000
 CLONE_NEWUSER = 0x10000000
 CLONE_NEWNET = 0x40000000
 #: The system call numbers of unshare and capset.
@@ -14,13 +15,16 @@ NUMBERS = {"x86_64": (272, 126), "aarch64": (97, 91)}
 CAPABILITY_VERSION = 0x20080522
 
 
-def raise_namespaces() -> bool:
-    """Enter a namespace without a network. False if the kernel or the container forbids it."""
+def raise_namespaces(processes: bool = False) -> bool:
+    """Enter a namespace without a network. False if the kernel or the container forbids it.
+
+    With `processes`, the next child process is the first one of a space of its own: all in it end when that child ends.
+    """
     if not on_linux() or os.uname().machine not in NUMBERS:
         return False
     unshare, capset = NUMBERS[os.uname().machine]
     try:
-        syscall(unshare, CLONE_NEWUSER | CLONE_NEWNET | CLONE_NEWIPC)
+        syscall(unshare, CLONE_NEWUSER | CLONE_NEWNET | CLONE_NEWIPC | (CLONE_NEWPID if processes else 0))
         entered = True
     except OSError:
         entered = False

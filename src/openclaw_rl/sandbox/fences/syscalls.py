@@ -8,7 +8,7 @@ import ctypes
 import errno
 import os
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from .system import PR_SET_NO_NEW_PRIVS, on_linux, prctl
 
@@ -42,7 +42,11 @@ WRITING = (
 #: F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_SETFL, F_DUPFD_CLOEXEC. Others can send signals to other processes.
 FCNTL_COMMANDS = (0, 1, 2, 3, 4, 1030)
 
-LOAD, EQUAL, ANY_BIT, RETURN = 0x20, 0x15, 0x45, 0x06
+#: How a command could reach other processes: sockets, io_uring, which makes them too, and tracing.
+SOCKETS = "socket 41 198, io_uring_setup 425 425, ptrace 101 117, process_vm_writev 311 271"
+SECOND_SET = 0x40000000
+
+LOAD, EQUAL, AT_LEAST, ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 ALLOW, KILL, REFUSE = 0x7FFF0000, 0x80000000, 0x00050000 | errno.EACCES
 #: Offsets of the call's number, the machine, and the first argument.
 NUMBER_AT, MACHINE_AT, ARGUMENTS_AT = 0, 4, 16
@@ -54,9 +58,18 @@ class _Program(ctypes.Structure):
 
 def raise_seccomp() -> bool:
     """Refuse every other system call from now on. False if the machine or the kernel does not support it."""
+    return _raise(lambda machine: _filter(machine, os.getpid()))
+
+
+def raise_no_sockets() -> bool:
+    """Refuse sockets, and what could make them, from now on. False if the machine or the kernel does not support it."""
+    return _raise(_without_sockets)
+
+
+def _raise(make_filter: Callable[[str], list[bytes]]) -> bool:
     if not on_linux() or os.uname().machine not in MACHINES or struct.calcsize("P") != 8:
         return False
-    steps = _filter(os.uname().machine, os.getpid())
+    steps = make_filter(os.uname().machine)
     code = ctypes.create_string_buffer(b"".join(steps))
     program = _Program(len(steps), ctypes.addressof(code))
     prctl(PR_SET_NO_NEW_PRIVS, 1)
@@ -81,6 +94,16 @@ def _filter(machine: str, process: int) -> list[bytes]:
         if number != "-":
             steps += [_step(EQUAL, int(number), if_false=len(action)), *action]
     return [*steps, _step(RETURN, REFUSE)]
+
+
+def _without_sockets(machine: str) -> list[bytes]:
+    name, column = MACHINES[machine]
+    steps = [_step(LOAD, MACHINE_AT), _step(EQUAL, name, if_true=1), _step(RETURN, KILL), _step(LOAD, NUMBER_AT)]
+    # The second set of numbers on x86_64, through which the same calls can be made.
+    steps += [_step(AT_LEAST, SECOND_SET, if_false=1), _step(RETURN, REFUSE)]
+    for row in SOCKETS.split(","):
+        steps += [_step(EQUAL, int(row.split()[column]), if_false=1), _step(RETURN, REFUSE)]
+    return [*steps, _step(RETURN, ALLOW)]
 
 
 def _step(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:

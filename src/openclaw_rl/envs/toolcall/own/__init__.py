@@ -1,0 +1,1 @@
+"""Tools and tasks that a user defines in a file (`--tools-config`)."""

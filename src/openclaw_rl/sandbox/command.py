@@ -1,0 +1,90 @@
+"""Runs a command in a folder of its own, for tools whose arguments a model chose.
+
+- The command is a list of arguments. No shell reads it.
+- On Linux with Landlock it reads and runs only system programs and what it is given, and writes only in its folder.
+- It has no network: no socket can be made (seccomp), and where user namespaces are allowed there is no network device.
+- Started by root, it runs as nobody.
+- Everywhere: limits on CPU time, wall time, memory, output, file size and number of processes; an empty environment.
+- At its end its process group is killed. Where user namespaces are allowed, everything that it started ends with it;
+  elsewhere a process that left the group can live on until its CPU time is used up.
+
+`command_fences` lists what holds on this machine; `missing_fences` says what would be needed.
+"""
+
+import asyncio
+import functools
+import json
+import math
+import os
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from openclaw_rl.sandbox.fences.launch import NOBODY
+from openclaw_rl.sandbox.run import MAX_OUTPUT, PYTHON, ProgramOutcome, kill, watch
+
+LAUNCH = "import sys; sys.path.append(sys.argv[1]); from fences.launch import main; main()"
+
+
+async def run_command(
+    argv: Sequence[str],
+    folder: Path,
+    *,
+    stdin: bytes = b"",
+    seconds: float = 10.0,
+    memory_mib: int = 512,
+    max_output: int = MAX_OUTPUT,
+    readable: Sequence[Path] = (),
+    runnable: Sequence[Path] = (),
+) -> ProgramOutcome:
+    """Run a command to its end or its limits. Its processes are gone when this returns or is cancelled."""
+    if os.getuid() == 0:
+        os.chown(folder, NOBODY, NOBODY)
+    paths = {"readable": list(map(str, readable)), "runnable": list(map(str, runnable))}
+    running = _start({"argv": list(argv), "memory_mib": memory_mib, **paths}, stdin, seconds, folder)
+    watcher = asyncio.create_task(asyncio.to_thread(watch, running, seconds, max_output))
+    try:
+        return await asyncio.shield(watcher)
+    finally:
+        # When cancelled: the watcher sees the end at once.
+        if not watcher.done():
+            kill(running)
+            await watcher
+
+
+@functools.cache
+def command_fences() -> tuple[str, ...]:
+    """The fences around commands on this machine, by a trial run: limits, user, namespaces, landlock, seccomp."""
+    settings = {"argv": [], "memory_mib": 512, "readable": [], "runnable": [], "report": True}
+    with tempfile.TemporaryDirectory(prefix="openclaw-sandbox-") as folder:
+        outcome = watch(_start(settings, b"", 10, Path(folder)), 10, MAX_OUTPUT)
+    return tuple(json.loads(outcome.stdout)) if outcome.exit_code == 0 else ()
+
+
+def missing_fences() -> str:
+    """What this machine lacks for running commands, in words; empty if nothing."""
+    fences = command_fences()
+    if "landlock" not in fences:
+        return "Landlock, which limits files (Linux 5.13 or newer)"
+    if "seccomp" not in fences and "namespaces" not in fences:
+        return "seccomp or user namespaces, which remove the network"
+    return ""
+
+
+def _start(settings: dict[str, object], stdin: bytes, seconds: float, folder: Path) -> subprocess.Popen[bytes]:
+    # The limit on wall time comes first; the one on CPU time is for the case that the watcher died.
+    defaults = {"cpu_seconds": math.ceil(seconds) + 1, "parent": os.getpid(), "report": False}
+    # A file, because a pipe would have to be filled while the child reads.
+    with tempfile.TemporaryFile() as given:
+        given.write(stdin)
+        given.seek(0)
+        return subprocess.Popen(
+            [*PYTHON, LAUNCH, str(Path(__file__).parent), json.dumps({**defaults, **settings})],
+            stdin=given,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            cwd=folder,
+            env={},
+            start_new_session=True,
+        )

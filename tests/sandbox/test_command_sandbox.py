@@ -1,0 +1,127 @@
+"""Commands in the sandbox: what they can do, what they cannot, and that nothing of them remains."""
+
+import asyncio
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from openclaw_rl.sandbox.command import command_fences, missing_fences, run_command
+from openclaw_rl.sandbox.run import EndReason, ProgramOutcome
+
+pytestmark = pytest.mark.skipif(bool(missing_fences()), reason=f"commands cannot be confined: {missing_fences()}")
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """Not tmp_path: others may not enter that, and a command of root runs as nobody."""
+    made = Path(tempfile.mkdtemp(prefix="openclaw-test-"))
+    yield made
+    shutil.rmtree(made)
+
+
+async def shell(folder: Path, script: str, **options: Any) -> ProgramOutcome:
+    return await run_command(["sh", "-c", script], folder, **{"seconds": 20.0, **options})
+
+
+async def test_a_command_reads_its_input_and_writes_in_its_folder(folder: Path) -> None:
+    outcome = await shell(folder, "cat > note; cat note; pwd", stdin='{"a": "ü"}'.encode())
+    assert (outcome.ended, outcome.exit_code) == (EndReason.EXITED, 0), outcome.stderr
+    assert outcome.stdout == f'{{"a": "ü"}}{folder}\n'
+    assert (folder / "note").read_text() == '{"a": "ü"}'
+
+
+async def test_arguments_are_never_read_by_a_shell(folder: Path) -> None:
+    hostile = "$(touch broken); `touch broken` && touch broken"
+    assert (await run_command(["echo", hostile], folder)).stdout == hostile + "\n"
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "cat /etc/passwd",
+        "ls /proc/1/",
+        "ls {home}",
+        "echo a > {outside}/file",
+        "rm {outside}/kept",
+        "cat {outside}/kept",
+        "ln {outside}/kept here && cat here",
+        "cp /bin/ls ls && ./ls",
+        "kill -9 {pid}",
+    ],
+)
+async def test_what_a_command_must_not_do_fails(folder: Path, tmp_path: Path, script: str) -> None:
+    (tmp_path / "kept").write_text("secret")
+    outcome = await shell(folder, script.format(home=Path.home(), outside=tmp_path, pid=os.getpid()))
+    assert outcome.exit_code != 0
+    assert "secret" not in outcome.stdout
+    assert [path.name for path in tmp_path.iterdir()] == ["kept"]
+
+
+async def test_what_is_given_can_be_read(folder: Path) -> None:
+    given = Path(tempfile.mkdtemp(prefix="openclaw-test-"))
+    given.chmod(0o755)
+    (given / "data").write_text("given")
+    try:
+        assert (await shell(folder, f"cat {given}/data", readable=[given])).stdout == "given"
+        assert (await shell(folder, f"echo more >> {given}/data", readable=[given])).exit_code != 0
+    finally:
+        shutil.rmtree(given)
+
+
+async def test_a_command_has_no_network(folder: Path) -> None:
+    python = shutil.which("python3", path="/usr/bin:/bin:/usr/local/bin")
+    if python is None:
+        pytest.skip("the system has no Python to try sockets with")
+    for kind in ("AF_INET, socket.SOCK_STREAM", "AF_INET, socket.SOCK_DGRAM", "AF_UNIX, socket.SOCK_STREAM"):
+        outcome = await run_command([python, "-c", f"import socket; socket.socket(socket.{kind})"], folder)
+        assert "PermissionError" in outcome.stderr
+
+
+async def test_a_command_that_hangs_or_floods_is_ended(folder: Path) -> None:
+    hanging = await shell(folder, "sleep 60", seconds=0.4)
+    assert (hanging.ended, hanging.exit_code) == (EndReason.TIMED_OUT, -9)
+    flooding = await shell(folder, "yes", max_output=1000)
+    assert (flooding.ended, len(flooding.stdout)) == (EndReason.TOO_MUCH_OUTPUT, 1000)
+
+
+async def test_processes_and_files_are_limited(folder: Path) -> None:
+    if "namespaces" not in command_fences() and "user" not in command_fences():
+        pytest.skip("the limit on processes needs user namespaces or root")
+    # 100 processes that sleep: far more than are allowed, and few enough for any machine.
+    outcome = await shell(folder, "for i in $(seq 100); do sleep 5 & done")
+    assert "fork" in outcome.stderr
+    outcome = await shell(folder, "head -c 100000000 /dev/zero > large")
+    assert outcome.exit_code != 0
+    assert (folder / "large").stat().st_size <= 64 << 20
+
+
+async def test_nothing_that_it_started_remains(folder: Path) -> None:
+    if "namespaces" not in command_fences():
+        pytest.skip("needs user namespaces")
+    await shell(
+        folder, "(sleep 0.5; echo late > late) & setsid sh -c 'sleep 0.5; echo late > late' & echo early > early"
+    )
+    await asyncio.sleep(0.8)  # longer than what remained would need
+    assert [path.name for path in folder.iterdir()] == ["early"]
+
+
+async def test_cancelling_ends_the_command(folder: Path) -> None:
+    started = asyncio.create_task(shell(folder, "sleep 60", seconds=60))
+    await asyncio.sleep(0)
+    started.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(started, 10)
+
+
+async def test_a_program_that_does_not_exist_says_so(folder: Path) -> None:
+    outcome = await run_command(["no-such-program"], folder)
+    assert (outcome.exit_code, outcome.stderr) == (
+        127,
+        "no-such-program cannot be started: No such file or directory.\n",
+    )
