@@ -10,7 +10,11 @@ from openclaw_rl.plugins import describe, load_plugin
 
 OPTION = "--env"
 #: The built-in environments: name, module and class. To add one, write its module and add a line here.
-BUILT_IN = {"toolcall": "openclaw_rl.envs.toolcall.choose:make_toolcall"}
+BUILT_IN = {
+    "toolcall": "openclaw_rl.envs.toolcall.choose:make_toolcall",
+    "bfcl": "openclaw_rl.envs.bfcl:Bfcl",
+    "reasoning": "openclaw_rl.envs.reasoning:Reasoning",
+}
 #: What an own file may call its environment, where the option names none.
 DEFAULT_NAMES = ("ENVIRONMENT", "Env", "environment")
 
