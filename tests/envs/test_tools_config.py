@@ -375,6 +375,25 @@ def test_a_split_without_tasks_is_one_sentence(write: Any) -> None:
         environment.tasks("held-out", 0)
 
 
+@needs_fences
+async def test_the_example_is_solved() -> None:
+    example = Path(__file__).parent.parent.parent / "examples" / "tools" / "tools.yaml"
+    environment = make_environment("toolcall", {"tools_config": example})
+    answers = {
+        "What does bread cost?": [calls(("price_of", {"article": "bread"})), says("Answer: 3.2")],
+        "Which day of the week is 2026-11-16?": [calls(("weekday", {"date": "2026-11-16"})), says("Answer: Monday")],
+        "Which is dearer, bread or cheese?": [
+            calls(("price_of", {"article": "bread"}), ("price_of", {"article": "cheese"})),
+            says("Answer: cheese"),
+        ],
+    }
+    for task in islice(environment.tasks("train", 0), 3):
+        given = answers[task.data["messages"][-1]["content"]]
+        steps, outcome = await attempt(environment.open(task), lambda messages, turn, given=given: given[turn])
+        assert (outcome.reward, outcome.solved) == (1.0, True)
+        assert "Monday\n" in [message["content"] for message in steps[0].messages] or "weekday" not in str(given)
+
+
 def test_settings_of_generated_tasks_do_not_go_with_own_tools(write: Any) -> None:
     with pytest.raises(ConfigError, match="levels is for generated tasks"):
         make_environment("toolcall", {"tools_config": write(), "levels": [1]})
