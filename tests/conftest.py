@@ -1,6 +1,8 @@
 """Settings and fixtures that all tests share."""
 
+import functools
 import os
+import ssl
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +13,9 @@ if not Path("/dev/nvidiactl").exists():
 # Tiny models gain nothing from a second thread, and waiting threads spin: with worker processes beside them, tests
 # would take several times as long.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Every client of httpx and of OpenAI reads all certificates of the machine, which takes 50 ms. Tests make thousands.
+ssl.create_default_context = functools.cache(ssl.create_default_context)
 
 import hypothesis
 import pytest
