@@ -5,7 +5,6 @@ import contextlib
 import json
 import random
 import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -23,6 +22,7 @@ from openclaw_rl.engines.local.model.decoder import load_decoder
 from openclaw_rl.engines.local.training.lora import LoraWeights
 from openclaw_rl.learn.checkpoints import Checkpoints
 from openclaw_rl.ledger.schema import FILE, connect
+from support.commands import run_command
 from support.server_program import SECONDS, SERVE, Program, serving, until
 
 LEARN = ("--method", "rl", "--judge", "feedback", "--batch-size", "2", "--save-interval", "2", "--lora-rank", "4")
@@ -64,8 +64,9 @@ def version_of(answer: dict[str, Any]) -> int:
 
 
 def command(run_dir: Path, *arguments: str) -> str:
-    line = [sys.executable, "-m", "openclaw_rl", *arguments, "--run-dir", str(run_dir)]
-    return subprocess.run(line, capture_output=True, text=True, check=True).stdout
+    code, out, err = run_command(run_dir, *arguments)
+    assert code == 0, err
+    return out
 
 
 def status(run_dir: Path) -> dict[str, Any]:
@@ -166,14 +167,9 @@ def test_it_learns_while_it_serves_saves_when_it_is_stopped_and_goes_back_when_i
         assert base is not None
         added = load_file(base.folder / "adapter_model.safetensors")
         assert not any(added[name].any() for name in added if "lora_B" in name)
-    refused = subprocess.run(
-        [sys.executable, "-m", "openclaw_rl", "rollback", "77", "--run-dir", str(tmp_path)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert refused.returncode == 2
-    assert "no checkpoint of policy version 77" in " ".join(refused.stderr.split())
+    code, _out, refusal = run_command(tmp_path, "rollback", "77")
+    assert code == 2
+    assert "no checkpoint of policy version 77" in " ".join(refusal.split())
 
 
 def test_turns_are_forgotten_and_the_others_trained_on_again(tiny_model: Path, tmp_path: Path) -> None:

@@ -1,11 +1,11 @@
 """What the tests of commands share."""
 
+import functools
 from pathlib import Path
 
 import pytest
 
-from openclaw_rl.cli import main
-from support.commands import Program
+from support.commands import Program, run_command
 
 
 @pytest.fixture
@@ -15,13 +15,6 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def program(folder: Path, capsys: pytest.CaptureFixture[str]) -> Program:
+def program(folder: Path) -> Program:
     """Runs a command on the run directory: exit status, output, errors."""
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        capsys.readouterr()
-        code = main([*arguments, "--run-dir", str(folder)])
-        said = capsys.readouterr()
-        return code, said.out, said.err
-
-    return run
+    return functools.partial(run_command, folder)
