@@ -26,11 +26,14 @@ from openclaw_rl.errors import UserError
 from openclaw_rl.learn.checkpoints import Checkpoints
 from openclaw_rl.ledger.lock import FILE as SERVER
 from openclaw_rl.ledger.schema import FILE
+from support.commands import run_command
 from support.conversations import assert_recorded, talk
 from support.server_program import SECONDS, SERVE, Program, serving, starting, until
 
 HELLO = [{"role": "user", "content": "Hello!"}]
 SHORT = {"messages": HELLO, "max_tokens": 2}
+#: For tests in which nothing is learned: no process is started for it.
+SERVES_ONLY = ("--max-steps", "0")
 
 
 def wait_for_load(program: Program, sequences: int = 1) -> None:
@@ -77,7 +80,7 @@ def test_sigterm_lets_a_request_finish_and_exits_0(tiny_model: Path) -> None:
 
 
 def test_sigterm_does_not_wait_longer_than_it_may(tiny_model: Path) -> None:
-    with serving(SERVE, tiny_model, "--shutdown-seconds", "1") as program, ThreadPoolExecutor(12) as pool:
+    with serving(SERVE, tiny_model, "--shutdown-seconds", "1", *SERVES_ONLY) as program, ThreadPoolExecutor(12) as pool:
         ask = {"messages": HELLO, "max_tokens": 450, "n": 16}
         url = f"{program.url}/v1/chat/completions"
         running = [pool.submit(httpx.post, url, json=ask, timeout=SECONDS) for _ in range(12)]
@@ -108,7 +111,7 @@ def test_a_second_ctrl_c_tells_who_waits_and_ends_quietly(tiny_model: Path) -> N
 
 def test_a_client_that_never_finishes_its_request_does_not_hold_up_the_end(tiny_model: Path) -> None:
     with (
-        serving(SERVE, tiny_model, "--shutdown-seconds", "1") as program,
+        serving(SERVE, tiny_model, "--shutdown-seconds", "1", *SERVES_ONLY) as program,
         socket.create_connection(("127.0.0.1", int(program.url.rsplit(":", 1)[1]))) as client,
     ):
         client.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{")
@@ -119,7 +122,7 @@ def test_a_client_that_never_finishes_its_request_does_not_hold_up_the_end(tiny_
 
 def test_sigterm_to_the_whole_group_lets_a_request_finish(tiny_model: Path) -> None:
     """As `systemctl stop` does it: the worker gets the signal too."""
-    with serving(SERVE, tiny_model) as program, ThreadPoolExecutor(1) as pool:
+    with serving(SERVE, tiny_model, *SERVES_ONLY) as program, ThreadPoolExecutor(1) as pool:
         ask = {"messages": HELLO, "max_tokens": 300, "n": 8, "seed": 3}
         running = pool.submit(httpx.post, f"{program.url}/v1/chat/completions", json=ask, timeout=SECONDS)
         wait_for_load(program, 8)
@@ -165,7 +168,7 @@ async def generate(request, sampler):
 
 
 def test_kill_9_of_the_worker_under_load(tiny_model: Path) -> None:
-    with serving(SERVE, tiny_model) as program, ThreadPoolExecutor(8) as pool:
+    with serving(SERVE, tiny_model, *SERVES_ONLY) as program, ThreadPoolExecutor(8) as pool:
 
         def request(seed: int) -> int:
             ask = {"messages": HELLO, "max_tokens": 400, "seed": seed, "n": 4}
@@ -185,7 +188,7 @@ def test_kill_9_of_the_worker_under_load(tiny_model: Path) -> None:
 
 
 def test_the_worker_does_not_outlive_a_killed_server(tiny_model: Path) -> None:
-    with serving(SERVE, tiny_model) as program:
+    with serving(SERVE, tiny_model, *SERVES_ONLY) as program:
         worker = program.worker()
         program.process.kill()
         program.process.wait()
@@ -201,7 +204,7 @@ def test_whatever_a_client_received_whole_survives_kill_9(tiny_model: Path, tmp_
     received: dict[str, str] = {}
     for _round in range(3):
         with (
-            serving(SERVE, tiny_model, "--run-dir", str(tmp_path)) as program,
+            serving(SERVE, tiny_model, "--run-dir", str(tmp_path), *SERVES_ONLY) as program,
             ThreadPoolExecutor(6) as pool,
         ):
             stop = threading.Event()
@@ -218,7 +221,7 @@ def test_whatever_a_client_received_whole_survives_kill_9(tiny_model: Path, tmp_
 
 
 def test_a_silent_session_ends(tiny_model: Path, tmp_path: Path) -> None:
-    flags = ("--run-dir", str(tmp_path), "--session-timeout", "0.5")
+    flags = ("--run-dir", str(tmp_path), "--session-timeout", "0.5", *SERVES_ONLY)
     with serving(SERVE, tiny_model, *flags) as program:
         httpx.post(f"{program.url}/v1/chat/completions", json=SHORT, timeout=SECONDS)
         until(lambda: status(tmp_path)["turns"]["dropped"] > 0, program)
@@ -227,8 +230,9 @@ def test_a_silent_session_ends(tiny_model: Path, tmp_path: Path) -> None:
 
 
 def status(run_dir: Path) -> dict:
-    command = [sys.executable, "-m", "openclaw_rl", "status", "--json", "--run-dir", str(run_dir)]
-    return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    code, out, err = run_command(run_dir, "status", "--json")
+    assert code == 0, err
+    return json.loads(out)
 
 
 def test_no_capture_stores_nothing_and_two_servers_do_not_share_a_run_dir(tiny_model: Path, tmp_path: Path) -> None:
@@ -258,7 +262,7 @@ def test_a_taken_port_is_said_in_one_sentence(tiny_model: Path, tmp_path: Path) 
 
 def test_a_run_directory_of_another_model_is_not_gone_on_with(tiny_model: Path, tmp_path: Path) -> None:
     other = Path(shutil.copytree(tiny_model, tmp_path / "another"))
-    run = ("--run-dir", str(tmp_path / "run"))
+    run = ("--run-dir", str(tmp_path / "run"), *SERVES_ONLY)
     with serving(SERVE, tiny_model, *run):
         pass
     assert f"holds the conversations and weights of {tiny_model.name}" in refused(other, *run)
@@ -331,7 +335,7 @@ def test_a_damaged_ledger_is_said_in_one_sentence_and_left_alone(tiny_model: Pat
 def test_two_servers_do_not_share_a_ledger(tiny_model: Path, tmp_path: Path) -> None:
     """Each would take the other's steps for lost ones."""
     ledger, first, second = (str(tmp_path / name) for name in ("ledger", "first", "second"))
-    with serving(SERVE, tiny_model, "--run-dir", first, "--rl-buffer-dir", ledger) as program:
+    with serving(SERVE, tiny_model, "--run-dir", first, "--rl-buffer-dir", ledger, *SERVES_ONLY) as program:
         told = json.loads((tmp_path / "first" / SERVER).read_text())
         assert told == {"pid": program.process.pid, "url": program.url}
         said = refused(tiny_model, "--run-dir", second, "--rl-buffer-dir", ledger)
@@ -345,7 +349,7 @@ def test_two_servers_do_not_share_a_ledger(tiny_model: Path, tmp_path: Path) -> 
 
 def test_the_run_directory_may_be_named_twice(tiny_model: Path, tmp_path: Path) -> None:
     (tmp_path / "same").symlink_to(tmp_path)
-    flags = ("--run-dir", str(tmp_path), "--rl-buffer-dir", str(tmp_path / "same"))
+    flags = ("--run-dir", str(tmp_path), "--rl-buffer-dir", str(tmp_path / "same"), *SERVES_ONLY)
     with serving(SERVE, tiny_model, *flags) as program:
         assert status(tmp_path)["server"] == program.url
 
@@ -354,7 +358,7 @@ def test_a_restart_says_where_it_continues_from(tiny_model: Path, tmp_path: Path
     async def copy(target: Path) -> None:
         shutil.copytree(adapters[0], target, dirs_exist_ok=True)
 
-    run_dir, quick = tmp_path / "run", ("--max-steps", "0", "--lora-rank", "4")
+    run_dir, quick = tmp_path / "run", (*SERVES_ONLY, "--lora-rank", "4")
     with serving(SERVE, tiny_model, "--run-dir", str(run_dir), *quick) as program:
         assert "policy the model as it is" in " ".join(program.log.split())
         assert f"openclaw-rl chat --run-dir {run_dir}" in program.log
@@ -369,12 +373,11 @@ def test_a_restart_says_where_it_continues_from(tiny_model: Path, tmp_path: Path
 
 
 def test_going_back_without_the_servers_key_says_how_to_give_it(tiny_model: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "openclaw_rl", "rollback", "--run-dir", str(tmp_path)]
     with serving(SERVE, tiny_model, "--run-dir", str(tmp_path), "--api-key", "S3CRET"):
         for key in ((), ("--api-key", "WR0NG")):
-            done = subprocess.run([*command, *key], capture_output=True, text=True, check=False)
-            assert done.returncode == 2
-            assert done.stderr.endswith(" Give --api-key, or set SGLANG_API_KEY.\n")
-            assert done.stderr.count("\n") == 1
-        known = subprocess.run([*command, "--api-key", "S3CRET"], capture_output=True, text=True, check=False)
-        assert "Nothing has been learned" in known.stderr
+            code, _out, said = run_command(tmp_path, "rollback", *key)
+            assert code == 2
+            assert said.endswith(" Give --api-key, or set SGLANG_API_KEY.\n")
+            assert said.count("\n") == 1
+        _code, _out, known = run_command(tmp_path, "rollback", "--api-key", "S3CRET")
+        assert "Nothing has been learned" in known

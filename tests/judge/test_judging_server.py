@@ -23,6 +23,8 @@ from support.server_program import SECONDS, SERVE, Program, serving
 from support.tiny_models import save_tiny_model
 
 HINT = "Give the distance in kilometres."
+#: For tests in which no hint is scored and nothing is learned: no process is started for learning.
+JUDGES_ONLY = ("--max-steps", "0")
 
 
 @pytest.fixture
@@ -134,7 +136,7 @@ def test_whatever_kill_9_interrupts_every_turn_is_judged_once(
         return sure(body)
 
     server.answer = think
-    flags = ("--run-dir", str(tmp_path), "--method", "rl", *by(server))
+    flags = ("--run-dir", str(tmp_path), "--method", "rl", *by(server), *JUDGES_ONLY)
     with serving(SERVE, tiny_model, *flags) as program:
         for session in "abc":
             talk(program, session, "Thanks.", "And back?")
@@ -152,7 +154,7 @@ def test_whatever_kill_9_interrupts_every_turn_is_judged_once(
 
 
 def test_without_a_judge_turns_are_recorded_and_wait(tiny_model: Path, tmp_path: Path, command: Command) -> None:
-    with serving(SERVE, tiny_model, "--run-dir", str(tmp_path), "--judge", "none") as program:
+    with serving(SERVE, tiny_model, "--run-dir", str(tmp_path), "--judge", "none", *JUDGES_ONLY) as program:
         talk(program, "mine", "Thanks.")
         assert "none: turns are recorded and wait" in program.log
         told = httpx.get(f"{program.url}/readyz", timeout=60).json()
