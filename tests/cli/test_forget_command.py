@@ -198,6 +198,21 @@ def test_a_policy_that_was_rolled_back_still_has_what_it_learned(trained: Traine
     assert "nothing to train again" in program("forget", "--retrain")[1]
 
 
+def test_a_checkpoint_that_an_older_program_saved_again_is_known_by_its_step(
+    trained: TrainedRun, program: Program
+) -> None:
+    trained.train(3, 2)
+    # As those programs rolled back: the same state under a new number, of which the ledger was told nothing.
+    trained.checkpoints.remove(trained.checkpoints.all())
+    asyncio.run(trained.checkpoints.save(2, 4, (), trained.write))
+    assert "step-000002-v4" not in program("forget", "--session", "s3")[1]
+    _code, out, _err = program("forget", "--session", "s1")
+    assert "policy 4, which serves" in out
+    assert str(trained.folder / "checkpoints" / "step-000002-v4") in out
+    assert program("forget", "--retrain")[0] == 0
+    assert not [name for name in trained.on_disk() if not name.startswith("step-000000")]
+
+
 def test_training_again_goes_back_to_before_the_turns_and_queues_the_others(
     trained: TrainedRun, program: Program
 ) -> None:

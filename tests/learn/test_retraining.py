@@ -65,6 +65,20 @@ async def test_the_others_are_trained_on_again_exactly_once(run: LearningRun, go
     assert sorted(flat(run.learner.policy))[: len(rest)] == rest
 
 
+async def test_a_checkpoint_of_an_older_program_is_covered(run: LearningRun) -> None:
+    """The ledger of a run from before the record of policies has no row for a state that was saved again."""
+    turns = await trained_run(run, 4)
+    await run.loop.roll_back(run.checkpoints[0])
+    older = run.loop.version
+    await run.trained(*turns[:4], *session_each(run, 4))
+    await run.kill()
+    run.book.change(lambda db: db.execute("DELETE FROM policies WHERE version = ?", (older,)))
+    await run.start()
+    forget(run, turns[0])
+    await retrain(run)
+    check_gone(run, turns[0])
+
+
 async def test_a_policy_without_the_turns_serves_on(run: LearningRun) -> None:
     """They are only in a policy that was rolled back, so nothing has to be trained again."""
     turns = await trained_run(run, 4)

@@ -52,6 +52,7 @@ def run(options: argparse.Namespace) -> int:
     policies = Policies.of_run(run_dir)
     with open_offline(config.ledger_dir) as ledger:
         sessions = choose_sessions(ledger, options.session, options.user)
+        ledger.infer_policies({state.version: state.step for state in config.checkpoints.states()})
         turns = ledger.forget(sessions) if sessions else []
         remains = ledger.wipe(beside_server=bool(read_server(run_dir))) if sessions or options.wipe else ""
         if sessions:

@@ -62,12 +62,14 @@ class Lineage:
             await asyncio.to_thread(remove_unfinished, folder)
         self._last = checkpoint if own else None
         self._foreign = None if own else checkpoint
-        self._latest = max((state.version for state in self.checkpoints.states()), default=BASE_VERSION)
+        steps = {state.version: state.step for state in self.checkpoints.states()}
+        self._latest = max(steps, default=BASE_VERSION)
         self._is_new_line = checkpoint is not None or self._latest > BASE_VERSION
         if not own:
             self._is_new_line |= self.ledger.latest_version() > BASE_VERSION
             await self.ledger.follow(BASE_VERSION)
         await self._agree()
+        await self.ledger.infer_policies(steps)
         if self._foreign is not None:
             self.version = await self.serve_again(self._foreign, BASE_VERSION)
         elif self._last is not None and self._last.version < self._latest:

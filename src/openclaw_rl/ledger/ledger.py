@@ -165,6 +165,10 @@ class Ledger:
     async def add_policy(self, version: int, parent: int) -> None:
         await self._write(lambda db: policies.add(db, version, parent))
 
+    async def infer_policies(self, steps: Mapping[int, int]) -> None:
+        """Record policy versions that the ledger does not know, given the step of each."""
+        await self._write(lambda db: updates.infer_policies(db, steps))
+
     async def quarantine(self, step: int, turns: Sequence[int], reason: str) -> None:
         await self._write(lambda db: updates.quarantine(db, step, turns, reason))
 

@@ -2,7 +2,7 @@
 
 import contextlib
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from openclaw_rl.ledger import episodes, policies, schema, updates
@@ -56,6 +56,11 @@ class OfflineLedger:
 
     def lost(self, version: int) -> list[Batch]:
         return updates.lost(self._db, version)
+
+    def infer_policies(self, steps: Mapping[int, int]) -> None:
+        """Record policy versions that the ledger does not know, given the step of each."""
+        with transaction(self._db):
+            updates.infer_policies(self._db, steps)
 
     def follow(
         self, version: int, *, made_from: int | None = None, lost: Sequence[Batch] = (), retrain: bool = False

@@ -104,9 +104,19 @@ def reconcile(db: sqlite3.Connection, version: int, step: int, batches: Sequence
         if not policies.is_known(db, batch.version):
             policies.add(db, batch.version, _newest_before(db, batch.step, batch.version))
             _record(db, batch.step, batch.version, StepOutcome.UNDONE, batch.turns)
-    if version and not policies.is_known(db, version):
-        policies.add(db, version, _newest_before(db, step + 1, version))
+    infer_policies(db, {version: step})
     return follow(db, version, undo_after=version)
+
+
+def infer_policies(db: sqlite3.Connection, steps: Mapping[int, int]) -> None:
+    """Record policy versions that the ledger does not know, given the step of each.
+
+    Programs before the record of policies gave a policy a new number when they rolled back to it. Such a policy counts
+    as made from the newest one up to its step.
+    """
+    for version, step in steps.items():
+        if version and not policies.is_known(db, version):
+            policies.add(db, version, _newest_before(db, step + 1, version))
 
 
 def follow(db: sqlite3.Connection, version: int, undo_after: int | None = None) -> list[int]:
