@@ -110,6 +110,19 @@ def test_a_policy_is_written_for_everybody_and_read_again_bit_for_bit(tiny_model
     assert (tmp_path / "tokenizer.json").exists()
 
 
+def test_a_policy_of_a_model_in_several_files_is_one_file(tiny_model: Path, tmp_path: Path) -> None:
+    """The base model's index names files that the policy does not have: programs would look for them."""
+    model = tmp_path / "model"
+    LlamaForCausalLM.from_pretrained(tiny_model).save_pretrained(model, max_shard_size="100KB")
+    assert list(model.glob("*.index.json"))
+    decoder = load_decoder(model, torch.float32, CPU)
+    learner = InProcessLearner(decoder, options(rank=0, model=model))
+    learner.write_policy(tmp_path / "policy")
+    assert not list((tmp_path / "policy").glob("*.index.json"))
+    again = FullWeights.load(tmp_path / "policy", decoder, model)
+    assert all(map(torch.equal, learner.trainer.weights.parameters(), again.parameters()))
+
+
 def test_a_student_of_all_weights_learns_takes_back_and_goes_on_exactly(tiny_model: Path, tmp_path: Path) -> None:
     decoder = load_decoder(tiny_model, torch.float32, CPU)
     learner = InProcessLearner(decoder, options(rank=0, model=tiny_model, learning_rate=1e-4))

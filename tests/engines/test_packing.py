@@ -78,6 +78,17 @@ def test_alternatives_stand_beside_their_token_and_what_is_not_there_has_no_adva
     assert learn.advantages.tolist() == [[1, 0.5, -0.5], [2, 1, 0], [2.5, 0, 0]]
 
 
+def test_alternatives_of_different_numbers_stand_in_one_batch() -> None:
+    wide, narrow = some([[7, 8]], [[-1, -2]], [[0.5, -0.5]]), some([[9]], [[-3]], [[1.5]])
+    spans = [Span(number, 1, 2, [-4.0], [1.0], others) for number, others in enumerate((wide, narrow))]
+    batch = [TrainingSequence([1, 2], [span]) for span in spans]
+    (packed,) = micro_batches(batch, 100, CPU)
+    learn = signals(batch, packed)
+    assert packed.targets.tolist() == [[2, 7, 8], [2, 9, 0]]
+    assert learn.old_logprobs.tolist() == [[-4, -1, -2], [-4, -3, 0]]
+    assert learn.advantages.tolist() == [[1, 0.5, -0.5], [1, 1.5, 0]]
+
+
 @pytest.mark.parametrize(
     "others",
     [

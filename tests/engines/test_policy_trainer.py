@@ -14,6 +14,7 @@ from torch import Tensor
 from openclaw_rl.engines import transaction
 from openclaw_rl.engines.base import StepRefused
 from openclaw_rl.engines.local.model.decoder import Decoder, load_decoder
+from openclaw_rl.engines.local.training.packing import micro_batches
 from openclaw_rl.engines.local.training.policy_trainer import MAX_HALVINGS
 from openclaw_rl.engines.local.training.trainer import Trainer
 from openclaw_rl.engines.transaction import STEP_TRIALS
@@ -192,6 +193,18 @@ def test_a_step_that_is_taken_back_never_was(decoder: Decoder, tmp_path: Path, s
         learner.undo()
 
 
+def test_every_micro_batch_drops_other_values(decoder: Decoder, tmp_path: Path) -> None:
+    learner = trained(decoder, 1, learning_rate=2e-2, max_kl=100, dropout=0.5)
+    (sequence, *_) = sequences = batch(learner, 7)
+    first, second = (learner.trainer.forward_backward([sequence]).logprobs for _ in range(2))
+    assert first != second
+    before = json.loads(state(learner, tmp_path / "before")["learner.json"])["micro_batches"]
+    learner.change_training(epochs=3)
+    learner.step(sequences)
+    after = json.loads(state(learner, tmp_path / "after")["learner.json"])["micro_batches"]
+    assert after - before == 3 * len(micro_batches(sequences, 64, torch.device("cpu")))
+
+
 def test_what_dropout_does_to_a_pass_is_not_taken_for_a_move_of_the_policy(decoder: Decoder) -> None:
     learner = trained(decoder, 3, dropout=0.0, learning_rate=2e-2, max_kl=100)
     learner.change_training(learning_rate=0.0)
@@ -281,13 +294,17 @@ def test_an_optimiser_that_runs_out_of_memory_is_tried_again_from_the_snapshot(
         assert state(learner, tmp_path / "after") == state(free, tmp_path / "free")
 
 
-def test_an_error_that_is_not_about_memory_is_not_taken_for_one(decoder: Decoder) -> None:
+@pytest.mark.parametrize("part", ["pass", "optimiser"])
+def test_an_error_that_is_not_about_memory_is_not_taken_for_one(decoder: Decoder, part: str) -> None:
     learner = trained(decoder, 0)
 
-    def broken(sequences: Sequence[TrainingSequence]) -> None:
+    def broken(*_: Any) -> None:
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
 
-    learner.trainer.trainer.forward_backward = broken  # type: ignore[method-assign, assignment]
+    if part == "pass":
+        learner.trainer.trainer.forward_backward = broken  # type: ignore[method-assign, assignment]
+    else:
+        learner.trainer.optimizer.step = broken  # type: ignore[method-assign, assignment]
     with pytest.raises(RuntimeError, match="mat1"):
         learner.step(batch(learner, 4))
 

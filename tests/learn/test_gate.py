@@ -79,6 +79,10 @@ async def test_answers_are_without_chance_and_stand_behind_users(renderer: ChatR
     assert "Say hello." in renderer.tokenizer.backend.decode(list(asked.prompt_ids))
 
 
+async def test_tokens_that_end_an_answer_are_no_part_of_it(renderer: ChatRenderer) -> None:
+    assert await gate(renderer, lambda request: "hello", item(matches="^hello$")).examine(1) == 1.0
+
+
 async def test_a_prompt_may_be_a_conversation(renderer: ChatRenderer) -> None:
     talk = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hello?"}]
     examined = gate(renderer, lambda request: "hello", read_item(json.dumps({"prompt": talk, "max_words": 3}), "f:1"))

@@ -1,6 +1,7 @@
 """Which turns a step takes."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -52,6 +53,38 @@ async def test_a_smaller_batch_is_trained_on_after_the_batch_timeout(
         turns = run.judged(3)
         await run.trained(*turns)
         assert run.learner.policy == [turns]
+
+
+async def test_a_smaller_batch_waits_for_its_own_batch_timeout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wait begins with its first turn, not with that of the batch before."""
+    clock, looks = SimpleNamespace(now=1000.0), set[tuple[float, int]]()
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    async with a_run(tmp_path / "run", batch_timeout=100.0) as run:
+        trainable = run.book.ledger.trainable
+
+        def look() -> int:
+            looks.add((clock.now, trainable()))
+            return trainable()
+
+        monkeypatch.setattr(run.book.ledger, "trainable", look)
+        await run.start()
+        first = run.judged(1)
+        await run.until(lambda: (1000.0, 1) in looks)
+        await run.rest()
+        assert run.learner.policy == []
+        clock.now += 99
+        first += run.judged(1)
+        await run.trained(*first)
+        second = run.judged(1)
+        await run.until(lambda: (1099.0, 1) in looks)
+        clock.now += 99
+        run.book.put(State.READY)  # a change of the ledger wakes the loop
+        await run.until(lambda: (1198.0, 1) in looks)
+        await run.rest()
+        assert run.learner.policy == [first]
+        clock.now += 1
+        run.book.put(State.READY)
+        await run.trained(*second)
 
 
 async def test_turns_without_a_gradient_never_count_towards_a_batch(run: LearningRun) -> None:

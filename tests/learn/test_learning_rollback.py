@@ -10,7 +10,7 @@ from openclaw_rl.app.background import BackgroundLoops
 from openclaw_rl.engines.base import EngineUnavailable, StepRefused
 from openclaw_rl.ledger import queries
 from openclaw_rl.types import State
-from support.learning_run import LearningRun, flat, once
+from support.learning_run import Examiner, LearningRun, flat, once
 
 
 async def test_going_back_serves_the_earlier_policy_at_once_and_learns_on_from_it(run: LearningRun) -> None:
@@ -168,6 +168,17 @@ async def test_going_back_to_the_base_model_that_fails_changes_nothing(run: Lear
     turns.append(run.judged())
     await run.trained(*flat(turns))
     assert run.learner.policy == turns
+
+
+async def test_the_gate_measures_again_from_the_policy_that_was_gone_back_to(run: LearningRun) -> None:
+    """Otherwise what the policy left behind had reached would be asked of the next one."""
+    run.gate = Examiner(lambda version: {0: 0.2, 1: 0.2, 2: 0.2, 3: 0.9, 4: 0.9}.get(version, 0.3))
+    await run.start()
+    await run.make_steps(4)
+    await run.loop.roll_back(run.checkpoints[0])
+    assert run.loop.step == 2
+    await run.make_steps(1)
+    assert run.outcomes()[-1] == "applied"
 
 
 async def test_the_base_model_can_be_asked_for(run: LearningRun) -> None:

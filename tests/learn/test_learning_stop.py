@@ -11,6 +11,7 @@ from openclaw_rl.app.background import BackgroundLoops
 from openclaw_rl.engines.base import EngineUnavailable, StepStopped
 from openclaw_rl.learn import loop as module
 from openclaw_rl.learn.phases import Phase
+from openclaw_rl.ledger.errors import LedgerError
 from openclaw_rl.types import State
 from support.learning_run import SECONDS, LearningRun, a_run, dies, flat, once
 
@@ -26,6 +27,35 @@ async def test_finishing_saves_what_no_checkpoint_has(run: LearningRun) -> None:
     await run.start()
     await run.trained(*turns)
     assert run.outcomes() == ["applied"]
+
+
+async def test_finishing_without_a_new_step_writes_no_checkpoint(run: LearningRun) -> None:
+    await run.start()
+    await run.make_steps(2)
+    await run.loop.finish()
+    await run.kill()
+    await run.start()
+    await run.rest()
+    await run.loop.finish()
+    assert "save" not in run.learner.calls
+    assert [checkpoint.step for checkpoint in run.checkpoints] == [2]
+
+
+async def test_finishing_after_a_passing_failure_saves_the_steps_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with a_run(tmp_path / "run", save_interval=100) as run:
+        await run.start()
+        await run.make_steps(1)
+
+        async def locked(*_: Any) -> None:
+            raise LedgerError("database is locked")
+
+        monkeypatch.setattr(run.book.ledger, "claim", locked)
+        run.judged()
+        await run.until(lambda: run.loop.trouble == "database is locked")
+        await run.loop.finish()
+        assert [checkpoint.step for checkpoint in run.checkpoints] == [1]
 
 
 async def test_finishing_lets_a_step_end_and_begins_no_other(run: LearningRun) -> None:

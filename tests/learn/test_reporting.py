@@ -3,11 +3,17 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from openclaw_rl.errors import UserError
-from openclaw_rl.learn.reporting import Reporter, StepReport, TensorBoard, WeightsAndBiases
+from openclaw_rl.learn import build
+from openclaw_rl.learn.build import LearnSetup
+from openclaw_rl.learn.options import TrainingOptions
+from openclaw_rl.learn.reporting import JsonLines, Prometheus, Reporter, StepReport, TensorBoard, WeightsAndBiases
+from support.methods import a_method
 
 
 def report(step: int) -> StepReport:
@@ -52,6 +58,26 @@ def test_tensorboard_reads_what_was_written_for_it(tmp_path: Path) -> None:
         read.Tags()["scalars"]
     )
     assert read.Scalars("loss")[0].wall_time == 1_800_000_001.0
+
+
+def test_the_options_say_where_numbers_are_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Service:
+        def __init__(self, *given: Any) -> None:
+            self.given = given
+
+        def write(self, report: StepReport) -> None: ...
+
+    monkeypatch.setattr(build, "WeightsAndBiases", Service)
+
+    def receivers(**options: Any) -> list[Any]:
+        values = {"model_name": Path("a/model"), "batch_size": 2}
+        setup = LearnSetup(TrainingOptions(**options), tmp_path, a_method("rl"), 2, values)
+        return build.sinks(setup, CollectorRegistry())
+
+    assert [type(sink) for sink in receivers()] == [JsonLines, Prometheus]
+    assert [type(sink) for sink in receivers(tensorboard=True)] == [JsonLines, Prometheus, TensorBoard]
+    *_, service = receivers(wandb_project="mine")
+    assert service.given == ("mine", tmp_path, {"model_name": "a/model", "batch_size": 2})
 
 
 def test_writing_for_tensorboard_does_not_load_torch(tmp_path: Path) -> None:

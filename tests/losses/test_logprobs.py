@@ -36,6 +36,26 @@ def test_values_and_gradients_are_those_of_log_softmax_in_float64(
     torch.testing.assert_close(hidden.grad.double(), wide.grad, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("chunk", [1, 8, None])
+@pytest.mark.parametrize("several", [0, 5])
+def test_a_head_that_is_trained_has_its_gradient_too(chunk: int | None, several: int) -> None:
+    hidden, head, targets = problem()
+    wanted = targets[:, None]
+    if several:
+        targets = wanted = torch.randint(0, VOCABULARY, (ROWS, several))
+    upstream = torch.randn(targets.shape)
+    wide, wide_head = hidden.double().requires_grad_(), head.double().requires_grad_()
+    expected = (wide @ wide_head.t()).log_softmax(-1).gather(1, wanted).reshape(targets.shape)
+    expected.backward(upstream.double())
+    found = chunked_logprobs(hidden.requires_grad_(), head.requires_grad_(), targets, chunk)
+    found.backward(upstream)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
+    for own, other in ((hidden, wide), (head, wide_head)):
+        assert own.grad is not None
+        assert other.grad is not None
+        torch.testing.assert_close(own.grad.double(), other.grad, rtol=1e-4, atol=1e-5)
+
+
 def test_scores_beyond_floats_range_of_exp_are_fine() -> None:
     hidden, head, targets = problem(1e4)
     found = chunked_logprobs(hidden.requires_grad_(), head, targets, 8)

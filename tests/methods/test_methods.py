@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from openclaw_rl.engines.capabilities import SamplerCapabilities
+from openclaw_rl.errors import UserError
 from openclaw_rl.ledger import changes, verdicts
 from openclaw_rl.methods.base import Baseline, Method, NoSignal
 from openclaw_rl.types import Hint, SampleKind, Source, State, StoredTurn, Verdict
@@ -130,6 +133,45 @@ def test_a_score_of_nothing_and_a_teacher_who_agrees_teach_nothing(book: Book) -
     for turn in (neutral, missing, agreed):
         with pytest.raises(NoSignal):
             advantages(turn, BOTH)
+
+
+def test_a_sample_of_a_score_that_is_missing_is_not_trained_on_its_hint_alone(book: Book) -> None:
+    turn = judged(book, Verdict(None, hints=(TAUGHT,)), SampleKind.OPD_RL)
+    with pytest.raises(NoSignal, match="no score"):
+        advantages(turn, BOTH)
+
+
+def test_a_sample_without_a_verdict_is_not_trained_on(book: Book) -> None:
+    turn = replace(judged(book, Verdict(1.0, Source.LLM, hints=(TAUGHT,)), SampleKind.OPD_RL), verdict=None)
+    for method, reason in ((RL, "no score"), (OPD, "no teacher")):
+        with pytest.raises(NoSignal, match=reason):
+            advantages(turn, method)
+
+
+@pytest.mark.parametrize("number", [-math.inf, math.inf, math.nan])
+def test_a_limit_does_not_make_a_number_of_what_is_none(book: Book, number: float) -> None:
+    turn = judged(book, Verdict(hints=(Hint("One token is impossible.", [-0.25, number, -0.5]),)), SampleKind.OPD)
+    with pytest.raises(NoSignal, match="not finite"):
+        advantages(turn, a_method("opd", opd_clip=2.0))
+
+
+def test_the_teacher_is_asked_about_the_most_informative_hint_alone() -> None:
+    request = OPD.teacher_request
+    assert request is not None
+    assert request.chosen([Hint("The most informative one, which is long."), Hint("Short.")]) == [
+        "The most informative one, which is long."
+    ]
+    assert request.top == 0
+    assert RL.teacher_request is None
+
+
+@pytest.mark.parametrize("advice", ["", "start it with a higher limit"])
+def test_a_sampler_that_records_too_few_tokens_is_refused(advice: str) -> None:
+    method = a_method("topk-select", topk_k=4)
+    method.check_sampler(SamplerCapabilities(frozenset(), max_top_logprobs=4, advice=advice))
+    with pytest.raises(UserError, match="needs the 4 likeliest tokens") as caught:
+        method.check_sampler(SamplerCapabilities(frozenset(), max_top_logprobs=3, advice=advice))
+    assert str(caught.value).endswith(" Start it with a higher limit." if advice else "--sampler.")
 
 
 def test_the_turn_chosen_for_a_session_without_a_good_one_has_a_gradient(tmp_path: Path) -> None:

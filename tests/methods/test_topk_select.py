@@ -268,6 +268,41 @@ def test_a_sample_without_a_hint_has_its_score_alone(plain: StoredTurn) -> None:
     assert sequence.spans[0].advantages == [-1.0] * 3
 
 
+def test_numbers_for_people_cover_samples_with_and_without_a_hint(plain: StoredTurn) -> None:
+    policy = [normalised([5, 4, 3, 0, 0, 0, 0, 0, 0])] * 3
+    half_common = [normalised([5, 4, 0, 3, 0, 0, 0, 0, 0])] * 3
+    hinted = taught(plain, policy, [("a hint of some length", half_common)])
+    scored = replace(plain, sample=SampleKind.RL)
+    method = topk_method(TopK(K, clip=0.5))
+    assert method.metrics([hinted, scored]) == {"overlap": pytest.approx(2 / 3), "left_out": 0.0}
+    assert method.metrics([scored]) == {"overlap": 0.0, "left_out": 0.0}
+    assert method.token_values(scored) == [-1.0] * 3
+    assert method.record(scored) is None
+    record = method.record(hinted)
+    assert record is not None
+    assert record["overlaps"] == [[2, 2, 2]]
+
+
+@pytest.mark.parametrize("subset", SUBSETS)
+def test_only_the_teachers_tokens_need_the_policys_log_probs(subset: str) -> None:
+    request = topk_method(TopK(K, candidates=2, subset=subset)).teacher_request
+    assert request is not None
+    assert (request.policy_scores, request.top, request.hints) == (subset == "teacher", K, 2)
+    assert request.chosen([Hint("the longest of them"), Hint("short"), Hint("shorter one")]) == ["short", "shorter one"]
+
+
+def test_a_bound_that_is_exactly_the_limit_is_known(plain: StoredTurn) -> None:
+    """The teacher's engine named its three likeliest tokens; the policy's last one is not among them."""
+    ids, logprobs = np.array([[1, 2, 3]] * 3), np.array([[-0.5, -1.0, -3.0]] * 3)
+    hint = Hint("a hint of some length", [-1.0] * 3, top=Likeliest(ids, logprobs))
+    policy = Likeliest(np.array([[1, 2, 4]] * 3), np.array([[-0.5, -1.0, -1.0]] * 3))
+    assert plain.verdict is not None
+    turn = replace(plain, top=policy, verdict=replace(plain.verdict, hints=(hint,)))
+    distilled = distil(turn, TopK(K, clip=2.0))
+    assert distilled.left_out == 0
+    assert distilled.gaps.tolist() == [[0.0, 0.0, -2.0]] * 3
+
+
 def test_what_cannot_be_distilled_still_has_its_score(plain: StoredTurn) -> None:
     """As after a restart with another k, or another method."""
     method = topk_method(TopK(K))
