@@ -1,8 +1,9 @@
-"""The whole loop on a real self-hosted Tinker server, SkyRL tx on a CPU. Run by `make test-tinker` (half an hour).
+"""The whole loop on a real self-hosted Tinker server, SkyRL tx on a CPU. Run by `make test-tinker` (20 minutes).
 
 OPENCLAW_RL_TINKER names a Python that has the server, OPENCLAW_RL_TINKER_SDK a folder with the SDK it was made for:
 both want other versions than the tests' own environment has. OPENCLAW_RL_TINKER_URL names one that runs already.
-OPENCLAW_RL_TINKER_MODEL names a model's folder in place of the embedded model; a tiny one takes minutes.
+The model is a tiny one, because this server compiles its kernels for every new length and takes minutes for it on a
+CPU. OPENCLAW_RL_TINKER_MODEL names another: a model's folder, or `embedded` for the embedded model (more than an hour).
 """
 
 import json
@@ -25,15 +26,17 @@ from openclaw_rl.models import EMBEDDED
 from openclaw_rl.types import StoredTurn
 from support.other_servers import started
 from support.server_program import ROOT, SERVE, Program, free_port, serving
+from support.tiny_models import save_tiny_model
 
 SERVER = os.environ.get("OPENCLAW_RL_TINKER", "")
 SDK = os.environ.get("OPENCLAW_RL_TINKER_SDK", "")
 RUNNING = os.environ.get("OPENCLAW_RL_TINKER_URL", "")
-MODEL = os.environ.get("OPENCLAW_RL_TINKER_MODEL", EMBEDDED)
+MODEL = os.environ.get("OPENCLAW_RL_TINKER_MODEL", "")
 START_SECONDS = 300
-#: Kernels are compiled for every new length, a minute each on two cores.
+#: Kernels are compiled for every new length: a minute each on two idle cores, five on busy ones.
 STEP_SECONDS = 900
 FLAGS = ("--batch-size", "2", "--save-interval", "1", "--lora-rank", "8", "--learning-rate", "3e-4", "--max-kl", "100")
+FLAGS += ("--tinker-timeout", str(STEP_SECONDS))
 HINT = "Answer in one short sentence and name the city first."
 QUESTIONS = ("What is the capital of France?", "What is the capital of Italy?", "Where is the Eiffel Tower?")
 
@@ -41,13 +44,20 @@ pytestmark = pytest.mark.skipif(not SERVER or not SDK, reason="OPENCLAW_RL_TINKE
 
 
 @pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    if MODEL:
+        return EMBEDDED if MODEL == "embedded" else MODEL
+    return str(save_tiny_model(tmp_path_factory.mktemp("models") / "tiny"))
+
+
+@pytest.fixture(scope="module")
+def url(model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     if RUNNING:
         yield RUNNING
         return
     folder, port = tmp_path_factory.mktemp("tinker"), free_port()
     line = [sys.executable, "examples/tinker_server.py", "--python", SERVER, "--port", str(port), "--data", str(folder)]
-    line += ["--model", MODEL] if MODEL != EMBEDDED else []
+    line += ["--model", model] if model != EMBEDDED else []
     with started(line, f"http://127.0.0.1:{port}/api/v1/healthz", folder / "log", START_SECONDS):
         yield f"http://127.0.0.1:{port}"
 
@@ -98,13 +108,13 @@ def report(run_dir: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("method", ["rl", "opd", "combine"])
-def test_it_serves_learns_swaps_and_goes_on_after_being_killed(method: str, tmp_path: Path) -> None:
+def test_it_serves_learns_swaps_and_goes_on_after_being_killed(method: str, model: str, tmp_path: Path) -> None:
     began, lines = time.monotonic(), []
 
     def lap(what: str) -> None:
         lines.append(f"{time.monotonic() - began:6.0f} s  {what}")
 
-    with serving(SERVE, Path(MODEL), "--run-dir", str(tmp_path), "--method", method, *FLAGS) as program:
+    with serving(SERVE, Path(model), "--run-dir", str(tmp_path), "--method", method, *FLAGS) as program:
         lap("ready")
         pieces = list(stream(program, QUESTIONS[2]))
         assert len(pieces) > 1
@@ -120,7 +130,7 @@ def test_it_serves_learns_swaps_and_goes_on_after_being_killed(method: str, tmp_
         program.process.wait()
         assert "Traceback" not in program.log
     lap("killed")
-    with serving(SERVE, Path(MODEL), "--run-dir", str(tmp_path), "--method", method, *FLAGS) as program:
+    with serving(SERVE, Path(model), "--run-dir", str(tmp_path), "--method", method, *FLAGS) as program:
         assert ask(program, QUESTIONS[0])["system_fingerprint"] == "policy-2"
         lap("started again and answering with policy 2")
         teach(program, method)
@@ -137,7 +147,7 @@ def test_it_serves_learns_swaps_and_goes_on_after_being_killed(method: str, tmp_
     assert latest is not None
     assert json.loads((latest.folder / "learner.json").read_text())["steps"] == 3
     assert json.loads((latest.folder / "learner.json").read_text())["state"].startswith("tinker://")
-    moved = movement(tmp_path, latest.folder, trained)
+    moved = movement(model, tmp_path, latest.folder, trained)
     gain = moved[0]
     lap(f"advantage times change of log-prob, a token: {moved.pop(0):.3g}; change by its sign: {moved}")
     sys.stderr.write(f"\n--tinker {method}\n" + "\n".join([*lines, *map(json.dumps, steps)]) + "\n")
@@ -148,7 +158,9 @@ def stream(program: Program, question: str) -> Iterator[str]:
     body = {"messages": [{"role": "user", "content": question}], "max_tokens": 64, "stream": True}
     with httpx.stream("POST", f"{program.url}/v1/chat/completions", json=body, timeout=STEP_SECONDS) as answer:
         for line in answer.iter_lines():
-            if line.startswith("data: {") and json.loads(line[6:])["choices"][0]["delta"].get("content"):
+            event = json.loads(line[6:]) if line.startswith("data: {") else {}
+            assert "error" not in event, line
+            if event and event["choices"][0]["delta"].get("content"):
                 yield line
 
 
@@ -168,7 +180,7 @@ def turns(run_dir: Path) -> list[int]:
         return sorted(row[0] for row in db.execute(query))
 
 
-def movement(run_dir: Path, checkpoint: Path, trained: list[int]) -> dict[int, float]:
+def movement(model: str, run_dir: Path, checkpoint: Path, trained: list[int]) -> dict[int, float]:
     """How the log-probs of trained tokens changed, by the sign of the advantage; at 0 the mean of their product."""
     with connect(run_dir / FILE, readonly=True) as db:
         stored = [queries.load_turn(db, number) for number in trained]
@@ -182,7 +194,7 @@ from openclaw_rl.types import ScoreRequest
 
 async def main():
     connection = Connection(Account({os.environ["TINKER_BASE_URL"]!r}, "", 600.0))
-    sampler = TinkerSampler(connection, SamplerOptions({MODEL!r}, Path("unused"), None, 4, 4, 32, 2))
+    sampler = TinkerSampler(connection, SamplerOptions({model!r}, Path("unused"), None, 4, 4, 32, 2))
     await sampler.start()
     await sampler.publish(1, policy_in(Path({str(checkpoint)!r})))
     found = []

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,6 +14,8 @@ from support.server_program import ROOT
 
 #: How much of the end of a server's log is shown when it does not start.
 LOG_CHARACTERS = 4000
+#: How long a server may take to stop.
+STOP_SECONDS = 60
 
 
 @contextlib.contextmanager
@@ -21,7 +24,14 @@ def started(
 ) -> Iterator[None]:
     """Run a server and wait until `health` answers. Fails with the end of its log if that takes too long."""
     with log.open("w") as file:
-        process = subprocess.Popen(line, env={**os.environ, **(environment or {})}, stdout=file, stderr=file, cwd=ROOT)
+        process = subprocess.Popen(
+            line,
+            env={**os.environ, **(environment or {})},
+            stdout=file,
+            stderr=file,
+            cwd=ROOT,
+            start_new_session=True,
+        )
     try:
         end = time.monotonic() + seconds
         while not answers(health):
@@ -31,7 +41,12 @@ def started(
         yield
     finally:
         process.terminate()
-        process.wait(60)
+        try:
+            process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            # With its workers: one that is compiling does not hear that it is to stop.
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
 def answers(url: str) -> bool:
