@@ -38,6 +38,9 @@ SESSION_TURNS = sized(16, 2)
 SESSION_LENGTHS = sized((1, 2, 4, 8, 16, 32), (1, 2))
 #: A few layers are enough, because all layers cost the same; the whole embedded model would take minutes.
 SESSION_LAYERS = 2
+#: The head is computed for the responses of both sides alike, so that few layers would show less than the whole model.
+SIBLING_LAYERS = sized(6, 2)
+SIBLINGS, SIBLING_PROMPT = sized((8, 2000), (3, 80))
 CPU_MICRO_BATCH = 1024
 PEFT, OURS, CHECKPOINTED = "plain PEFT", "ours", "ours, checkpointing"
 SHAPES = {"Qwen3-0.6B": QWEN3_0_6B, "Qwen3-4B": QWEN3_4B}
@@ -63,15 +66,29 @@ def apart(whole: TrainingSequence) -> list[TrainingSequence]:
     return [TrainingSequence(whole.ids[: span.stop], [span]) for span in whole.spans]
 
 
+def siblings(vocabulary: int) -> list[TrainingSequence]:
+    """Attempts at one prompt."""
+    length = SIBLING_PROMPT + RESPONSE
+    first, *others = (sequence(length, vocabulary, [length]) for _ in range(SIBLINGS))
+    prompt = first.ids[:SIBLING_PROMPT]
+    return [first, *(TrainingSequence([*prompt, *one.ids[SIBLING_PROMPT:]], one.spans) for one in others)]
+
+
 def our_step(
-    decoder: Decoder, batch: list[TrainingSequence], micro_batch_tokens: int, checkpointing: bool = False
+    decoder: Decoder,
+    batch: list[TrainingSequence],
+    micro_batch_tokens: int,
+    checkpointing: bool = False,
+    separately: bool = False,
 ) -> Step:
+    """With `separately` each sequence has a pass of its own."""
     lora = LoraWeights.create(decoder.shape, RANK, ALPHA, device=decoder.embed.device)
     trainer = Trainer(decoder, lora, LOSS, micro_batch_tokens, checkpointing)
     optimiser = torch.optim.AdamW(lora.parameters())
 
     def step() -> None:
-        trainer.forward_backward(batch)
+        for part in [[one] for one in batch] if separately else [batch]:
+            trainer.forward_backward(part)
         optimiser.step()
         optimiser.zero_grad()
 
@@ -164,7 +181,7 @@ def show_sessions(title: str, decoder: Decoder, micro_batch_tokens: int) -> None
     """A session as one sequence, compared with its turns as separate sequences and with sessions of other lengths."""
     vocabulary = decoder.shape.vocab
     whole = session(SESSION_TURNS, vocabulary)
-    separate = our_step(decoder, apart(whole), micro_batch_tokens)
+    separate = our_step(decoder, apart(whole), micro_batch_tokens, separately=True)
     together = our_step(decoder, [whole], micro_batch_tokens)
     seconds = best(separate, together)
     ratio = seconds[0] / seconds[1]
@@ -175,6 +192,22 @@ def show_sessions(title: str, decoder: Decoder, micro_batch_tokens: int) -> None
     table(title, ("turns", "tokens", "seconds", "ms a turn", ""), rows)
     print(f"  {SESSION_TURNS} turns apart {seconds[0]:.3g} s, as one sequence {seconds[1]:.3g} s: ", end="")
     print(f"{ratio:.1f} × faster, {verdict(ratio, 5)}")
+
+
+def show_siblings(device: str, shape: Shape | None = None) -> None:
+    """Attempts at one prompt in a pass that reads the prompt once, compared with a pass for each."""
+    decoder = our_decoder(device, shape)
+    if device == "cpu":
+        decoder = first_layers(decoder, SIBLING_LAYERS)
+    random.seed(0)
+    batch = siblings(decoder.shape.vocab)
+    steps = [our_step(decoder, batch, MICRO_BATCH_TOKENS, separately=separately) for separately in (True, False)]
+    alone, together = best(*steps)
+    size = f"{SIBLINGS} × ({SIBLING_PROMPT} + {RESPONSE}) tokens"
+    row = (size, f"{alone:.3g}", f"{together:.3g}", f"{alone / together:.1f}", verdict(alone / together, 3))
+    head = ("attempts at one prompt", "seconds apart", "seconds together", "times faster", "target")
+    title = f"Siblings of a group, {decoder.shape.layers} layers of hidden size {decoder.shape.hidden}, {device}"
+    table(title, head, [row])
 
 
 def first_layers(decoder: Decoder, count: int) -> Decoder:
@@ -190,6 +223,7 @@ def on_cpu() -> None:
     show_step(f"One step, embedded model, fp32 ({machine()})", found, (1.3, 0.6))
     decoder = first_layers(our_decoder("cpu", None), SESSION_LAYERS)
     show_sessions(f"Sessions, {SESSION_LAYERS} layers of the embedded model", decoder, CPU_MICRO_BATCH)
+    show_siblings("cpu")
 
 
 # --- CUDA ------------------------------------------------------------------------------------------------
@@ -264,6 +298,9 @@ def on_cuda() -> None:
         # Shapes are compiled into the kernels.
         torch.compiler.reset()
     show_sessions("Sessions, random Qwen3-4B shape", decoder, MICRO_BATCH_TOKENS)
+    for shape in SHAPES.values():
+        show_siblings("cuda", shape)
+        torch.compiler.reset()
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """Policies whose weights are all their own: gradients are autograd's, files are everybody's, versions mix."""
 
 import random
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -24,15 +23,15 @@ from openclaw_rl.engines.local.process.sampler_messages import (
 )
 from openclaw_rl.engines.local.process.sampler_worker import Worker
 from openclaw_rl.engines.local.training import packed_attention
-from openclaw_rl.engines.local.training.blocks import PackedAttend
 from openclaw_rl.engines.local.training.full_weights import FullWeights
 from openclaw_rl.engines.local.training.lora import LoraWeights
+from openclaw_rl.engines.local.training.packed_attention import Call, FlashKernel
 from openclaw_rl.engines.local.training.trainer import TrainedWeights, Trainer
 from openclaw_rl.losses.policy import PolicyLoss
 from openclaw_rl.types import ScoreRequest, TrainingSequence
 from support.decoders import FAMILIES
 from support.trainers import InProcessLearner, batch, options, state
-from support.training_sequences import over_alternatives, ragged
+from support.training_sequences import over_alternatives, ragged, relatives
 from support.workers import ids, on_every_device, request, run, transformers_greedy
 
 CPU = torch.device("cpu")
@@ -78,7 +77,7 @@ def plain_loss(model: torch.nn.Module, sequences: list[TrainingSequence]) -> tor
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_weight_gets_the_gradient_of_autograd(family: str, checkpointing: bool, tmp_path: Path) -> None:
     theirs = save_family(family, tmp_path)
-    sequences = ragged()
+    sequences = [*ragged(), *relatives()]
     plain_loss(theirs, sequences).backward()
     decoder = load_decoder(tmp_path, torch.float32, CPU)
     weights = FullWeights.create(decoder, tmp_path)
@@ -264,7 +263,7 @@ def test_a_folder_that_does_not_fit_is_refused_with_the_reason(
 
 
 def gradients(folder: Path, rank: int, device: str, dtype: torch.dtype, loss: PolicyLoss) -> list[torch.Tensor]:
-    """Of the ragged batch, in float32 on the CPU."""
+    """Of a batch with shared beginnings, in float32 on the CPU."""
     decoder = load_decoder(folder, dtype, torch.device(device))
     weights: TrainedWeights = FullWeights.create(decoder, folder)
     if rank:
@@ -272,7 +271,7 @@ def gradients(folder: Path, rank: int, device: str, dtype: torch.dtype, loss: Po
         with torch.no_grad():
             for up in weights.b.values():
                 up.fill_(0.01)
-    Trainer(decoder, weights, loss, micro_batch_tokens=64).forward_backward(ragged())
+    Trainer(decoder, weights, loss, micro_batch_tokens=200).forward_backward([*ragged()[:2], *relatives()[:3]])
     return [tensor.grad.cpu() for tensor in weights.parameters() if tensor.grad is not None]
 
 
@@ -297,19 +296,19 @@ def test_gradients_in_bfloat16_are_those_of_float32(
     save_family(family, tmp_path)
     rounded = {name: tensor.bfloat16() for name, tensor in load_file(tmp_path / "model.safetensors").items()}
     save_file(rounded, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    flash, batches = packed_attention.flash_attention, []
+    kernel, calls = packed_attention.FlashKernel, list[Call]()
 
-    def counted(lengths: Sequence[int], on: torch.device) -> PackedAttend:
-        batches.append(lengths)
-        return flash(lengths, on)
+    def counted(call: Call, on: torch.device) -> FlashKernel:
+        calls.append(call)
+        return kernel(call, on)
 
-    monkeypatch.setattr(packed_attention, "flash_attention", counted)
+    monkeypatch.setattr(packed_attention, "FlashKernel", counted)
     # Without the clip's corners: rounding must not decide on which side of one a token is.
     loss = PolicyLoss(eps_clip=1e9, eps_clip_high=1e9)
     expected = gradients(tmp_path, rank, "cpu", torch.float32, loss)
-    assert not batches
+    assert not calls
     found = gradients(tmp_path, rank, device, torch.bfloat16, loss)
-    assert any(len(lengths) > 1 for lengths in batches) == (device == "cuda")
+    assert {call.causal for call in calls} == ({True, False} if device == "cuda" else set())
     assert len(found) == len(expected) > 4
     for one, other in zip(found, expected, strict=True):
         assert (one - other).norm() < BFLOAT16_ERROR * other.norm()

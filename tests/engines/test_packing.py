@@ -52,7 +52,7 @@ def test_tensors_line_up_token_by_token() -> None:
     (batch,) = micro_batches([second, first], 100, CPU)
     learn = signals([second, first], batch)
     assert batch.indices == (1, 0)
-    assert batch.lengths == (5, 1)
+    assert batch.segments == ((0, 5, 5), (5, 6, 6))
     # Nothing after the last span is read, nor its last token.
     assert batch.ids.tolist() == [1, 2, 3, 4, 5, 7]
     assert batch.positions.tolist() == [0, 1, 2, 3, 4, 0]

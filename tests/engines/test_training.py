@@ -20,7 +20,7 @@ from openclaw_rl.losses.policy import PolicyLoss
 from openclaw_rl.types import Span, TrainingSequence
 from support.decoders import FAMILIES, causal
 from support.trainers import trained_lora
-from support.training_sequences import VOCABULARY, over_alternatives, ragged, sequence
+from support.training_sequences import VOCABULARY, over_alternatives, ragged, relatives, sequence
 
 CPU = torch.device("cpu")
 
@@ -94,8 +94,9 @@ def test_loss_and_gradients_are_those_of_peft_with_full_logits(family: str, loss
     decoder = load_decoder(tmp_path / "model", torch.float32, CPU)
     lora = trained_lora(decoder)
     lora.save(tmp_path / "adapter", "model")
-    expected_loss, expected = in_peft(tmp_path / "model", tmp_path / "adapter", ragged(), loss)
-    _, metrics = gradients(decoder, ragged(), lora, loss, micro_batch_tokens=60)
+    batch = [*ragged(), *relatives()]
+    expected_loss, expected = in_peft(tmp_path / "model", tmp_path / "adapter", batch, loss)
+    _, metrics = gradients(decoder, batch, lora, loss, micro_batch_tokens=200)
     assert metrics.loss == pytest.approx(expected_loss, abs=1e-5)
     for side, stacked in (("A", lora.a), ("B", lora.b)):
         for name, tensor in stacked.items():

@@ -1,5 +1,6 @@
 """Random training sequences with alternatives, and the loss of the alternatives computed one by one."""
 
+import dataclasses
 import random
 from typing import Any
 
@@ -53,6 +54,33 @@ def ragged(seed: int = 0) -> list[TrainingSequence]:
         sequence(draw, 9, (1, 2)),
         sequence(draw, 24, (10, 20)),
         sequence(draw, 17, (16, 17)),
+    ]
+
+
+def relatives(seed: int = 0) -> list[TrainingSequence]:
+    """Sequences that begin alike, not sorted: attempts at a prompt, two of them equal and two that part late, episodes
+    that share a first turn, a turn that another one extends, and a stranger."""
+    draw = random.Random(seed)
+
+    def tokens(count: int) -> list[int]:
+        # Not 0: in Transformers the embedding of a padding token has no gradient.
+        return [draw.randrange(1, VOCABULARY) for _ in range(count)]
+
+    def learning(ids: list[int], *bounds: tuple[int, int]) -> TrainingSequence:
+        return dataclasses.replace(sequence(draw, len(ids), *bounds), ids=ids)
+
+    prompt, first, opening = tokens(70), tokens(9), tokens(3)
+    turn = [*prompt, *first, *tokens(60)]
+    answer = [*prompt, *tokens(12)]
+    return [
+        learning([*prompt, *opening, *tokens(8)], (70, 81)),
+        learning(answer, (70, 82)),
+        learning([*turn, *tokens(5)], (70, 79), (139, 144)),
+        learning(tokens(20), (5, 20)),
+        learning([*prompt, *opening, *tokens(2)], (70, 75)),
+        learning([*turn, *tokens(7)], (70, 79), (139, 146)),
+        learning(answer, (70, 82)),
+        learning([*answer, *tokens(80)], (90, 95), (150, 162)),
     ]
 
 

@@ -1,33 +1,35 @@
 """Packs sequences into micro-batches of bounded size, and builds the tensors of a micro-batch's forward pass."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from openclaw_rl.engines.local.training.prefix_tree import Segment, grow, shared_lengths
 from openclaw_rl.losses.policy import token_weight
 from openclaw_rl.types import Span, TrainingSequence
 
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """Sequences packed into one run of tokens.
+    """Sequences packed into one run of tokens. Sequences that begin alike share the tokens of their beginning.
 
     The last token of a sequence's last span is left out: the model predicts it and does not have to read it.
     """
 
     indices: tuple[int, ...]
-    """Indices of the sequences in the batch, in the order of the tensors."""
-    lengths: tuple[int, ...]
+    """Indices of the sequences in the batch, in the order of the targets."""
+    segments: tuple[Segment, ...]
+    """Of the run, in order."""
     ids: Tensor
     positions: Tensor
     rows: Tensor
-    """Positions in the run that predict the spans' tokens."""
+    """The places in the run that predict the spans' tokens. Sequences that part after a place share it."""
     targets: Tensor
     """[targets, 1 + n]: the spans' tokens and n alternatives to each; padded with token 0."""
 
@@ -45,7 +47,7 @@ class TargetSignals:
 
 
 def pack(lengths: Sequence[int], budget: int) -> list[list[int]]:
-    """Indices of sequences by micro-batch: first fit, longest first. A longer sequence is alone in one."""
+    """Indices of lengths by micro-batch: first fit, longest first. What is longer than the budget is alone in one."""
     bins: list[list[int]] = []
     room: list[int] = []
     for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
@@ -59,26 +61,68 @@ def pack(lengths: Sequence[int], budget: int) -> list[list[int]]:
 
 
 def micro_batches(sequences: Sequence[TrainingSequence], budget: int, device: torch.device) -> list[MicroBatch]:
-    """A batch as micro-batches of at most `budget` tokens. Sequences without spans are left out."""
+    """A batch as micro-batches of at most `budget` tokens. Sequences without spans are left out.
+
+    - A sequence that is longer is alone in a micro-batch, or with sequences that begin like it.
+    - Sequences that begin alike are in one micro-batch, where their common tokens are read once. If they do not fit
+      into one, each of their micro-batches has the common tokens.
+    - The tokens that they do not share may take half the budget, also if this exceeds it. Otherwise nothing would be
+      shared where prompts are long.
+    - The micro-batches depend only on the sequences and their order.
+    """
     for sequence in sequences:
         check_spans(sequence)
-    with_spans = [i for i, sequence in enumerate(sequences) if sequence.spans]
-    groups = pack([sequences[i].read_length for i in with_spans], budget)
-    return [micro_batch(sequences, [with_spans[k] for k in group], device) for group in groups]
+    families = [part for family in begin_alike(sequences) for part in cut(family, budget)]
+    families.sort(key=lambda family: min(member.index for member in family))
+    groups = pack([sum(member.added for member in family) for family in families], budget)
+    return [micro_batch(sequences, [member for k in group for member in families[k]], device) for group in groups]
 
 
-def micro_batch(sequences: Sequence[TrainingSequence], indices: Sequence[int], device: torch.device) -> MicroBatch:
+class Member(NamedTuple):
+    """A sequence among others that begin alike."""
+
+    index: int
+    shared: int
+    """How many tokens it shares with the sequence before it."""
+    added: int
+    """How many tokens it adds."""
+
+
+def begin_alike(sequences: Sequence[TrainingSequence]) -> list[list[Member]]:
+    """The sequences that have spans, by their beginnings."""
+    read = {i: list(one.ids[: one.read_length]) for i, one in enumerate(sequences) if one.spans}
+    indices = sorted(read, key=lambda i: (read[i], i))
+    families: list[list[Member]] = []
+    for i, shared in zip(indices, shared_lengths([read[i] for i in indices]), strict=True):
+        if not shared:
+            families.append([])
+        families[-1].append(Member(i, shared, len(read[i]) - shared))
+    return families
+
+
+def cut(family: Sequence[Member], budget: int) -> Iterator[list[Member]]:
+    """A family in parts that fit into a micro-batch. Each part has all tokens of its first member."""
+    part: list[Member] = []
+    for member in family:
+        limit = max(budget, budget // 2 + max(other.shared for other in (*part, member)))
+        if part and sum(other.added for other in part) + member.added > limit:
+            yield part
+            part = []
+        part.append(member if part else Member(member.index, 0, member.shared + member.added))
+    yield part
+
+
+def micro_batch(sequences: Sequence[TrainingSequence], members: Sequence[Member], device: torch.device) -> MicroBatch:
     """The tensors of some of a batch's sequences."""
-    chosen = [sequences[i] for i in indices]
-    lengths = [sequence.read_length for sequence in chosen]
-    starts = accumulate(lengths[:-1], initial=0)
-    spans = [(at, sequence, span) for at, sequence in zip(starts, chosen, strict=True) for span in sequence.spans]
+    chosen = [sequences[member.index] for member in members]
+    tree = grow([list(one.ids[: one.read_length]) for one in chosen], [member.shared for member in members])
+    spans = [(at, sequence, span) for at, sequence in zip(tree.places, chosen, strict=True) for span in sequence.spans]
     return MicroBatch(
-        indices=tuple(indices),
-        lengths=tuple(lengths),
-        ids=flat((s.ids[:length] for s, length in zip(chosen, lengths, strict=True)), torch.long, device),
-        positions=flat(map(range, lengths), torch.long, device),
-        rows=flat((range(at + span.start - 1, at + span.stop - 1) for at, _, span in spans), torch.long, device),
+        indices=tuple(member.index for member in members),
+        segments=tuple(tree.segments),
+        ids=torch.tensor(tree.ids, device=device),
+        positions=torch.tensor(tree.positions, device=device),
+        rows=torch.from_numpy(np.concatenate([at[span.start - 1 : span.stop - 1] for at, _, span in spans])).to(device),
         targets=beside(
             (s.ids[span.start : span.stop] for _, s, span in spans),
             [others.ids if (others := span.alternatives) else None for _, _, span in spans],

@@ -1,7 +1,8 @@
 """From training sequences to gradients: packed micro-batches through the decoder.
 
-The model reads a sequence once, however many samples it holds. Logits are computed only for the spans' tokens, a few
-rows at a time. The activations of only one micro-batch exist at any time.
+The model reads a sequence once, however many samples it holds. Sequences that begin alike share the computation of
+their beginning, forward and backward. Logits are computed only for the spans' tokens, a few rows at a time. The
+activations of only one micro-batch exist at any time.
 """
 
 from collections.abc import Callable, Sequence
@@ -117,7 +118,7 @@ class Trainer:
         decoder, adapters = policy
         shape = decoder.shape
         angles = decoder.angles(batch.positions)
-        attend = packed_attention(batch.lengths, self._device, decoder.embed.dtype)
+        attend = packed_attention(batch.segments, self._device, decoder.embed.dtype)
         residual = F.embedding(batch.ids, decoder.embed)
         for i, (layer, adapter) in enumerate(zip(decoder.layers, adapters, strict=True)):
             rotation = angles if shape.rotary_layers[i] else None
