@@ -25,7 +25,7 @@ from openclaw_rl.engines.local.process.sampler_worker import Worker
 from openclaw_rl.engines.local.training import packed_attention
 from openclaw_rl.engines.local.training.full_weights import FullWeights
 from openclaw_rl.engines.local.training.lora import LoraWeights
-from openclaw_rl.engines.local.training.packed_attention import Call, FlashKernel
+from openclaw_rl.engines.local.training.packed_attention import AttentionCall, FlashKernel
 from openclaw_rl.engines.local.training.trainer import TrainedWeights, Trainer
 from openclaw_rl.losses.policy import PolicyLoss
 from openclaw_rl.types import ScoreRequest, TrainingSequence
@@ -296,9 +296,9 @@ def test_gradients_in_bfloat16_are_those_of_float32(
     save_family(family, tmp_path)
     rounded = {name: tensor.bfloat16() for name, tensor in load_file(tmp_path / "model.safetensors").items()}
     save_file(rounded, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    kernel, calls = packed_attention.FlashKernel, list[Call]()
+    kernel, calls = packed_attention.FlashKernel, list[AttentionCall]()
 
-    def counted(call: Call, on: torch.device) -> FlashKernel:
+    def counted(call: AttentionCall, on: torch.device) -> FlashKernel:
         calls.append(call)
         return kernel(call, on)
 

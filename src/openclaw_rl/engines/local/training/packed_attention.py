@@ -20,7 +20,7 @@ from openclaw_rl.engines.local.training.prefix_tree import Segment
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class AttentionCall:
     """Attention of some tokens of a run to some tokens of it."""
 
     queries: slice
@@ -34,7 +34,8 @@ class Call:
 class Kernel(Protocol):
     """Makes one call. Queries, keys and values are those of the call."""
 
-    call: Call
+    @property
+    def call(self) -> AttentionCall: ...
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """The result [tokens, heads, dim] and the logarithm of the sum of exponentials [heads, tokens]."""
@@ -56,13 +57,13 @@ def packed_attention(segments: Sequence[Segment], device: torch.device, dtype: t
     return attention_by_segment(segments)
 
 
-def calls(segments: Sequence[Segment]) -> list[Call]:
+def calls(segments: Sequence[Segment]) -> list[AttentionCall]:
     """The attention of each segment to itself, then the attention to each shared segment."""
     run, lengths = slice(0, segments[-1].stop), tuple(segment.stop - segment.start for segment in segments)
     return [
-        Call(run, run, lengths, lengths, causal=True),
+        AttentionCall(run, run, lengths, lengths, causal=True),
         *(
-            Call(slice(stop, reach), slice(start, stop), (reach - stop,), (stop - start,), causal=False)
+            AttentionCall(slice(stop, reach), slice(start, stop), (reach - stop,), (stop - start,), causal=False)
             for start, stop, reach in segments
             if reach > stop
         ),
@@ -111,7 +112,7 @@ class _Merged(torch.autograd.Function):
 class CpuKernel:
     """PyTorch's fused kernel for the CPU, for one part of the queries at a time."""
 
-    call: Call
+    call: AttentionCall
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         results = [
@@ -155,7 +156,7 @@ class FlashKernel:
     These are the operators under `torch.nn.attention.varlen`, whose signature changes between releases.
     """
 
-    def __init__(self, call: Call, device: torch.device) -> None:
+    def __init__(self, call: AttentionCall, device: torch.device) -> None:
         self.call = call
         lengths = (call.query_lengths, call.key_lengths)
         ends = [torch.tensor([0, *accumulate(parts)], dtype=torch.int32, device=device) for parts in lengths]
