@@ -1,4 +1,8 @@
-"""Turns judged turns into training sequences. Turns that extend each other share a sequence."""
+"""Turns judged turns into training sequences. Turns that extend each other share a sequence.
+
+Other common beginnings, like the prompt of a group's attempts, are the engine's matter: the local learner reads them
+once.
+"""
 
 from collections.abc import Sequence
 
