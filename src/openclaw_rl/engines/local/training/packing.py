@@ -73,7 +73,7 @@ def micro_batches(sequences: Sequence[TrainingSequence], budget: int, device: to
     for sequence in sequences:
         check_spans(sequence)
     families = [part for family in begin_alike(sequences) for part in cut(family, budget)]
-    families.sort(key=lambda family: min(member.index for member in family))
+    families.sort(key=lambda family: min(member.sequence for member in family))
     groups = pack([sum(member.added for member in family) for family in families], budget)
     return [micro_batch(sequences, [member for k in group for member in families[k]], device) for group in groups]
 
@@ -81,7 +81,8 @@ def micro_batches(sequences: Sequence[TrainingSequence], budget: int, device: to
 class Member(NamedTuple):
     """A sequence among others that begin alike."""
 
-    index: int
+    sequence: int
+    """Its index in the batch."""
     shared: int
     """How many tokens it shares with the sequence before it."""
     added: int
@@ -108,17 +109,17 @@ def cut(family: Sequence[Member], budget: int) -> Iterator[list[Member]]:
         if part and sum(other.added for other in part) + member.added > limit:
             yield part
             part = []
-        part.append(member if part else Member(member.index, 0, member.shared + member.added))
+        part.append(member if part else Member(member.sequence, 0, member.shared + member.added))
     yield part
 
 
 def micro_batch(sequences: Sequence[TrainingSequence], members: Sequence[Member], device: torch.device) -> MicroBatch:
     """The tensors of some of a batch's sequences."""
-    chosen = [sequences[member.index] for member in members]
+    chosen = [sequences[member.sequence] for member in members]
     tree = grow([list(one.ids[: one.read_length]) for one in chosen], [member.shared for member in members])
     spans = [(at, sequence, span) for at, sequence in zip(tree.places, chosen, strict=True) for span in sequence.spans]
     return MicroBatch(
-        indices=tuple(member.index for member in members),
+        indices=tuple(member.sequence for member in members),
         segments=tuple(tree.segments),
         ids=torch.tensor(tree.ids, device=device),
         positions=torch.tensor(tree.positions, device=device),
