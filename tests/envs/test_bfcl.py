@@ -90,6 +90,8 @@ async def test_an_attempt_that_only_calls_ends(environment: Bfcl) -> None:
     task = next(iter(environment.tasks("train", 0)))
     steps, outcome = await attempt(environment.open(task), lambda messages, turn: calls(("none", {})))
     assert (len(steps), outcome.reward) == (11, 0.0)
+    steps, outcome = await attempt(environment.open(task), lambda messages, turn: calls(*[("ls", {})] * 100))
+    assert (len(steps), outcome.reward) == (1, 0.0)
 
 
 @needs_package

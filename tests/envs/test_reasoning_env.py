@@ -79,7 +79,7 @@ def test_the_same_seed_gives_the_same_questions_and_splits_share_none() -> None:
         ({"datasets": "countdown"}, "countdown is refused: its checker runs the model's answer as code"),
         ({"datasets": "chain_sum", "config": {"digits": 2}}, "does not take these settings"),
         ({"config": {"min_digits": 2}}, "takes one dataset"),
-        ({"examples": -1}, "0 or more, not -1"),
+        ({"examples": -1}, "from 0 to 8, not -1"),
     ],
 )
 def test_wrong_settings_are_one_sentence(settings: dict[str, Any], sentence: str) -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from openclaw_rl.config.options import ConfigError
 from openclaw_rl.envs.base import Message, Task
+from openclaw_rl.envs.checks import checked_messages, checked_step
 from openclaw_rl.envs.toolcall.builtin.kinds import KINDS
 from openclaw_rl.envs.toolcall.builtin.tools import TOOLS
 from openclaw_rl.envs.toolcall.calls import read_calls
@@ -113,6 +114,12 @@ def test_examples_are_calls_that_the_tools_accept() -> None:
         assert not any(call.problem for message in examples for call in read_calls(message, tools))
 
 
+async def test_the_first_messages_are_few_enough_for_the_driver() -> None:
+    env = ToolCallEnvironment(levels=4, examples=8)
+    for task in some_tasks(5, env=env):
+        assert checked_messages("start", await env.open(task).start())
+
+
 def test_examples_can_be_left_out() -> None:
     (task,) = some_tasks(1, env=ToolCallEnvironment(examples=0))
     assert [message["role"] for message in task.data["messages"]] == ["system", "user"]
@@ -126,8 +133,9 @@ def test_examples_can_be_left_out() -> None:
         ({"levels": [9]}, "no level 9; there are 1, 2, 3, 4"),
         ({"levels": "two"}, "no level two"),
         ({"levels": []}, "at least one level"),
-        ({"examples": -1}, "0 or more, not -1"),
-        ({"examples": "two"}, "0 or more, not two"),
+        ({"examples": -1}, "from 0 to 8, not -1"),
+        ({"examples": "two"}, "from 0 to 8, not two"),
+        ({"examples": 9}, "from 0 to 8, not 9"),
     ],
 )
 def test_wrong_options_are_refused_in_a_sentence(options: dict[str, Any], sentence: str) -> None:
@@ -181,5 +189,5 @@ async def test_any_answers_end_with_a_reward_within_bounds(
     steps, outcome = await attempt(EVERYTHING.open(task), policy)
     assert 0.0 <= outcome.reward <= 1.0
     assert outcome.solved == (outcome.reward == 1.0)
-    assert all(step.reward is not None and 0.0 <= step.reward <= 1.0 for step in steps)
+    assert all(step.reward is not None and 0.0 <= step.reward <= 1.0 for step in map(checked_step, steps))
     assert outcome.solved or any(step.hint for step in steps) or not steps[-1].done

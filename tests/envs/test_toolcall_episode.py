@@ -48,7 +48,7 @@ def product(**changes: object) -> tuple[str, object]:
             f"convert is the wrong tool here. {SHOW}",
             0.2,
         ),
-        (calls(RIGHT, RIGHT), "Make 1 calls and no others.", 0.2 + 0.4 / 2 + 0.4 / 2),
+        (calls(RIGHT, RIGHT), "Make only one call.", 0.2 + 0.4 / 2 + 0.4 / 2),
         (calls(RIGHT), "", 1.0),
         (calls(product(a=34, b=12)), "", 1.0),
     ],

@@ -53,8 +53,8 @@ STATELESS = "MathAPI"
 TYPES = {"dict": "object", "float": "number", "tuple": "array"}
 #: Arguments whose size decides how long a call takes, and their largest value.
 LARGEST = {"precision": 100, "exponent": 1000, "decimal_places": 100}
-#: Answers with calls that one request may take.
-MAX_ANSWERS = 10
+#: Answers with calls that one request may take, and calls that one answer may have.
+MAX_ANSWERS, MAX_CALLS = 10, 16
 #: One task of so many is held out.
 HELD_OUT_ONE_IN = 5
 
@@ -102,6 +102,8 @@ class BfclEpisode:
     async def step(self, answer: Message) -> Step:
         calls = read_calls(answer, self.tools)
         self._answers += 1
+        if len(calls) > MAX_CALLS:
+            return Step(reward=0.0, hint=f"Make at most {MAX_CALLS} calls at once.", done=True)
         if calls and self._answers <= MAX_ANSWERS:
             problem = next((call.problem for call in calls if call.problem), "")
             return Step([self._run(call) for call in calls], hint=problem)
@@ -115,7 +117,7 @@ class BfclEpisode:
 
     def _run(self, call: MadeCall) -> Message:
         self._called = True
-        if not call.id:  # text that was meant as a call
+        if not call.name:  # text that was meant as a call
             return {"role": "user", "content": call.problem}
         # Arguments that do not satisfy the schema are passed on: one reference call has such arguments.
         known = call.name in self._names and isinstance(call.arguments, dict)

@@ -30,6 +30,7 @@ DEFAULT_DATASETS = ("basic_arithmetic", "chain_sum", "count_bits", "letter_count
 #: What makes a checker dangerous: it gives an answer to something that runs code.
 RUNS_ANSWER = re.compile(r"\b(?:eval|exec|parse_expr|sympify)\(\s*\w*(?:answer|solution|response)")
 ANSWER = re.compile(r"<answer>(.*?)(?:</answer>|\Z)", re.DOTALL)
+MAX_EXAMPLES = 8
 INSTRUCTION = "Answer the question. Write the final answer, and nothing else, between <answer> and </answer>."
 #: One question of so many is held out, and one more is used for examples only.
 SPLIT_ONE_IN = 5
@@ -53,8 +54,8 @@ class Reasoning:
         if importlib.util.find_spec(PACKAGE) is None:
             raise ConfigError(MISSING)
         self._names = tuple(datasets.split(",") if isinstance(datasets, str) else datasets)
-        if not isinstance(examples, int) or examples < 0:
-            raise ConfigError(f"The number of examples of reasoning is 0 or more, not {examples}.")
+        if not isinstance(examples, int) or not 0 <= examples <= MAX_EXAMPLES:
+            raise ConfigError(f"The number of examples of reasoning is from 0 to {MAX_EXAMPLES}, not {examples}.")
         if config and len(self._names) != 1:
             raise ConfigError("With config, reasoning takes one dataset, because each has settings of its own.")
         self._examples, self._config = examples, dict(config or {})

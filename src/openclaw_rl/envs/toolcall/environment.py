@@ -25,6 +25,8 @@ LEVELS = {
 SPLITS = ("train", "held-out")
 #: Of so many questions one is held out, and one more is used for examples only.
 SPLIT_ONE_IN = 5
+#: An example has up to six messages, and an episode begins with at most 64.
+MAX_EXAMPLES = 8
 CALL_ONLY = "Answer the user's question with one tool call."
 THEN_ANSWER = (
     "Use the tools to answer the user's question. When you know it, write: Answer: followed by the answer only."
@@ -48,8 +50,8 @@ class ToolCallEnvironment:
     ) -> None:
         self._kinds = several("kind", kinds, KINDS)
         self._levels = several("level", levels, LEVELS)
-        if not isinstance(examples, int) or examples < 0:
-            raise ConfigError(f"The number of examples of toolcall is 0 or more, not {examples}.")
+        if not isinstance(examples, int) or not 0 <= examples <= MAX_EXAMPLES:
+            raise ConfigError(f"The number of examples of toolcall is from 0 to {MAX_EXAMPLES}, not {examples}.")
         self._examples = examples
 
     def tasks(self, split: str, seed: int) -> Iterator[Task]:

@@ -113,7 +113,8 @@ class ToolEpisode:
         for call, expected in zip(calls, left, strict=False):
             if wrong := self._what_is_wrong(call, expected):
                 return f"{wrong} Call: {expected}"
-        return f"Make {len(left)} calls and no others." if len(calls) > len(left) else ""
+        needed = "one call" if len(left) == 1 else f"{len(left)} calls"
+        return f"Make only {needed}." if len(calls) > len(left) else ""
 
     def _what_is_wrong(self, call: MadeCall, expected: ExpectedCall) -> str:
         if call.problem:
@@ -130,6 +131,6 @@ class ToolEpisode:
 
 def _error(call: MadeCall, problem: str) -> Message:
     """What the model is told about a call that could not be run."""
-    if not call.id:  # text that was meant as a call
+    if not call.name:  # text that was meant as a call
         return {"role": "user", "content": problem}
     return {"role": "tool", "tool_call_id": call.id, "content": json.dumps({"error": problem}, ensure_ascii=False)}

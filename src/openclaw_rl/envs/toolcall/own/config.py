@@ -89,7 +89,8 @@ class ToolsConfig(StrictPart):
     system: str = ""
     """A system prompt for tasks that have none."""
     max_turns: int = Field(8, ge=1)
-    max_calls: int = Field(16, ge=1)
+    max_calls: int = Field(16, ge=1, le=64)
+    """Each gets a message, and a step has at most 64."""
 
 
 def read_tools_config(path: Path) -> ToolsConfig:
