@@ -75,7 +75,7 @@ demo: install ## watch the model learn from a simulated person (ten minutes); AR
 	@$(BIN)/openclaw-rl demo $(ARGS)
 
 env: install ## watch the model learn tool calls in an environment (ten minutes); ARGS="--method combine --seed 1" passes flags
-	@$(BIN)/openclaw-rl rollout --env toolcall --own-server --tasks 10000 --minutes 6 --measure 200 --json runs/env.jsonl $(ARGS)
+	@$(BIN)/openclaw-rl rollout --env toolcall --own-server --tasks 10000 --minutes 5 --max-tokens 80 --measure 200 $(ARGS)
 
 # Tests that start whole servers take half of the time. They run in parallel with the others.
 WHOLE := $(wildcard tests/test_*.py) tests/evals

@@ -72,6 +72,17 @@ def test_a_study_measures_the_same_held_out_tasks_before_and_after(
     assert "Held-out tasks solved" in capsys.readouterr().out
 
 
+def test_the_command_starts_a_server_which_learns_from_the_rewards(tiny_model: Path, tmp_path: Path) -> None:
+    out, run_dir = tmp_path / "out.jsonl", tmp_path / "run"
+    flags = ["--env", "support.environments:Lengths", "--tasks", "2", "--group", "4", "--max-tokens", "8"]
+    server = ["--own-server", "--model-name", str(tiny_model), "--run-dir", str(run_dir), "--", "--batch-size", "8"]
+    assert main(["rollout", *flags, "--measure", "2", "--json", str(out), *server]) == 0
+    (line,) = map(json.loads, out.read_text().splitlines())
+    assert (line["method"], line["before"]["policy_version"], line["after"]["policy_version"]) == ("rl", 0, 2)
+    assert line["training"]["failures"] == line["training"]["unrecorded"] == {}
+    assert (run_dir / "curve.png").read_bytes().startswith(b"\x89PNG")
+
+
 def test_variables_of_the_environment_are_options(
     server: EpisodeServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

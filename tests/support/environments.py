@@ -65,6 +65,20 @@ class Guess:
         self.log.append("closed")
 
 
+class LengthEpisode(GuessEpisode):
+    """Rewards long answers, so that attempts at a task differ."""
+
+    async def outcome(self) -> Outcome:
+        return Outcome(float(sum(len(answer["content"] or "") for answer in self.answers)), solved=True)
+
+
+class Lengths(Guess):
+    """The same tasks, rewarded by the length of the answers."""
+
+    def open(self, task: Task) -> LengthEpisode:
+        return LengthEpisode(task, self.faults, self.log, self.turns)
+
+
 class InstantPolicy:
     """A server without HTTP: it answers at once, and keeps the reports. Only the environment can be slow."""
 

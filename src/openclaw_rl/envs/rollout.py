@@ -18,6 +18,7 @@ from openclaw_rl.envs.attempt import EpisodeLimits
 from openclaw_rl.envs.connection import PolicyServer, Sampling
 from openclaw_rl.envs.driver import RolloutPlan
 from openclaw_rl.envs.options import DriverOptions
+from openclaw_rl.envs.picture import save_picture
 from openclaw_rl.envs.screen import RolloutScreen, summary, troubles
 from openclaw_rl.envs.sources import EpisodeSource
 from openclaw_rl.envs.study import Study, plain, results_table
@@ -33,6 +34,8 @@ SERVER_FLAGS = (
 )
 #: Where a server that is started for a rollout runs, unless --run-dir says so.
 DEFAULT_RUN_DIR = Path("runs/rollout")
+#: The picture of a study, in its run directory.
+PICTURE = "curve.png"
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +124,18 @@ class RolloutRun:
             self.console.print(summary(self.study.training, f"Episodes of {self.plan.name}, split {self.plan.split}"))
         if self.study.before:
             self.console.print(results_table(self.study))
+        if self.study.after and not self.target.url:
+            self._save_picture(self.target.run_dir / PICTURE)
         for part, tally in (("before", self.study.before), ("after", self.study.after)):
             for what, reason in troubles(tally) if tally else ():
                 self.console.print(Text(f"{part}: {what} {reason}", style="yellow"), soft_wrap=True)
+
+    def _save_picture(self, path: Path) -> None:
+        try:
+            save_picture(self.study, path, f"{self.plan.name}, seed {self.plan.seed}")
+            self.console.print(f"Picture: {path}", soft_wrap=True)
+        except UserError as error:
+            self.console.print(str(error), markup=False, soft_wrap=True)
 
     def write(self, path: Path) -> None:
         """Append one line of JSON with everything that was measured."""
