@@ -24,6 +24,8 @@ _MOST_BESIDE_PRAISE = (0, 2, 5)
 _MOST_STATEMENTS = 2
 #: The same for repeated praise without any word that sounds like trouble.
 _MOST_BESIDE_UNTROUBLED = 9
+#: The same for a message that confirms a success: "I ran it twice, both times without an error".
+_MOST_BESIDE_CONFIRMED = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,9 @@ class Evidence:
     opposed: bool = False
     """The message says "X, not Y" where the response said Y."""
     reminded: bool = False
-    """The message only names what the request named and the response did not, or a number in place of another."""
+    """The message only names what the request named and the response did not, or another fact than the response."""
+    restored: bool = False
+    """The message names a number of the request where the response has another."""
 
     def has(self, *signals: str) -> bool:
         """Whether any sentence has any of the signals."""
@@ -54,7 +58,7 @@ def conclude(evidence: Evidence) -> ReplyKind:
     negative = conclude_negative(evidence)
     content = evidence.has("praise") or (evidence.has("thanks") and not evidence.has("closing"))
     move = evidence.first("moving_on")
-    if negative in (ReplyKind.CHANGE_REQUEST, ReplyKind.CORRECTION) and move and not evidence.has("rejection"):
+    if negative in (ReplyKind.CHANGE_REQUEST, ReplyKind.CORRECTION) and move and not evidence.has("rejection", "harm"):
         signal = "change" if negative is ReplyKind.CHANGE_REQUEST else "correction"
         if is_before(move, evidence.first(signal)):
             negative = None if content else ReplyKind.UNCLEAR
@@ -70,7 +74,8 @@ def conclude(evidence: Evidence) -> ReplyKind:
         return ReplyKind.MOVING_ON
     if content:
         return conclude_content(evidence)
-    corrects = (evidence.reminded and not evidence.has("next", "defer", "tale")) or is_better_fact(evidence)
+    ignored = (evidence.reminded and not evidence.has("tale")) or evidence.restored
+    corrects = (ignored and not evidence.has("next", "defer")) or is_better_fact(evidence)
     return ReplyKind.CORRECTION if corrects and not evidence.asked else ReplyKind.UNCLEAR
 
 
@@ -152,23 +157,36 @@ def conclude_content(evidence: Evidence) -> ReplyKind:
     others = [sentence for sentence in evidence.said if not sentence.has("praise", "thanks")]
     if any(sentence.has("next") for sentence in others):
         return ReplyKind.MOVING_ON
-    if evidence.has("contrast") or any(sentence.asks for sentence in evidence.said):
+    if evidence.has("contrast"):
         return ReplyKind.UNCLEAR
+    if any(sentence.asks for sentence in evidence.said):
+        return ReplyKind.MOVING_ON if asks_further(evidence) else ReplyKind.UNCLEAR
     times = sum(sentence.has("praise") + sentence.has("thanks") for sentence in evidence.said)
     most = _MOST_BESIDE_PRAISE[min(times, len(_MOST_BESIDE_PRAISE) - 1)]
     # With a request or much else after the thanks, the message is about that.
     if times > 1 and evidence.has("praise") and not evidence.has("trouble"):
         most = max(most, _MOST_BESIDE_UNTROUBLED)
+    confirmed = evidence.has("confirmed") and not evidence.has("trouble")
+    if confirmed:
+        most = max(most, _MOST_BESIDE_CONFIRMED)
     # "Genius. February 30th.": what a sentence without any signal means is unknown.
     # "Great, I overslept", "Toll, das ist Spanisch": an exclamation before a statement may be mockery.
     # "Great, that's exactly what I needed" states nothing beside its praise.
     if is_exclamation(evidence.said) and evidence.has("statement", "tale") and beside(evidence.said):
         return ReplyKind.UNCLEAR
-    unread = times == 1 and any(not sentence.found and beside([sentence]) for sentence in evidence.said[1:])
+    unread = not confirmed and times == 1 and any(not sentence.found and beside([sentence]) for sentence in evidence.said[1:])
     if unread or evidence.has("next", "defer") or beside(evidence.said) > most:
         return ReplyKind.UNCLEAR
     answers = evidence.asked and not evidence.has("praise")
     return ReplyKind.UNCLEAR if answers else ReplyKind.ACKNOWLEDGEMENT
+
+
+def asks_further(evidence: Evidence) -> bool:
+    """Whether praise or thanks come before a plain question, in the same sentence: "thanks, and how long?"."""
+    asking = [sentence for sentence in evidence.said if sentence.asks]
+    return not evidence.has("trouble", "defer") and all(
+        sentence.has("praise", "thanks") and sentence.has("question") for sentence in asking
+    )
 
 
 def is_exclamation(said: Sequence[Sentence]) -> bool:

@@ -31,6 +31,9 @@ def before_material(words: str, reports: bool) -> str | None:
     for start, end in sentences(words):
         sentence = plain[start:end]
         match = lexicon_for(sentence).find("material", sentence)
+        dictation = lexicon_for(sentence).find("dictation", sentence)
+        if dictation and _WORD.search(words[start + dictation.end() : end]):
+            return words[: start + dictation.start()]
         if match and follows(words[start + match.end() :], words[end:]):
             return words[: start + match.start()]
         if not reports and introduces(words[start:end], words[end:]):

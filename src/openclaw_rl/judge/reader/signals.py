@@ -7,8 +7,11 @@ The signals of the phrase files, and what each says about the response:
 - wish: what should be otherwise about the form of the response (length, layout, tone, detail); a whole clause of it
 - ask: words that only introduce a wish ("could you")
 - reminder: repeats what had been asked for, so the rest is not a new wish
+- confirmed: the user tried it and it works
 - praise, thanks; idiom: praise in negative words ("not bad"); sarcasm: praise that is not meant; negation
 - harm: damage that the response did, which turns praise beside it into mockery
+- loss: something is gone, which is harm unless the request asked for that; removal: such a request
+- name_asked, number_asked: a question for a name or a number; names_it: a message that only gives a name
 - further: asks for another thing, which is the next step if contentment came before
 - trouble: words beside praise that may turn it into mockery
 - moving_on: the next step; next: a request, which is the next step if contentment came before
@@ -20,6 +23,7 @@ The signals of the phrase files, and what each says about the response:
 - opposite: stands between what is right and what is not ("not", "instead of")
 - closing: the user ends the conversation, so thanks are courtesy
 - material: asks for work on a text that the message brings; letter: such a text; injected: words for a judge
+- dictation: asks to send or note the words after a colon ("Reply to him: ...")
 - refers: refers to the response without naming it
 - contrast: "but"; mask: looks like a signal but is none; noise: changes nothing; lead: not part of a hint
 
@@ -72,7 +76,7 @@ def read_sentence(plain: str, lexicon: Lexicon, span: tuple[int, int] = (0, 0)) 
     if lexicon.find("outburst", text):
         sentence.found["rejection"] = 0
         return sentence
-    if question := lexicon.find("interrogative", text):
+    if (question := lexicon.find("interrogative", text)) and not is_praise(text, question.start(), lexicon):
         # The words before a question count: "great, next: what is ...?"
         sentence.asks = True
         sentence.found["question"] = question.start()
@@ -83,11 +87,17 @@ def read_sentence(plain: str, lexicon: Lexicon, span: tuple[int, int] = (0, 0)) 
     return sentence
 
 
+def is_praise(text: str, place: int, lexicon: Lexicon) -> bool:
+    """Whether what begins like a question is praise: "What a lovely idea!"."""
+    praise = None if text.rstrip().endswith("?") else lexicon.find("praise", text)
+    return praise is not None and praise.start() == place
+
+
 def find_signals(sentence: Sentence, text: str, lexicon: Lexicon) -> None:
     """Find the signals of a text without its plain question."""
     found = sentence.found
     text = tidy(lexicon.blank("contrast", lexicon.blank("idiom", text, by=_IDIOM), by=CONTRAST))
-    for signal in ("sarcasm", "harm", "rejection", "moving_on", "thanks", "defer", "further"):
+    for signal in ("sarcasm", "harm", "loss", "rejection", "moving_on", "thanks", "defer", "further", "confirmed"):
         note(found, signal, text, lexicon)
     if "moving_on" in found and (sentence.asks or ":" in text):
         found["announcement"] = found["moving_on"]
@@ -109,8 +119,12 @@ def find_signals(sentence: Sentence, text: str, lexicon: Lexicon) -> None:
     if _IDIOM in text:
         found.setdefault("praise", text.index(_IDIOM))
     # "I thought it was wrong, but you are right": the last part counts.
-    if CONTRAST in text and _IDIOM not in text.rpartition(CONTRAST)[2]:
-        found["contrast"] = text.index(CONTRAST)
+    if CONTRAST in text:
+        last = text.rpartition(CONTRAST)[2]
+        if _IDIOM in last:
+            sentence.rest = last
+        else:
+            found["contrast"] = text.index(CONTRAST)
 
 
 def drop_tales(found: dict[str, int], text: str, lexicon: Lexicon) -> None:
@@ -119,7 +133,7 @@ def drop_tales(found: dict[str, int], text: str, lexicon: Lexicon) -> None:
     if not signals or CONTRAST in text or "reminder" in found or "tale" not in found:
         return
     # "Wonderful, my class will love it": praise before the tale is about the response.
-    if found.get("praise", _MAX_CHARACTERS) < found["tale"]:
+    if 0 <= text.find(_IDIOM) < found["tale"]:
         signals.discard("praise")
     # "We're four people, you planned for two": a later clause may be about the response.
     if text[: found.get("correction", 0)].rstrip().endswith(","):

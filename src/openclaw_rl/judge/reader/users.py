@@ -8,9 +8,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from openclaw_rl.judge.reader.conclusions import Evidence, conclude
+from openclaw_rl.judge.reader.facts import disputes, reminds, restores_number
 from openclaw_rl.judge.reader.hints import aligned, make_hint, says_nothing
 from openclaw_rl.judge.reader.kinds import Reading, ReplyKind
 from openclaw_rl.judge.reader.lexicon import Lexicon, lexicon_for
+from openclaw_rl.judge.reader.losses import settle_losses
 from openclaw_rl.judge.reader.material import before_material
 from openclaw_rl.judge.reader.opposites import TurnTexts, opposes
 from openclaw_rl.judge.reader.parts import reacting, settle_wishes, without_request
@@ -25,17 +27,13 @@ _UNCLEAR = Reading(ReplyKind.UNCLEAR)
 _FIRST, _LAST = 4, 2
 _VERDICTS = ("rejection", "correction", "moving_on", "praise", "thanks")
 _VERDICTS_BUT_NEXT = ("rejection", "correction", "reminder", "praise", "thanks", "contrast")
-_COMPLAINTS = ("rejection", "reminder", "contrast", "sarcasm", "doubt", "harm")
+_COMPLAINTS = ("rejection", "reminder", "contrast", "sarcasm", "doubt", "harm", "loss")
 #: Words that a rephrased request shares with the first one.
 _LEAST_SHARED = 2
 #: Words beside the request that may be a wish. "I asked: ..." has fewer.
 _LEAST_BESIDE = 3
 _TELLING = ("change", "wish", "correction", "rejection", "contrast", "reminder", "statement")
-#: Names in a message that only repeats what the response ignored.
-_MOST_REMINDED = 3
 _MOST_REFUSALS = 3
-_LONGEST_REMINDER = 80
-_NUMBER = re.compile(r"\d+(?:[.,:]\d+)*")
 _ERROR_OUTPUT = re.compile(
     r"^(?:traceback \(most recent call last\):|(?:fatal |uncaught |unhandled |run-?time |php |[\w.]{1,40}: )?"
     r"[\w.]{0,80}(?:error|exception)(?:\[\w+\]| '?\d+'?(?: \(\w+\))?)?: ?(?=\S|$)|panic: |fatal: "
@@ -149,7 +147,7 @@ def read_reaction(text: Text, turn: TurnTexts) -> Reading | None:
     """Read the part of a message that reacts, if it is clear and another part asks for something new.
 
     Without an announcement, the new part may belong to the reaction. Then these are clear: wishes about form, praise,
-    thanks if the rest is about something else, and a reading that the whole message gives too.
+    thanks if the rest is a question or about something else, and a reading that the whole message gives too.
     """
     reacts = reacting(text.said, text.lexicon)
     if len(reacts) == len(text.said):
@@ -163,7 +161,8 @@ def read_reaction(text: Text, turn: TurnTexts) -> Reading | None:
     doubtful = text.has("contrast", "trouble") or turns(new, text.lexicon)
     if reading.kind is ReplyKind.ACKNOWLEDGEMENT and not doubtful:
         topic = Topic(text.plain[len(part.plain) :], text.lexicon, (turn.request, turn.response))
-        return Reading(ReplyKind.MOVING_ON) if announced or part.has("praise") or is_new(topic) else None
+        moves_on = announced or part.has("praise") or new.has("question") or is_new(topic)
+        return Reading(ReplyKind.MOVING_ON) if moves_on else None
     return reading if announced and reading.kind is ReplyKind.REJECTION else None
 
 
@@ -190,13 +189,20 @@ def turns(sentence: Sentence, lexicon: Lexicon) -> bool:
 def read_all(text: Text, turn: TurnTexts) -> Reading:
     """Read a message, or a part of one, as a whole."""
     said, plain, lexicon = text.said, text.plain, text.lexicon
+    settle_losses(said, turn.request)
     opposed = opposes(plain, turn, lexicon)
-    reminded = not any(one.asks or one.has(*_VERDICTS) for one in said) and (
-        reminds(plain, turn) or renumbers(text.words, turn)
+    words = text.words[said[0].start : said[-1].end] if said else ""
+    corrects = not any(one.asks or one.has(*_VERDICTS) for one in said)
+    evidence = Evidence(
+        said,
+        asks(turn.response),
+        disputes(text.words, turn.response),
+        opposed,
+        corrects and reminds(words, plain, turn),
+        corrects and restores_number(words, turn),
     )
-    evidence = Evidence(said, asks(turn.response), disputes(text.words, turn.response), opposed, reminded)
     kind = conclude(evidence)
-    topic = Topic(plain, lexicon, (turn.request, turn.response), text.has("praise", "contrast"), text.has("wish"))
+    topic = Topic(plain, lexicon, (turn.request, turn.response), text.has("praise", "contrast"), insists(text))
     mocks = text.has("harm") and text.has("praise", "thanks", "sarcasm")
     if not mocks and not is_about(kind, topic):
         return _UNCLEAR
@@ -206,6 +212,11 @@ def read_all(text: Text, turn: TurnTexts) -> Reading:
     if says_nothing(hint, lexicon):
         return Reading(ReplyKind.REJECTION)
     return Reading(kind, hint)
+
+
+def insists(text: Text) -> bool:
+    """Whether a message must be about the response: it wants another form, or rejects what was not asked for."""
+    return text.has("wish") or (text.has("rejection") and text.has("reminder"))
 
 
 def matter(text: Text) -> str:
@@ -258,22 +269,3 @@ def extends(request: str, message: str, said: Sequence[Sentence]) -> bool:
 def asks(response: str) -> bool:
     """Whether the response ends with a question, so that the message may be an answer."""
     return response.rstrip().rstrip("\"'”»*_) ").endswith(("?", "？"))
-
-
-def reminds(message: str, turn: TurnTexts) -> bool:
-    """Whether a short message only names things that the request named and the response did not."""
-    named = names(message)
-    return 0 < len(named) <= _MOST_REMINDED and named <= names(turn.request) and not named & names(turn.response)
-
-
-def renumbers(words: str, turn: TurnTexts) -> bool:
-    """Whether a short message names a number of the response and a new one."""
-    named, theirs = set(_NUMBER.findall(words)), set(_NUMBER.findall(shorten(turn.response)))
-    asked = set(_NUMBER.findall(shorten(turn.request)))
-    return len(words) <= _LONGEST_REMINDER and bool(named & theirs - asked) and bool(named - theirs - asked)
-
-
-def disputes(words: str, response: str) -> bool:
-    """Whether the message names numbers where the response named others."""
-    named = set(_NUMBER.findall(words))
-    return bool(named) and bool(theirs := set(_NUMBER.findall(shorten(response)))) and not named & theirs
