@@ -174,7 +174,8 @@ def conclude_content(evidence: Evidence) -> ReplyKind:
     # "Great, that's exactly what I needed" states nothing beside its praise.
     if is_exclamation(evidence.said) and evidence.has("statement", "tale") and beside(evidence.said):
         return ReplyKind.UNCLEAR
-    unread = not confirmed and times == 1 and any(not sentence.found and beside([sentence]) for sentence in evidence.said[1:])
+    once = times == 1 and not confirmed
+    unread = once and any(not sentence.found and beside([sentence]) for sentence in evidence.said[1:])
     if unread or evidence.has("next", "defer") or beside(evidence.said) > most:
         return ReplyKind.UNCLEAR
     answers = evidence.asked and not evidence.has("praise")
@@ -182,10 +183,15 @@ def conclude_content(evidence: Evidence) -> ReplyKind:
 
 
 def asks_further(evidence: Evidence) -> bool:
-    """Whether praise or thanks come before a plain question, in the same sentence: "thanks, and how long?"."""
-    asking = [sentence for sentence in evidence.said if sentence.asks]
-    return not evidence.has("trouble", "defer") and all(
-        sentence.has("praise", "thanks") and sentence.has("question") for sentence in asking
+    """Whether thanks or praise come before a plain question in the same sentence: "thanks, and how long?".
+
+    "Right, and how long?" may ask the same again.
+    """
+    if evidence.has("trouble", "defer"):
+        return False
+    contented = [one.has("thanks") or (one.has("praise") and not one.has("exclamation")) for one in evidence.said]
+    return all(
+        pleased and one.has("question") for pleased, one in zip(contented, evidence.said, strict=True) if one.asks
     )
 
 

@@ -45,9 +45,10 @@ def renumbers(words: str, turn: TurnTexts) -> bool:
 
 
 def restores_number(words: str, turn: TurnTexts) -> bool:
-    """Whether a message names a number of the request where the response has another: "six" after "a table for four"."""
+    """Whether a message names a number of the request where the response has another: "six", not "a table for four"."""
     named, theirs, asked = numbers(words), numbers(shorten(turn.response)), numbers(shorten(turn.request))
-    return bool(named & asked - theirs) and bool(theirs - asked)
+    unknown = names(words) - names(turn.request) - names(turn.response)
+    return bool(named & asked - theirs) and bool(theirs - asked) and len(unknown) <= _MOST_UNKNOWN
 
 
 def emphasises(words: str, turn: TurnTexts) -> bool:

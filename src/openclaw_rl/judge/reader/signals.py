@@ -12,6 +12,7 @@ The signals of the phrase files, and what each says about the response:
 - harm: damage that the response did, which turns praise beside it into mockery
 - loss: something is gone, which is harm unless the request asked for that; removal: such a request
 - name_asked, number_asked: a question for a name or a number; names_it: a message that only gives a name
+- demand: says that what follows is wanted, so words of praise after it are none
 - further: asks for another thing, which is the next step if contentment came before
 - trouble: words beside praise that may turn it into mockery
 - moving_on: the next step; next: a request, which is the next step if contentment came before
@@ -135,8 +136,9 @@ def drop_tales(found: dict[str, int], text: str, lexicon: Lexicon) -> None:
     # "Wonderful, my class will love it": praise before the tale is about the response.
     if 0 <= text.find(_IDIOM) < found["tale"]:
         signals.discard("praise")
-    # "We're four people, you planned for two": a later clause may be about the response.
-    if text[: found.get("correction", 0)].rstrip().endswith(","):
+    # "We're four people, you planned for two", "That's for Windows, I'm on Linux": another clause is a claim.
+    claim = found.get("correction", found["tale"])
+    if claim < found["tale"] or text[:claim].rstrip().endswith(","):
         signals.discard("correction")
     for signal in signals:
         del found[signal]
@@ -157,6 +159,9 @@ def note_praise(found: dict[str, int], text: str, lexicon: Lexicon) -> None:
     before = _CLAUSE_MARK.split(text[: match.start()])[-1]
     # "Play Bravo": the word is the object of a request.
     if before.strip() and (request := lexicon.find("next", before.lstrip())) and request.start() == 0:
+        return
+    # "It should run without errors" demands what it names.
+    if lexicon.find("demand", before):
         return
     after = _CLAUSE_MARK.split(text[match.end() :], maxsplit=1)[0]
     negated = lexicon.find("negation", before) or lexicon.find("negation", after)
