@@ -4,7 +4,7 @@
 
 The server runs in its own process: its real API, renderer, tokenizer (the embedded model's) and ledger, with a sampler
 that answers at once. The driver's overhead is the time of an episode minus that of a minimal client, which sends the
-same requests over one connection.
+same requests over one connection. The last table is a training step on the attempts of a group.
 """
 
 import asyncio
@@ -18,6 +18,7 @@ from statistics import median
 
 import uvicorn
 from common import machine, model_folder, sized, table, verdict
+from learning import show_siblings
 from serving import ANSWER, Connection, InstantSampler, Server
 
 from openclaw_rl.envs.attempt import EpisodeLimits
@@ -149,6 +150,7 @@ def main() -> None:
         asyncio.run(drive(server.port, sized(20, 1), 4))
         rows = [*overhead(server.port), *throughput(server.port)]
     table(f"Episodes of {TURNS} turns ({machine()})", ("", "measured", "target"), rows)
+    show_siblings("cpu")
 
 
 if __name__ == "__main__":
