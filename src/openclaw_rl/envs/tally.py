@@ -36,6 +36,10 @@ class Tally:
     """The results so far."""
 
     results: list[AttemptResult] = field(default_factory=list)
+    failures: Counter[str] = field(default_factory=Counter)
+    """Why attempts failed, and how often."""
+    unrecorded: Counter[str] = field(default_factory=Counter)
+    """Why attempts were not recorded, and how often."""
     retries: int = 0
     groups: int = 0
     version: int = 0
@@ -49,6 +53,10 @@ class Tally:
         self.results.append(result)
         if result.reward is not None:
             self._recent.append(result)
+        if result.error:
+            self.failures[result.error] += 1
+        if result.unrecorded:
+            self.unrecorded[result.unrecorded] += 1
 
     def start(self) -> None:
         """Start the clock."""
@@ -61,16 +69,6 @@ class Tally:
     @property
     def rewarded(self) -> list[AttemptResult]:
         return [result for result in self.results if result.reward is not None]
-
-    @property
-    def failures(self) -> Counter[str]:
-        """Why attempts failed, and how often."""
-        return Counter(result.error for result in self.results if result.error)
-
-    @property
-    def unrecorded(self) -> Counter[str]:
-        """Why attempts were not recorded, and how often."""
-        return Counter(result.unrecorded for result in self.results if result.unrecorded)
 
     @property
     def recent_reward(self) -> float:
