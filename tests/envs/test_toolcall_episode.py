@@ -61,6 +61,18 @@ async def test_one_call_its_hint_and_its_reward(answer: Message, hint: str, rewa
     assert outcome.solved == (reward == 1.0)
 
 
+async def test_the_hint_names_the_argument_that_is_wrong_as_it_was_written() -> None:
+    expected = ExpectedCall("calculate", {"operation": "add", "a": 34, "b": 12})
+    answer = calls(("calculate", {"operation": "add", "a": 34, "b": 50}))
+    steps, _ = await attempt(episode(expected), lambda messages, turn: answer)
+    assert steps[0].hint.startswith("The argument 'b' must be 12, not 50. Call: ")
+
+
+async def test_steps_have_no_reward_where_the_task_does_not_say_what_is_right() -> None:
+    steps, _ = await attempt(episode(), lambda messages, turn: calls(RIGHT) if turn == 0 else says("Done."))
+    assert [step.reward for step in steps] == [None, None]
+
+
 async def run(told: ToolEpisode, *said: Message) -> tuple[list[Step], float]:
     steps, outcome = await attempt(told, lambda messages, turn: said[turn])
     return steps, outcome.reward

@@ -18,8 +18,9 @@ class ToolEpisode:
 
     - Every call gets a result; one that cannot be run gets an error as its result, and the attempt goes on.
     - The attempt ends after a bounded number of turns and calls.
-    - Each step has a reward from 0 to 1: the share of its calls that were the next expected ones, or for a final
-      answer, whether it is right. The outcome's reward does not contain them; `scoring` describes it.
+    - Where the task says what is right, each step has a reward from 0 to 1: the share of its calls that were the next
+      expected ones, or for a final answer, whether it is right. The outcome's reward, which `scoring` describes, does
+      not contain them.
     - Each step that was not right has a hint: what was wrong, and what to do instead.
     """
 
@@ -58,7 +59,8 @@ class ToolEpisode:
         if self._goal.calls and self._goal.answer is None:
             # The attempt is over once each expected call had its turn, or a call was wrong.
             done = done or self._met == len(self._goal.calls) or bool(hint)
-        return Step(messages, (self._met - met_before) / len(calls), hint, done)
+        reward = (self._met - met_before) / len(calls) if self._goal.calls else None
+        return Step(messages, reward, hint, done)
 
     async def outcome(self) -> Outcome:
         result = self.score()
@@ -77,7 +79,7 @@ class ToolEpisode:
         if missing := self._next_call():
             return Step(reward=0.0, hint=f"Do not answer in words yet. Call a tool: {missing}", done=True)
         if self._goal.answer is None:
-            return Step(reward=0.0, done=True)
+            return Step(reward=0.0 if self._goal.calls else None, done=True)
         right = answers(text, self._goal.answer)
         hint = "" if right else f"The final answer is wrong. Write: Answer: {self._goal.answer}"
         return Step(reward=float(right), hint=hint, done=True)

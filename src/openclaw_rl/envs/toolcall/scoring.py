@@ -58,10 +58,13 @@ class Goal:
         return not call.problem and call.name == expected.name and self.wrong_argument(call, expected) is None
 
     def wrong_argument(self, call: MadeCall, expected: ExpectedCall) -> str | None:
-        """The name of the first argument that differs, for a call of the expected tool; None if all are right."""
+        """The name of the first argument that differs, for a call of the expected tool; None if they mean the same."""
         made, wanted = self._both(call, expected)
-        names = [*wanted, *(name for name in made if name not in wanted)]
-        return next((name for name in names if not _same_member(made, wanted, name)), None)
+        if made.keys() == wanted.keys() and all(_same_member(made, wanted, name) for name in made):
+            return None
+        # As they were written, because a normal form may have exchanged them.
+        names: list[str] = [*expected.arguments, *call.arguments]
+        return next(name for name in names if not _same_member(call.arguments, expected.arguments, name))
 
     def share_of_arguments(self, call: MadeCall, expected: ExpectedCall) -> float:
         """The share of arguments that are right; 0 for another tool."""

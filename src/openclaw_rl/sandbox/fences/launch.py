@@ -5,6 +5,7 @@ import os
 import resource
 import signal
 import sys
+from typing import Any
 
 from .landlock import raise_landlock
 from .namespaces import raise_namespaces
@@ -41,7 +42,7 @@ def main() -> None:
         os._exit(CANNOT_START)
 
 
-def _raise_fences(settings: dict[str, object]) -> list[str]:
+def _raise_fences(settings: dict[str, Any]) -> list[str]:
     raised = ["limits"]
     if os.getuid() == 0:
         # The limit on processes does not apply to root, and root owns most files.
@@ -52,15 +53,14 @@ def _raise_fences(settings: dict[str, object]) -> list[str]:
     raised += ["namespaces"] if raise_namespaces(processes=True) else []
     _end_with(settings["parent"])
     # After the namespaces, so that the processes of other sandboxes do not count.
-    _limit(int(str(settings["cpu_seconds"])), int(str(settings["memory_mib"])), "namespaces" in raised)
-    readable, runnable = (tuple(map(str, settings[key])) for key in ("readable", "runnable"))  # type: ignore[call-overload]
-    writable = (os.getcwd(), *DEVICES)
-    raised += ["landlock"] if raise_landlock((*SYSTEM_FILES, *readable), (*PROGRAMS, *runnable), writable) else []
+    _limit(settings["cpu_seconds"], settings["memory_mib"], "namespaces" in raised)
+    readable, runnable = (*SYSTEM_FILES, *settings["readable"]), (*PROGRAMS, *settings["runnable"])
+    raised += ["landlock"] if raise_landlock(readable, runnable, (os.getcwd(), *DEVICES)) else []
     raised += ["seccomp"] if raise_no_sockets() else []
     return raised
 
 
-def _end_with(parent: object) -> None:
+def _end_with(parent: int) -> None:
     """End when the parent ends. It may have ended already, so check that it is still the same."""
     if on_linux():
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
