@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openclaw_rl.judge.reader import ReplyKind, read_reply, warm_up
+from openclaw_rl.judge.reader import ReplyKind, read_reply, ready
 from support.measure import NEGATIVE, POSITIVE, measure, read_cases, sign
 from support.reading import read, tool, user
 
@@ -326,8 +326,8 @@ def test_reads_messages_without_role_or_content() -> None:
     assert read_reply("", "", [{"role": "user", "content": None}]).kind is ReplyKind.UNCLEAR
 
 
-def test_warm_up_leaves_nothing_to_compile(monkeypatch: pytest.MonkeyPatch) -> None:
-    warm_up()
+async def test_when_it_is_ready_nothing_is_left_to_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    await ready()
     monkeypatch.setattr("openclaw_rl.judge.reader.alternatives.join", pytest.fail)
     for said in ("that's wrong, I said blue", "das ist falsch", "c'est faux", "está mal", "不对", "違います", "👎"):
         assert read(said).kind in NEGATIVE

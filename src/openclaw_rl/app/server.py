@@ -35,7 +35,6 @@ from openclaw_rl.app.run_options import keep_options
 from openclaw_rl.app.startup_signals import Start
 from openclaw_rl.engines.base import EngineUnavailable, Sampler
 from openclaw_rl.errors import UserError
-from openclaw_rl.judge.reader import warm_up
 from openclaw_rl.learn.imported import score_imported
 from openclaw_rl.ledger.errors import CaptureSuspended
 from openclaw_rl.ledger.ledger import Ledger
@@ -112,9 +111,6 @@ async def run(
 ) -> None:
     """Start the engines, serve, and stop everything. If a signal has come, `go_on` ends the start."""
     async with contextlib.AsyncExitStack() as stack:
-        # The rules' patterns are compiled while the model is loaded, so that no request waits for them.
-        reads_feedback = config.capture.capture and config.judge.reads_feedback
-        warming = asyncio.create_task(asyncio.to_thread(warm_up)) if reads_feedback else None
         engines = Engines(stack, config, folder)
         # The worker loads the weights while this process loads the tokenizer.
         policy = await start_model(stack, engines.sampler, folder)
@@ -133,8 +129,6 @@ async def run(
         )
         loops = await build_loops(stack, engines, ledger, policy, other, service.metrics.registry)
         server = make_server(config, service, loops, engines.sampler)
-        if warming is not None:
-            await warming
         port = listener.getsockname()[1]
         banner(config, engines.sampler.describe(), engines.sampler.newest_version, port)
         beside = work_beside(config, ledger, loops, engines.sampler, port)

@@ -2,7 +2,7 @@
 
 from openclaw_rl.judge.case import Case
 from openclaw_rl.judge.judges.base import Opinion, Questions
-from openclaw_rl.judge.reader import instruct
+from openclaw_rl.judge.reader import instruct, ready
 from openclaw_rl.judge.votes import MIN_HINT
 from openclaw_rl.types import Source
 
@@ -27,7 +27,8 @@ class Explicit:
         if case.in_episode:
             return Opinion(last.score, environment_hints(last.text), source=last.source)
         hints: tuple[str, ...] | None = () if last.score > 0 else None
-        if hints is None and last.source is Source.EXPLICIT:
+        if hints is None and last.source is Source.EXPLICIT and last.text:
+            await ready()
             hint = instruct(" ".join(last.text.split()), case.response)
             hints = (hint,) if len(hint) > MIN_HINT else None
         return Opinion(last.score, hints, source=last.source)

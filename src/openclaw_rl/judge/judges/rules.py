@@ -2,7 +2,7 @@
 
 from openclaw_rl.judge.case import Case
 from openclaw_rl.judge.judges.base import Opinion, Questions
-from openclaw_rl.judge.reader import ReplyKind, instruct, read_reply
+from openclaw_rl.judge.reader import ReplyKind, instruct, read_reply, ready
 from openclaw_rl.judge.votes import MIN_HINT
 from openclaw_rl.types import Source
 
@@ -31,6 +31,7 @@ class FeedbackReader:
     async def judge(self, case: Case, wanted: Questions) -> Opinion:
         if not case.next_state:
             return Opinion(reason="nothing came next")
+        await ready()
         reading = read_reply(case.request, case.response, case.next_state)
         score = READINGS.get(reading.kind)
         if score is None:

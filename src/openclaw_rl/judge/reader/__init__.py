@@ -1,9 +1,11 @@
 """Reads a next state by rules: whether people are content, correct, reject, repeat or move on.
 
 It is deterministic and takes well under a millisecond. When in doubt it abstains (`ReplyKind.UNCLEAR`).
-Phrases are compiled at their first use, which takes time; `warm_up` compiles them all beforehand.
+Phrases are compiled at their first use, which takes seconds. On an event loop, await `ready` first.
 """
 
+import asyncio
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,7 +16,10 @@ from openclaw_rl.judge.reader.tools import read_tool_results
 from openclaw_rl.judge.reader.users import read_user
 from openclaw_rl.rendering.chat import content_text
 
-__all__ = ["Reading", "ReplyKind", "instruct", "read_reply", "warm_up"]
+__all__ = ["Reading", "ReplyKind", "instruct", "read_reply", "ready"]
+
+_warming = threading.Lock()
+_is_warm = threading.Event()
 
 _TOOL_ROLES = frozenset({"tool", "function"})
 
@@ -36,8 +41,21 @@ def texts(messages: Sequence[Mapping[str, Any]], roles: frozenset[str]) -> list[
     return [content_text(message.get("content")) for message in messages if message.get("role") in roles]
 
 
-def warm_up() -> None:
-    """Compile all phrases. It takes a second, in small steps, so a thread can do it while a server starts."""
+async def ready() -> None:
+    """Return when all phrases are compiled. The first caller has it done in a thread, so that no request waits."""
+    if not _is_warm.is_set():
+        await asyncio.to_thread(_warm_up)
+
+
+def _warm_up() -> None:
+    """Compile all phrases, once. It takes seconds, in small steps, so that other threads go on."""
+    with _warming:
+        if not _is_warm.is_set():
+            _compile_all()
+            _is_warm.set()
+
+
+def _compile_all() -> None:
     read_reply("", "run()", [{"role": "tool", "content": "Error: none"}])
     for language in all_languages():
         for phrases in language.signals.values():
