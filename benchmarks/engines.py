@@ -224,7 +224,7 @@ async def measure_api(bare: str, ours: str) -> list[list[str]]:
 def our_server(folder: Path, run_dir: Path) -> Iterator[tuple[str, str]]:
     """Our server with a vLLM server of its own: the addresses of vLLM and of our API."""
     flags = f"--sampler vllm --vllm-python {VLLM} --max-steps 0 --proxy-port 0 --dtype float32".split()
-    flags += ["--max-context-tokens", str(sized(2048, 256)), "--kv-cache-gib", "1"]
+    flags += ["--max-context-tokens", str(sized(2048, 256)), "--kv-cache-gib", "1", "--served-model-name", "base"]
     command = [sys.executable, "-m", "openclaw_rl", "serve", "--model-name", str(folder), "--run-dir", str(run_dir)]
     log = run_dir / "log"
     with log.open("w") as file:
