@@ -19,8 +19,9 @@ from openclaw_rl.dashboard.examples import first_prompts
 from openclaw_rl.dashboard.verdict_mix import BARS, portions
 from openclaw_rl.learn.checkpoints import Checkpoints
 from openclaw_rl.ledger.lock import RunDirLock
+from openclaw_rl.ledger.migrations import MIGRATIONS
 from openclaw_rl.ledger.reader import open_reader
-from openclaw_rl.ledger.schema import FILE, MIGRATIONS, connect
+from openclaw_rl.ledger.schema import FILE, connect
 from openclaw_rl.ledger.verdicts import ExampleKind
 from openclaw_rl.rendering.tokenizer import ChatTokenizer
 from openclaw_rl.types import SampleKind, Sign, Source, State, Verdict, VerdictSummary

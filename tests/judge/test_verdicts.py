@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from openclaw_rl.cli import main
 from openclaw_rl.ledger import changes, episodes, queries, updates, verdicts
-from openclaw_rl.ledger.schema import FILE, MIGRATIONS, connect, migrate
+from openclaw_rl.ledger.migrations import MIGRATIONS
+from openclaw_rl.ledger.schema import FILE, connect, migrate
 from openclaw_rl.types import Feedback, Hint, Question, SampleKind, SessionKey, Source, State, Verdict, Vote
 from support.records import Book, a_turn
 

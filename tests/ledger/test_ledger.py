@@ -18,8 +18,9 @@ from openclaw_rl.cli import main
 from openclaw_rl.ledger import changes, queries, schema, updates
 from openclaw_rl.ledger.errors import LedgerUnusable, NewerLedger
 from openclaw_rl.ledger.ledger import Ledger
+from openclaw_rl.ledger.migrations import MIGRATIONS
 from openclaw_rl.ledger.packing import pack_ids
-from openclaw_rl.ledger.schema import FILE, MIGRATIONS, connect, migrate
+from openclaw_rl.ledger.schema import FILE, connect, migrate
 from openclaw_rl.ledger.states import TRANSITIONS, IllegalTransition
 from openclaw_rl.types import Continuation, Feedback, Likeliest, SamplingParams, SessionKey, State, Turn
 from support.records import Book, a_side_turn, a_turn

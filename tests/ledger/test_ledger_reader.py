@@ -10,9 +10,10 @@ import pytest
 from openclaw_rl.ledger import changes, updates, verdicts
 from openclaw_rl.ledger.change_log import Changes
 from openclaw_rl.ledger.errors import LedgerUnusable, NoLedger
+from openclaw_rl.ledger.migrations import MIGRATIONS
 from openclaw_rl.ledger.offline import open_offline
 from openclaw_rl.ledger.reader import LedgerReader, open_reader
-from openclaw_rl.ledger.schema import FILE, MIGRATIONS, connect
+from openclaw_rl.ledger.schema import FILE, connect
 from openclaw_rl.ledger.verdicts import ExampleKind
 from openclaw_rl.types import (
     Feedback,

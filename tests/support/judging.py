@@ -66,11 +66,24 @@ class Judging:
 
 @contextlib.asynccontextmanager
 async def judging(
-    book: Book, *judges: Judge, method: str = "rl", teacher: Teacher | None = None, workers: int = 4, **options: Any
+    book: Book,
+    *judges: Judge,
+    method: str = "rl",
+    teacher: Teacher | None = None,
+    workers: int = 4,
+    judges_steps: bool = False,
+    **options: Any,
 ) -> AsyncIterator[Judging]:
     registry = CollectorRegistry()
-    panel = JudgePanel([Explicit(), *judges])
-    made = JudgeLoop(book.ledger, panel, teacher, a_method(method, **options), JudgeMetrics(registry), workers=workers)
+    made = JudgeLoop(
+        book.ledger,
+        JudgePanel([Explicit(), *judges]),
+        teacher,
+        a_method(method, **options),
+        JudgeMetrics(registry),
+        workers=workers,
+        judges_steps=judges_steps,
+    )
     task = asyncio.create_task(made.run())
     try:
         yield Judging(made, registry)

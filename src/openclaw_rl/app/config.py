@@ -86,6 +86,10 @@ class Config:
         check_options(self.method)
         if self.method.baseline == "batch" and self.training.batch_size == 1:
             raise ConfigError("--baseline batch needs --batch-size 2 or more: one sample is its own mean.")
+        if self.method.step_reward_coef and self.method.baseline != "group":
+            raise ConfigError("--step-reward-coef needs --baseline group: steps are compared within their group.")
+        if self.judge.step_judge and not self.method.step_reward_coef:
+            raise ConfigError("--step-judge needs --step-reward-coef: without it the scores of steps have no effect.")
 
     def section(self, kind: type[S]) -> S:
         section = self.sections[kind]

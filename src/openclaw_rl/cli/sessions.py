@@ -14,13 +14,14 @@ from rich.text import Text
 from openclaw_rl.cli.parser import RUN_OPTIONS, add_command, run_config
 from openclaw_rl.errors import UserError
 from openclaw_rl.terminal import console
-from openclaw_rl.types import Question, SessionSummary, StoredTurn, Verdict
+from openclaw_rl.types import EpisodeSummary, Question, SessionSummary, StoredTurn, Verdict
 
 if TYPE_CHECKING:
     from openclaw_rl.ledger.reader import LedgerReader
+    from openclaw_rl.methods.options import MethodOptions
 
 #: Columns that the list leaves out where the terminal is too narrow, in this order.
-OPTIONAL_COLUMNS = ("recognised by", "main", "open", "with next state", "owner")
+OPTIONAL_COLUMNS = ("recognised by", "main", "open", "with next state", "group", "owner", "task")
 #: The narrowest and the widest column for what a session is about.
 MIN_ABOUT, MAX_ABOUT = 20, 60
 #: What a column takes besides its text: a line and a blank on either side.
@@ -37,13 +38,14 @@ def add(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     from openclaw_rl.ledger.offline import open_offline
 
-    with open_offline(run_config(options).ledger_dir) as ledger, ledger.reader.snapshot():
+    config = run_config(options)
+    with open_offline(config.ledger_dir) as ledger, ledger.reader.snapshot():
         reader = ledger.reader
         if options.id is None:
             list_sessions(reader)
         else:
             for session in reader.sessions(id=complete_id(reader, options.id)):
-                show_session(session, reader.turns(session.key))
+                show_session(session, reader.turns(session.key), config.method)
     return 0
 
 
@@ -98,7 +100,16 @@ def session_columns(sessions: Sequence[SessionSummary]) -> dict[str, list[str]]:
     }
     if len(set(columns["owner"])) < 2:
         del columns["owner"]
+    episodes = [item.episode for item in sessions]
+    if any(episodes):
+        columns["task"] = [episode.task if episode else "" for episode in episodes]
+        columns["group"] = [(episode.group or "") if episode else "" for episode in episodes]
+        columns["reward"] = [reward_cell(episode) if episode else "" for episode in episodes]
     return columns
+
+
+def reward_cell(episode: EpisodeSummary) -> str:
+    return str(episode.state) if episode.reward is None else f"{episode.reward:g}"
 
 
 def room_left(widths: Mapping[str, int], total: int) -> int:
@@ -125,14 +136,18 @@ def shown_text(message: Mapping[str, Any]) -> str:
     return message_words(message) or content_text(message.get("content"))
 
 
-def show_session(session: SessionSummary, turns: Iterable[StoredTurn]) -> None:
+def show_session(session: SessionSummary, turns: Iterable[StoredTurn], method: "MethodOptions") -> None:
+    from openclaw_rl.ledger.episode_words import describe
+
     out = console()
     ended = "ended" if session.closed else "open"
     out.print(
         Text.assemble((session.key.id, "bold"), f" of {session.key.owner}, recognised by {session.source}, {ended}")
     )
+    if session.episode is not None:
+        out.print(Text(describe(session.episode)), soft_wrap=True)
     for turn in turns:
-        out.print(Panel(turn_body(turn), title=Text(turn_title(turn)), title_align="left"))
+        out.print(Panel(turn_body(turn, method), title=Text(turn_title(turn)), title_align="left"))
 
 
 def turn_title(turn: StoredTurn) -> str:
@@ -142,8 +157,10 @@ def turn_title(turn: StoredTurn) -> str:
     return f"turn {turn.number} · {turn.kind} · {state} · policy {turn.version} · {turn.continuation}"
 
 
-def turn_body(turn: StoredTurn) -> Group:
+def turn_body(turn: StoredTurn, method: "MethodOptions") -> Group:
     """The last message of the prompt, the response, the next state, the feedback and the verdict."""
+    from openclaw_rl.ledger.episode_words import describe_step
+    from openclaw_rl.methods.group_advantages import shown_advantage
     from openclaw_rl.rendering.clients import is_passing
 
     asked = [m for m in turn.messages if m["role"] in ("user", "tool") and not is_passing(m)][-1:]
@@ -156,6 +173,8 @@ def turn_body(turn: StoredTurn) -> Group:
     lines += [Text(f"feedback: {given.score:+g} {given.text}", style="yellow") for given in turn.feedback]
     if turn.verdict is not None:
         lines += verdict_lines(turn.verdict)
+    if turn.episode is not None and (step := describe_step(turn.episode, shown_advantage(turn.episode, method))):
+        lines.append(Text(step, style="bold yellow"))
     sizes = f"{len(turn.prompt_ids)} prompt tokens, {len(turn.response_ids)} response tokens, {turn.finish_reason}"
     return Group(*lines, Text(sizes, style="dim"))
 

@@ -9,10 +9,11 @@ from pathlib import Path
 from markupsafe import Markup
 
 from openclaw_rl.dashboard.components import charts
+from openclaw_rl.learn.episode_metrics import EPISODE_METRICS
 from openclaw_rl.learn.reporting import StepReport
 
 FILE = "metrics.jsonl"
-METRICS = frozenset(field.name for field in fields(StepReport))
+METRICS = frozenset(field.name for field in fields(StepReport)) | {*EPISODE_METRICS}
 WIDTH, HEIGHT = 4.6, 2.5
 #: Up to this many steps, each has a dot.
 MAX_DOTS = 30
@@ -44,6 +45,8 @@ class Panel:
 
 PANELS = (
     Panel("reward", "Reward: mean score of a batch", (("reward", ""),), -1.05, 1.05),
+    Panel("episodes", "Mean reward of an episode", (("episode_reward", ""),)),
+    Panel("solved", "Share of episodes that were solved", (("solved", ""),), 0, 1.05),
     Panel("loss", "Loss", (("loss", ""),)),
     Panel("kl", "KL per token", (("kl_old", "to the previous policy"), ("kl_base", "to the base model")), 0),
     Panel("clip", "Share of clipped tokens", (("clip_fraction", ""),), 0),
@@ -108,7 +111,7 @@ def _picture(panel: Panel, steps: Sequence[dict[str, float]]) -> Markup:
             axes.plot(x, y, color=colour, linewidth=1.7, marker="o" if len(x) < MAX_DOTS else "", markersize=3)
         if y:
             last_values.append(f"{label or panel.title}, last {y[-1]:.3g}")
-    axes.set_ylim(panel.lowest, panel.highest or _top(axes.get_ylim()))
+    axes.set_ylim(*_limits(panel, steps, axes.get_ylim()))
     charts.whole_numbers(axes.xaxis)
     if len(panel.lines) > 1:
         shown = zip(charts.SERIES, panel.lines, strict=False)
@@ -116,6 +119,15 @@ def _picture(panel: Panel, steps: Sequence[dict[str, float]]) -> Markup:
     return charts.to_svg(
         figure, f"step-{panel.name}", f"{panel.title}, over {len(steps)} steps: {'; '.join(last_values)}."
     )
+
+
+def _limits(
+    panel: Panel, steps: Sequence[dict[str, float]], own: tuple[float, float]
+) -> tuple[float | None, float | None]:
+    """The ends of the axis: those of the panel, or further where values are, as rewards of episodes may be."""
+    values = [y for name, _ in panel.lines for y in _points(steps, name)[1]]
+    lowest = None if panel.lowest is None else min(panel.lowest, *values)
+    return lowest, max(panel.highest, *values) if panel.highest else _top(own)
 
 
 def _top(limits: tuple[float, float]) -> float:

@@ -12,6 +12,7 @@ from openclaw_rl.dashboard.components.render import render
 from openclaw_rl.dashboard.examples import TITLES, make_example
 from openclaw_rl.dashboard.run import Run
 from openclaw_rl.dashboard.source import RunSource
+from openclaw_rl.ledger import episode_words
 from openclaw_rl.ledger.lock import was_served
 from openclaw_rl.ledger.schema import FILE as LEDGER
 from openclaw_rl.models import BadModelFolder, ModelNotFound, find_model
@@ -45,6 +46,7 @@ def page(source: RunSource, run: Run, *, answers: bool = True) -> str:
         not_judged=verdict_mix.NOT_JUDGED,
         examples=[make_example(TITLES[kind], turn, tokenizer, source.method) for kind, turn in run.examples],
         no_tokens=no_tokens,
+        outcome=episode_words.outcome,
         compared=compared,
         no_answers=no_answers or no_model,
         now=time.time(),

@@ -17,11 +17,12 @@ from openclaw_rl.ledger.reader import LedgerReader, open_reader
 from openclaw_rl.ledger.status import Status, read_status
 from openclaw_rl.ledger.verdicts import ExampleKind
 from openclaw_rl.models import ADAPTER_CONFIG, EMBEDDED
-from openclaw_rl.types import StoredTurn, VerdictCounts, VerdictSummary
+from openclaw_rl.types import EpisodeCounts, SessionSummary, StoredTurn, VerdictCounts, VerdictSummary
 
 #: Prompts that both models are asked.
 PROMPTS = 3
 EXAMPLES_OF_A_KIND = 2
+EPISODES_SHOWN = 40
 
 
 @dataclass(slots=True)
@@ -37,6 +38,9 @@ class Run:
     verdict_counts: list[VerdictCounts] = field(default_factory=list)
     examples: list[tuple[ExampleKind, StoredTurn]] = field(default_factory=list)
     prompts: list[Prompt] = field(default_factory=list)
+    episodes: list[SessionSummary] = field(default_factory=list)
+    """The latest sessions that are episodes."""
+    episode_counts: EpisodeCounts | None = None
     missing: list[str] = field(default_factory=list)
     """What is missing or cannot be read, one sentence each."""
 
@@ -70,6 +74,8 @@ def read_ledger(run: Run, reader: LedgerReader, server: str | None, ready: Mappi
     run.verdict_counts = reader.verdict_counts()
     run.examples = reader.examples(EXAMPLES_OF_A_KIND)
     run.prompts = first_prompts(reader, PROMPTS)
+    run.episodes = reader.episodes(EPISODES_SHOWN)
+    run.episode_counts = reader.episode_counts()
 
 
 def base_model(checkpoints: list[Checkpoint]) -> str:

@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from openclaw_rl.config.options import ConfigError
 from openclaw_rl.engines.base import StepResult
 from openclaw_rl.errors import UserError
+from openclaw_rl.learn.episode_metrics import EPISODE_METRICS, episode_metrics
 from openclaw_rl.methods.base import Method
 from openclaw_rl.types import SampleKind, StoredTurn
 
@@ -56,22 +57,31 @@ class StepReport:
     """Numbers that only the method has."""
     logprob_gaps: Mapping[str, float] = field(default_factory=dict)
     """Differences between the log-probs of sampler and learner; empty if the serving policy answered no turn."""
+    of_episodes: Mapping[str, float] = field(default_factory=dict)
+    """Numbers about the episodes in the batch; empty if it has none."""
 
     def as_json(self) -> dict[str, float]:
         """Every number by name, the method's among them."""
         values = asdict(self)
-        of_method, gaps = values.pop("of_method"), values.pop("logprob_gaps")
-        return {**values, **of_method, **gaps}
+        parts = [values.pop(name) for name in ("of_method", "logprob_gaps", "of_episodes")]
+        return {**values, **{name: value for part in parts for name, value in part.items()}}
 
     def line(self) -> str:
         return (
             f"step {self.step}: {self.samples} samples ({self.opd_rl} opd+rl, {self.opd} opd, {self.rl} rl), "
-            f"reward {self.reward:+.2f}, "
+            f"reward {self.reward:+.2f}, {self._episodes()}"
             f"KL {self.kl_old:.4f} by this step and {self.kl_base:.4f} to the base before it, "
             f"clipped {self.clip_fraction:.1%}, gradient {self.grad_norm:.3g}, "
             f"staleness {self.staleness:.1f} versions, "
             f"{self.step_seconds:.1f} s; policy {self.version} serves {self.latency_seconds:.1f} s after the feedback"
         )
+
+    def _episodes(self) -> str:
+        numbers = self.of_episodes
+        if not numbers:
+            return ""
+        solved = f" ({numbers['solved']:.0%} solved)" if "solved" in numbers else ""
+        return f"{numbers['episodes']} episodes{solved} in {numbers['groups']} groups, "
 
 
 def need(package: str, option: str) -> None:
@@ -109,7 +119,7 @@ class Prometheus:
         names = ("reward", "loss", "kl_old", "kl_base", "clip_fraction", "grad_norm", "staleness", "latency_seconds")
         self._gauges = {
             name: Gauge(f"openclaw_step_{name}", f"{name} of the last training step.", registry=registry)
-            for name in (*names, *of_method, *GAP_NAMES, "step_seconds", "step", "version")
+            for name in (*names, *of_method, *GAP_NAMES, *EPISODE_METRICS, "step_seconds", "step", "version")
         }
         self._samples = Counter("openclaw_trained_samples", "Samples trained on, by kind.", ["kind"], registry=registry)
         self._tokens = Counter("openclaw_trained_tokens", "Tokens that went through the learner.", registry=registry)
@@ -210,7 +220,13 @@ def logprob_gaps(turns: Sequence[StoredTurn], learner: Mapping[int, Sequence[flo
 
 
 def make_report(
-    step: int, version: int, before: int, turns: Sequence[StoredTurn], method: Method, result: StepResult
+    step: int,
+    version: int,
+    before: int,
+    turns: Sequence[StoredTurn],
+    method: Method,
+    result: StepResult,
+    constant_groups: int = 0,
 ) -> StepReport:
     """The report of a step that made policy `version` from policy `before`."""
     kinds = [turn.sample for turn in turns]
@@ -232,6 +248,7 @@ def make_report(
         staleness=fmean(before - turn.version for turn in turns),
         of_method=method.metrics(turns),
         logprob_gaps=logprob_gaps([turn for turn in turns if turn.version == before], result.before),
+        of_episodes=episode_metrics(turns, constant_groups),
         tokens=result.tokens,
         response_tokens=result.response_tokens,
         step_seconds=result.seconds,

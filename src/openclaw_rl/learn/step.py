@@ -168,15 +168,20 @@ class StepRunner:
             if served is None:
                 return await self._publish_new(version, policy, turns, result)
             version = served
-        report = make_report(self.line.step + 1, version, self.line.version, turns, self.method, result)
+        report = self._report(version, turns, result)
         await self.line.advance(version, [turn.number for turn in turns], report.as_json())
         return report
+
+    def _report(self, version: int, turns: Sequence[StoredTurn], result: StepResult) -> StepReport:
+        constant_groups = self.ledger.constant_groups()
+        step, before = self.line.step + 1, self.line.version
+        return make_report(step, version, before, turns, self.method, result, constant_groups)
 
     async def _publish_new(
         self, version: int, policy: PolicyRef, turns: Sequence[StoredTurn], result: StepResult
     ) -> StepReport:
         """Record the step and let its policy serve. Raises NotPromoted if the policy fails the gate."""
-        report = make_report(self.line.step + 1, version, self.line.version, turns, self.method, result)
+        report = self._report(version, turns, result)
         try:
             await self.sampler.publish(version, policy, candidate=True)
             score = await self._examine(self.gate, version) if self.gate else None

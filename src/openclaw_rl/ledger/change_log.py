@@ -1,8 +1,8 @@
 """The log of changes in a ledger, from which a reader learns what is new without reading everything again.
 
-Triggers (in `schema`) add a row for each session, turn, verdict and update that a transaction adds, changes or removes.
-SQLite lets one transaction write at a time, so the rows are numbered in the order of their commits. The log keeps its
-newest rows only.
+Triggers (in `migrations`) add a row for each session, turn, verdict and update that a transaction adds, changes or
+removes. SQLite lets one transaction write at a time, so the rows are numbered in the order of their commits. The log
+keeps its newest rows only.
 """
 
 import sqlite3

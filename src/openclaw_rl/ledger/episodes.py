@@ -2,6 +2,7 @@
 
 import sqlite3
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from hashlib import blake2b
@@ -12,6 +13,7 @@ from openclaw_rl.ledger.changes import ALREADY_USED, QUARANTINED, SUPERSEDED, mo
 from openclaw_rl.ledger.errors import AlreadyRewarded, BadResult, TooLate, UnknownSession
 from openclaw_rl.ledger.packing import pack_json, whole_text
 from openclaw_rl.types import (
+    EpisodeCounts,
     EpisodeMode,
     EpisodeResult,
     EpisodeState,
@@ -33,7 +35,8 @@ ABANDONED = "abandoned: nothing was heard of it within --session-timeout"
 GROUP_WAS_CLOSED = "too late: its group was closed"
 
 EPISODES = (
-    "SELECT e.*, g.name, g.mean, g.rewarded, g.constant FROM episodes e LEFT JOIN groups g ON g.number = e.group_number"
+    "SELECT e.*, g.name, g.size, g.mean, g.rewarded, g.constant "
+    "FROM episodes e LEFT JOIN groups g ON g.number = e.group_number"
 )
 
 
@@ -151,6 +154,15 @@ def forget(db: sqlite3.Connection, sessions: Sequence[int]) -> list[int]:
     return [row["number"] for row in turns]
 
 
+def counts(db: sqlite3.Connection) -> EpisodeCounts:
+    rows = db.execute("SELECT state, count(*) FROM episodes GROUP BY state")
+    states = Counter({EpisodeState(state): count for state, count in rows})
+    reward, solved = db.execute(
+        "SELECT avg(reward), avg(solved) FROM episodes WHERE state = ?", (EpisodeState.REWARDED,)
+    ).fetchone()
+    return EpisodeCounts({state: states[state] for state in EpisodeState}, reward, solved)
+
+
 def of_session(db: sqlite3.Connection, session: int) -> EpisodeSummary | None:
     row = db.execute(f"{EPISODES} WHERE e.session = ?", (session,)).fetchone()
     return None if row is None else EpisodeSummary(**_summary(row))
@@ -181,6 +193,7 @@ def _summary(row: sqlite3.Row) -> dict[str, Any]:
         "group_mean": row["mean"],
         "rewarded": row["rewarded"] or 0,
         "is_constant": bool(row["constant"]),
+        "group_size": row["size"],
     }
 
 

@@ -162,3 +162,14 @@ def waiting(db: sqlite3.Connection) -> list[GroupProgress]:
         "WHERE closed IS NULL AND first_reward IS NOT NULL ORDER BY number"
     )
     return [GroupProgress(row["name"], row["ended"], row["size"]) for row in rows]
+
+
+def constant_since_last_step(db: sqlite3.Connection) -> int:
+    """How many groups of equal rewards were settled since the last step, and have no turn that is trained on."""
+    (count,) = db.execute(
+        "SELECT count(*) FROM groups g WHERE constant AND settled > coalesce("
+        "(SELECT max(created) FROM updates WHERE outcome = 'applied'), 0) AND NOT EXISTS "
+        "(SELECT 1 FROM episodes e JOIN turns t ON t.session = e.session WHERE e.group_number = g.number "
+        f"AND t.state IN ('{State.JUDGED}', '{State.BATCHED}', '{State.APPLIED}'))"
+    ).fetchone()
+    return int(count)

@@ -199,6 +199,10 @@ class Ledger:
         """Turns on their way to a training step."""
         return self._read(groups.queue)
 
+    def constant_groups(self) -> int:
+        """How many groups were dropped since the last step because all their rewards were equal."""
+        return self._read(groups.constant_since_last_step)
+
     def versions_with_deleted_turns(self) -> set[int]:
         """The policy versions that were trained on turns that were deleted since."""
         return self._read(lambda db: policies.trained_on(db, policies.turns_deleted(db)))

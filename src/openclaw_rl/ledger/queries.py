@@ -240,14 +240,23 @@ def conversation_starts(db: sqlite3.Connection, limit: int) -> list[int]:
     return [row["number"] for row in db.execute(query, (TurnKind.MAIN, limit))]
 
 
-def sessions(db: sqlite3.Connection, id: str | None = None, owner: str | None = None) -> list[SessionSummary]:
-    """Sessions, the latest active first; of one id or one owner if given."""
+def sessions(
+    db: sqlite3.Connection,
+    id: str | None = None,
+    owner: str | None = None,
+    *,
+    episodes_only: bool = False,
+    limit: int = -1,
+) -> list[SessionSummary]:
+    """Sessions, the latest active first; of one id or one owner if given; at most `limit`, if it is not negative."""
+    only = "AND s.number IN (SELECT session FROM episodes)" if episodes_only else ""
     rows = db.execute(
         "SELECT s.*, count(t.number) AS turns, coalesce(sum(t.kind = 'main'), 0) AS main, "
         "coalesce(sum(t.next_state IS NOT NULL), 0) AS ready FROM sessions s "
         "LEFT JOIN turns t ON t.session = s.number "
-        "WHERE coalesce(?, s.id) = s.id AND coalesce(?, s.owner) = s.owner GROUP BY s.number ORDER BY s.last DESC",
-        (id, owner),
+        f"WHERE coalesce(?, s.id) = s.id AND coalesce(?, s.owner) = s.owner {only} "
+        "GROUP BY s.number ORDER BY s.last DESC LIMIT ?",
+        (id, owner, limit),
     )
     return [
         SessionSummary(

@@ -6,16 +6,18 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from openclaw_rl.ledger import change_log, groups, policies, queries, updates, verdicts
+from openclaw_rl.ledger import change_log, episodes, groups, policies, queries, updates, verdicts
 from openclaw_rl.ledger.change_log import Changes
 from openclaw_rl.ledger.errors import LedgerUnusable, NewerLedger, NoLedger, sqlite_errors_as_sentences
-from openclaw_rl.ledger.schema import FILE, MIGRATIONS, connect
+from openclaw_rl.ledger.migrations import MIGRATIONS
+from openclaw_rl.ledger.schema import FILE, connect
 from openclaw_rl.ledger.status import Status, read_status
 from openclaw_rl.ledger.verdicts import ExampleKind
 from openclaw_rl.types import (
     BASE_VERSION,
     Batch,
     Counts,
+    EpisodeCounts,
     SessionKey,
     SessionSummary,
     StoredTurn,
@@ -76,6 +78,15 @@ class LedgerReader:
         """The ids of sessions that start with `prefix`, of all owners."""
         with self.snapshot() as db:
             return queries.session_ids(db, prefix)
+
+    def episodes(self, limit: int) -> list[SessionSummary]:
+        """The sessions that are episodes, the latest active first, at most `limit`."""
+        with self.snapshot() as db:
+            return queries.sessions(db, episodes_only=True, limit=limit)
+
+    def episode_counts(self) -> EpisodeCounts:
+        with self.snapshot() as db:
+            return episodes.counts(db)
 
     def first_messages(self, session: SessionSummary) -> list[dict[str, Any]]:
         """The messages of a session's first main turn, or of its first turn if it has no main turn."""

@@ -3,12 +3,13 @@
 import sqlite3
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from openclaw_rl.ledger import updates, verdicts
+from openclaw_rl.ledger import groups, updates, verdicts
+from openclaw_rl.ledger.episode_words import groups_waiting
 from openclaw_rl.ledger.queries import counts
-from openclaw_rl.types import BASE_VERSION, Counts, State, StepOutcome, Update, VerdictSummary
+from openclaw_rl.types import BASE_VERSION, Counts, GroupProgress, State, StepOutcome, Update, VerdictSummary
 
 #: A part of the server that does not work reports this, followed by the reason.
 SUSPENDED = "suspended: "
@@ -71,6 +72,10 @@ class Status:
     """The policy version that the running server serves: after a rollback it is not the last step's."""
     saved: int = BASE_VERSION
     """The newest checkpoint's policy version, which the ledger does not know after a rollback."""
+    held: int = 0
+    """Turns of episodes without a reward; they are among those that await a next state."""
+    groups: list[GroupProgress] = field(default_factory=list)
+    """The groups that wait for attempts."""
 
     @property
     def version(self) -> int:
@@ -78,7 +83,11 @@ class Status:
 
     @property
     def waiting_for(self) -> str:
-        """One sentence: what the next training step is waiting for."""
+        """What the next training step is waiting for: one sentence, and one about groups that are not complete."""
+        return " ".join(filter(None, (self._next_step, groups_waiting(self.groups))))
+
+    @property
+    def _next_step(self) -> str:
         states = self.counts.states
         if self.suspended:
             return f"Turns are not being recorded at the moment: {self.suspended}."
@@ -103,10 +112,15 @@ class Status:
                 f"The server is not running. {plural(under_way, 'judged turn waits', 'judged turns wait')} to be "
                 "trained on, which it does once it is started and there are enough of them for a step."
             )
-        if states[State.AWAITING]:
+        if states[State.AWAITING] > self.held:
             return (
-                f"{plural(states[State.AWAITING], 'turn waits', 'turns wait')} for what comes next: the next "
-                "message of the same session, or POST /v1/feedback."
+                f"{plural(states[State.AWAITING] - self.held, 'turn waits', 'turns wait')} for what comes next: the "
+                "next message of the same session, or POST /v1/feedback."
+            )
+        if self.held:
+            return (
+                f"{plural(self.held, 'turn waits', 'turns wait')} for the reward of an episode: "
+                "POST /v1/sessions/ID/reward."
             )
         if states[State.CAPTURED]:
             return (
@@ -131,6 +145,8 @@ class Status:
             "judge_down": self.judge_down,
             "judging_trouble": self.trouble,
             "learner": self.learner,
+            "held": self.held,
+            "groups_waiting": [asdict(group) for group in self.groups],
             "quarantined": [
                 {"step": batch.step, "turns": batch.turns, "reason": batch.reason, "created": batch.created}
                 for batch in self.quarantined
@@ -159,6 +175,8 @@ def read_status(
         quarantined=updates.load(db, StepOutcome.QUARANTINED)[::-1] if db else [],
         serving=ready.get("policy_version"),
         saved=saved,
+        held=groups.queue(db).held if db else 0,
+        groups=groups.waiting(db) if db else [],
     )
 
 

@@ -3,7 +3,8 @@
 `trajectories` has one session per line, as text only (session_id, turns with type, prompt, response, next_state,
 trainable); people can read and write it. `jsonl` has one turn per line, with everything the ledger has. Only the first
 can be imported: an imported turn has no sampled tokens, so its text is tokenised once, it is marked `imported`, and
-the current policy has to score it before it may be trained on.
+the current policy has to score it before it may be trained on. A session that was an episode has its task, group,
+reward and steps with it, and is rewarded again when it is imported.
 """
 
 import codecs
@@ -17,7 +18,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError
 
-from openclaw_rl.ledger import changes, queries
+from openclaw_rl.ledger import changes, episodes, queries
+from openclaw_rl.ledger.errors import LedgerError
+from openclaw_rl.ledger.options import GROUP_SIZE
 from openclaw_rl.ledger.packing import common_prefix, pack_json
 from openclaw_rl.ledger.reader import LedgerReader
 from openclaw_rl.ledger.schema import transaction
@@ -30,10 +33,25 @@ from openclaw_rl.rendering.chat import (
     spell_out_message,
     template_message,
 )
-from openclaw_rl.types import BASE_VERSION, Continuation, SamplingParams, SessionKey, State, StoredTurn, Turn, TurnKind
+from openclaw_rl.types import (
+    BASE_VERSION,
+    Continuation,
+    EpisodeMode,
+    EpisodeResult,
+    EpisodeSummary,
+    SamplingParams,
+    SessionKey,
+    State,
+    StoredTurn,
+    Turn,
+    TurnKind,
+    TurnResult,
+)
 
 #: The owner of sessions that came from a file.
 IMPORTED = "imported"
+#: Why an imported episode has failed that had no reward when it was exported.
+NOT_REWARDED = "it had no reward when it was exported"
 
 
 class TrajectoryTurn(BaseModel):
@@ -44,11 +62,40 @@ class TrajectoryTurn(BaseModel):
     trainable: bool = True
 
 
+class TrajectoryStep(BaseModel):
+    """What was said about one turn of an episode."""
+
+    index: int
+    reward: float | None = Field(None, allow_inf_nan=False)
+    text: str = ""
+
+
+class TrajectoryEpisode(BaseModel):
+    """How an episode ended."""
+
+    mode: EpisodeMode = EpisodeMode.TRAIN
+    task: str = ""
+    group: str | None = None
+    group_size: int | None = None
+    reward: float | None = Field(None, allow_inf_nan=False)
+    solved: bool | None = None
+    error: str = ""
+    advantage: float | None = None
+    """For readers: how far the reward was above the mean of its group. It is computed again."""
+    steps: list[TrajectoryStep] = []
+
+    def result(self) -> EpisodeResult:
+        steps = tuple(TurnResult(step.index, reward=step.reward, text=step.text) for step in self.steps)
+        error = (self.error or NOT_REWARDED) if self.reward is None else None
+        return EpisodeResult(self.reward, error, self.task, self.group, self.group_size, self.solved, steps)
+
+
 class Trajectory(BaseModel):
     """A line of a trajectories file."""
 
     session_id: str = Field(min_length=1)
     turns: list[TrajectoryTurn] = Field(min_length=1)
+    episode: TrajectoryEpisode | None = None
 
 
 def export_trajectories(reader: LedgerReader) -> Iterator[dict[str, Any]]:
@@ -60,7 +107,31 @@ def export_trajectories(reader: LedgerReader) -> Iterator[dict[str, Any]]:
             if summary.turns:
                 # Two owners may use the same id, and the file has no owners: the id alone would be ambiguous.
                 name = summary.key.id if owners[summary.key.id] == 1 else f"{summary.key.owner}/{summary.key.id}"
-                yield {"session_id": name, "turns": [in_words(turn) for turn in reader.turns(summary.key)]}
+                turns = list(reader.turns(summary.key))
+                line = {"session_id": name, "turns": [in_words(turn) for turn in turns]}
+                yield line if summary.episode is None else {**line, "episode": episode_of(summary.episode, turns)}
+
+
+def episode_of(episode: EpisodeSummary, turns: Sequence[StoredTurn]) -> dict[str, Any]:
+    """An episode as a file has it."""
+    above = None if episode.reward is None or episode.group_mean is None else episode.reward - episode.group_mean
+    counted = [turn for turn in turns if turn.episode and turn.episode.step is not None]
+    steps = [
+        {"index": turn.episode.step, "reward": turn.episode.step_reward, "text": turn.feedback[-1].text}
+        for turn in counted
+        if turn.episode and (turn.episode.step_reward is not None or turn.feedback[-1].text)
+    ]
+    return {
+        "mode": str(episode.mode),
+        "task": episode.task,
+        "group": episode.group,
+        "group_size": episode.group_size,
+        "reward": episode.reward,
+        "solved": episode.solved,
+        "error": episode.error,
+        "advantage": above,
+        "steps": steps,
+    }
 
 
 def export_turns(reader: LedgerReader) -> Iterator[dict[str, Any]]:
@@ -76,9 +147,14 @@ def in_words(turn: StoredTurn) -> dict[str, Any]:
         "type": str(turn.kind),
         "prompt": text_of([m for m in asked if m["role"] in ("user", "tool")]),
         "response": text_of([turn.message]),
-        "trainable": turn.kind is TurnKind.MAIN,
+        "trainable": turn.kind is TurnKind.MAIN and not was_replaced(turn),
     }
     return words if turn.next_state is None else {**words, "next_state": text_of(turn.next_state)}
+
+
+def was_replaced(turn: StoredTurn) -> bool:
+    """Whether the turn is no step of its episode, because the client asked again."""
+    return turn.episode is not None and turn.episode.reward is not None and turn.episode.step is None
 
 
 def text_of(messages: Sequence[Message]) -> str:
@@ -112,7 +188,7 @@ def import_file(db: sqlite3.Connection, path: Path, renderer: ChatRenderer) -> I
                 first = error.errors(include_url=False)[0]
                 where = ".".join(str(part) for part in first["loc"])
                 result.errors.append(f"{path}:{number}: {where + ': ' if where else ''}{first['msg']}")
-            except ChatError as error:
+            except (ChatError, LedgerError) as error:
                 result.errors.append(f"{path}:{number}: {error}")
     return result
 
@@ -125,9 +201,14 @@ def import_session(db: sqlite3.Connection, session: Trajectory, renderer: ChatRe
     turns = list(imported_turns(session, renderer))
     with transaction(db):
         before: tuple[int, Turn] | None = None
+        known = result.known
+        if session.episode is not None:
+            episodes.begin(db, turns[0].session, "import", session.episode.mode)
         for turn, written in zip(turns, session.turns, strict=True):
-            before = store_imported(db, turn, written, before, result), turn
+            before = store_imported(db, turn, written, before, result, waits=session.episode is not None), turn
         changes.close_session(db, turns[0].session)
+        if session.episode is not None and result.known == known:
+            episodes.end(db, turns[0].session, session.episode.result(), GROUP_SIZE)
 
 
 def was_recorded_here(db: sqlite3.Connection, session: Trajectory) -> bool:
@@ -144,9 +225,18 @@ def was_recorded_here(db: sqlite3.Connection, session: Trajectory) -> bool:
 
 
 def store_imported(
-    db: sqlite3.Connection, turn: Turn, written: TrajectoryTurn, before: tuple[int, Turn] | None, result: Imported
+    db: sqlite3.Connection,
+    turn: Turn,
+    written: TrajectoryTurn,
+    before: tuple[int, Turn] | None,
+    result: Imported,
+    *,
+    waits: bool = False,
 ) -> int:
-    """Store a turn as what it adds to the one before it, unless it is already there; its number."""
+    """Store a turn as what it adds to the one before it, unless it is already there; its number.
+
+    A turn without a next state is dropped, unless it `waits` for the reward of its episode.
+    """
     row = db.execute("SELECT number FROM turns WHERE completion = ?", (turn.completion,)).fetchone()
     if row is not None:
         result.known += 1
@@ -156,7 +246,7 @@ def store_imported(
         base, earlier = before
         keep = common_prefix(turn.prompt_ids, [*earlier.prompt_ids, *earlier.response_ids])
     trained = turn.kind is TurnKind.MAIN
-    missing = "" if written.next_state is not None else changes.NO_NEXT_STATE
+    missing = "" if written.next_state is not None or waits else changes.NO_NEXT_STATE
     reason = missing if trained else turn.kind_reason
     state = State.DROPPED if reason else State.CAPTURED
     number = changes.record_turn(db, turn, "import", base, keep, state, reason)

@@ -4,6 +4,7 @@ It is the reward minus the mean of the group's rewards, each attempt counted onc
 not divided by the deviation. A step reward adds its distance from the mean of the same step in the group.
 """
 
+from openclaw_rl.methods.options import MethodOptions
 from openclaw_rl.types import TurnEpisode
 
 #: A mean is rounded. A distance from it that is this small compared with the reward is none.
@@ -22,6 +23,12 @@ def distance(reward: float | None, mean: float | None) -> float:
         return 0.0
     above = reward - mean
     return above if abs(above) > MAX_ROUNDING * max(1.0, abs(reward)) else 0.0
+
+
+def shown_advantage(episode: TurnEpisode, options: MethodOptions) -> float | None:
+    """The advantage of a turn over its group, to be shown; None if it is not measured from its group."""
+    compared = options.baseline == "group" and episode.reward is not None and episode.group_mean is not None
+    return group_advantage(episode, options.step_reward_coef) if compared else None
 
 
 def no_advantage(episode: TurnEpisode) -> str:

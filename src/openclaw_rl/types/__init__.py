@@ -4,6 +4,7 @@
 # ruff: noqa: F401
 
 from openclaw_rl.types.episodes import (
+    EpisodeCounts,
     EpisodeMode,
     EpisodeResult,
     EpisodeState,

@@ -1,6 +1,6 @@
 """Episodes: sessions that are rewarded as a whole; and groups: the attempts at one task."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -68,6 +68,7 @@ class EpisodeSummary:
     """How many attempts of the group have a reward."""
     is_constant: bool = False
     """Whether all attempts of the group got the same reward."""
+    group_size: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +90,20 @@ class GroupProgress:
     ended: int
     """Attempts that were rewarded or failed."""
     size: int
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeCounts:
+    """The number of episodes in each state, and how those with a reward went."""
+
+    states: Mapping[EpisodeState, int]
+    mean_reward: float | None
+    solved: float | None
+    """The share that was solved, of those of which it is known."""
+
+    @property
+    def total(self) -> int:
+        return sum(self.states.values())
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,241 @@
+"""The ledger's tables: how they began, and how they became what they are."""
+
+#: One script a version; a ledger at version n has had the first n. Never change one that was released: add.
+MIGRATIONS = (
+    """
+    CREATE TABLE sessions (
+        number INTEGER PRIMARY KEY,
+        owner TEXT NOT NULL,
+        id TEXT NOT NULL,
+        source TEXT NOT NULL,          -- how it was recognised: a header, a client's habit, history, import
+        created REAL NOT NULL,
+        last REAL NOT NULL,            -- when it was last heard of
+        closed REAL,
+        UNIQUE (owner, id)
+    );
+    CREATE INDEX open_sessions ON sessions (last) WHERE closed IS NULL;
+
+    -- Requests as paths through a tree of messages: what requests have in common is stored once.
+    CREATE TABLE messages (
+        number INTEGER PRIMARY KEY,
+        session INTEGER NOT NULL REFERENCES sessions ON DELETE CASCADE,
+        parent INTEGER REFERENCES messages,
+        digest BLOB NOT NULL,
+        body TEXT NOT NULL
+    );
+    CREATE UNIQUE INDEX message_paths ON messages (session, coalesce(parent, 0), digest);
+    CREATE INDEX messages_by_parent ON messages (parent);
+
+    CREATE TABLE turns (
+        number INTEGER PRIMARY KEY AUTOINCREMENT,  -- never that of a turn that was forgotten
+        session INTEGER NOT NULL REFERENCES sessions ON DELETE CASCADE,
+        completion TEXT NOT NULL,
+        choice INTEGER NOT NULL,
+        kind TEXT NOT NULL,
+        kind_reason TEXT NOT NULL,
+        state TEXT NOT NULL,
+        reason TEXT NOT NULL DEFAULT '',   -- why it was dropped
+        created REAL NOT NULL,
+        version INTEGER NOT NULL,          -- the policy that answered
+        continuation TEXT NOT NULL,
+        parent INTEGER REFERENCES turns ON DELETE SET NULL,
+        request INTEGER NOT NULL REFERENCES messages,  -- the last message of the request
+        answer TEXT NOT NULL,              -- the assistant message
+        base INTEGER REFERENCES turns,     -- the prompt: the first `keep` tokens of another turn's
+        keep INTEGER NOT NULL,             -- prompt and response, then `added`
+        added BLOB NOT NULL,
+        prompt_length INTEGER NOT NULL,
+        response BLOB NOT NULL,
+        logprobs BLOB NOT NULL,
+        top BLOB,
+        sampling TEXT NOT NULL,
+        finish_reason TEXT NOT NULL,
+        request_key BLOB NOT NULL,
+        end_key BLOB NOT NULL,
+        next_state TEXT,                   -- the messages that came next
+        ready_at REAL
+    );
+    CREATE UNIQUE INDEX completions ON turns (completion, choice);
+    CREATE INDEX turns_by_end ON turns (end_key);
+    CREATE INDEX turns_by_request ON turns (request_key);
+    CREATE INDEX turns_by_state ON turns (state);
+    CREATE INDEX turns_by_session ON turns (session);
+    -- What refers to a row is looked for when the row is deleted: forgetting must not read the whole ledger.
+    CREATE INDEX turns_by_base ON turns (base);
+    CREATE INDEX turns_by_parent ON turns (parent);
+    CREATE INDEX turns_by_message ON turns (request);
+
+    CREATE TABLE feedback (
+        turn INTEGER NOT NULL REFERENCES turns ON DELETE CASCADE,
+        score REAL NOT NULL,
+        text TEXT NOT NULL,
+        created REAL NOT NULL
+    );
+    CREATE INDEX feedback_by_turn ON feedback (turn);
+
+    CREATE TABLE updates (
+        step INTEGER PRIMARY KEY,
+        version INTEGER NOT NULL,
+        created REAL NOT NULL
+    );
+    CREATE TABLE update_turns (
+        step INTEGER NOT NULL REFERENCES updates,
+        turn INTEGER NOT NULL,             -- stays when the turn itself is forgotten
+        PRIMARY KEY (step, turn)
+    );
+    """,
+    """
+    ALTER TABLE feedback ADD COLUMN source TEXT NOT NULL DEFAULT 'explicit';
+    -- Whether a session that has ended has been looked at as a whole, once its turns were judged.
+    ALTER TABLE sessions ADD COLUMN settled INTEGER NOT NULL DEFAULT 0;
+    CREATE INDEX unsettled_sessions ON sessions (number) WHERE closed IS NOT NULL AND NOT settled;
+    CREATE INDEX turns_by_session_state ON turns (session, state);
+
+    CREATE TABLE verdicts (
+        number INTEGER PRIMARY KEY,        -- in the order they were given
+        turn INTEGER NOT NULL UNIQUE REFERENCES turns ON DELETE CASCADE,
+        score REAL,                        -- NULL: nobody could say
+        source TEXT,
+        reason TEXT NOT NULL,
+        votes TEXT NOT NULL,
+        seconds REAL NOT NULL,
+        sample TEXT,                       -- what it is trained on; NULL: nothing
+        created REAL NOT NULL
+    );
+    CREATE TABLE hints (
+        turn INTEGER NOT NULL REFERENCES turns ON DELETE CASCADE,
+        place INTEGER NOT NULL,            -- 0 is the most informative
+        text TEXT NOT NULL,
+        logprobs BLOB NOT NULL,            -- of the response under the hinted prompt; empty if not scored
+        problem TEXT NOT NULL,             -- why not, if it was to be
+        PRIMARY KEY (turn, place)
+    );
+    """,
+    # No program before this version has written updates.
+    """
+    DROP TABLE update_turns;
+    DROP TABLE updates;
+    CREATE TABLE updates (
+        number INTEGER PRIMARY KEY,
+        step INTEGER NOT NULL,
+        version INTEGER,                   -- the policy it made, if it made one
+        outcome TEXT NOT NULL,
+        reason TEXT NOT NULL,
+        metrics TEXT NOT NULL,
+        created REAL NOT NULL
+    );
+    CREATE UNIQUE INDEX applied_steps ON updates (step) WHERE outcome = 'applied';
+    CREATE TABLE update_turns (
+        number INTEGER NOT NULL REFERENCES updates,
+        turn INTEGER NOT NULL,             -- stays when the turn itself is forgotten
+        PRIMARY KEY (number, turn)
+    );
+    CREATE INDEX updates_by_turn ON update_turns (turn);
+    """,
+    # What top-k distillation needs of a teacher; each NULL where it was not asked for.
+    """
+    ALTER TABLE hints ADD COLUMN top BLOB;           -- its likeliest tokens at each position
+    ALTER TABLE hints ADD COLUMN of_policys BLOB;    -- its log-probs of the policy's likeliest tokens
+    ALTER TABLE hints ADD COLUMN policys BLOB;       -- the policy's log-probs of the tokens in `top`
+    """,
+    """
+    ALTER TABLE hints RENAME COLUMN of_policys TO of_policy_top;
+    ALTER TABLE hints RENAME COLUMN policys TO policy_scores;
+    """,
+    # The log of changes (see `change_log`). Its first row stands for all that was in the ledger before there was a log.
+    """
+    CREATE TABLE changes (
+        number INTEGER PRIMARY KEY,        -- in the order of commits; it only grows, because the newest row stays
+        kind TEXT NOT NULL,
+        item INTEGER NOT NULL              -- the number of a session, of a turn (also for a verdict) or of an update
+    );
+    INSERT INTO changes (kind, item) VALUES ('start', 0);
+    CREATE TRIGGER changes_bounded AFTER INSERT ON changes WHEN NEW.number % 1000 = 0 BEGIN
+        DELETE FROM changes WHERE number <= NEW.number - 50000; END;
+    CREATE TRIGGER session_added AFTER INSERT ON sessions BEGIN
+        INSERT INTO changes (kind, item) VALUES ('session', NEW.number); END;
+    CREATE TRIGGER session_changed AFTER UPDATE OF last, closed ON sessions BEGIN
+        INSERT INTO changes (kind, item) VALUES ('session', NEW.number); END;
+    CREATE TRIGGER session_removed AFTER DELETE ON sessions BEGIN
+        INSERT INTO changes (kind, item) VALUES ('session', OLD.number); END;
+    CREATE TRIGGER turn_added AFTER INSERT ON turns BEGIN
+        INSERT INTO changes (kind, item) VALUES ('turn', NEW.number); END;
+    CREATE TRIGGER turn_changed AFTER UPDATE OF state, next_state ON turns BEGIN
+        INSERT INTO changes (kind, item) VALUES ('turn', NEW.number); END;
+    CREATE TRIGGER turn_removed AFTER DELETE ON turns BEGIN
+        INSERT INTO changes (kind, item) VALUES ('turn', OLD.number); END;
+    CREATE TRIGGER feedback_added AFTER INSERT ON feedback BEGIN
+        INSERT INTO changes (kind, item) VALUES ('turn', NEW.turn); END;
+    CREATE TRIGGER verdict_added AFTER INSERT ON verdicts BEGIN
+        INSERT INTO changes (kind, item) VALUES ('verdict', NEW.turn); END;
+    CREATE TRIGGER update_added AFTER INSERT ON updates BEGIN
+        INSERT INTO changes (kind, item) VALUES ('update', NEW.number); END;
+    CREATE TRIGGER update_changed AFTER UPDATE OF outcome ON updates BEGIN
+        INSERT INTO changes (kind, item) VALUES ('update', NEW.number); END;
+    """,
+    # Earlier programs did not record what a step was made from: the newest policy of an earlier step is assumed. They
+    # could record a step that was made again twice; one record keeps the version.
+    """
+    UPDATE updates SET version = NULL WHERE number IN (
+        SELECT number FROM (
+            SELECT number,
+                row_number() OVER (PARTITION BY version ORDER BY outcome = 'applied' DESC, number DESC) AS place
+            FROM updates WHERE version IS NOT NULL
+        ) WHERE place > 1
+    );
+    CREATE TABLE policies (
+        version INTEGER PRIMARY KEY,
+        parent INTEGER NOT NULL            -- the version that it was made from; 0 is the base model
+    );
+    CREATE INDEX policies_by_parent ON policies (parent);
+    CREATE INDEX updates_by_version ON updates (version);
+    INSERT INTO policies SELECT version, coalesce(
+        (SELECT max(before.version) FROM updates before WHERE before.step < u.step AND before.version < u.version), 0
+    ) FROM updates u WHERE version IS NOT NULL;
+    """,
+    """
+    CREATE TABLE groups (
+        number INTEGER PRIMARY KEY,
+        owner TEXT NOT NULL,
+        name TEXT NOT NULL,
+        size INTEGER NOT NULL,             -- how many attempts it is complete with
+        first_reward REAL,                 -- when its first attempt was rewarded
+        closed REAL,                       -- since when no attempt can join it
+        settled REAL,                      -- since when the columns below hold
+        mean REAL,                         -- of the rewards of its attempts
+        rewarded INTEGER NOT NULL DEFAULT 0,
+        constant INTEGER NOT NULL DEFAULT 0,  -- whether all of them are equal
+        UNIQUE (owner, name)
+    );
+    CREATE INDEX unsettled_groups ON groups (closed) WHERE settled IS NULL;
+    CREATE TABLE group_steps (
+        group_number INTEGER NOT NULL REFERENCES groups ON DELETE CASCADE,
+        step INTEGER NOT NULL,
+        mean REAL NOT NULL,                -- of the rewards of this step in two or more attempts
+        PRIMARY KEY (group_number, step)
+    );
+    CREATE TABLE episodes (
+        session INTEGER PRIMARY KEY REFERENCES sessions ON DELETE CASCADE,
+        mode TEXT NOT NULL,
+        state TEXT NOT NULL,
+        task TEXT NOT NULL DEFAULT '',
+        group_number INTEGER REFERENCES groups,
+        reward REAL,
+        solved INTEGER,
+        error TEXT NOT NULL DEFAULT '',    -- why it failed
+        result BLOB,                       -- a digest of what the environment said at its end
+        ended REAL
+    );
+    CREATE INDEX held_episodes ON episodes (session) WHERE state = 'held';
+    CREATE INDEX episodes_by_group ON episodes (group_number);
+    CREATE TABLE episode_steps (
+        turn INTEGER PRIMARY KEY REFERENCES turns ON DELETE CASCADE,
+        step INTEGER NOT NULL,             -- the turn's index in its episode
+        reward REAL
+    );
+    CREATE TRIGGER episode_added AFTER INSERT ON episodes BEGIN
+        INSERT INTO changes (kind, item) VALUES ('session', NEW.session); END;
+    CREATE TRIGGER episode_changed AFTER UPDATE OF state ON episodes BEGIN
+        INSERT INTO changes (kind, item) VALUES ('session', NEW.session); END;
+    """,
+)
