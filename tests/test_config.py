@@ -212,6 +212,8 @@ class TestMistakes:
             ({"eval_mode": True}, ["--eval-mode", "--method opd"]),
             ({"w_opd": 0, "w_rl": 0}, ["--w-opd", "--w-rl"]),
             ({"baseline": "batch", "batch_size": 1}, ["--baseline", "--batch-size"]),
+            ({"step_reward_coef": 1.0}, ["--step-reward-coef", "--baseline group"]),
+            ({"step_judge": True, "baseline": "group"}, ["--step-judge", "--step-reward-coef"]),
             ({"judge_base_url": "http://judge/v1"}, ["--judge-base-url", "--judge-model"]),
             ({"judge_model": "judge-1"}, ["--judge-base-url", "--judge-model"]),
             ({"judge_base_url": "judge:8000/v1", "judge_model": "judge-1"}, ["--judge-base-url", "http://"]),
