@@ -21,8 +21,7 @@ TIMED_OUT = "SELECT number FROM groups WHERE closed IS NULL AND first_reward < ?
 ENDED = "(SELECT count(*) FROM episodes e WHERE e.group_number = g.number)"
 #: The judged turns that a step may take: those outside groups and those of settled groups.
 TRAINABLE = (
-    "FROM turns t JOIN verdicts v ON v.turn = t.number LEFT JOIN episodes e ON e.session = t.session "
-    "LEFT JOIN groups g ON g.number = e.group_number "
+    "FROM turns t LEFT JOIN episodes e ON e.session = t.session LEFT JOIN groups g ON g.number = e.group_number "
     f"WHERE t.state = '{State.JUDGED}' AND (g.number IS NULL OR g.settled IS NOT NULL)"
 )
 
@@ -126,7 +125,10 @@ def next_units(db: sqlite3.Connection, count: int) -> list[int]:
     """
     chosen: list[int] = []
     groups = set[int]()
-    for row in db.execute(f"SELECT t.number, g.number AS group_number {TRAINABLE} ORDER BY v.number"):
+    for row in db.execute(
+        "SELECT t.number, g.number AS group_number, (SELECT v.number FROM verdicts v WHERE v.turn = t.number) AS place "
+        f"{TRAINABLE} AND place IS NOT NULL ORDER BY place"
+    ):
         if len(chosen) >= count:
             break
         group = row["group_number"]
