@@ -14,9 +14,9 @@ from typing import Any
 from openclaw_rl.models import fetch_model
 
 CACHE = Path(os.environ.get("OPENCLAW_RL_CACHE", "~/.cache/openclaw-rl")).expanduser()
-#: Eight adapters: four for a client (the base model's, one in training, two to sample from), and four for a client that
-#: was just killed.
-BACKEND = {"max_lora_adapters": 8, "max_lora_rank": 8, "train_micro_batch_size": 4, "sample_max_num_sequences": 4}
+#: Adapters: one for the base model, and for each client one in training and three to sample from. There is room for a
+#: client, for one that was just killed, and for two that have just ended: theirs are freed later too.
+BACKEND = {"max_lora_adapters": 17, "max_lora_rank": 8, "train_micro_batch_size": 4, "sample_max_num_sequences": 4}
 #: The adapters of a client that is gone are freed after this time.
 SESSION_SECONDS = 60
 #: Replaces `uv`, with which the server would start its engine in a new environment.

@@ -206,11 +206,12 @@ async def main():
 asyncio.run(main())
 """
     asked = [([*turn.prompt_ids, *turn.response_ids], len(turn.response_ids)) for turn in stored]
-    told = subprocess.run(
-        [sys.executable, "-c", program], input=json.dumps(asked), capture_output=True, text=True, check=True
-    ).stdout
+    scoring = subprocess.run(
+        [sys.executable, "-c", program], input=json.dumps(asked), capture_output=True, text=True, check=False
+    )
+    assert scoring.returncode == 0, scoring.stderr
     moves: dict[int, list[float]] = {}
-    for turn, (base, learned) in zip(stored, json.loads(told), strict=True):
+    for turn, (base, learned) in zip(stored, json.loads(scoring.stdout), strict=True):
         for signal, before, after in zip(signals(turn), base, learned, strict=True):
             moves.setdefault(0, []).append(signal * (after - before))
             if signal:
