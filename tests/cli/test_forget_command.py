@@ -9,10 +9,10 @@ import pytest
 from openclaw_rl.learn.build import where_to_begin
 from openclaw_rl.learn.checkpoints import Checkpoints
 from openclaw_rl.learn.options import TrainingOptions
-from openclaw_rl.ledger import offline, queries, updates
+from openclaw_rl.ledger import offline, queries, updates, verdicts
 from openclaw_rl.ledger.lock import RunDirLock
 from openclaw_rl.ledger.schema import FILE, connect
-from openclaw_rl.types import State
+from openclaw_rl.types import SampleKind, Source, State, Verdict
 from support.commands import Program, status
 from support.records import Book, a_turn
 
@@ -128,7 +128,9 @@ class TrainedRun:
 
     def train(self, steps: int, *saved: int) -> None:
         for step in range(1, steps + 1):
-            turn = self.book.put(State.BATCHED, session=f"s{step}")
+            turn = self.book.put(State.READY, session=f"s{step}")
+            assert self.book.change(verdicts.record, turn, Verdict(1.0, Source.LLM), SampleKind.RL, "", 0)
+            self.book.move(turn, State.BATCHED)
             self.book.change(updates.apply, step, step, [turn])
             self.turns.append(turn)
             policy = self.folder / "policies" / f"v{step:06d}"
