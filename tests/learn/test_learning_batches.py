@@ -74,8 +74,8 @@ async def test_a_smaller_batch_waits_for_its_own_batch_timeout(tmp_path: Path, m
         assert run.learner.policy == []
         clock.now += 99
         first += run.judged(1)
-        await run.trained(*first)
         second = run.judged(1)
+        await run.trained(*first)
         await run.until(lambda: (1099.0, 1) in looks)
         clock.now += 99
         run.book.put(State.READY)  # a change of the ledger wakes the loop
