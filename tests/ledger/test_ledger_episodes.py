@@ -235,9 +235,40 @@ def test_a_forgotten_attempt_leaves_a_group_of_the_others(book: Book) -> None:
     assert advantages(book, METHOD, turns["a"]) == [-1.0]
     session = book.scalar("SELECT number FROM sessions WHERE id = 'c'")
     assert book.change(episodes.forget, [session]) == turns["c"]
-    assert claim(book, 1) == [], "not before it is settled again"
+    assert advantages(book, METHOD, [*turns["a"], *turns["b"]]) == [0.5, -0.5], "settled again at once"
+    assert claim(book, 1) == [*turns["a"], *turns["b"]]
+
+
+def test_a_late_attempt_changes_no_mean(book: Book) -> None:
+    first = attempt(book, "g", "a", 1.0, steps={0: 1.0})
+    second = attempt(book, "g", "b", 1.0, steps={0: 0.0})
+    attempt(book, "g", "c", 100.0, steps={0: 100.0})
+    judge(book, STEPS)
+    assert advantages(book, STEPS, [*first, *second]) == [0.25, -0.25]
+
+
+def test_a_group_with_a_stale_turn_is_dropped_as_a_whole(book: Book) -> None:
+    for step in range(1, 6):
+        book.change(updates.apply, step, step, ())
+    turns = [*attempt(book, "g", "a", 1.0, version=1), *attempt(book, "g", "b", 0.0, version=5)]
+    fresh = [*attempt(book, "h", "c", 1.0, version=5), *attempt(book, "h", "d", 0.0, version=5)]
     judge(book, METHOD)
-    assert advantages(book, METHOD, [*turns["a"], *turns["b"]]) == [0.5, -0.5]
+    assert book.change(updates.claim, 1, 5, 2) == fresh
+    assert reasons(book, turns) == {(State.DROPPED, "stale: answered more than 2 policy versions ago")}
+
+
+def test_a_turn_that_a_step_gives_back_waits_if_its_session_became_an_episode(book: Book) -> None:
+    turn = book.put(State.JUDGED, session="a")
+    book.move(turn, State.BATCHED)
+    book.change(episodes.begin, SessionKey("me", "a"), "header X-Session-Id", EpisodeMode.TRAIN)
+    book.change(updates.release)
+    assert (book.state(turn), groups.trainable(book.db), claim(book, 1)) == (State.JUDGED, 0, [])
+
+
+def test_one_request_for_an_evaluation_makes_an_episode_one(book: Book) -> None:
+    turns = [*play(book, "a"), *play(book, "a", mode=EpisodeMode.EVAL), *play(book, "a")]
+    end(book, "a", 1.0)
+    assert reasons(book, turns) == {(State.DROPPED, "its episode is an evaluation")}
 
 
 def test_a_group_that_waits_does_not_wait_for_a_forgotten_attempt(book: Book) -> None:

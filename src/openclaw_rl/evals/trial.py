@@ -3,11 +3,11 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from openclaw_rl.evals.chat import Chat, HttpChat
 from openclaw_rl.evals.conversation import Transcript, hold
@@ -140,14 +140,21 @@ class Trial:
                 for _ in range(PEOPLE):
                     people.create_task(self._talk())
             polling.cancel()
-        version = int((await self.server.state())["policy_version"])
-        await self._examine(version, cycled(held_out, 0, LONG_EXAM))
+        await self._examine(await self._last_version(), cycled(held_out, 0, LONG_EXAM))
         self.outcome.sessions.sort(key=lambda held: held.number)
         return self.outcome
 
     @property
     def seconds(self) -> float:
         return time.monotonic() - self._began if self._began else 0.0
+
+    async def _last_version(self) -> int:
+        """The policy after the last step that the server makes, in the time there is, of what was said."""
+        while True:
+            state = await self.server.state()
+            if not is_learning(state) or self._is_late():
+                return int(state["policy_version"])
+            await asyncio.sleep(POLL_SECONDS)
 
     async def _talk(self) -> None:
         """One person: session after session, until the sessions or the time run out."""
@@ -222,3 +229,11 @@ class Trial:
 def cycled(pool: Sequence[EvalQuestion], start: int, count: int) -> list[EvalQuestion]:
     """`count` questions from `start` on, beginning again at the end of the pool."""
     return [pool[i % len(pool)] for i in range(start, start + count)]
+
+
+def is_learning(state: Mapping[str, Any]) -> bool:
+    """Whether a server still judges, or has what a training step needs."""
+    queue, upcoming = state.get("queue") or {}, state["next_step"]
+    if not upcoming:
+        return False
+    return bool(queue.get("to_judge") or upcoming.get("training") or upcoming["samples"] >= upcoming["needed"])

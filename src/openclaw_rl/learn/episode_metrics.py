@@ -21,7 +21,7 @@ def episode_metrics(turns: Sequence[StoredTurn], constant_groups: int) -> dict[s
     groups = {(key.owner, episode.group) for key, episode in episodes.items() if episode.group is not None}
     return {
         "episodes": len(episodes),
-        "episode_reward": fmean(rewards),
+        **({"episode_reward": fmean(rewards)} if rewards else {}),
         **({"solved": fmean(solved)} if solved else {}),
         "groups": len(groups),
         "constant_groups": constant_groups,

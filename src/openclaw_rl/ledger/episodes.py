@@ -41,12 +41,17 @@ EPISODES = (
 
 
 def begin(db: sqlite3.Connection, key: SessionKey, source: str, mode: EpisodeMode) -> None:
-    """Make a session an episode, unless it is one already. Turns that were ready or judged await its reward too."""
+    """Make a session an episode, unless it is one already. Turns that were ready or judged await its reward too.
+
+    One request that asks for an evaluation makes the whole episode one.
+    """
     session = open_session(db, key, source, time.time())
     added = db.execute(
         "INSERT INTO episodes (session, mode, state) VALUES (?, ?, ?) ON CONFLICT DO NOTHING",
         (session, mode, EpisodeState.HELD),
     )
+    if mode is EpisodeMode.EVAL:
+        db.execute("UPDATE episodes SET mode = ? WHERE session = ? AND state = ?", (mode, session, EpisodeState.HELD))
     if added.rowcount:
         for row in _main_turns(db, session):
             if row["state"] in (State.READY, State.JUDGED):

@@ -17,12 +17,24 @@ JUDGED_GROUPS = (
     "(SELECT 1 FROM episodes e JOIN turns t ON t.session = e.session WHERE e.group_number = g.number "
     f"AND t.state IN ('{State.CAPTURED}', '{State.READY}'))"
 )
-TIMED_OUT = "SELECT number FROM groups WHERE closed IS NULL AND first_reward < ?"
+TIMED_OUT = "SELECT number FROM groups WHERE settled IS NULL AND closed IS NULL AND first_reward < ?"
 ENDED = "(SELECT count(*) FROM episodes e WHERE e.group_number = g.number)"
-#: The judged turns that a step may take: those outside groups and those of settled groups.
+#: The judged turns that a step may take: those outside episodes, and those of rewarded episodes. Attempts of a group
+#: wait until it is settled.
 TRAINABLE = (
     "FROM turns t LEFT JOIN episodes e ON e.session = t.session LEFT JOIN groups g ON g.number = e.group_number "
-    f"WHERE t.state = '{State.JUDGED}' AND (g.number IS NULL OR g.settled IS NOT NULL)"
+    f"WHERE t.state = '{State.JUDGED}' AND (e.state IS NULL OR e.state = '{EpisodeState.REWARDED}') "
+    "AND (g.number IS NULL OR g.settled IS NOT NULL)"
+)
+#: The judged turns that no step may take yet. Their number is small: groups that are not settled, and held episodes.
+NOT_YET = (
+    "SELECT count(*) FROM episodes e LEFT JOIN groups g ON g.number = e.group_number JOIN turns t "
+    f"ON t.session = e.session WHERE t.state = '{State.JUDGED}' AND {{}}"
+)
+#: The judged turns of a settled group.
+OF_GROUP = (
+    "SELECT t.number FROM episodes e JOIN turns t ON t.session = e.session "
+    f"WHERE e.group_number = ? AND e.state = '{EpisodeState.REWARDED}' AND t.state = '{State.JUDGED}' ORDER BY t.number"
 )
 
 
@@ -47,14 +59,12 @@ def count_attempt(db: sqlite3.Connection, group: int, *, rewarded: bool) -> None
 
 
 def remove_attempt(db: sqlite3.Connection, group: int) -> None:
-    """Adapt a group to an attempt that was deleted: it waits for one fewer, and is settled again without it."""
-    db.execute(
-        "UPDATE groups SET size = size - 1, settled = NULL, mean = NULL, rewarded = 0, constant = 0 WHERE number = ?",
-        (group,),
-    )
-    db.execute("DELETE FROM group_steps WHERE group_number = ?", (group,))
+    """Adapt a group to an attempt that was deleted: it waits for one fewer, or its means are those of the others."""
+    db.execute("UPDATE groups SET size = size - 1 WHERE number = ?", (group,))
     db.execute(f"DELETE FROM groups AS g WHERE number = ? AND {ENDED} = 0", (group,))
     _close_if_complete(db, group)
+    if db.execute("SELECT 1 FROM groups WHERE number = ? AND settled IS NOT NULL", (group,)).fetchone():
+        _settle(db, group)
 
 
 def _close_if_complete(db: sqlite3.Connection, group: int) -> None:
@@ -81,28 +91,36 @@ def settle(db: sqlite3.Connection, opened_before: float) -> list[int]:
         db.execute("UPDATE groups SET closed = ? WHERE number = ?", (time.time(), row["number"]))
     settled = [int(row["number"]) for row in db.execute(JUDGED_GROUPS).fetchall()]
     for group in settled:
-        rewards = [
-            row["reward"]
-            for row in db.execute(
-                "SELECT reward FROM episodes WHERE group_number = ? AND state = ? ORDER BY session",
-                (group, EpisodeState.REWARDED),
-            )
-        ]
-        db.execute(
-            "UPDATE groups SET settled = ?, mean = ?, rewarded = ?, constant = ? WHERE number = ?",
-            (time.time(), mean(rewards), len(rewards), len(set(rewards)) == 1, group),
-        )
-        _settle_steps(db, group)
+        _settle(db, group)
     return settled
+
+
+def _settle(db: sqlite3.Connection, group: int) -> None:
+    """Record the means of a group's rewarded attempts."""
+    rewards = [
+        row["reward"]
+        for row in db.execute(
+            "SELECT reward FROM episodes WHERE group_number = ? AND state = ? ORDER BY session",
+            (group, EpisodeState.REWARDED),
+        )
+    ]
+    is_constant = len(rewards) > 1 and len(set(rewards)) == 1
+    db.execute(
+        "UPDATE groups SET settled = ?, mean = ?, rewarded = ?, constant = ? WHERE number = ?",
+        (time.time(), mean(rewards), len(rewards), is_constant, group),
+    )
+    _settle_steps(db, group)
 
 
 def _settle_steps(db: sqlite3.Connection, group: int) -> None:
     """Record the mean reward of each step that two or more attempts have a reward for."""
+    db.execute("DELETE FROM group_steps WHERE group_number = ?", (group,))
     by_step: dict[int, list[float]] = {}
     for row in db.execute(
         "SELECT s.step, s.reward FROM episodes e JOIN turns t ON t.session = e.session "
-        "JOIN episode_steps s ON s.turn = t.number WHERE e.group_number = ? AND s.reward IS NOT NULL ORDER BY t.number",
-        (group,),
+        "JOIN episode_steps s ON s.turn = t.number WHERE e.group_number = ? AND e.state = ? AND s.reward IS NOT NULL "
+        "ORDER BY t.number",
+        (group, EpisodeState.REWARDED),
     ):
         by_step.setdefault(row["step"], []).append(row["reward"])
     db.executemany(
@@ -136,13 +154,41 @@ def next_units(db: sqlite3.Connection, count: int) -> list[int]:
             chosen.append(row["number"])
         elif group not in groups:
             groups.add(group)
-            chosen += [one["number"] for one in db.execute(f"SELECT t.number {TRAINABLE} AND g.number = ?", (group,))]
+            chosen += judged_turns(db, group)
     return chosen
 
 
+def judged_turns(db: sqlite3.Connection, group: int) -> list[int]:
+    """The turns of a group that a step may take once the group is settled."""
+    return [int(row["number"]) for row in db.execute(OF_GROUP, (group,))]
+
+
+def turns_of_failed_attempts(db: sqlite3.Connection) -> list[int]:
+    """Judged turns whose episode failed after a step had used them, and that are to be trained on again."""
+    rows = db.execute(
+        "SELECT t.number FROM turns t JOIN episodes e ON e.session = t.session WHERE t.state = ? AND e.state = ?",
+        (State.JUDGED, EpisodeState.FAILED),
+    )
+    return [int(row["number"]) for row in rows]
+
+
+def stale_units(db: sqlite3.Connection, is_stale: str, values: tuple[int, ...]) -> list[int]:
+    """The turns that are stale by an SQL condition on `t`, and all turns of groups with such a turn.
+
+    A group is not compared with itself in part: what is left of it would push the policy in one direction.
+    """
+    rows = db.execute(f"SELECT t.number, g.number AS group_number {TRAINABLE} AND {is_stale}", values).fetchall()
+    alone = [int(row["number"]) for row in rows if row["group_number"] is None]
+    groups = {row["group_number"]: None for row in rows if row["group_number"] is not None}
+    return alone + [turn for group in groups for turn in judged_turns(db, group)]
+
+
 def trainable(db: sqlite3.Connection) -> int:
-    """How many turns a step could take."""
-    (count,) = db.execute(f"SELECT count(*) {TRAINABLE}").fetchone()
+    """How many turns a step could take. It does not read every episode: it is asked for at each change."""
+    unsettled = NOT_YET.format("e.group_number IN (SELECT number FROM groups WHERE settled IS NULL)")
+    held = NOT_YET.format(f"e.state = '{EpisodeState.HELD}' AND e.group_number IS NULL")
+    judged = f"SELECT count(*) FROM turns WHERE state = '{State.JUDGED}'"
+    (count,) = db.execute(f"SELECT ({judged}) - ({unsettled}) - ({held})").fetchone()
     return int(count)
 
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from openclaw_rl.ledger import groups, policies
+from openclaw_rl.ledger import episodes, groups, policies
 from openclaw_rl.ledger.changes import QUARANTINED, move
 from openclaw_rl.types import BASE_VERSION, Batch, State, StepOutcome, Update
 
@@ -31,16 +31,16 @@ STEP_OF = (
 def claim(db: sqlite3.Connection, count: int, step: int, max_staleness: int) -> list[int]:
     """Take the next turns for the step after `step`, the longest judged first. Turns of too old a policy are dropped.
 
-    A group is taken as a whole, so there can be more than `count` turns. There are fewer only if no more can be taken.
+    A group is taken or dropped as a whole, so there can be more than `count` turns. There are fewer only if no more
+    can be taken.
     A policy's age is counted in steps and not in versions: a step that was lost and repeated makes a new version, but
     the turns are no staler for it.
     """
-    stale = db.execute(
-        f"SELECT number FROM turns WHERE state = ? AND {STEP_OF.format('turns.version')} < ? - ?",
-        (State.JUDGED, step, max_staleness),
-    ).fetchall()
-    for row in stale:
-        move(db, row["number"], State.DROPPED, f"stale: answered more than {max_staleness} policy versions ago")
+    for turn in groups.turns_of_failed_attempts(db):
+        move(db, turn, State.DROPPED, episodes.FAILED)
+    is_stale = f"{STEP_OF.format('t.version')} < ? - ?"
+    for turn in groups.stale_units(db, is_stale, (step, max_staleness)):
+        move(db, turn, State.DROPPED, f"stale: answered more than {max_staleness} policy versions ago")
     turns = groups.next_units(db, count)
     for turn in turns:
         move(db, turn, State.BATCHED)
