@@ -29,6 +29,7 @@ SETTINGS: tuple[dict[str, Any], ...] = (
     {},
     {"num_key_value_heads": None},
     {"head_dim": 32},
+    {"head_dim": 0},
     {"rms_norm_eps": 1e-5},
     {"tie_word_embeddings": True},
     {"tie_word_embeddings": False},
@@ -36,6 +37,7 @@ SETTINGS: tuple[dict[str, Any], ...] = (
     {"sliding_window": 128, "use_sliding_window": True},
     {"use_sliding_window": True},
     {"sliding_window": None},
+    {"sliding_window": 0, "use_sliding_window": True},
     {"no_rope_layers": [1, 0, 1]},
     {"no_rope_layer_interval": 2},
     {"rope_theta": 500.0},
@@ -43,6 +45,7 @@ SETTINGS: tuple[dict[str, Any], ...] = (
     {"rope_parameters": {"rope_type": "default", "rope_theta": 700.0}},
     {"rope_parameters": {"rope_theta": 700.0}, "rope_theta": 500.0},
     {"rope_scaling": {"type": "linear", "factor": 2.0}, "rope_theta": 500.0},
+    {"rope_parameters": {"rope_type": "default", "rope_theta": 700.0, "notes": {"by": "someone"}}},
     {"rope_parameters": LINEAR},
     {"rope_parameters": YARN},
     {"rope_scaling": {key: LLAMA3_ROPE[key] for key in LLAMA3_ROPE if key != "rope_theta"}},
@@ -145,6 +148,11 @@ def test_what_the_decoder_would_compute_wrongly_is_refused(
     folder = write(tmp_path, "llama", **settings)
     with pytest.raises(UnsupportedModel, match=reason):
         read_model_config(folder).rotary_frequencies(folder, CPU)
+
+
+def test_layers_without_rotation_may_be_booleans(tmp_path: Path) -> None:
+    layers = read_model_config(write(tmp_path, "smollm3", no_rope_layers=[True, False, True])).rotary_layers
+    assert layers == (True, False, True)
 
 
 def test_a_sliding_window_bounds_the_context(tmp_path: Path) -> None:

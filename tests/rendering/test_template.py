@@ -24,6 +24,7 @@ TEMPLATES = {
     "generation": "{% set a = 1 %}{% generation %}{% set a = 2 %}{{ a }}\n{% endgeneration %}{{ a }}",
     "reasoning": "{% for m in messages %}{{ m.reasoning_content }}|{{ m.thinking }}|{{ m.reasoning }};{% endfor %}",
     "namespace": "{% set n = namespace(self=1) %}{% for m in tools %}{% set n.a = 2 %}{% endfor %}{{ n.a + n.self }}",
+    "namespace of numbers": "{% set n = namespace({1: 2}) %}{% set n.a = 3 %}{{ n.a }}",
     "dict": "{{ dict(a=1) }}{{ dict.fromkeys(['x'], 2) }}",
     "json": "{{ tools | tojson }}{{ tools[0] | tojson(indent=2, sort_keys=True) }}",
     "ascii": "{{ messages[1] | tojson }}{{ messages[1] | tojson(ensure_ascii=True) }}",
@@ -47,6 +48,10 @@ def test_no_tools_are_none() -> None:
     text = "{{ tools is none }}"
     theirs, _ = render_jinja_template([CHAT], tools=None, chat_template=text)
     assert ChatTemplate(text).render(CHAT, [], {}, answer=False) == theirs[0] == "True"
+
+
+def test_a_template_may_have_a_variable_that_transformers_takes_as_an_argument() -> None:
+    assert ChatTemplate("{{ tokenize }}").render(CHAT, [], {"tokenize": False}, answer=False) == "False"
 
 
 def ours(text: str) -> str:

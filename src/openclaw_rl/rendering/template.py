@@ -18,9 +18,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 #: Variables that the renderer sets, and arguments of Transformers that a client could expect to work.
-RESERVED = frozenset(
-    {"messages", "tools", "add_generation_prompt", "chat_template", "continue_final_message", "tokenize"}
-)
+RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "chat_template", "continue_final_message"})
 #: The fields in which clients send a message's reasoning. Templates read the first two.
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 
@@ -116,8 +114,9 @@ class TemplateNamespace(Namespace):
         super().__setitem__(name, value)
 
 
-def check_name(name: str) -> None:
-    if name.startswith("_"):
+def check_name(name: object) -> None:
+    """Raise SecurityError for a name with an underscore. A mapping given to a namespace may have keys of any type."""
+    if isinstance(name, str) and name.startswith("_"):
         raise SecurityError(f"a chat template cannot store {name!r} in a namespace: it begins with an underscore")
 
 

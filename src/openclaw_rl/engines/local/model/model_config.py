@@ -7,7 +7,16 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, PositiveInt, ValidationError, field_validator
+from pydantic import (
+    AliasChoices,
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    PositiveInt,
+    ValidationError,
+    field_validator,
+)
 from torch import Tensor
 
 from openclaw_rl.engines.local.families import SUPPORTED_FAMILIES, Family
@@ -43,13 +52,14 @@ class ModelConfig(BaseModel):
     num_hidden_layers: PositiveInt
     num_attention_heads: PositiveInt
     num_key_value_heads: PositiveInt | None = None
-    head_dim: PositiveInt | None = None
+    head_dim: NonNegativeInt | None = None
+    """Some files write 0 for none, here and in `sliding_window`."""
     hidden_act: Literal["silu", "swish"] = "silu"
     rms_norm_eps: float = 1e-6
     max_position_embeddings: PositiveInt
-    sliding_window: PositiveInt | None = None
+    sliding_window: NonNegativeInt | None = None
     use_sliding_window: bool = True
-    no_rope_layers: list[int] | None = None
+    no_rope_layers: list[bool | int] | None = None
     no_rope_layer_interval: PositiveInt | None = None
     tie_word_embeddings: bool = False
     rope_theta: float = 10_000.0
@@ -96,7 +106,8 @@ class ModelConfig(BaseModel):
         if kind in ("dynamic", "longrope"):
             # Their frequencies change with the length of the text, so keys cached for a shorter text would be wrong.
             raise UnsupportedModel(f"rope type {kind} cannot be run with a cache of prefixes")
-        if any(isinstance(value, dict) for value in parameters.values()):
+        is_flat = not parameters.keys().isdisjoint(("rope_type", "type", "rope_theta"))
+        if not is_flat and any(isinstance(value, dict) for value in parameters.values()):
             raise UnsupportedModel("its layers rotate in different ways, which the local engine cannot do")
         if kind != "default":
             return frequencies_of_transformers(folder, device)
@@ -148,7 +159,7 @@ def known_family(architectures: Any) -> str:
 def check_consistent(folder: Path, config: ModelConfig, family: Family) -> None:
     if config.model_type != family.model_type:
         raise unusable(folder, f"model_type is {config.model_type}, but {config.family} is {family.model_type}")
-    if config.head_dim is None and config.hidden_size % config.num_attention_heads:
+    if not config.head_dim and config.hidden_size % config.num_attention_heads:
         raise unusable(folder, "hidden_size is not a multiple of num_attention_heads")
     if config.head_size % 2:
         raise unusable(folder, f"heads of an odd size ({config.head_size}) cannot be rotated")
