@@ -14,7 +14,7 @@ from torch import Tensor
 from openclaw_rl.engines import transaction
 from openclaw_rl.engines.base import StepRefused
 from openclaw_rl.engines.local.model.decoder import Decoder, load_decoder
-from openclaw_rl.engines.local.training.packing import micro_batches
+from openclaw_rl.engines.local.training.packing import MicroBatch, micro_batches
 from openclaw_rl.engines.local.training.policy_trainer import MAX_HALVINGS
 from openclaw_rl.engines.local.training.trainer import Trainer
 from openclaw_rl.engines.transaction import STEP_TRIALS
@@ -253,6 +253,26 @@ def test_a_step_that_does_not_fit_is_made_in_smaller_micro_batches(decoder: Deco
     # The next step tries again with what was asked for: perhaps there is room by then.
     learner.step(batch(learner, 5))
     assert tried == [64, 32, 16, 64, 32, 16]
+
+
+def test_siblings_are_apart_before_a_step_is_refused(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A micro-batch of siblings exceeds its size so far that halves of it do not fit where each of them does."""
+    learner, free = trained(decoder, 1), trained(decoder, 1)
+    prompt = [3, 5] * 50
+    siblings = [TrainingSequence([*prompt, n, n, n], [Span(n, 100, 103, [], [1.0] * 3)]) for n in range(4)]
+    sequences = fresh(free, siblings)
+    accumulate = learner.trainer.trainer._accumulate
+    sizes: list[int] = []
+
+    def with_room_for_one(sequences: Sequence[TrainingSequence], micro_batch: MicroBatch) -> tuple[Tensor, Tensor]:
+        sizes.append(len(micro_batch.ids))
+        if sizes[-1] > 102:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return accumulate(sequences, micro_batch)
+
+    monkeypatch.setattr(learner.trainer.trainer, "_accumulate", with_room_for_one)
+    assert learner.step(sequences).loss == pytest.approx(free.step(sequences).loss, abs=1e-6)
+    assert sizes == [108, 108, 108, *[102] * 4]
 
 
 def test_a_step_that_never_fits_is_refused_and_leaves_everything_as_it_was(decoder: Decoder, tmp_path: Path) -> None:

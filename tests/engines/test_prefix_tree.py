@@ -117,6 +117,22 @@ def test_the_order_of_the_sequences_changes_no_shape() -> None:
     assert [part.segments for part in one] == [part.segments for part in other]
 
 
+@pytest.mark.parametrize(("budget", "copies"), [(1, 1), (500, 1), (2000, 2), (10_000, 11)])
+def test_copies_of_a_sequence_make_no_more_targets_than_fit(budget: int, copies: int) -> None:
+    (one,) = attempts(1, 100, 900)
+    parts = micro_batches([one] * 64, budget, CPU)
+    assert {len(part.ids) for part in parts} == {999}
+    assert max(len(part.rows) for part in parts) == copies * 900
+    assert sum(len(part.indices) for part in parts) == 64
+
+
+def test_families_are_packed_by_their_targets_too() -> None:
+    one, other = attempts(1, 100, 900)[0], attempts(1, 101, 900)[0]
+    different = TrainingSequence([199 - token for token in other.ids], other.spans)
+    parts = micro_batches([one, one, different, different], 3500, CPU)
+    assert sorted(len(part.rows) for part in parts) == [1800, 1800]
+
+
 def separately(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefix_tree, "MIN_SHARED_TOKENS", 10**9)
 
@@ -139,6 +155,14 @@ def test_attention_over_a_tree_is_attention_with_its_mask(make: Callable[..., Ca
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
     for one, other in zip(gradients, torch.autograd.grad((expected * weights).sum(), inputs), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
+
+
+def test_rocm_does_not_use_the_kernel_of_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    segments = [Segment(0, 4, 6), Segment(4, 6, 6)]
+    heads = torch.randn(6, 2, 8, dtype=torch.bfloat16)
+    found = packed_attention(segments, torch.device("cuda"), torch.bfloat16)(heads, heads, heads)
+    assert found.equal(attention_by_segment(segments)(heads, heads, heads))
 
 
 def passed(

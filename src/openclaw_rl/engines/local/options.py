@@ -26,7 +26,12 @@ class LocalOptions(Section):
         gt=0,
     )
     micro_batch_tokens: int = option(
-        4096, "Most tokens per micro-batch of the learner.", group="Training", env="MICRO_BATCH_TOKENS", ge=1
+        4096,
+        "Most tokens per micro-batch of the learner. One sequence may be longer, and sequences that begin alike may "
+        "have half of this beside their common beginning. If memory runs out, they are computed one by one at last.",
+        group="Training",
+        env="MICRO_BATCH_TOKENS",
+        ge=1,
     )
     gradient_checkpointing: bool = option(
         False,

@@ -52,7 +52,8 @@ def packed_attention(segments: Sequence[Segment], device: torch.device, dtype: t
     """Attention of each token to its sequence, up to itself. [tokens, heads, dim] → [tokens, heads * dim]"""
     if device.type == "cpu":
         return merged_attention([CpuKernel(call) for call in calls(segments)])
-    if device.type == "cuda" and dtype in (torch.float16, torch.bfloat16):
+    # ROCm is a device of type cuda too, but has another flash kernel behind the same operators.
+    if device.type == "cuda" and torch.version.hip is None and dtype in (torch.float16, torch.bfloat16):
         return merged_attention([FlashKernel(call, device) for call in calls(segments)])
     return attention_by_segment(segments)
 

@@ -61,20 +61,21 @@ def pack(lengths: Sequence[int], budget: int) -> list[list[int]]:
 
 
 def micro_batches(sequences: Sequence[TrainingSequence], budget: int, device: torch.device) -> list[MicroBatch]:
-    """A batch as micro-batches of at most `budget` tokens. Sequences without spans are left out.
+    """A batch as micro-batches of at most `budget` tokens and targets. Sequences without spans are left out.
 
     - A sequence that is longer is alone in a micro-batch, or with sequences that begin like it.
     - Sequences that begin alike are in one micro-batch, where their common tokens are read once. If they do not fit
       into one, each of their micro-batches has the common tokens.
     - The tokens that they do not share may take half the budget, also if this exceeds it. Otherwise nothing would be
-      shared where prompts are long.
+      shared where prompts are long. With a budget of 1, no sequence adds a token to another's micro-batch.
+    - Targets exceed the budget only up to the length of the longest sequence: copies of it add targets, but no tokens.
     - The micro-batches depend only on the sequences and their order.
     """
     for sequence in sequences:
         check_spans(sequence)
     families = [part for family in begin_alike(sequences) for part in cut(family, budget)]
     families.sort(key=lambda family: min(member.sequence for member in family))
-    groups = pack([sum(member.added for member in family) for family in families], budget)
+    groups = pack([max(tokens(family), targets(family)) for family in families], budget)
     return [micro_batch(sequences, [member for k in group for member in families[k]], device) for group in groups]
 
 
@@ -87,6 +88,20 @@ class Member(NamedTuple):
     """How many tokens it shares with the sequence before it."""
     added: int
     """How many tokens it adds."""
+    targets: int
+    """How many tokens its spans have."""
+
+    @property
+    def length(self) -> int:
+        return self.shared + self.added
+
+
+def tokens(members: Iterable[Member]) -> int:
+    return sum(member.added for member in members)
+
+
+def targets(members: Iterable[Member]) -> int:
+    return sum(member.targets for member in members)
 
 
 def begin_alike(sequences: Sequence[TrainingSequence]) -> list[list[Member]]:
@@ -97,7 +112,8 @@ def begin_alike(sequences: Sequence[TrainingSequence]) -> list[list[Member]]:
     for i, shared in zip(indices, shared_lengths([read[i] for i in indices]), strict=True):
         if not shared:
             families.append([])
-        families[-1].append(Member(i, shared, len(read[i]) - shared))
+        span_tokens = sum(span.stop - span.start for span in sequences[i].spans)
+        families[-1].append(Member(i, shared, len(read[i]) - shared, span_tokens))
     return families
 
 
@@ -105,11 +121,13 @@ def cut(family: Sequence[Member], budget: int) -> Iterator[list[Member]]:
     """A family in parts that fit into a micro-batch. Each part has all tokens of its first member."""
     part: list[Member] = []
     for member in family:
-        limit = max(budget, budget // 2 + max(other.shared for other in (*part, member)))
-        if part and sum(other.added for other in part) + member.added > limit:
+        longer = [*part, member]
+        most_tokens = max(budget, budget // 2 + max(other.shared for other in longer))
+        most_targets = max(budget, *(other.length for other in longer))
+        if part and (tokens(longer) > most_tokens or targets(longer) > most_targets):
             yield part
             part = []
-        part.append(member if part else Member(member.sequence, 0, member.shared + member.added))
+        part.append(member if part else member._replace(shared=0, added=member.length))
     yield part
 
 

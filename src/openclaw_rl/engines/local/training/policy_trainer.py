@@ -32,7 +32,8 @@ T = TypeVar("T")
 
 #: The optimiser's file is a safetensors file under another name: some programs load every .safetensors in a folder.
 OPTIMIZER, STATE = "learner.optimizer", "learner.json"
-#: How often a step halves its micro-batches because they do not fit into memory.
+#: How often a step makes its micro-batches smaller because they do not fit into memory. The last time, each
+#: sequence has its own: siblings may exceed the size of a micro-batch, also after it was halved.
 MAX_HALVINGS = 3
 #: Part of torch's message when a CPU has no memory left.
 CPU_OUT_OF_MEMORY = "allocate memory"
@@ -224,8 +225,10 @@ class PolicyTrainer:
                     raise StepRefused(DOES_NOT_FIT) from error
             # Outside the handler: the error's traceback holds on to tensors.
             self._halvings += 1
-            tokens = self.trainer.micro_batch_tokens = max(1, self.trainer.micro_batch_tokens // 2)
-            log.warning("The step does not fit into memory; trying micro-batches of %d tokens.", tokens)
+            half = max(1, self.trainer.micro_batch_tokens // 2)
+            tokens = self.trainer.micro_batch_tokens = 1 if self._halvings == MAX_HALVINGS else half
+            size = f"{tokens} tokens" if tokens > 1 else "one sequence"
+            log.warning("The step does not fit into memory; trying micro-batches of %s.", size)
             self._free_memory()
 
     def _free_memory(self) -> None:
