@@ -2,7 +2,10 @@
 
 import asyncio
 import os
+import select
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +13,9 @@ from typing import Any
 
 import pytest
 
+from openclaw_rl.sandbox import command
 from openclaw_rl.sandbox.command import command_fences, missing_fences, run_command
+from openclaw_rl.sandbox.fences.launch import PATH
 from openclaw_rl.sandbox.run import EndReason, ProgramOutcome
 
 pytestmark = pytest.mark.skipif(bool(missing_fences()), reason=f"commands cannot be confined: {missing_fences()}")
@@ -109,6 +114,51 @@ async def test_nothing_that_it_started_remains(folder: Path) -> None:
     )
     await asyncio.sleep(0.8)  # longer than what remained would need
     assert [path.name for path in folder.iterdir()] == ["early"]
+
+
+async def test_a_command_that_leaves_its_group_ends_with_its_time(folder: Path) -> None:
+    python = shutil.which("python3", path=PATH)
+    if python is None or "namespaces" not in command_fences():
+        pytest.skip("needs user namespaces and a Python of the system")
+    os.mkfifo(folder / "alive")
+    (folder / "alive").chmod(0o666)
+    leave = "import ctypes, os, time; ctypes.CDLL(None).prctl(1, 0); os.setsid()"
+    tell = "alive = os.open('alive', os.O_WRONLY); os.write(alive, b'left'); time.sleep(20)"
+    alive = os.open(folder / "alive", os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        outcome = await run_command([python, "-c", f"{leave}; {tell}"], folder, seconds=2)
+        assert outcome.ended is EndReason.TIMED_OUT, outcome.stderr
+        assert os.read(alive, 10) == b"left"
+        # The end of the pipe is readable once the process is gone.
+        assert select.select([alive], [], [], 5)[0]
+        assert os.read(alive, 10) == b""
+    finally:
+        os.close(alive)
+
+
+async def test_the_status_of_a_command_is_kept(folder: Path) -> None:
+    assert (await shell(folder, "(exit 4) & sleep 0.01; exit 3")).exit_code == 3
+    assert (await shell(folder, "kill -TERM $$")).exit_code in (-15, 128 + 15)
+
+
+@pytest.mark.parametrize("change", ["os.chmod(f, 0)", "os.chown(f, -1, -1)", "os.setxattr(f, 'user.a', b'')"])
+def test_a_command_of_the_same_user_cannot_change_modes(tmp_path: Path, change: str) -> None:
+    if "seccomp" not in command_fences():
+        pytest.skip("needs seccomp")
+    (tmp_path / "f").touch()
+    fence = "from openclaw_rl.sandbox.fences.syscalls import raise_no_sockets"
+    for keep_modes in (False, True):
+        program = (
+            f"import os; {fence}; f = {str(tmp_path / 'f')!r}; raise_no_sockets(keep_modes={keep_modes}); {change}"
+        )
+        ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+        assert ("PermissionError" in ended.stderr) == keep_modes, ended.stderr
+
+
+def test_processes_must_be_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    for more, missing in (((), "user namespaces"), (("user",), ""), (("namespaces",), "")):
+        monkeypatch.setattr(command, "command_fences", lambda more=more: ("limits", "landlock", "seccomp", *more))
+        assert command.missing_fences()[:15] == missing
 
 
 async def test_cancelling_ends_the_command(folder: Path) -> None:

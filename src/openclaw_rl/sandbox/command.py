@@ -3,8 +3,9 @@
 - The command is a list of arguments. No shell reads it.
 - On Linux with Landlock it reads and runs only system programs and what it is given, and writes only in its folder.
 - It has no network: no socket can be made (seccomp), and where user namespaces are allowed there is no network device.
-- Started by root, it runs as nobody.
-- Everywhere: limits on CPU time, wall time, memory, output, file size and number of processes; an empty environment.
+- Started by root, it runs as nobody. Otherwise it cannot change the mode, owner and attributes of files (seccomp).
+- Everywhere: limits on CPU time, wall time, memory of a process, output and size of a file; an empty environment. With
+  user namespaces or started by root, also a limit on the number of processes.
 - At its end its process group is killed. Where user namespaces are allowed, everything that it started ends with it;
   elsewhere a process that left the group can live on until its CPU time is used up.
 
@@ -69,6 +70,8 @@ def missing_fences() -> str:
         return "Landlock, which limits files (Linux 5.13 or newer)"
     if "seccomp" not in fences and "namespaces" not in fences:
         return "seccomp or user namespaces, which remove the network"
+    if "namespaces" not in fences and "user" not in fences:
+        return "user namespaces, which hold a command's processes (or start as root)"
     return ""
 
 

@@ -1,11 +1,15 @@
-"""The sandbox's child process for a command: raises the fences, then becomes the command."""
+"""The sandbox's child process for a command: raises the fences, then becomes the command.
+
+Where there is a namespace for processes, this code stays its first process and the command is the second. The command
+can leave its process group, but not the namespace, whose processes all end with the first one.
+"""
 
 import json
 import os
 import resource
 import signal
 import sys
-from typing import Any
+from typing import Any, NoReturn
 
 from .landlock import raise_landlock
 from .namespaces import raise_namespaces
@@ -17,6 +21,8 @@ PROGRAMS = ("/usr", "/bin", "/sbin", "/lib", "/lib64")
 SYSTEM_FILES = ("/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime", "/dev/urandom", "/dev/zero")
 DEVICES = ("/dev/null",)
 NOBODY = 65534
+#: Where a command is looked for.
+PATH = "/usr/local/bin:/usr/bin:/bin"
 MIB = 1 << 20
 #: Limits of a command: processes, open files, and MiB of one written file.
 MAX_PROCESSES, MAX_OPEN_FILES, MAX_FILE_MIB = 64, 256, 64
@@ -32,14 +38,19 @@ def main() -> None:
         sys.stdout.write(json.dumps(raised))
         return
     if "namespaces" in raised:
-        _become_first_process()
+        _become_second_process()
     argv = settings["argv"]
-    environment = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": os.getcwd(), "LANG": "C.UTF-8"}
+    environment = {"PATH": PATH, "HOME": os.getcwd(), "LANG": "C.UTF-8"}
     try:
         os.execvpe(argv[0], argv, environment)
     except OSError as error:
-        sys.stderr.write(f"{argv[0]} cannot be started: {error.strerror}.\n")
+        sys.stderr.write(f"{cannot_start(argv[0])}{error.strerror}.\n")
         os._exit(CANNOT_START)
+
+
+def cannot_start(program: str) -> str:
+    """The beginning of the message when the command cannot be started."""
+    return f"{program} cannot be started: "
 
 
 def _raise_fences(settings: dict[str, Any]) -> list[str]:
@@ -56,7 +67,7 @@ def _raise_fences(settings: dict[str, Any]) -> list[str]:
     _limit(settings["cpu_seconds"], settings["memory_mib"], "namespaces" in raised)
     readable, runnable = (*SYSTEM_FILES, *settings["readable"]), (*PROGRAMS, *settings["runnable"])
     raised += ["landlock"] if raise_landlock(readable, runnable, (os.getcwd(), *DEVICES)) else []
-    raised += ["seccomp"] if raise_no_sockets() else []
+    raised += ["seccomp"] if raise_no_sockets(keep_modes="user" not in raised) else []
     return raised
 
 
@@ -82,12 +93,21 @@ def _limit(cpu_seconds: int, memory_mib: int, own_processes: bool) -> None:
         resource.setrlimit(limit, (value, value))
 
 
-def _become_first_process() -> None:
-    """Continue as the first process of the new namespace. This process waits for it and ends as it does."""
-    child = os.fork()
-    if child == 0:
-        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        return
-    _, status = os.waitpid(child, 0)
+def _become_second_process() -> None:
+    """Continue as the second process of the new namespace. This process and the first one wait and end as it does."""
+    first = os.fork()
+    if first != 0:
+        _end_as(first)
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    command = os.fork()
+    if command != 0:
+        _end_as(command)
+
+
+def _end_as(child: int) -> NoReturn:
+    """Wait for a child process, and for others that this process inherited meanwhile; end with the child's status."""
+    ended = 0
+    while ended != child:
+        ended, status = os.wait()
     code = os.waitstatus_to_exitcode(status)
     os._exit(code if code >= 0 else 128 - code)

@@ -44,6 +44,12 @@ FCNTL_COMMANDS = (0, 1, 2, 3, 4, 1030)
 
 #: How a command could reach other processes: sockets, io_uring, which makes them too, and tracing.
 SOCKETS = "socket 41 198, io_uring_setup 425 425, ptrace 101 117, process_vm_writev 311 271"
+#: How a command could change the mode, owner and attributes of files that it cannot write. Landlock allows it.
+MODES = """
+    chmod 90 -, fchmod 91 52, fchmodat 268 53, fchmodat2 452 452, chown 92 -, fchown 93 55, lchown 94 -,
+    fchownat 260 54, setxattr 188 5, lsetxattr 189 6, fsetxattr 190 7, setxattrat 463 463, removexattr 197 14,
+    lremovexattr 198 15, fremovexattr 199 16, removexattrat 466 466
+"""
 SECOND_SET = 0x40000000
 
 LOAD, EQUAL, AT_LEAST, ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
@@ -61,9 +67,13 @@ def raise_seccomp() -> bool:
     return _raise(lambda machine: _filter(machine, os.getpid()))
 
 
-def raise_no_sockets() -> bool:
-    """Refuse sockets, and what could make them, from now on. False if the machine or the kernel does not support it."""
-    return _raise(_without_sockets)
+def raise_no_sockets(keep_modes: bool) -> bool:
+    """Refuse sockets, and what could make them, from now on. False if the machine or the kernel does not support it.
+
+    With `keep_modes`, also refuse to change the mode, owner and attributes of files.
+    """
+    calls = f"{SOCKETS},{MODES}" if keep_modes else SOCKETS
+    return _raise(lambda machine: _without(calls, machine))
 
 
 def _raise(make_filter: Callable[[str], list[bytes]]) -> bool:
@@ -96,13 +106,15 @@ def _filter(machine: str, process: int) -> list[bytes]:
     return [*steps, _step(RETURN, REFUSE)]
 
 
-def _without_sockets(machine: str) -> list[bytes]:
+def _without(calls: str, machine: str) -> list[bytes]:
     name, column = MACHINES[machine]
     steps = [_step(LOAD, MACHINE_AT), _step(EQUAL, name, if_true=1), _step(RETURN, KILL), _step(LOAD, NUMBER_AT)]
     # The second set of numbers on x86_64, through which the same calls can be made.
     steps += [_step(AT_LEAST, SECOND_SET, if_false=1), _step(RETURN, REFUSE)]
-    for row in SOCKETS.split(","):
-        steps += [_step(EQUAL, int(row.split()[column]), if_false=1), _step(RETURN, REFUSE)]
+    for row in calls.split(","):
+        number = row.split()[column]
+        if number != "-":
+            steps += [_step(EQUAL, int(number), if_false=1), _step(RETURN, REFUSE)]
     return [*steps, _step(RETURN, ALLOW)]
 
 
