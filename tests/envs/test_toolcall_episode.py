@@ -3,6 +3,7 @@
 import pytest
 
 from openclaw_rl.envs.base import Message, Step
+from openclaw_rl.envs.checks import checked_step
 from openclaw_rl.envs.toolcall.builtin.tools import BuiltinToolbox, normalise
 from openclaw_rl.envs.toolcall.calls import ExpectedCall
 from openclaw_rl.envs.toolcall.episode import ToolEpisode
@@ -30,6 +31,11 @@ def product(**changes: object) -> tuple[str, object]:
         (says("It is 408."), "Do not answer in words yet. Call a tool: " + SHOW.removeprefix("Call: "), 0.0),
         (calls(("times", {"a": 1})), f"There is no tool times; the tools are calculate, convert. {SHOW}", 0.0),
         (calls(("calculate", '{"a": 12,')), f"The arguments of calculate are not valid JSON. {SHOW}", 0.0),
+        *(
+            (calls(("calculate", f'{{"a": {wrong}}}')), f"The arguments of calculate are not valid JSON. {SHOW}", 0.0)
+            for wrong in ("1e999", "NaN", "-Infinity", r'"\ud800"', "1" * 5000)
+        ),
+        (calls(product(b=10**400)), f"The argument 'b' must be 34, not 1{'0' * 59}…. {SHOW}", 0.2 + 0.4 * 2 / 3),
         (calls(("calculate", "[12]")), f"The arguments of calculate are not a JSON object. {SHOW}", 0.0),
         (
             says('<tool_call>{"name": "calculate", "arguments": {"a": 12'),
@@ -109,6 +115,13 @@ async def test_errors_are_results_and_the_attempt_goes_on() -> None:
         '{"error": "Nothing can be divided by 0."}',
     ]
     assert [message["tool_call_id"] for message in steps[0].messages] == ["call0", "call1"]
+
+
+async def test_text_that_utf8_does_not_have_is_replaced() -> None:
+    steps, _ = await run(episode(PRODUCT, answer=408), calls(("\ud800", {})), says("Answer: 1"))
+    step = checked_step(steps[0])
+    assert step.hint.startswith("There is no tool ?;")
+    assert "There is no tool ?;" in step.messages[0]["content"]
 
 
 async def test_an_attempt_that_only_calls_is_ended() -> None:

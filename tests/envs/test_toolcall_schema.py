@@ -1,5 +1,6 @@
 """The part of JSON Schema that tools use."""
 
+import math
 from typing import Any
 
 import pytest
@@ -35,6 +36,11 @@ from openclaw_rl.envs.toolcall.schema import check_schema, mismatch
         ({"exclusiveMinimum": 1}, 1.5, 1, "x must be greater than 1, not 1"),
         ({"exclusiveMaximum": 1}, 0, 1, "x must be less than 1, not 1"),
         ({"multipleOf": 0.1}, 0.3, 0.35, "x must be a multiple of 0.1, not 0.35"),
+        ({"multipleOf": 0.1}, 0, 10**400, "x must be a multiple of 0.1, not 1000"),
+        ({"multipleOf": 2}, 10**400, 10**400 + 1, "x must be a multiple of 2, not 1000"),
+        ({"multipleOf": 2}, 4, math.inf, "x must be a multiple of 2, not Infinity"),
+        ({"exclusiveMinimum": 1}, math.inf, -math.inf, "x must be greater than 1, not -Infinity"),
+        ({"type": "number"}, math.inf, None, "x must be of type number, not null"),
     ],
 )
 def test_values_are_held_to_their_schema(schema: dict[str, Any], right: Any, wrong: Any, sentence: str) -> None:
@@ -51,6 +57,7 @@ def test_values_are_held_to_their_schema(schema: dict[str, Any], right: Any, wro
         ({"type": 3}, "x has the type 3"),
         ({"properties": []}, "x needs an object for 'properties'"),
         ({"required": "a"}, "x needs a list for 'enum' and 'required'"),
+        ({"multipleOf": 0}, "x needs a number above 0 for 'multipleOf'"),
         ({"pattern": "("}, "x has a pattern that cannot be read"),
         ({"items": 3}, r"x\.items is not a JSON schema object"),
         ({"anyOf": [{"oneOf": []}]}, r"x\.anyOf\[0\] uses 'oneOf'"),

@@ -1,6 +1,10 @@
 """A user's own tools: what the file may say, how tools are run, and how their tasks are rewarded."""
 
 import json
+import shutil
+import subprocess
+import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -38,11 +42,15 @@ def fail(text):
 def broken(text):
     raise EnvFailed("the database is gone")
 
+def hang(text):
+    time.sleep(60)
+
 async def slow(text):
     await asyncio.sleep(60)
 
 def is_loud(task, calls, answer):
-    assert task["data"]["wanted"] == "HI"
+    assert (task["data"]["wanted"], task["question"], task["id"]) == ("HI", "Shout hi.", "loud")
+    task["data"].clear()
     return 0.5 * bool(calls and not calls[0]["error"]) + 0.5 * (answer == "HI")
 
 def nan(task, calls, answer):
@@ -119,11 +127,18 @@ async def test_expected_calls_give_partial_credit(write: Any) -> None:
 
 
 async def test_a_checker_gives_the_reward(write: Any) -> None:
-    line = {"question": "Shout hi.", "checker": "tools.py:is_loud", "data": {"wanted": "HI"}, "split": "train"}
-    environment = make_environment("toolcall", {"tools_config": write(tool("shout"), tasks=[line])})
+    line = {
+        "question": "Shout hi.",
+        "checker": "tools.py:is_loud",
+        "data": {"wanted": "HI"},
+        "split": "train",
+        "id": "loud",
+    }
+    environment = make_environment("toolcall", {"tools_config": write(tool("shout"), tool("fail"), tasks=[line])})
     for answers, reward in (
         ([calls(("shout", {"text": "hi"})), says("HI")], 1.0),
         ([calls(("shout", {"text": 3})), says("HI")], 0.5),
+        ([calls(("fail", {"text": "hi"})), says("HI")], 0.5),
         ([says("")], 0.0),
     ):
         _, outcome = await attempt(environment.open(task_of(environment)), lambda messages, turn, a=answers: a[turn])
@@ -145,6 +160,27 @@ async def test_failures_of_functions_are_results_and_faults_are_not(write: Any) 
         await run(path, "slow", text="a")
     with pytest.raises(EnvFailed, match="the database is gone"):
         await run(path, "broken", text="a")
+
+
+def test_functions_that_hang_delay_neither_others_nor_the_end_of_the_process(write: Any) -> None:
+    path = write(tool("hang", python="tools.py:hang", timeout=0.05), tool())
+    program = f"""
+import asyncio, pathlib
+from openclaw_rl.envs.toolcall.calls import ToolFailed
+from openclaw_rl.envs.toolcall.own.config import read_tools_config
+from openclaw_rl.envs.toolcall.own.toolbox import OwnToolbox
+
+async def main():
+    toolbox = OwnToolbox(read_tools_config(pathlib.Path({str(path)!r})).tools)
+    hanging = [toolbox.run("hang", {{"text": "a"}}) for _ in range(40)]
+    failures = await asyncio.gather(*hanging, return_exceptions=True)
+    assert all(isinstance(failure, ToolFailed) for failure in failures)
+    print(await toolbox.run("count_words", {{"text": "a b"}}))
+
+asyncio.run(main())
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=40, check=False)
+    assert (ended.returncode, ended.stdout) == (0, "2\n"), ended.stderr
 
 
 async def test_a_failure_is_shown_to_the_model_and_becomes_a_hint(write: Any) -> None:
@@ -196,6 +232,53 @@ async def test_commands_are_ended_and_cut(write: Any) -> None:
     assert await run(path, "flood") == "y\n" * 5 + "\n[cut: only the first 10 characters are shown]"
 
 
+@needs_fences
+async def test_a_command_with_a_long_error_has_failed(write: Any) -> None:
+    path = write(
+        tool("long", command=["sh", "-c", "head -c 1000 /dev/zero | tr '\\0' e >&2; exit 3"], max_output=10),
+        tool("result", command=["sh", "-c", "head -c 1000 /dev/zero | tr '\\0' r; exit 3"], max_output=10),
+        tool("flood", command=["sh", "-c", "yes >&2"], max_output=10),
+    )
+    with pytest.raises(ToolFailed, match="ended with status 3: eee"):
+        await run(path, "long")
+    with pytest.raises(ToolFailed, match="ended with status 3: rrr"):
+        await run(path, "result")
+    with pytest.raises(ToolFailed, match="wrote too many errors"):
+        await run(path, "flood")
+
+
+@needs_fences
+async def test_a_command_that_cannot_be_started_is_not_the_models_fault(write: Any, tmp_path: Path) -> None:
+    program = Path(tempfile.mkdtemp(prefix="openclaw-test-")) / "program"
+    program.write_text("#!/no/such/interpreter\n")
+    for path, mode in ((program.parent, 0o755), (program, 0o755)):
+        path.chmod(mode)
+    try:
+        with pytest.raises(EnvFailed, match="cannot be started"):
+            await run(write(tool("gone", command=[str(program)])), "gone")
+    finally:
+        shutil.rmtree(program.parent)
+
+
+@needs_fences
+def test_commands_are_looked_up_where_the_sandbox_does(write: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "mine").write_text("#!/bin/sh\n")
+    (tmp_path / "bin" / "mine").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
+    with pytest.raises(ConfigError, match="there is no program mine in /usr/local/bin"):
+        read_tools_config(write(tool(command=["mine"])))
+
+
+@needs_fences
+async def test_arguments_that_are_too_long_are_refused(write: Any, address: str) -> None:
+    path = write(tool("echo", command=["echo", "{text}"]), tool("get", http=address, http_method="GET"))
+    with pytest.raises(ToolFailed, match="too long for a command"):
+        await run(path, "echo", text="a" * 3_000_000)
+    with pytest.raises(ToolFailed, match=r"cannot be sent: URL .*too long"):
+        await run(path, "get", text="a" * 100_000)
+
+
 def test_arguments_cannot_become_options_or_end_early() -> None:
     with pytest.raises(ToolFailed, match="'path' must not begin with a hyphen"):
         fill_in(["cat", "{path}"], {"path": "-n"})
@@ -238,6 +321,7 @@ async def test_addresses_get_arguments_as_a_body_or_a_query(write: Any, address:
     path = write(
         tool("post", http=f"{address}/a"),
         tool("get", http=f"{address}/b", http_method="GET"),
+        tool("keyed", http=f"{address}/b?key=1&key=2", http_method="GET"),
         tool("error", http=f"{address}/error"),
         tool("redirect", http=f"{address}/redirect"),
         tool("gone", http="http://127.0.0.1:1/"),
@@ -245,6 +329,11 @@ async def test_addresses_get_arguments_as_a_body_or_a_query(write: Any, address:
     )
     assert json.loads(await run(path, "post", text="a b")) == {"text": "a b"}
     assert json.loads(await run(path, "get", text="a&b=c", n=2)) == {"asked": "/b?text=a%26b%3Dc&n=2"}
+    assert json.loads(await run(path, "keyed", text="a", key="3")) == {"asked": "/b?text=a&key=1&key=2"}
+    for name in ("post", "get"):
+        for wrong in (float("nan"), "\ud800"):
+            with pytest.raises(ToolFailed, match="cannot be sent"):
+                await run(path, name, text=wrong)
     with pytest.raises(ToolFailed, match="answered with status 400"):
         await run(path, "error", text="a")
     with pytest.raises(ToolFailed, match="answered with status 302"):
@@ -280,6 +369,9 @@ async def test_addresses_get_arguments_as_a_body_or_a_query(write: Any, address:
         ([tool(http="http://example.com/x")], r"example\.com is another machine; add allow_remote: true"),
         ([tool(http="http://127.0.0.1.example.com/")], "is another machine"),
         ([tool(http="ftp://localhost/")], "is not an http address"),
+        ([tool(http="http://[")], "is not an http address"),
+        ([tool(http="http://localhost:99999")], "is not an http address"),
+        ([tool(http="http://me:secret@localhost/")], "must not contain a user name or a password"),
         ([], "tools: List should have at least 1 item"),
         (["tool"], "the tool 0: Input should be a valid dictionary"),
     ],

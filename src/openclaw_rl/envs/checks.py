@@ -91,7 +91,11 @@ def cut_part(part: Any) -> Any:
 
 
 def cut(text: str, limit: int = MAX_TEXT_CHARACTERS) -> str:
-    """A text that is at most about `limit` characters long: beginning and end, and how much is missing between."""
+    """A text that is at most about `limit` characters long: beginning and end, and how much is missing between.
+
+    Characters that UTF-8 does not have, halves of UTF-16 pairs, become question marks.
+    """
+    text = text.encode("utf-8", "replace").decode()
     if len(text) <= limit:
         return text
     missing = len(text) - limit

@@ -70,10 +70,16 @@ def answer_text(answer: Message) -> str:
     return content or ""
 
 
+def check_json(value: Any) -> None:
+    """Raise ValueError for a value that cannot be sent: numbers that are not finite, and halves of UTF-16 pairs."""
+    json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+
+
 def _read_call(call: Mapping[str, Any], schemas: Mapping[str, Mapping[str, Any]]) -> MadeCall:
     id_, name, written = call.get("id", ""), call["function"]["name"], call["function"].get("arguments") or "{}"
     try:
         arguments = json.loads(written)
+        check_json(arguments)
     except (ValueError, RecursionError):
         return MadeCall(id_, name, None, f"The arguments of {name} are not valid JSON.")
     if name not in schemas:

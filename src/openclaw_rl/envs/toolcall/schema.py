@@ -47,6 +47,9 @@ def check_schema(schema: Any, place: str) -> None:
         re.compile(schema.get("pattern", ""))
     except (re.error, TypeError) as error:
         raise ValueError(f"{place} has a pattern that cannot be read: {error}") from None
+    factor = schema.get("multipleOf", 1)
+    if isinstance(factor, bool) or not isinstance(factor, int | float) or not 0 < factor < math.inf:
+        raise ValueError(f"{place} needs a number above 0 for 'multipleOf'")
     for name, part in properties.items():
         check_schema(part, f"{place}.{name}")
     for keyword in ("items", "additionalProperties"):
@@ -103,6 +106,15 @@ def _close(one: float, other: float) -> bool:
         return False
 
 
+def _is_multiple(value: float, factor: float) -> bool:
+    if isinstance(value, int) and isinstance(factor, int):
+        return value % factor == 0
+    try:
+        return _close(value, round(value / factor) * factor)
+    except (OverflowError, ValueError):  # too large for a float, or not finite
+        return False
+
+
 def _types(schema: Mapping[str, Any]) -> list[str]:
     kinds = schema.get("type", [])
     return kinds if isinstance(kinds, list) else [kinds]
@@ -155,14 +167,14 @@ def _text_mismatch(value: str, schema: Mapping[str, Any], name: str) -> str:
 
 
 def _number_mismatch(value: float, schema: Mapping[str, Any], name: str) -> str:
-    if value < schema.get("minimum", -math.inf):
+    if "minimum" in schema and value < schema["minimum"]:
         return f"{name} must be at least {schema['minimum']}, not {show(value)}"
-    if value > schema.get("maximum", math.inf):
+    if "maximum" in schema and value > schema["maximum"]:
         return f"{name} must be at most {schema['maximum']}, not {show(value)}"
-    if value <= schema.get("exclusiveMinimum", -math.inf):
+    if "exclusiveMinimum" in schema and value <= schema["exclusiveMinimum"]:
         return f"{name} must be greater than {schema['exclusiveMinimum']}, not {show(value)}"
-    if value >= schema.get("exclusiveMaximum", math.inf):
+    if "exclusiveMaximum" in schema and value >= schema["exclusiveMaximum"]:
         return f"{name} must be less than {schema['exclusiveMaximum']}, not {show(value)}"
-    if "multipleOf" in schema and not _close(value, round(value / schema["multipleOf"]) * schema["multipleOf"]):
+    if "multipleOf" in schema and not _is_multiple(value, schema["multipleOf"]):
         return f"{name} must be a multiple of {schema['multipleOf']}, not {show(value)}"
     return ""

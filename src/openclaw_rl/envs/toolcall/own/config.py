@@ -22,6 +22,7 @@ from openclaw_rl.config.options import ConfigError, read_text
 from openclaw_rl.envs.toolcall.schema import check_schema
 from openclaw_rl.plugins import load_plugin
 from openclaw_rl.sandbox.command import missing_fences
+from openclaw_rl.sandbox.fences.launch import PATH
 
 OPTION = "--tools-config"
 #: How a tool may be called in OpenAI's API.
@@ -175,7 +176,13 @@ def _checked_function(given: str, parameters: Mapping[str, Any], folder: Path, p
 
 
 def _check_address(address: str, allow_remote: bool, place: str) -> None:
-    parts = urlsplit(address)
+    try:
+        parts = urlsplit(address)
+        _ = parts.port  # raises for one that cannot be
+    except ValueError:
+        raise ConfigError(f"{place}: {address} is not an http address.") from None
+    if "@" in parts.netloc:
+        raise ConfigError(f"{place}: its address must not contain a user name or a password.")
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ConfigError(f"{place}: {address} is not an http address.")
     if not allow_remote and not _is_loopback(parts.hostname):
@@ -201,8 +208,8 @@ def _checked_command(tool: ToolDefinition, folder: Path, place: str) -> ToolDefi
         raise ConfigError(f"{place}: the program of its command must be fixed.")
     # A file beside the configuration is meant by its name alone; the command may read it wherever it is.
     files = {argument: path for argument in command if (path := folder / Path(argument).expanduser()).is_file()}
-    if command[0] not in files and shutil.which(command[0]) is None:
-        raise ConfigError(f"{place}: there is no program {command[0]}.")
+    if command[0] not in files and shutil.which(command[0], path=PATH) is None:
+        raise ConfigError(f"{place}: there is no program {command[0]} in {PATH}.")
     readable = [*(folder / path for path in tool.run.readable), *files.values()]
     for path in readable:
         if not path.exists():

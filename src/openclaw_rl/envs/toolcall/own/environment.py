@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
+from copy import deepcopy
 from itertools import count
 from pathlib import Path
 from random import Random
@@ -58,9 +59,13 @@ class OwnEpisode(ToolEpisode):
         if not self._task.data["checker"]:
             return await super().outcome()
         check = load_plugin(self._task.data["checker"], OPTION, ())
-        calls = [{"name": call.name, "arguments": call.arguments, "error": call.problem} for call in self.made]
+        calls = [
+            {"name": call.name, "arguments": call.arguments, "error": call.problem or call.failure}
+            for call in self.made
+        ]
         try:
-            reward = float(check(dict(self._task.data), calls, self.answer or ""))
+            # Copies, because the other attempts at the task use the same data.
+            reward = float(check(*deepcopy((dict(self._task.data), calls)), self.answer or ""))
         except Exception as error:
             raise EnvFailed(f"The checker {self._task.data['checker']} failed: {describe(error)}.") from error
         if not math.isfinite(reward):

@@ -100,5 +100,5 @@ def _task(line: TaskLine, checker: str, system: str) -> Task:
     written = json.dumps(line.messages or line.question, sort_keys=True)
     digest = int.from_bytes(hashlib.blake2b(written.encode(), digest_size=8).digest(), "big")
     split = line.split or ("train" if digest % HELD_OUT_ONE_IN else "held-out")
-    data = line.model_dump(exclude={"question", "id"}) | {"messages": messages, "split": split, "checker": checker}
+    data = line.model_dump() | {"messages": messages, "split": split, "checker": checker}
     return Task(f"tools/{split}/{line.id or f'{digest:016x}'}", data)

@@ -1,22 +1,27 @@
 """Runs the tools of a configuration for one episode."""
 
 import asyncio
+import errno
 import inspect
 import json
 import shutil
+import signal
 import tempfile
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import httpx
 
 from openclaw_rl.envs.base import EnvFailed, Tool
-from openclaw_rl.envs.toolcall.calls import ToolFailed
+from openclaw_rl.envs.toolcall.calls import ToolFailed, check_json
 from openclaw_rl.envs.toolcall.own.config import OPTION, PLACEHOLDER, HowToRun, ToolDefinition
 from openclaw_rl.plugins import load_plugin
 from openclaw_rl.sandbox.command import run_command
-from openclaw_rl.sandbox.run import EndReason
+from openclaw_rl.sandbox.fences.launch import CANNOT_START, cannot_start
+from openclaw_rl.sandbox.run import MAX_OUTPUT, EndReason, ProgramOutcome
 
 #: Most bytes that are read of a result, whatever the limit on characters.
 BYTES_OF_A_CHARACTER = 4
@@ -60,22 +65,40 @@ class OwnToolbox:
         if self._folder is None:
             self._folder = Path(tempfile.mkdtemp(prefix="openclaw-tools-"))
         argv, stdin = fill_in(tool.run.command or [], arguments)
-        outcome = await run_command(
-            argv,
-            self._folder,
-            stdin=stdin,
-            seconds=tool.timeout,
-            memory_mib=tool.run.memory_mib,
-            max_output=tool.max_output * BYTES_OF_A_CHARACTER,
-            readable=tool.run.readable,
-            runnable=tool.run.readable,
-        )
+        # More than the model sees, so that a long output rarely ends the command before it can tell how it went.
+        max_output = max(MAX_OUTPUT, tool.max_output * BYTES_OF_A_CHARACTER)
+        try:
+            outcome = await run_command(
+                argv,
+                self._folder,
+                stdin=stdin,
+                seconds=tool.timeout,
+                memory_mib=tool.run.memory_mib,
+                max_output=max_output,
+                readable=tool.run.readable,
+                runnable=tool.run.readable,
+            )
+        except OSError as error:
+            if error.errno == errno.E2BIG:
+                raise ToolFailed("The arguments are too long for a command.") from None
+            raise
         if outcome.ended is EndReason.TIMED_OUT:
             raise ToolFailed(_too_slow(tool.timeout))
-        if outcome.ended is EndReason.EXITED and outcome.exit_code != 0:
-            reason = (outcome.stderr or outcome.stdout).strip()[-MAX_ERROR:]
-            raise ToolFailed(f"The command ended with status {outcome.exit_code}: {reason}")
-        return outcome.stdout
+        return _result_of_command(outcome, argv[0], max_output)
+
+
+def _result_of_command(outcome: ProgramOutcome, program: str, max_output: int) -> str:
+    """What a command printed. Raises ToolFailed if it failed, and EnvFailed if it could not be started."""
+    if outcome.exit_code == CANNOT_START and outcome.stderr.startswith(cannot_start(program)):
+        raise EnvFailed(outcome.stderr.strip())
+    reason = (outcome.stderr or outcome.stdout).strip()[-MAX_ERROR:]
+    # The sandbox ended it. Only a long result is no failure.
+    ended_for_output = outcome.ended is EndReason.TOO_MUCH_OUTPUT and outcome.exit_code == -signal.SIGKILL
+    if ended_for_output and len(outcome.stderr.encode()) >= max_output:
+        raise ToolFailed(f"The command wrote too many errors: {reason}")
+    if not ended_for_output and outcome.exit_code != 0:
+        raise ToolFailed(f"The command ended with status {outcome.exit_code}: {reason}")
+    return outcome.stdout
 
 
 def fill_in(command: Sequence[str], arguments: Mapping[str, Any]) -> tuple[list[str], bytes]:
@@ -114,9 +137,8 @@ async def _call_function(given: str, arguments: Mapping[str, Any], seconds: floa
     function = load_plugin(given, OPTION, ())
     try:
         async with asyncio.timeout(seconds):
-            # A function that is not a coroutine runs in a thread, which goes on if it takes too long.
             made = function(**arguments) if inspect.iscoroutinefunction(function) else None
-            result = await made if made is not None else await asyncio.to_thread(function, **arguments)
+            result = await (made if made is not None else _in_thread(function, arguments))
     except TimeoutError:
         raise ToolFailed(_too_slow(seconds)) from None
     except EnvFailed:
@@ -126,16 +148,39 @@ async def _call_function(given: str, arguments: Mapping[str, Any], seconds: floa
     return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)
 
 
+async def _in_thread(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+    """Run a function in a thread of its own, which goes on if it takes too long.
+
+    It is no thread of a pool, so one that hangs delays neither other calls nor the end of the process.
+    """
+    result: Future[Any] = Future()
+    result.set_running_or_notify_cancel()
+
+    def work() -> None:
+        try:
+            result.set_result(function(**arguments))
+        except BaseException as error:  # noqa: BLE001 - the caller gets it
+            result.set_exception(error)
+
+    threading.Thread(target=work, daemon=True).start()
+    return await asyncio.wrap_future(result)
+
+
 async def _call_address(how: HowToRun, arguments: Mapping[str, Any], seconds: float, max_output: int) -> str:
-    address = how.http or ""
-    given: dict[str, Any] = {"params": _as_query(arguments)} if how.http_method == "GET" else {"json": dict(arguments)}
+    address = httpx.URL(how.http or "")
+    try:
+        check_json(arguments)
+        target = _with_query(address, arguments) if how.http_method == "GET" else address
+    except (ValueError, httpx.InvalidURL) as error:
+        raise ToolFailed(f"The arguments cannot be sent: {error}"[:MAX_ERROR]) from None
+    body_of_request = None if how.http_method == "GET" else dict(arguments)
     body = bytearray()
     try:
         # Never through a proxy, and never to another address than the given one.
         async with (
             asyncio.timeout(seconds),
             httpx.AsyncClient(trust_env=False, timeout=seconds) as http,
-            http.stream(how.http_method, address, **given) as response,
+            http.stream(how.http_method, target, json=body_of_request) as response,
         ):
             async for piece in response.aiter_bytes():
                 body += piece
@@ -151,5 +196,7 @@ async def _call_address(how: HowToRun, arguments: Mapping[str, Any], seconds: fl
     return text
 
 
-def _as_query(arguments: Mapping[str, Any]) -> dict[str, str]:
-    return {name: value if isinstance(value, str) else json.dumps(value) for name, value in arguments.items()}
+def _with_query(address: httpx.URL, arguments: Mapping[str, Any]) -> httpx.URL:
+    """The address with the arguments in its query. An argument does not replace what is there already."""
+    query = {name: value if isinstance(value, str) else json.dumps(value) for name, value in arguments.items()}
+    return address.copy_with(params=httpx.QueryParams(query).merge(address.params))
