@@ -10,10 +10,20 @@ import numpy as np
 import pytest
 
 from openclaw_rl.cli import main
-from openclaw_rl.ledger import changes, queries
+from openclaw_rl.ledger import changes, episodes, queries
 from openclaw_rl.ledger.schema import FILE, connect
 from openclaw_rl.rendering.chat import ChatRenderer
-from openclaw_rl.types import Continuation, Feedback, Likeliest, State, StoredTurn, TurnKind
+from openclaw_rl.types import (
+    Continuation,
+    EpisodeState,
+    EpisodeSummary,
+    Feedback,
+    Likeliest,
+    State,
+    StoredTurn,
+    TurnKind,
+)
+from support.episodes import attempt, end, play
 from support.records import Book, a_side_turn, a_turn
 
 LIKELY = Likeliest(np.array([[1, 2]] * 2), np.array([[-0.5, -1.0]] * 2))
@@ -80,6 +90,17 @@ BAD_LINES: list[tuple[bytes, str]] = [
     (b'{"session_id": "x", "turns": [{"prompt": "caf\xe9", "response": "b"}]}', "Invalid JSON"),
     (b'{"session_id": "x", "turns": [{"prompt": "\\ud800", "response": "b"}]}', "Invalid JSON"),
     (b"\xff\xfe", "Invalid JSON"),
+    *(
+        (json.dumps({"session_id": "x", "turns": [TURN], "episode": episode}).encode(), what)
+        for episode, what in (
+            ({"reward": 1e7}, "episode.reward"),
+            ({"reward": -1e308}, "episode.reward"),
+            ({"reward": 1, "steps": [{"index": 0, "reward": -1e7}]}, "episode.steps.0.reward"),
+            ({"reward": 1, "steps": [{"index": 5}]}, "no turn with index 5"),
+            ({"reward": 1, "group": "g", "group_size": 1}, "episode.group_size"),
+            ({"reward": 1, "group": "g", "group_size": 1025}, "episode.group_size"),
+        )
+    ),
 ]
 
 
@@ -195,6 +216,87 @@ def test_an_imported_session_s_tokens_are_stored_once(run: Run) -> None:
         query = "SELECT sum(length(added)) FROM turns t JOIN sessions s ON s.number = t.session WHERE id = ?"
         short, twice = (db.execute(query, (name,)).fetchone()[0] for name in "ab")
     assert twice < 2.2 * short
+
+
+# Episodes.
+
+
+def episode_line(session: str, *turns: dict[str, Any], **episode: Any) -> str:
+    return json.dumps({"session_id": session, "turns": list(turns) or [TURN], "episode": episode})
+
+
+def imported_episodes(run: Run) -> dict[str, EpisodeSummary]:
+    with connect(run.folder / FILE, readonly=True) as db:
+        return {summary.key.id: summary.episode for summary in queries.sessions(db) if summary.episode}
+
+
+def test_an_attempt_that_came_too_late_comes_back_as_failed_and_outside_its_group(run: Run, tmp_path: Path) -> None:
+    book = Book(tmp_path / "recorded")
+    play(book, "late")
+    for name, reward in (("a", 1.0), ("b", 0.0)):
+        attempt(book, "g", name, reward)
+    assert end(book, "late", 5.0, group="g")
+    book.close()
+    lines = Run(book.folder, run.model, run.capsys).exports()
+    assert run.imports("\n".join(map(json.dumps, lines)))[0] == 0
+    there = imported_episodes(run)
+    assert {name: episode.state for name, episode in there.items()} == {
+        "a": EpisodeState.REWARDED,
+        "b": EpisodeState.REWARDED,
+        "late": EpisodeState.FAILED,
+    }
+    assert (there["late"].reward, there["late"].group) == (None, None)
+
+
+def test_an_attempt_at_a_group_that_is_closed_here_is_refused(run: Run) -> None:
+    for name in "ab":
+        assert run.imports(episode_line(name, reward=1, group="g", group_size=2))[0] == 0
+    code, said, complaints = run.imports(episode_line("c", reward=1, group="g", group_size=2))
+    assert (code, said) == (1, "0 turns imported, 1 line refused")
+    assert complaints[0].endswith("in.jsonl:1: too late: its group was closed")
+    assert set(imported_episodes(run)) == {"a", "b"}
+
+
+def test_equal_group_names_of_two_owners_stay_two_groups(run: Run, tmp_path: Path) -> None:
+    book = Book(tmp_path / "recorded")
+    for owner in ("me", "you"):
+        play(book, owner, owner=owner)
+        end(book, owner, 1.0, owner=owner, group="g", group_size=2)
+    attempt(book, "h", "other", 1.0)
+    book.close()
+    lines = Run(book.folder, run.model, run.capsys).exports()
+    assert {one["session_id"]: one["episode"]["group"] for one in lines} == {
+        "me": "me/g",
+        "you": "you/g",
+        "other": "h",
+    }
+
+
+def test_a_group_that_lost_attempts_is_exported_with_a_size_that_can_be_imported(run: Run, tmp_path: Path) -> None:
+    book = Book(tmp_path / "recorded")
+    for name in "ab":
+        attempt(book, "g", name, 1.0)
+    book.change(episodes.forget, [book.scalar("SELECT number FROM sessions WHERE id = 'a'")])
+    book.close()
+    lines = Run(book.folder, run.model, run.capsys).exports()
+    assert run.imports("\n".join(map(json.dumps, lines)))[:2] == (0, "1 turn imported, 0 lines refused")
+
+
+def test_a_session_that_is_known_is_not_made_an_episode(run: Run) -> None:
+    run.imports(line("a"))
+    assert run.imports(episode_line("a", TURN, {**TURN, "prompt": "And the dog?"}, reward=1))[0] == 0
+    assert imported_episodes(run) == {}
+    assert [turn.state for turn in run.turns()] == [State.CAPTURED] * 2
+
+
+def test_what_is_added_to_an_episode_that_has_ended_is_dropped(run: Run) -> None:
+    run.imports(episode_line("a", reward=1))
+    assert run.imports(episode_line("a", TURN, {**TURN, "prompt": "And the dog?"}, reward=2))[0] == 0
+    assert imported_episodes(run)["a"].reward == 1
+    assert [(turn.state, turn.reason) for turn in run.turns()] == [
+        (State.CAPTURED, ""),
+        (State.DROPPED, changes.EPISODE_ENDED),
+    ]
 
 
 # Out of it.

@@ -170,6 +170,7 @@ def test_an_attempt_that_failed_before_its_first_turn_counts_in_its_group(bench:
         (b'{"reward": 1, "steps": [{"index": 1, "reward": 1}]}', "no turn with index 1"),
         (b'{"reward": 1, "steps": [{"id": "chatcmpl-x", "reward": 1}]}', "no turn with id"),
         (b'{"reward": 1, "steps": [{"index": 0, "reward": 1}, {"index": 0, "reward": 2}]}', "named twice"),
+        (b'{"reward": 1, "steps": [' + b",".join([b'{"index": 0}'] * 4097) + b"]}", "at most 4096"),
         (b'{"reward": 1, "group": ""}', "group"),
         (b'{"reward": 1, "group": "g", "group_size": 1}', "group_size"),
         (b"[1]", "JSON object"),
@@ -254,6 +255,14 @@ def test_names_that_differ_by_a_number_are_two_episodes(bench: Recording) -> Non
         play(bench, name)
     assert reward(bench, "run:1", reward=1).status_code == 200
     assert bench.states() == [State.READY, State.AWAITING]
+
+
+@pytest.mark.parametrize("mode", ["0", "false"])
+def test_a_session_that_is_no_episode_is_rewarded_under_its_name_with_the_counter(bench: Recording, mode: str) -> None:
+    for name in ("run:1", "run:2"):
+        play(bench, name, mode=mode)
+    assert {turn.session.id for turn in bench.turns()} == {"run"}
+    assert reward(bench, "run:2", reward=1).json() == {"id": "run", "status": "recorded"}
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from openclaw_rl.api.errors import ApiError
-from openclaw_rl.types import EpisodeResult, Feedback, Source, TurnResult
+from openclaw_rl.types import MAX_GROUP_SIZE, MAX_REWARD, EpisodeResult, Feedback, Source, TurnResult
 
 #: The most stop strings in a request; OpenAI has the same limit.
 MAX_STOPS = 4
@@ -15,10 +15,8 @@ MAX_TEMPERATURE = 2
 TEXT_PART_TYPES = ("text", "input_text", "output_text")
 #: The most completions of one prompt; only a mistake would ask for more.
 MAX_CHOICES = 128
-#: A larger reward, positive or negative, can only be a mistake.
-MAX_REWARD = 1e6
-#: The most attempts in a group; only a mistake would ask for more.
-MAX_GROUP_SIZE = 1024
+#: The most turns that one reward can name; only a mistake would name more.
+MAX_STEPS = 4096
 #: The longest names of sessions, tasks and groups.
 MAX_NAME_CHARACTERS = 256
 #: Fields that are refused, because an answer that ignores them would be wrong; and what to do instead.
@@ -207,7 +205,7 @@ class RewardRequest(WireModel):
     group: Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARACTERS)] | None = None
     group_size: Annotated[int, Field(ge=2, le=MAX_GROUP_SIZE, strict=True)] | None = None
     solved: bool | None = None
-    steps: ListOf[StepReward] = []
+    steps: Annotated[ListOf[StepReward], Field(max_length=MAX_STEPS)] = []
     text: str = ""
 
     @model_validator(mode="after")

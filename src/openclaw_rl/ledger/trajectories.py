@@ -14,12 +14,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError
 
 from openclaw_rl.ledger import changes, episodes, queries
-from openclaw_rl.ledger.errors import LedgerError
+from openclaw_rl.ledger.errors import LedgerError, TooLate
 from openclaw_rl.ledger.options import GROUP_SIZE
 from openclaw_rl.ledger.packing import common_prefix, pack_json
 from openclaw_rl.ledger.reader import LedgerReader
@@ -35,9 +35,12 @@ from openclaw_rl.rendering.chat import (
 )
 from openclaw_rl.types import (
     BASE_VERSION,
+    MAX_GROUP_SIZE,
+    MAX_REWARD,
     Continuation,
     EpisodeMode,
     EpisodeResult,
+    EpisodeState,
     EpisodeSummary,
     SamplingParams,
     SessionKey,
@@ -52,6 +55,10 @@ from openclaw_rl.types import (
 IMPORTED = "imported"
 #: Why an imported episode has failed that had no reward when it was exported.
 NOT_REWARDED = "it had no reward when it was exported"
+#: The smallest group in which rewards can be compared.
+MIN_GROUP_SIZE = 2
+#: The rewards that the API accepts.
+ImportedReward = Annotated[float, Field(ge=-MAX_REWARD, le=MAX_REWARD, allow_inf_nan=False)]
 
 
 class TrajectoryTurn(BaseModel):
@@ -66,7 +73,7 @@ class TrajectoryStep(BaseModel):
     """What was said about one turn of an episode."""
 
     index: int
-    reward: float | None = Field(None, allow_inf_nan=False)
+    reward: ImportedReward | None = None
     text: str = ""
 
 
@@ -76,8 +83,8 @@ class TrajectoryEpisode(BaseModel):
     mode: EpisodeMode = EpisodeMode.TRAIN
     task: str = ""
     group: str | None = None
-    group_size: int | None = None
-    reward: float | None = Field(None, allow_inf_nan=False)
+    group_size: Annotated[int, Field(ge=MIN_GROUP_SIZE, le=MAX_GROUP_SIZE)] | None = None
+    reward: ImportedReward | None = None
     solved: bool | None = None
     error: str = ""
     advantage: float | None = None
@@ -85,9 +92,13 @@ class TrajectoryEpisode(BaseModel):
     steps: list[TrajectoryStep] = []
 
     def result(self) -> EpisodeResult:
+        """How it ends here. An error counts, and not the reward: the attempt failed, or came too late for its group."""
         steps = tuple(TurnResult(step.index, reward=step.reward, text=step.text) for step in self.steps)
-        error = (self.error or NOT_REWARDED) if self.reward is None else None
-        return EpisodeResult(self.reward, error, self.task, self.group, self.group_size, self.solved, steps)
+        error = self.error or (NOT_REWARDED if self.reward is None else None)
+        reward = None if error else self.reward
+        # An attempt that came too late was not counted in its group.
+        group = None if self.error == episodes.GROUP_WAS_CLOSED else self.group
+        return EpisodeResult(reward, error, self.task, group, self.group_size, self.solved, steps)
 
 
 class Trajectory(BaseModel):
@@ -102,18 +113,27 @@ def export_trajectories(reader: LedgerReader) -> Iterator[dict[str, Any]]:
     """Sessions as text."""
     with reader.snapshot():
         summaries = reader.sessions()
+        # Two owners may use the same name, and the file has no owners: the name alone would be ambiguous.
         owners = Counter(summary.key.id for summary in summaries)
+        groups = {(summary.key.owner, summary.episode.group) for summary in summaries if summary.episode}
+        group_owners = Counter(group for _owner, group in groups)
         for summary in reversed(summaries):
             if summary.turns:
-                # Two owners may use the same id, and the file has no owners: the id alone would be ambiguous.
-                name = summary.key.id if owners[summary.key.id] == 1 else f"{summary.key.owner}/{summary.key.id}"
+                owner, id = summary.key
                 turns = list(reader.turns(summary.key))
-                line = {"session_id": name, "turns": [in_words(turn) for turn in turns]}
-                yield line if summary.episode is None else {**line, "episode": episode_of(summary.episode, turns)}
+                line: dict[str, Any] = {
+                    "session_id": id if owners[id] == 1 else f"{owner}/{id}",
+                    "turns": [in_words(turn) for turn in turns],
+                }
+                if summary.episode is not None:
+                    group = summary.episode.group
+                    is_shared = group is not None and group_owners[group] > 1
+                    line["episode"] = episode_of(summary.episode, f"{owner}/{group}" if is_shared else group, turns)
+                yield line
 
 
-def episode_of(episode: EpisodeSummary, turns: Sequence[StoredTurn]) -> dict[str, Any]:
-    """An episode as a file has it."""
+def episode_of(episode: EpisodeSummary, group: str | None, turns: Sequence[StoredTurn]) -> dict[str, Any]:
+    """An episode as a file has it, with its group under this name."""
     above = None if episode.reward is None or episode.group_mean is None else episode.reward - episode.group_mean
     counted = [turn for turn in turns if turn.episode and turn.episode.step is not None]
     steps = [
@@ -124,8 +144,9 @@ def episode_of(episode: EpisodeSummary, turns: Sequence[StoredTurn]) -> dict[str
     return {
         "mode": str(episode.mode),
         "task": episode.task,
-        "group": episode.group,
-        "group_size": episode.group_size,
+        "group": group,
+        # A group shrinks when attempts are deleted.
+        "group_size": episode.group_size and max(MIN_GROUP_SIZE, episode.group_size),
         "reward": episode.reward,
         "solved": episode.solved,
         "error": episode.error,
@@ -194,21 +215,27 @@ def import_file(db: sqlite3.Connection, path: Path, renderer: ChatRenderer) -> I
 
 
 def import_session(db: sqlite3.Connection, session: Trajectory, renderer: ChatRenderer, result: Imported) -> None:
-    """Import one session as a whole or not at all; one that was exported from this ledger is already there."""
+    """Import one session as a whole or not at all; one that was exported from this ledger is already there.
+
+    A session of which a turn is there already is not made an episode: it would be rewarded twice. Raises LedgerError.
+    """
     if was_recorded_here(db, session):
         result.known += len(session.turns)
         return
     turns = list(imported_turns(session, renderer))
+    key, imported = turns[0].session, Imported()
     with transaction(db):
         before: tuple[int, Turn] | None = None
-        known = result.known
-        if session.episode is not None:
-            episodes.begin(db, turns[0].session, "import", session.episode.mode)
+        episode = None if any(number_of(db, turn) is not None for turn in turns) else session.episode
+        if episode is not None:
+            episodes.begin(db, key, "import", episode.mode)
         for turn, written in zip(turns, session.turns, strict=True):
-            before = store_imported(db, turn, written, before, result, waits=session.episode is not None), turn
-        changes.close_session(db, turns[0].session)
-        if session.episode is not None and result.known == known:
-            episodes.end(db, turns[0].session, session.episode.result(), GROUP_SIZE)
+            before = store_imported(db, turn, written, before, imported), turn
+        changes.close_session(db, key)
+        if episode is not None and (late := episodes.end(db, key, episode.result(), GROUP_SIZE)):
+            raise TooLate(late)
+    result.turns += imported.turns
+    result.known += imported.known
 
 
 def was_recorded_here(db: sqlite3.Connection, session: Trajectory) -> bool:
@@ -230,24 +257,21 @@ def store_imported(
     written: TrajectoryTurn,
     before: tuple[int, Turn] | None,
     result: Imported,
-    *,
-    waits: bool = False,
 ) -> int:
     """Store a turn as what it adds to the one before it, unless it is already there; its number.
 
-    A turn without a next state is dropped, unless it `waits` for the reward of its episode.
+    A turn without a next state is dropped, unless it awaits the reward of its episode. So is one of an episode that
+    has ended.
     """
-    row = db.execute("SELECT number FROM turns WHERE completion = ?", (turn.completion,)).fetchone()
-    if row is not None:
+    known = number_of(db, turn)
+    if known is not None:
         result.known += 1
-        return int(row["number"])
+        return known
     base, keep = None, 0
     if before is not None:
         base, earlier = before
         keep = common_prefix(turn.prompt_ids, [*earlier.prompt_ids, *earlier.response_ids])
-    trained = turn.kind is TurnKind.MAIN
-    missing = "" if written.next_state is not None or waits else changes.NO_NEXT_STATE
-    reason = missing if trained else turn.kind_reason
+    reason = why_dropped(db, turn, written)
     state = State.DROPPED if reason else State.CAPTURED
     number = changes.record_turn(db, turn, "import", base, keep, state, reason)
     if written.next_state is not None:
@@ -255,6 +279,22 @@ def store_imported(
         db.execute("UPDATE turns SET next_state = ? WHERE number = ?", (pack_json(came), number))
     result.turns += 1
     return number
+
+
+def number_of(db: sqlite3.Connection, turn: Turn) -> int | None:
+    """The number of an imported turn; None if it is not in the ledger."""
+    row = db.execute("SELECT number FROM turns WHERE completion = ?", (turn.completion,)).fetchone()
+    return row and int(row["number"])
+
+
+def why_dropped(db: sqlite3.Connection, turn: Turn, written: TrajectoryTurn) -> str:
+    """Why an imported turn is not trained on; empty if it may be."""
+    if turn.kind is not TurnKind.MAIN:
+        return turn.kind_reason
+    episode = changes.episode_state(db, turn.session)
+    if episode is None:
+        return "" if written.next_state is not None else changes.NO_NEXT_STATE
+    return "" if episode is EpisodeState.HELD else changes.EPISODE_ENDED
 
 
 def imported_turns(session: Trajectory, renderer: ChatRenderer) -> Iterator[Turn]:

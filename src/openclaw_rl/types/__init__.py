@@ -4,6 +4,8 @@
 # ruff: noqa: F401
 
 from openclaw_rl.types.episodes import (
+    MAX_GROUP_SIZE,
+    MAX_REWARD,
     EpisodeCounts,
     EpisodeMode,
     EpisodeResult,

@@ -4,6 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+#: A larger reward, positive or negative, can only be a mistake.
+MAX_REWARD = 1e6
+#: The most attempts in a group; only a mistake would ask for more.
+MAX_GROUP_SIZE = 1024
+
 
 class EpisodeMode(StrEnum):
     """What an episode is for."""

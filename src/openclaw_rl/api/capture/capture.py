@@ -79,11 +79,12 @@ class Capture:
     def _open(self, incoming: IncomingRequest) -> OpenTurn:
         request, messages = incoming.request, incoming.chat.messages
         keys = history.keys(incoming.owner, messages)
-        named = named_session(incoming.headers, request, messages)
+        in_episode = incoming.episode is not None
+        named = named_session(incoming.headers, request, messages, in_episode=in_episode)
         ancestor = self.ledger.find_ancestor(incoming.owner, keys.ends, named[0] if named else None, self._continued)
         name, source = named or ((ancestor.session.id, "history") if ancestor else new_session())
         session = SessionKey(incoming.owner, name)
-        kind, reason = kind_of(incoming.headers, request, messages, in_episode=incoming.episode is not None)
+        kind, reason = kind_of(incoming.headers, request, messages, in_episode=in_episode)
         if kind is TurnKind.MAIN:
             finder = ReactionFinder(self.ledger, session, named is not None, messages, ancestor, keys.request)
             if reaction := finder.find():

@@ -14,9 +14,11 @@ COUNTER = re.compile(r":\d+\Z")
 NamedSession = tuple[str, str]
 
 
-def named_session(headers: Mapping[str, str], request: ChatRequest, messages: Sequence[Message]) -> NamedSession | None:
+def named_session(
+    headers: Mapping[str, str], request: ChatRequest, messages: Sequence[Message], *, in_episode: bool = False
+) -> NamedSession | None:
     """The session that the client names, the most explicit way first; None if it names none. Long names are cut."""
-    if headers.get("x-episode") and (exact := headers.get("x-session-id")):
+    if in_episode and (exact := headers.get("x-session-id")):
         # Environments number their episodes; what looks like OpenClaw's counter is part of the name.
         return exact[:MAX_NAME_CHARACTERS], "header X-Session-Id"
     candidates = (

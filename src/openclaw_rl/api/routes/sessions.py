@@ -1,5 +1,7 @@
 """Sessions: a client may say that one is over, and what it was worth."""
 
+import contextlib
+
 from fastapi import APIRouter, Request
 
 from openclaw_rl.api.capture.sessions import possible_names
@@ -29,15 +31,19 @@ async def close_session(name: str, request: Request) -> dict[str, str]:
 
 @router.post("/v1/sessions/{name:path}/reward", openapi_extra=body_schema(RewardRequest))
 async def reward_session(name: str, request: Request) -> dict[str, str]:
-    """End an episode with its reward, or with the error because of which it has none."""
+    """End an episode with its reward, or with the error because of which it has none.
+
+    The name may have the counter that OpenClaw adds.
+    """
     server = server_of(request)
     owner = server.keys.owner(request)
     async with server.bodies.read(request) as content:
         body = parse(RewardRequest, content)
     try:
-        await server.ledger().end_episode(SessionKey(owner, name), body.result())
-    except UnknownSession as error:
-        raise ApiError(404, str(error), code="unknown_session") from error
+        for id in possible_names(name):
+            with contextlib.suppress(UnknownSession):
+                await server.ledger().end_episode(SessionKey(owner, id), body.result())
+                return {"id": id, "status": "recorded"}
     except AlreadyRewarded as error:
         raise ApiError(409, str(error), code="already_rewarded") from error
     except TooLate as error:
@@ -46,4 +52,4 @@ async def reward_session(name: str, request: Request) -> dict[str, str]:
         raise ApiError(400, str(error), param=error.field) from error
     except CaptureSuspended as error:
         raise ApiError(503, f"The reward cannot be stored at the moment: {error}.") from error
-    return {"id": name, "status": "recorded"}
+    raise ApiError(404, f"You have no session {name!r}.", code="unknown_session")
