@@ -6,9 +6,9 @@ from openclaw_rl.judge.errors import JudgeError
 from openclaw_rl.judge.judges.base import Opinion
 from openclaw_rl.judge.judges.rules import FeedbackReader
 from openclaw_rl.ledger import episodes
-from openclaw_rl.types import EpisodeResult, SampleKind, SessionKey, Source, State, TurnResult
+from openclaw_rl.types import EpisodeResult, SampleKind, SessionKey, Source, State, TurnResult, Verdict
 from support.episodes import attempt, end, next_message, play
-from support.judging import ScriptedJudge, all_judged, judging, until
+from support.judging import ScriptedJudge, all_judged, judging, ready, until
 from support.records import Book
 
 
@@ -89,3 +89,53 @@ async def test_a_step_judge_that_fails_does_not_cost_the_reward(book: Book, monk
     async with judging(book, ScriptedJudge(fails), judges_steps=True):
         await all_judged(book)
     assert [book.state(turn) for turn in turns] == [State.JUDGED] * 2
+
+
+async def test_a_turn_of_an_episode_that_no_judge_can_judge_is_given_up(
+    book: Book, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("openclaw_rl.judge.loop.FIRST_PAUSE", 0.001)
+
+    async def fails(*_: object) -> Verdict:
+        raise JudgeError("it cannot say")
+
+    (turn,) = play(book, "a")
+    end(book, "a", 1.0)
+    async with judging(book) as running:
+        monkeypatch.setattr(running.loop.panel, "verdict", fails)
+        await all_judged(book)
+    assert book.state(turn) is State.DROPPED
+    assert "3 trials failed: it cannot say" in book.read(turn).reason
+
+
+async def test_an_error_while_groups_are_settled_does_not_end_the_judging(
+    book: Book, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def overflows(_episode: object) -> str:
+        raise OverflowError("it is too large")
+
+    async with judging(book, baseline="group") as running:
+        monkeypatch.setattr(running.loop.method, "why_untrained", overflows)
+        for name, reward in (("a", 1.0), ("b", 0.0)):
+            attempt(book, "g", name, reward)
+        await until(lambda: "OverflowError" in caplog.text)
+        (other,) = play(book, "other")
+        end(book, "other", 1.0)
+        await until(lambda: book.state(other) is State.JUDGED)
+        monkeypatch.undo()
+
+
+async def test_the_rewards_of_environments_are_not_examined_for_a_judge_that_says_nothing(
+    book: Book, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[int] = []
+    look = book.ledger.recent_verdicts
+    monkeypatch.setattr(book.ledger, "recent_verdicts", lambda count: looks.append(count) or look(count))
+    play(book, "a", turns=3)
+    end(book, "a", 1.0)
+    async with judging(book, ScriptedJudge(lambda _case: Opinion(1.0))):
+        await all_judged(book)
+        assert looks == []
+        ready(book)
+        await all_judged(book)
+        await until(lambda: len(looks) == 1)

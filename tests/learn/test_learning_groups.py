@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
@@ -9,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from openclaw_rl.types import EpisodeMode, EpisodeResult, SessionKey, State, TrainingSequence
-from support.episodes import attempt
+from openclaw_rl.ledger import episodes
+from openclaw_rl.types import EpisodeMode, EpisodeResult, SessionKey, State, StoredTurn, TrainingSequence
+from support.episodes import attempt, judge
 from support.judging import judging
 from support.learning_run import LearningRun, a_run, flat
 from support.methods import a_method
@@ -78,6 +80,29 @@ async def test_a_smaller_batch_is_a_whole_group_too(tmp_path: Path) -> None:
         async with judging(run.book, method=METHOD, baseline="group"):
             await run.trained(*turns)
         assert run.applied() == [turns]
+
+
+async def test_a_batch_is_loaded_beside_the_event_loop_and_a_group_may_lose_an_attempt_meanwhile(
+    tmp_path: Path,
+) -> None:
+    async with a_run(tmp_path / "run", method=group_method()) as run:
+        turns = [t for n, r in enumerate((1.0, 0.0, 5.0)) for t in attempt(run.book, "g", f"a{n}", r, size=3)]
+        judge(run.book, group_method())
+        load, threads = run.book.ledger.load_turn, set[threading.Thread]()
+
+        def load_after_a_deletion(turn: int) -> StoredTurn:
+            threads.add(threading.current_thread())
+            if gone := run.book.rows("SELECT number FROM sessions WHERE id = 'a2'"):
+                run.book.change(episodes.forget, list(gone[0]))
+            return load(turn)
+
+        run.book.ledger.load_turn = load_after_a_deletion  # type: ignore[method-assign]
+        await run.start(learning=False)
+        learned = note_advantages(run)
+        run.learn()
+        await run.trained(*turns[:2])
+        assert threading.current_thread() not in threads
+        assert list(learned.values()) == [0.5, -0.5]
 
 
 async def harness(book: Book, names: list[str], draw: random.Random) -> None:

@@ -223,10 +223,20 @@ def test_no_reading_of_sessions_touches_a_held_one(book: Book) -> None:
     turns = play(book, "a", turns=2)
     next_message(book, turns[0])
     book.change(changes.close_session, SessionKey("me", "a"))
-    assert not verdicts.any_unsettled(book.db)
     assert book.change(verdicts.settle_sessions, True) == []
     assert reasons(book, turns) == {(State.AWAITING, "")}
     assert book.ledger.queue().held == 2
+
+
+def test_episodes_that_have_ended_are_looked_at_once_and_no_turn_of_them_is_raised(book: Book) -> None:
+    (turn,) = play(book, "a")
+    next_message(book, turn)
+    end(book, "a", -1.0)
+    assert not verdicts.any_unsettled(book.db), "it is judged first"
+    book.change(verdicts.record, turn, Verdict(-1.0), SampleKind.RL, "", 1)
+    assert verdicts.any_unsettled(book.db)
+    assert book.change(verdicts.settle_sessions, True) == []
+    assert not verdicts.any_unsettled(book.db)
 
 
 def test_a_forgotten_attempt_leaves_a_group_of_the_others(book: Book) -> None:

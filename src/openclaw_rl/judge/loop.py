@@ -16,7 +16,7 @@ from openclaw_rl.ledger.errors import LedgerError, UnknownTurn
 from openclaw_rl.ledger.ledger import Ledger
 from openclaw_rl.ledger.status import COLLAPSE_WINDOW, judging_trouble
 from openclaw_rl.methods.base import Method
-from openclaw_rl.types import Question, StoredTurn, Verdict
+from openclaw_rl.types import Question, Source, StoredTurn, Verdict
 
 log = logging.getLogger(__name__)
 
@@ -86,6 +86,9 @@ class JudgeLoop:
                         await self._settle()
                     except LedgerError as error:
                         log.warning("Judging waits for the ledger: %s", error)
+                    except Exception:
+                        # A bug of ours or of a custom method must not end all judging.
+                        log.exception("Groups and sessions could not be settled.")
                     with contextlib.suppress(TimeoutError):
                         # Not wait_for: in Python 3.11 it may swallow a cancellation.
                         async with asyncio.timeout(self._pause()):
@@ -159,7 +162,8 @@ class JudgeLoop:
         if await self.ledger.record_verdict(turn.number, verdict, sample, reason, heard, step_reward):
             log.debug("Turn %d: score %s, %s", turn.number, verdict.score, sample or reason)
             self.metrics.count(verdict, Question.SCORE in self.method.questions, self._saved_votes(verdict))
-            self._warn_of_collapse()
+            if verdict.source is not Source.ENVIRONMENT:
+                self._warn_of_collapse()
 
     def _saved_votes(self, verdict: Verdict) -> int:
         """How many votes of the language model were not needed."""
@@ -202,7 +206,8 @@ class JudgeLoop:
             stored = self.ledger.load_turn(turn)
             if stored.episode is not None:
                 # Only its step or its hint could not be judged. The environment's reward counts.
-                verdict = await self.panel.verdict(Case.of(stored), self.method.questions)
+                with contextlib.suppress(JudgeError, TimeoutError):
+                    verdict = await self.panel.verdict(Case.of(stored), self.method.questions)
             await self._store(stored, verdict)
             self._retries.pop(turn, None)
         except LedgerError:

@@ -92,7 +92,17 @@ class StepRunner:
 
     async def _load_with_signal(self, numbers: Sequence[int]) -> list[StoredTurn]:
         """Load the turns that the method can learn from, and drop the others with the reason."""
-        turns = []
+        # In a thread: groups make large batches, and the server must answer meanwhile.
+        turns, without_signal = await asyncio.to_thread(self._load, numbers)
+        for number, error in without_signal:
+            with contextlib.suppress(UnknownTurn):  # it has just been deleted
+                await self._drop([number], error)
+        return turns
+
+    def _load(self, numbers: Sequence[int]) -> tuple[list[StoredTurn], list[tuple[int, NoSignal]]]:
+        """The turns that the method can learn from, and the others with the reason."""
+        turns: list[StoredTurn] = []
+        without_signal: list[tuple[int, NoSignal]] = []
         for number in numbers:
             try:
                 turn = self.ledger.load_turn(number)
@@ -101,8 +111,8 @@ class StepRunner:
             except UnknownTurn:
                 continue  # it has just been deleted
             except NoSignal as error:
-                await self._drop([number], error)
-        return turns
+                without_signal.append((number, error))
+        return turns, without_signal
 
     async def _try(self, turns: Sequence[StoredTurn]) -> StepReport | None:
         """Make a step of these turns; None if there is none that counts. Failures of an engine are raised."""

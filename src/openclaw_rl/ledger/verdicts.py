@@ -191,9 +191,9 @@ def examples(db: sqlite3.Connection, each: int) -> list[tuple[ExampleKind, int]]
 
 #: Sessions that have ended, whose turns are all judged, and that have not been settled since.
 ENDED = (
-    "SELECT number FROM sessions s WHERE closed IS NOT NULL AND NOT settled AND NOT EXISTS "
-    f"(SELECT 1 FROM turns t WHERE t.session = s.number AND t.state = '{State.READY}') "
-    "AND number NOT IN (SELECT session FROM episodes)"
+    "SELECT number, EXISTS (SELECT 1 FROM episodes e WHERE e.session = s.number) AS is_episode "
+    "FROM sessions s WHERE closed IS NOT NULL AND NOT settled AND NOT EXISTS "
+    f"(SELECT 1 FROM turns t WHERE t.session = s.number AND t.state = '{State.READY}')"
 )
 
 
@@ -204,10 +204,11 @@ def any_unsettled(db: sqlite3.Connection) -> bool:
 def settle_sessions(db: sqlite3.Connection, at_least_one: bool) -> list[int]:
     """Settle the sessions that have ended and been judged; the turns that were chosen.
 
-    With `at_least_one`, the best turn of a session without a good one then counts as +1. Episodes are left alone.
+    With `at_least_one`, the best turn of a session without a good one then counts as +1. The turns of episodes are
+    left alone.
     """
     ended = db.execute(ENDED).fetchall()
-    chosen = [_choose(db, row["number"]) for row in ended] if at_least_one else []
+    chosen = [_choose(db, row["number"]) for row in ended if not row["is_episode"]] if at_least_one else []
     db.executemany("UPDATE sessions SET settled = 1 WHERE number = ?", [(row["number"],) for row in ended])
     return [turn for turn in chosen if turn is not None]
 
