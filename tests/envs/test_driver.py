@@ -7,6 +7,7 @@ import re
 import threading
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,13 +19,14 @@ from openclaw_rl.envs import pacing
 from openclaw_rl.envs.attempt import EpisodeLimits
 from openclaw_rl.envs.base import Outcome, Step
 from openclaw_rl.envs.checks import MAX_TEXT_CHARACTERS
-from openclaw_rl.envs.connection import PolicyServer, Sampling
+from openclaw_rl.envs.connection import PolicyServer, QueueState, Sampling
 from openclaw_rl.envs.driver import STOPPED, Driver, RolloutPlan
 from openclaw_rl.envs.host import EnvironmentHost
+from openclaw_rl.envs.screen import troubles
 from openclaw_rl.envs.tally import Tally
 from openclaw_rl.errors import UserError
 from openclaw_rl.evals import chat as chat_module
-from support.environments import Guess, InstantPolicy, first_only, hangs, raises
+from support.environments import Guess, InstantPolicy, Repeats, first_only, hangs, raises
 from support.episode_server import EpisodeServer, completion, refusal
 from support.harness import running
 
@@ -32,6 +34,13 @@ LIMITS = EpisodeLimits(max_turns=4, turn_seconds=20, episode_seconds=60, samplin
 PLAN = RolloutPlan("guess", "train", seed=3, tasks=1, group=1, parallel=4, limits=LIMITS)
 #: Time-outs that a test waits for.
 HASTY = replace(LIMITS, turn_seconds=0.2)
+
+
+class Strange(dict[str, Any]):
+    """A message whose parts cannot be read."""
+
+    def get(self, *_: Any) -> Any:
+        raise ValueError("strange")
 
 
 class Silent:
@@ -165,11 +174,15 @@ async def test_an_episode_that_outgrows_the_context_is_rewarded_as_it_stands(
         ("step", hangs, "step did not end within 0.2 seconds"),
         ("step", lambda: Step([], reward=math.nan, done=True), "the reward nan, which is not a finite number"),
         ("step", lambda: Step([]), "no message, though the episode is not done"),
+        ("step", lambda: Step([], reward=10**400, done=True), "the reward 10000.*, which is not a finite number from"),
         ("step", lambda: Step([{"role": "robot"}]), "instead of a message with a role"),
+        ("step", lambda: Step([{"role": ["x"]}]), "instead of a message with a role"),  # type: ignore[list-item]
+        ("step", lambda: Step([Strange()]), "step failed: .*ValueError: strange"),
         ("step", lambda: Step([{"role": "user", "content": {1, 2}}]), "content is a set"),
         ("step", lambda: Step([{"role": "user", "content": "x"}] * 100), "100 messages; at most 64"),
         ("step", lambda: "done", "a str instead of a Step"),
         ("outcome", lambda: Outcome(math.inf, solved=True), "the reward inf, which is not a finite number"),
+        ("outcome", lambda: Outcome(2e6, solved=True), "the reward 2000000.0, which is not .* to 1e.06"),
         ("outcome", lambda: 1.0, "a float instead of an Outcome"),
         ("outcome", hangs, "outcome did not end within 0.2 seconds"),
     ],
@@ -263,6 +276,17 @@ async def test_a_reward_that_is_refused_is_counted(env: Guess, policy: PolicySer
     assert tally.unrecorded == {"too late": 1}
 
 
+async def test_an_attempt_whose_reward_is_refused_ends_with_an_error(
+    env: Guess, policy: PolicyServer, server: EpisodeServer
+) -> None:
+    server.on_reward = lambda session, number: refusal(400, "the text is odd") if number == 1 else None
+    tally = await run(env, policy, replace(PLAN, group=2))
+    assert (len(tally.results), tally.rewarded, tally.unrecorded) == (2, [], {"the text is odd": 2})
+    for reward, error in server.rewards.values():
+        group = {name: reward[name] for name in ("task", "group", "group_size")}
+        assert error == {**group, "error": "the text is odd"}
+
+
 async def test_a_wrong_key_ends_the_rollout_with_a_sentence(
     env: Guess, policy: PolicyServer, server: EpisodeServer
 ) -> None:
@@ -336,6 +360,101 @@ async def test_tasks_that_cannot_be_had_end_the_rollout_with_a_sentence(policy: 
     with pytest.raises(ExceptionGroup) as raised:
         await run(NoTasks(), policy)
     assert raised.group_contains(UserError, match="The environment guess gives no tasks for split 'train'")
+
+
+async def test_a_task_that_is_repeated_is_answered_anew_or_not_attempted_again(
+    policy: PolicyServer, server: EpisodeServer
+) -> None:
+    await run(Repeats(), policy, replace(PLAN, tasks=6))
+    seeds = [bodies[0]["seed"] for bodies in server.requests.values()]
+    assert len(set(seeds)) == 6
+    tally = await run(Repeats(), policy, replace(PLAN, tasks=6, distinct=True))
+    assert (len(tally.results), tally.tasks_repeat) == (2, True)
+    assert ("tasks", "only 2 different ones") in troubles(tally)
+
+
+async def test_sessions_have_plain_names(env: Guess, policy: PolicyServer, server: EpisodeServer) -> None:
+    await run(env, policy, replace(PLAN, name="of/größe (1)\n"))
+    (session,) = server.requests
+    assert re.fullmatch(r"gr-e-1--[0-9a-f]{10}-0-0", session), session
+
+
+async def test_an_episode_that_was_being_opened_is_closed(env: Guess, instant: InstantPolicy) -> None:
+    reached, freed = asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+
+    def slow() -> None:
+        loop.call_soon_threadsafe(reached.set)
+        freed.wait()
+
+    env.faults["open"] = slow
+    driving = asyncio.create_task(run(env, instant))
+    await reached.wait()
+    driving.cancel()
+    await asyncio.wait([driving], timeout=0.05)
+    freed.set()
+    with pytest.raises(asyncio.CancelledError):
+        await driving
+    assert env.log == ["closed train-3-0", "closed"]
+
+
+async def test_tools_that_cannot_be_sent_are_an_error(env: Guess, instant: InstantPolicy) -> None:
+    class Odd(Guess):
+        def open(self, task: Any) -> Any:
+            episode = super().open(task)
+            episode.tools = [{"type": {1, 2}}]
+            return episode
+
+    tally = await run(Odd(), instant)
+    assert "tools has a tool that is not JSON" in tally.results[0].error
+
+
+STEP = {"needed": 4}
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        {"queue": None, "next_step": STEP},
+        {"queue": {"to_judge": [], "to_train": 0}, "next_step": STEP},
+        {"queue": 7, "next_step": STEP},
+        {"queue": {"to_judge": 0, "to_train": 0}, "next_step": "soon"},
+        {"policy_version": None},
+        ["ready"],
+    ],
+)
+async def test_a_queue_that_is_not_told_is_unknown(policy: PolicyServer, server: EpisodeServer, state: Any) -> None:
+    server.state = state
+    assert await policy.queue() is None
+
+
+async def test_nothing_starts_while_the_queue_is_unknown(
+    env: Guess, instant: InstantPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pacing, "POLL_SECONDS", 0.001)
+    states = iter([None, None, QueueState(version=4)])
+
+    async def queue() -> QueueState | None:
+        assert not instant.reports
+        return next(states)
+
+    monkeypatch.setattr(instant, "queue", queue)
+    tally = await run(env, instant)
+    assert (len(tally.rewarded), tally.version) == (1, 4)
+
+
+async def test_a_server_is_gone_when_it_has_failed_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([1000.0, 1000.0 + connection_module.MAX_AWAY_SECONDS, 2000.0])
+    async with PolicyServer("http://127.0.0.1:9") as nobody:
+        monkeypatch.setattr(connection_module, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+        assert await nobody.queue() is None, "the time before the first failure does not count"
+        assert await nobody.queue() is None
+        with pytest.raises(ServerGone):
+            await nobody.queue()
+
+
+def test_the_pause_before_a_late_attempt_is_bounded() -> None:
+    assert chat_module.pause({}, 999_999) <= 1.25 * chat_module.MAX_PAUSE
 
 
 async def test_an_environment_may_run_out_of_tasks(policy: PolicyServer) -> None:

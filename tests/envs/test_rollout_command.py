@@ -72,6 +72,16 @@ def test_a_study_measures_the_same_held_out_tasks_before_and_after(
     assert "Held-out tasks solved" in capsys.readouterr().out
 
 
+def test_a_study_measures_each_task_once(
+    server: EpisodeServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--env", "support.environments:Repeats", "--tasks", "3", "--group", "1", "--measure", "5"]
+    assert main(["rollout", "--url", server.url, *flags, "--json", str(tmp_path / "out.jsonl")]) == 0
+    assert "before: tasks only 2 different ones" in capsys.readouterr().out
+    line = json.loads((tmp_path / "out.jsonl").read_text())
+    assert [line[part]["tasks"] for part in ("before", "training", "after")] == [2, 3, 2]
+
+
 def test_the_command_starts_a_server_which_learns_from_the_rewards(tiny_model: Path, tmp_path: Path) -> None:
     out, run_dir = tmp_path / "out.jsonl", tmp_path / "run"
     flags = ["--env", "support.environments:Lengths", "--tasks", "2", "--group", "4", "--max-tokens", "8"]
@@ -110,6 +120,9 @@ def test_variables_of_the_environment_are_options(
         (["--env", SUMS, "--env-arg", "levels=[1]"], "does not take levels; it takes no settings."),
         (["--env-arg", "levels"], "--env-arg levels is not NAME=VALUE."),
         (["--tasks", "0"], "--tasks '0' (from flag) is not valid"),
+        (["--group", "1025"], "--group '1025' (from flag) is not valid"),
+        (["--", "--judge-api-key=s3"], "--judge-api-key cannot be given after --"),
+        (["--", "--judge-api", "s3"], "--judge-api-key cannot be given after --"),
         (["--own-server"], "--url and --own-server exclude each other."),
         (["--method", "rl"], "method is for a server that this command starts"),
         (["--measure", "9", "--eval"], "--measure and --eval exclude each other"),

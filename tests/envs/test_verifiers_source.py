@@ -17,7 +17,8 @@ import pytest
 
 from openclaw_rl.cli import main
 from openclaw_rl.envs.driver import STOPPED
-from support.episode_server import EpisodeServer
+from openclaw_rl.envs.verifiers.process import RUNNER
+from support.episode_server import EpisodeServer, refusal
 from support.harness import running, wait_for
 
 #: Ends each attempt as `ENDINGS` says, in turn; writes the settings and its orders to a file.
@@ -90,9 +91,63 @@ def test_rewards_and_errors_come_back_by_session(
 def test_a_reward_that_is_no_number_is_an_error(server: EpisodeServer, tmp_path: Path) -> None:
     given = flags(server, tmp_path, {"reward": float("nan")}, {"reward": 0.5})
     assert main(["rollout", *given, "--tasks", "1", "--group", "2", "--eval"]) == 0
-    assert server.rewards["trace-1"][0]["error"] == "its reward is nan"
+    assert server.rewards["trace-1"][0]["error"].startswith("the environment gave the reward nan")
     assert server.rewards["trace-2"][0]["reward"] == 0.5
     assert json.loads(log(tmp_path)[0])["headers"] == {"X-Episode": "eval"}
+
+
+def test_what_the_server_would_refuse_is_cut_or_an_error(server: EpisodeServer, tmp_path: Path) -> None:
+    endings = ({"error": "x" * 5000, "task": "t" * 5000}, {"reward": 1e9}, {"reward": 1.0})
+    server.on_reward = lambda session, number: refusal(400, "odd") if (session, number) == ("trace-3", 1) else None
+    assert main(["rollout", *flags(server, tmp_path, *endings), "--tasks", "1", "--group", "3"]) == 1
+    cut, large, refused = server.reported
+    assert (len(cut["error"]), len(cut["task"])) == (1000, 256)
+    assert "the reward 1000000000.0, which is not" in large["error"]
+    assert refused == {"task": "some-env/t0", "group": "g0", "group_size": 3, "error": "odd"}
+
+
+def test_agents_that_are_not_trained_are_not_counted(
+    server: EpisodeServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    untrained = {"error": "the environment does not train this agent", "trained": False, "group": None}
+    assert main(["rollout", *flags(server, tmp_path, {"reward": 1.0}, untrained), "--tasks", "1", "--group", "2"]) == 0
+    assert "1 rewarded, 0 failed" in capsys.readouterr().out
+    assert server.rewards["trace-2"][0]["error"] == untrained["error"]
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="this system does not list processes in /proc")
+def test_the_runner_kills_agents_in_sessions_of_their_own(tmp_path: Path) -> None:
+    program = """
+import runpy, subprocess, sys
+from unittest.mock import MagicMock
+for name in ("clients", "configs.agent", "configs.env", "types", "utils.generic", "utils.loaders"):
+    sys.modules[f"verifiers.v1.{name}"] = MagicMock()
+runner = runpy.run_path(sys.argv[1])
+# An agent in a session of its own, which starts a process in another one.
+agent = '''
+import subprocess
+sleeper = subprocess.Popen(["sleep", "60"], start_new_session=True)
+print(sleeper.pid, flush=True)
+sleeper.wait()
+'''
+subprocess.Popen([sys.executable, "-c", agent], start_new_session=True)
+runner["listen"](print)
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, str(RUNNER)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    sleeper = Path("/proc") / process.stdout.readline().strip() / "stat"
+    assert sleeper.exists()
+    process.stdin.close()
+    assert process.wait(timeout=60) == -signal.SIGKILL
+    process.stdout.close()
+    wait_for(lambda: not sleeper.exists() or sleeper.read_text().rpartition(")")[2].split()[0] == "Z")
 
 
 def test_no_group_begins_while_the_server_is_behind(server: EpisodeServer, tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
-from itertools import count
+from itertools import count, cycle, islice
 from random import Random
 from typing import Any
 
@@ -63,6 +63,13 @@ class Guess:
 
     def close(self) -> None:
         self.log.append("closed")
+
+
+class Repeats(Guess):
+    """Has two tasks, and begins again."""
+
+    def tasks(self, split: str, seed: int) -> Iterator[Task]:
+        return cycle(islice(super().tasks(split, seed), 2))
 
 
 class LengthEpisode(GuessEpisode):

@@ -34,6 +34,14 @@ class Parser(argparse.ArgumentParser):
         return known, unknown
 
 
+def secret_flag(word: str) -> str | None:
+    """The flag of a secret that a word is or shortens."""
+    name = word.split("=")[0]
+    if not name.startswith("--") or name == "--" or name in map(flag, FIELDS):
+        return name if name in SECRET_FLAGS else None
+    return next((secret for secret in SECRET_FLAGS if secret.startswith(name)), None)
+
+
 def unexpected(argument: str, arguments: Sequence[str]) -> str:
     """Names an argument that belongs to nothing, unless it may be part of a secret."""
     given = [word.split("=")[0] for word in arguments if word.startswith("--")]

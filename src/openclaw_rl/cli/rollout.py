@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from openclaw_rl.app.config import Config
-from openclaw_rl.cli.parser import RUN_OPTIONS, add_command, load_options, positive, user_key
+from openclaw_rl.cli.parser import RUN_OPTIONS, add_command, load_options, positive, secret_flag, user_key
 from openclaw_rl.config.options import ConfigError, add_flags, problem, read
 from openclaw_rl.envs.options import FIELDS, DriverOptions
 from openclaw_rl.evals.flags import MODEL_OPTIONS
@@ -82,6 +82,11 @@ def target(config: Config, options: argparse.Namespace) -> "Target":
     from openclaw_rl.envs.rollout import SERVER_FLAGS, Target, new_folder
     from openclaw_rl.ledger.lock import server_url
 
+    if secret := next(filter(None, map(secret_flag, options.server)), None):
+        raise ConfigError(
+            f"{secret} cannot be given after --, where it would be written to results: start that server with "
+            "openclaw-rl serve, and give --url."
+        )
     if options.url and options.own_server:
         raise ConfigError("--url and --own-server exclude each other.")
     url = options.url or ("" if options.own_server else server_url(config.run.folder) or "")

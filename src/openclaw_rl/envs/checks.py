@@ -1,7 +1,6 @@
 """Checks and bounds what an environment returns. Whatever the driver cannot use is a failure of the environment."""
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,6 +12,8 @@ MAX_TEXT_CHARACTERS = 20_000
 MAX_HINT_CHARACTERS = 4_000
 #: Most messages in one step.
 MAX_MESSAGES = 64
+#: Largest reward, and smallest with a minus: what the server takes.
+MAX_REWARD = 1e6
 #: Roles that an environment speaks in. Examples of answers may stand in the first messages.
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 
@@ -24,15 +25,13 @@ def checked_messages(what: str, value: Any) -> list[Message]:
     if len(value) > MAX_MESSAGES:
         raise EnvFailed(f"{what} gave {len(value)} messages; at most {MAX_MESSAGES} are allowed")
     messages = [checked_message(what, message) for message in value]
-    try:
-        json.dumps(messages, allow_nan=False)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise EnvFailed(f"{what} gave a message that is not JSON: {error}") from None
+    check_json(f"{what} gave a message", messages)
     return messages
 
 
 def checked_message(what: str, message: Any) -> Message:
-    if not isinstance(message, Mapping) or message.get("role") not in ROLES:
+    role = message.get("role") if isinstance(message, Mapping) else None
+    if not isinstance(role, str) or role not in ROLES:
         raise EnvFailed(f"{what} gave {kind(message)} instead of a message with a role")
     content = message.get("content")
     if isinstance(content, str):
@@ -68,13 +67,24 @@ def checked_tools(value: Any) -> list[Tool]:
     """Tools in OpenAI's shape; the server checks the rest. Raises EnvFailed."""
     if not isinstance(value, Sequence) or not all(isinstance(tool, Mapping) for tool in value):
         raise EnvFailed(f"tools is {kind(value)} instead of a list of tools")
+    check_json("tools has a tool", list(value))
     return list(value)
 
 
+def check_json(what: str, value: Any) -> None:
+    """Refuse what cannot be sent."""
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise EnvFailed(f"{what} that is not JSON: {error}") from None
+
+
 def check_number(what: str, value: Any) -> None:
-    """Refuse a reward that cannot be compared, such as NaN."""
-    if not isinstance(value, int | float) or not math.isfinite(value):
-        raise EnvFailed(f"{what} gave the reward {value!r:.40}, which is not a finite number")
+    """Refuse a reward that the server does not take, such as NaN."""
+    if not isinstance(value, int | float) or not -MAX_REWARD <= value <= MAX_REWARD:
+        raise EnvFailed(
+            f"{what} gave the reward {value!r:.40}, which is not a finite number from {-MAX_REWARD:g} to {MAX_REWARD:g}"
+        )
 
 
 def checked_hint(what: str, hint: Any) -> str:

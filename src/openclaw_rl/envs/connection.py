@@ -25,6 +25,10 @@ KEEPALIVE_SECONDS = 3.0
 CHAT, READY = "/v1/chat/completions", "/readyz"
 #: Callers bound the time of a whole request.
 PATIENT = {"timeout": dict.fromkeys(("connect", "read", "write", "pool"))}
+#: What the server takes.
+MAX_TASK_CHARACTERS = 256
+#: Longer errors are cut.
+MAX_ERROR_CHARACTERS = 1000
 FINGERPRINT = re.compile(r"policy-(\d+)\Z")
 
 
@@ -82,7 +86,7 @@ class PolicyServer:
 
     - It never goes through a proxy.
     - While the server is busy (429, 503) or away, requests wait: as long as it asks for, then try again.
-    - After MAX_AWAY_SECONDS without any sign of it, ServerGone is raised.
+    - If all requests of MAX_AWAY_SECONDS fail, ServerGone is raised. The time before the first failure does not count.
     - A chat request is sent once: if the connection breaks after that, the answer may be recorded already.
     - A reward is sent until it is answered: the server counts equal rewards once.
     """
@@ -101,7 +105,7 @@ class PolicyServer:
             raise UserError(f"{url} is not the address of a server: {error}.") from None
         if self._urls[CHAT].scheme not in ("http", "https"):
             raise UserError(f"{url} is not the address of a server: it begins with http:// or https://.")
-        self._seen = time.monotonic()
+        self._away, self._queue_unknown = FailureClock(), FailureClock()
 
     async def __aenter__(self) -> Self:
         return self
@@ -155,13 +159,18 @@ class PolicyServer:
         except (httpx.HTTPError, TimeoutError, ValueError, KeyError, IndexError, TypeError):
             raise UserError(f"The server at {self.url} does not say which model it has: check the address.") from None
 
-    async def queue(self) -> QueueState:
-        """How far the server is behind; nothing if it does not say."""
+    async def queue(self) -> QueueState | None:
+        """How far the server is behind; None if it does not say now. Raises ServerGone if it does not for too long."""
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
-                return read_queue((await self._send("GET", READY, b"", {})).json())
+                state = read_queue((await self._send("GET", READY, b"", {})).json())
         except (httpx.HTTPError, TimeoutError, ValueError, RecursionError):
-            return QueueState()
+            state = None
+        if state is not None:
+            self._queue_unknown.reset()
+        elif self._queue_unknown.too_long():
+            raise ServerGone(f"The server at {self.url} does not say how many turns wait. Is it still running?")
+        return state
 
     async def _post(
         self, path: str, body: Mapping[str, Any], headers: Mapping[str, str], seconds: float
@@ -192,12 +201,45 @@ class PolicyServer:
         request = httpx.Request(method, url, headers={**self._headers, **headers}, content=content, extensions=PATIENT)
         response = await self._http.handle_async_request(request)
         await response.aread()
-        self._seen = time.monotonic()
+        self._away.reset()
         return response
 
     def _check_away(self) -> None:
-        if time.monotonic() - self._seen > MAX_AWAY_SECONDS:
+        if self._away.too_long():
             raise ServerGone(f"The server at {self.url} does not answer. Is it still running?")
+
+
+class FailureClock:
+    """Measures how long something has failed: from the first failure after a success."""
+
+    def __init__(self) -> None:
+        self._began: float | None = None
+
+    def reset(self) -> None:
+        """It succeeded."""
+        self._began = None
+
+    def too_long(self) -> bool:
+        """It failed; whether it has failed for longer than a server may be away."""
+        now = time.monotonic()
+        self._began = now if self._began is None else self._began
+        return now - self._began > MAX_AWAY_SECONDS
+
+
+async def report(server: PolicyServer, session: str, body: Mapping[str, Any]) -> str:
+    """Reward a session, or say that it failed; if the server refuses, why.
+
+    A refused reward is reported as an error, so that the attempt has an end and its group does not wait for it.
+    """
+    try:
+        await server.reward(session, body)
+    except RewardRefused as refused:
+        reason = str(refused)[:MAX_ERROR_CHARACTERS]
+        if "error" not in body:
+            attempt = {name: body[name] for name in ("task", "group", "group_size") if name in body}
+            await report(server, session, {**attempt, "error": reason})
+        return reason
+    return ""
 
 
 def read_answer(response: httpx.Response) -> EpisodeAnswer:
@@ -213,11 +255,13 @@ def read_answer(response: httpx.Response) -> EpisodeAnswer:
         raise AnswerFailed("the server's answer is not a chat completion: check the address") from None
 
 
-def read_queue(state: Any) -> QueueState:
-    """What `/readyz` says about the work that waits."""
-    if not isinstance(state, dict):
-        return QueueState()
-    queue, step = state.get("queue") or {}, state.get("next_step") or {}
-    waiting = int(queue.get("to_judge", 0)) + int(queue.get("to_train", 0))
-    needed, training = int(step.get("needed", 0)), bool(step.get("training"))
-    return QueueState(int(state.get("policy_version", 0)), waiting, needed, training)
+def read_queue(state: Any) -> QueueState | None:
+    """What `/readyz` says about the work that waits; None if that cannot be understood, or is not known now."""
+    try:
+        version, step = int(state.get("policy_version", 0)), state.get("next_step")
+        if step is None:  # it does not train: nothing that waits can delay a step
+            return QueueState(version)
+        waiting = int(state["queue"]["to_judge"]) + int(state["queue"]["to_train"])
+        return QueueState(version, waiting, int(step["needed"]), bool(step.get("training")))
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError):
+        return None

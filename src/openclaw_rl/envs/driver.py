@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import re
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -9,7 +10,7 @@ from uuid import uuid4
 
 from openclaw_rl.envs.attempt import Attempt, AttemptFailed, AttemptRecord, EpisodeLimits
 from openclaw_rl.envs.base import EnvFailed, Task
-from openclaw_rl.envs.connection import PolicyServer, RewardRefused
+from openclaw_rl.envs.connection import MAX_ERROR_CHARACTERS, MAX_TASK_CHARACTERS, PolicyServer, report
 from openclaw_rl.envs.host import EnvironmentHost
 from openclaw_rl.envs.pacing import Pacer, RolloutWatcher
 from openclaw_rl.envs.tally import AttemptResult, Tally
@@ -19,10 +20,10 @@ from openclaw_rl.errors import UserError
 RETRIES = 1
 #: How long the driver tells the server which attempts were given up when it is stopped.
 FAREWELL_SECONDS = 10.0
-#: What the server takes.
-MAX_TASK_CHARACTERS = 256
-#: Longer errors are cut.
-MAX_ERROR_CHARACTERS = 1000
+#: An environment has no further task if it gives as many known ones in a row as are known, and at least this many.
+MIN_REPEATS = 16
+#: How much of an environment's name stands in the names of its sessions.
+MAX_NAME_CHARACTERS = 64
 STOPPED = "the rollout was stopped"
 
 
@@ -40,6 +41,8 @@ class RolloutPlan:
     limits: EpisodeLimits
     minutes: float | None = None
     """Start no new group after this time."""
+    distinct: bool = False
+    """Attempt no task twice."""
 
 
 class EpisodeDriver(Protocol):
@@ -74,14 +77,14 @@ class Driver:
     - At most `parallel` attempts run at once. The attempts of a group start one after the other.
     - No group starts while the server has more than two training steps of turns waiting; evaluations never wait.
     - An attempt that fails is made once more, in a new session; if it fails again, the server is told `error`. It is
-      never recorded as a reward of 0.
+      never recorded as a reward of 0. So is an attempt whose reward the server refuses.
     - When the driver is stopped, the server is told about every attempt of a group that has begun.
     """
 
     def __init__(self, host: EnvironmentHost, server: PolicyServer, plan: RolloutPlan, watch: RolloutWatcher) -> None:
         self.host, self.server, self.plan, self.watch = host, server, plan, watch
         self.tally = Tally()
-        self._name = f"{plan.name.rpartition('/')[2]}-{uuid4().hex[:10]}"
+        self._name = run_name(plan.name)
         #: The attempts of groups that have begun, and the session in which each is made.
         self._open: dict[AttemptKey, str] = {}
         self._pacer = Pacer(server, self.tally, watch, plan.minutes)
@@ -104,17 +107,28 @@ class Driver:
     async def _tasks(self) -> AsyncIterator[tuple[int, Task]]:
         """The tasks with their numbers. Raises UserError if the environment cannot give them."""
         plan, seconds = self.plan, self.plan.limits.turn_seconds
+        seen: set[str] = set()
+        number = repeats = 0
         try:
             tasks = await self.host.call(
                 "tasks", lambda: iter(self.host.environment.tasks(plan.split, plan.seed)), seconds
             )
-            for number in range(plan.tasks):
+            while number < plan.tasks:
                 task = await self.host.call("tasks", lambda: next(tasks, None), seconds)
                 if task is None:
                     return
                 if not isinstance(task, Task):
                     raise EnvFailed(f"tasks gave a {type(task).__name__} instead of a Task")
+                if plan.distinct and task.id in seen:
+                    repeats += 1
+                    # An environment that draws its tasks repeats one now and then; this one has begun again.
+                    if repeats >= max(len(seen), MIN_REPEATS):
+                        self.tally.tasks_repeat = True
+                        return
+                    continue
+                seen.add(task.id)
                 yield number, task
+                number, repeats = number + 1, 0
         except EnvFailed as error:
             if isinstance(error.__cause__, UserError):
                 raise error.__cause__ from None
@@ -141,7 +155,8 @@ class Driver:
     async def _attempt(self, key: AttemptKey) -> AttemptResult:
         """Make an attempt, once more if it fails, and tell the server what became of it."""
         attempt = Attempt(self.host, self.server, self.plan.limits)
-        seed = f"{self.plan.seed}/{key.task.id}/{key.number}"
+        # With the index: an environment with few tasks repeats them, and their answers are drawn anew.
+        seed = f"{self.plan.seed}/{key.index}/{key.task.id}/{key.number}"
         error = ""
         for retry in range(RETRIES + 1):
             session = self._open[key] = key.session(retry)
@@ -152,23 +167,23 @@ class Driver:
                 if retry < RETRIES:
                     self.tally.retries += 1
                     # The failed session holds turns that nobody will reward. It is outside the group.
-                    await self._report(session, {"task": self._task_name(key), "error": error})
+                    await report(self.server, session, {"task": self._task_name(key), "error": error})
             else:
                 return await self._record(key, session, record)
-        unrecorded = await self._report(session, {**self._group_body(key), "error": error})
+        unrecorded = await report(self.server, session, {**self._group_body(key), "error": error})
         return AttemptResult(key.task.id, key.index, key.number, None, error=error, unrecorded=unrecorded)
 
     async def _record(self, key: AttemptKey, session: str, record: AttemptRecord) -> AttemptResult:
         assert record.outcome is not None
-        unrecorded = await self._report(session, {**self._group_body(key), **record.reward_body()})
+        unrecorded = await report(self.server, session, {**self._group_body(key), **record.reward_body()})
         versions = [answer.version for answer in record.answers if answer.version is not None]
         self.tally.version = max([self.tally.version, *versions])
         return AttemptResult(
             key.task.id,
             key.index,
             key.number,
-            record.outcome.reward,
-            solved=record.outcome.solved,
+            None if unrecorded else record.outcome.reward,
+            solved=record.outcome.solved and not unrecorded,
             turns=len(record.answers),
             seconds=record.seconds,
             staleness=self.tally.version - versions[0] if versions else 0,
@@ -185,22 +200,21 @@ class Driver:
         name, task = f"{self.plan.name}/", key.task.id
         return (task if task.startswith(name) else name + task)[:MAX_TASK_CHARACTERS]
 
-    async def _report(self, session: str, body: dict[str, Any]) -> str:
-        """Tell the server about an attempt; if it refuses, why."""
-        try:
-            await self.server.reward(session, body)
-        except RewardRefused as refused:
-            return str(refused)
-        return ""
-
     async def _give_up(self) -> None:
         """Say that attempts without an end have failed, so that no group waits for them."""
         unfinished, self._open = self._open, {}
         if not unfinished:
             return
         reports = [
-            self._report(session, {**self._group_body(key), "error": STOPPED}) for key, session in unfinished.items()
+            report(self.server, session, {**self._group_body(key), "error": STOPPED})
+            for key, session in unfinished.items()
         ]
         with contextlib.suppress(TimeoutError, UserError):
             async with asyncio.timeout(FAREWELL_SECONDS):
                 await asyncio.gather(*reports, return_exceptions=True)
+
+
+def run_name(environment: str) -> str:
+    """What the names of a run's groups and sessions begin with: it can stand in an address and in a header."""
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", environment.rpartition("/")[2])
+    return f"{name[:MAX_NAME_CHARACTERS]}-{uuid4().hex[:10]}"

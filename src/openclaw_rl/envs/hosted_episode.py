@@ -11,6 +11,9 @@ from openclaw_rl.envs.host import CLOSE_SECONDS, EnvironmentHost, guarded
 class HostedEpisode:
     """One episode of a hosted environment. Every call raises EnvFailed for whatever the environment does wrong.
 
+    - Results are checked in the environment's thread too, so an odd value cannot stop the driver.
+    - An episode that was opened is closed, also if the driver is stopped while it is being opened.
+
     Calls that follow each other go to the thread together: a change of threads takes longer than most calls.
     """
 
@@ -18,6 +21,7 @@ class HostedEpisode:
         """`seconds` is how long one call of the environment may take."""
         self.host, self.seconds = host, seconds
         self._episode: Episode | None = None
+        self._begun = self._closed = False
 
     async def start(self, task: Task) -> tuple[list[Tool], list[Message]]:
         """Open the episode; its tools and first messages."""
@@ -25,16 +29,25 @@ class HostedEpisode:
         async def begin() -> tuple[list[Tool], list[Message]]:
             opened: Episode = await guarded("open", lambda: self.host.environment.open(task), self.seconds)
             self._episode = opened
+            if self._closed:
+                await self._close()
+                raise EnvFailed("the episode was closed while it was being opened")
             tools = checked_tools(await guarded("tools", lambda: opened.tools, self.seconds))
             return tools, checked_messages("start", await guarded("start", opened.start, self.seconds))
 
+        self._begun = True
         tools, messages = await self.host.call("start", begin, 3 * self.seconds)
         return tools, messages
 
     async def step(self, answer: Message) -> Step:
         """What the environment says to an answer."""
-        assert self._episode is not None
-        return checked_step(await self.host.call("step", partial(self._episode.step, answer), self.seconds))
+
+        async def take() -> Step:
+            assert self._episode is not None
+            return checked_step(await guarded("step", partial(self._episode.step, answer), self.seconds))
+
+        step: Step = await self.host.call("step", take, self.seconds)
+        return step
 
     async def finish(self) -> Outcome:
         """The outcome; the episode is closed."""
@@ -50,11 +63,12 @@ class HostedEpisode:
 
     async def close(self) -> None:
         """Close the episode, if it is open. An environment that cannot is left alone: nothing depends on it."""
-        if self._episode is not None:
+        if self._begun and not self._closed:
             with contextlib.suppress(EnvFailed):
-                await self.host.call("close", self._close, self.seconds)
+                await self.host.call("close", self._close, min(CLOSE_SECONDS, self.seconds))
 
     async def _close(self) -> None:
+        self._closed = True
         episode, self._episode = self._episode, None
         if episode is not None:
             with contextlib.suppress(EnvFailed):

@@ -6,6 +6,8 @@ from openclaw_rl.config.options import Section, fields_of, option
 
 #: Where the options of this section are listed in --help and in the docs.
 EPISODES, LIMITS = "Episodes", "Limits"
+#: The largest group that the server takes.
+MAX_GROUP = 1024
 
 
 class DriverOptions(Section):
@@ -24,6 +26,7 @@ class DriverOptions(Section):
         group=EPISODES,
         env="ENV_GROUP",
         ge=1,
+        le=MAX_GROUP,
     )
     parallel: int = option(8, "Most episodes at once.", group=EPISODES, env="PARALLEL_ENVS", ge=1)
     split: str = option(

@@ -35,11 +35,12 @@ class Pacer:
             if evaluates or time.monotonic() < self._asked + POLL_SECONDS:
                 return True
             state = await self._server.queue()
-            self._asked = time.monotonic()
-            self._tally.version = max(self._tally.version, state.version)
-            self._tally.batches_ahead = state.batches
-            if state.batches <= MAX_BATCHES_AHEAD:
-                return True
-            self._watch.waiting(self._tally)
+            if state is not None:
+                self._asked = time.monotonic()
+                self._tally.version = max(self._tally.version, state.version)
+                self._tally.batches_ahead = state.batches
+                if state.batches <= MAX_BATCHES_AHEAD:
+                    return True
+                self._watch.waiting(self._tally)
             await asyncio.sleep(POLL_SECONDS)
         return False

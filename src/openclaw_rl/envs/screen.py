@@ -88,7 +88,8 @@ def summary(tally: Tally, title: str) -> Table:
 
 def troubles(tally: Tally) -> list[tuple[str, str]]:
     """What went wrong, and how often."""
-    rows = [("made again", str(tally.retries))] if tally.retries else []
+    rows = [("tasks", f"only {tally.groups} different ones")] if tally.tasks_repeat else []
+    rows += [("made again", str(tally.retries))] if tally.retries else []
     rows += [("failed", f"{count} × {reason}") for reason, count in tally.failures.most_common(MAX_REASONS)]
     rows += [("not recorded", f"{count} × {reason}") for reason, count in tally.unrecorded.most_common(MAX_REASONS)]
     return rows

@@ -37,7 +37,10 @@ class Study:
     after: Tally | None = None
 
     async def run(self, make: MakeDriver, server: PolicyServer, plan: RolloutPlan, cases: int, show: Show) -> None:
-        """Measure, train, measure. The measured tasks and the seeds of their answers are the same both times."""
+        """Measure, train, measure. The measured tasks and the seeds of their answers are the same both times.
+
+        No task is measured twice: an environment that repeats its tasks is measured on those that it has.
+        """
         exam = replace(
             plan,
             split=HELD_OUT,
@@ -45,6 +48,7 @@ class Study:
             group=1,
             limits=replace(plan.limits, evaluates=True),
             minutes=None,
+            distinct=True,
         )
         with show("before", cases) as watch:
             driver = make(server, exam, watch)
@@ -72,7 +76,7 @@ async def settle(server: PolicyServer) -> None:
     with contextlib.suppress(TimeoutError):
         while time.monotonic() < end:
             state = await server.queue()
-            if not state.training and state.batches < 1:
+            if state is not None and not state.training and state.batches < 1:
                 return
             await asyncio.sleep(POLL_SECONDS)
 
@@ -85,10 +89,10 @@ def solved_share(tally: Tally) -> Interval | None:
 
 def change(before: Tally, after: Tally) -> Difference | None:
     """What training changed, on the tasks that were attempted without failure both times."""
-    old = {result.index: result.solved for result in before.rewarded}
-    new = {result.index: result.solved for result in after.rewarded}
+    old = {(result.index, result.task): result.solved for result in before.rewarded}
+    new = {(result.index, result.task): result.solved for result in after.rewarded}
     both = sorted(old.keys() & new.keys())
-    return compare_passes([old[index] for index in both], [new[index] for index in both]) if both else None
+    return compare_passes([old[task] for task in both], [new[task] for task in both]) if both else None
 
 
 def results_table(study: Study) -> Table:
@@ -117,6 +121,7 @@ def plain(study: Study) -> dict[str, Any]:
         share = solved_share(tally)
         data[name] = {
             "solved": asdict(share) if share else None,
+            "tasks": tally.groups,
             "reward": round(mean(rewards), 4),
             "policy_version": tally.version,
             "failures": dict(tally.failures),

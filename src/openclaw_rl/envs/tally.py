@@ -19,7 +19,7 @@ class AttemptResult:
     attempt: int
     """Its number in its group."""
     reward: float | None
-    """None if the attempt failed."""
+    """None if the attempt failed, or if the server did not record its reward."""
     solved: bool = False
     turns: int = 0
     seconds: float = 0.0
@@ -45,6 +45,8 @@ class Tally:
     version: int = 0
     """The newest policy version that was seen."""
     batches_ahead: float = 0.0
+    tasks_repeat: bool = False
+    """Whether the rollout ended early because the environment has no further different task."""
     began: float = field(default_factory=time.monotonic)
     finished: float | None = None
     _recent: deque[AttemptResult] = field(default_factory=lambda: deque(maxlen=RECENT))

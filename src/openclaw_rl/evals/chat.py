@@ -164,7 +164,7 @@ def pause(headers: Mapping[str, str], attempt: int) -> float:
     except ValueError:  # a date is ignored
         seconds = math.nan
     if math.isnan(seconds):
-        seconds = FIRST_PAUSE * 2**attempt
+        seconds = FIRST_PAUSE * 2 ** min(attempt, 10)
     return min(max(seconds, 0.0), MAX_PAUSE) * random.uniform(1.0, 1.25)
 
 

@@ -2,14 +2,15 @@
 
 import asyncio
 import contextlib
-import math
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 from uuid import uuid4
 
-from openclaw_rl.envs.connection import PolicyServer, RewardRefused
-from openclaw_rl.envs.driver import FAREWELL_SECONDS, STOPPED, RolloutPlan
+from openclaw_rl.envs.base import EnvFailed
+from openclaw_rl.envs.checks import check_number
+from openclaw_rl.envs.connection import MAX_ERROR_CHARACTERS, MAX_TASK_CHARACTERS, PolicyServer, report
+from openclaw_rl.envs.driver import FAREWELL_SECONDS, STOPPED, RolloutPlan, run_name
 from openclaw_rl.envs.pacing import Pacer, RolloutWatcher
 from openclaw_rl.envs.tally import AttemptResult, Tally
 from openclaw_rl.envs.verifiers.process import RunnerProcess
@@ -24,6 +25,8 @@ class VerifiersDriver:
 
     - The environment is used as it is: its harness, its tools, its judges. Each attempt is a session of the server.
     - An attempt that verifiers calls failed, or that it did not score, is reported as an error and never as a reward.
+      So is an attempt whose reward the server refuses.
+    - Sessions of agents that the environment does not train are closed, and counted nowhere.
     - No group starts while the server has more than two training steps of turns waiting; evaluations never wait.
     - The process that runs the environment ends with this one, also after kill -9.
     """
@@ -32,7 +35,7 @@ class VerifiersDriver:
         self.name, self.python = name, python
         self.server, self.plan, self.watch = server, plan, watch
         self.tally = Tally()
-        self._run_name = f"{name.rpartition('/')[2]}-{uuid4().hex[:10]}"
+        self._run_name = run_name(name)
         #: How many attempts of each group have ended.
         self._ended: Counter[str] = Counter()
         self._pacer = Pacer(server, self.tally, watch, plan.minutes)
@@ -73,24 +76,32 @@ class VerifiersDriver:
     async def _record(self, line: Mapping[str, Any]) -> None:
         """Tell the server what became of an attempt."""
         session, group = line["session"] or f"{self._run_name}-{uuid4().hex[:10]}", line.get("group")
-        reward, error = line.get("reward"), line.get("error", "")
-        if reward is not None and not math.isfinite(reward):
-            reward, error = None, f"its reward is {reward}"
+        reward, error = line.get("reward"), line.get("error", "")[:MAX_ERROR_CHARACTERS]
+        if reward is not None:
+            try:
+                check_number("the environment", reward)
+            except EnvFailed as failure:
+                reward, error = None, str(failure)
         solved = reward is not None and reward >= SOLVED_REWARD
         outcome = {"error": error} if reward is None else {"reward": reward, "solved": solved}
-        body = {"task": f"{self.name}/{line.get('task', '')}", **self._group_body(group), **outcome}
+        task = f"{self.name}/{line.get('task', '')}"[:MAX_TASK_CHARACTERS]
+        body = {"task": task, **self._group_body(group), **outcome}
+        if not line.get("trained", True):
+            await report(self.server, session, body)
+            return
         # Counted before it is reported: if this is stopped meanwhile, the attempt is not reported a second time.
         number = self._ended[group or ""]
         self._ended[group or ""] += 1
+        unrecorded = await report(self.server, session, body)
         result = AttemptResult(
-            body["task"],
+            task,
             line.get("index", 0),
             number,
-            reward,
-            solved=solved,
+            None if unrecorded else reward,
+            solved=solved and not unrecorded,
             turns=line.get("turns", 0),
             error=error,
-            unrecorded=await self._report(session, body),
+            unrecorded=unrecorded,
         )
         self.tally.add(result)
         self.watch.ended(self.tally)
@@ -98,18 +109,10 @@ class VerifiersDriver:
     def _group_body(self, group: str | None) -> dict[str, Any]:
         return {"group": group, "group_size": self.plan.group} if group and self.plan.group > 1 else {}
 
-    async def _report(self, session: str, body: Mapping[str, Any]) -> str:
-        """Tell the server about an attempt; if it refuses, why."""
-        try:
-            await self.server.reward(session, body)
-        except RewardRefused as refused:
-            return str(refused)
-        return ""
-
     async def _give_up(self) -> None:
         """Say that attempts without an end have failed, so that no group waits for them."""
         reports = [
-            self._report(f"{group}-stopped-{number}", {**self._group_body(group), "error": STOPPED})
+            report(self.server, f"{group}-stopped-{number}", {**self._group_body(group), "error": STOPPED})
             for group, ended in self._ended.items()
             if group and self.plan.group > 1
             for number in range(ended, self.plan.group)

@@ -74,14 +74,13 @@ class RunnerProcess:
     async def __aexit__(self, *_: object) -> None:
         process = self._running()
         self._close_input()
-        try:
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(EXIT_SECONDS):
                 await process.wait()
-        except TimeoutError:
-            # Also those that it started: they are in its process group.
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            await process.wait()
+        # Also after its end: processes that it started may be left in its group.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()
         for task in self._tasks:
             task.cancel()
 

@@ -7,6 +7,7 @@ else that is printed goes to standard error. The program and all that it started
 """
 
 import asyncio
+import contextlib
 import itertools
 import json
 import os
@@ -14,6 +15,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from verifiers.v1.clients import EvalClientConfig, ModelContext
@@ -22,6 +24,9 @@ from verifiers.v1.configs.env import EnvConfig
 from verifiers.v1.types import SamplingConfig
 from verifiers.v1.utils.generic import concrete_type
 from verifiers.v1.utils.loaders import environment_class, load_environment
+
+#: Longer errors are cut.
+MAX_ERROR_CHARACTERS = 1000
 
 
 class Results:
@@ -67,12 +72,21 @@ def result(trace: Any, index: int, group: str) -> dict[str, Any]:
         "turns": trace.num_turns,
     }
     if not trace.agent.trainable:
-        return ended | {"error": "the environment does not train this agent"}
-    ended["group"] = group if trace.agent.name == "agent" else f"{group}-{trace.agent.name}"
+        return ended | {"error": "the environment does not train this agent", "trained": False}
+    ended["group"] = group_of(trace.agent.name, group)
     if trace.ok and trace.rewards and all(reward is not None for reward in trace.rewards.values()):
         return ended | {"reward": float(trace.reward)}
-    errors = [error.message for error in trace.errors] or ["it was not scored"]
-    return ended | {"error": errors[-1]}
+    return ended | {"error": last_error(trace.errors, "it was not scored")}
+
+
+def group_of(agent: str, group: str) -> str:
+    """The group of one agent."""
+    return group if agent == "agent" else f"{group}-{agent}"
+
+
+def last_error(errors: list[Any], otherwise: str) -> str:
+    message = errors[-1].message if errors else otherwise
+    return str(message)[:MAX_ERROR_CHARACTERS]
 
 
 class AttemptRunner:
@@ -81,6 +95,9 @@ class AttemptRunner:
     def __init__(self, settings: dict[str, Any], results: Results) -> None:
         self.settings, self.results = settings, results
         self.env = environment(settings)
+        self.agents = list(agent_config_fields(self.env.config)) or ["agent"]
+        #: Agents that an episode showed to be untrained. The configuration does not say it.
+        self.untrained: set[str] = set()
         client = EvalClientConfig(
             base_url=settings["url"], api_key_var=settings["key_variable"], headers=settings["headers"]
         )
@@ -103,18 +120,58 @@ class AttemptRunner:
     async def attempt(self, index: int, slot: Any) -> None:
         group = f"{self.settings['run']}-{index}"
         episode = await self.env.run_slot(slot, self.context, self.free)
+        self.untrained |= {trace.agent.name for trace in episode.traces if not trace.agent.trainable}
         for trace in episode.traces:
             self.results.write(result(trace, index, group))
         if not episode.traces:
-            errors = [error.message for error in episode.errors] or ["no agent ran"]
-            self.results.write({"session": None, "index": index, "group": group, "error": errors[-1]})
+            # Each trained agent has a group, which would wait for this attempt.
+            failed = {"session": None, "index": index, "error": last_error(episode.errors, "no agent ran")}
+            for agent in self.agents:
+                if agent not in self.untrained:
+                    self.results.write(failed | {"group": group_of(agent, group)})
 
 
 def listen(order: Callable[[str], object]) -> None:
     """Read orders. When our side is gone or wants this to stop, standard input closes: end at once."""
     for line in sys.stdin:
         order(line.strip())
+    kill_descendants()
     os.killpg(0, signal.SIGKILL)
+
+
+def kill_descendants() -> None:
+    """Kill every process that this one started, directly or not. verifiers starts agents in sessions of their own.
+
+    They are stopped first, so that none starts another one, or loses its parent, while they are looked for.
+    """
+    stopped: set[int] = set()
+    while found := descendants(os.getpid()) - stopped:
+        send(signal.SIGSTOP, found)
+        stopped |= found
+    send(signal.SIGKILL, stopped)
+
+
+def send(number: signal.Signals, processes: set[int]) -> None:
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(process, number)
+
+
+def descendants(ancestor: int) -> set[int]:
+    """The processes below one. A system without /proc shows none."""
+    children: dict[int, list[int]] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            # The name before the last bracket may contain anything.
+            parent = path.read_bytes().rpartition(b")")[2].split()[1]
+            children.setdefault(int(parent), []).append(int(path.parent.name))
+    below: set[int] = set()
+    pending = [ancestor]
+    while pending:
+        new = children.get(pending.pop(), [])
+        below.update(new)
+        pending += new
+    return below
 
 
 async def run(settings: dict[str, Any], results: Results) -> None:
@@ -127,7 +184,10 @@ async def run(settings: dict[str, Any], results: Results) -> None:
 
 def main() -> None:
     results = Results()
-    asyncio.run(run(json.loads(sys.stdin.readline()), results))
+    try:
+        asyncio.run(run(json.loads(sys.stdin.readline()), results))
+    finally:
+        kill_descendants()
 
 
 if __name__ == "__main__":
