@@ -2,7 +2,7 @@
 
 import argparse
 import difflib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -50,12 +50,17 @@ def unexpected(argument: str, arguments: Sequence[str]) -> str:
 
 
 def add_command(
-    commands: Any, name: str, doc: str, run: Callable[[argparse.Namespace], int], options: Sequence[str]
+    commands: Any,
+    name: str,
+    doc: str,
+    run: Callable[[argparse.Namespace], int],
+    options: Sequence[str],
+    defaults: Mapping[str, str] | None = None,
 ) -> Parser:
-    """Add a command that takes --config and some of the server's options."""
+    """Add a command that takes --config and some of the server's options, with `defaults` as for `add_flags`."""
     parser: Parser = commands.add_parser(name, help=doc, description=f"{doc[0].upper()}{doc[1:]}.")
     add_config_flag(parser)
-    add_flags(parser, FIELDS, only=options)
+    add_flags(parser, FIELDS, only=options, defaults=defaults)
     parser.set_defaults(run=run)
     return parser
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from openclaw_rl.app.config import Config
-from openclaw_rl.cli.parser import RUN_OPTIONS, add_command, load_options, positive, secret_flag, user_key
+from openclaw_rl.cli.parser import add_command, load_options, positive, secret_flag, user_key
 from openclaw_rl.config.options import ConfigError, add_flags, problem, read
 from openclaw_rl.envs.options import FIELDS, DriverOptions
 from openclaw_rl.evals.flags import MODEL_OPTIONS
@@ -18,12 +18,16 @@ if TYPE_CHECKING:
     from openclaw_rl.envs.rollout import Target
 
 DOC = "run episodes of an environment, and let the server learn from their rewards"
+#: The method of a server that this command starts: it learns from rewards alone.
+METHOD = "rl"
 #: Options of the server that only count if this command starts it.
 OF_OWN_SERVER = ("method", "model_name", "device")
 
 
 def add(commands: Any) -> None:
-    parser = add_command(commands, "rollout", DOC, run, (*RUN_OPTIONS, *MODEL_OPTIONS, "method", "api_key"))
+    parser = add_command(
+        commands, "rollout", DOC, run, ("run_dir", *MODEL_OPTIONS, "method", "api_key"), {"method": f"{METHOD} here"}
+    )
     add_flags(parser, FIELDS)
     parser.add_argument(
         "--env-arg",
@@ -97,8 +101,7 @@ def target(config: Config, options: argparse.Namespace) -> "Target":
                 "--own-server."
             )
         return Target(url, user_key(config), facts={"url": url})
-    # Rewards are what an environment gives: `rl` learns from them alone.
-    method = config.method.method if "method" in config.given() else "rl"
+    method = config.method.method if "method" in config.given() else METHOD
     machine = machine_of(config)
     machine.fetch_model()
     named = ("--model-name", machine.model_name) if machine.model_name else ()

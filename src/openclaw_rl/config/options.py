@@ -85,8 +85,16 @@ def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def add_flags(parser: argparse.ArgumentParser, fields: Fields, only: Sequence[str] | None = None) -> None:
-    """Add options to a parser (all, or `only` some), in groups. A flag that is not given leaves no value."""
+def add_flags(
+    parser: argparse.ArgumentParser,
+    fields: Fields,
+    only: Sequence[str] | None = None,
+    defaults: Mapping[str, str] | None = None,
+) -> None:
+    """Add options to a parser (all, or `only` some), in groups. A flag that is not given leaves no value.
+
+    `defaults` has the words for defaults of this parser that differ from those of the options.
+    """
     groups: dict[str, Any] = {}
     for name, field in fields.items():
         if only is not None and name not in only:
@@ -94,7 +102,8 @@ def add_flags(parser: argparse.ArgumentParser, fields: Fields, only: Sequence[st
         definition = option_of(field)
         if definition.group not in groups:
             groups[definition.group] = parser.add_argument_group(definition.group)
-        doc = f"{field.description} [{definition.env[0]}; default: {shown_default(field)}]"
+        default = (defaults or {}).get(name) or shown_default(field)
+        doc = f"{field.description} [{definition.env[0]}; default: {default}]"
         settings: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS, "help": doc.replace("%", "%%")}
         if field.annotation is bool:
             settings["action"] = argparse.BooleanOptionalAction
