@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from openclaw_rl.config.options import Section, option
+from openclaw_rl.types.episodes import MAX_GROUP_SIZE
 
 #: The defaults of groups.
 GROUP_SIZE, GROUP_TIMEOUT = 8, 600.0
@@ -34,6 +35,7 @@ class CaptureOptions(Section):
         group="Capture",
         env="GROUP_SIZE",
         ge=2,
+        le=MAX_GROUP_SIZE,
     )
     group_timeout: float = option(
         GROUP_TIMEOUT,
