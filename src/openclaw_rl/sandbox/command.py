@@ -12,20 +12,15 @@
 `command_fences` lists what holds on this machine; `missing_fences` says what would be needed.
 """
 
-import asyncio
 import functools
 import json
-import math
 import os
-import subprocess
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from openclaw_rl.sandbox.fences.launch import NOBODY
-from openclaw_rl.sandbox.run import MAX_OUTPUT, PYTHON, ProgramOutcome, kill, watch
-
-LAUNCH = "import sys; sys.path.append(sys.argv[1]); from fences.launch import main; main()"
+from openclaw_rl.sandbox.run import MAX_OUTPUT, ProgramOutcome, start, to_its_end, watch
 
 
 async def run_command(
@@ -43,15 +38,8 @@ async def run_command(
     if os.getuid() == 0:
         os.chown(folder, NOBODY, NOBODY)
     paths = {"readable": list(map(str, readable)), "runnable": list(map(str, runnable))}
-    running = _start({"argv": list(argv), "memory_mib": memory_mib, **paths}, stdin, seconds, folder)
-    watcher = asyncio.create_task(asyncio.to_thread(watch, running, seconds, max_output))
-    try:
-        return await asyncio.shield(watcher)
-    finally:
-        # When cancelled: the watcher sees the end at once.
-        if not watcher.done():
-            kill(running)
-            await watcher
+    settings = {"argv": list(argv), "memory_mib": memory_mib, **paths}
+    return await to_its_end(start("launch", settings, stdin, seconds, folder), seconds, max_output)
 
 
 @functools.cache
@@ -59,7 +47,7 @@ def command_fences() -> tuple[str, ...]:
     """The fences around commands on this machine, by a trial run: limits, user, namespaces, landlock, seccomp."""
     settings = {"argv": [], "memory_mib": 512, "readable": [], "runnable": [], "report": True}
     with tempfile.TemporaryDirectory(prefix="openclaw-sandbox-") as folder:
-        outcome = watch(_start(settings, b"", 10, Path(folder)), 10, MAX_OUTPUT)
+        outcome = watch(start("launch", settings, b"", 10, folder), 10, MAX_OUTPUT)
     return tuple(json.loads(outcome.stdout)) if outcome.exit_code == 0 else ()
 
 
@@ -73,21 +61,3 @@ def missing_fences() -> str:
     if "namespaces" not in fences and "user" not in fences:
         return "user namespaces, which hold a command's processes (or start as root)"
     return ""
-
-
-def _start(settings: dict[str, object], stdin: bytes, seconds: float, folder: Path) -> subprocess.Popen[bytes]:
-    # The limit on wall time comes first; the one on CPU time is for the case that the watcher died.
-    defaults = {"cpu_seconds": math.ceil(seconds) + 1, "parent": os.getpid(), "report": False}
-    # A file, because a pipe would have to be filled while the child reads.
-    with tempfile.TemporaryFile() as given:
-        given.write(stdin)
-        given.seek(0)
-        return subprocess.Popen(
-            [*PYTHON, LAUNCH, str(Path(__file__).parent), json.dumps({**defaults, **settings})],
-            stdin=given,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            cwd=folder,
-            env={},
-            start_new_session=True,
-        )

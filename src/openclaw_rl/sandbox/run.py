@@ -25,13 +25,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-#: Runs `fences.child` with only the standard library: no site packages, no user settings, no bytecode files.
+#: Runs a module of `fences` with only the standard library: no site packages, no user settings, no bytecode files.
 PYTHON = (sys.executable, "-I", "-S", "-B", "-X", "utf8", "-c")
-LAUNCH = "import sys; sys.path.append(sys.argv[1]); from fences.child import main; main()"
+LAUNCH = "import sys; sys.path.append(sys.argv[1]); from fences.{} import main; main()"
 #: How often to check whether a program has ended.
 POLL_SECONDS = 0.02
 #: Bytes read from a pipe at a time.
@@ -65,49 +66,50 @@ async def run_python(
 ) -> ProgramOutcome:
     """Run a program to its end or its limits. Its processes and files are gone when this returns or is cancelled."""
     with tempfile.TemporaryDirectory(prefix="openclaw-sandbox-") as folder:
-        running = _start(source.encode("utf-8", "replace"), seconds, memory_mib, folder)
-        watcher = asyncio.create_task(asyncio.to_thread(watch, running, seconds, max_output))
-        try:
-            return await asyncio.shield(watcher)
-        finally:
-            # When cancelled: the watcher sees the end at once and cleans up before the folder is deleted.
-            if not watcher.done():
-                kill(running)
-                await watcher
+        running = start("child", {"memory_mib": memory_mib}, source.encode("utf-8", "replace"), seconds, folder)
+        return await to_its_end(running, seconds, max_output)
 
 
 @functools.cache
 def fences() -> tuple[str, ...]:
     """The fences that hold on this machine, found by a trial run: limits, namespaces, landlock, seccomp, audit hook."""
     with tempfile.TemporaryDirectory(prefix="openclaw-sandbox-") as folder:
-        running = _start(b"", seconds=10, memory_mib=512, folder=folder, report=True)
+        running = start("child", {"memory_mib": 512, "report": True}, b"", 10, folder)
         outcome = watch(running, seconds=10, max_output=MAX_OUTPUT)
     return tuple(json.loads(outcome.stdout)) if outcome.exit_code == 0 else ()
 
 
-def _start(
-    source: bytes, seconds: float, memory_mib: int, folder: str, report: bool = False
+def start(
+    module: str, settings: Mapping[str, object], stdin: bytes, seconds: float, folder: str | Path
 ) -> subprocess.Popen[bytes]:
-    settings = {
-        # The limit on wall time comes first; this one is for the case that the watcher died.
-        "cpu_seconds": math.ceil(seconds) + 1,
-        "memory_mib": memory_mib,
-        "parent": os.getpid(),
-        "report": report,
-    }
+    """Start a module of `fences`, which puts up the fences and then runs the program."""
+    # The limit on wall time comes first; the one on CPU time is for the case that the watcher died.
+    limits = {"cpu_seconds": math.ceil(seconds) + 1, "parent": os.getpid(), "report": False}
     # A file, because a pipe would have to be filled while the child reads.
-    with tempfile.TemporaryFile() as program:
-        program.write(source)
-        program.seek(0)
+    with tempfile.TemporaryFile() as given:
+        given.write(stdin)
+        given.seek(0)
         return subprocess.Popen(
-            [*PYTHON, LAUNCH, str(Path(__file__).parent), json.dumps(settings)],
-            stdin=program,
+            [*PYTHON, LAUNCH.format(module), str(Path(__file__).parent), json.dumps({**limits, **settings})],
+            stdin=given,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             cwd=folder,
             env={},
             start_new_session=True,
         )
+
+
+async def to_its_end(running: subprocess.Popen[bytes], seconds: float, max_output: int) -> ProgramOutcome:
+    """Wait until a program ends or reaches a limit. Its processes are gone when this returns or is cancelled."""
+    watcher = asyncio.create_task(asyncio.to_thread(watch, running, seconds, max_output))
+    try:
+        return await asyncio.shield(watcher)
+    finally:
+        # When cancelled: the watcher sees the end at once and cleans up.
+        if not watcher.done():
+            kill(running)
+            await watcher
 
 
 def watch(running: subprocess.Popen[bytes], seconds: float, max_output: int) -> ProgramOutcome:
