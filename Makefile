@@ -14,7 +14,7 @@ INSTALL := $(BIN)/python -m pip install -q --disable-pip-version-check -c constr
 .PHONY: help install run demo env test test-all test-whole test-parts test-benchmarks test-browser test-vllm test-sglang test-tinker test-verifiers test-chaos tinker-server verifiers lint bench docs clean
 
 help: ## list these targets
-	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 24
 
 # Installs again only when a requirement changes.
 $(VENV)/.installed: pyproject.toml constraints.txt

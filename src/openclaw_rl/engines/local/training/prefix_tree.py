@@ -58,13 +58,13 @@ def shared_lengths(sequences: Sequence[Sequence[int]]) -> list[int]:
     """
     common = [0, *(common_length(*pair) for pair in pairwise(map(np.asarray, sequences)))]
     shared = [0] * len(sequences)
-    todo = [(1, len(sequences), 0)]
-    while todo:
-        start, stop, depth = todo.pop()
+    pending = [(1, len(sequences), 0)]
+    while pending:
+        start, stop, depth = pending.pop()
         for first, end in runs([length >= depth + MIN_SHARED_TOKENS for length in common[start:stop]], start):
             deeper = min(common[first:end])
             shared[first:end] = [deeper] * (end - first)
-            todo.append((first, end, deeper))
+            pending.append((first, end, deeper))
     return shared
 
 
