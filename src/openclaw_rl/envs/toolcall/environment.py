@@ -39,6 +39,7 @@ class ToolCallEnvironment:
     - The same split and seed give the same tasks.
     - A question belongs to one split for all seeds and levels, by a digest of the first call that it needs. So the
       splits share no question, however it is worded, and neither split shares one with the examples.
+    - All tasks of a kind and level have the same examples, so the server reads them once and keeps them in its cache.
     - `open` needs only the task: its data holds the question, the examples and all that the tools look up.
     """
 
@@ -68,8 +69,9 @@ class ToolCallEnvironment:
         kind, level = random.choice(self._kinds), random.choice(self._levels)
         draft = draw(kind, level, split, random)
         messages: list[Message] = [{"role": "system", "content": CALL_ONLY if level == 1 else THEN_ANSWER}]
+        same_for_all = Random(f"toolcall examples {kind} {level}")
         for index in range(self._examples):
-            messages += example(draw(kind, level, "examples", random), level, index)
+            messages += example(draw(kind, level, "examples", same_for_all), level, index)
         data: dict[str, Any] = {
             "kind": kind,
             "level": level,
