@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from openclaw_rl.envs.toolcall.schema import check_schema, mismatch
+from openclaw_rl.envs.schema import check_schema, mismatch
 
 
 @pytest.mark.parametrize(

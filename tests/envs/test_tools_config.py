@@ -17,8 +17,8 @@ import yaml
 
 from openclaw_rl.config.options import ConfigError
 from openclaw_rl.envs.base import EnvFailed, Environment, Task
+from openclaw_rl.envs.calls import ToolFailed
 from openclaw_rl.envs.registry import make_environment
-from openclaw_rl.envs.toolcall.calls import ToolFailed
 from openclaw_rl.envs.toolcall.own.config import read_tools_config
 from openclaw_rl.envs.toolcall.own.toolbox import OwnToolbox, fill_in
 from openclaw_rl.sandbox.command import missing_fences
@@ -166,7 +166,7 @@ def test_functions_that_hang_delay_neither_others_nor_the_end_of_the_process(wri
     path = write(tool("hang", python="tools.py:hang", timeout=0.05), tool())
     program = f"""
 import asyncio, pathlib
-from openclaw_rl.envs.toolcall.calls import ToolFailed
+from openclaw_rl.envs.calls import ToolFailed
 from openclaw_rl.envs.toolcall.own.config import read_tools_config
 from openclaw_rl.envs.toolcall.own.toolbox import OwnToolbox
 

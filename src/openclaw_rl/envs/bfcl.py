@@ -30,7 +30,7 @@ from typing import Any
 
 from openclaw_rl.config.options import ConfigError
 from openclaw_rl.envs.base import EnvFailed, Message, Outcome, Step, Task, Tool
-from openclaw_rl.envs.toolcall.calls import MadeCall, read_calls
+from openclaw_rl.envs.calls import MadeCall, read_calls
 
 PACKAGE = "bfcl_eval"
 MISSING = "The environment bfcl needs the package bfcl-eval: pip install --no-deps bfcl-eval"

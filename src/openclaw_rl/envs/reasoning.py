@@ -21,7 +21,8 @@ from typing import Any
 
 from openclaw_rl.config.options import ConfigError
 from openclaw_rl.envs.base import EnvFailed, Message, Outcome, Step, Task, Tool
-from openclaw_rl.envs.toolcall.calls import answer_text
+from openclaw_rl.envs.calls import answer_text
+from openclaw_rl.envs.choices import checked_split
 
 PACKAGE = "reasoning_gym"
 MISSING = "The environment reasoning needs the package reasoning-gym: pip install 'openclaw-rl[reasoning]'"
@@ -34,7 +35,6 @@ MAX_EXAMPLES = 8
 INSTRUCTION = "Answer the question. Write the final answer, and nothing else, between <answer> and </answer>."
 #: One question of so many is held out, and one more is used for examples only.
 SPLIT_ONE_IN = 5
-SPLITS = ("train", "held-out")
 #: A generator's question is a function of its seed plus the question's index, so one seed is enough.
 SEED, QUESTIONS = 0, 2**31
 #: Questions that are drawn before a generator is said to have none for a split.
@@ -62,8 +62,7 @@ class Reasoning:
         self._datasets = {name: self._checked(name) for name in self._names}
 
     def tasks(self, split: str, seed: int) -> Iterator[Task]:
-        if split not in SPLITS:
-            raise ConfigError(f"reasoning has no split {split}; the splits are {' and '.join(SPLITS)}.")
+        checked_split("reasoning", split)
         return (self._task(split, Random(f"reasoning {split} {seed} {index}")) for index in count())
 
     def open(self, task: Task) -> "ReasoningEpisode":

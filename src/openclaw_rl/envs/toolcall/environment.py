@@ -1,17 +1,16 @@
 """The environment `toolcall`: generated tasks whose answers are known, without end."""
 
-import hashlib
 import json
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import count
 from random import Random
 from typing import Any
 
-from openclaw_rl.config.options import ConfigError
 from openclaw_rl.envs.base import Message, Task
+from openclaw_rl.envs.calls import ExpectedCall
+from openclaw_rl.envs.choices import checked_examples, checked_split, digest, several
 from openclaw_rl.envs.toolcall.builtin.kinds import KINDS, Draft, run
 from openclaw_rl.envs.toolcall.builtin.tools import TOOLS, BuiltinToolbox, normalise
-from openclaw_rl.envs.toolcall.calls import ExpectedCall
 from openclaw_rl.envs.toolcall.episode import ToolEpisode
 from openclaw_rl.envs.toolcall.scoring import Goal
 
@@ -22,7 +21,6 @@ LEVELS = {
     3: "one call, then the answer, with the tools of all kinds on offer",
     4: "two calls, the second with the result of the first, then the answer, with the tools of all kinds on offer",
 }
-SPLITS = ("train", "held-out")
 #: Of so many questions one is held out, and one more is used for examples only.
 SPLIT_ONE_IN = 5
 #: An example has up to six messages, and an episode begins with at most 64.
@@ -49,15 +47,12 @@ class ToolCallEnvironment:
         levels: int | Sequence[int] = (1,),
         examples: int = 2,
     ) -> None:
-        self._kinds = several("kind", kinds, KINDS)
-        self._levels = several("level", levels, LEVELS)
-        if not isinstance(examples, int) or not 0 <= examples <= MAX_EXAMPLES:
-            raise ConfigError(f"The number of examples of toolcall is from 0 to {MAX_EXAMPLES}, not {examples}.")
-        self._examples = examples
+        self._kinds = several("toolcall", "kind", kinds, KINDS)
+        self._levels = several("toolcall", "level", levels, LEVELS)
+        self._examples = checked_examples("toolcall", examples, MAX_EXAMPLES)
 
     def tasks(self, split: str, seed: int) -> Iterator[Task]:
-        if split not in SPLITS:
-            raise ConfigError(f"toolcall has no split {split}; the splits are {' and '.join(SPLITS)}.")
+        checked_split("toolcall", split)
         return (self._task(split, Random(f"toolcall {split} {seed} {index}")) for index in count())
 
     def open(self, task: Task) -> ToolEpisode:
@@ -85,18 +80,6 @@ class ToolCallEnvironment:
         return Task(f"toolcall/{split}/{kind}-{level}-{asked:016x}", data)
 
 
-def several(name: str, given: Any, known: Collection[Any]) -> tuple[Any, ...]:
-    """One or several of the known values, as given in an option. Raises ConfigError."""
-    if isinstance(given, str):
-        given = given.split(",")
-    values = tuple(given) if isinstance(given, Sequence) else (given,)
-    if wrong := [value for value in values if value not in known]:
-        raise ConfigError(f"toolcall has no {name} {wrong[0]}; there are {', '.join(map(str, known))}.")
-    if not values:
-        raise ConfigError(f"toolcall needs at least one {name}.")
-    return values
-
-
 def draw(kind: str, level: int, split: str, random: Random) -> Draft:
     """A question of a kind that belongs to a split."""
     maker = KINDS[kind].two_calls if level == 4 else KINDS[kind].one_call
@@ -110,12 +93,6 @@ def split_of(draft: Draft) -> str:
     first = draft.calls[0]
     number = digest([first.name, dict(normalise(first.name, first.arguments))])
     return {0: "held-out", 1: "examples"}.get(number % SPLIT_ONE_IN, "train")
-
-
-def digest(content: Any) -> int:
-    """A number for a JSON value: equal for equal values, on every machine."""
-    text = json.dumps(content, sort_keys=True)
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
 
 
 def example(draft: Draft, level: int, index: int) -> list[Message]:

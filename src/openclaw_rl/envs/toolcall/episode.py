@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from openclaw_rl.envs.base import Message, Outcome, Step
-from openclaw_rl.envs.toolcall.calls import ExpectedCall, MadeCall, Toolbox, ToolFailed, answer_text, read_calls
-from openclaw_rl.envs.toolcall.schema import show
+from openclaw_rl.envs.calls import ExpectedCall, MadeCall, Toolbox, ToolFailed, answer_text, read_calls
+from openclaw_rl.envs.schema import show
 from openclaw_rl.envs.toolcall.scoring import AttemptScore, Goal, answers, score
 
 #: Turns and calls that an attempt may make beyond those that its task needs.

@@ -23,8 +23,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from openclaw_rl.envs.toolcall.calls import ExpectedCall, MadeCall
-from openclaw_rl.envs.toolcall.schema import same_json
+from openclaw_rl.envs.calls import ExpectedCall, MadeCall
+from openclaw_rl.envs.schema import same_json
 
 SCHEMA_WEIGHT, ARGUMENTS_WEIGHT, ORDER_WEIGHT = 0.2, 0.4, 0.4
 #: The weight of the calls where an answer is expected too.

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
+from openclaw_rl.envs.calls import ExpectedCall
 from openclaw_rl.envs.toolcall.builtin.tools import FUNCTIONS, OPERATIONS, UNITS, Value, World
-from openclaw_rl.envs.toolcall.calls import ExpectedCall
 
 FIRST_NAMES = (
     "Ada",

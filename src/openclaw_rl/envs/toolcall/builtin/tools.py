@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from openclaw_rl.envs.base import Tool
-from openclaw_rl.envs.toolcall.calls import ToolFailed
+from openclaw_rl.envs.calls import ToolFailed
 
 #: The largest number that tools take, so that results stay readable.
 LARGEST = 1e12

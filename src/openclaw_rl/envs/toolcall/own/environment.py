@@ -9,7 +9,7 @@ from random import Random
 
 from openclaw_rl.config.options import ConfigError
 from openclaw_rl.envs.base import EnvFailed, Message, Outcome, Task
-from openclaw_rl.envs.toolcall.calls import ExpectedCall
+from openclaw_rl.envs.calls import ExpectedCall
 from openclaw_rl.envs.toolcall.episode import ToolEpisode
 from openclaw_rl.envs.toolcall.own.config import OPTION, read_tools_config
 from openclaw_rl.envs.toolcall.own.tasks import read_tasks

@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 
 from openclaw_rl.envs.base import EnvFailed, Tool
-from openclaw_rl.envs.toolcall.calls import ToolFailed, check_json
+from openclaw_rl.envs.calls import ToolFailed, check_json
 from openclaw_rl.envs.toolcall.own.config import OPTION, PLACEHOLDER, HowToRun, ToolDefinition
 from openclaw_rl.plugins import load_plugin
 from openclaw_rl.sandbox.command import run_command

@@ -1,0 +1,43 @@
+"""What environments with generated tasks share: checked choices of kinds and levels, and digests that split tasks."""
+
+import hashlib
+import json
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from openclaw_rl.config.options import ConfigError
+
+#: The splits of every built-in environment.
+SPLITS = ("train", "held-out")
+
+
+def several(environment: str, name: str, given: Any, known: Collection[Any]) -> tuple[Any, ...]:
+    """One or several of the known values, as given in an option. Raises ConfigError."""
+    if isinstance(given, str):
+        given = given.split(",")
+    values = tuple(given) if isinstance(given, Sequence) else (given,)
+    if wrong := [value for value in values if value not in known]:
+        raise ConfigError(f"{environment} has no {name} {wrong[0]}; there are {', '.join(map(str, known))}.")
+    if not values:
+        raise ConfigError(f"{environment} needs at least one {name}.")
+    return values
+
+
+def checked_split(environment: str, split: str) -> str:
+    """The split. Raises ConfigError if there is no such split."""
+    if split not in SPLITS:
+        raise ConfigError(f"{environment} has no split {split}; the splits are {' and '.join(SPLITS)}.")
+    return split
+
+
+def checked_examples(environment: str, examples: Any, most: int) -> int:
+    """The number of examples. Raises ConfigError if it is none of 0 to `most`."""
+    if not isinstance(examples, int) or not 0 <= examples <= most:
+        raise ConfigError(f"The number of examples of {environment} is from 0 to {most}, not {examples}.")
+    return examples
+
+
+def digest(content: Any) -> int:
+    """A number for a JSON value: equal for equal values, on every machine."""
+    text = json.dumps(content, sort_keys=True)
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
