@@ -151,7 +151,7 @@ def test_praise_that_nobody_said_is_none(said: str) -> None:
 @pytest.mark.parametrize(
     ("call", "result", "kind"),
     [
-        ("sh build.sh", "Permission denied: /etc/x\n\n(Command exited with code 1)", ReplyKind.UNCLEAR),
+        ("sh build.sh", "Permission denied: /etc/x\n\n(Command exited with code 1)", ReplyKind.TOOL_ERROR),
         ("sh build.sh", "done, 3 files written\n\n(Command exited with code 3)", ReplyKind.TOOL_ERROR),
         ("sh build.sh", "the log says: exit code 1\nall done\n\n(Command exited with code 0)", ReplyKind.TOOL_SUCCESS),
         ("git push origin mian", "error: src refspec mian\n\n(Command exited with code 1)", ReplyKind.TOOL_ERROR),
@@ -167,7 +167,7 @@ def test_praise_that_nobody_said_is_none(said: str) -> None:
             "WARNING: Retrying after 'Temporary failure in name resolution'\nERROR: no x",
             ReplyKind.UNCLEAR,
         ),
-        ("pytest -q", "3 failed, 11 passed in 0.4s\n\n(Command exited with code 1)", ReplyKind.UNCLEAR),
+        ("pytest -q", "3 failed, 11 passed in 0.4s\n\n(Command exited with code 1)", ReplyKind.TOOL_ERROR),
         ("cat > a.py <<E\nE\npytest", "3 failed, 11 passed\n\n(Command exited with code 1)", ReplyKind.TOOL_ERROR),
         ("pytest -q", "22 passed, 1 skipped, 2 xfailed in 1.84s", ReplyKind.TOOL_SUCCESS),
         ("./check.sh", "0 errors, 0 warnings", ReplyKind.TOOL_SUCCESS),

@@ -33,7 +33,7 @@ def read_reply(request: str, response: str, next_state: Sequence[Mapping[str, An
     if user_texts:
         return read_user(request, response, "\n".join(user_texts))
     results = texts(next_state, _TOOL_ROLES)
-    return Reading(read_tool_results(response, results) if results else ReplyKind.UNCLEAR)
+    return Reading(read_tool_results(request, response, results) if results else ReplyKind.UNCLEAR)
 
 
 def texts(messages: Sequence[Mapping[str, Any]], roles: frozenset[str]) -> list[str]:

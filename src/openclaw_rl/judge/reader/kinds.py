@@ -21,7 +21,7 @@ class ReplyKind(StrEnum):
     """The user announces the next step: +1."""
     TOOL_SUCCESS = "tool_success"
     TOOL_ERROR = "tool_error"
-    """The call itself was wrong: -1. Errors that are not its fault (network, rate limits) are UNCLEAR."""
+    """The call could not do its work: -1. Failures from outside (network, rate limits, the user) are UNCLEAR."""
     UNCLEAR = "unclear"
     """The reader abstains."""
 

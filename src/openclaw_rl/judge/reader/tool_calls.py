@@ -19,8 +19,12 @@ class Call(NamedTuple):
     """They show a text, such as a file, so errors in the result may be part of that text."""
     writes: bool
     """They contain code or text, so compiler or test output is about it."""
-    tells: bool
-    """They run a program that reports findings with its exit code."""
+    compares: bool
+    """They run a program whose exit code 1 is a finding and no failure, such as `diff`."""
+    checks: bool
+    """They run tests, a compiler or a linter."""
+    reports: bool
+    """The request asks what such a check finds, and they change nothing, so its findings are no failure."""
     asks: bool
     """They ask for content, so content is a success."""
     silent: bool
@@ -35,14 +39,23 @@ class Call(NamedTuple):
         return re.search(rf"(?<![\w.-]){re.escape(program)}(?![\w=(-])", self.made) is not None
 
 
-def read_calls(response: str) -> Call:
-    """Read the calls of a response."""
+def read_calls(request: str, response: str) -> Call:
+    """Read the calls of a response to a request."""
     made = shorten(response, HEAD, TAIL)
     plain = normalise(made)
-    writes, tells = found("writing", made), found("telling", made)
+    writes, checks = found("writing", made), found("checking", made)
     shows = not writes and found("showing", made)
-    asks = shows or found("asking", made)
-    return Call(shows, writes, tells and not writes, asks, found("silent", made), found("remote", made), plain)
+    return Call(
+        shows=shows,
+        writes=writes,
+        compares=not writes and found("comparing", made),
+        checks=checks,
+        reports=checks and not writes and found("report_wanted", normalise(shorten(request))),
+        asks=shows or found("asking", made),
+        silent=found("silent", made),
+        remote=found("remote", made),
+        made=plain,
+    )
 
 
 def found(name: str, text: str) -> bool:

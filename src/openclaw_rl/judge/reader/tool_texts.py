@@ -29,7 +29,9 @@ def read_text(text: str, call: Call) -> ReplyKind:
         return read_exit_code(int(exit_code["code"]), output, call)
     sample = without_warnings(sample)
     plain = normalise(sample.lstrip()[:_OPENING])
-    if pattern("transient_opening").match(plain):
+    if call.reports and found("report", sample):
+        return ReplyKind.UNCLEAR
+    if pattern("transient_opening").match(plain) and not found("own_fault", sample):
         return ReplyKind.UNCLEAR
     if tells_of_error(plain, call):
         return fault(sample)
@@ -58,9 +60,9 @@ def read_exit_code(code: int, output: str, call: Call) -> ReplyKind:
         return ReplyKind.UNCLEAR if hidden else ReplyKind.TOOL_SUCCESS
     if code in _NOT_RUN:
         return fault(output)
-    if code in _ENDED_FROM_OUTSIDE or (call.remote and not found("misuse", output)):
+    if code in _ENDED_FROM_OUTSIDE or (call.remote and not found("own_fault", output)):
         return ReplyKind.UNCLEAR
-    if (call.tells and not failed) or (found("tests", output) and not call.writes):
+    if call.reports or (call.compares and not failed):
         return ReplyKind.UNCLEAR
     # Exit code 1 without output: the reason is unknown.
     return fault(output) if output.strip(" \t\n[]()") or code > 1 else ReplyKind.UNCLEAR
@@ -81,7 +83,7 @@ def tells_of_error(plain: str, call: Call) -> bool:
 
 def is_complaint(plain: str, call: Call) -> bool:
     """Whether a line begins with the name of the program that was run, as error messages do in any language."""
-    if call.tells:
+    if call.compares or call.checks:
         return False
     lines = [match for match in _PROGRAM.finditer(plain) if call.runs(match[1])]
     return bool(lines) and not any(found("harmless", match[0]) or found("done", match[0]) for match in lines)
@@ -91,7 +93,7 @@ def read_lines(sample: str, call: Call) -> ReplyKind:
     """Read the lines of a result. They are no evidence if the call shows a text."""
     if not call.shows:
         if found("report", sample):
-            return fault(sample) if call.writes else ReplyKind.UNCLEAR
+            return fault(sample) if call.writes or call.checks else ReplyKind.UNCLEAR
         if found("line", sample):
             return fault(sample)
     return ReplyKind.TOOL_SUCCESS if succeeds(sample, call) else ReplyKind.UNCLEAR
@@ -113,12 +115,24 @@ def is_doubtful(text: str, call: Call) -> bool:
     """Whether a result may report a failure: it has words of failure that are not in the call."""
     if len(text) >= _SHORT:
         text = text[-_LAST:]
-    if found("transient", text):
-        return True
-    plain = pattern("reassuring").sub("", normalise(text))
-    return any(match.group() not in call.made for match in pattern("suspicious").finditer(plain))
+    plain = normalise(text)
+    return says_new("transient", plain, call) or says_new("suspicious", pattern("reassuring").sub("", plain), call)
+
+
+def says_new(name: str, plain: str, call: Call) -> bool:
+    """Whether a text has words of a pattern that are not in the call."""
+    return any(match.group() not in call.made for match in pattern(name).finditer(plain))
 
 
 def fault(output: str) -> ReplyKind:
-    """The kind of a failure: the call's fault, unless the output says otherwise."""
-    return ReplyKind.UNCLEAR if found("transient", output) else ReplyKind.TOOL_ERROR
+    """The kind of a failure: the call's fault, unless its cause lies outside. Failed tests are always its fault."""
+    outside = found("transient", cause(output)) and not found("failed_tests", output)
+    return ReplyKind.UNCLEAR if outside else ReplyKind.TOOL_ERROR
+
+
+def cause(output: str) -> str:
+    """The end of a traceback, which names the exception, without the lines of code; other output as it is."""
+    _, traceback, after = output.rpartition("Traceback (most recent call last):")
+    lines = after.splitlines() if traceback else []
+    exception = next((n for n, line in enumerate(lines) if line.strip() and not line.startswith((" ", "\t"))), None)
+    return output if exception is None else "\n".join(lines[exception:])

@@ -1,7 +1,8 @@
 """Reads tool results: whether a call failed, and whether that was the call's fault.
 
-A result that only contains errors (a log file, a web page) is a success. A failure that is not the call's fault (the
-network, a limit, missing permissions) is unclear, and so is a result without any evidence.
+A result that only contains errors (a log file, a web page) is a success. A call that could not do its work is an error:
+a wrong name or option, missing permission, a program that ends with an error, tests that fail. A failure from outside
+(the network, a limit, a service, the user) is unclear, and so is a result without any evidence.
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,9 +13,9 @@ from openclaw_rl.judge.reader.tool_objects import parse, read_list, read_object
 from openclaw_rl.judge.reader.tool_texts import read_text
 
 
-def read_tool_results(response: str, results: Sequence[str]) -> ReplyKind:
+def read_tool_results(request: str, response: str, results: Sequence[str]) -> ReplyKind:
     """Read all results of one turn's calls. One wrong call makes the turn wrong."""
-    call = read_calls(response)
+    call = read_calls(request, response)
     return worst(read_tool_result(result, call) for result in results)
 
 
