@@ -51,12 +51,16 @@ def run(options: argparse.Namespace) -> int:
 
     config = load_options(options).config
     driver = driver_options(options)
-    settings = dict(map(setting, options.env_arg))
-    if driver.tools_config:
-        settings["tools_config"] = driver.tools_config
+    settings = {**dict(map(setting, options.env_arg)), **environment_settings(driver)}
     # First, because it fails at once if something is wrong with it.
     source = make_source(driver, settings, measures=bool(options.measure))
     return rollout(source, driver, target(config, options), config.run.seed, options.measure, options.json)
+
+
+def environment_settings(driver: DriverOptions) -> dict[str, Any]:
+    """The options that were given for the environment; one that does not take them refuses them."""
+    offered = driver.model_dump(include={"tools_config", "sandbox", "unsafe_no_sandbox"}, exclude_defaults=True)
+    return dict(offered)
 
 
 def setting(given: str) -> tuple[str, Any]:

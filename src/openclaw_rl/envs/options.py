@@ -1,6 +1,7 @@
 """The options of `openclaw-rl rollout` that are not the server's."""
 
 from pathlib import Path
+from typing import Literal
 
 from openclaw_rl.config.options import Section, fields_of, option
 
@@ -38,6 +39,18 @@ class DriverOptions(Section):
         "Tools that you define: a YAML or JSON file, for environments that take one.",
         group=EPISODES,
         env="TOOLS_CONFIG",
+    )
+    sandbox: Literal["auto", "bubblewrap", "fences", "docker", "podman"] = option(
+        "auto",
+        "Where commands of the model run, for environments that run some; auto: bubblewrap, else the own fences.",
+        group=EPISODES,
+        env="ENV_SANDBOX",
+    )
+    unsafe_no_sandbox: bool = option(
+        False,
+        "Run commands of the model without a sandbox where auto finds none; they reach your files and the network.",
+        group=EPISODES,
+        env="ENV_UNSAFE_NO_SANDBOX",
     )
     verifiers_python: str | None = option(
         None,

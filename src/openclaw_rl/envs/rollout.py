@@ -100,6 +100,8 @@ class RolloutRun:
             raise first(errors) from None
 
     async def _run(self) -> None:
+        if self.source.about:
+            self.console.print(Text(f"{self.plan.name}: {self.source.about}"), soft_wrap=True)
         try:
             async with self.target.connect(self.console) as server:
                 if self.cases:

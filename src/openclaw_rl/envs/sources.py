@@ -19,6 +19,9 @@ VERIFIERS = "verifiers:"
 class EpisodeSource(Protocol):
     """Makes drivers, and is closed at the end."""
 
+    about: str
+    """What a user should know about the environment before it runs, such as its sandbox; may be empty."""
+
     def driver(self, server: PolicyServer, plan: RolloutPlan, watch: RolloutWatcher) -> EpisodeDriver: ...
     async def close(self) -> None: ...
 
@@ -28,6 +31,7 @@ class OwnSource:
 
     def __init__(self, host: EnvironmentHost) -> None:
         self.host = host
+        self.about = str(getattr(host.environment, "about", ""))
 
     def driver(self, server: PolicyServer, plan: RolloutPlan, watch: RolloutWatcher) -> EpisodeDriver:
         return Driver(self.host, server, plan, watch)
@@ -40,7 +44,7 @@ class VerifiersSource:
     """An environment of the verifiers package."""
 
     def __init__(self, name: str, python: str) -> None:
-        self.name, self.python = name, python
+        self.name, self.python, self.about = name, python, ""
 
     def driver(self, server: PolicyServer, plan: RolloutPlan, watch: RolloutWatcher) -> EpisodeDriver:
         return VerifiersDriver(self.name, self.python, server, plan, watch)

@@ -19,7 +19,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from openclaw_rl.sandbox.fences.launch import NOBODY
+from openclaw_rl.sandbox.fences.user import NOBODY
 from openclaw_rl.sandbox.run import MAX_OUTPUT, ProgramOutcome, start, to_its_end, watch
 
 

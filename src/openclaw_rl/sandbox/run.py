@@ -25,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,14 +83,24 @@ def start(
     module: str, settings: Mapping[str, object], stdin: bytes, seconds: float, folder: str | Path
 ) -> subprocess.Popen[bytes]:
     """Start a module of `fences`, which puts up the fences and then runs the program."""
+    return start_program(launcher(module, settings, seconds), stdin, folder)
+
+
+def launcher(module: str, settings: Mapping[str, object], seconds: float) -> list[str]:
+    """The command line that runs a module of `fences`; it has to be started by this process."""
     # The limit on wall time comes first; the one on CPU time is for the case that the watcher died.
     limits = {"cpu_seconds": math.ceil(seconds) + 1, "parent": os.getpid(), "report": False}
+    return [*PYTHON, LAUNCH.format(module), str(Path(__file__).parent), json.dumps({**limits, **settings})]
+
+
+def start_program(argv: Sequence[str], stdin: bytes, folder: str | Path) -> subprocess.Popen[bytes]:
+    """Start a program in a session and process group of its own, with an empty environment."""
     # A file, because a pipe would have to be filled while the child reads.
     with tempfile.TemporaryFile() as given:
         given.write(stdin)
         given.seek(0)
         return subprocess.Popen(
-            [*PYTHON, LAUNCH.format(module), str(Path(__file__).parent), json.dumps({**limits, **settings})],
+            argv,
             stdin=given,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

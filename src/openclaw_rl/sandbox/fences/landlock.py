@@ -22,17 +22,19 @@ TCP, TCP_SINCE = 0b11, 4
 SCOPES, SCOPES_SINCE = 0b11, 6
 
 
-def raise_landlock(readable: Sequence[str], runnable: Sequence[str] = (), writable: Sequence[str] = ()) -> bool:
+def raise_landlock(
+    readable: Sequence[str], runnable: Sequence[str] = (), writable: Sequence[str] = (), network: bool = False
+) -> bool:
     """From now on allow only these files and folders to be read, read and run, or read and written.
 
-    False if the kernel has no Landlock.
+    TCP is allowed with `network` only. False if the kernel has no Landlock.
     """
     version = _version()
     if not version:
         return False
     all_rights = (1 << FILE_RIGHTS[min(version, max(FILE_RIGHTS))]) - 1
     attributes = [all_rights]
-    attributes += [TCP] if version >= TCP_SINCE else []
+    attributes += [0 if network else TCP] if version >= TCP_SINCE else []
     attributes += [SCOPES] if version >= SCOPES_SINCE else []
     packed = struct.pack(f"={len(attributes)}Q", *attributes)
     ruleset = syscall(CREATE_RULESET, ctypes.create_string_buffer(packed, len(packed)), len(packed), 0)

@@ -6,6 +6,8 @@ import resource
 MIB = 1 << 20
 #: Three for standard input and output, and some for imports.
 MAX_OPEN_FILES = 32
+#: Limits of a command: processes, open files, and MiB of one written file.
+MAX_PROCESSES, MAX_OPEN_FILES_OF_A_COMMAND, MAX_FILE_MIB = 64, 256, 64
 
 
 def raise_limits(cpu_seconds: int, memory_mib: int) -> None:
@@ -26,5 +28,22 @@ def raise_limits(cpu_seconds: int, memory_mib: int) -> None:
     }
     for name, value in limits.items():
         # This system may lack the limit, or it may be lower already.
+        with contextlib.suppress(AttributeError, ValueError, OSError):
+            resource.setrlimit(getattr(resource, name), (value, value))
+
+
+def limit_command(cpu_seconds: int, memory_mib: int, processes: int | None) -> None:
+    """Set the limits of a command, which may write files and start processes; None: no limit on processes."""
+    limits = {
+        "RLIMIT_CPU": cpu_seconds,
+        "RLIMIT_AS": memory_mib * MIB,
+        "RLIMIT_CORE": 0,
+        "RLIMIT_FSIZE": MAX_FILE_MIB * MIB,
+        "RLIMIT_NOFILE": MAX_OPEN_FILES_OF_A_COMMAND,
+    }
+    if processes is not None:
+        limits["RLIMIT_NPROC"] = processes
+    for name, value in limits.items():
+        # macOS does not take every limit.
         with contextlib.suppress(AttributeError, ValueError, OSError):
             resource.setrlimit(getattr(resource, name), (value, value))

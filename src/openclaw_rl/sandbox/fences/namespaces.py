@@ -15,8 +15,8 @@ NUMBERS = {"x86_64": (272, 126), "aarch64": (97, 91)}
 CAPABILITY_VERSION = 0x20080522
 
 
-def raise_namespaces(processes: bool = False) -> bool:
-    """Enter a namespace without a network. False if the kernel or the container forbids it.
+def raise_namespaces(processes: bool = False, network: bool = False) -> bool:
+    """Enter a namespace, without a network unless `network`. False if the kernel or the container forbids it.
 
     With `processes`, the next child process is the first one of a space of its own: all in it end when that child ends.
     """
@@ -24,7 +24,8 @@ def raise_namespaces(processes: bool = False) -> bool:
         return False
     unshare, capset = NUMBERS[os.uname().machine]
     try:
-        syscall(unshare, CLONE_NEWUSER | CLONE_NEWNET | CLONE_NEWIPC | (CLONE_NEWPID if processes else 0))
+        own_network, own_processes = 0 if network else CLONE_NEWNET, CLONE_NEWPID if processes else 0
+        syscall(unshare, CLONE_NEWUSER | CLONE_NEWIPC | own_network | own_processes)
         entered = True
     except OSError:
         entered = False

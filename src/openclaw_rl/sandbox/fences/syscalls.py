@@ -42,8 +42,9 @@ WRITING = (
 #: F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_SETFL, F_DUPFD_CLOEXEC. Others can send signals to other processes.
 FCNTL_COMMANDS = (0, 1, 2, 3, 4, 1030)
 
-#: How a command could reach other processes: sockets, io_uring, which makes them too, and tracing.
-SOCKETS = "socket 41 198, io_uring_setup 425 425, ptrace 101 117, process_vm_writev 311 271"
+SOCKETS = "socket 41 198"
+#: How else a command could reach other processes: io_uring, which makes sockets too, and tracing.
+OTHER_PROCESSES = "io_uring_setup 425 425, ptrace 101 117, process_vm_writev 311 271"
 #: How a command could change the mode, owner and attributes of files that it cannot write. Landlock allows it.
 MODES = """
     chmod 90 -, fchmod 91 52, fchmodat 268 53, fchmodat2 452 452, chown 92 -, fchown 93 55, lchown 94 -,
@@ -67,13 +68,14 @@ def raise_seccomp() -> bool:
     return _raise(lambda machine: _filter(machine, os.getpid()))
 
 
-def raise_no_sockets(keep_modes: bool) -> bool:
-    """Refuse sockets, and what could make them, from now on. False if the machine or the kernel does not support it.
+def raise_command_filter(keep_modes: bool, network: bool = False) -> bool:
+    """Refuse what reaches other processes from now on. False if the machine or the kernel does not support it.
 
-    With `keep_modes`, also refuse to change the mode, owner and attributes of files.
+    Sockets are allowed with `network` only. With `keep_modes`, also refuse to change the mode, owner and attributes of
+    files.
     """
-    calls = f"{SOCKETS},{MODES}" if keep_modes else SOCKETS
-    return _raise(lambda machine: _without(calls, machine))
+    calls = [OTHER_PROCESSES, *([] if network else [SOCKETS]), *([MODES] if keep_modes else [])]
+    return _raise(lambda machine: _without(",".join(calls), machine))
 
 
 def _raise(make_filter: Callable[[str], list[bytes]]) -> bool:

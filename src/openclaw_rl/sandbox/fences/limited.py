@@ -1,0 +1,41 @@
+"""The child process for a program that confines itself, such as bubblewrap: leaves root, sets limits, becomes it.
+
+Nothing here keeps a program from the files and the network of its user.
+"""
+
+import json
+import os
+import sys
+
+from .limits import limit_command
+from .user import end_with, leave_root
+
+#: Where a command is looked for.
+PATH = "/usr/local/bin:/usr/bin:/bin"
+#: The exit status when the command cannot be started, as in a shell.
+CANNOT_START = 127
+
+
+def main() -> None:
+    """The last argument is JSON: "argv", "cpu_seconds", "memory_mib", "max_processes", "parent", "scratch"."""
+    settings = json.loads(sys.argv[-1])
+    leave_root()
+    end_with(settings["parent"])
+    limit_command(settings["cpu_seconds"], settings["memory_mib"], settings["max_processes"])
+    become(settings["argv"], settings["scratch"])
+
+
+def become(argv: list[str], scratch: str) -> None:
+    """Become a command with an environment of its own; its home is the working folder."""
+    environment = {"PATH": PATH, "HOME": os.getcwd(), "LANG": "C.UTF-8", "TMPDIR": scratch or os.getcwd()}
+    try:
+        os.execvpe(argv[0], argv, environment)
+    except OSError as error:
+        sys.stderr.write(f"{cannot_start(argv[0])}{error.strerror}.\n")
+        sys.stderr.flush()
+        os._exit(CANNOT_START)
+
+
+def cannot_start(program: str) -> str:
+    """The beginning of the message when the command cannot be started."""
+    return f"{program} cannot be started: "
