@@ -97,6 +97,8 @@ class Link(Generic[Command, Report]):
                 self._arrived.put_nowait(None)
 
         loop.add_reader(pipe, readable)
+        # uvloop makes it non-blocking. Then a message that arrives in pieces, or does not fit into the pipe, is lost.
+        os.set_blocking(pipe, True)
         try:
             while (report := await self._arrived.get()) is not None:
                 yield report
