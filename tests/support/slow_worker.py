@@ -10,7 +10,7 @@ PAUSE_SECONDS = 0.2
 
 
 def main(connection: Connection, options: object) -> None:
-    """Answer each command with itself. Begin to read late, and pause between the length of an answer and its content."""
+    """Answer each command with itself. Read late, and pause between the length of an answer and its content."""
     while True:
         time.sleep(PAUSE_SECONDS)
         try:
