@@ -5,6 +5,7 @@ or follows praise; then praise alone. A claim about what was wrong makes a corre
 wish alone a change request. A wish before a claim is unclear. So is a single weak signal among many unknown words.
 """
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,6 +27,8 @@ _MOST_STATEMENTS = 2
 _MOST_BESIDE_UNTROUBLED = 9
 #: The same for a message that confirms a success: "I ran it twice, both times without an error".
 _MOST_BESIDE_CONFIRMED = 6
+#: Words beside a mere exclamation, or in a clause of their own, that may turn praise into mockery.
+_LEAST_MOCKING = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +131,12 @@ def conclude_change(evidence: Evidence, rejected: bool) -> ReplyKind:
 
 def beside(said: Sequence[Sentence]) -> float:
     """How many words the message has beside the verdict."""
-    return sum(weight(content(_WORD.findall(sentence.rest), all_small_words())) for sentence in said)
+    return sum(words_of(sentence.rest) for sentence in said)
+
+
+def words_of(text: str) -> float:
+    """How many words a text has, without small words."""
+    return weight(content(_WORD.findall(text), all_small_words()))
 
 
 def gives_detail(said: Sequence[Sentence]) -> bool:
@@ -172,7 +180,12 @@ def conclude_content(evidence: Evidence) -> ReplyKind:
     # "Genius. February 30th.": what a sentence without any signal means is unknown.
     # "Great, I overslept", "Toll, das ist Spanisch": an exclamation before a statement may be mockery.
     # "Great, that's exactly what I needed" states nothing beside its praise.
-    if is_exclamation(evidence.said) and evidence.has("statement", "tale") and beside(evidence.said):
+    if is_exclamation(evidence.said) and beside(evidence.said) >= least_mocking(evidence):
+        return ReplyKind.UNCLEAR
+    # "Thanks, very helpful, my hamster could have told me": a whole clause without praise may take it back.
+    content_at = next(n for n, one in enumerate(evidence.said) if one.has("praise", "thanks"))
+    apart = [clause for one in evidence.said[content_at:] for clause in one.apart]
+    if not confirmed and any(words_of(clause) >= _LEAST_MOCKING for clause in apart):
         return ReplyKind.UNCLEAR
     once = times == 1 and not confirmed
     unread = once and any(not sentence.found and beside([sentence]) for sentence in evidence.said[1:])
@@ -180,6 +193,13 @@ def conclude_content(evidence: Evidence) -> ReplyKind:
         return ReplyKind.UNCLEAR
     answers = evidence.asked and not evidence.has("praise")
     return ReplyKind.UNCLEAR if answers else ReplyKind.ACKNOWLEDGEMENT
+
+
+def least_mocking(evidence: Evidence) -> float:
+    """How many words beside an exclamation may turn it into mockery. Thanks and a confirmed success are sincere."""
+    if evidence.has("statement", "tale"):
+        return 0.5
+    return math.inf if evidence.has("thanks", "confirmed") else _LEAST_MOCKING
 
 
 def asks_further(evidence: Evidence) -> bool:

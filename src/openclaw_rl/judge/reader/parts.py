@@ -26,7 +26,7 @@ def begins_something(sentence: Sentence, lexicon: Lexicon) -> bool:
     """Whether a sentence leaves the response: "Next question: ...", or a question or request without a verdict."""
     if sentence.has("announcement"):
         return True
-    if sentence.has(*_VERDICTS):
+    if sentence.has(*_VERDICTS) or lexicon.find("tag", sentence.plain):
         return False
     doubts = any(lexicon.find(signal, sentence.plain) for signal in ("trouble", "refers"))
     names_something = len(names(sentence.plain)) >= _LEAST_NAMES and not doubts

@@ -9,7 +9,8 @@ The signals of the phrase files, and what each says about the response:
 - reminder: repeats what had been asked for, so the rest is not a new wish
 - confirmed: the user tried it and it works
 - praise, thanks; idiom: praise in negative words ("not bad"); sarcasm: praise that is not meant; negation
-- harm: damage that the response did, which turns praise beside it into mockery
+- harm: damage that the response did, which turns praise beside it into mockery; exaggeration does the same
+- mockery: words that mock, whatever is beside them; tag: makes a claim a question ("right?")
 - loss: something is gone, which is harm unless the request asked for that; removal: such a request
 - name_asked, number_asked: a question for a name or a number; names_it: a message that only gives a name
 - demand: says that what follows is wanted, so words of praise after it are none
@@ -34,6 +35,7 @@ request.
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from openclaw_rl.judge.reader.lexicon import Lexicon
@@ -62,6 +64,8 @@ class Sentence:
     found: dict[str, int] = field(default_factory=dict)
     rest: str = ""
     """The sentence without the phrases that reject or praise."""
+    apart: Sequence[str] = ()
+    """Its clauses without praise or thanks, after one with them; all clauses if none has them."""
 
     def has(self, *signals: str) -> bool:
         """Whether any of the signals was found."""
@@ -72,6 +76,9 @@ def read_sentence(plain: str, lexicon: Lexicon, span: tuple[int, int] = (0, 0)) 
     """Find the signals of a normalised sentence at `span` of the message."""
     text = _COMMA.sub(", ", plain[:_MAX_CHARACTERS])
     sentence = Sentence(plain, *span, asks=plain.rstrip().endswith("?"))
+    if lexicon.find("mockery", text):
+        sentence.found.update(harm=0, sarcasm=0)
+        return sentence
     note(sentence.found, "closing", text, lexicon)
     text = tidy(lexicon.blank("noise", lexicon.blank("closing", text), by=""))
     if lexicon.find("outburst", text):
@@ -97,9 +104,12 @@ def is_praise(text: str, place: int, lexicon: Lexicon) -> bool:
 def find_signals(sentence: Sentence, text: str, lexicon: Lexicon) -> None:
     """Find the signals of a text without its plain question."""
     found = sentence.found
+    note(found, "exaggeration", text, lexicon)
     text = tidy(lexicon.blank("contrast", lexicon.blank("idiom", text, by=_IDIOM), by=CONTRAST))
     for signal in ("sarcasm", "harm", "loss", "rejection", "moving_on", "thanks", "defer", "further", "confirmed"):
         note(found, signal, text, lexicon)
+    if "exaggeration" in found:
+        found.setdefault("harm", found.pop("exaggeration"))
     if "moving_on" in found and (sentence.asks or ":" in text):
         found["announcement"] = found["moving_on"]
     sentence.rest = lexicon.blank("rejection", text) if "rejection" in found else text
@@ -109,6 +119,9 @@ def find_signals(sentence: Sentence, text: str, lexicon: Lexicon) -> None:
     # Praise is removed, so that "exactly what I wanted" is not read as a wish.
     if "praise" in found and "rejection" not in found:
         text = sentence.rest = lexicon.blank("praise", text, by=_IDIOM)
+    clauses = _CLAUSE_MARK.split(lexicon.blank("thanks", sentence.rest, by=_IDIOM))
+    first = next((n for n, clause in enumerate(clauses) if _IDIOM in clause), 0)
+    sentence.apart = [clause for clause in clauses[first:] if _IDIOM not in clause]
     for signal in ("trouble", "negation") if found.keys() & {"praise", "moving_on"} else ():
         note(found, signal, sentence.rest, lexicon)
     if "negation" in found:
