@@ -63,7 +63,8 @@ $(VERIFIERS)/.installed:
 	@touch $@
 
 $(VENV)/.installed-browser: $(VENV)/.installed-dev
-	@$(INSTALL) playwright
+	@$(INSTALL) -e '.[browser]'
+	@$(INSTALL) --no-deps miniwob==1.1.0
 	@touch $@
 
 install: $(VENV)/.installed ## install into .venv

@@ -14,6 +14,8 @@ BUILT_IN = {
     "toolcall": "openclaw_rl.envs.toolcall.choose:make_toolcall",
     "bfcl": "openclaw_rl.envs.bfcl:Bfcl",
     "reasoning": "openclaw_rl.envs.reasoning:Reasoning",
+    "browser": "openclaw_rl.envs.browser.environment:make_browser",
+    "gui": "openclaw_rl.envs.browser.environment:make_browser",
 }
 #: What an own file may call its environment, where the option names none.
 DEFAULT_NAMES = ("ENVIRONMENT", "Env", "environment")

@@ -1,0 +1,1 @@
+"""Chromium: how it is found, started, kept alive, and kept from leaving a task."""

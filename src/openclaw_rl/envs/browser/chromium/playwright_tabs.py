@@ -1,0 +1,231 @@
+"""Chromium driven by Playwright: one browser, and a context of its own for each tab."""
+
+import asyncio
+import contextlib
+import os
+from dataclasses import dataclass, field
+from typing import Any
+
+from openclaw_rl.envs.browser.chromium.find import FLAGS, has_own_sandbox
+from openclaw_rl.envs.browser.chromium.tab import VIEWPORT
+from openclaw_rl.envs.browser.page import BrowserGone, PageFailed
+from openclaw_rl.envs.browser.view import quoted
+
+#: How long the browser may take to start, to open a tab, and to close one.
+START_SECONDS, OPEN_SECONDS, CLOSE_SECONDS = 60.0, 30.0, 8.0
+#: A browser that has shown so many tabs is replaced by a new one, so that nothing in it grows without end.
+MAX_TABS = 400
+#: Windows and notes of one tab that are remembered.
+MAX_REMEMBERED = 20
+
+
+@dataclass(eq=False)
+class RunningBrowser:
+    """A browser process, and how many tabs it shows."""
+
+    playwright: Any
+    browser: Any
+    loop: asyncio.AbstractEventLoop
+    tabs: int = 0
+    opened: int = 0
+    stale: bool = False
+    """It gets no further tabs, and is closed with its last one."""
+
+    @property
+    def usable(self) -> bool:
+        alive = self.browser.is_connected() and self.loop is asyncio.get_running_loop()
+        return alive and not self.stale and self.opened < MAX_TABS
+
+    async def stop(self) -> None:
+        for close in (self.browser.close, self.playwright.stop):
+            # Whatever goes wrong here, the processes are dying or dead.
+            with contextlib.suppress(Exception):
+                async with asyncio.timeout(CLOSE_SECONDS):
+                    await close()
+
+
+class PlaywrightBackend:
+    """Opens tabs in one shared browser.
+
+    - A browser that died, or whose tab cannot be closed, gets no further tabs: the next tab starts a new one.
+    - A browser without tabs that gets no further ones is closed.
+    """
+
+    def __init__(self, executable: str) -> None:
+        self._executable = executable
+        self._running: RunningBrowser | None = None
+        self._lock: tuple[asyncio.AbstractEventLoop, asyncio.Lock] | None = None
+
+    async def open(self, proxy: str) -> "PlaywrightSession":
+        async with self._own_lock():
+            running = await self._usable()
+            running.tabs += 1
+            running.opened += 1
+        session = PlaywrightSession(running, self)
+        try:
+            async with asyncio.timeout(OPEN_SECONDS):
+                await session.open(proxy)
+        except BaseException as error:
+            await session.close()
+            if isinstance(error, Exception):
+                running.stale = True
+                raise BrowserGone(f"the browser opens no tab: {first_line(error)}") from error
+            raise
+        return session
+
+    async def close(self) -> None:
+        running, self._running = self._running, None
+        if running is not None:
+            await running.stop()
+
+    async def release(self, running: RunningBrowser) -> None:
+        """A tab is closed."""
+        running.tabs -= 1
+        if running.tabs == 0 and running is not self._running:
+            await running.stop()
+
+    def _own_lock(self) -> asyncio.Lock:
+        """A lock of the loop that runs: environments may get a new one."""
+        loop = asyncio.get_running_loop()
+        if self._lock is None or self._lock[0] is not loop:
+            self._lock = loop, asyncio.Lock()
+        return self._lock[1]
+
+    async def _usable(self) -> RunningBrowser:
+        running = self._running
+        if running is not None and running.usable:
+            return running
+        self._running = None
+        if running is not None and running.tabs == 0 and running.loop is asyncio.get_running_loop():
+            await running.stop()
+        self._running = await self._start()
+        return self._running
+
+    async def _start(self) -> RunningBrowser:
+        from playwright.async_api import async_playwright
+
+        playwright = None
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                playwright = await async_playwright().start()
+                browser = await playwright.chromium.launch(
+                    executable_path=self._executable,
+                    args=list(FLAGS),
+                    chromium_sandbox=has_own_sandbox(),
+                    # With it, a page could open any number of windows.
+                    ignore_default_args=["--disable-popup-blocking"],
+                    # Otherwise Ctrl-C would end the browser before its episodes are closed.
+                    handle_sigint=False,
+                    handle_sigterm=False,
+                    handle_sighup=False,
+                    env={**os.environ, "DBUS_SESSION_BUS_ADDRESS": ""},
+                )
+        except Exception as error:
+            if playwright is not None:
+                with contextlib.suppress(Exception):
+                    await playwright.stop()
+            raise BrowserGone(f"the browser does not start: {first_line(error)}") from error
+        return RunningBrowser(playwright, browser, asyncio.get_running_loop())
+
+
+@dataclass(eq=False)
+class PlaywrightSession:
+    """A tab in a context of its own."""
+
+    running: RunningBrowser
+    backend: PlaywrightBackend
+    _gone: str = ""
+    _context: Any = None
+    _page: Any = None
+    _devtools: Any = None
+    _notes: list[str] = field(default_factory=list)
+    _popups: list[str] = field(default_factory=list)
+    _closed: bool = False
+    _closing: set[asyncio.Task[None]] = field(default_factory=set)
+
+    async def open(self, proxy: str) -> None:
+        self._context = context = await self.running.browser.new_context(
+            proxy={"server": proxy, "bypass": "<-loopback>"},
+            viewport={"width": VIEWPORT[0], "height": VIEWPORT[1]},
+            accept_downloads=False,
+            service_workers="block",
+            locale="en-US",
+        )
+        self._page = page = await context.new_page()
+        self._devtools = await context.new_cdp_session(page)
+        page.on("crash", lambda _: self._leave("the page crashed"))
+        page.on("close", lambda _: self._leave("the page was closed"))
+        page.on("dialog", lambda dialog: self._later(self._answer(dialog)))
+        page.on("download", lambda _: self._note("A download was refused"))
+        context.on("page", lambda popup: self._later(self._close_popup(popup)))
+
+    @property
+    def gone(self) -> str:
+        return self._gone or ("" if self.running.browser.is_connected() else "the browser died")
+
+    async def send(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
+        if self.gone:
+            raise BrowserGone(self.gone)
+        try:
+            reply: dict[str, Any] = await self._devtools.send(method, params)
+        except Exception as error:
+            if "has been closed" in str(error):
+                self._leave("the tab was closed")
+            if self.gone or type(error).__module__.partition(".")[0] != "playwright":
+                raise BrowserGone(self.gone or first_line(error)) from error
+            raise PageFailed(first_line(error)) from None
+        return reply
+
+    async def tidy(self) -> list[str]:
+        notes, self._notes = self._notes, []
+        return notes
+
+    def popups(self) -> list[str]:
+        popups, self._popups = self._popups, []
+        return popups
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            async with asyncio.timeout(CLOSE_SECONDS):
+                if self._context is not None:
+                    await self._context.close()
+        except Exception:  # noqa: BLE001 - a browser that cannot close a tab is not used again
+            self.running.stale = True
+        finally:
+            for task in self._closing:
+                task.cancel()
+            await self.backend.release(self.running)
+
+    def _leave(self, reason: str) -> None:
+        self._gone = self._gone or reason
+
+    def _note(self, note: str) -> None:
+        if len(self._notes) < MAX_REMEMBERED:
+            self._notes.append(note)
+
+    def _later(self, work: Any) -> None:
+        task = asyncio.ensure_future(work)
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    async def _answer(self, dialog: Any) -> None:
+        """Agree to what a page asks; leave out what it wants to be told."""
+        with contextlib.suppress(Exception):
+            if dialog.type != "beforeunload":
+                self._note(f"A dialog was closed: {quoted(dialog.message)}")
+            await (dialog.dismiss() if dialog.type == "prompt" else dialog.accept())
+
+    async def _close_popup(self, popup: Any) -> None:
+        with contextlib.suppress(Exception):
+            if len(self._popups) < MAX_REMEMBERED:
+                self._popups.append(popup.url)
+            self._note("A new window was closed")
+            await popup.close()
+
+
+def first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return (lines[0][:300] if lines else type(error).__name__).rstrip(".")

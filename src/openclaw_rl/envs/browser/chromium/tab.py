@@ -1,0 +1,273 @@
+"""A tab of Chromium that is driven by its DevTools protocol, whatever library carries it."""
+
+import asyncio
+import base64
+import contextlib
+from typing import Any, Protocol
+
+from openclaw_rl.envs.browser.accessibility import MAX_NODES, clickable_nodes, read_tree
+from openclaw_rl.envs.browser.actions import BrowserAction
+from openclaw_rl.envs.browser.chromium.gate import OriginGate
+from openclaw_rl.envs.browser.chromium.keys import key_event
+from openclaw_rl.envs.browser.page import BrowserGone, PageFailed
+from openclaw_rl.envs.browser.view import PageElement, PageView, quoted
+
+#: How long one command may take, and how long a page may take to settle after an action.
+COMMAND_SECONDS, SETTLE_SECONDS = 5.0, 5.0
+#: A page has settled if it asked for nothing for so long.
+QUIET_SECONDS = 0.05
+#: How far one scroll goes, in pixels.
+SCROLL_PIXELS = 400
+VIEWPORT = (800, 600)
+#: Notes that are told at once; the rest is counted.
+MAX_NOTES = 5
+NO_RESPONSE = "The page does not respond."
+SELECT = """function(wanted) {
+  if (!(this instanceof HTMLSelectElement)) return "This element has no options to select.";
+  const clean = text => text.replace(/\\s+/g, " ").trim().toLowerCase();
+  for (const option of this.options) {
+    if (clean(option.text) !== clean(wanted) && option.value !== wanted) continue;
+    if (option.disabled) return "This option is disabled.";
+    if (!this.multiple) this.value = option.value;
+    option.selected = true;
+    this.dispatchEvent(new Event("input", {bubbles: true}));
+    this.dispatchEvent(new Event("change", {bubbles: true}));
+    return "";
+  }
+  return "There is no such option.";
+}"""
+#: Fields that cannot be typed into as text: their value is set.
+SET_VALUE = """function(value) {
+  if (!["date", "time", "month", "week", "datetime-local", "color", "range"].includes(this.type)) return false;
+  Object.getOwnPropertyDescriptor(HTMLInputElement.prototype, "value").set.call(this, value);
+  this.dispatchEvent(new Event("input", {bubbles: true}));
+  this.dispatchEvent(new Event("change", {bubbles: true}));
+  return true;
+}"""
+
+
+class DevtoolsSession(Protocol):
+    """A connection to a tab, made by a backend."""
+
+    @property
+    def gone(self) -> str:
+        """Why the tab is gone; empty while it is there."""
+        ...
+
+    async def send(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
+        """Raises PageFailed if the command fails, and BrowserGone if the tab or the browser is gone."""
+        ...
+
+    async def tidy(self) -> list[str]:
+        """Close dialogs and other windows; what was closed, in words."""
+        ...
+
+    def popups(self) -> list[str]:
+        """The addresses of the windows that were closed since the last call."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class ChromiumPage:
+    """A page in a tab.
+
+    - The tree is Chromium's own, so a page's scripts cannot change how it is read.
+    - A script that does not end is ended; every command has a time limit.
+    - A tab that left the task's origin is brought back.
+    """
+
+    def __init__(self, session: DevtoolsSession, gate: OriginGate) -> None:
+        self._session, self._gate = session, gate
+        self._notes: list[str] = []
+        self._start = ""
+
+    async def open(self, address: str) -> None:
+        """Load the first page. Raises PageFailed and BrowserGone."""
+        self._start = address
+        reply = await self._send("Page.navigate", url=address)
+        if error := reply.get("errorText"):
+            raise PageFailed(f"{address} cannot be opened: {error}.")
+        await self._settle()
+
+    async def look(self) -> PageView:
+        await self._end_endless_script()
+        counters = await self._send("Memory.getDOMCounters")
+        if counters.get("nodes", 0) > 10 * MAX_NODES:
+            raise PageFailed(f"The page is too large: it has {counters['nodes']} nodes.")
+        snapshot = await self._send("DOMSnapshot.captureSnapshot", computedStyles=[])
+        tree = await self._send("Accessibility.getFullAXTree")
+        return PageView(read_tree(tree["nodes"], clickable_nodes(snapshot)))
+
+    async def perform(self, action: BrowserAction, element: PageElement | None) -> None:
+        await self._end_endless_script()
+        match action.kind:
+            case "click":
+                await self._click(element)
+            case "type":
+                await self._type(element, action.text)
+            case "select":
+                await self._select(element, action.text)
+            case "scroll":
+                await self._scroll(SCROLL_PIXELS if action.text == "down" else -SCROLL_PIXELS)
+            case "press":
+                await self._press(action.text)
+            case "back":
+                await self._back()
+        await self._settle()
+
+    async def evaluate(self, expression: str) -> Any:
+        reply = await self._send("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        if "exceptionDetails" in reply:
+            raise PageFailed(f"The script failed: {error_text(reply['exceptionDetails'])}")
+        return reply.get("result", {}).get("value")
+
+    async def screenshot(self) -> bytes:
+        reply = await self._send("Page.captureScreenshot", format="png")
+        return base64.b64decode(reply["data"])
+
+    def notes(self) -> list[str]:
+        notes, self._notes = self._notes, []
+        notes += [f"Refused, because it is outside the task: {quoted(address)}" for address in self._gate.refusals()]
+        more = len(notes) - MAX_NOTES
+        return [*notes[:MAX_NOTES], f"and {more} more"] if more > 0 else notes
+
+    async def close(self) -> None:
+        await self._session.close()
+
+    async def _send(self, method: str, **params: Any) -> dict[str, Any]:
+        try:
+            async with asyncio.timeout(COMMAND_SECONDS):
+                return await self._session.send(method, params)
+        except TimeoutError:
+            if self._session.gone:
+                raise BrowserGone(self._session.gone) from None
+            raise PageFailed(NO_RESPONSE) from None
+
+    async def _end_endless_script(self) -> None:
+        """Make sure that the page reacts at all, by ending what keeps it busy."""
+        try:
+            await self._send("Runtime.evaluate", expression="0")
+        except PageFailed:
+            with contextlib.suppress(PageFailed):
+                await self._send("Runtime.terminateExecution")
+                self._notes.append("A script of the page ran for too long and was ended")
+
+    async def _settle(self) -> None:
+        """Wait until the page has loaded what an action led to, and bring the tab back if it left the task."""
+        await asyncio.sleep(QUIET_SECONDS)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(SETTLE_SECONDS):
+                while True:
+                    await self._gate.quiet(QUIET_SECONDS)
+                    self._notes += await self._session.tidy()
+                    state = await self._send("Runtime.evaluate", expression="document.readyState")
+                    if state.get("result", {}).get("value") == "complete":
+                        break
+                    await asyncio.sleep(QUIET_SECONDS)
+        # A new window of the same site is shown in this tab.
+        for address in self._session.popups()[:1]:
+            if self._gate.allows(address):
+                await self._navigate(address)
+        await self._return_to_task()
+
+    async def _return_to_task(self) -> None:
+        history = await self._send("Page.getNavigationHistory")
+        entries, index = history["entries"], history["currentIndex"]
+        address = entries[index]["url"]
+        if self._gate.allows(address):
+            return
+        self._gate.refuse(address)
+        inside = [entry for entry in entries[:index] if self._gate.allows(entry["url"])]
+        if inside:
+            await self._send("Page.navigateToHistoryEntry", entryId=inside[-1]["id"])
+            await self._wait_until_quiet()
+        else:
+            await self._navigate(self._start)
+
+    async def _navigate(self, address: str) -> None:
+        await self._send("Page.navigate", url=address)
+        await self._wait_until_quiet()
+
+    async def _wait_until_quiet(self) -> None:
+        await asyncio.sleep(QUIET_SECONDS)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(SETTLE_SECONDS):
+                await self._gate.quiet(QUIET_SECONDS)
+
+    async def _click(self, element: PageElement | None) -> None:
+        x, y = await self._middle(element)
+        for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
+            button = "none" if kind == "mouseMoved" else "left"
+            await self._send("Input.dispatchMouseEvent", type=kind, x=x, y=y, button=button, clickCount=1)
+
+    async def _middle(self, element: PageElement | None) -> tuple[float, float]:
+        """The middle of an element, which is scrolled into view."""
+        assert element is not None
+        try:
+            await self._send("DOM.scrollIntoViewIfNeeded", backendNodeId=element.node)
+            quads = (await self._send("DOM.getContentQuads", backendNodeId=element.node))["quads"]
+        except PageFailed as error:
+            quads = []
+            if str(error) == NO_RESPONSE:
+                raise
+        if not quads:
+            raise PageFailed("This element is not visible, or it is gone.")
+        quad = quads[0]
+        return sum(quad[::2]) / 4, sum(quad[1::2]) / 4
+
+    async def _type(self, element: PageElement | None, text: str) -> None:
+        assert element is not None
+        if await self._call(element, SET_VALUE, text) is True:
+            return
+        await self._click(element)
+        try:
+            await self._send("DOM.focus", backendNodeId=element.node)
+        except PageFailed:
+            raise PageFailed("Nothing can be typed into this element.") from None
+        await self._send("Input.dispatchKeyEvent", type="rawKeyDown", commands=["selectAll"])
+        await self._press("Delete")
+        if text:
+            await self._send("Input.insertText", text=text)
+
+    async def _select(self, element: PageElement | None, option: str) -> None:
+        assert element is not None
+        if problem := await self._call(element, SELECT, option):
+            raise PageFailed(str(problem))
+
+    async def _call(self, element: PageElement, function: str, argument: str) -> Any:
+        """The result of a function of ours on an element."""
+        try:
+            node = (await self._send("DOM.resolveNode", backendNodeId=element.node))["object"]["objectId"]
+        except PageFailed:
+            raise PageFailed("This element is gone.") from None
+        reply = await self._send(
+            "Runtime.callFunctionOn",
+            objectId=node,
+            functionDeclaration=function,
+            arguments=[{"value": argument}],
+            returnByValue=True,
+        )
+        return reply.get("result", {}).get("value")
+
+    async def _scroll(self, pixels: int) -> None:
+        x, y = VIEWPORT[0] / 2, VIEWPORT[1] / 2
+        await self._send("Input.dispatchMouseEvent", type="mouseWheel", x=x, y=y, deltaX=0, deltaY=pixels)
+
+    async def _press(self, key: str) -> None:
+        for kind in ("keyDown", "keyUp"):
+            await self._send("Input.dispatchKeyEvent", type=kind, **key_event(key, kind))
+
+    async def _back(self) -> None:
+        history = await self._send("Page.getNavigationHistory")
+        index = history["currentIndex"]
+        # The first entry is the empty page that every tab begins with.
+        if index < 1 or not self._gate.allows(history["entries"][index - 1]["url"]):
+            raise PageFailed("There is no page to go back to.")
+        await self._send("Page.navigateToHistoryEntry", entryId=history["entries"][index - 1]["id"])
+
+
+def error_text(details: dict[str, Any]) -> str:
+    """The first line of a JavaScript error."""
+    lines = str(details.get("exception", {}).get("description") or details.get("text", "")).splitlines()
+    return lines[0][:200] if lines else "an error without a text"

@@ -1,0 +1,100 @@
+"""The environment `browser`: tasks on web pages, done in Chromium."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from openclaw_rl.config.options import ConfigError
+from openclaw_rl.envs.base import Message, Task
+from openclaw_rl.envs.browser.addresses import Addresses, read_lines
+from openclaw_rl.envs.browser.chromium.backend import BrowserBackend, make_backend
+from openclaw_rl.envs.browser.episode import BrowserEpisode
+from openclaw_rl.envs.browser.miniwob import MiniWob
+from openclaw_rl.envs.browser.own_pages import OwnPages
+from openclaw_rl.envs.browser.page import Scene
+from openclaw_rl.envs.browser.record import ScreenshotFolder, writable_folder
+
+
+class TaskSource(Protocol):
+    """Where tasks on pages come from."""
+
+    def tasks(self, split: str, seed: int) -> Iterator[Task]: ...
+    def scene(self, task: Task, backend: BrowserBackend) -> Scene: ...
+    def examples(self, task: Task, *, offers_tool: bool) -> list[Message]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ShowOptions:
+    """How pages are shown to the model, and what is kept of them."""
+
+    offers_tool: bool = False
+    images: bool = False
+    screenshots: Path | None = None
+
+
+class BrowserEnvironment:
+    """Tasks on web pages. Each episode has a browser context of its own: cookies, storage and a way out of its own."""
+
+    def __init__(self, source: TaskSource, backend: BrowserBackend, about: str = "", show: ShowOptions | None = None):
+        self.about = about
+        self._source, self._backend, self._show = source, backend, show or ShowOptions()
+
+    def tasks(self, split: str, seed: int) -> Iterator[Task]:
+        return self._source.tasks(split, seed)
+
+    def open(self, task: Task) -> BrowserEpisode:
+        show = self._show
+        return BrowserEpisode(
+            self._source.scene(task, self._backend),
+            self._source.examples(task, offers_tool=show.offers_tool),
+            offers_tool=show.offers_tool,
+            images=show.images,
+            record=ScreenshotFolder(show.screenshots, task.id) if show.screenshots else None,
+        )
+
+    async def close(self) -> None:
+        await self._backend.close()
+
+
+def make_browser(
+    pages: Any = None,
+    levels: Any = None,
+    examples: Any = None,
+    miniwob: Any = None,
+    url: str | None = None,
+    goal: str | None = None,
+    check: str | None = None,
+    tasks: str | None = None,
+    tool: bool = False,
+    images: bool = False,
+    screenshots: str | None = None,
+    backend: str | None = None,
+) -> BrowserEnvironment:
+    """The environment of the given settings; the docs say what they mean. Raises ConfigError."""
+    for name, value in (("tool", tool), ("images", images)):
+        if not isinstance(value, bool):
+            raise ConfigError(f"{name} is true or false, not {value!r:.40}.")
+    address = {name: value for name, value in (("url", url), ("goal", goal), ("check", check)) if value is not None}
+    own = {name: value for name, value in (("pages", pages), ("levels", levels)) if value is not None}
+    source = make_tasks(own, miniwob, address, tasks, examples)
+    folder = writable_folder(screenshots) if screenshots else None
+    made, about = make_backend(backend)
+    return BrowserEnvironment(source, made, about, ShowOptions(tool, images, folder))
+
+
+def make_tasks(
+    own: dict[str, Any], miniwob: Any, address: dict[str, Any], file: str | None, examples: Any
+) -> TaskSource:
+    """Where tasks come from: our own pages, unless the arguments name others. Raises ConfigError."""
+    kinds = [("pages and levels", own), ("miniwob", miniwob), ("url, goal and check", address), ("tasks", file)]
+    given = [name for name, value in kinds if value]
+    if len(given) > 1:
+        raise ConfigError(f"Give browser either {given[0]} or {given[1]}: they are different tasks.")
+    if miniwob:
+        return MiniWob(miniwob, examples)
+    if address:
+        return Addresses([address], examples)
+    if file:
+        return Addresses(read_lines(Path(file).expanduser()), examples)
+    return OwnPages(**own, examples=examples)

@@ -1,0 +1,105 @@
+"""The pages of MiniWoB++ as tasks. Needs the package `miniwob`, of which only the HTML is used."""
+
+import importlib.util
+import json
+import mimetypes
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from random import Random
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from openclaw_rl.config.options import ConfigError
+from openclaw_rl.envs.base import Message, Outcome, Task
+from openclaw_rl.envs.browser.chromium.backend import BrowserBackend
+from openclaw_rl.envs.browser.chromium.gate import SiteReply, SiteRequest
+from openclaw_rl.envs.browser.own_pages import SPLIT_ONE_IN, SPLITS, checked_examples, digest, site_examples
+from openclaw_rl.envs.browser.page import WebPage
+from openclaw_rl.envs.browser.scenes import OWN_ORIGIN, ScriptedScene
+
+PACKAGE = "miniwob"
+MISSING = "The pages of MiniWoB++ need the package miniwob: pip install --no-deps miniwob"
+#: Tasks of one page.
+SEEDS = 2**31
+MAX_STEPS = 12
+#: Its own time limit is for programs; a model needs longer.
+START = (
+    "Math.seedrandom({seed}); core.EPISODE_MAX_TIME = 3600000; core.startEpisodeReal(); core.hideDisplay(); "
+    "document.getElementById('click-canvas').style.display = 'none'; core.getUtterance()"
+)
+#: What MiniWoB++ gives for an episode that did not end.
+UNFINISHED = -1.0
+
+
+class MiniWob:
+    """The pages of MiniWoB++, with the rewards that they give themselves, from -1 to 1; 1 means solved.
+
+    One task is a page and a seed; the two together belong to one split, by a digest.
+    """
+
+    def __init__(self, pages: Any = "all", examples: Any = None) -> None:
+        self._folder = html_folder()
+        known = sorted(path.stem for path in (self._folder / "miniwob").glob("*.html"))
+        names = pages.split(",") if isinstance(pages, str) else list(pages)
+        self._pages = known if names == ["all"] else names
+        if unknown := [name for name in self._pages if name not in known]:
+            raise ConfigError(f"MiniWoB++ has no page {unknown[0]}; there are {', '.join(known)}.")
+        self._examples = checked_examples(2 if examples is None else examples)
+
+    def tasks(self, split: str, seed: int) -> Iterator[Task]:
+        if split not in SPLITS:
+            raise ConfigError(f"browser has no split {split}; the splits are {' and '.join(SPLITS)}.")
+        return (self._task(split, Random(f"miniwob {split} {seed} {index}")) for index in count())
+
+    def scene(self, task: Task, backend: BrowserBackend) -> "MiniWobScene":
+        return MiniWobScene(self._folder, task.data["page"], task.data["seed"], backend)
+
+    def examples(self, task: Task, *, offers_tool: bool) -> list[Message]:
+        """Examples of pages of our own: they show what an action looks like."""
+        return site_examples("form", 1, self._examples, offers_tool=offers_tool)
+
+    def _task(self, split: str, random: Random) -> Task:
+        page = random.choice(self._pages)
+        while split_of(page, seed := random.randrange(SEEDS)) != split:
+            pass
+        return Task(f"browser/{split}/{page}-{seed}", {"page": page, "seed": seed})
+
+
+class MiniWobScene(ScriptedScene):
+    """One page with one seed."""
+
+    def __init__(self, folder: Path, page: str, seed: int, backend: BrowserBackend) -> None:
+        super().__init__(backend, f"{OWN_ORIGIN}/miniwob/{page}.html", self._file, MAX_STEPS)
+        self._folder, self._seed = folder.resolve(), seed
+
+    async def goal(self, page: WebPage) -> str:
+        return str(await self.value(page, START.format(seed=json.dumps(str(self._seed)))))
+
+    async def over(self, page: WebPage) -> bool:
+        return bool(await self.value(page, "WOB_DONE_GLOBAL"))
+
+    async def outcome(self, page: WebPage) -> Outcome:
+        done, reward, reason = await self.value(page, "[WOB_DONE_GLOBAL, WOB_RAW_REWARD_GLOBAL, WOB_REWARD_REASON]")
+        if not done:
+            return Outcome(UNFINISHED, solved=False, hint="The task was not finished.")
+        hint = "" if reward >= 1 else str(reason or "That was wrong.")
+        return Outcome(float(reward), reward >= 1, hint)
+
+    def _file(self, request: SiteRequest) -> SiteReply:
+        path = (self._folder / unquote(urlsplit(request.path).path).lstrip("/")).resolve()
+        if not path.is_relative_to(self._folder) or not path.is_file():
+            return SiteReply(status=404)
+        return SiteReply(path.read_bytes(), mimetypes.guess_type(path.name)[0] or "application/octet-stream")
+
+
+def split_of(page: str, seed: int) -> str:
+    return "held-out" if digest([page, seed]) % SPLIT_ONE_IN == 0 else "train"
+
+
+def html_folder() -> Path:
+    """Where the pages are. The package itself is not imported: it would need others. Raises ConfigError."""
+    spec = importlib.util.find_spec(PACKAGE)
+    if spec is None or not spec.submodule_search_locations:
+        raise ConfigError(MISSING)
+    return Path(spec.submodule_search_locations[0]) / "html"

@@ -1,0 +1,61 @@
+"""What an episode needs of a page, whatever shows it."""
+
+from typing import Any, Protocol
+
+from openclaw_rl.envs.base import EnvFailed, Outcome
+from openclaw_rl.envs.browser.actions import BrowserAction
+from openclaw_rl.envs.browser.view import PageElement, PageView
+
+
+class BrowserGone(EnvFailed):
+    """The browser died, or the page crashed: the attempt does not count."""
+
+
+class PageFailed(Exception):
+    """The page does not do what was asked, or does not respond; the message is for the model."""
+
+
+class WebPage(Protocol):
+    """A page in a tab. Every call ends within seconds, whatever the page does."""
+
+    async def look(self) -> PageView:
+        """What the page shows. Raises PageFailed and BrowserGone."""
+        ...
+
+    async def perform(self, action: BrowserAction, element: PageElement | None) -> None:
+        """Do an action and wait for what follows from it. Raises PageFailed and BrowserGone."""
+        ...
+
+    async def evaluate(self, expression: str) -> Any:
+        """The value of a JavaScript expression on the page. Raises PageFailed and BrowserGone."""
+        ...
+
+    async def screenshot(self) -> bytes:
+        """The visible part as PNG. Raises PageFailed and BrowserGone."""
+        ...
+
+    def notes(self) -> list[str]:
+        """What happened since the last call: dialogs, refused requests, closed windows."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class Scene(Protocol):
+    """What is on the page of one attempt: what is asked, when it is over, and how it is scored."""
+
+    solution: list[list[str]]
+    """The moves that solve it, where they are known: kind, role, name, text."""
+    max_steps: int
+
+    async def open(self) -> WebPage:
+        """A tab with the first page. Raises EnvFailed."""
+        ...
+
+    async def goal(self, page: WebPage) -> str:
+        """What is asked, in words."""
+        ...
+
+    async def over(self, page: WebPage) -> bool: ...
+    async def outcome(self, page: WebPage) -> Outcome: ...
+    async def close(self) -> None: ...

@@ -1,0 +1,90 @@
+"""Policies for the environment browser, and a browser that shows our own pages without Chromium."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from openclaw_rl.envs.base import Message, Task
+from openclaw_rl.envs.browser.environment import BrowserEnvironment, ShowOptions
+from openclaw_rl.envs.browser.episode import BrowserEpisode
+from openclaw_rl.envs.browser.own_pages import FAMILIES, OwnPages
+from openclaw_rl.envs.browser.page import WebPage
+from openclaw_rl.envs.browser.pages.model_page import ModelPage
+from openclaw_rl.envs.browser.pages.parts import Page
+from openclaw_rl.envs.browser.scenes import SiteScene
+from support.policies import Policy, says
+
+
+class NoBrowser:
+    """A backend that must not be asked."""
+
+    async def open(self, proxy: str) -> Any:
+        raise AssertionError("a browser was asked for")
+
+    async def close(self) -> None: ...
+
+
+class ModelScene(SiteScene):
+    """A site of our own, shown without a browser."""
+
+    async def open(self) -> WebPage:
+        return ModelPage(self._site)
+
+
+class ModelPages(OwnPages):
+    """Our own pages without a browser."""
+
+    def scene(self, task: Task, backend: Any) -> ModelScene:
+        return ModelScene(FAMILIES[task.data["family"]].site(task.data["content"]), task.data, backend)
+
+
+def without_browser(show: ShowOptions | None = None, **settings: Any) -> BrowserEnvironment:
+    return BrowserEnvironment(ModelPages(**settings), NoBrowser(), show=show)
+
+
+class BlankSite:
+    """A site whose pages a test gives by their path."""
+
+    over = False
+
+    def __init__(self, pages: dict[str, Page]) -> None:
+        self.pages = pages
+        self.posted: list[tuple[str, dict[str, str]]] = []
+
+    def get(self, path: str) -> Page:
+        return self.pages.get(path, self.pages["/"])
+
+    def post(self, path: str, fields: Any) -> str:
+        self.posted.append((path, dict(fields)))
+        return path
+
+
+def oracle(task: Task, episode: BrowserEpisode) -> Policy:
+    """Does the moves of the solution, by what the page shows at that moment."""
+
+    def answer(messages: Sequence[Message], turn: int) -> Message:
+        kind, role, name, text = task.data["solution"][turn]
+        number = episode.view.number(role, name)
+        assert number is not None, f"the page has no {role} {name}: {episode.view.text()}"
+        return says(f"{kind} {number} {text}".strip())
+
+    return answer
+
+
+def does_nothing(messages: Sequence[Message], turn: int) -> Message:
+    return says("done")
+
+
+def says_nothing(messages: Sequence[Message], turn: int) -> Message:
+    return says("")
+
+
+def destroys_everything(episode: BrowserEpisode) -> Policy:
+    """Uses every element that the page has, the destructive ones first."""
+
+    def answer(messages: Sequence[Message], turn: int) -> Message:
+        names = [element.name for element in episode.view.elements]
+        worst = [index for index, name in enumerate(names, 1) if name.startswith(("Delete", "Clear", "Empty", "Add"))]
+        choice = worst or list(range(len(names), 0, -1))
+        return says(f"click {choice[turn % len(choice)]}")
+
+    return answer
