@@ -91,3 +91,19 @@ def test_findings_of_a_check_that_was_asked_for_say_nothing(request_: str) -> No
 def test_words_of_failure_that_the_call_used_itself_are_no_failure() -> None:
     result = "[main 4f2c1ab] Fix crash on connection refused\n 2 files changed, 14 insertions(+)"
     assert read_call("Commit it.", "git commit -am 'Fix crash on connection refused'", result) is ReplyKind.TOOL_SUCCESS
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "result", "kind"),
+    [
+        ("weather", {"city": "Bonn"}, "Bonn: 12 °C, light rain", ReplyKind.TOOL_SUCCESS),
+        ("weather", {"city": "Bon"}, "City 'Bon' not found. Did you mean 'Bonn'?", ReplyKind.TOOL_ERROR),
+        ("write", {"path": "a.c"}, "a.c:4:1: error: unknown type name 'strng'", ReplyKind.TOOL_ERROR),
+        ("fetch", {"url": "https://a.example"}, '{"error": "net::ERR_NAME_NOT_RESOLVED"}', ReplyKind.UNCLEAR),
+    ],
+)
+def test_calls_in_json_are_read_by_their_name(
+    name: str, arguments: dict[str, str], result: str, kind: ReplyKind
+) -> None:
+    call = json.dumps({"name": name, "arguments": arguments})
+    assert read_reply("Do it.", f"<tool_call>\n{call}\n</tool_call>", tool(result)).kind is kind

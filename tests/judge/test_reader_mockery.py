@@ -12,7 +12,7 @@ TUNING = Path(__file__).with_name("next_states_mockery_and_tools.jsonl")
 POSTER = ("Make the title a bit larger.", "The title is 400 points high now.")
 
 
-@pytest.mark.parametrize(("score", "least_recall"), [(1, 0.6), (-1, 0.8)])
+@pytest.mark.parametrize(("score", "least_recall"), [(1, 0.7), (-1, 0.75)])
 def test_reads_mockery_and_tool_results(score: int, least_recall: float) -> None:
     precision, recall = measure_signs(read_cases(TUNING))[score]
     assert precision >= 0.97
@@ -34,6 +34,11 @@ def test_reads_mockery_and_tool_results(score: int, least_recall: float) -> None
         "Gracias, por tu idea he llegado tarde.",
         "太好了，太空上都能看见。",
         "厉害啊，多亏你我迟到了。",
+        "Thanks, very clear. I'm none the wiser.",
+        "Vielen Dank, jetzt bin ich so klug wie zuvor.",
+        "Merci, je comprends encore moins.",
+        "Gracias, sigo en las mismas.",
+        "谢谢你，我反而更懵了。",
     ],
 )
 def test_mock_praise_is_a_complaint(said: str) -> None:

@@ -9,6 +9,9 @@ from typing import Any, NamedTuple
 from openclaw_rl.judge.reader.text import normalise, shorten
 
 HEAD, TAIL = 2000, 1500
+_SHELL = re.compile(r"\b(?:exec|bash|sh|zsh|shell|terminal|command|cmd|run)\b|\b(?:run|execute)_")
+#: A call as JSON, which is read like `name(...`.
+_JSON_CALL = re.compile(r'\{\s{0,4}"name":\s{0,4}"([\w.-]{1,60})",\s{0,4}"(?:arguments|parameters|input)":\s{0,4}\{')
 _LINES = frozenset({"line", "report", "exit_code"})
 
 
@@ -35,13 +38,14 @@ class Call(NamedTuple):
     """The response that made them, normalised."""
 
     def runs(self, program: str) -> bool:
-        """Whether they run a program of that name."""
-        return re.search(rf"(?<![\w.-]){re.escape(program)}(?![\w=(-])", self.made) is not None
+        """Whether they run a program of that name in a shell."""
+        named = re.compile(rf"(?<![\w.-]){re.escape(program)}(?![\w=(-])")
+        return bool(_SHELL.search(self.made) and named.search(self.made))
 
 
 def read_calls(request: str, response: str) -> Call:
     """Read the calls of a response to a request."""
-    made = shorten(response, HEAD, TAIL)
+    made = _JSON_CALL.sub(r"\1(", shorten(response, HEAD, TAIL))
     plain = normalise(made)
     writes, checks = found("writing", made), found("checking", made)
     shows = not writes and found("showing", made)
