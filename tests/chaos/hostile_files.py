@@ -55,7 +55,7 @@ DAMAGES: dict[str, Callable[[Path, random.Random], None]] = {
 
 def flip(path: Path, draw: random.Random) -> None:
     content = bytearray(path.read_bytes())
-    for _ in range(20):
+    for _ in range(20 if content else 0):
         content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
     path.write_bytes(content)
 

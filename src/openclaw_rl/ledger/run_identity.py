@@ -18,10 +18,14 @@ def keep_to_model(folder: Path, model: str) -> None:
     Only the last part of the name counts, so that a model may be moved or downloaded.
     """
     name, path = Path(model).name or Path(model).resolve().name, folder / FILE
-    if not path.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        path.write_text(f"{name}\n")
-    elif (known := path.read_text().strip()) != name:
+    try:
+        if not path.exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            path.write_text(f"{name}\n")
+        known = path.read_text(errors="backslashreplace").strip()
+    except OSError as error:
+        raise OtherModel(f"{path} cannot be used ({error.strerror}). Mend it, or give another --run-dir.") from None
+    if known != name:
         raise OtherModel(
             f"{folder} holds the conversations and weights of {known}, which {name} cannot read. "
             f"Give another --run-dir, or the --model-name that it belongs to."
