@@ -9,8 +9,11 @@ from openclaw_rl.config.options import ConfigError
 VARIABLE = "CHROMIUM"
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 MISSING = f"The environment browser needs Chromium: install it (Debian: apt install chromium), or set {VARIABLE} to it."
+#: The memory that the scripts of a page may take, in MiB; a page that wants more crashes.
+MAX_SCRIPT_MIB = 512
 #: Nothing is looked up by name, nothing goes past the proxy, and nothing waits for a small /dev/shm.
 FLAGS = (
+    f"--js-flags=--max-old-space-size={MAX_SCRIPT_MIB}",
     "--disable-dev-shm-usage",
     "--force-webrtc-ip-handling-policy=disable_non_proxied_udp",
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",

@@ -84,7 +84,7 @@ class OriginGate:
             await asyncio.sleep(seconds / 2)
 
     def refuse(self, address: str) -> None:
-        """Remember an address that the page may not go to. Browsers ask for some on their own: those are not told."""
+        """Remember an address that the tab may not go to."""
         if len(self._refused) < MAX_REFUSALS and address not in self._refused:
             self._refused.append(address)
 
@@ -112,6 +112,9 @@ class OriginGate:
         # A tunnel names its host alone; what is in it belongs to the origin if the host and port do.
         allowed = place_of(f"https://{target}" if tunnel else target) == self._place
         if not allowed:
+            # A tab asks for pages, and only those are worth telling: browsers ask for much on their own.
+            if any(one.lower().startswith("accept: text/html") for one in headers):
+                self.refuse(target)
             await self._refuse(writer, tunnel=tunnel)
         elif tunnel:
             await self._tunnel(reader, writer)

@@ -14,6 +14,10 @@ from openclaw_rl.envs.browser.view import PageElement, PageView, quoted
 
 #: How long one command may take, and how long a page may take to settle after an action.
 COMMAND_SECONDS, SETTLE_SECONDS = 5.0, 5.0
+#: How long a large page may take to be read.
+READ_SECONDS = 20.0
+#: A page with more nodes is not read at all. Some of them belong to pages that were shown before.
+MAX_DOM_NODES = 10 * MAX_NODES
 #: A page has settled if it asked for nothing for so long.
 QUIET_SECONDS = 0.05
 #: How far one scroll goes, in pixels.
@@ -21,6 +25,8 @@ SCROLL_PIXELS = 400
 VIEWPORT = (800, 600)
 #: Notes that are told at once; the rest is counted.
 MAX_NOTES = 5
+#: What Chromium says while it changes from one page to the next.
+BETWEEN_PAGES = "Not attached to an active page"
 NO_RESPONSE = "The page does not respond."
 SELECT = """function(wanted) {
   if (!(this instanceof HTMLSelectElement)) return "This element has no options to select.";
@@ -93,10 +99,10 @@ class ChromiumPage:
     async def look(self) -> PageView:
         await self._end_endless_script()
         counters = await self._send("Memory.getDOMCounters")
-        if counters.get("nodes", 0) > 10 * MAX_NODES:
+        if counters.get("nodes", 0) > MAX_DOM_NODES:
             raise PageFailed(f"The page is too large: it has {counters['nodes']} nodes.")
-        snapshot = await self._send("DOMSnapshot.captureSnapshot", computedStyles=[])
-        tree = await self._send("Accessibility.getFullAXTree")
+        snapshot = await self._send("DOMSnapshot.captureSnapshot", READ_SECONDS, computedStyles=[])
+        tree = await self._send("Accessibility.getFullAXTree", READ_SECONDS)
         return PageView(read_tree(tree["nodes"], clickable_nodes(snapshot)))
 
     async def perform(self, action: BrowserAction, element: PageElement | None) -> None:
@@ -135,10 +141,16 @@ class ChromiumPage:
     async def close(self) -> None:
         await self._session.close()
 
-    async def _send(self, method: str, **params: Any) -> dict[str, Any]:
+    async def _send(self, method: str, limit: float = COMMAND_SECONDS, **params: Any) -> dict[str, Any]:
         try:
-            async with asyncio.timeout(COMMAND_SECONDS):
-                return await self._session.send(method, params)
+            async with asyncio.timeout(limit):
+                while True:
+                    try:
+                        return await self._session.send(method, params)
+                    except PageFailed as error:
+                        if BETWEEN_PAGES not in str(error):
+                            raise
+                        await asyncio.sleep(QUIET_SECONDS)
         except TimeoutError:
             if self._session.gone:
                 raise BrowserGone(self._session.gone) from None

@@ -1,0 +1,101 @@
+"""A real browser for tests: what is needed for it, pages that a test writes itself, and the processes that it runs."""
+
+import asyncio
+import contextlib
+import importlib.util
+import os
+import shutil
+import signal
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from openclaw_rl.envs.browser.chromium.backend import BrowserBackend
+from openclaw_rl.envs.browser.chromium.find import NAMES
+from openclaw_rl.envs.browser.chromium.gate import SiteReply, SiteRequest
+from openclaw_rl.envs.browser.page import WebPage
+from openclaw_rl.envs.browser.scenes import OWN_ORIGIN, Surroundings
+from support.process_stats import PAGE_BYTES
+
+HAS_CHROMIUM = bool(os.environ.get("CHROMIUM") or any(map(shutil.which, NAMES)))
+needs_browser = pytest.mark.skipif(
+    importlib.util.find_spec("playwright") is None or not HAS_CHROMIUM,
+    reason="there is no Playwright or no Chromium: make test-browser, apt install chromium",
+)
+
+
+@contextlib.asynccontextmanager
+async def shown(backend: BrowserBackend, pages: str | dict[str, str]) -> AsyncIterator[WebPage]:
+    """A tab with pages that are given as HTML by their path; one page answers for all paths."""
+
+    def answer(request: SiteRequest) -> SiteReply:
+        html = pages if isinstance(pages, str) else pages.get(request.path.partition("?")[0], "")
+        return SiteReply(f"<!doctype html><meta charset=utf-8>{html}".encode())
+
+    surroundings = Surroundings(backend)
+    page = await surroundings.open(OWN_ORIGIN, f"{OWN_ORIGIN}/", answer)
+    try:
+        yield page
+    finally:
+        await page.close()
+        await surroundings.close()
+
+
+@contextlib.asynccontextmanager
+async def listener() -> AsyncIterator[tuple[str, list[bytes]]]:
+    """Another server on this machine, and what reached it."""
+    received: list[bytes] = []
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        received.append(await reader.read(300))
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nhi")
+        writer.close()
+
+    server = await asyncio.start_server(accept, "127.0.0.1", 0)
+    try:
+        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}", received
+    finally:
+        server.close()
+
+
+def processes(root: int | None = None) -> Iterator[tuple[int, str]]:
+    """The processes below this one that run, and their commands."""
+    parents: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError, ValueError):
+            state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
+            if state != "Z":
+                parents.setdefault(int(parent), []).append(int(entry.name))
+    below = [root or os.getpid()]
+    for pid in below:
+        below += parents.get(pid, [])
+        with contextlib.suppress(OSError):
+            yield pid, Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
+
+
+def browsers() -> list[int]:
+    """The browser processes that this process started: not their own helpers."""
+    return [pid for pid, command in processes() if "--headless" in command and "--type=" not in command]
+
+
+def drivers() -> list[int]:
+    """The processes that carry Playwright's commands."""
+    return [pid for pid, command in processes() if "run-driver" in command]
+
+
+def memory_mib() -> float:
+    """What all processes below this one take together, in MiB."""
+    total = 0
+    for pid, _ in processes():
+        with contextlib.suppress(OSError):
+            total += int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE_BYTES
+    return total / 2**20
+
+
+def kill(find: Callable[[], list[int]]) -> None:
+    """kill -9 for the processes that a function finds."""
+    pids = find()
+    assert pids, "nothing to kill"
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
