@@ -12,7 +12,8 @@ from openclaw_rl.ledger.schema import FILE, connect
 from openclaw_rl.types import EpisodeState
 from support.server_program import ROOT, SERVE, free_port, serving, until
 
-VARIED = f"{ROOT / 'tests' / 'support' / 'varied_environment.py'}:Varied"
+#: Its rewards differ for any model.
+LENGTHS = f"{ROOT / 'tests' / 'support' / 'environments.py'}:Lengths"
 KILLS = 2
 GROUP = 2
 LEARN = (
@@ -48,7 +49,7 @@ def test_nothing_is_trained_on_twice_and_no_half_group_when_the_server_is_killed
         "--url",
         f"http://127.0.0.1:{port}",
         "--env",
-        VARIED,
+        LENGTHS,
         "--group",
         str(GROUP),
         "--parallel",

@@ -12,6 +12,7 @@ import pytest
 
 from openclaw_rl.cli import main
 from openclaw_rl.envs.driver import STOPPED
+from openclaw_rl.ledger.lock import read_server
 from support.episode_server import EpisodeServer, completion
 from support.harness import running, wait_for
 from support.server_program import ROOT
@@ -179,3 +180,12 @@ def test_a_driver_that_is_killed_leaves_no_trace_in_the_next(server: EpisodeServ
     server.seconds = 0
     assert main(["rollout", *flags]) == 0
     assert not left & server.rewards.keys()
+
+
+def test_the_server_of_a_killed_command_stops(tiny_model: Path, tmp_path: Path) -> None:
+    flags = ["--env", SUMS, "--own-server", "--model-name", str(tiny_model), "--run-dir", str(tmp_path)]
+    driver = subprocess.Popen([sys.executable, "-m", "openclaw_rl", "rollout", *flags], cwd=ROOT)
+    wait_for(lambda: bool(read_server(tmp_path)), seconds=60)
+    driver.kill()
+    driver.wait()
+    wait_for(lambda: not read_server(tmp_path), seconds=60)

@@ -1,8 +1,11 @@
 """`openclaw-rl serve`: run the server, or check and show its configuration."""
 
 import argparse
+import os
 import shlex
+import signal
 import sys
+import threading
 from typing import Any
 
 from rich.console import Console
@@ -13,6 +16,8 @@ from openclaw_rl.app.config import FIELDS, Loaded
 from openclaw_rl.cli.parser import Parser, add_config_flag, load_options
 from openclaw_rl.config.options import add_flags
 
+#: What comes on standard input is ignored, so many bytes at a time.
+IGNORED_BYTES = 4096
 EPILOG = """\
 examples:
   openclaw-rl serve                                  the embedded model on this machine
@@ -44,6 +49,11 @@ def add(commands: Any) -> None:
         action="store_true",
         help="ignore environment variables: options come from flags and --config",
     )
+    parser.add_argument(
+        "--stop-with-input",
+        action="store_true",
+        help="stop in order when standard input closes, for a program that starts a server and may be killed",
+    )
     add_config_flag(parser)
     add_flags(parser, FIELDS)
     parser.set_defaults(run=run)
@@ -63,11 +73,20 @@ def run(options: argparse.Namespace) -> int:
         else:
             from openclaw_rl.app.server import serve
 
+            if options.stop_with_input:
+                threading.Thread(target=stop_with_input, name="input", daemon=True).start()
             serve(loaded.config, start)
     except KeyboardInterrupt:
         when = "the last training was saved" if start.is_over else "it was ready"
         print(f"openclaw-rl: Stopped before {when}.", file=sys.stderr)  # noqa: T201
     return 0
+
+
+def stop_with_input() -> None:
+    """Wait until standard input is closed, then stop this process in order."""
+    while sys.stdin.buffer.read(IGNORED_BYTES):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def show(loaded: Loaded) -> None:

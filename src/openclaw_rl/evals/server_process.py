@@ -50,16 +50,16 @@ class RunningServer:
 async def run_server(run_dir: Path, *flags: str) -> AsyncIterator[RunningServer]:
     """Run `openclaw-rl serve` on a free local port until the context ends. Raises ServerFailed.
 
-    The flags are its only options: it reads none from the environment.
+    The flags are its only options: it reads none from the environment. If this process is killed, the server stops too.
     """
     run_dir.mkdir(parents=True, exist_ok=True)
-    fixed = ("--run-dir", str(run_dir), "--proxy-port", "0", "--no-environment")
+    fixed = ("--run-dir", str(run_dir), "--proxy-port", "0", "--no-environment", "--stop-with-input")
     command = [sys.executable, "-m", "openclaw_rl", "serve", *fixed, *flags]
     with (run_dir / LOG).open("ab") as log:
         # In a session of its own, so that Ctrl-C does not reach the server: the caller stops it in order.
         process = await asyncio.create_subprocess_exec(
             *command,
-            stdin=asyncio.subprocess.DEVNULL,
+            stdin=asyncio.subprocess.PIPE,
             stdout=log,
             stderr=log,
             start_new_session=True,
