@@ -112,8 +112,9 @@ test-all: ## run every suite (two hours); prints what this machine cannot run, a
 test-benchmarks: $(VENV)/.installed-dev ## run every benchmark to its end with tiny sizes
 	@OPENCLAW_RL_BENCHMARKS=1 $(BIN)/python -m pytest tests/slow/test_benchmarks.py $(ARGS)
 
-test-browser: $(VENV)/.installed-browser ## test the pages in headless Chromium (Debian: apt install chromium)
-	@$(BIN)/python -m pytest -rs tests/dashboard/test_browser.py $(ARGS)
+test-browser: $(VENV)/.installed-browser ## test our pages and the environment browser in Chromium (Debian: apt install chromium)
+	@OPENCLAW_RL_BROWSER=1 $(BIN)/python -m pytest -rs tests/dashboard/test_browser.py tests/envs/test_browser_*.py \
+		tests/slow/test_browser_soak.py $(ARGS)
 
 test-vllm: $(VENV)/.installed-dev $(VLLM)/.installed ## run the whole loop on real vLLM servers on the CPU (half an hour)
 	@OPENCLAW_RL_VLLM=$(abspath $(VLLM))/bin/python $(BIN)/python -m pytest -rs -s tests/slow/test_vllm*.py $(ARGS)
