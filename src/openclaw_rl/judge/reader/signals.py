@@ -79,6 +79,7 @@ def read_sentence(plain: str, lexicon: Lexicon, span: tuple[int, int] = (0, 0)) 
     if lexicon.find("mockery", text):
         sentence.found.update(harm=0, sarcasm=0)
         return sentence
+    note(sentence.found, "sarcasm", text, lexicon)
     note(sentence.found, "closing", text, lexicon)
     text = tidy(lexicon.blank("noise", lexicon.blank("closing", text), by=""))
     if lexicon.find("outburst", text):
