@@ -11,6 +11,7 @@ from support.reading import read
 TUNING = Path(__file__).with_name("next_states_independent.jsonl")
 #: Nobody who works on the reader looks at these.
 HELD_OUT = Path(__file__).with_name("next_states_independent_held_out.jsonl")
+THIRD = Path(__file__).with_name("next_states_third_held_out.jsonl")
 BUILD = ("My build fails with a linker error.", "Add -lm to the linker flags.")
 CLEANUP = ("Clean up my downloads folder.", "Done, I removed everything older than a week.")
 
@@ -22,8 +23,11 @@ CLEANUP = ("Clean up my downloads folder.", "Done, I removed everything older th
         (TUNING, -1, 0.97, 0.8),
         # Two cases labelled -1 are read as praise.
         (HELD_OUT, 1, 0.9, 0.8),
-        # The reader abstains on all five failed tool calls.
-        (HELD_OUT, -1, 0.97, 0.65),
+        # The reader abstains where the network failed.
+        (HELD_OUT, -1, 0.97, 0.75),
+        # Much praise without a usual word of praise is unclear to the reader.
+        (THIRD, 1, 0.9, 0.6),
+        (THIRD, -1, 0.95, 0.7),
     ],
 )
 def test_reads_cases_of_an_independent_author(
