@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from openclaw_rl.app.config import load
 from openclaw_rl.app.run_options import FILE, keep_options, load_for_run, to_toml
 from openclaw_rl.cli import main
+from openclaw_rl.config.options import ConfigError
 from openclaw_rl.types import State
 from support.records import Book
 
@@ -127,3 +128,9 @@ def test_a_file_that_was_broken_is_named(tmp_path: Path, capsys: pytest.CaptureF
     (tmp_path / FILE).write_text("method = ")
     assert main(["status", "--run-dir", str(tmp_path)]) == 2
     assert f"{tmp_path / FILE} is not valid TOML" in capsys.readouterr().err
+
+
+def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / FILE).mkdir()
+    with pytest.raises(ConfigError, match=r"options\.toml cannot be written .*--run-dir"):
+        kept(tmp_path)

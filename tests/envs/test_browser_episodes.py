@@ -1,4 +1,4 @@
-"""Episodes in a real Chromium: solved as without one, side by side, and although it dies. `make test-browser`."""
+"""Episodes in a real Chromium: tasks are solved side by side, and although it dies. See `make test-browser`."""
 
 import asyncio
 import base64

@@ -858,3 +858,11 @@ def test_a_crash_while_a_ledger_is_created_leaves_nothing_that_the_next_start_tr
     Ledger(tmp_path).close()
     assert sorted(path.name for path in tmp_path.iterdir()) == [FILE]
     assert (tmp_path / FILE).stat().st_mode & 0o777 == 0o600
+
+
+def test_a_ledger_that_cannot_be_written_is_refused_when_it_is_opened(tmp_path: Path) -> None:
+    Ledger(tmp_path).close()
+    # Without the file that readers and writers share, SQLite can only read.
+    (tmp_path / f"{FILE}-shm").mkdir()
+    with pytest.raises(LedgerUnusable, match="readonly"):
+        Ledger(tmp_path)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from openclaw_rl.app.config import FIELDS, Config, Loaded, load
-from openclaw_rl.config.options import option_of
+from openclaw_rl.config.options import ConfigError, option_of
 
 #: In a run directory.
 FILE = "options.toml"
@@ -23,13 +23,19 @@ ALSO_OF_THE_RUN = ("keep_checkpoints", "cache_dir")
 
 
 def keep_options(config: Config) -> None:
-    """Write the given options, without secrets, into the run directory. A server that does not learn keeps the file."""
+    """Write the given options, without secrets, into the run directory. A server that does not learn keeps the file.
+
+    Raises ConfigError if the file cannot be written.
+    """
     path = config.run.folder / FILE
     if path.exists() and not config.learns:
         return
     unfinished = path.with_suffix(".part")
-    unfinished.write_text(HEAD + to_toml(given(config)))
-    unfinished.replace(path)
+    try:
+        unfinished.write_text(HEAD + to_toml(given(config)))
+        unfinished.replace(path)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written ({error.strerror}). Mend it, or give another --run-dir.") from None
 
 
 def given(config: Config) -> dict[str, Any]:

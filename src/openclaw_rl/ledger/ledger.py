@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from openclaw_rl.ledger import changes, episodes, groups, policies, queries, updates, verdicts
 from openclaw_rl.ledger.errors import CaptureSuspended, TooLate, sqlite_errors_as_sentences
 from openclaw_rl.ledger.options import GROUP_SIZE, GROUP_TIMEOUT
-from openclaw_rl.ledger.schema import FILE, connect, create, migrate
+from openclaw_rl.ledger.schema import FILE, connect, create, migrate, transaction
 from openclaw_rl.ledger.writer import Writer
 from openclaw_rl.rendering.token_cache import TokenCache
 from openclaw_rl.types import (
@@ -62,6 +62,9 @@ class Ledger:
             create(directory / FILE)
             connection = connect(directory / FILE)
             migrate(connection)
+            # A database that can only be read is refused now, and not at the first turn.
+            with transaction(connection):
+                pass
             self.writer = Writer(connection)
         self._file = directory / FILE
         self._own = threading.local()
