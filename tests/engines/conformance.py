@@ -29,6 +29,7 @@ from support.engine_harness import MAX_QUEUE, MAX_SEQUENCES, SamplerHarness
 from support.learner_harness import LearnerHarness
 
 PROMPT = [1, 2, 3, 4, 5]
+ONE_VERSION = "this engine holds one version at a time"
 #: More than any test reads before it stops the request.
 LONG = 200
 
@@ -86,12 +87,18 @@ class SamplerConformance:
     async def test_logprobs_are_those_of_a_reference_forward(self, engine: SamplerHarness) -> None:
         if not engine.has_model or not engine.sampler.capabilities.raw_logprobs:
             pytest.skip("this engine has no raw log-probs of the model")
+
+        async def check(asked: int, adapter: int | None) -> None:
+            tokens = await collect(engine.sampler, request(version=asked, temperature=0.7, top_p=0.9))
+            rows = engine.reference([*PROMPT, *ids(tokens)], adapter)[len(PROMPT) - 1 :]
+            expected = [float(row[token.token_id]) for row, token in zip(rows, tokens, strict=False)]
+            assert [token.logprob for token in tokens] == pytest.approx(expected, abs=1e-4)
+
+        await check(BASE_VERSION, None)
         async with engine.published(1) as version:
-            for asked, adapter in ((BASE_VERSION, None), (version, 1)):
-                tokens = await collect(engine.sampler, request(version=asked, temperature=0.7, top_p=0.9))
-                rows = engine.reference([*PROMPT, *ids(tokens)], adapter)[len(PROMPT) - 1 :]
-                expected = [float(row[token.token_id]) for row, token in zip(rows, tokens, strict=False)]
-                assert [token.logprob for token in tokens] == pytest.approx(expected, abs=1e-4)
+            await check(version, 1)
+            if engine.sampler.capabilities.keeps_base:
+                await check(BASE_VERSION, None)
 
     async def test_the_likeliest_tokens_are_recorded_the_likeliest_first(self, engine: SamplerHarness) -> None:
         most = engine.sampler.capabilities.max_top_logprobs
@@ -168,6 +175,8 @@ class SamplerConformance:
         assert await cached("carol", 64) == 0
 
     async def test_versions_mix_in_a_batch_and_none_disturbs_another(self, engine: SamplerHarness) -> None:
+        if not engine.sampler.capabilities.keeps_base:
+            pytest.skip(ONE_VERSION)
         async with engine.published(0) as one, engine.published(1) as two:
             versions = [BASE_VERSION, one, two]
             alone = [ids(await collect(engine.sampler, request(version=version))) for version in versions]
@@ -182,7 +191,7 @@ class SamplerConformance:
 
     async def test_a_candidate_serves_only_who_asks_until_it_is_promoted(self, engine: SamplerHarness) -> None:
         if not engine.sampler.capabilities.candidates:
-            pytest.skip("this engine serves one version at a time")
+            pytest.skip(ONE_VERSION)
         async with engine.published(0) as served, engine.published(1, candidate=True) as candidate:
             stream = engine.sampler.sample(request(1))
             stream.close()
@@ -192,6 +201,27 @@ class SamplerConformance:
             engine.sampler.promote(candidate)
             assert engine.sampler.newest_version == candidate
             assert ids(await collect(engine.sampler, request())) == examined
+
+    async def test_one_version_at_a_time_replaces_the_one_before_and_the_base_model(
+        self, engine: SamplerHarness
+    ) -> None:
+        if engine.sampler.capabilities.keeps_base:
+            pytest.skip("this engine holds several versions at once")
+        base = ids(await collect(engine.sampler, request()))
+        async with engine.published(0) as served:
+            first = ids(await collect(engine.sampler, request()))
+            async with engine.published(1, candidate=True) as candidate:
+                waiting = engine.sampler.sample(request())
+                examined = ids(await collect(engine.sampler, request(version=candidate)))
+                assert engine.sampler.newest_version == served
+                for gone in (BASE_VERSION, served):
+                    with pytest.raises(VersionGone, match=f"version {gone}"):
+                        engine.sampler.sample(request(version=gone))
+                engine.sampler.promote(candidate)
+                assert [token.token_id async for batch in waiting for token in batch] == examined
+                assert waiting.version == engine.sampler.newest_version == candidate
+            assert len({tuple(base), tuple(first), tuple(examined)}) == 3
+        assert ids(await collect(engine.sampler, request())) == base
 
     async def test_a_retracted_version_is_gone_and_its_number_is_not_used_again(self, engine: SamplerHarness) -> None:
         before = engine.sampler.newest_version
@@ -216,6 +246,8 @@ class SamplerConformance:
             assert [token.token_id async for batch in stream for token in batch] == alone
 
     async def test_the_oldest_version_makes_room_and_its_requests_finish_on_it(self, engine: SamplerHarness) -> None:
+        if not engine.sampler.capabilities.keeps_base:
+            pytest.skip(ONE_VERSION)
         async with engine.published(0) as oldest:
             alone = ids(await collect(engine.sampler, request(60)))
             stream = engine.sampler.sample(request(60))
@@ -261,11 +293,16 @@ class SamplerConformance:
             assert after[1] != alone[0]
 
     async def test_what_was_sampled_scores_as_it_was_sampled(self, engine: SamplerHarness) -> None:
+        async def check(asked: int) -> None:
+            tokens = await collect(engine.sampler, request(version=asked))
+            scores = await engine.sampler.score(ScoreRequest([*PROMPT, *ids(tokens)], 12, version=asked))
+            assert scores.logprobs == pytest.approx([token.logprob for token in tokens], abs=1e-4)
+
+        await check(BASE_VERSION)
         async with engine.published(1) as version:
-            for asked in (BASE_VERSION, version):
-                tokens = await collect(engine.sampler, request(version=asked))
-                scores = await engine.sampler.score(ScoreRequest([*PROMPT, *ids(tokens)], 12, version=asked))
-                assert scores.logprobs == pytest.approx([token.logprob for token in tokens], abs=1e-4)
+            await check(version)
+            if engine.sampler.capabilities.keeps_base:
+                await check(BASE_VERSION)
 
     async def test_chosen_tokens_are_scored_beside_the_given_ones(self, engine: SamplerHarness) -> None:
         if not engine.sampler.capabilities.scores_targets:

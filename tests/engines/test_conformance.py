@@ -8,6 +8,8 @@ import pytest_asyncio
 
 from engines.conformance import LearnerConformance, SamplerConformance
 from support.engine_harness import (
+    FullWeightsSglangHarness,
+    FullWeightsVllmHarness,
     LocalHarness,
     SamplerHarness,
     ScriptedHarness,
@@ -22,6 +24,8 @@ SAMPLERS: list[type[SamplerHarness]] = [
     TinkerHarness,
     VllmHarness,
     SglangHarness,
+    FullWeightsVllmHarness,
+    FullWeightsSglangHarness,
     ScriptedHarness,
 ]
 LEARNERS: list[type[LearnerHarness]] = [LocalLearnerHarness, TinkerLearnerHarness, ScriptedLearnerHarness]

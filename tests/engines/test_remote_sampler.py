@@ -117,7 +117,7 @@ async def test_requests_one_after_another_use_the_same_connection(
 
 async def test_a_server_with_far_more_to_do_gets_no_more(sampler: RemoteSampler, servers: list[ServerDouble]) -> None:
     for server in servers:
-        server.model.pause = 0.05
+        server.model.pause_seconds = 0.05
     prompt = list(range(BLOCK_TOKENS))
     await asyncio.gather(*(ask(sampler, prompt) for _ in range(16)))
     assert sorted(len(server.model.asked) for server in servers)[0] >= 3
@@ -140,7 +140,7 @@ async def test_a_retracted_version_is_unloaded_when_its_last_request_ends(
 ) -> None:
     await sampler.publish(1, adapter(tmp_path / "v1"))
     for server in servers:
-        server.model.pause = 0.05
+        server.model.pause_seconds = 0.05
     running = asyncio.create_task(ask(sampler, [1], tokens=4))
     await until(lambda: any(server.model.asked for server in servers))
     sampler.retract(1)
@@ -213,7 +213,7 @@ async def test_a_server_that_dies_is_left_out_and_taken_back_with_its_versions(
 ) -> None:
     await sampler.publish(1, adapter(tmp_path / "v1"))
     for server in servers:
-        server.model.pause = 0.05
+        server.model.pause_seconds = 0.05
     running = [asyncio.create_task(ask(sampler, [number], tokens=20)) for number in range(4)]
     await until(lambda: all(len(server.model.asked) == 2 for server in servers))
     await servers[0].stop()
@@ -224,7 +224,7 @@ async def test_a_server_that_dies_is_left_out_and_taken_back_with_its_versions(
     assert sampler.stats().ready
     assert servers[0].url in sampler.stats().detail
     for server in servers:
-        server.model.pause = 0
+        server.model.pause_seconds = 0
     assert len(await ask(sampler, [9])) == 2
     await sampler.publish(2, adapter(tmp_path / "v2"))
     await servers[0].start()
@@ -249,7 +249,7 @@ async def test_a_server_that_was_started_again_unnoticed_gets_its_versions_back(
 
 async def test_a_server_that_hangs_counts_as_dead(sampler: RemoteSampler, servers: list[ServerDouble]) -> None:
     for server in servers:
-        server.model.pause = 3600
+        server.model.pause_seconds = 3600
     running = asyncio.create_task(ask(sampler, [1]))
     await until(lambda: any(server.model.asked for server in servers))
     for replica in sampler.replicas:
@@ -449,7 +449,6 @@ async def test_a_server_that_is_not_there_is_said_at_the_start(tiny_model: Path,
         ({"sampler": "vllm", "vllm_python": "/no/python"}, "--vllm-python /no/python is not a program"),
         ({"sampler": "sglang"}, "has no sglang: give the interpreter that has it with --sglang-python"),
         ({"sampler": "vllm", "vllm_args": "--a 'b"}, "--vllm-args .* cannot be read"),
-        ({"sampler": "vllm", "lora_rank": 0}, "--lora-rank 0 does not work with --sampler vllm"),
         ({"sampler": "vllm", "sampler_device": "cuda:1"}, "give the numbers of CUDA devices"),
     ],
 )

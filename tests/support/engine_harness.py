@@ -17,10 +17,12 @@ from peft import PeftModel
 from transformers import LlamaForCausalLM
 
 from openclaw_rl.engines.base import Sampler
+from openclaw_rl.engines.local.merge import merge_adapter
 from openclaw_rl.engines.local.process.sampler import LocalSampler
 from openclaw_rl.engines.local.process.sampler_messages import WorkerOptions
 from openclaw_rl.engines.policy_ref import PolicyRef, WeightForm, policy_in
 from openclaw_rl.engines.remote.factory import free_port
+from openclaw_rl.engines.remote.full_weights import FullWeightSampler
 from openclaw_rl.engines.remote.http import InferenceServer
 from openclaw_rl.engines.remote.process import ServerProcess
 from openclaw_rl.engines.remote.sampler import RemoteOptions, RemoteSampler
@@ -142,6 +144,7 @@ class RemoteHarness(SamplerHarness):
 
     has_process = True
     counts_cached = True
+    sampler_class: type[RemoteSampler] = RemoteSampler
     program: str
 
     def command(self, port: int) -> list[str]:
@@ -157,7 +160,7 @@ class RemoteHarness(SamplerHarness):
         port = free_port()
         process = ServerProcess(self.program, self.command(port), self.environment())
         options = RemoteOptions(self.model, None, MAX_SEQUENCES, MAX_QUEUE, POLICIES, 4, self.folder)
-        return RemoteSampler(self.dialect(), [(InferenceServer(f"http://127.0.0.1:{port}"), process)], options)
+        return self.sampler_class(self.dialect(), [(InferenceServer(f"http://127.0.0.1:{port}"), process)], options)
 
     def kill(self) -> None:
         """Kill the server, not its guard."""
@@ -192,6 +195,29 @@ class SglangHarness(RemoteHarness):
         values = f"--model-path {self.model} --port {port} --max-running-requests {MAX_SEQUENCES}"
         flags = ["--enable-lora", "--enable-priority-scheduling"]
         return [sys.executable, "-m", f"support.{self.program}", *values.split(), *flags]
+
+
+class FullWeightsHarness(RemoteHarness):
+    """Servers whose weights are all replaced: each adapter is merged into the model."""
+
+    sampler_class = FullWeightSampler
+
+    async def policy(self, number: int) -> PolicyRef:
+        folder = self.folder / f"merged-{number}"
+        if not folder.exists():
+            await asyncio.to_thread(merge_adapter, self.model, self.adapters[number], folder)
+        return policy_in(folder)
+
+
+class FullWeightsVllmHarness(FullWeightsHarness, VllmHarness):
+    """vLLM's double in its development mode."""
+
+    def environment(self) -> dict[str, str]:
+        return {**super().environment(), "VLLM_SERVER_DEV_MODE": "1"}
+
+
+class FullWeightsSglangHarness(FullWeightsHarness, SglangHarness):
+    """SGLang's double."""
 
 
 def children(pid: int) -> list[int]:

@@ -11,20 +11,25 @@ import uvicorn
 from fastapi import Request, Response
 
 from openclaw_rl.types import FinishReason, Likeliest, SampledToken, SampleRequest, ScoreRequest, Scores
-from support.model_server import NoSuchModel
+from support.model_server import NoSuchModel, Pausable
 from support.server_program import free_port
 from support.vllm_double import create
 
 LOGPROB = -0.5
 
 
-class NoModel:
+class NoModel(Pausable):
     """In place of a `ModelServer`: counts upwards, and remembers what it was asked."""
 
     def __init__(self) -> None:
+        super().__init__()
+        self.loaded = 0
+        """The number at the end of the name of the folder whose weights it has; 0 for the base model."""
+        self.refuses = 0
+        """How many times it will fail to replace its weights."""
         self.slots: dict[str, int] = {}
         self.asked: list[SampleRequest] = []
-        self.pause = 0.0
+        self.pause_seconds = 0.0
         """Seconds before each token."""
         self.heat = 1.0
         """What the log-probs of samples are multiplied by; 1 if they are raw."""
@@ -32,6 +37,15 @@ class NoModel:
     def load(self, name: str, folder: Path) -> str | None:
         self.slots[name] = len(self.slots) + 1
         return None
+
+    def replace_weights(self, folder: Path) -> str | None:
+        if self.refuses or not folder.is_dir():
+            self.refuses -= bool(self.refuses)
+            return f"no weights in {folder}"
+        self.loaded = int(folder.name[1:]) if folder.name.startswith("v") else 0
+        return None
+
+    def empty_cache(self) -> None: ...
 
     def slot(self, name: str | None, base: str | None) -> int:
         if name != base and name not in self.slots:
@@ -41,10 +55,10 @@ class NoModel:
     async def sample(self, request: SampleRequest, slot: int) -> AsyncIterator[tuple[list[SampledToken], int]]:
         self.asked.append(request)
         for number in range(request.params.max_tokens):
-            await asyncio.sleep(self.pause)
+            await asyncio.sleep(self.pause_seconds)
             last = number == request.params.max_tokens - 1
             finish = FinishReason.LENGTH if last else None
-            yield [SampledToken(0, 100 * slot + number, LOGPROB * self.heat, (), finish)], 0
+            yield [SampledToken(0, 100 * (slot or self.loaded) + number, LOGPROB * self.heat, (), finish)], 0
 
     async def score(self, request: ScoreRequest, slot: int) -> Scores:
         count = request.last_n
@@ -54,16 +68,30 @@ class NoModel:
     async def run(self) -> None:
         await asyncio.Event().wait()
 
+    def restarted(self) -> "NoModel":
+        """The same after its process was started again."""
+        new = NoModel()
+        new.asked, new.pause_seconds, new.heat, new.refuses = self.asked, self.pause_seconds, self.heat, self.refuses
+        return new
+
 
 class ServerDouble:
     """One server, which can be stopped and started again on the same port."""
 
     def __init__(self, **options: Any) -> None:
         self.port = free_port()
-        defaults = {"served_model_name": "base", "max_model_len": 257, "max_logprobs": 20, "max_lora_rank": 16}
-        defaults |= {"scheduling_policy": "fcfs", "enable_scale_out": True, "scores_targets": True}
+        defaults = {
+            "served_model_name": "base",
+            "max_model_len": 257,
+            "max_logprobs": 20,
+            "max_lora_rank": 16,
+            "model": "",
+        }
+        defaults |= {"scheduling_policy": "fcfs", "enable_scale_out": True, "scores_targets": True, "dev_mode": True}
         self.options = argparse.Namespace(**{**defaults, **options})
         self.model = NoModel()
+        self.on_reload: Callable[[], Awaitable[None]] | None = None
+        """Called before weights are replaced."""
         self.client_ports: set[int] = set()
         """One for each connection over which requests came."""
         self._server: uvicorn.Server | None = None
@@ -74,8 +102,8 @@ class ServerDouble:
         return f"http://127.0.0.1:{self.port}"
 
     async def start(self) -> None:
-        """Start it without any adapters."""
-        self.model.slots.clear()
+        """Start it with the base model and without any adapters."""
+        self.model = self.model.restarted()
         app = create(self.model, self.options)  # type: ignore[arg-type]
         app.middleware("http")(self._note_connection)
         config = uvicorn.Config(app, port=self.port, log_level="error")
@@ -96,4 +124,8 @@ class ServerDouble:
     async def _note_connection(self, request: Request, answer: Callable[[Request], Awaitable[Response]]) -> Response:
         assert request.client is not None
         self.client_ports.add(request.client.port)
+        if self.on_reload is not None and request.url.path == "/collective_rpc":
+            # Not awaited: stopping the server waits for this request too.
+            self._stopping = asyncio.ensure_future(self.on_reload())
+            await asyncio.sleep(3600)
         return await answer(request)

@@ -14,7 +14,9 @@ import uvicorn
 from fastapi import FastAPI
 from fastapi.responses import Response
 
+from openclaw_rl.engines.local.model.adapters import BadPolicy
 from openclaw_rl.engines.local.model.decoder import load_decoder
+from openclaw_rl.engines.local.model.model_slots import fill, open_model
 from openclaw_rl.engines.local.process.sampler_messages import (
     Add,
     Cancel,
@@ -35,11 +37,47 @@ class NoSuchModel(Exception):
     """A request names an adapter that is not loaded."""
 
 
-class ModelServer:
+class Pausable:
+    """Requests that run and, while it is paused, requests that wait."""
+
+    def __init__(self) -> None:
+        self.weights = "default"
+        """The name of the weights."""
+        self.is_half_loaded = False
+        self._resumed, self._idle = asyncio.Event(), asyncio.Event()
+        self._resumed.set()
+        self._running = 0
+
+    async def pause(self) -> None:
+        """Hold requests that come, and wait for those that run."""
+        self._resumed.clear()
+        while self._running:
+            self._idle.clear()
+            await self._idle.wait()
+
+    def resume(self) -> None:
+        self._resumed.set()
+
+    @contextlib.asynccontextmanager
+    async def working(self) -> AsyncIterator[None]:
+        """The length of a request."""
+        await self._resumed.wait()
+        self._running += 1
+        try:
+            yield
+        finally:
+            self._running -= 1
+            self._idle.set()
+
+
+class ModelServer(Pausable):
     """Samples and scores for requests that come at the same time."""
 
     def __init__(self, model: Path, max_sequences: int, max_rank: int) -> None:
-        decoder = load_decoder(model, torch.float32, torch.device("cpu"))
+        super().__init__()
+        self.decoder = decoder = load_decoder(model, torch.float32, torch.device("cpu"))
+        self.cache_age = 0
+        """How often the prefix cache was emptied."""
         self.worker = Worker(
             decoder, WorkerOptions(model, "cpu", "float32", max_sequences, None, 0.05, SLOTS, max_rank)
         )
@@ -62,6 +100,18 @@ class ModelServer:
             self.slots[name] = slot
         return answer.error
 
+    def replace_weights(self, folder: Path) -> str | None:
+        """Replace all weights; the result says why they could not be replaced."""
+        try:
+            for _ in fill(self.decoder, open_model(folder, self.decoder, torch.float32)):
+                pass
+        except BadPolicy as error:
+            return str(error)
+        return None
+
+    def empty_cache(self) -> None:
+        self.cache_age += 1
+
     def slot(self, name: str | None, base: str | None) -> int:
         if name == base:
             return 0
@@ -74,7 +124,7 @@ class ModelServer:
         id, done = next(self.ids), False
         queue = self.answers[id] = asyncio.Queue()
         self.users[slot] += 1
-        self.worker.obey(Add(id, request, slot, slot))
+        self.worker.obey(Add(id, request, slot + self.cache_age * (SLOTS + 1), slot))
         self.work.set()
         try:
             while not done:

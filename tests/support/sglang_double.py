@@ -5,6 +5,7 @@ Shapes, refusals and defaults are those of SGLang 0.5.23. If OPENCLAW_RL_SGLANG 
 """
 
 import argparse
+import ast
 import contextlib
 import importlib
 import json
@@ -25,6 +26,7 @@ FIELDS = {"input_ids", "stream", "return_logprob", "logprob_start_len", "top_log
 FIELDS |= {"lora_path", "priority", "cache_salt"}
 PARAMS = {"max_new_tokens", "temperature", "top_p", "top_k", "sampling_seed", "stop_token_ids", "ignore_eos"}
 PARAMS |= {"no_stop_trim"}
+RELOAD_FIELDS = {"model_path", "weight_version", "flush_cache"}
 
 
 def api_types() -> Any:
@@ -35,7 +37,17 @@ def api_types() -> Any:
     types = importlib.import_module("api_types")
     # Its own decoder ignores fields that it does not know, so a misspelt one would do nothing.
     assert set(types.GenerateRequest.__struct_fields__) >= FIELDS
+    assert fields_of("UpdateWeightFromDiskReqInput") >= RELOAD_FIELDS
     return types
+
+
+def fields_of(name: str) -> set[str]:
+    """The fields of a type in a module of SGLang that loads only with the rest of its package."""
+    module = ast.parse((Path(SGLANG) / "sglang" / "srt" / "managers" / "io_struct.py").read_text())
+    (found,) = [node for node in module.body if isinstance(node, ast.ClassDef) and node.name == name]
+    return {
+        node.target.id for node in found.body if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+    }
 
 
 TYPES = api_types()
@@ -126,7 +138,21 @@ def create(model: ModelServer, options: argparse.Namespace) -> FastAPI:
             raise Refused(f"The following requested LoRA adapters are not loaded: {error}") from error
         if body.get("stream"):
             return StreamingResponse(stream(model, body, slot, options), media_type="text/event-stream")
-        return Response(as_sent(await prefill(model, body, slot)), media_type="application/json")
+        async with model.working():
+            return Response(as_sent(await prefill(model, body, slot)), media_type="application/json")
+
+    @app.post("/update_weights_from_disk")
+    async def update_weights(body: dict[str, Any]) -> JSONResponse:
+        assert set(body) <= RELOAD_FIELDS
+        await model.pause()
+        problem = model.replace_weights(Path(body["model_path"]))
+        if problem is None:
+            model.weights = body["weight_version"]
+            if body.get("flush_cache", True):
+                model.empty_cache()
+        model.resume()
+        answer = {"success": problem is None, "message": problem or "Succeeded.", "num_paused_requests": 0}
+        return JSONResponse(answer, 400 if problem else 200)
 
     return app
 
@@ -148,7 +174,7 @@ async def stream(
         body["input_ids"], settings, priority=Priority(-body.get("priority", 0)), owner=body.get("cache_salt", "")
     )
     so_far: list[SampledToken] = []
-    async with contextlib.aclosing(model.sample(request, slot)) as batches:
+    async with model.working(), contextlib.aclosing(model.sample(request, slot)) as batches:
         async for tokens, cached in batches:
             so_far += tokens
             shown = tokens if options.incremental_streaming_output else so_far
@@ -162,6 +188,7 @@ async def stream(
                 "prompt_tokens": len(body["input_ids"]),
                 "completion_tokens": len(so_far),
                 "cached_tokens": cached,
+                "weight_version": model.weights,
                 "finish_reason": finish,
                 "output_token_logprobs": entries([t.token_id for t in shown], [t.logprob for t in shown]),
                 "output_top_logprobs": [entries(*zip(*t.top, strict=True)) if t.top else None for t in shown],

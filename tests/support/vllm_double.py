@@ -8,6 +8,7 @@ import base64
 import contextlib
 import io
 import json
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -58,8 +59,8 @@ def create(model: ModelServer, options: argparse.Namespace) -> FastAPI:
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
-        names = [{"id": options.served_model_name, "parent": None, "max_model_len": options.max_model_len}]
         base = options.served_model_name
+        names = [{"id": base, "root": str(options.model), "parent": None, "max_model_len": options.max_model_len}]
         return {"data": names + [{"id": name, "root": str(folders[name]), "parent": base} for name in model.slots]}
 
     @app.post("/v1/load_lora_adapter")
@@ -83,6 +84,9 @@ def create(model: ModelServer, options: argparse.Namespace) -> FastAPI:
             raise Refused(404, f"The lora adapter '{body['lora_name']}' cannot be found.")
         return Response("Success")
 
+    if options.dev_mode:
+        add_weight_endpoints(app, model, options)
+
     @app.post("/inference/v1/generate", response_model=None)
     async def generate(body: dict[str, Any]) -> JSONResponse | StreamingResponse:
         if not options.enable_scale_out:
@@ -92,15 +96,56 @@ def create(model: ModelServer, options: argparse.Namespace) -> FastAPI:
             slot = model.slot(body["model"], options.served_model_name)
         except NoSuchModel as error:
             raise Refused(404, f"The model `{error}` does not exist.") from error
-        params = body["sampling_params"]
         if body.get("stream"):
             return StreamingResponse(stream(model, body, slot), media_type="text/event-stream")
-        answer = {"choices": [{"index": 0, "token_ids": [1], "finish_reason": "length"}]}
-        if params.get("prompt_logprobs") is not None:
-            answer |= await prompt_logprobs(model, body, slot)
+        async with model.working():
+            die_if_half_loaded(model)
+            answer: dict[str, Any] = {"choices": [{"index": 0, "token_ids": [1], "finish_reason": "length"}]}
+            if body["sampling_params"].get("prompt_logprobs") is not None:
+                answer |= await prompt_logprobs(model, body, slot)
         return JSONResponse(answer)
 
     return app
+
+
+def add_weight_endpoints(app: FastAPI, model: ModelServer, options: argparse.Namespace) -> None:
+    """What VLLM_SERVER_DEV_MODE=1 adds."""
+
+    @app.post("/pause")
+    async def pause(mode: str = "abort") -> dict[str, str]:
+        assert mode == "wait"
+        await model.pause()
+        return {"status": "paused"}
+
+    @app.post("/resume")
+    async def resume() -> dict[str, str]:
+        model.resume()
+        return {"status": "resumed"}
+
+    @app.post("/collective_rpc")
+    async def call(body: dict[str, Any]) -> dict[str, Any]:
+        assert body["method"] == "reload_weights"
+        problem = model.replace_weights(Path(body["kwargs"]["weights_path"]))
+        model.is_half_loaded = problem is not None
+        if problem is not None:
+            raise Refused(500, f"Call to collective_rpc method failed: {problem}")
+        return {"results": [None]}
+
+    @app.post("/reset_prefix_cache")
+    async def reset() -> dict[str, bool]:
+        model.empty_cache()
+        return {"success": True}
+
+    @app.post("/update_weight_version")
+    async def name_weights(body: dict[str, str]) -> dict[str, Any]:
+        model.weights = body["new_version"]
+        return {"success": True, "new_version": model.weights}
+
+
+def die_if_half_loaded(model: ModelServer) -> None:
+    """vLLM's engine dies of the first request after weights that could not be read."""
+    if model.is_half_loaded:
+        os._exit(1)
 
 
 def check(body: dict[str, Any], options: argparse.Namespace) -> None:
@@ -135,17 +180,21 @@ async def stream(model: ModelServer, body: dict[str, Any], slot: int) -> AsyncIt
     request = SampleRequest(
         body["token_ids"], settings, priority=Priority(body.get("priority", 0)), owner=body.get("cache_salt", "")
     )
-    known = 0
-    async with contextlib.aclosing(model.sample(request, slot)) as batches:
+    known, count = 0, 0
+    async with model.working(), contextlib.aclosing(model.sample(request, slot)) as batches:
+        die_if_half_loaded(model)
         async for tokens, cached in batches:
             known = cached
             for token in tokens:
-                choice = {
+                count += 1
+                choice: dict[str, Any] = {
                     "index": 0,
                     "token_ids": [token.token_id],
                     "finish_reason": token.finish,
                     "logprobs": {"content": [logprobs_of(token, params["logprobs"])]},
                 }
+                if token.finish:
+                    choice["weight_versions"] = [{"version": model.weights, "start": 0, "end": count}]
                 yield f"data: {json.dumps({'choices': [choice]})}\n\n"
     usage = {"prompt_tokens": len(body["token_ids"]), "prompt_tokens_details": {"cached_tokens": known}}
     yield f"data: {json.dumps({'choices': [], 'usage': usage})}\n\ndata: [DONE]\n\n"
@@ -188,6 +237,7 @@ def main() -> None:
     parser.add_argument("--enable-scale-out", action="store_true")
     parser.add_argument("--scores-targets", action="store_true", help="as the V2 runner on a GPU does")
     options, _others = parser.parse_known_args()
+    options.dev_mode = os.environ.get("VLLM_SERVER_DEV_MODE") == "1"
     model = ModelServer(options.model, options.max_num_seqs, options.max_lora_rank)
     serve(create(model, options), options)
 

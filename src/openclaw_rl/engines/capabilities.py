@@ -19,6 +19,8 @@ class SamplerCapabilities:
     """Whether log-probs are those of the raw distribution, before temperature, top-p and top-k."""
     candidates: bool = True
     """Whether a candidate can be sampled from while the newest version serves."""
+    keeps_base: bool = True
+    """Whether the base model can be asked while a policy serves."""
     advice: str = ""
     """How to get more from this sampler, if that is possible."""
 

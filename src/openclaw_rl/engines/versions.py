@@ -34,7 +34,8 @@ class PolicyVersions(Generic[Weights]):
         self._retracted: set[int] = set()
         self._uses: Counter[int] = Counter()
         self._released = asyncio.Event()
-        self._publishing = asyncio.Lock()
+        self.changing = asyncio.Lock()
+        """Held while a version is published or taken away, where that takes time."""
 
     @property
     def all(self) -> Mapping[int, Weights]:
@@ -61,10 +62,14 @@ class PolicyVersions(Generic[Weights]):
     @contextlib.asynccontextmanager
     async def publishing(self, version: int) -> AsyncIterator[None]:
         """One publication at a time. Raises EngineUnavailable if the number is not a new one."""
-        async with self._publishing:
+        async with self.changing:
             if version <= self.latest:
                 raise EngineUnavailable(f"Policy version {version} is not newer than {self.latest}.")
             yield
+
+    def replace_all(self, version: int, weights: Weights) -> None:
+        """Hold this version and no other, not even the base model."""
+        self._held = {version: weights}
 
     def add(self, version: int, weights: Weights, *, candidate: bool = False) -> None:
         if candidate:

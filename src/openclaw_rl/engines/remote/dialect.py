@@ -37,6 +37,8 @@ class SampledPiece(NamedTuple):
     tokens: list[SampledToken]
     cached_tokens: int | None
     """Prompt tokens that were not computed; None if the server has not said."""
+    weights: tuple[str, ...] = ()
+    """The names of all weights that computed these tokens or earlier ones, if the server says them."""
 
 
 class Dialect(Protocol):
@@ -47,6 +49,8 @@ class Dialect(Protocol):
     """A path that answers 200 while the server is alive."""
     needs: str
     """The arguments that a server needs in order to work with us, for messages."""
+    reload_needs: str
+    """The same for a server whose weights are all replaced."""
     raw_logprobs_need: str
     """The setting with which the server gives raw log-probs, for messages."""
 
@@ -67,6 +71,12 @@ class Dialect(Protocol):
 
     async def unload(self, server: InferenceServer, model: str) -> None:
         """Requests that run finish on it."""
+
+    async def reload(self, server: InferenceServer, weights: str, folder: Path) -> None:
+        """Replace all weights of the base model by those in a model folder, and give them a name.
+
+        Requests that run finish before, and those that come wait. After an error the server may hold half of each.
+        """
 
 
 def salt_of(owner: str) -> dict[str, str]:

@@ -13,6 +13,7 @@ from openclaw_rl.engines.capabilities import SamplerCapabilities
 from openclaw_rl.engines.factory import EngineSettings, ModelFiles, Resources
 from openclaw_rl.engines.policy_ref import WeightForm
 from openclaw_rl.engines.remote.dialect import Dialect
+from openclaw_rl.engines.remote.full_weights import FullWeightSampler
 from openclaw_rl.engines.remote.http import InferenceServer
 from openclaw_rl.engines.remote.options import RemoteServers
 from openclaw_rl.engines.remote.process import ServerProcess
@@ -51,12 +52,8 @@ class RemoteSamplerFactory(ABC):
 
     def check(self, settings: EngineSettings) -> None:
         options = self.options(settings)
-        if settings.model.full_weights:
-            raise ConfigError(
-                f"--lora-rank 0 does not work with --sampler {self.name}, which loads adapters; "
-                "give --lora-rank, or use --sampler local."
-            )
         if options.urls:
+            self._check_teacher(settings)
             return
         if shutil.which(options.python) is None:
             raise ConfigError(f"--{self.name}-python {options.python} is not a program.")
@@ -71,8 +68,18 @@ class RemoteSamplerFactory(ABC):
                 f"or a running server with --{self.name}-url."
             )
 
+    def _check_teacher(self, settings: EngineSettings) -> None:
+        teacher = settings.model.teacher_model_name
+        if teacher not in (None, settings.model.model_name):
+            raise ConfigError(
+                f"--{self.name}-url names servers of the policy's model, so {teacher} would have no server: leave out "
+                f"--teacher-model-name or --{self.name}-url, or give a judge with --judge-base-url."
+            )
+
     def capabilities(self, settings: EngineSettings) -> SamplerCapabilities:
         """What a server may be able to do; the sampler knows once its server runs."""
+        if settings.model.full_weights:
+            return SamplerCapabilities(loads=frozenset([WeightForm.MODEL]), candidates=False, keeps_base=False)
         return SamplerCapabilities(loads=frozenset([WeightForm.PEFT]))
 
     def open(self, settings: EngineSettings, resources: Resources, folder: Path, name: str) -> Sampler:
@@ -85,7 +92,8 @@ class RemoteSamplerFactory(ABC):
             command = self.command(settings, str(folder), port)
             process = ServerProcess(self.name, command, self.environment(settings))
             servers.append((InferenceServer(f"http://{LOOPBACK}:{port}"), process))
-        return RemoteSampler(
+        made = FullWeightSampler if settings.model.full_weights else RemoteSampler
+        return made(
             self.dialect,
             servers,
             RemoteOptions(

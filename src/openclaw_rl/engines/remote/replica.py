@@ -14,6 +14,7 @@ from openclaw_rl.engines.remote.http import (
     RequestRefused,
     readable_answers,
 )
+from openclaw_rl.engines.remote.model_folder import UnusableModel
 from openclaw_rl.engines.remote.process import ServerProcess
 
 log = logging.getLogger(__name__)
@@ -28,6 +29,8 @@ MAX_MISSED = 2
 START_SECONDS = 1800.0
 #: After this many failed starts in a row, requests do not wait for a server of our own any more.
 MAX_FAILED_STARTS = 3
+#: The longest time that a server may take to replace all its weights, after the requests that run have finished.
+RELOAD_SECONDS = 1800.0
 #: The longest pause before a dead server of our own is started again.
 MAX_PAUSE_SECONDS = 60.0
 #: The longest time that a foreign server gets to unload our versions when we end.
@@ -45,7 +48,9 @@ class Replica:
     * A server of our own that dies is started again; a foreign one is waited for. Either way its versions are loaded
       again before it is up; one that cannot be loaded is given up.
     * When it dies, requests in `working` fail at once.
-    * A foreign server holds no version of ours any more after `close`.
+    * A foreign server holds no adapter of ours any more after `close`.
+    * Where versions are whole models, one replaces the one before. A server that could not load it whole gets no
+      requests until it has: one of our own is started again, a foreign one is told again.
     """
 
     def __init__(
@@ -54,11 +59,14 @@ class Replica:
         server: InferenceServer,
         process: ServerProcess | None,
         versions: Callable[[], Mapping[str, Path]],
-        give_up: Callable[[str], None],
+        give_up: Callable[[str, EngineError], None],
     ) -> None:
-        """`versions`: the folders of the versions that it has to hold, by name; `give_up` removes one of them."""
+        """`versions`: the folders of the versions that it has to hold, by name. `give_up` removes one of them, which
+        could not be loaded."""
         self.dialect, self.server, self.process = dialect, server, process
         self._versions, self._give_up = versions, give_up
+        self.check_model: Callable[[Path], None] | None = None
+        """If given, versions are whole models. It raises UnusableModel for a folder that must not be loaded."""
         self.traits: ServerTraits | None = None
         self.trouble = "It has not been asked yet."
         """Why it is not up."""
@@ -67,6 +75,9 @@ class Replica:
         self._up = asyncio.Event()
         self._suspected = asyncio.Event()
         self._forgot_versions = False
+        self._reloading = False
+        self._half_loaded = False
+        self._catches_up = False
         self._failed_starts = 0
         self._deadlines: set[asyncio.Timeout] = set()
         self._keeper: asyncio.Task[None] | None = None
@@ -82,9 +93,10 @@ class Replica:
 
     @property
     def comes_back(self) -> bool:
-        """Whether it is worth waiting for: it is being looked at, or a server of our own is being started again."""
+        """Whether it is worth waiting for: it is being looked at or given its versions again, or a server of our own is
+        being started again."""
         starts = self.process is not None and not self.up and self._failed_starts < MAX_FAILED_STARTS
-        return self._suspected.is_set() or starts
+        return self._suspected.is_set() or self._catches_up or starts
 
     async def start(self) -> None:
         """Return when it is up. Raises EngineUnavailable with the reason if it does not get there."""
@@ -129,8 +141,7 @@ class Replica:
         except RequestRefused as error:
             if error.status == NOT_FOUND:
                 # A foreign server that was started again in the meantime has no adapters.
-                self._forgot_versions = True
-                self._suspect()
+                self.has_forgotten()
                 raise InferenceServerGone(DIED) from error
             raise
         finally:
@@ -139,49 +150,86 @@ class Replica:
     def holds(self, name: str) -> bool:
         return name in self._loaded
 
+    def has_forgotten(self) -> None:
+        """It answers, but does not hold its versions any more."""
+        self._forgot_versions = True
+        self._suspect()
+
     async def load(self, name: str, folder: Path) -> None:
         """Load a version. Raises EngineError."""
         if name not in self._loaded:
-            await self.dialect.load(self.server, name, folder)
+            if self.check_model is None:
+                await self.dialect.load(self.server, name, folder)
+            else:
+                await asyncio.to_thread(self.check_model, folder)
+                await self._reload(name, folder)
             self._loaded.add(name)
+
+    async def _reload(self, name: str, folder: Path) -> None:
+        self._loaded.clear()
+        self._reloading = self._half_loaded = True
+        try:
+            async with asyncio.timeout(RELOAD_SECONDS):
+                await self.dialect.reload(self.server, name, folder)
+            self._half_loaded = False
+        except RequestRefused:
+            # It has changed nothing.
+            self._half_loaded = False
+            raise
+        except TimeoutError:
+            raise InferenceServerGone(f"{self.server.url} did not load {folder} in {RELOAD_SECONDS:.0f} s.") from None
+        finally:
+            self._reloading = False
+            if self._half_loaded and self.up:
+                self.has_forgotten()
 
     async def unload(self, name: str) -> None:
         """Unload a version, if the server can be reached and has it."""
-        if name in self._loaded:
+        if name in self._loaded and self.check_model is None:
             self._loaded.discard(name)
             with contextlib.suppress(EngineError):
                 await self.dialect.unload(self.server, name)
 
     async def _bring_up(self) -> None:
-        alive = (self.process is None or self.process.running) and await self._alive()
+        # A server of our own is not asked to repair half-loaded weights, but started again.
+        fit = self.process is None or (self.process.running and not self._half_loaded)
+        alive = fit and await self._alive()
         if not alive and self.process is None:
             raise EngineUnavailable(f"No {self.dialect.name} server answers at {self.server.url}: {self.trouble}")
         if not alive:
             await self._start_process()
+        self._loaded.clear()
+        if self.check_model is not None:
+            # First, because a server that was left in the middle of a change is paused and would not answer a probe.
+            await self._load_missing()
+        await self._probe()
+        await self._load_missing()
+        self.trouble = ""
+        self._up.set()
+
+    async def _probe(self) -> None:
         try:
             with readable_answers(self.server.url):
                 self.traits = await self.dialect.probe(self.server)
         except InferenceServerGone as error:
             where = f" Its log is {self.process.log}." if self.process is not None else ""
             raise EngineUnavailable(f"{error}{where}") from error
-        self._loaded.clear()
+
+    async def _load_missing(self) -> None:
         # A version may be published while others are being loaded.
         while missing := {name: folder for name, folder in self._versions().items() if not self.holds(name)}:
             for name, folder in missing.items():
                 await self._load_again(name, folder)
-        self.trouble = ""
-        self._up.set()
 
     async def _load_again(self, name: str, folder: Path) -> None:
         try:
             await self.load(name, folder)
-        except RequestRefused as error:
+        except (RequestRefused, UnusableModel) as error:
             # A foreign server that was away for a moment may still hold it; a folder may be gone.
-            if error.status == 400 and "already" in str(error):
+            if isinstance(error, RequestRefused) and error.status == 400 and "already" in str(error):
                 self._loaded.add(name)
             else:
-                log.error("Version %s is given up: %s could not load it again: %s", name, self.server.url, error)
-                self._give_up(name)
+                self._give_up(name, error)
 
     async def _start_process(self) -> None:
         assert self.process is not None
@@ -226,6 +274,8 @@ class Replica:
                     # Clients read this: the first line, without the end of the server's log.
                     self.trouble = str(error).partition("\n")[0]
                     self._failed_starts += 1
+                finally:
+                    self._catches_up = False
 
     def _suspect(self) -> None:
         self._up.clear()
@@ -243,10 +293,11 @@ class Replica:
                 self.trouble = "Its process ended."
                 log.error(self.process.why_it_ended())
                 return
-            missed = 0 if await self._alive() else missed + 1
+            # Some servers answer nothing while they replace their weights; the call that waits for it has an end.
+            missed = 0 if self._reloading or await self._alive() else missed + 1
             if self._forgot_versions:
-                self._forgot_versions = False
-                self.trouble = "It was started again and has lost its policies."
+                self._forgot_versions, self._catches_up = False, True
+                self.trouble = "It does not hold its policies any more."
                 return
             if not missed:
                 self._suspected.clear()

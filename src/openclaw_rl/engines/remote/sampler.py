@@ -1,6 +1,7 @@
 """The sampler whose tokens come from servers of another project."""
 
 import asyncio
+import logging
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,10 +11,10 @@ from typing import NamedTuple
 
 from openclaw_rl.aio import gather_or_cancel
 from openclaw_rl.engines.admission import Admission
-from openclaw_rl.engines.base import EngineError, EngineLimits, EngineStats, EngineUnavailable
+from openclaw_rl.engines.base import EngineError, EngineLimits, EngineStats, EngineUnavailable, VersionGone
 from openclaw_rl.engines.capabilities import SamplerCapabilities
 from openclaw_rl.engines.policy_ref import PolicyRef, WeightForm
-from openclaw_rl.engines.remote.dialect import Dialect, ServerTraits
+from openclaw_rl.engines.remote.dialect import Dialect, SampledPiece, ServerTraits
 from openclaw_rl.engines.remote.http import InferenceServer, RequestRefused, readable_answers
 from openclaw_rl.engines.remote.probes import check_adapters, check_raw, unload_leftovers, write_zero_adapter
 from openclaw_rl.engines.remote.process import ServerProcess
@@ -23,6 +24,8 @@ from openclaw_rl.engines.stream import TokenStream
 from openclaw_rl.engines.versions import PolicyVersions
 from openclaw_rl.types import BASE_VERSION, SampleRequest, ScoreRequest, Scores
 
+log = logging.getLogger(__name__)
+
 #: How often a request that waits for a server asks whether one is still to be expected.
 RECHECK_SECONDS = 0.5
 #: In the folder of policies: the adapter that stands for the base model.
@@ -30,8 +33,8 @@ BASE_FOLDER = ".base"
 CLOSING = "The server is shutting down."
 
 
-class Adapter(NamedTuple):
-    """A version as the servers know it. The base model has no folder, unless an adapter stands for it."""
+class LoadedPolicy(NamedTuple):
+    """A version as the servers know it. The base model has no folder, unless something stands for it."""
 
     name: str
     folder: Path | None
@@ -63,6 +66,7 @@ class RemoteSampler:
       refused at once.
     * A request always gets its tokens or an error, whatever a server answers.
     * A version that cannot be loaded leaves the others as they were.
+    * Policies are adapters; `FullWeightSampler` is for those that are whole models.
     * Each completion is a request of its own, so that it can be dropped alone. Servers share the prefix between them.
     """
 
@@ -70,7 +74,7 @@ class RemoteSampler:
         self, dialect: Dialect, servers: Sequence[tuple[InferenceServer, ServerProcess | None]], options: RemoteOptions
     ) -> None:
         self.dialect, self.options = dialect, options
-        self._versions = PolicyVersions[Adapter](options.policies, self._unload_soon)
+        self._versions = PolicyVersions[LoadedPolicy](options.policies, self._unload_soon)
         # Servers key their cached prefixes by an adapter's name, so a name must never stand for two policies, also not
         # after this program was started again.
         self._prefix = f"openclaw-{secrets.token_hex(4)}"
@@ -145,27 +149,29 @@ class RemoteSampler:
         for replica in self.replicas:
             with readable_answers(replica.server.url):
                 await check_raw(self.dialect, replica)
-            await unload_leftovers(self.dialect, replica, self.options.policies_folder)
-            if self.options.learns:
+        await self._prepare_policies()
+
+    async def _prepare_policies(self) -> None:
+        """Find out whether policies can be loaded, and hold the base model."""
+        options = self.options
+        for replica in self.replicas:
+            await unload_leftovers(self.dialect, replica, options.policies_folder)
+            if options.learns:
+                name = f"{self._prefix}-probe"
                 await check_adapters(
-                    self.dialect,
-                    replica,
-                    f"{self._prefix}-probe",
-                    self.options.model,
-                    self.options.policies_folder,
-                    self.options.lora_rank,
+                    self.dialect, replica, name, options.model, options.policies_folder, options.lora_rank
                 )
         self._versions.add(BASE_VERSION, await self._base())
 
-    async def _base(self) -> Adapter:
+    async def _base(self) -> LoadedPolicy:
         """The base model, or the adapter that stands for it."""
         if not self.traits.mixes_base and self.options.learns:
             folder = self.options.policies_folder / BASE_FOLDER
             write_zero_adapter(self.options.model, folder, rank=1)
-            base = Adapter(f"{self._prefix}-base", folder.resolve())
+            base = LoadedPolicy(f"{self._prefix}-base", folder.resolve())
             await self._load(base, folder)
             return base
-        return Adapter(self.traits.base_model, None)
+        return LoadedPolicy(self.traits.base_model, None)
 
     async def close(self) -> None:
         self._closed = True
@@ -175,25 +181,34 @@ class RemoteSampler:
     def sample(self, request: SampleRequest) -> TokenStream:
         self._check_up()
         self._admission.check(request)
-        version, adapter = self._versions.find(request.version)
-        stream = TokenStream(self, next(self._ids), version, request.n)
+        stream = TokenStream(self, next(self._ids), self._version_for(request), request.n)
         self._admission.enter(stream, request.priority)
-        self._versions.use(version)
-        self._tasks[stream.id] = {
-            index: asyncio.create_task(self._complete(stream, adapter.name, request, index))
-            for index in range(request.n)
-        }
+        self._begin(stream, request)
         return stream
+
+    def _version_for(self, request: SampleRequest) -> int:
+        """The version that will answer a request. Raises VersionGone."""
+        return self._versions.find(request.version)[0]
+
+    def _begin(self, stream: TokenStream, request: SampleRequest) -> None:
+        """Send the completions of a request that nobody has dropped yet. From here on it keeps its version."""
+        stream.version, policy = self._versions.find(request.version)
+        self._versions.use(stream.version)
+        self._tasks[stream.id] = {
+            index: asyncio.create_task(self._complete(stream, policy, request, index))
+            for index in range(request.n)
+            if stream.is_open(index)
+        }
 
     async def score(self, request: ScoreRequest) -> Scores:
         self._check_up()
         self.limits.check_fits(request)
-        version, adapter = self._versions.find(request.version)
+        version, policy = self._versions.find(request.version)
         self._versions.use(version)
         try:
-            replica = await self._replica(request.ids, adapter.name)
+            replica = await self._replica(request.ids, policy)
             async with replica.working() as traits:
-                return await self.dialect.score(replica.server, traits, adapter.name, request)
+                return await self.dialect.score(replica.server, traits, self._model(policy, traits), request)
         finally:
             self._versions.release(version)
 
@@ -201,7 +216,7 @@ class RemoteSampler:
         self.capabilities.check_loads(policy)
         async with self._versions.publishing(version):
             evicted = await self._versions.make_room()
-            adapter = Adapter(f"{self._prefix}-v{version}", policy.folder)
+            adapter = self._named(version, policy)
             try:
                 await self._load(adapter, policy.folder)
             except EngineError as error:
@@ -211,6 +226,9 @@ class RemoteSampler:
             self._versions.add(version, adapter, candidate=candidate)
             for old in evicted.values():
                 await self._unload(old)
+
+    def _named(self, version: int, policy: PolicyRef) -> LoadedPolicy:
+        return LoadedPolicy(f"{self._prefix}-v{version}", policy.folder)
 
     def promote(self, version: int) -> None:
         self._versions.promote(version)
@@ -240,10 +258,12 @@ class RemoteSampler:
     def _folders(self) -> Mapping[str, Path]:
         return {held.name: held.folder for held in self._versions.all.values() if held.folder is not None}
 
-    def _give_up(self, name: str) -> None:
-        for version, adapter in self._versions.held.items():
-            if adapter.name == name:
-                self._versions.retract(version)
+    def _give_up(self, name: str, error: EngineError) -> None:
+        """Hold a version no longer that a server could not load again."""
+        for version, policy in self._versions.held.items():
+            if policy.name == name:
+                log.error("Policy version %d is given up: a server could not load it again: %s", version, error)
+                self.retract(version)
 
     def _check_up(self) -> None:
         if self._closed:
@@ -251,12 +271,18 @@ class RemoteSampler:
         if not any(replica.up or replica.comes_back for replica in self.replicas):
             raise EngineUnavailable(self.stats().detail)
 
-    async def _complete(self, stream: TokenStream, model: str, request: SampleRequest, index: int) -> None:
+    def _model(self, policy: LoadedPolicy, traits: ServerTraits) -> str:
+        """The name by which requests ask for a policy."""
+        return policy.name
+
+    async def _complete(self, stream: TokenStream, policy: LoadedPolicy, request: SampleRequest, index: int) -> None:
         """Feed one completion to its stream."""
         try:
-            replica = await self._replica(request.prompt_ids, model)
+            replica = await self._replica(request.prompt_ids, policy)
             async with replica.working() as traits:
+                model = self._model(policy, traits)
                 async for piece in self.dialect.sample(replica.server, traits, model, request, index):
+                    self._check_weights(replica, policy, piece)
                     if piece.cached_tokens is not None:
                         stream.cached_tokens = piece.cached_tokens
                     stream.feed(piece.tokens)
@@ -267,9 +293,12 @@ class RemoteSampler:
         except EngineError as error:
             stream.fail(EngineUnavailable(str(error)))
 
-    async def _replica(self, ids: Sequence[int], model: str) -> Replica:
+    def _check_weights(self, replica: Replica, policy: LoadedPolicy, piece: SampledPiece) -> None:
+        """Raise EngineUnavailable if other weights than the policy's computed tokens."""
+
+    async def _replica(self, ids: Sequence[int], policy: LoadedPolicy) -> Replica:
         """The server for a request; waits while a server of our own is being started."""
-        while (replica := self._router.choose(ids, model)) is None:
+        while (replica := self._router.choose(ids, policy.name)) is None:
             self._check_up()
             waiting = [asyncio.create_task(each.wait_until_up()) for each in self.replicas]
             try:
@@ -277,22 +306,28 @@ class RemoteSampler:
             finally:
                 for task in waiting:
                     task.cancel()
+        if policy.folder is not None and not replica.holds(policy.name):
+            raise VersionGone("The policy version of this request was replaced while it waited for a server.")
         return replica
 
-    async def _load(self, adapter: Adapter, folder: Path) -> None:
+    async def _load(self, adapter: LoadedPolicy, folder: Path) -> None:
         """Load a version on every server that is up. Those that are not catch up when they come back."""
         if not any(replica.up for replica in self.replicas):
             raise EngineUnavailable(self.stats().detail)
         # One may come up meanwhile.
         while missing := [replica for replica in self.replicas if replica.up and not replica.holds(adapter.name)]:
-            await gather_or_cancel([replica.load(adapter.name, folder) for replica in missing])
+            # Each load is waited for: a server must not be left in the middle of one.
+            loads = (replica.load(adapter.name, folder) for replica in missing)
+            for error in await asyncio.gather(*loads, return_exceptions=True):
+                if isinstance(error, BaseException):
+                    raise error
 
-    def _unload_soon(self, adapter: Adapter) -> None:
+    def _unload_soon(self, adapter: LoadedPolicy) -> None:
         self._keep_until_done(asyncio.create_task(self._unload(adapter)))
 
     def _keep_until_done(self, task: asyncio.Task[None]) -> None:
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
-    async def _unload(self, adapter: Adapter) -> None:
+    async def _unload(self, adapter: LoadedPolicy) -> None:
         await gather_or_cancel([replica.unload(adapter.name) for replica in self.replicas if replica.up])

@@ -29,6 +29,7 @@ class SglangDialect:
     name = "sglang"
     health = "/health"
     needs = "--enable-lora --lora-target-modules all, and --max-lora-rank of at least --lora-rank"
+    reload_needs = "no --enable-lora"
     raw_logprobs_need = "SGLANG_RETURN_ORIGINAL_LOGPROB=1 in its environment"
 
     async def probe(self, server: InferenceServer) -> ServerTraits:
@@ -72,7 +73,12 @@ class SglangDialect:
         async for event in server.stream(GENERATE, body):
             info = event["meta_info"]
             new, seen = info["completion_tokens"] - seen, info["completion_tokens"]
-            yield SampledPiece(read_tokens(event, index, new, params.top_logprobs), info.get("cached_tokens"))
+            weights = info.get("weight_version")
+            yield SampledPiece(
+                read_tokens(event, index, new, params.top_logprobs),
+                info.get("cached_tokens"),
+                (weights,) if weights else (),
+            )
 
     async def score(self, server: InferenceServer, traits: ServerTraits, model: str, request: ScoreRequest) -> Scores:
         body = {
@@ -96,6 +102,12 @@ class SglangDialect:
 
     async def unload(self, server: InferenceServer, model: str) -> None:
         await server.post("/unload_lora_adapter", {"lora_name": model})
+
+    async def reload(self, server: InferenceServer, weights: str, folder: Path) -> None:
+        """The server itself lets requests that run finish and holds those that come."""
+        await server.post(
+            "/update_weights_from_disk", {"model_path": str(folder), "weight_version": weights, "flush_cache": True}
+        )
 
     def _common(self, traits: ServerTraits, model: str, priority: Priority, owner: str) -> dict[str, Any]:
         adapter = None if model == traits.base_model else model

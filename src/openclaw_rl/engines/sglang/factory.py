@@ -25,7 +25,6 @@ class SglangSamplerFactory(RemoteSamplerFactory):
 
     def command(self, settings: EngineSettings, model: str, port: int) -> list[str]:
         options, engine = self.options(settings), settings.engine
-        held = settings.policies_held
         values = {
             "model-path": model,
             "served-model-name": "base",
@@ -33,10 +32,6 @@ class SglangSamplerFactory(RemoteSamplerFactory):
             "port": port,
             "dtype": precision(settings.own(LocalOptions).dtype),
             "max-running-requests": engine.max_sequences,
-            "max-lora-rank": settings.model.lora_rank,
-            "lora-target-modules": "all",
-            "max-loras-per-batch": held + 1,
-            "max-loaded-loras": held + SPARE_ADAPTERS,
         }
         if engine.max_context_tokens is not None:
             values["context-length"] = engine.max_context_tokens + 1
@@ -44,7 +39,16 @@ class SglangSamplerFactory(RemoteSamplerFactory):
             values["tp-size"] = len(engine.sampler_devices)
         if settings.learns and engine.devices_overlap:
             values["mem-fraction-static"] = SHARED_GPU
-        flags = ["--enable-lora", "--enable-priority-scheduling"]
+        flags = ["--enable-priority-scheduling"]
+        if not settings.model.full_weights:
+            held = settings.policies_held
+            values |= {
+                "max-lora-rank": settings.model.lora_rank,
+                "lora-target-modules": "all",
+                "max-loras-per-batch": held + 1,
+                "max-loaded-loras": held + SPARE_ADAPTERS,
+            }
+            flags.append("--enable-lora")
         pairs = [part for name, value in values.items() for part in (f"--{name}", str(value))]
         return [options.python, "-m", "sglang.launch_server", *pairs, *flags, *options.arguments]
 

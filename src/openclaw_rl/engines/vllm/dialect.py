@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from openclaw_rl.engines.base import EngineUnavailable
+from openclaw_rl.engines.base import EngineError, EngineUnavailable
 from openclaw_rl.engines.remote.dialect import SampledPiece, ServerTraits, salt_of, seed_of
-from openclaw_rl.engines.remote.http import InferenceServer, RequestRefused
+from openclaw_rl.engines.remote.http import InferenceServer, InferenceServerGone, RequestRefused
 from openclaw_rl.types import (
     FinishReason,
     Likeliest,
@@ -24,6 +24,11 @@ from openclaw_rl.types import (
 
 GENERATE = "/inference/v1/generate"
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
+#: Mode `wait`: requests that run finish, and those that come wait until `/resume`.
+PAUSE, RESUME = "/pause?mode=wait", "/resume"
+#: What vLLM calls weights that nobody has named.
+UNNAMED_WEIGHTS = "default"
+CALL_WORKERS, NAME_WEIGHTS, RESET_CACHE = "/collective_rpc", "/update_weight_version", "/reset_prefix_cache"
 #: Numbers of likeliest tokens that are tried, in order to find out how many a server allows.
 TOP_LOGPROBS = (257, 65, 33, 20, 10, 5, 1)
 #: What vLLM writes for a log-prob that is missing or not a number.
@@ -46,14 +51,14 @@ class VllmDialect:
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in its environment, --enable-scale-out --enable-lora, and --max-lora-rank "
         "of at least --lora-rank"
     )
+    reload_needs = "VLLM_SERVER_DEV_MODE=1 in its environment and --enable-scale-out, without --enable-lora"
     raw_logprobs_need = "--logprobs-mode raw_logprobs"
 
     async def probe(self, server: InferenceServer) -> ServerTraits:
         """A server that does not score chosen tokens runs on a CPU or is an old one. On a CPU, vLLM computes a request
         for the base model with the adapter that was loaded last if the batch has requests for adapters."""
         version = (await server.get("/version"))["version"]
-        models = (await server.get("/v1/models"))["data"]
-        (base,) = [model for model in models if not model.get("parent")][:1]
+        (base,) = await self._base_models(server)
         await self._check_generates(server, base["id"], version)
         scores_targets = await self._accepts(server, base["id"], prompt_logprob_token_ids=[[1]])
         return ServerTraits(
@@ -90,7 +95,7 @@ class VllmDialect:
                 "detokenize": False,
             },
         }
-        last: list[SampledToken] = []
+        last = SampledPiece([], None)
         async for event in server.stream(GENERATE, body):
             for choice in event.get("choices") or ():
                 tokens = read_tokens(choice, index, params.top_logprobs)
@@ -98,12 +103,12 @@ class VllmDialect:
                     yield SampledPiece(tokens, None)
                 else:
                     # The number of cached tokens comes after the last token; whoever reads the last one knows it then.
-                    last = tokens
+                    last = SampledPiece(tokens, None, weights_of(choice))
             if event.get("usage"):
-                yield SampledPiece(last, cached_tokens(event["usage"]))
-                last = []
+                yield last._replace(cached_tokens=cached_tokens(event["usage"]))
+                last = SampledPiece([], None)
         # A server that does not count tokens ends without the number.
-        yield SampledPiece(last, None)
+        yield last
 
     async def score(self, server: InferenceServer, traits: ServerTraits, model: str, request: ScoreRequest) -> Scores:
         params: dict[str, Any] = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": request.top_k}
@@ -124,6 +129,29 @@ class VllmDialect:
 
     async def unload(self, server: InferenceServer, model: str) -> None:
         await server.post(UNLOAD, {"lora_name": model})
+
+    async def reload(self, server: InferenceServer, weights: str, folder: Path) -> None:
+        """After an error the server has its own model again or, if that fails too, stays paused: vLLM dies of the first
+        request that meets half-loaded weights."""
+        await server.post(PAUSE, None)
+        try:
+            await self._read_weights(server, str(folder), weights)
+        except EngineError:
+            (base,) = await self._base_models(server)
+            await self._read_weights(server, base["root"], UNNAMED_WEIGHTS)
+            await server.post(RESUME, None)
+            raise
+        await server.post(RESUME, None)
+
+    async def _read_weights(self, server: InferenceServer, folder: str, weights: str) -> None:
+        await server.post(CALL_WORKERS, {"method": "reload_weights", "kwargs": {"weights_path": folder}})
+        if not (await server.post(RESET_CACHE, None))["success"]:
+            raise InferenceServerGone(f"{server.url} did not empty its prefix cache after its weights were replaced.")
+        await server.post(NAME_WEIGHTS, {"new_version": weights})
+
+    async def _base_models(self, server: InferenceServer) -> list[Any]:
+        """The base model, under the first of its names."""
+        return [model for model in (await server.get("/v1/models"))["data"] if not model.get("parent")][:1]
 
     async def _check_generates(self, server: InferenceServer, model: str, version: str) -> None:
         try:
@@ -173,6 +201,11 @@ def read_tokens(choice: Mapping[str, Any], index: int, top: int) -> list[Sampled
         ended = FINISHES[finish] if finish and place == len(ids) - 1 else None
         tokens.append(SampledToken(index, id, known(entry["logprob"]), tuple(likeliest[:top]), ended))
     return tokens
+
+
+def weights_of(choice: Mapping[str, Any]) -> tuple[str, ...]:
+    """The names of the weights that computed a completion."""
+    return tuple(span["version"] for span in choice.get("weight_versions") or ())
 
 
 def known(logprob: float) -> float:

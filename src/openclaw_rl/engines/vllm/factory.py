@@ -37,9 +37,6 @@ class VllmSamplerFactory(RemoteSamplerFactory):
 
     def command(self, settings: EngineSettings, model: str, port: int) -> list[str]:
         options, engine, local = self.options(settings), settings.engine, settings.own(LocalOptions)
-        rank = next((rank for rank in RANKS if rank >= settings.model.lora_rank), RANKS[-1])
-        # On a CPU an adapter that changes nothing stands for the base model.
-        adapters = settings.policies_held + (0 if has_cuda() else 1)
         values = {
             "model": model,
             "served-model-name": "base",
@@ -47,9 +44,6 @@ class VllmSamplerFactory(RemoteSamplerFactory):
             "port": port,
             "dtype": precision(local.dtype),
             "max-num-seqs": engine.max_sequences,
-            "max-lora-rank": rank,
-            "max-loras": adapters,
-            "max-cpu-loras": adapters + SPARE_ADAPTERS,
             "max-logprobs": MAX_TOP_LOGPROBS + 1,
             "scheduling-policy": "priority",
         }
@@ -62,17 +56,29 @@ class VllmSamplerFactory(RemoteSamplerFactory):
             values["kv-cache-memory-bytes"] = int(local.kv_cache_gib * (1 << 30))
         elif has_cuda() and settings.learns and engine.devices_overlap:
             values["gpu-memory-utilization"] = SHARED_GPU
-        # Without the head: on a CPU, vLLM dies when it scores a prompt beside other requests and the head may have an
-        # adapter.
-        flags = ["--enable-scale-out", "--enable-lora", "--lora-target-modules", *LINEAR_MODULES]
-        flags += ["--enable-prompt-tokens-details"]
+        flags = ["--enable-scale-out", "--enable-prompt-tokens-details"]
+        if not settings.model.full_weights:
+            values |= adapter_limits(settings)
+            # Without the head: on a CPU, vLLM dies when it scores a prompt beside other requests and the head may have
+            # an adapter.
+            flags += ["--enable-lora", "--lora-target-modules", *LINEAR_MODULES]
         pairs = [part for name, value in values.items() for part in (f"--{name}", str(value))]
         return [options.python, "-m", "vllm.entrypoints.openai.api_server", *pairs, *flags, *options.arguments]
 
     def environment(self, settings: EngineSettings) -> Mapping[str, str]:
         cache = settings.own(LocalOptions).kv_cache_gib or CPU_CACHE_GIB
-        environment = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "VLLM_CPU_KVCACHE_SPACE": str(max(1, round(cache)))}
+        # The endpoints that replace weights belong to vLLM's development mode. The server listens on loopback only.
+        allows = "VLLM_SERVER_DEV_MODE" if settings.model.full_weights else "VLLM_ALLOW_RUNTIME_LORA_UPDATING"
+        environment = {allows: "1", "VLLM_CPU_KVCACHE_SPACE": str(max(1, round(cache)))}
         return {**environment, **settings.engine.visible_to_sampler}
+
+
+def adapter_limits(settings: EngineSettings) -> dict[str, int]:
+    """The arguments that say how many adapters a server holds, and how large they are."""
+    # On a CPU an adapter that changes nothing stands for the base model.
+    adapters = settings.policies_held + (0 if has_cuda() else 1)
+    rank = next((rank for rank in RANKS if rank >= settings.model.lora_rank), RANKS[-1])
+    return {"max-lora-rank": rank, "max-loras": adapters, "max-cpu-loras": adapters + SPARE_ADAPTERS}
 
 
 SAMPLER = VllmSamplerFactory()
