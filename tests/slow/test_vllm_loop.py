@@ -294,6 +294,57 @@ def test_a_server_of_our_own_that_is_killed_under_load_comes_back_and_no_turn_is
         time.sleep(0.1)
 
 
+def test_all_weights_are_replaced_on_a_server_of_our_own_and_come_back_after_kill_9(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps that move the policy further than vLLM and our learner differ show which weights answered."""
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    flags = (*LEARN, *FAST, "--lora-rank", "0", "--learning-rate", "1e-5", "--method", "rl", "--run-dir", str(tmp_path))
+    own = ("--vllm-python", VLLM, "--vllm-args", "--enforce-eager --block-size 32", "--max-context-tokens", "512")
+    began, laps = time.monotonic(), []
+    with serving(SERVE, model, *flags, *own) as program:
+        laps.append(f"{time.monotonic() - began:6.1f} s to the start")
+        assert "one policy version at a time" in program.log
+        before = ask(program, QUESTIONS[0], temperature=0, logprobs=True)
+        teach(program, "rl")
+        with ThreadPoolExecutor(4) as pool:
+            running = [pool.submit(ask, program, "Count as far as you can.", max_tokens=200) for _ in range(4)]
+            until_version(program, 1)
+            answers = [future.result() for future in running]
+        assert {answer["system_fingerprint"] for answer in answers} <= {"policy-0", "policy-1"}
+        after = ask(program, QUESTIONS[0], temperature=0, logprobs=True)
+        assert (before["system_fingerprint"], after["system_fingerprint"]) == ("policy-0", "policy-1")
+        assert logprobs(before) != logprobs(after)
+        killed = time.monotonic()
+        os.kill(server_of(program), signal.SIGKILL)
+        until(lambda: program.metric("openclaw_engine_restarts") == 1, program)
+        again = ask(program, QUESTIONS[0], temperature=0, logprobs=True)
+        laps.append(f"{time.monotonic() - killed:6.1f} s from kill -9 to the next answer")
+        assert again["system_fingerprint"] == "policy-1"
+        assert logprobs(again) == pytest.approx(logprobs(after), abs=1e-4)
+        teach(program, "rl")
+        until_version(program, 2)
+        # The base model is a version like others.
+        rolled_back = httpx.post(f"{program.url}/v1/policy/rollback", json={"version": 0}, timeout=SECONDS)
+        assert rolled_back.status_code == 200, rolled_back.text
+        assert rolled_back.json()["policy_version"] == 3
+        assert logprobs(ask(program, QUESTIONS[0], temperature=0, logprobs=True)) == pytest.approx(
+            logprobs(before), abs=1e-4
+        )
+        program.process.terminate()
+        assert program.process.wait(SECONDS) == 0
+        assert "Traceback" not in program.log
+    reports = steps(tmp_path)
+    gaps = [(report["logprob_gap"], report["logprob_gap_p99"]) for report in reports]
+    show("all weights", [*laps, *(f"log-prob gap {mean:.2e}, p99 {p99:.2e}" for mean, p99 in gaps)])
+    assert all(mean < MAX_MEAN_GAP and p99 < MAX_P99_GAP for mean, p99 in gaps)
+
+
+def logprobs(answer: dict[str, Any]) -> list[float]:
+    return [token["logprob"] for token in answer["choices"][0]["logprobs"]["content"]]
+
+
 def server_of(program: Program) -> int:
     """The process of the program's own vLLM server: the child of its guard."""
     for folder in Path("/proc").glob("[0-9]*"):

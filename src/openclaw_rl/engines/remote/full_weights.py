@@ -19,7 +19,7 @@ from openclaw_rl.engines.remote.replica import DIED, Replica
 from openclaw_rl.engines.remote.sampler import (
     BASE_FOLDER,
     CLOSING,
-    LoadedPolicy,
+    ServedPolicy,
     RemoteOptions,
     RemoteSampler,
 )
@@ -34,7 +34,7 @@ class Version(NamedTuple):
     """A policy version with its number."""
 
     number: int
-    policy: LoadedPolicy
+    policy: ServedPolicy
 
 
 class FullWeightSampler(RemoteSampler):
@@ -60,7 +60,7 @@ class FullWeightSampler(RemoteSampler):
         # Another model's sampler, such as the teacher's, may use the same folder.
         link = f"{BASE_FOLDER}-{zlib.crc32(bytes(options.model.resolve())):08x}"
         self._base_version = Version(
-            BASE_VERSION, LoadedPolicy(f"{self._prefix}-v{BASE_VERSION}", options.policies_folder / link)
+            BASE_VERSION, ServedPolicy(f"{self._prefix}-v{BASE_VERSION}", options.policies_folder / link)
         )
         self._wanted = self._serving = self._base_version
         """What every server has to hold, and what answers requests. They differ while a candidate is examined."""
@@ -248,13 +248,13 @@ class FullWeightSampler(RemoteSampler):
     def _check_folder(self, folder: Path) -> None:
         check_model_folder(folder, self.options.model)
 
-    def _unload_soon(self, adapter: LoadedPolicy) -> None:
+    def _unload_soon(self, adapter: ServedPolicy) -> None:
         """A version goes when another one replaces it."""
 
-    def _model(self, policy: LoadedPolicy, traits: ServerTraits) -> str:
+    def _model(self, policy: ServedPolicy, traits: ServerTraits) -> str:
         return traits.base_model
 
-    def _check_weights(self, replica: Replica, policy: LoadedPolicy, piece: SampledPiece) -> None:
+    def _check_weights(self, replica: Replica, policy: ServedPolicy, piece: SampledPiece) -> None:
         if any(weights != policy.name for weights in piece.weights):
             replica.has_forgotten()
             raise EngineUnavailable(DIED)

@@ -33,7 +33,7 @@ BASE_FOLDER = ".base"
 CLOSING = "The server is shutting down."
 
 
-class LoadedPolicy(NamedTuple):
+class ServedPolicy(NamedTuple):
     """A version as the servers know it. The base model has no folder, unless something stands for it."""
 
     name: str
@@ -74,7 +74,7 @@ class RemoteSampler:
         self, dialect: Dialect, servers: Sequence[tuple[InferenceServer, ServerProcess | None]], options: RemoteOptions
     ) -> None:
         self.dialect, self.options = dialect, options
-        self._versions = PolicyVersions[LoadedPolicy](options.policies, self._unload_soon)
+        self._versions = PolicyVersions[ServedPolicy](options.policies, self._unload_soon)
         # Servers key their cached prefixes by an adapter's name, so a name must never stand for two policies, also not
         # after this program was started again.
         self._prefix = f"openclaw-{secrets.token_hex(4)}"
@@ -163,15 +163,15 @@ class RemoteSampler:
                 )
         self._versions.add(BASE_VERSION, await self._base())
 
-    async def _base(self) -> LoadedPolicy:
+    async def _base(self) -> ServedPolicy:
         """The base model, or the adapter that stands for it."""
         if not self.traits.mixes_base and self.options.learns:
             folder = self.options.policies_folder / BASE_FOLDER
             write_zero_adapter(self.options.model, folder, rank=1)
-            base = LoadedPolicy(f"{self._prefix}-base", folder.resolve())
+            base = ServedPolicy(f"{self._prefix}-base", folder.resolve())
             await self._load(base, folder)
             return base
-        return LoadedPolicy(self.traits.base_model, None)
+        return ServedPolicy(self.traits.base_model, None)
 
     async def close(self) -> None:
         self._closed = True
@@ -227,8 +227,8 @@ class RemoteSampler:
             for old in evicted.values():
                 await self._unload(old)
 
-    def _named(self, version: int, policy: PolicyRef) -> LoadedPolicy:
-        return LoadedPolicy(f"{self._prefix}-v{version}", policy.folder)
+    def _named(self, version: int, policy: PolicyRef) -> ServedPolicy:
+        return ServedPolicy(f"{self._prefix}-v{version}", policy.folder)
 
     def promote(self, version: int) -> None:
         self._versions.promote(version)
@@ -271,11 +271,11 @@ class RemoteSampler:
         if not any(replica.up or replica.comes_back for replica in self.replicas):
             raise EngineUnavailable(self.stats().detail)
 
-    def _model(self, policy: LoadedPolicy, traits: ServerTraits) -> str:
+    def _model(self, policy: ServedPolicy, traits: ServerTraits) -> str:
         """The name by which requests ask for a policy."""
         return policy.name
 
-    async def _complete(self, stream: TokenStream, policy: LoadedPolicy, request: SampleRequest, index: int) -> None:
+    async def _complete(self, stream: TokenStream, policy: ServedPolicy, request: SampleRequest, index: int) -> None:
         """Feed one completion to its stream."""
         try:
             replica = await self._replica(request.prompt_ids, policy)
@@ -293,10 +293,10 @@ class RemoteSampler:
         except EngineError as error:
             stream.fail(EngineUnavailable(str(error)))
 
-    def _check_weights(self, replica: Replica, policy: LoadedPolicy, piece: SampledPiece) -> None:
+    def _check_weights(self, replica: Replica, policy: ServedPolicy, piece: SampledPiece) -> None:
         """Raise EngineUnavailable if other weights than the policy's computed tokens."""
 
-    async def _replica(self, ids: Sequence[int], policy: LoadedPolicy) -> Replica:
+    async def _replica(self, ids: Sequence[int], policy: ServedPolicy) -> Replica:
         """The server for a request; waits while a server of our own is being started."""
         while (replica := self._router.choose(ids, policy.name)) is None:
             self._check_up()
@@ -310,7 +310,7 @@ class RemoteSampler:
             raise VersionGone("The policy version of this request was replaced while it waited for a server.")
         return replica
 
-    async def _load(self, adapter: LoadedPolicy, folder: Path) -> None:
+    async def _load(self, adapter: ServedPolicy, folder: Path) -> None:
         """Load a version on every server that is up. Those that are not catch up when they come back."""
         if not any(replica.up for replica in self.replicas):
             raise EngineUnavailable(self.stats().detail)
@@ -322,12 +322,12 @@ class RemoteSampler:
                 if isinstance(error, BaseException):
                     raise error
 
-    def _unload_soon(self, adapter: LoadedPolicy) -> None:
+    def _unload_soon(self, adapter: ServedPolicy) -> None:
         self._keep_until_done(asyncio.create_task(self._unload(adapter)))
 
     def _keep_until_done(self, task: asyncio.Task[None]) -> None:
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
-    async def _unload(self, adapter: LoadedPolicy) -> None:
+    async def _unload(self, adapter: ServedPolicy) -> None:
         await gather_or_cancel([replica.unload(adapter.name) for replica in self.replicas if replica.up])
