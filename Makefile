@@ -121,7 +121,7 @@ test-vllm: $(VENV)/.installed-dev $(VLLM)/.installed ## run the whole loop on re
 
 test-sglang: $(VENV)/.installed-dev $(SGLANG)/.installed ## test SGLang's dialect with the types of SGLang's own requests and answers
 	@OPENCLAW_RL_SGLANG=$(abspath $(SGLANG)) $(BIN)/python -m pytest -k 'sglang or Sglang' \
-		tests/engines/test_conformance.py tests/engines/test_remote_sampler.py $(ARGS)
+		tests/engines/test_conformance.py tests/engines/test_remote_*.py $(ARGS)
 
 test-tinker: $(VENV)/.installed-dev $(TINKER)/.installed ## test with the oldest supported SDK, and on a real Tinker server
 	@PYTHONPATH=$(abspath $(TINKER))/sdk$${PYTHONPATH:+:$$PYTHONPATH} $(BIN)/python -m pytest -k 'tinker or Tinker' \

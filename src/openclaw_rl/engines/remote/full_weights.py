@@ -19,9 +19,9 @@ from openclaw_rl.engines.remote.replica import DIED, Replica
 from openclaw_rl.engines.remote.sampler import (
     BASE_FOLDER,
     CLOSING,
-    ServedPolicy,
     RemoteOptions,
     RemoteSampler,
+    ServedPolicy,
 )
 from openclaw_rl.engines.stream import TokenStream
 from openclaw_rl.types import BASE_VERSION, SampleRequest, ScoreRequest, Scores
