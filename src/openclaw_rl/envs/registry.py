@@ -16,6 +16,7 @@ BUILT_IN = {
     "reasoning": "openclaw_rl.envs.reasoning:Reasoning",
     "browser": "openclaw_rl.envs.browser.environment:make_browser",
     "gui": "openclaw_rl.envs.browser.environment:make_browser",
+    "swe": "openclaw_rl.envs.swe.choose:make_swe",
 }
 #: What an own file may call its environment, where the option names none.
 DEFAULT_NAMES = ("ENVIRONMENT", "Env", "environment")

@@ -1,0 +1,192 @@
+"""One attempt in a repository: tools, edits and their refusals, and how the end is judged."""
+
+from pathlib import Path
+
+import pytest
+
+from openclaw_rl.envs.calls import ToolFailed
+from openclaw_rl.envs.swe.blocks import EditBlock, read_blocks
+from openclaw_rl.envs.swe.plain import prepare
+from openclaw_rl.envs.swe.repository import FolderTree, Repository, TextTree, is_protected
+from support.swe_policies import call, said, small_episode, text
+
+CALC = "def add(a, b):\n    return a - b\n\n\ndef one():\n    return 1\n\n\ndef uno():\n    return 1\n"
+TESTS = """
+from calc import add, one
+
+def test_add():
+    assert add(2, 3) == 5
+
+def test_one():
+    assert one() == 1
+"""
+FILES, TEST_FILES = {"calc.py": CALC}, {"tests/test_calc.py": TESTS}
+ADD, ONE = "tests/test_calc.py::test_add", "tests/test_calc.py::test_one"
+
+
+class TestTools:
+    async def test_a_bug_is_found_and_mended_with_the_tools(self) -> None:
+        episode = small_episode(FILES, TEST_FILES, ADD, keep=(ONE,))
+        assert said(await episode.step(call("list_files"))) == "calc.py\ntests/test_calc.py"
+        assert said(await episode.step(call("search", text="a - b"))) == "calc.py:2:     return a - b"
+        assert said(await episode.step(call("read_file", path="calc.py", first_line=5))).startswith("def one():")
+        failing = said(await episode.step(call("run_tests")))
+        assert failing == f"1 of 2 tests fail.\n{ADD}: add(2, 3) gives -1, but should give 5."
+        step = await episode.step(call("edit", path="calc.py", old="a - b", new="a + b"))
+        assert said(step) == "Replaced the text in calc.py."
+        assert not step.done
+        assert said(await episode.step(call("run_tests"))) == "All 2 tests pass."
+        assert (await episode.step(text("Done."))).done
+        outcome = await episode.outcome()
+        assert (outcome.reward, outcome.solved) == (1.0, True)
+
+    @pytest.mark.parametrize(
+        ("arguments", "reason"),
+        [
+            ({"path": "calc.py", "old": "a * b", "new": "a + b"}, "is not in calc.py; it has to match exactly"),
+            ({"path": "calc.py", "old": "a  - b", "new": "a + b"}, "with these spaces and line breaks"),
+            ({"path": "calc.py", "old": "return 1", "new": "return 2"}, "occurs 2 times in calc.py: give more"),
+            ({"path": "calc.py", "old": "a - b", "new": "a - b"}, "the same as the old text"),
+            ({"path": "calc.py", "old": "", "new": "x"}, "exists already"),
+            ({"path": "other.py", "old": "a", "new": "b"}, "There is no file other.py"),
+            ({"path": "../calc.py", "old": "", "new": "b"}, "is not a path in the repository"),
+            ({"path": "/etc/passwd", "old": "", "new": "b"}, "is not a path in the repository"),
+            ({"path": "calc.py", "old": 3, "new": "b"}, "must be of type string"),
+        ],
+    )
+    async def test_an_edit_that_is_not_clear_is_refused_with_the_reason(
+        self, arguments: dict[str, object], reason: str
+    ) -> None:
+        episode = small_episode(FILES, TEST_FILES, ADD)
+        step = await episode.step(call("edit", **arguments))
+        assert reason in said(step)
+        assert reason in step.hint
+        assert episode.repository.edits == {}
+
+    async def test_an_answer_may_make_a_bounded_number_of_calls(self) -> None:
+        episode = small_episode(FILES, TEST_FILES, ADD)
+        answer = call("search", text="add")
+        answer = {**answer, "tool_calls": answer["tool_calls"] * 10}
+        messages = (await episode.step(answer)).messages
+        assert len(messages) == 10
+        assert messages[-1]["content"] == "Error: An answer may make at most 8 calls."
+
+    async def test_a_new_file_can_be_made(self) -> None:
+        episode = small_episode(FILES, TEST_FILES, ADD, keep=(ONE,))
+        await episode.step(call("edit", path="plus.py", old="", new="def plus(a, b):\n    return a + b\n"))
+        new = "    from plus import plus\n    return plus(a, b)"
+        await episode.step(call("edit", path="calc.py", old="    return a - b", new=new))
+        assert (await episode.outcome()).solved
+
+
+class TestBlocks:
+    def test_blocks_are_read_with_their_paths(self) -> None:
+        answer = f"Here:\n{EditBlock('calc.py', 'a - b', 'a + b')}\n\n`tests/x.py`\n```\n{EditBlock('', 'x', '')}\n```"
+        assert read_blocks(answer, ["calc.py", "tests/x.py"]) == [
+            EditBlock("calc.py", "a - b", "a + b"),
+            EditBlock("tests/x.py", "x", ""),
+        ]
+
+    async def test_a_block_is_applied_to_the_only_source(self) -> None:
+        episode = small_episode(FILES, TEST_FILES, ADD, keep=(ONE,))
+        step = await episode.step(text(str(EditBlock("", "    return a - b", "    return a + b"))))
+        assert said(step) == "Replaced the text in calc.py."
+        assert (await episode.outcome()).solved
+
+    async def test_a_block_needs_a_path_where_there_are_several_sources(self) -> None:
+        episode = small_episode({**FILES, "b.py": ""}, TEST_FILES, ADD)
+        assert "Write the path of the file" in said(await episode.step(text(str(EditBlock("", "a - b", "a + b")))))
+
+    async def test_text_that_was_meant_as_a_block_is_refused(self) -> None:
+        episode = small_episode(FILES, TEST_FILES, ADD)
+        step = await episode.step(text("<<<<<<< SEARCH\nreturn a - b\n>>>>>>> REPLACE"))
+        assert "cannot be read. Write it like this" in said(step)
+        assert not step.done
+
+
+class TestOutcome:
+    async def test_breaking_a_test_that_passed_costs_reward(self) -> None:
+        episode = small_episode(FILES, TEST_FILES, ADD, keep=(ONE,))
+        await episode.step(call("edit", path="calc.py", old="a - b", new="a + b"))
+        await episode.step(call("edit", path="calc.py", old="def one():\n    return 1", new="def one():\n    return 2"))
+        outcome = await episode.outcome()
+        assert (outcome.reward, outcome.solved) == (0.0, False)
+        assert outcome.hint == "one() gives 2, but should give 1."
+
+    async def test_a_change_that_mends_nothing_counts_little(self) -> None:
+        episode = small_episode(FILES, TEST_FILES, ADD, keep=(ONE,))
+        await episode.step(call("edit", path="calc.py", old="a - b", new="a * b"))
+        outcome = await episode.outcome()
+        assert outcome.reward == pytest.approx(0.1)
+        assert outcome.hint == "add(2, 3) gives 6, but should give 5."
+
+    async def test_a_change_that_is_taken_back_counts_nothing(self) -> None:
+        episode = small_episode(FILES, TEST_FILES, ADD, keep=(ONE,))
+        await episode.step(call("edit", path="calc.py", old="a - b", new="a * b"))
+        await episode.step(call("edit", path="calc.py", old="a * b", new="a - b"))
+        assert (await episode.outcome()).reward == 0.0
+
+
+class TestPlainTests:
+    def test_what_is_expected_does_not_enter_the_sandbox(self) -> None:
+        tests = prepare({"test_a.py": "def test_a():\n    assert f(1) == 'secret'\n    assert g()\n"})
+        assert "secret" not in str(tests.job)
+        passed = tests.judge([["test_a.py", "test_a", [(0, "'secret'"), (1, "True")], ""]])
+        assert passed["test_a.py::test_a"].passed
+
+    @pytest.mark.parametrize(
+        "seen", [[], [(0, "1")], [(0, "2"), (1, "True")], [(0, "1"), (1, "False")], [(0, "x"), (1, "True")]]
+    )
+    def test_a_test_passes_only_if_every_assert_saw_the_right_value(self, seen: list[tuple[int, str]]) -> None:
+        tests = prepare({"test_a.py": "def test_a():\n    assert f(1) == 1\n    assert g()\n"})
+        assert not tests.judge([["test_a.py", "test_a", seen, ""]])["test_a.py::test_a"].passed
+
+    def test_a_test_file_that_is_not_python_fails(self) -> None:
+        assert not prepare({"test_a.py": "def"}).judge([])["test_a.py"].passed
+
+
+class TestRepository:
+    def test_edits_are_kept_apart_from_the_folder(self, tmp_path: Path) -> None:
+        (tmp_path / "a").mkdir()
+        (tmp_path / "a" / "x.py").write_text("one")
+        (tmp_path / ".git").mkdir()
+        (tmp_path / ".git" / "answer").write_text("patch")
+        (tmp_path / "out").symlink_to("/etc/passwd")
+        repository = Repository(FolderTree(tmp_path))
+        repository.edit("a/x.py", "one", "two")
+        assert repository.paths() == ["a/x.py", "out"]
+        assert repository.read("a/x.py") == "two"
+        assert (tmp_path / "a" / "x.py").read_text() == "one"
+        for path in ("out", ".git/answer", "a", "/etc/passwd"):
+            with pytest.raises(ToolFailed, match="There is no file"):
+                repository.read(path)
+
+    def test_an_edit_does_not_follow_a_link(self, tmp_path: Path) -> None:
+        source, copy, outside = tmp_path / "source", tmp_path / "copy", tmp_path / "outside"
+        for folder in (source, copy, outside):
+            folder.mkdir()
+        (source / "link").symlink_to(outside)
+        repository = Repository(FolderTree(source))
+        repository.edit("link/x.py", "", "text")
+        repository.copy_to(copy, judged=True)
+        assert list(outside.iterdir()) == []
+        assert (copy / "link" / "x.py").read_text() == "text"
+
+    def test_edits_of_protected_files_do_not_reach_the_judged_copy(self, tmp_path: Path) -> None:
+        repository = Repository(TextTree({"a.py": "one", "tests/test_a.py": "one", "conftest.py": "one"}))
+        for path in repository.paths():
+            repository.edit(path, "one", "two")
+        repository.edit("sitecustomize.py", "", "two")
+        repository.copy_to(tmp_path, judged=True)
+        texts = {str(path.relative_to(tmp_path)): path.read_text() for path in tmp_path.rglob("*.py")}
+        assert texts == {"a.py": "two", "tests/test_a.py": "one", "conftest.py": "one"}
+
+    @pytest.mark.parametrize(
+        "path", ["tests/data.json", "a/tests/b/c.py", "test_x.py", "x_test.py", "tox.ini", "x.pth"]
+    )
+    def test_protected(self, path: str) -> None:
+        assert is_protected(path)
+
+    @pytest.mark.parametrize("path", ["django/test/client.py", "calc.py", "attest.py", "README.md"])
+    def test_not_protected(self, path: str) -> None:
+        assert not is_protected(path)
