@@ -12,6 +12,7 @@ OPTION = "--env"
 #: The built-in environments: name, module and class. To add one, write its module and add a line here.
 BUILT_IN = {
     "toolcall": "openclaw_rl.envs.toolcall.choose:make_toolcall",
+    "terminal": "openclaw_rl.envs.terminal.choose:make_terminal",
     "bfcl": "openclaw_rl.envs.bfcl:Bfcl",
     "reasoning": "openclaw_rl.envs.reasoning:Reasoning",
     "browser": "openclaw_rl.envs.browser.environment:make_browser",

@@ -1,0 +1,74 @@
+"""Commands in an answer: from a tool call, or from a fenced block of its text."""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from openclaw_rl.envs.base import Message, Tool
+from openclaw_rl.envs.calls import answer_text, read_calls
+
+#: Names of languages after a fence whose block is a command.
+SHELLS = ("", "bash", "sh", "shell", "console", "terminal", "zsh")
+#: A fenced block; one that is cut off by the end of the text counts too.
+BLOCK = re.compile(r"^[ \t]*```[ \t]*([\w+-]*)[^\n]*\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE)
+#: The same on a single line.
+SHORT_BLOCK = re.compile(r"```[ \t]*(?:bash|sh|shell)[ \t]+([^`\n]+?)[ \t]*```")
+
+BASH_TOOL: Tool = {
+    "type": "function",
+    "function": {
+        "name": "bash",
+        "description": "Run a command in the shell.",
+        "parameters": {"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]},
+    },
+}
+
+
+@dataclass(frozen=True, slots=True)
+class GivenCommand:
+    """The command of an answer."""
+
+    text: str
+    """Empty if the answer has none, or one that cannot be read."""
+    call: str = ""
+    """The id of the tool call that gave it; empty for a block."""
+    problem: str = ""
+    """Why it cannot be read, as a sentence for the model."""
+
+
+def read_command(answer: Message) -> GivenCommand:
+    """The first command of an answer. A tool call comes before a block."""
+    calls = read_calls(answer, [BASH_TOOL])
+    if calls:
+        first = calls[0]
+        return GivenCommand("" if first.problem else first.arguments["command"], first.id, first.problem)
+    return GivenCommand(first_block(answer_text(answer)))
+
+
+def first_block(text: str) -> str:
+    """The command in the first fenced block of a shell; empty if there is none."""
+    for language, body in BLOCK.findall(text):
+        if language.lower() in SHELLS and body.strip():
+            return "\n".join(line.removeprefix("$ ") for line in body.rstrip().splitlines())
+    short = SHORT_BLOCK.search(text)
+    return short[1] if short else ""
+
+
+def block_of(command: str) -> Message:
+    """An answer with a command in a block."""
+    return {"role": "assistant", "content": f"```bash\n{command}\n```"}
+
+
+def call_of(command: str, id_: str) -> Message:
+    """An answer with a command in a tool call."""
+    function = {"name": "bash", "arguments": json.dumps({"command": command}, ensure_ascii=False)}
+    return {"role": "assistant", "content": "", "tool_calls": [{"id": id_, "type": "function", "function": function}]}
+
+
+def result_for(given: GivenCommand, text: str) -> Mapping[str, Any]:
+    """The message that answers a command."""
+    if given.call:
+        return {"role": "tool", "tool_call_id": given.call, "content": text}
+    return {"role": "user", "content": text}

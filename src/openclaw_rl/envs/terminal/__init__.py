@@ -1,0 +1,1 @@
+"""The environment `terminal`: tasks that are solved with commands in a shell."""

@@ -1,0 +1,134 @@
+"""The environment `terminal` with generated tasks, without end."""
+
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from itertools import count
+from random import Random
+from typing import Any
+
+from openclaw_rl.config.options import ConfigError
+from openclaw_rl.envs.base import Message, Task
+from openclaw_rl.envs.blocks import BASH_TOOL, block_of, call_of
+from openclaw_rl.envs.choices import checked_examples, checked_split, digest, several
+from openclaw_rl.envs.terminal.episode import TerminalEpisode, TerminalLimits
+from openclaw_rl.envs.terminal.families import FAMILIES
+from openclaw_rl.envs.terminal.families.draft import TerminalDraft
+from openclaw_rl.sandbox.base import Sandbox
+from openclaw_rl.sandbox.fences.limited import PATH
+
+#: Level → how many answers an attempt has.
+TURNS = {1: 1, 2: 4, 3: 6}
+#: How a command is given.
+STYLES = ("block", "tool")
+#: Of so many tasks one is held out, and one more is used for examples only.
+SPLIT_ONE_IN = 5
+MAX_EXAMPLES = 8
+ONE_COMMAND = "You are in a Linux shell. Do what the user asks with one bash {style}."
+SEVERAL_COMMANDS = (
+    "You are in a Linux shell. Do what the user asks with bash {style}s, one in each answer. When it is done, "
+    "answer: DONE"
+)
+DONE: Message = {"role": "assistant", "content": "DONE"}
+
+
+class TerminalEnvironment:
+    """Tasks of the families in `families`.
+
+    - The same split and seed give the same tasks.
+    - A task belongs to one split for all seeds, by a digest of its solution. So the splits share no task, however it
+      is worded, and neither split shares one with the examples.
+    - All tasks of a family and level have the same examples, so the server reads them once and keeps them in its cache.
+    - `open` needs only the task: its data holds the messages, the files and what they should become.
+    """
+
+    def __init__(
+        self,
+        sandbox: Sandbox,
+        limits: TerminalLimits,
+        families: str | Sequence[str] | None = None,
+        levels: int | Sequence[int] = (1,),
+        examples: int = 2,
+        style: str = "block",
+    ) -> None:
+        self._sandbox, self._limits = sandbox, limits
+        self.about = f"sandbox: {sandbox.about}"
+        self._families = several("terminal", "family", families, FAMILIES) if families else working_families(sandbox)
+        for family in self._families:
+            if missing := what_is_missing(family, sandbox):
+                raise ConfigError(f"The family {family} of terminal needs {missing}.")
+        self._levels = several("terminal", "level", levels, TURNS)
+        self._examples = checked_examples("terminal", examples, MAX_EXAMPLES)
+        self._beginnings: dict[tuple[str, int], list[Message]] = {}
+        (self._style,) = several("terminal", "style", [style], STYLES)
+
+    def tasks(self, split: str, seed: int) -> Iterator[Task]:
+        checked_split("terminal", split)
+        return (self._task(split, Random(f"terminal {split} {seed} {index}")) for index in count())
+
+    def open(self, task: Task) -> TerminalEpisode:
+        tools = [BASH_TOOL] if task.data["style"] == "tool" else []
+        return TerminalEpisode(self._sandbox, task.data, self._limits, tools)
+
+    def _task(self, split: str, random: Random) -> Task:
+        family, level = random.choice(self._families), random.choice(self._levels)
+        draft = draw(family, level, split, random)
+        if (family, level) not in self._beginnings:
+            self._beginnings[family, level] = self._first_messages(family, level)
+        messages = [*self._beginnings[family, level], {"role": "user", "content": draft.question}]
+        data: dict[str, Any] = {"family": family, "level": level, "turns": TURNS[level], "style": self._style}
+        data |= {**asdict(draft), "messages": messages}
+        asked = digest([draft.question, draft.solution, draft.files])
+        return Task(f"terminal/{split}/{family}-{level}-{asked:016x}", data)
+
+    def _first_messages(self, family: str, level: int) -> list[Message]:
+        """The system prompt and the examples."""
+        prompt = ONE_COMMAND if level == 1 else SEVERAL_COMMANDS
+        named = "block" if self._style == "block" else "call"
+        messages: list[Message] = [{"role": "system", "content": prompt.format(style=named)}]
+        same_for_all = Random(f"terminal examples {family} {level}")
+        for number in range(self._examples):
+            draft = draw(family, level, "examples", same_for_all, kind=number)
+            messages += example(draft, level, self._style, f"example{number}")
+        return messages
+
+
+def draw(family: str, level: int, split: str, random: Random, kind: int | None = None) -> TerminalDraft:
+    """A task that belongs to a split, of any kind in the family or of the kind with that number."""
+    generators = FAMILIES[family][level]
+    while True:
+        make = random.choice(generators) if kind is None else generators[kind % len(generators)]
+        draft = make(random)
+        if split_of(family, draft) == split:
+            return draft
+
+
+def split_of(family: str, draft: TerminalDraft) -> str:
+    """The split of a task. It depends on what has to be done, and not on how it is worded."""
+    number = digest([family, draft.key or draft.solution])
+    return {0: "held-out", 1: "examples"}.get(number % SPLIT_ONE_IN, "train")
+
+
+def example(draft: TerminalDraft, level: int, style: str, id_: str) -> list[Message]:
+    """A question and how it is answered, as messages. No solution prints anything."""
+    answer = block_of(draft.solution) if style == "block" else call_of(draft.solution, id_)
+    messages: list[Message] = [{"role": "user", "content": draft.question}, answer]
+    result: Message = {"role": "user", "content": "[no output]"}
+    if style == "tool":
+        result = {"role": "tool", "tool_call_id": id_, "content": "[no output]"}
+    return messages if level == 1 else [*messages, result, DONE]
+
+
+def working_families(sandbox: Sandbox) -> tuple[str, ...]:
+    return tuple(family for family in FAMILIES if not what_is_missing(family, sandbox))
+
+
+def what_is_missing(family: str, sandbox: Sandbox) -> str:
+    """What this machine lacks for a family, in words; empty if nothing."""
+    programs = {"git": "git", "archives": "tar", "processes": "flock"}
+    if family in programs and sandbox.name != "docker" and shutil.which(programs[family], path=PATH) is None:
+        return f"the program {programs[family]}"
+    # tar and git set modes too.
+    if family in ("permissions", "archives", "git") and not sandbox.changes_modes:
+        return "a sandbox in which modes can be changed: install bubblewrap"
+    return ""

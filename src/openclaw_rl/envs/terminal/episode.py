@@ -1,0 +1,158 @@
+"""One attempt at a task in a shell."""
+
+import asyncio
+import fcntl
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from openclaw_rl.envs.base import EnvFailed, Message, Outcome, Step, Tool
+from openclaw_rl.envs.blocks import GivenCommand, read_command, result_for
+from openclaw_rl.envs.terminal.scoring import CheckResult, WorkspaceScore, same_text, score
+from openclaw_rl.envs.terminal.workspace import WorkspaceItem, WorkspaceTooLarge, fill, look
+from openclaw_rl.sandbox.base import Sandbox, give_folder, remove_folder
+from openclaw_rl.sandbox.run import EndReason
+from openclaw_rl.sandbox.shell import ShellResult
+
+#: Seconds for the preparation of a workspace and for one check.
+SETUP_SECONDS, CHECK_SECONDS = 30.0, 20.0
+#: How long a process may take to start or to end before the check for it fails, and how often it is looked at.
+PROCESS_SECONDS, LOOK_SECONDS = 1.0, 0.05
+#: How much of an error is repeated in a hint.
+MAX_ERROR = 200
+NO_COMMAND = "Answer with one bash block that has the command."
+
+
+@dataclass(frozen=True, slots=True)
+class TerminalLimits:
+    """What one attempt may take."""
+
+    seconds: float = 10.0
+    """For one command."""
+    max_output: int = 2000
+    """Bytes of an output that the model sees."""
+    memory_mib: int = 512
+
+
+class TerminalEpisode:
+    """A workspace and a shell, until the task's turns are used up or an answer has no command.
+
+    - The shell keeps its state from answer to answer, also after a command that failed or took too long.
+    - All processes have ended before the workspace is looked at, so nothing changes while it is checked.
+    - What is checked are the files and processes, never what the shell says about them.
+    - `close` ends all processes and deletes the workspace, whatever is in it.
+    """
+
+    def __init__(
+        self, sandbox: Sandbox, task: Mapping[str, Any], limits: TerminalLimits, tools: Sequence[Tool] = ()
+    ) -> None:
+        self.tools = tools
+        self._sandbox, self._task, self._limits = sandbox, task, limits
+        self.folder = Path(tempfile.mkdtemp(prefix="openclaw-terminal-"))
+        self._shell = sandbox.shell(self.folder, memory_mib=limits.memory_mib, network=bool(task.get("network", False)))
+        self._before: Mapping[str, WorkspaceItem] = {}
+        self._turns = 0
+        self._ran = False
+
+    async def start(self) -> Sequence[Message]:
+        await asyncio.to_thread(self._fill)
+        if setup := self._task.get("setup"):
+            result = await self._shell.run(setup, SETUP_SECONDS)
+            if result.exit_code != 0:
+                raise EnvFailed(f"the workspace cannot be prepared: {result.output.strip()[-MAX_ERROR:]}")
+        self._before = await asyncio.to_thread(look, self.folder)
+        messages: Sequence[Message] = self._task["messages"]
+        return messages
+
+    async def step(self, answer: Message) -> Step:
+        self._turns += 1
+        given = read_command(answer)
+        if not given.text.strip():
+            return self._without_command(given)
+        result = await self._shell.run(given.text, self._limits.seconds, self._limits.max_output)
+        self._ran = self._ran or result.exit_code == 0
+        error = "" if result.exit_code == 0 else f"The command failed: {self._shown(result)[-MAX_ERROR:]}"
+        return Step([result_for(given, self._shown(result))], hint=error, done=self._is_last())
+
+    async def outcome(self) -> Outcome:
+        result = await self.score()
+        if result.solved:
+            return Outcome(1.0, solved=True)
+        return Outcome(result.reward(ran=self._ran), False, f"{result.hint} Run: {self._task['solution']}")
+
+    async def close(self) -> None:
+        await self._shell.close()
+        await asyncio.to_thread(remove_folder, self.folder)
+
+    async def score(self) -> WorkspaceScore:
+        """Look at processes, end them, and look at the workspace."""
+        checks = self._task.get("checks", ())
+        results = await asyncio.gather(*(self._check_process(check) for check in checks if "lock" in check))
+        await self._shell.close()
+        try:
+            after = await asyncio.to_thread(look, self.folder)
+        except WorkspaceTooLarge as error:
+            return WorkspaceScore(0.0, 0.0, (f"The workspace is too large: {error}.",))
+        results += [await self._check_output(check) for check in checks if "run" in check]
+        return score(self._before, after, self._task["changes"], results)
+
+    def _fill(self) -> None:
+        fill(self.folder, self._task["files"])
+        give_folder(self.folder, whole=True)
+
+    def _is_last(self) -> bool:
+        return self._turns >= int(self._task["turns"])
+
+    def _without_command(self, given: GivenCommand) -> Step:
+        """An answer without a command ends the attempt; one with a call that cannot be read does not."""
+        if not given.problem:
+            return Step(hint="" if self._ran else NO_COMMAND, done=True)
+        return Step([result_for(given, given.problem)], hint=given.problem, done=self._is_last())
+
+    def _shown(self, result: ShellResult) -> str:
+        """What the model sees of a result."""
+        if result.timed_out:
+            note = f"[ended after {self._limits.seconds:g} seconds; a new shell starts with the next command]"
+        elif result.flooded:
+            note = "[ended, because it printed too much; a new shell starts with the next command]"
+        elif result.shell_ended:
+            note = f"[the shell ended with status {result.exit_code}; a new one starts with the next command]"
+        elif result.exit_code:
+            note = f"[exit status {result.exit_code}]"
+        else:
+            note = "" if result.output.strip() else "[no output]"
+        return "\n".join(filter(None, [result.output.rstrip("\n"), note]))
+
+    async def _check_process(self, check: Mapping[str, Any]) -> CheckResult:
+        """Look for a process, which holds the lock of a file for as long as it lives."""
+        path, alive = self.folder / check["lock"], check["held"]
+        tries = int(PROCESS_SECONDS / LOOK_SECONDS)
+        for number in range(tries):
+            if _is_locked(path) == alive:
+                return CheckResult("", check["kept"])
+            if number + 1 < tries:
+                await asyncio.sleep(LOOK_SECONDS)
+        return CheckResult(f"{check['about']}.", check["kept"])
+
+    async def _check_output(self, check: Mapping[str, Any]) -> CheckResult:
+        """Compare what a command of the task prints with what it should. It runs in the sandbox too."""
+        outcome = await self._sandbox.run(["bash", "-c", check["run"]], self.folder, seconds=CHECK_SECONDS)
+        right = outcome.ended is EndReason.EXITED and same_text(outcome.stdout.encode(), check["expect"])
+        return CheckResult("" if right else f"{check['about']}.", check["kept"])
+
+
+def _is_locked(path: Path) -> bool:
+    try:
+        opened = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:  # it is gone, or something else: the comparison of the workspace tells
+        return False
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(opened)
+    return False
