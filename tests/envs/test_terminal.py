@@ -119,6 +119,8 @@ def test_what_a_family_needs_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"families": "cooking"}, "terminal has no family cooking; there are files, text"),
         ({"levels": 4}, "terminal has no level 4; there are 1, 2, 3"),
         ({"examples": 9}, "examples of terminal is from 0 to 8"),
+        ({"seconds": 0}, "seconds of terminal must be a number above 0, not 0"),
+        ({"max_output": "x"}, "max_output of terminal must be a number above 0"),
         ({"style": "telepathy"}, "terminal has no style telepathy"),
         ({"sandbox": "tent"}, "There is no sandbox 'tent'"),
         ({"nonsense": 1}, "does not take nonsense"),

@@ -100,8 +100,11 @@ class TerminalEpisode:
         return score(self._before, after, self._task["changes"], results)
 
     def _fill(self) -> None:
-        fill(self.folder, self._task["files"])
+        self._write_files()
         give_folder(self.folder, whole=True)
+
+    def _write_files(self) -> None:
+        fill(self.folder, self._task["files"])
 
     def _is_last(self) -> bool:
         return self._turns >= int(self._task["turns"])

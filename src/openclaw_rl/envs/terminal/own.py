@@ -1,0 +1,166 @@
+"""Tasks of one's own: a folder for each, with task.toml, files/ and check.sh."""
+
+import asyncio
+import dataclasses
+import shutil
+import tempfile
+import tomllib
+from collections.abc import Iterator, Mapping
+from itertools import cycle
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from openclaw_rl.config.options import ConfigError
+from openclaw_rl.envs.base import Outcome, Task
+from openclaw_rl.envs.choices import checked_split, digest
+from openclaw_rl.envs.terminal.episode import TerminalEpisode, TerminalLimits
+from openclaw_rl.envs.terminal.scoring import RAN_WEIGHT
+from openclaw_rl.sandbox.base import Sandbox, remove_folder
+from openclaw_rl.sandbox.kinds import ContainerSandbox
+from openclaw_rl.sandbox.run import EndReason
+
+TASK_FILE, FILES = "task.toml", "files"
+#: The script that checks a task; the second is where Terminal-Bench has it.
+CHECKS = ("check.sh", "tests/test.sh")
+#: What a task.toml may have at its top. Tables, as those of Terminal-Bench, may have more than is read here.
+KEYS = {"instruction": str, "split": str, "turns": int, "network": bool, "image": str, "setup": str}
+DEFAULT_TURNS, DEFAULT_CHECK_SECONDS = 8, 60.0
+#: Of so many tasks without a split one is held out.
+HELD_OUT_ONE_IN = 5
+SYSTEM = (
+    "You are in a Linux shell. Do what the user asks with bash blocks, one in each answer. When it is done, answer: "
+    "DONE"
+)
+#: How much of the check's output is a hint.
+MAX_HINT = 500
+
+
+class OwnTerminal:
+    """The tasks in a folder, each a folder of its own. Their order is drawn anew in each round."""
+
+    def __init__(self, sandbox: Sandbox, limits: TerminalLimits, path: str | Path) -> None:
+        self._sandbox, self._limits = sandbox, limits
+        self.about = f"sandbox: {sandbox.about}"
+        folder = Path(path).expanduser().absolute()
+        places = (
+            [folder]
+            if (folder / TASK_FILE).is_file()
+            else sorted(file.parent for file in folder.glob(f"*/{TASK_FILE}"))
+        )
+        if not places:
+            raise ConfigError(f"{folder} has no task: a task is a folder with {TASK_FILE} and check.sh.")
+        self._tasks = [read_task(place, sandbox) for place in places]
+
+    def tasks(self, split: str, seed: int) -> Iterator[Task]:
+        tasks = [task for task in self._tasks if task.data["split"] == checked_split("terminal", split)]
+        if not tasks:
+            raise ConfigError(f"None of the tasks is in the split {split}.")
+        Random(f"own {split} {seed}").shuffle(tasks)
+        return cycle(tasks)
+
+    def open(self, task: Task) -> "OwnTerminalEpisode":
+        sandbox, image = self._sandbox, task.data["image"]
+        if image and isinstance(sandbox, ContainerSandbox):
+            sandbox = dataclasses.replace(sandbox, image=image)
+        return OwnTerminalEpisode(sandbox, task.data, self._limits)
+
+
+class OwnTerminalEpisode(TerminalEpisode):
+    """An attempt at a task of one's own.
+
+    - The check runs after the attempt, in the sandbox, from a copy that the policy never had.
+    - Its status 0 means solved. Otherwise the reward is the number from 0 to 1 on its last line, if there is one.
+    """
+
+    def _write_files(self) -> None:
+        source = Path(self._task["folder"]) / FILES
+        if source.is_dir():
+            shutil.copytree(source, self.folder, symlinks=True, dirs_exist_ok=True)
+
+    async def outcome(self) -> Outcome:
+        await self._shell.close()
+        check = Path(tempfile.mkdtemp(prefix="openclaw-check-"))
+        try:
+            await asyncio.to_thread(_copy_check, Path(self._task["folder"]), check)
+            result = await self._sandbox.run(
+                ["bash", str(check / self._task["check"])],
+                self.folder,
+                seconds=self._task["check_seconds"],
+                memory_mib=self._limits.memory_mib,
+                readable=[check],
+                network=self._task["network"],
+            )
+        finally:
+            await asyncio.to_thread(remove_folder, check)
+        if result.ended is EndReason.EXITED and result.exit_code == 0:
+            return Outcome(1.0, solved=True)
+        said = (result.stdout + result.stderr).strip()[-MAX_HINT:]
+        reward = max(RAN_WEIGHT * self._ran, _last_number(result.stdout))
+        return Outcome(reward, False, f"The check failed: {said or result.ended}")
+
+
+def read_task(folder: Path, sandbox: Sandbox) -> Task:
+    """The task in a folder. Raises ConfigError, which names the file."""
+    place = folder / TASK_FILE
+    try:
+        given = tomllib.loads(place.read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{place} cannot be read: {error}.") from None
+    for key, value in given.items():
+        if not isinstance(value, dict) and key not in (*KEYS, "version", "schema_version"):
+            raise ConfigError(f"{place} has {key!r}; a task has {', '.join(KEYS)}.")
+        if key in KEYS and not isinstance(value, KEYS[key]):
+            raise ConfigError(f"{place}: {key} must be of type {KEYS[key].__name__}.")
+    environment, verifier = _table(given, "environment"), _table(given, "verifier")
+    instruction = given.get("instruction") or _text_of(folder / "instruction.md")
+    check = next((name for name in CHECKS if (folder / name).is_file()), None)
+    if not instruction or check is None:
+        raise ConfigError(f"The task {folder} has no {'check.sh' if instruction else 'instruction'}.")
+    image = given.get("image") or environment.get("docker_image", "")
+    if (image or (folder / "environment").is_dir()) and not isinstance(sandbox, ContainerSandbox):
+        raise ConfigError(f"The task {folder} needs a container: use --sandbox docker or podman.")
+    default_split = "train" if digest(folder.name) % HELD_OUT_ONE_IN else "held-out"
+    data = {
+        "folder": str(folder),
+        "check": check,
+        "check_seconds": float(verifier.get("timeout_sec", DEFAULT_CHECK_SECONDS)),
+        "split": checked_split("terminal", given.get("split", default_split)),
+        "turns": given.get("turns", DEFAULT_TURNS),
+        "network": bool(given.get("network", environment.get("allow_internet", False))),
+        "image": image,
+        "setup": given.get("setup", ""),
+        "messages": [{"role": "system", "content": SYSTEM}, {"role": "user", "content": instruction.strip()}],
+    }
+    return Task(folder.name, data)
+
+
+def _copy_check(source: Path, target: Path) -> None:
+    """Copy what the check may need, and let another user read it."""
+    for entry in source.iterdir():
+        if entry.name in (FILES, "environment") or entry.stem.startswith("solution"):
+            continue
+        if entry.is_dir():
+            shutil.copytree(entry, target / entry.name)
+        else:
+            shutil.copy(entry, target)
+    for path in (target, *target.rglob("*")):
+        path.chmod(0o755)
+
+
+def _last_number(text: str) -> float:
+    """The number from 0 to 1 on the last line of a text; 0 if there is none."""
+    try:
+        number = float((text.strip().splitlines() or [""])[-1])
+    except ValueError:
+        return 0.0
+    return number if 0 <= number <= 1 else 0.0
+
+
+def _table(given: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    table = given.get(name, {})
+    return table if isinstance(table, dict) else {}
+
+
+def _text_of(path: Path) -> str:
+    return path.read_text() if path.is_file() else ""

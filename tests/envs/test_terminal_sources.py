@@ -1,0 +1,194 @@
+"""Tasks in a terminal that are not generated: one's own, and those of AgentBench-OS."""
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from openclaw_rl.config.options import ConfigError
+from openclaw_rl.envs.base import EnvFailed, Outcome
+from openclaw_rl.envs.blocks import block_of
+from openclaw_rl.envs.registry import make_environment
+from openclaw_rl.sandbox.choose import problem_with
+from support.server_program import ROOT
+from support.terminal_policies import attempt
+
+pytestmark = pytest.mark.skipif(
+    bool(problem_with("bubblewrap")) and bool(problem_with("fences")),
+    reason=f"commands cannot be confined: {problem_with('bubblewrap')}, {problem_with('fences')}",
+)
+CHECK = """
+echo 0.5
+test "$(cat out.txt)" = right || { echo "out.txt is wrong" >&2; exit 1; }
+"""
+Write = Callable[..., Path]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    def write_task(name: str = "greet", toml: str = 'instruction = "Write right to out.txt."', **files: str) -> Path:
+        folder = tmp_path / "tasks" / name
+        for path, content in {"task.toml": toml, "check.sh": CHECK, **files}.items():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_text(content)
+        return tmp_path / "tasks"
+
+    return write_task
+
+
+async def outcome_of(path: Path, *commands: str) -> Outcome:
+    environment = make_environment("terminal", {"path": str(path)})
+    task = next(environment.tasks("train", 0))
+    return await attempt(environment, task, lambda _: list(commands))
+
+
+async def test_a_task_of_ones_own_is_judged_by_its_check(write: Write) -> None:
+    toml = 'split = "train"\nturns = 3\ninstruction = "Write right to out.txt."\nsetup = "echo prepared > p"'
+    path = write(
+        toml=toml, **{"files/in.txt": "right", "files/sub/tool.sh": "echo", "solution.sh": "cp in.txt out.txt"}
+    )
+    assert await outcome_of(path, "cat p && cp in.txt out.txt") == Outcome(1.0, solved=True)
+    wrong = await outcome_of(path, "echo wrong > out.txt")
+    assert (wrong.reward, wrong.solved) == (0.5, False)
+    assert "The check failed: 0.5\nout.txt is wrong" in wrong.hint
+    environment = make_environment("terminal", {"path": str(path / "greet")})
+    first, again = islice(environment.tasks("train", 0), 2)
+    assert (first.id, again.id, first.data["turns"]) == ("greet", "greet", 3)
+    assert first.data["messages"][1] == {"role": "user", "content": "Write right to out.txt."}
+
+
+async def test_a_policy_cannot_see_or_change_the_check(write: Write) -> None:
+    path = write(toml='split = "train"\ninstruction = "x"', **{"check.sh": "test -e marker && exit 1; ls | wc -l"})
+    tampering = f"ls -R {path}; echo 'exit 0' > {path}/greet/check.sh; find / -name check.sh 2>/dev/null; touch marker"
+    outcome = await outcome_of(path, tampering, "echo 'exit 0' > check.sh; chmod +x check.sh")
+    assert not outcome.solved
+    assert "marker" in (path / "greet" / "check.sh").read_text()
+
+
+async def test_a_check_that_hangs_solves_nothing(write: Write) -> None:
+    path = write(toml='split = "train"\ninstruction = "x"\n[verifier]\ntimeout_sec = 0.5', **{"check.sh": "cat pipe"})
+    outcome = await outcome_of(path, "mkfifo pipe")
+    assert (outcome.solved, outcome.hint) == (False, "The check failed: timed out")
+
+
+def test_the_shape_of_terminal_bench_is_read(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    toml = '[metadata]\nauthor_name = "A"\n[verifier]\ntimeout_sec = 7\n[environment]\ndocker_image = "an-image"\n'
+    path = write(toml="version = '1.0'\n" + toml, **{"instruction.md": "# Do it", "tests/test.sh": "exit 0"})
+    (path / "greet" / "check.sh").unlink()
+    with pytest.raises(ConfigError, match=r"greet needs a container: use --sandbox docker or podman\."):
+        make_environment("terminal", {"path": str(path)})
+    (tmp_path / "docker").write_text('#!/bin/sh\n[ "$1" = rm ] || echo sandbox works')
+    (tmp_path / "docker").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    environment = make_environment("terminal", {"path": str(path), "sandbox": "docker", "image": "base"})
+    assert environment.about == "sandbox: docker, image base"  # type: ignore[attr-defined]
+    (task,) = (task for split in ("train", "held-out") for task in listed(environment, split))
+    assert (task.data["check"], task.data["check_seconds"], task.data["image"]) == ("tests/test.sh", 7.0, "an-image")
+    assert environment.open(task)._sandbox.about == "docker, image an-image"  # type: ignore[attr-defined]
+
+
+def listed(environment: Any, split: str) -> list[Any]:
+    try:
+        return list(islice(environment.tasks(split, 0), 1))
+    except ConfigError:
+        return []
+
+
+@pytest.mark.parametrize(
+    ("files", "sentence"),
+    [
+        ({"toml": "instruction ="}, "task.toml cannot be read: Invalid value"),
+        ({"toml": "instruction = 3"}, "instruction must be of type str"),
+        ({"toml": 'instruction = "x"\nrewards = 3'}, "task.toml has 'rewards'; a task has instruction, split"),
+        ({"toml": ""}, "greet has no instruction"),
+        ({"toml": 'instruction = "x"\nsplit = "mine"'}, "terminal has no split mine"),
+    ],
+)
+def test_a_mistake_in_a_task_is_one_sentence(write: Write, files: dict[str, str], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        make_environment("terminal", {"path": str(write(**files))})
+
+
+def test_settings_of_generated_tasks_are_refused(tmp_path: Path, write: Write) -> None:
+    with pytest.raises(ConfigError, match=r"has no task: a task is a folder with task\.toml"):
+        make_environment("terminal", {"path": str(tmp_path)})
+    with pytest.raises(ConfigError, match="levels is for generated tasks"):
+        make_environment("terminal", {"path": str(write()), "levels": 2})
+
+
+async def test_the_example_of_ones_own_task_works() -> None:
+    path = ROOT / "examples" / "terminal"
+    solution = (path / "longest-word" / "solution.sh").read_text()
+    assert (await outcome_of(path, solution)).solved
+    assert not (await outcome_of(path, "echo fig > longest.txt")).solved
+
+
+RECORDS: list[dict[str, Any]] = [
+    {
+        "id": 1,
+        "description": "How many files are in /home/agent/d?",
+        "create": {"init": "#!/bin/bash\nmkdir d; cd d; touch a b c"},
+        "evaluation": {
+            "check": [None, {"language": "python", "file": "check/integer-match.py"}],
+            "example": "ls d | wc -l",
+        },
+    },
+    {"id": 2, "description": "Which word?", "create": {"init": {"code": "echo x"}}, "evaluation": {"match": "x"}},
+    {"id": 3, "description": "Add somebody.", "create": {"init": "useradd x"}, "evaluation": {"match": "x"}},
+    {"id": 4, "description": "A file?", "create": {"init": {"file": "a.sh"}}, "evaluation": {"match": "x"}},
+    {"id": 5, "description": "A start?", "start": "x", "evaluation": {"match": "x"}},
+    {"id": 6, "description": "A check?", "evaluation": {"check": {"file": "check/0.sh"}, "example": {"code": "x"}}},
+]
+
+
+@pytest.fixture
+def agentbench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A package with the data of AgentBench-OS."""
+    data = tmp_path / "inspect_evals" / "agent_bench" / "data"
+    data.mkdir(parents=True)
+    (tmp_path / "inspect_evals" / "__init__.py").touch()
+    (data / "agent_bench_os.json").write_text("[]")
+    (data / "agent_bench_os_test.json").write_text(json.dumps(RECORDS))
+    monkeypatch.syspath_prepend(tmp_path)
+    return data
+
+
+async def test_agentbench_asks_questions_about_a_folder(agentbench: Path) -> None:
+    environment = make_environment("terminal", {"source": "agentbench"})
+    tasks = {task.id: task for split in ("train", "held-out") for task in islice(environment.tasks(split, 0), 9)}
+    assert sorted(tasks) == ["agent_bench_os_test-1", "agent_bench_os_test-2"]
+    task = tasks["agent_bench_os_test-1"]
+    assert task.data["messages"][1]["content"] == "How many files are in ~/d?"
+    for answer, right in (("Answer: 3", True), ("There are 3.", True), ("Answer: 4", False), ("3 or 4", False)):
+        episode = environment.open(task)
+        await episode.start()
+        step = await episode.step(block_of("ls ~/d | wc -l"))
+        assert step.messages[0]["content"] == "3"
+        assert (await episode.step({"role": "assistant", "content": answer})).done
+        outcome = await episode.outcome()
+        await episode.close()
+        assert outcome.solved is right
+        assert right or outcome.hint == "The answer is wrong. Write: Answer: 3"
+
+
+async def test_agentbench_says_what_it_lacks(agentbench: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = [{**RECORDS[0], "evaluation": {**RECORDS[0]["evaluation"], "example": "false"}}]
+    (agentbench / "agent_bench_os_test.json").write_text(json.dumps(broken))
+    environment = make_environment("terminal", {"source": "agentbench"})
+    task = next(task for split in ("train", "held-out") for task in listed(environment, split))
+    episode = environment.open(task)
+    with pytest.raises(EnvFailed, match="the reference solution fails"):
+        await episode.start()
+    await episode.close()
+    (agentbench / "agent_bench_os_test.json").unlink()
+    with pytest.raises(ConfigError, match="The data of inspect_evals cannot be read"):
+        make_environment("terminal", {"source": "agentbench"})
+    monkeypatch.setattr(sys, "path", [])
+    monkeypatch.delitem(sys.modules, "inspect_evals", raising=False)
+    with pytest.raises(ConfigError, match="needs inspect_evals: pip install --no-deps inspect_evals"):
+        make_environment("terminal", {"source": "agentbench"})
