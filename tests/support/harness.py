@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import httpx
 import openai
 import uvicorn
@@ -45,9 +46,22 @@ class Bench:
     def client(self) -> openai.OpenAI:
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
 
+    @property
+    def anthropic(self) -> anthropic.Anthropic:
+        return anthropic.Anthropic(base_url=self.url, api_key="none", max_retries=0)
+
     def post(self, body: object, **headers: str) -> httpx.Response:
+        return self.send("chat/completions", body, **headers)
+
+    def send(self, path: str, body: object, **headers: str) -> httpx.Response:
+        """Post to a path below /v1."""
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
-        return httpx.post(f"{self.url}/v1/chat/completions", content=content, headers=headers)
+        return httpx.post(f"{self.url}/v1/{path}", content=content, headers=headers)
+
+    def shown(self) -> str:
+        """What the model was shown last, as text with control tokens."""
+        ids = list(self.sampler.requests[-1].prompt_ids)
+        return self.renderer.tokenizer.backend.decode(ids, skip_special_tokens=False)
 
 
 @contextlib.contextmanager

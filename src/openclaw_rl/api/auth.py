@@ -13,7 +13,7 @@ ANYONE = "anyone"
 
 
 class KeyCheck:
-    """Checks bearer keys.
+    """Checks the keys that requests carry, as a bearer token or, as Anthropic's clients do, in `X-Api-Key`.
 
     - A server without keys is for everyone who reaches it, operations included.
     - Only the first key may operate the server, which affects all users.
@@ -27,7 +27,11 @@ class KeyCheck:
         """The name of the key that the request carries; raises 401 if it carries no known key."""
         owner = self.known_owner(request)
         if owner is None:
-            problem = "The API key is not valid." if sent_key(request) else "Send an API key as a bearer token."
+            problem = (
+                "The API key is not valid."
+                if sent_key(request)
+                else "Send an API key as a bearer token or in X-Api-Key."
+            )
             raise ApiError(401, problem, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
         return owner
 
@@ -52,4 +56,4 @@ class KeyCheck:
 
 def sent_key(request: Request) -> bytes:
     scheme, _, key = request.headers.get("authorization", "").partition(" ")
-    return key.strip().encode() if scheme.lower() == "bearer" else b""
+    return (key if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")).strip().encode()

@@ -54,8 +54,9 @@ class Completion:
         metrics: ServerMetrics,
         turn: OpenTurn | None,
         arrived: float,
+        id_prefix: str,
     ) -> None:
-        self.id = f"chatcmpl-{uuid4().hex}"
+        self.id = f"{id_prefix}{uuid4().hex}"
         self.created = int(time.time())
         self.prompt, self.params, self.choices = prompt, params, choices
         self._stream, self._metrics, self._turn = stream, metrics, turn

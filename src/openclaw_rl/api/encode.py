@@ -9,6 +9,7 @@ from tokenizers import Tokenizer
 from openclaw_rl.api.completion import ChoiceUpdate, Completion
 from openclaw_rl.api.errors import ApiError
 from openclaw_rl.api.message import tool_call
+from openclaw_rl.api.wire import ChatRequest, parse_request
 from openclaw_rl.rendering.detokenize import token_bytes
 from openclaw_rl.rendering.response import Delta, ReasoningText
 from openclaw_rl.rendering.tool_calls import ParsedToolCall
@@ -89,6 +90,26 @@ class Encoder:
     def _logprob(self, token_id: int, value: float) -> dict[str, Any]:
         raw = token_bytes(self.tokenizer, token_id)
         return {"token": raw.decode(errors="replace"), "logprob": value, "bytes": list(raw)}
+
+
+class ChatWire:
+    """Implements `Wire`: OpenAI's chat completions."""
+
+    id_prefix = "chatcmpl-"
+    request: ChatRequest
+
+    def __init__(self, encoder: Encoder) -> None:
+        self.encoder = encoder
+
+    def parse(self, body: bytes) -> ChatRequest:
+        self.request = parse_request(body)
+        return self.request
+
+    async def whole(self, completion: Completion) -> bytes:
+        return await self.encoder.whole(completion, self.request.top_logprobs_wanted)
+
+    def events(self, completion: Completion) -> AsyncIterator[bytes]:
+        return self.encoder.chunks(completion, self.request.top_logprobs_wanted, self.request.wants_usage)
 
 
 def delta_parts(delta: Delta, number: int) -> list[dict[str, Any]]:

@@ -1,12 +1,14 @@
-"""Errors in the shape of OpenAI's API, which every client understands."""
+"""Errors in the shape of OpenAI's API; for Anthropic's clients, in the shape of Anthropic's."""
 
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.routing import Match
+from starlette.types import Scope
 
 from openclaw_rl.engines.base import EngineUnavailable, QueueFull
 
@@ -22,6 +24,18 @@ ERROR_TYPES = {
     500: "server_error",
     503: "server_error",
 }
+#: Anthropic's error types by status.
+ANTHROPIC_ERROR_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    500: "api_error",
+    503: "overloaded_error",
+}
+#: The paths of Anthropic's API begin with this, and its clients send this header everywhere.
+ANTHROPIC_PATHS, ANTHROPIC_HEADER = "/v1/messages", "anthropic-version"
 
 
 class ApiError(Exception):
@@ -45,8 +59,21 @@ class ApiError(Exception):
         kind = ERROR_TYPES.get(self.status, "invalid_request_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
-    def response(self) -> JSONResponse:
-        return JSONResponse(self.body(), self.status, self.headers)
+    def anthropic_body(self) -> dict[str, Any]:
+        kind = ANTHROPIC_ERROR_TYPES.get(self.status, "invalid_request_error")
+        # Claude Code shortens its history when it reads these words.
+        start = "prompt is too long: " if self.code == "context_length_exceeded" else ""
+        return {"type": "error", "error": {"type": kind, "message": start + self.message}}
+
+    def response(self, scope: Scope | None = None) -> JSONResponse:
+        """The answer to the request with this `scope`, in the shape that its client knows."""
+        body = self.anthropic_body() if scope and is_anthropic(scope) else self.body()
+        return JSONResponse(body, self.status, self.headers)
+
+
+def is_anthropic(scope: Scope) -> bool:
+    """Whether a client of Anthropic's API sent a request."""
+    return str(scope["path"]).startswith(ANTHROPIC_PATHS) or ANTHROPIC_HEADER in Headers(scope=scope)
 
 
 def from_engine(error: QueueFull | EngineUnavailable) -> ApiError:
@@ -87,18 +114,18 @@ def route_names(app: FastAPI) -> list[str]:
 
 
 def install(app: FastAPI) -> None:
-    """Make every error of the app an answer in OpenAI's shape, without a traceback."""
+    """Make every error of the app an answer in the client's shape, without a traceback."""
 
-    async def api_error(_request: Request, error: Exception) -> JSONResponse:
+    async def api_error(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, ApiError)
-        return error.response()
+        return error.response(request.scope)
 
     async def http_exception(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
-        return from_router(request, error).response()
+        return from_router(request, error).response(request.scope)
 
-    async def unexpected(_request: Request, _error: Exception) -> JSONResponse:
-        return ApiError(500, "Internal error; the server's log has the details.").response()
+    async def unexpected(request: Request, _error: Exception) -> JSONResponse:
+        return ApiError(500, "Internal error; the server's log has the details.").response(request.scope)
 
     app.add_exception_handler(ApiError, api_error)
     app.add_exception_handler(HTTPException, http_exception)

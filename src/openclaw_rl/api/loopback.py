@@ -26,7 +26,7 @@ class LoopbackOnly:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         refused = refusal(scope["method"], Headers(scope=scope)) if scope["type"] == "http" else None
-        await (refused.response() if refused else self.app)(scope, receive, send)
+        await (refused.response(scope) if refused else self.app)(scope, receive, send)
 
 
 def refusal(method: str, headers: Headers) -> ApiError | None:

@@ -2,12 +2,13 @@
 
 import asyncio
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from openclaw_rl.api.body import MAX_SMALL_BODY_BYTES, MAX_VALUES, count_values
 from openclaw_rl.api.errors import ApiError
-from openclaw_rl.api.wire import ChatRequest, parse_request
+from openclaw_rl.api.wire import ChatRequest
 from openclaw_rl.engines.base import Sampler
 from openclaw_rl.rendering.chat import ChatError, ChatRenderer, RenderedPrompt
 from openclaw_rl.rendering.history import TemplateInput
@@ -48,22 +49,22 @@ class RequestReader:
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="read")
         self._thread_for_large = ThreadPoolExecutor(1, thread_name_prefix="read-large")
 
-    async def read(self, body: bytes) -> ReadRequest:
-        """Read a request. Raises ApiError."""
+    async def read(self, body: bytes, parse: Callable[[bytes], ChatRequest]) -> ReadRequest:
+        """Read a request, which `parse` translates into a chat request. Raises ApiError."""
         arrived = time.perf_counter()
         if len(body) <= MAX_INLINE_BYTES:
-            return self._read(body, arrived)
+            return self._read(body, parse, arrived)
         threads = self._threads if len(body) <= MAX_SMALL_BODY_BYTES else self._thread_for_large
-        return await asyncio.get_running_loop().run_in_executor(threads, self._read, body, arrived)
+        return await asyncio.get_running_loop().run_in_executor(threads, self._read, body, parse, arrived)
 
-    def _read(self, body: bytes, arrived: float) -> ReadRequest:
+    def _read(self, body: bytes, parse: Callable[[bytes], ChatRequest], arrived: float) -> ReadRequest:
         limit = self.sampler.limits.max_context_tokens
         too_long = context_length_exceeded(f"more than {MAX_CONTEXTS * limit}", limit)
         if len(body) > max(MAX_SMALL_BODY_BYTES, MAX_BYTES_PER_TOKEN * limit):
             raise too_long
         values = count_values(body)
         check_values(values)
-        request = parse_request(body)
+        request = parse(body)
         calls = [call for message in request.messages for call in message.tool_calls or ()]
         check_values(values + sum(count_values(utf8(call.function.arguments)) for call in calls))
         messages = [message.model_dump(exclude_none=True) for message in request.messages]

@@ -21,4 +21,5 @@ def inline(schema: Any, definitions: dict[str, Any]) -> Any:
         return schema
     if "$ref" in schema:
         return inline(definitions[schema["$ref"].rsplit("/", 1)[-1]], definitions)
-    return {key: inline(value, definitions) for key, value in schema.items()}
+    # A discriminator names its alternatives by reference.
+    return {key: inline(value, definitions) for key, value in schema.items() if key != "discriminator"}

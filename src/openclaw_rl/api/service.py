@@ -85,15 +85,15 @@ class ChatService:
         self._parser = choose_parser(renderer.template.text) if tool_parser == "auto" else tool_parser
         self._seeds = (request_seed(seed, number) for number in count())
 
-    async def begin(self, read: ReadRequest, owner: str, headers: Mapping[str, str]) -> Completion:
-        """Give a request to the sampler. Raises ApiError."""
+    async def begin(self, read: ReadRequest, owner: str, headers: Mapping[str, str], id_prefix: str) -> Completion:
+        """Give a request to the sampler. Raises ApiError. The completion's id begins with `id_prefix`."""
         request, prompt = read.request, read.prompt
         max_context = self.sampler.limits.max_context_tokens
         episode = episode_of(headers, request)
         incoming = IncomingRequest(owner, headers, request, read.chat, prompt, max_context, episode)
         turn = await self._open_turn(incoming)
         try:
-            return self._start(request, owner, turn.prompt if turn else prompt, turn, read.arrived)
+            return self._start(request, owner, turn.prompt if turn else prompt, turn, read.arrived, id_prefix)
         except (QueueFull, EngineUnavailable, ApiError) as error:
             if turn is not None:
                 turn.close()
@@ -106,7 +106,13 @@ class ChatService:
         return await asyncio.get_running_loop().run_in_executor(self._capturing, self.capture.open, incoming)
 
     def _start(
-        self, request: ChatRequest, owner: str, prompt: RenderedPrompt, turn: OpenTurn | None, arrived: float
+        self,
+        request: ChatRequest,
+        owner: str,
+        prompt: RenderedPrompt,
+        turn: OpenTurn | None,
+        arrived: float,
+        id_prefix: str,
     ) -> Completion:
         recorded_top = self.recorded_top if turn and turn.kind is TurnKind.MAIN else 0
         params = self._params(request, len(prompt.ids), recorded_top)
@@ -115,7 +121,7 @@ class ChatService:
             raise ApiError(400, f"n must be at most {self.sampler.limits.max_choices} on this server.", param="n")
         stream = self.sampler.sample(SampleRequest(prompt.ids, params, n, owner=owner))
         choices = [Choice(self._response_parser(request, prompt)) for _ in range(n)]
-        return Completion(prompt, params, stream, choices, self.metrics, turn, arrived)
+        return Completion(prompt, params, stream, choices, self.metrics, turn, arrived, id_prefix)
 
     def capture_status(self) -> str:
         """Whether turns are recorded: on, off, or suspended and why."""

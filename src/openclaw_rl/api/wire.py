@@ -1,5 +1,6 @@
 """Request bodies: the fields of OpenAI's API that have an effect, and our own. Unknown fields are ignored."""
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -101,8 +102,19 @@ class StreamOptions(WireModel):
     include_usage: bool = False
 
 
-class ChatRequest(WireModel):
-    """The body of POST /v1/chat/completions."""
+class CaptureFields(WireModel):
+    """What a request may say about its session and its recording, on every wire."""
+
+    session_id: str | None = None
+    # Clients also send the values of the header X-Session-Done, such as "1".
+    session_done: Annotated[bool, Field(strict=False)] | None = None
+    turn_type: str | None = None
+    prompt_cache_key: str | None = None
+    store: bool | None = None
+
+
+class ChatRequest(CaptureFields):
+    """The body of POST /v1/chat/completions. Requests of other wires are translated into one."""
 
     # OpenAI refuses numbers in quotes too.
     model_config = ConfigDict(strict=True)
@@ -132,12 +144,6 @@ class ChatRequest(WireModel):
     modalities: Any = None
     audio: Any = None
     chat_template_kwargs: dict[str, Any] | None = None
-    session_id: str | None = None
-    # Clients also send the values of the header X-Session-Done, such as "1".
-    session_done: Annotated[bool, Field(strict=False)] | None = None
-    turn_type: str | None = None
-    prompt_cache_key: str | None = None
-    store: bool | None = None
 
     @property
     def stops(self) -> list[str]:
@@ -252,7 +258,11 @@ def parse_feedback(body: bytes) -> FeedbackRequest:
 
 def parse_request(body: bytes) -> ChatRequest:
     """Read a chat request; raises 400 for what is not supported."""
-    request = parse(ChatRequest, body)
+    return check_supported(parse(ChatRequest, body))
+
+
+def check_supported(request: ChatRequest) -> ChatRequest:
+    """The request itself; raises 400 for what is not supported."""
     for name, advice in UNSUPPORTED.items():
         value = getattr(request, name)
         if value and value != ACCEPTED_VALUES.get(name):
@@ -268,15 +278,23 @@ def parse_request(body: bytes) -> ChatRequest:
 
 def malformed(error: ValidationError) -> ApiError:
     """The error for the first thing that is wrong with a body."""
-    first = error.errors(include_url=False)[0]
+    errors = error.errors(include_url=False)
+    first = errors[0]
     if first["type"] == "json_invalid":
         return ApiError(400, f"The body is not valid JSON: {first['msg'].removeprefix('Invalid JSON: ')}.")
-    # Where a field allows several types, pydantic adds the type that it tried; no field has such a name.
-    place = [part for part in map(str, first["loc"]) if part != "str" and not part.startswith("list[")]
-    param = ".".join(place) or None
+    place = place_of(first["loc"])
+    # Where a field allows several types, the one that fits best fails furthest inside.
+    same_field = [other for other in errors if place_of(other["loc"])[: len(place)] == place]
+    first = max(same_field, key=lambda other: len(place_of(other["loc"])))
+    param = ".".join(place_of(first["loc"])) or None
     message = str(first["msg"]).removeprefix("Value error, ")
     if not param:
         if first["type"] == "value_error":
             return ApiError(400, f"{message[0].upper()}{message[1:]}.")
         return ApiError(400, "The body must be a JSON object.")
     return ApiError(400, f"{param}: {message}.", param=param)
+
+
+def place_of(location: Sequence[int | str]) -> list[str]:
+    """A field's names and indices, without the types that pydantic adds where a field allows several."""
+    return [part for part in map(str, location) if part != "str" and not part.startswith("list[")]

@@ -41,6 +41,11 @@ class ResponseParser:
         """Whether a stop string has appeared; later tokens are ignored."""
         return self._stops.stopped
 
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that ended the response, if one did."""
+        return self._stops.found
+
     def push(self, token_ids: Iterable[int]) -> tuple[int, list[Delta]]:
         """Add tokens up to a stop string; return how many were added, and what has become certain."""
         taken, text = 0, ""

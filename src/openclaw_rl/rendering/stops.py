@@ -13,7 +13,12 @@ class StopMatcher:
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = stops
         self._held = ""
-        self.stopped = False
+        self.found: str | None = None
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string has appeared; `found` is the one."""
+        return self.found is not None
 
     def push(self, text: str) -> str:
         """Add the next piece; return the text that is certainly before any stop string."""
@@ -23,10 +28,11 @@ class StopMatcher:
             return text
         text = self._held + text
         # The stop string that is complete first wins, even if a longer one begins earlier.
-        matches = [(start + len(stop), start) for stop in self._stops if (start := text.find(stop)) >= 0]
+        matches = [(start + len(stop), start, stop) for stop in self._stops if (start := text.find(stop)) >= 0]
         if matches:
-            self.stopped, self._held = True, ""
-            return text[: min(matches)[1]]
+            _end, start, self.found = min(matches)
+            self._held = ""
+            return text[:start]
         certain = len(text) - max(prefix_at_end(text, stop) for stop in self._stops)
         self._held = text[certain:]
         return text[:certain]

@@ -24,6 +24,7 @@ def named_session(
     candidates = (
         (without_counter(headers.get("x-session-id")), "header X-Session-Id"),
         (request.session_id, "field session_id"),
+        (headers.get("x-claude-code-session-id"), "header X-Claude-Code-Session-Id"),
         (without_counter(headers.get("x-session-affinity")), "header x-session-affinity"),
         (without_counter(request.prompt_cache_key), "field prompt_cache_key"),
         (runtime_session(messages), "OpenClaw's Runtime line"),

@@ -1,5 +1,6 @@
 """The model that is served. These routes need no key: clients list models before they have one."""
 
+from datetime import UTC, datetime
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -12,7 +13,9 @@ router = APIRouter()
 @router.get("/v1/models")
 async def models(request: Request) -> dict[str, Any]:
     """The model that is served."""
-    return {"object": "list", "data": [model_entry(server_of(request))]}
+    entry = model_entry(server_of(request))
+    pages = {"has_more": False, "first_id": entry["id"], "last_id": entry["id"]}
+    return {"object": "list", "data": [entry], **pages}
 
 
 @router.get("/v1/models/{name:path}")
@@ -24,4 +27,15 @@ async def one_model(name: str, request: Request) -> dict[str, Any]:
 
 
 def model_entry(server: ServerState) -> dict[str, Any]:
-    return {"id": server.model, "object": "model", "created": server.started, "owned_by": "openclaw-rl"}
+    """The fields that OpenAI's clients read, then those that Anthropic's read."""
+    return {
+        "id": server.model,
+        "object": "model",
+        "created": server.started,
+        "owned_by": "openclaw-rl",
+        "type": "model",
+        "display_name": server.model,
+        "created_at": datetime.fromtimestamp(server.started, UTC).isoformat(),
+        "lifecycle": "active",
+        "max_input_tokens": server.service.sampler.limits.max_context_tokens,
+    }

@@ -1,0 +1,26 @@
+"""Anthropic's Messages API."""
+
+from fastapi import APIRouter, Request, Response
+
+from openclaw_rl.api.routes.answering import answer, read
+from openclaw_rl.api.schema import body_schema
+from openclaw_rl.api.state import server_of
+from openclaw_rl.api.wires.messages_answer import MessagesWire
+from openclaw_rl.api.wires.messages_request import MessagesRequest
+
+router = APIRouter()
+
+
+@router.post("/v1/messages", openapi_extra=body_schema(MessagesRequest))
+async def messages(request: Request) -> Response:
+    """Answer a conversation of Anthropic's clients, either at once or as a stream of server-sent events."""
+    return await answer(request, MessagesWire(server_of(request).model))
+
+
+@router.post("/v1/messages/count_tokens", openapi_extra=body_schema(MessagesRequest))
+async def count_tokens(request: Request) -> dict[str, int]:
+    """How many tokens a conversation has. Nothing is sampled or recorded."""
+    server = server_of(request)
+    server.keys.owner(request)
+    incoming = await read(request, MessagesWire(server.model))
+    return {"input_tokens": len(incoming.prompt.ids)}
