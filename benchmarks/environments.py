@@ -4,7 +4,8 @@
 
 The server runs in its own process: its real API, renderer, tokenizer (the embedded model's) and ledger, with a sampler
 that answers at once. The driver's overhead is the time of an episode minus that of a minimal client, which sends the
-same requests over one connection. The last table is a training step on the attempts of a group.
+same requests over one connection. A further table is a training step on the attempts of a group. The last one is of
+episodes in a browser.
 """
 
 import asyncio
@@ -17,6 +18,7 @@ from pathlib import Path
 from statistics import median
 
 import uvicorn
+from browsing import show_browser
 from common import machine, model_folder, sized, table, verdict
 from learning import show_siblings
 from serving import ANSWER, Connection, InstantSampler, Server
@@ -151,6 +153,7 @@ def main() -> None:
         rows = [*overhead(server.port), *throughput(server.port)]
     table(f"Episodes of {TURNS} turns ({machine()})", ("", "measured", "target"), rows)
     show_siblings("cpu")
+    show_browser()
 
 
 if __name__ == "__main__":

@@ -212,7 +212,7 @@ REFUSALS = [
     ({"model": MODEL}, 400, "messages"),
     ({"messages": []}, 400, "messages"),
     ({"messages": [{"role": "king", "content": "x"}]}, 400, "messages.0.role"),
-    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "messages.0.content"),
+    ({"messages": [{"role": "user", "content": [{"type": "video"}]}]}, 400, "messages.0.content"),
     ({"messages": [{"role": "user", "content": 5}]}, 400, "messages.0.content"),
     ({"messages": HELLO, "stream_options": "x"}, 400, "stream_options"),
     ({"messages": HELLO, "stream_options": {"include_usage": "x"}}, 400, "stream_options.include_usage"),
@@ -325,6 +325,25 @@ def test_an_engine_that_dies_before_the_first_token_is_a_503_also_for_streams(be
     response = bench.post({"messages": HELLO, "stream": True})
     assert response.status_code == 503
     error(response)
+
+
+@pytest.mark.parametrize(
+    ("image", "sentence"),
+    [
+        ({"image_url": {"url": "data:image/png;base64,AAAA"}}, "this model cannot see images; send text only."),
+        ({"image_url": {"url": "http://a/b.png", "detail": "low"}}, "this model cannot see images; send text only."),
+        ({}, "an image is {"),
+        ({"image_url": "data:,"}, "an image is {"),
+        ({"image_url": {"url": ""}}, "an image is {"),
+        ({"image_url": {"url": 5}}, "an image is {"),
+    ],
+)
+def test_an_image_is_refused_in_a_sentence(bench: Bench, image: dict[str, object], sentence: str) -> None:
+    content = [{"type": "text", "text": "Look:"}, {"type": "image_url", **image}]
+    response = bench.post({"messages": [*HELLO, {"role": "user", "content": content}]})
+    assert (response.status_code, error(response)["param"]) == (400, "messages.1.content")
+    assert error(response)["message"].startswith(f"messages.1.content: {sentence}")
+    assert not bench.sampler.requests
 
 
 def test_refusals_are_counted(bench: Bench) -> None:

@@ -14,6 +14,7 @@ MAX_STOPS = 4
 MAX_TEMPERATURE = 2
 #: The names that clients give to text parts.
 TEXT_PART_TYPES = ("text", "input_text", "output_text")
+IMAGE_PART = "image_url"
 #: The most completions of one prompt; only a mistake would ask for more.
 MAX_CHOICES = 128
 #: The most turns that one reward can name; only a mistake would name more.
@@ -51,6 +52,13 @@ class TextPart(WireModel):
     text: str
 
 
+class ImagePart(WireModel):
+    """An image as OpenAI's API takes it. It is read so that a request with one is refused for the right reason."""
+
+    type: Literal["image_url"]
+    image_url: dict[str, Any]
+
+
 class Function(WireModel):
     name: str
     arguments: str = "{}"
@@ -64,7 +72,7 @@ class ToolCallPart(WireModel):
 
 class ChatMessage(WireModel):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | ListOf[TextPart] | None = None
+    content: str | ListOf[TextPart | ImagePart] | None = None
     name: str | None = None
     reasoning_content: str | None = None
     tool_calls: ListOf[ToolCallPart] | None = None
@@ -72,13 +80,20 @@ class ChatMessage(WireModel):
 
     @field_validator("content", mode="before")
     @classmethod
-    def _only_text(cls, content: Any) -> Any:
+    def _known_parts(cls, content: Any) -> Any:
         parts = content if isinstance(content, list) else []
         kinds = [part.get("type") for part in parts if isinstance(part, dict)]
-        other = next((kind for kind in kinds if kind not in TEXT_PART_TYPES), None)
+        other = next((kind for kind in kinds if kind not in (*TEXT_PART_TYPES, IMAGE_PART)), None)
         if other is not None:
             raise ValueError(f"content parts of type {other!r} are not supported, only text")
+        images = [part.get("image_url") for part in parts if isinstance(part, dict) and part.get("type") == IMAGE_PART]
+        if not all(isinstance(image, dict) and image.get("url") and isinstance(image["url"], str) for image in images):
+            raise ValueError('an image is {"type": "image_url", "image_url": {"url": "data:image/png;base64,…"}}')
         return content
+
+    @property
+    def has_image(self) -> bool:
+        return isinstance(self.content, list) and any(isinstance(part, ImagePart) for part in self.content)
 
 
 class Tool(BaseModel):
@@ -267,6 +282,10 @@ def check_supported(request: ChatRequest) -> ChatRequest:
         value = getattr(request, name)
         if value and value != ACCEPTED_VALUES.get(name):
             raise ApiError(400, f"{name} is not supported; {advice}.", param=name)
+    for index, message in enumerate(request.messages):
+        if message.has_image:
+            reason = "this model cannot see images; send text only"
+            raise ApiError(400, f"messages.{index}.content: {reason}.", param=f"messages.{index}.content")
     if request.tool_choice not in (None, "auto", "none"):
         raise ApiError(400, "tool_choice must be 'auto' or 'none'.", param="tool_choice")
     if len(request.stops) > MAX_STOPS:

@@ -35,7 +35,7 @@ def make_backend(name: str | None = None) -> tuple[BrowserBackend, str]:
         raise ConfigError(f"The environment browser needs the package {name}: {EXTRA[name]}")
     executable = find_chromium()
     fence = "with its own sandbox" if has_own_sandbox() else "without its own sandbox, because it is started by root"
-    about = f"browser: {executable} {fence}, driven by {name}"
+    about = f"{executable} {fence}, driven by {name}"
     if name == "selenium":
         from openclaw_rl.envs.browser.chromium.selenium_tabs import SeleniumBackend, find_driver
 

@@ -4,9 +4,11 @@ import asyncio
 import contextlib
 import os
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from openclaw_rl.envs.browser.chromium.find import FLAGS, has_own_sandbox
+from openclaw_rl.envs.browser.chromium.loading import EVENTS, LoadingState
 from openclaw_rl.envs.browser.chromium.tab import VIEWPORT
 from openclaw_rl.envs.browser.page import BrowserGone, PageFailed
 from openclaw_rl.envs.browser.view import quoted
@@ -138,6 +140,7 @@ class PlaywrightSession:
     _context: Any = None
     _page: Any = None
     _devtools: Any = None
+    _loading: LoadingState = field(default_factory=LoadingState)
     _notes: list[str] = field(default_factory=list)
     _popups: list[str] = field(default_factory=list)
     _closed: bool = False
@@ -153,6 +156,9 @@ class PlaywrightSession:
         )
         self._page = page = await context.new_page()
         self._devtools = await context.new_cdp_session(page)
+        for event in EVENTS:
+            self._devtools.on(event, partial(self._loading.read, event))
+        await self._devtools.send("Page.enable")
         page.on("crash", lambda _: self._leave("the page crashed"))
         page.on("close", lambda _: self._leave("the page was closed"))
         page.on("dialog", lambda dialog: self._later(self._answer(dialog)))
@@ -179,6 +185,9 @@ class PlaywrightSession:
     async def tidy(self) -> list[str]:
         notes, self._notes = self._notes, []
         return notes
+
+    async def loads(self) -> bool:
+        return self._loading.loads
 
     def popups(self) -> list[str]:
         popups, self._popups = self._popups, []

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import os
 import shutil
 import tempfile
@@ -11,6 +12,7 @@ from typing import Any
 
 from openclaw_rl.config.options import ConfigError
 from openclaw_rl.envs.browser.chromium.find import FLAGS, has_own_sandbox
+from openclaw_rl.envs.browser.chromium.loading import LoadingState
 from openclaw_rl.envs.browser.chromium.tab import VIEWPORT
 from openclaw_rl.envs.browser.page import BrowserGone, PageFailed
 from openclaw_rl.envs.browser.view import quoted
@@ -70,6 +72,7 @@ class SeleniumSession:
         self._service: Any = None
         self._window = ""
         self._popups: list[str] = []
+        self._loading = LoadingState()
         self._profile = tempfile.TemporaryDirectory(prefix="openclaw-rl-browser-", ignore_cleanup_errors=True)
         self.gone = ""
 
@@ -79,6 +82,7 @@ class SeleniumSession:
         options = ChromeOptions()
         options.binary_location = executable
         options.unhandled_prompt_behavior = "accept"
+        options.set_capability("goog:loggingPrefs", {"performance": "ALL"})
         flags = [*QUIET_FLAGS, *FLAGS, f"--proxy-server={proxy}", "--proxy-bypass-list=<-loopback>"]
         flags += [f"--window-size={VIEWPORT[0]},{VIEWPORT[1]}", f"--user-data-dir={self._profile.name}"]
         for flag in flags if has_own_sandbox() else [*flags, "--no-sandbox"]:
@@ -114,6 +118,10 @@ class SeleniumSession:
         self._popups += closed
         return [f"A new window was closed: {quoted(address)}" for address in closed]
 
+    async def loads(self) -> bool:
+        await self.call(self._read_events)
+        return self._loading.loads
+
     def popups(self) -> list[str]:
         popups, self._popups = self._popups, []
         return popups
@@ -130,6 +138,11 @@ class SeleniumSession:
             process.kill()
         self._thread.shutdown(wait=False, cancel_futures=True)
         await asyncio.to_thread(self._profile.cleanup)
+
+    def _read_events(self) -> None:
+        for entry in self._driver.get_log("performance"):
+            event = json.loads(entry["message"])["message"]
+            self._loading.read(event["method"], event["params"])
 
     def _close_windows(self) -> list[str]:
         """Close all windows but the first; their addresses."""

@@ -13,7 +13,7 @@ from openclaw_rl.envs.browser.page import BrowserGone, PageFailed
 from openclaw_rl.envs.browser.view import PageElement, PageView, quoted
 
 #: How long one command may take, and how long a page may take to settle after an action.
-COMMAND_SECONDS, SETTLE_SECONDS = 5.0, 5.0
+COMMAND_SECONDS, SETTLE_SECONDS = 5.0, 10.0
 #: How long a large page may take to be read.
 READ_SECONDS = 20.0
 #: A page with more nodes is not read at all. Some of them belong to pages that were shown before.
@@ -28,6 +28,9 @@ MAX_NOTES = 5
 #: What Chromium says while it changes from one page to the next.
 BETWEEN_PAGES = "Not attached to an active page"
 NO_RESPONSE = "The page does not respond."
+#: Runs after the tasks that an action has queued, such as sending a form.
+TIMER = "new Promise(done => setTimeout(done, 20))"
+TIMER_SECONDS = 2.0
 SELECT = """function(wanted) {
   if (!(this instanceof HTMLSelectElement)) return "This element has no options to select.";
   const clean = text => text.replace(/\\s+/g, " ").trim().toLowerCase();
@@ -66,6 +69,10 @@ class DevtoolsSession(Protocol):
 
     async def tidy(self) -> list[str]:
         """Close dialogs and other windows; what was closed, in words."""
+        ...
+
+    async def loads(self) -> bool:
+        """Whether the tab is loading a page, or is about to."""
         ...
 
     def popups(self) -> list[str]:
@@ -167,16 +174,7 @@ class ChromiumPage:
 
     async def _settle(self) -> None:
         """Wait until the page has loaded what an action led to, and bring the tab back if it left the task."""
-        await asyncio.sleep(QUIET_SECONDS)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(SETTLE_SECONDS):
-                while True:
-                    await self._gate.quiet(QUIET_SECONDS)
-                    self._notes += await self._session.tidy()
-                    state = await self._send("Runtime.evaluate", expression="document.readyState")
-                    if state.get("result", {}).get("value") == "complete":
-                        break
-                    await asyncio.sleep(QUIET_SECONDS)
+        await self._wait_until_quiet()
         # A new window of the same site is shown in this tab.
         for address in self._session.popups()[:1]:
             if self._gate.allows(address):
@@ -202,10 +200,19 @@ class ChromiumPage:
         await self._wait_until_quiet()
 
     async def _wait_until_quiet(self) -> None:
-        await asyncio.sleep(QUIET_SECONDS)
+        """Wait until the tab loads nothing and its page is complete, or for as long as a page may take."""
+        with contextlib.suppress(PageFailed):
+            # What an action led to is done, or at least announced, when a timer that was set after it has run.
+            await self._send("Runtime.evaluate", TIMER_SECONDS, expression=TIMER, awaitPromise=True)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(SETTLE_SECONDS):
-                await self._gate.quiet(QUIET_SECONDS)
+                while True:
+                    await self._gate.quiet(QUIET_SECONDS)
+                    self._notes += await self._session.tidy()
+                    state = await self._send("Runtime.evaluate", expression="document.readyState")
+                    if state.get("result", {}).get("value") == "complete" and not await self._session.loads():
+                        return
+                    await asyncio.sleep(QUIET_SECONDS)
 
     async def _click(self, element: PageElement | None) -> None:
         x, y = await self._middle(element)
