@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install run demo env test test-all test-whole test-parts test-benchmarks test-browser test-vllm test-sglang test-tinker test-verifiers test-chaos tinker-server verifiers lint bench docs clean
+.PHONY: help install run demo env test test-all test-whole test-parts test-benchmarks test-environments test-browser test-vllm test-sglang test-tinker test-verifiers test-chaos tinker-server verifiers lint bench docs clean
 
 help: ## list these targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 24
@@ -94,7 +94,7 @@ test-parts: $(VENV)/.installed-dev
 	@$(BIN)/python -m pytest $(REPORT) $(addprefix --ignore=,$(WHOLE))
 
 # Suites with the environment that each needs. If the environment cannot be installed here, the suite is skipped.
-SLOW := test-benchmarks:$(VENV)/.installed-dev test-browser:$(VENV)/.installed-browser test-vllm:$(VLLM)/.installed \
+SLOW := test-benchmarks:$(VENV)/.installed-dev test-environments:$(VENV)/.installed-dev test-browser:$(VENV)/.installed-browser test-vllm:$(VLLM)/.installed \
 	test-sglang:$(SGLANG)/.installed test-tinker:$(TINKER)/.installed test-verifiers:$(VERIFIERS)/.installed \
 	test-chaos:$(VENV)/.installed-dev
 test-all: ## run every suite (two hours); prints what this machine cannot run, and why
@@ -111,6 +111,9 @@ test-all: ## run every suite (two hours); prints what this machine cannot run, a
 
 test-benchmarks: $(VENV)/.installed-dev ## run every benchmark to its end with tiny sizes
 	@OPENCLAW_RL_BENCHMARKS=1 $(BIN)/python -m pytest tests/slow/test_benchmarks.py $(ARGS)
+
+test-environments: $(VENV)/.installed-dev ## run 200 episodes of terminal and of swe, and look for what is left behind
+	@OPENCLAW_RL_ENVIRONMENTS=1 $(BIN)/python -m pytest -rs -s $(wildcard tests/slow/test_swe_*.py tests/slow/test_terminal_*.py) $(ARGS)
 
 test-browser: $(VENV)/.installed-browser ## test our pages and the environment browser in Chromium (Debian: apt install chromium)
 	@OPENCLAW_RL_BROWSER=1 $(BIN)/python -m pytest -rs tests/dashboard/test_browser.py tests/envs/test_browser_*.py \

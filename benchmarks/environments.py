@@ -4,8 +4,8 @@
 
 The server runs in its own process: its real API, renderer, tokenizer (the embedded model's) and ledger, with a sampler
 that answers at once. The driver's overhead is the time of an episode minus that of a minimal client, which sends the
-same requests over one connection. A further table is a training step on the attempts of a group. The last one is of
-episodes in a browser.
+same requests over one connection. Further tables: a training step on the attempts of a group, episodes in a browser,
+and episodes in repositories.
 """
 
 import asyncio
@@ -21,6 +21,7 @@ import uvicorn
 from browsing import show_browser
 from common import machine, model_folder, sized, table, verdict
 from learning import show_siblings
+from repositories import show_repositories
 from serving import ANSWER, Connection, InstantSampler, Server
 
 from openclaw_rl.envs.attempt import EpisodeLimits
@@ -154,6 +155,7 @@ def main() -> None:
     table(f"Episodes of {TURNS} turns ({machine()})", ("", "measured", "target"), rows)
     show_siblings("cpu")
     show_browser()
+    show_repositories()
 
 
 if __name__ == "__main__":
