@@ -1,6 +1,7 @@
 """Measures what methods learn in an environment: `openclaw-rl rollout --measure` for each method and seed.
 
-    python benchmarks/study.py [--methods rl,combine] [--seeds 3] [--at-once 1] [--out runs/study.jsonl] [-- FLAGS]
+    python benchmarks/study.py [--methods rl,combine] [--seeds 3] [--at-once 1] [--out runs/study.jsonl]
+        [--picture FILE] [-- FLAGS]
 
 Each run has a server of its own and two threads. Flags after `--` are for `openclaw-rl rollout`, for example
 `-- --minutes 6 --env-arg levels=[2]`; a further `--` in them begins the options of the server. Runs that are in the
@@ -16,15 +17,20 @@ import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 from common import MODEL, machine, sized, table
+
+from openclaw_rl.dashboard.components import charts
 
 FLAGS = (
     *("--own-server", "--parallel", sized("8", "2"), "--group", sized("8", "2"), "--tasks", sized("10000", "1")),
     *("--measure", sized("200", "2"), "--minutes", sized("6", "1"), "--max-tokens", sized("80", "8")),
 )
 THREADS = "2"
+#: Points of a curve, of 64 episodes each, whose mean is drawn.
+SMOOTHED_POINTS = 4
 OUT = sized(Path("runs"), Path(tempfile.mkdtemp())) / "study.jsonl"
 
 Run = dict[str, Any]
@@ -36,6 +42,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=sized(3, 1))
     parser.add_argument("--at-once", type=int, default=1)
     parser.add_argument("--out", type=Path, default=OUT)
+    parser.add_argument("--picture", type=Path, help="a PNG file with the curves of all runs")
     parser.add_argument("flags", nargs=argparse.REMAINDER)
     options = parser.parse_args()
     options.out.parent.mkdir(parents=True, exist_ok=True)
@@ -46,6 +53,8 @@ def main() -> None:
             if (method, seed) not in done:
                 pool.submit(run_one, method, seed, options.out, options.flags[1:])
     report(read(options.out))
+    if options.picture:
+        draw(read(options.out), options.picture)
 
 
 def run_one(method: str, seed: int, out: Path, flags: Sequence[str]) -> None:
@@ -83,6 +92,28 @@ def report(runs: Sequence[Run]) -> None:
         )
     head = ("method", "seed", "before, %", "after, %", "change", "p", "episodes", "steps", "min")
     table(f"Held-out tasks solved, with 95 % intervals ({machine()})", head, rows)
+
+
+def draw(runs: Sequence[Run], path: Path) -> None:
+    """The solved share while training, a line for each run and a colour for each method."""
+    figure = charts.new_figure(6.4, 3.6)
+    axes = figure.subplots()
+    charts.dress(axes, charts.plain(runs[0]["env"]), "training episodes", "tasks solved")
+    axes.set_ylim(-0.02, 1.02)
+    methods = sorted({run["method"] for run in runs})
+    for run in sorted(runs, key=lambda run: (run["method"], run["seed"])):
+        points = run["curve"]
+        means = [mean([point["solved"] for point in points[: i + 1][-SMOOTHED_POINTS:]]) for i in range(len(points))]
+        number = methods.index(run["method"])
+        first = not any(line.get_label() == run["method"] for line in axes.lines)
+        axes.plot(
+            [point["episodes"] for point in points],
+            means,
+            color=charts.SERIES[number],
+            label=run["method"] if first else "_",
+        )
+    charts.add_legend(figure, axes.get_legend_handles_labels()[0])
+    charts.save_png(figure, path)
 
 
 def share(solved: dict[str, float]) -> str:
