@@ -23,7 +23,7 @@ LAYERS = (
     ("api", "judge", "learn", "envs", "evals", "dashboard"),
     ("methods", "engines", "ledger", "rendering", "sandbox"),
     ("losses",),
-    ("types", "config", "errors", "plugins", "models", "terminal", "client", "aio"),
+    ("types", "config", "errors", "plugins", "models", "terminal", "client", "http_client", "aio"),
 )
 #: These rooms share a row but never import each other.
 APART = {"api", "judge", "learn", "envs"}

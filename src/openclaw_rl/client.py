@@ -4,7 +4,7 @@ import contextlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import httpx
 
@@ -106,7 +106,15 @@ def key_header(key: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {key.strip()}"} if key.strip() else {}
 
 
-def read_error(response: httpx.Response) -> tuple[str, Any]:
+class ErrorAnswer(Protocol):
+    """An answer of either HTTP client."""
+
+    @property
+    def text(self) -> str: ...
+    def json(self) -> Any: ...
+
+
+def read_error(response: ErrorAnswer) -> tuple[str, Any]:
     """The message and the code of an error in OpenAI's shape; else the beginning of the answer, and no code."""
     try:
         error = response.json()["error"]

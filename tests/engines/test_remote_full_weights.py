@@ -22,6 +22,7 @@ from openclaw_rl.engines.remote.sampler import RemoteOptions
 from openclaw_rl.engines.vllm.dialect import VllmDialect
 from openclaw_rl.types import SampledToken, SampleRequest, SamplingParams, ScoreRequest
 from support.inference_servers import ServerDouble
+from support.tiny_models import save_tiny_model
 
 
 @pytest.fixture(autouse=True)
@@ -306,6 +307,18 @@ async def test_a_server_that_cannot_replace_its_weights_is_refused_at_the_start_
     await sampler.close()
     assert not server.model.is_half_loaded
     assert server.model.weights == "default"
+    await server.stop()
+
+
+async def test_a_server_that_would_keep_the_old_head_of_a_model_is_refused_at_the_start(tmp_path: Path) -> None:
+    """vLLM on a CPU, which is known by what it scores."""
+    model = save_tiny_model(tmp_path / "model", tied=True)
+    server = ServerDouble(model=model, scores_targets=False)
+    await server.start()
+    sampler = sampler_of([server], model, tmp_path / "policies")
+    with pytest.raises(EngineUnavailable, match=r"would keep the old head .* Train an adapter"):
+        await sampler.start()
+    await sampler.close()
     await server.stop()
 
 

@@ -6,15 +6,15 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any, Self
 from urllib.parse import quote
-
-import httpx
 
 from openclaw_rl.client import GIVE_KEY, ServerGone, key_header, read_error
 from openclaw_rl.envs.base import Message, Tool
 from openclaw_rl.errors import UserError
 from openclaw_rl.evals.chat import BUSY_STATUSES, TOO_LONG, pause
+from openclaw_rl.http_client import ConnectFailed, HttpClient, HttpError, HttpResponse
 
 #: How long a server may be away, for example to restart, before the rollout ends.
 MAX_AWAY_SECONDS = 120.0
@@ -23,8 +23,6 @@ ANSWER_SECONDS = 60.0
 #: Shorter than the time after which a server closes an idle connection (5 s), so that no request meets a closed one.
 KEEPALIVE_SECONDS = 3.0
 CHAT, READY = "/v1/chat/completions", "/readyz"
-#: Callers bound the time of a whole request.
-PATIENT = {"timeout": dict.fromkeys(("connect", "read", "write", "pool"))}
 #: What the server takes.
 MAX_TASK_CHARACTERS = 256
 #: Longer errors are cut.
@@ -94,24 +92,18 @@ class PolicyServer:
     def __init__(self, url: str, key: str = "") -> None:
         self.key = key
         self.url = url.rstrip("/").removesuffix("/v1")
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=KEEPALIVE_SECONDS)
-        # A transport instead of a client: without cookies, redirects and proxies a request takes a third less time.
-        # Without TLS there is nothing to verify, and reading the certificates takes a while.
-        self._http = httpx.AsyncHTTPTransport(limits=limits, verify=self.url.startswith("https"))
-        self._headers = {"Content-Type": "application/json", **key_header(key)}
         try:
-            self._urls = {path: httpx.URL(self.url + path) for path in (CHAT, READY)}
-        except httpx.InvalidURL as error:
+            # Callers bound the time of a whole request.
+            self._http = HttpClient(self.url, key_header(key), keepalive_seconds=KEEPALIVE_SECONDS)
+        except ValueError as error:
             raise UserError(f"{url} is not the address of a server: {error}.") from None
-        if self._urls[CHAT].scheme not in ("http", "https"):
-            raise UserError(f"{url} is not the address of a server: it begins with http:// or https://.")
         self._away, self._queue_unknown = FailureClock(), FailureClock()
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._http.aclose()
+        await self._http.close()
 
     async def answer(
         self,
@@ -132,7 +124,7 @@ class PolicyServer:
             body["temperature"] = sampling.temperature
         headers = {"X-Session-Id": session, "X-Episode": "eval" if evaluates else "1"}
         response = await self._post(CHAT, body, headers, seconds)
-        if response.status_code != httpx.codes.OK:
+        if response.status_code != HTTPStatus.OK:
             message, code = read_error(response)
             failure = EpisodeTooLong if code == TOO_LONG else AnswerFailed
             raise failure(f"the server answers {response.status_code}: {message}")
@@ -148,7 +140,7 @@ class PolicyServer:
             except AnswerFailed:
                 self._check_away()
                 await asyncio.sleep(pause({}, attempt))
-        if response.status_code != httpx.codes.OK:
+        if response.status_code != HTTPStatus.OK:
             raise RewardRefused(read_error(response)[0])
 
     async def model(self) -> str:
@@ -156,7 +148,7 @@ class PolicyServer:
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
                 return str((await self._send("GET", "/v1/models", b"", {})).json()["data"][0]["id"])
-        except (httpx.HTTPError, TimeoutError, ValueError, KeyError, IndexError, TypeError):
+        except (HttpError, TimeoutError, ValueError, KeyError, IndexError, TypeError):
             raise UserError(f"The server at {self.url} does not say which model it has: check the address.") from None
 
     async def queue(self) -> QueueState | None:
@@ -164,7 +156,7 @@ class PolicyServer:
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
                 state = read_queue((await self._send("GET", READY, b"", {})).json())
-        except (httpx.HTTPError, TimeoutError, ValueError, RecursionError):
+        except (HttpError, TimeoutError, ValueError, RecursionError):
             state = None
         if state is not None:
             self._queue_unknown.reset()
@@ -174,7 +166,7 @@ class PolicyServer:
 
     async def _post(
         self, path: str, body: Mapping[str, Any], headers: Mapping[str, str], seconds: float
-    ) -> httpx.Response:
+    ) -> HttpResponse:
         """Send until the server is not busy. Raises AnswerFailed if it does not answer in time or breaks off."""
         content = json.dumps(body).encode()
         attempt = 0
@@ -183,24 +175,21 @@ class PolicyServer:
             try:
                 async with asyncio.timeout(seconds):
                     response = await self._send("POST", path, content, headers)
-            except httpx.ConnectError:
+            except ConnectFailed:
                 self._check_away()
             except TimeoutError:
                 raise AnswerFailed(f"the server did not answer within {seconds:g} seconds") from None
-            except httpx.HTTPError as error:
-                raise AnswerFailed(f"the connection to the server broke: {type(error).__name__}") from None
-            if response is not None and response.status_code == httpx.codes.UNAUTHORIZED:
+            except HttpError as error:
+                raise AnswerFailed(f"the connection to the server broke: {error}") from None
+            if response is not None and response.status_code == HTTPStatus.UNAUTHORIZED:
                 raise UserError(f"{read_error(response)[0]} {GIVE_KEY}")
             if response is not None and response.status_code not in BUSY_STATUSES:
                 return response
             await asyncio.sleep(pause({} if response is None else response.headers, attempt))
             attempt += 1
 
-    async def _send(self, method: str, path: str, content: bytes, headers: Mapping[str, str]) -> httpx.Response:
-        url = self._urls.get(path) or httpx.URL(self.url + path)
-        request = httpx.Request(method, url, headers={**self._headers, **headers}, content=content, extensions=PATIENT)
-        response = await self._http.handle_async_request(request)
-        await response.aread()
+    async def _send(self, method: str, path: str, content: bytes, headers: Mapping[str, str]) -> HttpResponse:
+        response = await self._http.request(method, path, content, headers)
         self._away.reset()
         return response
 
@@ -242,7 +231,7 @@ async def report(server: PolicyServer, session: str, body: Mapping[str, Any]) ->
     return ""
 
 
-def read_answer(response: httpx.Response) -> EpisodeAnswer:
+def read_answer(response: HttpResponse) -> EpisodeAnswer:
     """The first choice of a completion. Raises AnswerFailed."""
     try:
         body = response.json()

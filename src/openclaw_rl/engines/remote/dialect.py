@@ -29,6 +29,8 @@ class ServerTraits:
     mixes_base: bool = True
     """Whether a request for the base model gets the base model while adapters are loaded. Where it does not, an adapter
     that changes nothing stands for the base model."""
+    replaces_tied_head: bool = True
+    """Whether `reload` replaces the head of a model whose embedding is also its head."""
 
 
 class SampledPiece(NamedTuple):

@@ -13,7 +13,7 @@ from openclaw_rl.engines.capabilities import SamplerCapabilities
 from openclaw_rl.engines.policy_ref import PolicyRef, WeightForm
 from openclaw_rl.engines.remote.dialect import Dialect, SampledPiece, ServerTraits
 from openclaw_rl.engines.remote.http import InferenceServer, InferenceServerGone
-from openclaw_rl.engines.remote.model_folder import check_model_folder
+from openclaw_rl.engines.remote.model_folder import check_model_folder, has_tied_head
 from openclaw_rl.engines.remote.process import ServerProcess
 from openclaw_rl.engines.remote.replica import DIED, Replica
 from openclaw_rl.engines.remote.sampler import (
@@ -93,7 +93,16 @@ class FullWeightSampler(RemoteSampler):
             raise self._cannot_load(error) from error
 
     async def _prepare_policies(self) -> None:
-        """The servers have loaded the base model already, from where the learner writes policies."""
+        """The servers have loaded the base model already, from where the learner writes policies. Raises
+        EngineUnavailable if one would not replace every weight."""
+        tied = await asyncio.to_thread(has_tied_head, self.options.model)
+        for replica in self.replicas:
+            if tied and replica.traits is not None and not replica.traits.replaces_tied_head:
+                raise EngineUnavailable(
+                    f"{replica.server.url} would keep the old head of this model, whose embedding is its head: on a "
+                    f"CPU, {replica.traits.product} does not replace it. Train an adapter (--lora-rank 32), or use "
+                    "--sampler local."
+                )
 
     async def close(self) -> None:
         for stream in self._waiting:

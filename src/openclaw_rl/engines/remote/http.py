@@ -1,19 +1,22 @@
 """HTTP calls to one inference server, and their errors."""
 
+import asyncio
 import contextlib
-import json
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
-import httpx
+from pydantic_core import from_json, to_json
 
 from openclaw_rl.engines.base import EngineError, EngineUnavailable
+from openclaw_rl.http_client import HttpClient, HttpError, HttpResponse
 
 CONNECT_SECONDS = 5.0
 #: Shorter than the time after which the servers close an idle connection (5 s), so that no request meets a closed one.
 KEEPALIVE_SECONDS = 3.0
 #: Characters of a server's own message that are passed on.
 MAX_MESSAGE_LENGTH = 300
+#: The longest event. SGLang repeats all tokens in each one, with as many log-probs as were asked for.
+MAX_EVENT_BYTES = 64 << 20
 DATA, DONE = b"data: ", b"[DONE]"
 
 
@@ -38,54 +41,55 @@ class InferenceServer:
 
     def __init__(self, url: str, key: str = "") -> None:
         self.url = url.rstrip("/")
-        self._client = httpx.AsyncClient(
-            base_url=self.url,
-            headers={"Authorization": f"Bearer {key}"} if key else {},
-            timeout=httpx.Timeout(None, connect=CONNECT_SECONDS),
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=64, keepalive_expiry=KEEPALIVE_SECONDS),
-            trust_env=False,
+        self._client = HttpClient(
+            self.url,
+            {"Authorization": f"Bearer {key}"} if key else {},
+            keepalive_seconds=KEEPALIVE_SECONDS,
+            connect_seconds=CONNECT_SECONDS,
         )
 
     async def close(self) -> None:
-        await self._client.aclose()
+        await self._client.close()
 
     async def get(self, path: str, seconds: float | None = None) -> Any:
         """The JSON answer to a GET; None if the answer is empty or something else."""
-        timeout = httpx.Timeout(seconds) if seconds is not None else httpx.USE_CLIENT_DEFAULT
-        return await self._call("GET", path, None, timeout)
+        return await self._call("GET", path, b"", seconds)
 
     async def post(self, path: str, body: Any) -> Any:
         """The JSON answer to a POST; None if the answer is empty or something else."""
-        return await self._call("POST", path, body, httpx.USE_CLIENT_DEFAULT)
+        return await self._call("POST", path, b"" if body is None else to_json(body), None)
 
     async def stream(self, path: str, body: Any) -> AsyncIterator[Any]:
         """The JSON events of a streamed answer."""
         try:
-            async with self._client.stream("POST", path, json=body) as answer:
+            async with self._client.stream("POST", path, to_json(body)) as answer:
                 if answer.status_code != 200:
-                    raise self._error(answer.status_code, await answer.aread())
+                    raise self._error(answer.status_code, await answer.read())
                 async for event in events(answer):
                     if "error" in event:
                         raise InferenceServerGone(f"{self.url} broke off its answer: {message_of(event)}")
                     yield event
-        except (httpx.HTTPError, ValueError) as error:
-            raise InferenceServerGone(f"{self.url} broke off its answer: {error!r}.") from error
+        except (HttpError, ValueError) as error:
+            raise InferenceServerGone(f"{self.url} broke off its answer: {error}.") from error
 
-    async def _call(self, method: str, path: str, body: Any, timeout: Any) -> Any:
+    async def _call(self, method: str, path: str, body: bytes, seconds: float | None) -> Any:
         try:
-            answer = await self._client.request(method, path, json=body, timeout=timeout)
-        except httpx.HTTPError as error:
-            raise InferenceServerGone(f"{self.url} does not answer: {error!r}.") from error
+            async with asyncio.timeout(seconds):
+                answer = await self._client.request(method, path, body)
+        except TimeoutError:
+            raise InferenceServerGone(f"{self.url} does not answer within {seconds:g} s.") from None
+        except HttpError as error:
+            raise InferenceServerGone(f"{self.url} does not answer: {error}.") from error
         if answer.status_code >= 400:
             raise self._error(answer.status_code, answer.content)
         try:
-            return answer.json()
+            return from_json(answer.content)
         except ValueError:
             return None
 
     def _error(self, status: int, body: bytes) -> EngineError:
         try:
-            message = message_of(json.loads(body))
+            message = message_of(from_json(body))
         except ValueError:
             message = body.decode(errors="replace")[:MAX_MESSAGE_LENGTH]
         if status >= 500:
@@ -104,14 +108,21 @@ def readable_answers(url: str) -> Iterator[None]:
         ) from error
 
 
-async def events(answer: httpx.Response) -> AsyncIterator[Any]:
-    """The JSON objects of a stream of server-sent events."""
-    rest = b""
-    async for piece in answer.aiter_bytes():
-        *lines, rest = (rest + piece).split(b"\n")
-        for line in lines:
-            if line.startswith(DATA) and (data := line[len(DATA) :].strip()) != DONE:
-                yield json.loads(data)
+async def events(answer: HttpResponse) -> AsyncIterator[Any]:
+    """The JSON objects of a stream of server-sent events. Raises ValueError for one that is none, or is too long."""
+    unfinished = bytearray()
+    async for piece in answer.pieces():
+        begun = len(unfinished)
+        unfinished += piece
+        end = unfinished.rfind(b"\n", begun) + 1
+        if len(unfinished) - end > MAX_EVENT_BYTES:
+            raise ValueError(f"an event is longer than {MAX_EVENT_BYTES} bytes")
+        if end:
+            lines = bytes(unfinished[:end])
+            del unfinished[:end]
+            for line in lines.splitlines():
+                if line.startswith(DATA) and (data := line[len(DATA) :].strip()) != DONE:
+                    yield from_json(data)
 
 
 def message_of(answer: Any) -> str:

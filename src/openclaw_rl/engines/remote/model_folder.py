@@ -20,8 +20,9 @@ SHAPE_FIELDS = (
 #: A safetensors file begins with the size of its header, in this many bytes.
 SIZE_BYTES = 8
 MAX_HEADER_BYTES = 100 << 20
+HEAD = "lm_head.weight"
 #: Weights that a folder may leave out: a tied head is the embedding, and rotary frequencies are computed.
-DERIVED = ("lm_head.weight", "rotary_emb.inv_freq")
+DERIVED = (HEAD, "rotary_emb.inv_freq")
 
 
 class UnusableModel(EngineError):
@@ -42,6 +43,11 @@ def check_model_folder(folder: Path, base: Path) -> None:
             raise UnusableModel(f"{folder} is incomplete: it has no {name}")
         if shapes.get(name, shape) != shape:
             raise UnusableModel(f"{folder} holds another model than {base}: {name} has another size")
+
+
+def has_tied_head(folder: Path) -> bool:
+    """Whether the embedding of a model is also its head."""
+    return HEAD not in weight_shapes(folder)
 
 
 def read_config(folder: Path) -> dict[str, Any]:

@@ -100,6 +100,7 @@ class RemoteSampler:
             all(traits.scores_targets for traits in told),
             all(traits.prioritises for traits in told),
             all(traits.mixes_base for traits in told),
+            all(traits.replaces_tied_head for traits in told),
         )
 
     @property

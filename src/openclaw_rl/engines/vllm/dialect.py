@@ -56,7 +56,8 @@ class VllmDialect:
 
     async def probe(self, server: InferenceServer) -> ServerTraits:
         """A server that does not score chosen tokens runs on a CPU or is an old one. On a CPU, vLLM computes a request
-        for the base model with the adapter that was loaded last if the batch has requests for adapters."""
+        for the base model with the adapter that was loaded last if the batch has requests for adapters; and it keeps a
+        packed copy of the head, which it makes again after a reload only if the head has a file of its own."""
         version = (await server.get("/version"))["version"]
         (base,) = await self._base_models(server)
         await self._check_generates(server, base["id"], version)
@@ -70,6 +71,7 @@ class VllmDialect:
             scores_targets=scores_targets,
             prioritises=await self._accepts(server, base["id"], {"priority": 1}),
             mixes_base=scores_targets,
+            replaces_tied_head=scores_targets,
         )
 
     async def sample(
