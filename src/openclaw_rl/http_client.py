@@ -110,8 +110,6 @@ class HttpConnection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        if self._is_complete:
-            self._fail("the server sent more than an answer")
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
@@ -133,6 +131,10 @@ class HttpConnection(asyncio.Protocol):
         self._fail(f"the connection broke{f': {error}' if error else ''}")
 
     # Called by the parser.
+
+    def on_message_begin(self) -> None:
+        if self._is_complete:
+            raise HttpError("the server sent more than one answer")
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")

@@ -1,0 +1,230 @@
+"""The HTTP client against servers that answer well, oddly, or not at all."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from openclaw_rl import http_client
+from openclaw_rl.engines.remote import http as remote_http
+from openclaw_rl.engines.remote.http import InferenceServer, InferenceServerGone
+from openclaw_rl.http_client import ConnectFailed, HttpClient, HttpError
+
+Answer = Callable[[bytes, asyncio.StreamWriter], Awaitable[None]]
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi"
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+class Peer:
+    """A server on a socket: what each connection received, and when it was closed."""
+
+    def __init__(self, *answers: bytes | Answer) -> None:
+        self.answers = list(answers)
+        self.requests: list[bytes] = []
+        self.connections = 0
+        self.closed = asyncio.Event()
+        self.url = ""
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        try:
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0] or 0)
+                self.requests.append(head + await reader.readexactly(length))
+                answer = self.answers[0] if len(self.answers) == 1 else self.answers.pop(0)
+                if isinstance(answer, bytes):
+                    writer.write(answer)
+                else:
+                    await answer(head, writer)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            self.closed.set()
+        finally:
+            writer.close()
+
+
+@asynccontextmanager
+async def peer(*answers: bytes | Answer) -> AsyncIterator[Peer]:
+    running = Peer(*answers)
+    server = await asyncio.start_server(running.serve, "127.0.0.1", 0)
+    running.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    try:
+        yield running
+    finally:
+        server.close()
+
+
+@asynccontextmanager
+async def client_of(server: Peer, path: str = "", **headers: str) -> AsyncIterator[HttpClient]:
+    client = HttpClient(server.url + path, headers, keepalive_seconds=3.0, connect_seconds=5.0)
+    async with asyncio.timeout(30):
+        yield client
+    await client.close()
+
+
+async def test_a_request_is_what_a_server_expects_and_connections_are_kept() -> None:
+    async with peer(OK) as server, client_of(server, "/base/", Key="secret") as client:
+        for _ in range(3):
+            answer = await client.request("POST", "/x?y=1", b'{"a": 1}', {"X-Session-Id": "s"})
+            assert (answer.status_code, answer.content, answer.headers["content-length"]) == (200, b"hi", "2")
+        assert server.connections == 1
+        head, _, body = server.requests[0].partition(b"\r\n\r\n")
+        lines = head.decode().split("\r\n")
+        assert lines[0] == "POST /base/x?y=1 HTTP/1.1"
+        assert {f"Host: {server.url[7:]}", "Key: secret", "X-Session-Id: s", "Content-Length: 8"} <= set(lines)
+        assert body == b'{"a": 1}'
+
+
+async def test_a_kept_connection_is_not_used_when_it_is_old_or_closed() -> None:
+    async with peer(OK) as server:
+        client = HttpClient(server.url, {}, keepalive_seconds=0.0)
+        for _ in range(2):
+            await client.request("GET", "/")
+        assert server.connections == 2
+
+    async def hang_up(_head: bytes, writer: asyncio.StreamWriter) -> None:
+        writer.write(OK)
+        writer.close()
+
+    async with peer(hang_up, OK) as server, client_of(server) as client:
+        await client.request("GET", "/")
+        while client._idle[0].is_reusable:
+            await asyncio.sleep(0)
+        assert (await client.request("GET", "/")).content == b"hi"
+
+
+async def test_leaving_an_answer_early_closes_the_connection() -> None:
+    async def forever(_head: bytes, writer: asyncio.StreamWriter) -> None:
+        writer.write(CHUNKED + b"2\r\nhi\r\n")
+
+    async with peer(forever) as server, client_of(server) as client:
+        async with client.stream("GET", "/") as answer:
+            assert await anext(answer.pieces()) == b"hi"
+        await server.closed.wait()
+        # Also if whoever waits is cancelled.
+        server.closed.clear()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05), client.stream("GET", "/") as answer:
+                await answer.read()
+        await server.closed.wait()
+
+
+@pytest.mark.parametrize(
+    ("answer", "body"),
+    [
+        (CHUNKED + b"1\r\na\r\n1\r\nb\r\n0\r\n\r\n", b"ab"),
+        (b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\nto the end", b"to the end"),
+        (b"HTTP/1.1 204 No Content\r\n\r\n", b""),
+    ],
+)
+async def test_bodies_are_read_in_every_form(answer: bytes, body: bytes) -> None:
+    async def send(_head: bytes, writer: asyncio.StreamWriter) -> None:
+        for at in range(len(answer)):
+            writer.write(answer[at : at + 1])
+            await writer.drain()
+            await asyncio.sleep(0)
+        writer.close()
+
+    async with peer(send) as server, client_of(server) as client:
+        assert (await client.request("GET", "/")).content == body
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"",
+        b"not HTTP at all\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nshort",
+        CHUNKED + b"5\r\nhe",
+        CHUNKED + b"zz\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nX: " + b"x" * (2 * http_client.MAX_HEADER_BYTES),
+    ],
+)
+async def test_an_answer_that_breaks_off_or_is_not_http_is_an_error(answer: bytes) -> None:
+    async def send(_head: bytes, writer: asyncio.StreamWriter) -> None:
+        writer.write(answer)
+        writer.close()
+
+    async with peer(send) as server, client_of(server) as client:
+        with pytest.raises(HttpError):
+            await client.request("GET", "/")
+
+
+async def test_more_than_an_answer_spoils_the_connection_and_not_the_next_answer() -> None:
+    async with (
+        peer(OK + b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nevil", OK) as server,
+        client_of(server) as client,
+    ):
+        for _ in range(2):
+            answer = await client.request("GET", "/")
+            assert (answer.content, answer.headers) == (b"hi", {"content-length": "2"})
+        assert server.connections == 2
+
+
+async def test_an_answer_that_nobody_reads_does_not_fill_the_memory() -> None:
+    sent = 0
+
+    async def flood(_head: bytes, writer: asyncio.StreamWriter) -> None:
+        nonlocal sent
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000000\r\n\r\n")
+        while True:
+            writer.write(bytes(1 << 16))
+            await writer.drain()
+            sent += 1 << 16
+
+    async with peer(flood) as server, client_of(server) as client, client.stream("GET", "/") as answer:
+        before = -1
+        while sent != before:
+            before = sent
+            await asyncio.sleep(0.05)
+        assert sent < 64 << 20
+        assert len(await anext(answer.pieces())) >= 1 << 20
+
+
+async def test_what_cannot_be_sent_is_said_without_its_value() -> None:
+    with pytest.raises(HttpError, match="Authorization") as refused:
+        HttpClient("http://127.0.0.1", {"Authorization": "Bearer se\ncret"}, keepalive_seconds=1)
+    assert "cret" not in str(refused.value)
+    for url in ("localhost:8000", "ftp://x", "http://", "http://[::1", "http://x:port"):
+        with pytest.raises(ValueError, match=r".+"):
+            HttpClient(url, {}, keepalive_seconds=1)
+    client = HttpClient("http://127.0.0.1:1", {}, keepalive_seconds=1, connect_seconds=5)
+    with pytest.raises(ConnectFailed, match="no connection"):
+        await client.request("GET", "/")
+
+
+async def test_an_account_in_the_url_is_sent_and_not_part_of_the_host() -> None:
+    async with peer(OK) as server:
+        client = HttpClient(server.url.replace("http://", "http://me:s%40cret@"), {}, keepalive_seconds=1)
+        await client.request("GET", "/")
+        assert b"Authorization: Basic bWU6c0BjcmV0\r\n" in server.requests[0]
+        assert f"Host: {server.url[7:]}\r\n".encode() in server.requests[0]
+
+
+@pytest.mark.parametrize("ends", [False, True])
+async def test_an_event_of_an_inference_server_has_a_bound(ends: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_http, "MAX_EVENT_BYTES", 1 << 18)
+    sent = 0
+
+    async def stream(_head: bytes, writer: asyncio.StreamWriter) -> None:
+        nonlocal sent
+        writer.write(b'HTTP/1.1 200 OK\r\nConnection: close\r\n\r\ndata: {"first": 1}\n\ndata: "')
+        while not ends or sent < 1 << 17:
+            writer.write(b"x" * (1 << 12))
+            await writer.drain()
+            sent += 1 << 12
+        writer.write(b'"\r\n: a comment\n\ndata: [DONE]\n\n')
+        writer.close()
+
+    async with peer(stream) as server, asyncio.timeout(30):
+        events = InferenceServer(server.url).stream("/generate", {})
+        assert await anext(events) == {"first": 1}
+        if ends:
+            assert len(await anext(events)) == sent
+            assert [event async for event in events] == []
+        else:
+            with pytest.raises(InferenceServerGone, match="an event is longer than 262144 bytes"):
+                await anext(events)
+            await server.closed.wait()
