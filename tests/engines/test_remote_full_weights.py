@@ -182,18 +182,20 @@ async def test_a_server_that_dies_while_it_loads_comes_back_with_the_version_tha
     sampler: FullWeightSampler,
     servers: list[ServerDouble],
     policy: Callable[[int], PolicyRef],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     await sampler.publish(1, policy(1))
+    stopped = asyncio.Event()
 
     async def die() -> None:
         await servers[1].stop()
+        stopped.set()
 
     servers[1].on_reload = die
     with pytest.raises(EngineUnavailable, match="version 2 could not be loaded"):
         await sampler.publish(2, policy(2))
     assert {await answering_weights(sampler) for _ in range(4)} == {1}
     servers[1].on_reload = None
+    await stopped.wait()
     await servers[1].start()
     await until(lambda: all(replica.up for replica in sampler.replicas))
     assert loaded(servers) == [1, 1]
