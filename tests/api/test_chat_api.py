@@ -383,7 +383,7 @@ def test_a_path_with_a_wrong_base_names_the_right_one(bench: Bench, method: str,
     assert error(response)["message"] == f"There is no {method} {path} here; did you mean {meant}?"
 
 
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/responses", "/v1/embeddings", "/"])
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/batches", "/"])
 def test_a_path_that_is_nowhere_names_those_that_are(bench: Bench, path: str) -> None:
     refused = error(httpx.post(bench.url + path, json={"prompt": "hello"}))
     assert (refused["type"], refused["code"]) == ("not_found_error", "unknown_url")

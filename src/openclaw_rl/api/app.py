@@ -12,12 +12,12 @@ from openclaw_rl.api.encode import Encoder
 from openclaw_rl.api.loopback import LoopbackOnly
 from openclaw_rl.api.operations import NoOperations, Operations
 from openclaw_rl.api.options import ApiKey
-from openclaw_rl.api.routes import chat, feedback, health, messages, models, policy, sessions
+from openclaw_rl.api.routes import chat, feedback, health, messages, models, policy, responses, sessions
 from openclaw_rl.api.service import ChatService
 from openclaw_rl.api.state import ServerState
 
 #: The topics, in the order in which an unknown path's error message lists their routes.
-TOPICS = (chat, messages, feedback, sessions, policy, models, health)
+TOPICS = (chat, messages, responses, feedback, sessions, policy, models, health)
 
 
 def create_app(

@@ -1,6 +1,6 @@
 """Encodes completions in OpenAI's format: as one body, or as a stream of chunks."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from pydantic_core import to_json
@@ -96,6 +96,7 @@ class ChatWire:
     """Implements `Wire`: OpenAI's chat completions."""
 
     id_prefix = "chatcmpl-"
+    names: Mapping[str, str] = {}
     request: ChatRequest
 
     def __init__(self, encoder: Encoder) -> None:

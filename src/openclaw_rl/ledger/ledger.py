@@ -276,6 +276,10 @@ class Ledger:
         """The messages that a turn was given."""
         return self._read(lambda db: queries.request(db, turn))
 
+    def conversation(self, owner: str, completion: str) -> list[dict[str, Any]]:
+        """The messages up to an owner's completion, its answer included. Raises UnknownTurn."""
+        return self._read(lambda db: queries.conversation(db, owner, completion))
+
     async def _write(self, change: Callable[[sqlite3.Connection], T]) -> T:
         return await asyncio.wrap_future(self.writer.submit(change))
 

@@ -138,6 +138,21 @@ def request(db: sqlite3.Connection, turn: int) -> list[dict[str, Any]]:
     return load_messages(db, _field(db, "request", turn))
 
 
+def conversation(db: sqlite3.Connection, owner: str, completion: str) -> list[dict[str, Any]]:
+    """The messages up to an owner's completion, its answer included (its first choice), without tools.
+
+    Raises UnknownTurn.
+    """
+    row = db.execute(
+        f"SELECT t.request, t.answer FROM turns t {SESSION} WHERE t.completion = ? AND t.choice = 0 AND s.owner = ?",
+        (completion, owner),
+    ).fetchone()
+    if row is None:
+        raise UnknownTurn(f"There is no completion {completion} of yours.")
+    messages = [*load_messages(db, row["request"]), json.loads(row["answer"])]
+    return [message for message in messages if message["role"] != "tools"]
+
+
 def _field(db: sqlite3.Connection, name: str, turn: int) -> Any:
     row = db.execute(f"SELECT {name} FROM turns WHERE number = ?", (turn,)).fetchone()
     if row is None:

@@ -50,7 +50,8 @@ class Capture:
     - A main request becomes the next state of the turn that it reacts to (`ReactionFinder` has the rules).
     - Users who have said the same so far stay apart: a request continues a turn that no other request continues, if
       there is one.
-    - A request with `store: false` is not recorded.
+    - A request with `store: false` is not recorded, unless it has the header `X-Store: 1`: Codex always sends the
+      former, and its owner can configure the latter.
     """
 
     def __init__(self, ledger: Ledger, renderer: ChatRenderer, metrics: ServerMetrics) -> None:
@@ -64,7 +65,7 @@ class Capture:
 
     def open(self, incoming: IncomingRequest) -> OpenTurn | None:
         """Begin a turn; None if the request is not to be recorded, or cannot be recorded now."""
-        if incoming.request.store is False:
+        if incoming.request.store is False and not truthy(incoming.headers.get("x-store")):
             return None
         try:
             return self._open(incoming)

@@ -9,7 +9,7 @@ from openclaw_rl.api.completion import Completion
 from openclaw_rl.api.errors import ApiError
 from openclaw_rl.api.reader import ReadRequest
 from openclaw_rl.api.state import server_of
-from openclaw_rl.api.wires.base import Wire
+from openclaw_rl.api.wires.base import Wire, renamed
 
 #: Tells proxies to pass a stream on piece by piece.
 STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
@@ -22,9 +22,9 @@ async def answer(request: Request, wire: Wire) -> Response:
         owner = server.keys.owner(request)
         incoming = await read(request, wire)
         completion = await server.service.begin(incoming, owner, request.headers, wire.id_prefix)
-    except ApiError:
+    except ApiError as error:
         server.service.metrics.requests["refused"].inc()
-        raise
+        raise renamed(error, wire.names) from error
     watch = asyncio.create_task(close_on_disconnect(request, completion))
     try:
         await completion.ready()

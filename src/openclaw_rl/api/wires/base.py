@@ -16,6 +16,8 @@ class Wire(Protocol):
 
     id_prefix: str
     """How the ids of answers begin."""
+    names: Mapping[str, str]
+    """The wire's own names of chat fields, for errors."""
 
     def parse(self, body: bytes) -> ChatRequest:
         """Translate the request's body. Raises ApiError. May be called in a thread."""
@@ -36,14 +38,12 @@ def capture_fields(request: CaptureFields) -> dict[str, Any]:
     return {name: getattr(request, name) for name in CaptureFields.model_fields}
 
 
-def chat_request(names: Mapping[str, str], **fields: Any) -> ChatRequest:
-    """The chat request with these fields; `names` are the wire's own names of fields, for errors. Raises ApiError."""
+def chat_request(**fields: Any) -> ChatRequest:
+    """The chat request with these fields. Raises ApiError."""
     try:
         return check_supported(ChatRequest.model_validate(fields))
     except ValidationError as error:
-        raise renamed(malformed(error), names) from None
-    except ApiError as error:
-        raise renamed(error, names) from None
+        raise malformed(error) from None
 
 
 def renamed(error: ApiError, names: Mapping[str, str]) -> ApiError:

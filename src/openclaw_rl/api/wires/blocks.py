@@ -17,6 +17,8 @@ class Block:
     text: str = ""
     """Of a call: its arguments."""
     call: ParsedToolCall | None = None
+    is_cut: bool = False
+    """Whether the answer's limit ended it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +52,11 @@ class BlockReader:
                 case _:
                     yield from self._grow("text", delta)
 
-    def close(self) -> Iterator[BlockEvent]:
-        """End of the response."""
+    def close(self, is_cut: bool = False) -> Iterator[BlockEvent]:
+        """End of the response, or of a block. `is_cut`: the answer's limit has been reached."""
         if self._is_open:
             self._is_open = False
+            self.blocks[-1].is_cut = is_cut
             yield BlockEvent("close", self.blocks[-1])
 
     def _grow(self, kind: Literal["text", "reasoning"], text: str) -> Iterator[BlockEvent]:

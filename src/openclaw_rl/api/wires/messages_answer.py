@@ -11,7 +11,7 @@ from openclaw_rl.api.errors import ApiError
 from openclaw_rl.api.wire import ChatRequest
 from openclaw_rl.api.wires.base import event
 from openclaw_rl.api.wires.blocks import Block, BlockEvent, BlockReader
-from openclaw_rl.api.wires.messages_request import parse_messages
+from openclaw_rl.api.wires.messages_request import NAMES, parse_messages
 
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
@@ -19,7 +19,7 @@ STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_
 class MessagesWire:
     """Implements `Wire`. The streamed message and the whole one are made from the same blocks."""
 
-    id_prefix = "msg_"
+    id_prefix, names = "msg_", NAMES
 
     def __init__(self, model: str) -> None:
         self.model = model

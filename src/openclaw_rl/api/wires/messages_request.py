@@ -1,7 +1,7 @@
 """Requests of Anthropic's Messages API as chat requests."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
@@ -13,7 +13,11 @@ from openclaw_rl.api.wires.base import capture_fields, chat_request, first_unkno
 #: The types of content blocks that are supported.
 BLOCK_TYPES = ("text", "thinking", "redacted_thinking", "tool_use", "tool_result")
 #: Anthropic's names of the chat fields that can be at fault.
-NAMES = {"stop": "stop_sequences", "max_completion_tokens": "max_tokens", "response_format": "output_config.format"}
+NAMES: Mapping[str, str] = {
+    "stop": "stop_sequences",
+    "max_completion_tokens": "max_tokens",
+    "response_format": "output_config.format",
+}
 #: How a chat request says what `tool_choice` says.
 TOOL_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
@@ -158,7 +162,6 @@ def parse_messages(body: bytes) -> ChatRequest:
         raise ApiError(400, message, param="messages")
     choice = request.tool_choice
     return chat_request(
-        NAMES,
         **capture_fields(request) | {"session_id": request.session_id or session_of(request.metadata)},
         messages=list(chat_messages(request)),
         model=request.model,

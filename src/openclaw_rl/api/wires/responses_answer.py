@@ -1,0 +1,142 @@
+"""Answers of OpenAI's Responses API: as one response, or as a stream of events."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+from pydantic_core import to_json
+
+from openclaw_rl.api.completion import Completion
+from openclaw_rl.api.errors import ApiError
+from openclaw_rl.api.wire import ChatRequest
+from openclaw_rl.api.wires.base import event
+from openclaw_rl.api.wires.blocks import BlockReader
+from openclaw_rl.api.wires.responses_events import ItemWriter
+from openclaw_rl.api.wires.responses_request import NAMES, ResponsesRequest, parse_responses, translate
+from openclaw_rl.ledger.errors import LedgerError
+from openclaw_rl.ledger.ledger import Ledger
+from openclaw_rl.rendering.chat import Message
+
+
+class ResponsesWire:
+    """Implements `Wire`. The streamed response and the whole one are made from the same blocks.
+
+    - An earlier response is continued if the ledger has it, whichever wire it was given on.
+    """
+
+    id_prefix, names = "resp_", NAMES
+    request: ResponsesRequest
+
+    def __init__(self, model: str, owner: str, ledger: Ledger | None) -> None:
+        self.model, self.owner, self.ledger = model, owner, ledger
+
+    def parse(self, body: bytes) -> ChatRequest:
+        self.request = parse_responses(body)
+        return translate(self.request, self._earlier)
+
+    def _earlier(self, id: str) -> list[Message]:
+        """The conversation up to an earlier response. Raises ApiError."""
+        if self.ledger is None:
+            problem = "previous_response_id needs turns to be captured, and this server captures none (--no-capture)."
+            raise ApiError(400, problem, code="previous_response_not_found", param="previous_response_id")
+        try:
+            messages = self.ledger.conversation(self.owner, id)
+        except LedgerError as error:
+            problem = f"The previous response {id!r} cannot be continued: {error}"
+            raise ApiError(400, problem, code="previous_response_not_found", param="previous_response_id") from error
+        # Instructions hold for one request; on other wires, the system prompt is part of the conversation.
+        drop = id.startswith(self.id_prefix) and messages[0]["role"] == "system"
+        return messages[1:] if drop else messages
+
+    async def whole(self, completion: Completion) -> bytes:
+        reader, writer = BlockReader(), self._writer(completion)
+        async for update in completion:
+            for _event in reader.push(update.deltas):
+                pass
+        for _event in reader.close(is_cut(completion)):
+            pass
+        return to_json(self._response(completion, [writer.item(block) for block in reader.blocks]))
+
+    async def events(self, completion: Completion) -> AsyncIterator[bytes]:
+        reader, writer = BlockReader(), self._writer(completion)
+        begun = self._response(completion, []) | {"status": "in_progress", "incomplete_details": None, "usage": None}
+        number = 0
+        try:
+            async for kind, body in self._pieces(completion, reader, writer, begun):
+                yield event(kind, {"type": kind, "sequence_number": number, **body})
+                number += 1
+        except ApiError as error:
+            failure = {"code": "server_error", "message": error.message}
+            failed = begun | {"status": "failed", "error": failure}
+            yield event("response.failed", {"type": "response.failed", "sequence_number": number, "response": failed})
+
+    async def _pieces(
+        self, completion: Completion, reader: BlockReader, writer: ItemWriter, begun: dict[str, Any]
+    ) -> AsyncIterator[tuple[str, dict[str, Any]]]:
+        """The events' types and bodies."""
+        yield "response.created", {"response": begun}
+        yield "response.in_progress", {"response": begun}
+        async for update in completion:
+            for change in reader.push(update.deltas):
+                for piece in writer.events(change):
+                    yield piece
+        for change in reader.close(is_cut(completion)):
+            for piece in writer.events(change):
+                yield piece
+        response = self._response(completion, [writer.item(block) for block in reader.blocks])
+        yield f"response.{response['status']}", {"response": response}
+
+    def _writer(self, completion: Completion) -> ItemWriter:
+        encrypted = "reasoning.encrypted_content" in (self.request.include or ())
+        return ItemWriter(completion.id.removeprefix(self.id_prefix), encrypted)
+
+    def _response(self, completion: Completion, output: list[dict[str, Any]]) -> dict[str, Any]:
+        request, cut = self.request, is_cut(completion)
+        return {
+            "id": completion.id,
+            "object": "response",
+            "created_at": completion.created,
+            "status": "incomplete" if cut else "completed",
+            "background": False,
+            "error": None,
+            "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+            "instructions": request.instructions,
+            "max_output_tokens": request.max_output_tokens,
+            "metadata": request.metadata or {},
+            "model": self.model,
+            "output": output,
+            "parallel_tool_calls": request.parallel_tool_calls is not False,
+            "previous_response_id": request.previous_response_id,
+            "prompt_cache_key": request.prompt_cache_key,
+            "reasoning": {"effort": request.reasoning.effort if request.reasoning else None, "summary": None},
+            "service_tier": "default",
+            "store": self.ledger is not None and request.store is not False,
+            "temperature": completion.params.temperature,
+            "text": {"format": text_format(request)},
+            "tool_choice": request.tool_choice or "auto",
+            "tools": [{"strict": False, **tool.model_dump(exclude_none=True)} for tool in request.tools or ()],
+            "top_p": completion.params.top_p,
+            "truncation": "disabled",
+            "usage": usage(completion),
+        }
+
+
+def is_cut(completion: Completion) -> bool:
+    return completion.choices[0].finish_reason == "length"
+
+
+def text_format(request: ResponsesRequest) -> dict[str, Any]:
+    given = request.text.format if request.text else None
+    return given.model_dump(by_alias=True, exclude_unset=True) if given else {"type": "text"}
+
+
+def usage(completion: Completion) -> dict[str, Any]:
+    counts = completion.usage()
+    cached = counts["prompt_tokens_details"]["cached_tokens"]
+    return {
+        "input_tokens": counts["prompt_tokens"],
+        "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
+        "output_tokens": counts["completion_tokens"],
+        # Which tokens were reasoning is not counted.
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": counts["total_tokens"],
+    }

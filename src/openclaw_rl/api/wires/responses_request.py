@@ -1,0 +1,149 @@
+"""Requests of OpenAI's Responses API as chat requests."""
+
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import ConfigDict, Field, field_validator, model_validator
+
+from openclaw_rl.api.errors import ApiError
+from openclaw_rl.api.wire import MAX_TEMPERATURE, CaptureFields, ChatRequest, ListOf, WireModel, parse
+from openclaw_rl.api.wires.base import capture_fields, chat_request, first_unknown
+from openclaw_rl.api.wires.responses_items import ITEM_TYPES, InputItem, chat_messages
+from openclaw_rl.rendering.chat import Message
+
+#: The Responses API's names of the chat fields that can be at fault.
+NAMES: Mapping[str, str] = {
+    "messages": "input",
+    "max_completion_tokens": "max_output_tokens",
+    "response_format": "text.format",
+}
+#: Fields that are refused, and what to do instead.
+REFUSED = {
+    "background": "wait for the answer, or stream it",
+    "conversation": "use previous_response_id, or send the conversation",
+    "prompt": "send instructions and input",
+    "top_logprobs": "log-probs are available in /v1/chat/completions",
+}
+LOGPROBS = "message.output_text.logprobs"
+
+
+class FunctionTool(WireModel):
+    type: str
+    name: str = ""
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+    @model_validator(mode="after")
+    def _is_a_function(self) -> Self:
+        if self.type != "function":
+            raise ValueError(f"tools of type {self.type!r} are not supported, only functions")
+        if not self.name:
+            raise ValueError("a function needs a name")
+        return self
+
+    def chat_tool(self) -> dict[str, Any]:
+        optional = {"description": self.description, "parameters": self.parameters, "strict": self.strict}
+        given = {name: value for name, value in optional.items() if value is not None}
+        return {"type": "function", "function": {"name": self.name, **given}}
+
+
+class TextFormat(WireModel):
+    type: Literal["text", "json_object", "json_schema"] = "text"
+    name: str = "answer"
+    # `schema` is a method of pydantic's models.
+    json_schema: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+    def chat_format(self) -> dict[str, Any]:
+        if self.type != "json_schema":
+            return {"type": self.type}
+        schema = {"name": self.name, "schema": self.json_schema or {}, "strict": self.strict}
+        return {"type": self.type, "json_schema": schema}
+
+
+class TextConfig(WireModel):
+    format: TextFormat | None = None
+
+
+class ReasoningConfig(WireModel):
+    effort: str | None = None
+
+
+class ResponsesRequest(CaptureFields):
+    """The body of POST /v1/responses."""
+
+    model_config = ConfigDict(strict=True)
+
+    input: str | ListOf[InputItem]
+    model: str | None = None
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    stream: bool | None = None
+    tools: ListOf[FunctionTool] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    temperature: Annotated[float, Field(ge=0, le=MAX_TEMPERATURE)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    max_output_tokens: Annotated[int, Field(ge=1)] | None = None
+    text: TextConfig | None = None
+    reasoning: ReasoningConfig | None = None
+    include: list[str] | None = None
+    metadata: dict[str, Any] | None = None
+    background: Any = None
+    conversation: Any = None
+    prompt: Any = None
+    top_logprobs: Any = None
+
+    @field_validator("input", mode="before")
+    @classmethod
+    def _only_supported(cls, items: Any) -> Any:
+        if isinstance(items, list):
+            # Messages may leave their type out.
+            items = [{"type": "message", **item} if isinstance(item, dict) else item for item in items]
+        unknown = first_unknown(items, ITEM_TYPES)
+        if unknown is not None:
+            raise ValueError(f"items of type {unknown!r} are not supported, only {', '.join(ITEM_TYPES)}")
+        return items
+
+
+def parse_responses(body: bytes) -> ResponsesRequest:
+    """Read a request of the Responses API; raises 400 for what is not supported."""
+    request = parse(ResponsesRequest, body)
+    for field, advice in REFUSED.items():
+        if getattr(request, field):
+            raise ApiError(400, f"{field} is not supported; {advice}.", param=field)
+    if LOGPROBS in (request.include or ()):
+        raise ApiError(400, f"{LOGPROBS} is not supported; {REFUSED['top_logprobs']}.", param="include")
+    return request
+
+
+def translate(request: ResponsesRequest, earlier: Callable[[str], list[Message]]) -> ChatRequest:
+    """The chat request. `earlier` gives the conversation that ended with the response of an id."""
+    messages = earlier(request.previous_response_id) if request.previous_response_id else []
+    if request.instructions:
+        messages = [{"role": "system", "content": request.instructions}, *messages]
+    effort = request.reasoning.effort if request.reasoning else None
+    text = request.text.format if request.text else None
+    return chat_request(
+        **capture_fields(request),
+        messages=[*messages, *chat_messages(request.input)],
+        model=request.model,
+        stream=bool(request.stream),
+        tools=[tool.chat_tool() for tool in request.tools] if request.tools else None,
+        tool_choice=chat_choice(request.tool_choice),
+        parallel_tool_calls=request.parallel_tool_calls,
+        temperature=request.temperature,
+        top_p=request.top_p,
+        max_completion_tokens=request.max_output_tokens,
+        response_format=text.chat_format() if text else None,
+        chat_template_kwargs={"enable_thinking": effort != "none"} if effort else None,
+    )
+
+
+def chat_choice(choice: str | dict[str, Any] | None) -> Any:
+    if not isinstance(choice, dict):
+        return choice
+    if choice.get("type") != "function" or not isinstance(choice.get("name"), str):
+        raise ApiError(400, "tool_choice must be a word or name a function.", param="tool_choice")
+    return {"type": "function", "function": {"name": choice["name"]}}
