@@ -109,6 +109,13 @@ class TestTasks:
             for edit in task.data["solution"]:
                 assert task.data["files"][edit["path"]].count(edit["old"]) == 1
 
+    def test_short_functions_do_not_run_out(self) -> None:
+        drawn = tasks(150, "held-out", kinds="missing")
+        assert len({task.id for task in drawn}) > 75
+        for task in drawn[:5]:
+            (edit,) = task.data["solution"]
+            assert edit["old"] in task.data["messages"][-1]["content"]
+
     def test_all_tasks_of_a_kind_begin_with_the_same_examples(self) -> None:
         one, other = tasks(2, kinds="operator")
         assert one.data["messages"][:-1] == other.data["messages"][:-1]

@@ -87,6 +87,19 @@ class TestBlocks:
             EditBlock("tests/x.py", "x", ""),
         ]
 
+    def test_a_diff_is_read_hunk_by_hunk(self) -> None:
+        header = "--- a/calc.py\n+++ b/calc.py\n@@ -1,2 +1,2 @@\n"
+        answer = (
+            f"Here:\n```diff\n{header} def add(a, b):\n-    return a - b\n+    return a + b\n@@ -9 +9 @@\n-x\n+y\n```"
+        )
+        assert read_blocks(answer, ["calc.py"]) == [
+            EditBlock("calc.py", "def add(a, b):\n    return a - b", "def add(a, b):\n    return a + b"),
+            EditBlock("calc.py", "x", "y"),
+        ]
+        edit = EditBlock("", "    one\n    two", "    three")
+        assert read_blocks(edit.as_diff(), []) == [edit]
+        assert read_blocks(str(edit), []) == [edit]
+
     async def test_a_block_is_applied_to_the_only_source(self) -> None:
         episode = small_episode(FILES, TEST_FILES, ADD, keep=(ONE,))
         step = await episode.step(text(str(EditBlock("", "    return a - b", "    return a + b"))))

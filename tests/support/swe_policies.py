@@ -29,7 +29,7 @@ def oracle(task: Task) -> Iterator[Message]:
     """Makes the edits that mend the bugs, in the form that the level asks for."""
     for edit in task.data["solution"]:
         if task.data["level"] == 1:
-            yield text(str(EditBlock("", edit["old"], edit["new"])))
+            yield text(EditBlock("", edit["old"], edit["new"]).as_diff())
         else:
             yield call("edit", **edit)
 

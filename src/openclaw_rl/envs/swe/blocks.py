@@ -1,4 +1,6 @@
-"""Edits in the text of an answer: search/replace blocks, fenced or not.
+"""Edits in the text of an answer, in two forms. Both replace a text that occurs once in a file.
+
+A search/replace block, fenced or not; the line above it names the file:
 
     calc.py
     <<<<<<< SEARCH
@@ -7,18 +9,26 @@
         return a + b
     >>>>>>> REPLACE
 
-The line with the path may be left out where the repository has one source file.
+A fenced block of the language diff, with or without a header that names the file; a hunk's numbers are ignored:
+
+    ```diff
+    -    return a - b
+    +    return a + b
+    ```
+
+The path may be left out where the repository has one source file.
 """
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 BLOCK = re.compile(
     r"^<{5,9} ?SEARCH[ \t]*\n(?P<old>.*?)^={5,9}[ \t]*\n(?P<new>.*?)^>{5,9} ?REPLACE", re.MULTILINE | re.DOTALL
 )
+DIFF = re.compile(r"^```diff[ \t]*\n(?P<lines>.*?)(?:^```|\Z)", re.MULTILINE | re.DOTALL)
 #: Text that was meant as a block.
-MEANT_AS_BLOCK = re.compile(r"<<<<<|>>>>>|^=====", re.MULTILINE)
+MEANT_AS_BLOCK = re.compile(r"<<<<<|>>>>>|^=====|^```diff", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +44,11 @@ class EditBlock:
         lines = ["<<<<<<< SEARCH", *filter(None, [self.old]), "=======", *filter(None, [self.new]), ">>>>>>> REPLACE"]
         return "\n".join([self.path, *lines] if self.path else lines)
 
+    def as_diff(self) -> str:
+        """The edit as a diff without a header."""
+        signs = [f"-{line}" for line in self.old.split("\n")] + [f"+{line}" for line in self.new.split("\n")]
+        return "\n".join(["```diff", *signs, "```"])
+
 
 def read_blocks(text: str, paths: Collection[str]) -> list[EditBlock]:
     """The edits in an answer. A path is taken if it is the line above the block, or above the block's fence."""
@@ -42,4 +57,23 @@ def read_blocks(text: str, paths: Collection[str]) -> list[EditBlock]:
         above = [line.strip(" \t`*:") for line in text[: match.start()].splitlines()[-2:]]
         path = next((line for line in reversed(above) if line in paths), "")
         blocks.append(EditBlock(path, match["old"].removesuffix("\n"), match["new"].removesuffix("\n")))
-    return blocks
+    return blocks + [block for match in DIFF.finditer(text) for block in _read_diff(match["lines"])]
+
+
+def _read_diff(text: str) -> Iterator[EditBlock]:
+    """The hunks of a diff, each as an edit."""
+    path = ""
+    old: list[str] = []
+    new: list[str] = []
+    for line in [*text.splitlines(), "@@"]:
+        if line.startswith(("@@", "--- ", "+++ ")):
+            if old or new:
+                yield EditBlock(path, "\n".join(old), "\n".join(new))
+            old, new = [], []
+            if line.startswith("+++ "):
+                path = line[4:].strip().removeprefix("b/")
+            continue
+        if not line.startswith("+"):
+            old.append(line[1:])
+        if not line.startswith("-"):
+            new.append(line[1:])

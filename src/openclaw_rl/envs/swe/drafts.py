@@ -3,17 +3,17 @@
 import ast
 import functools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from random import Random
 
-from openclaw_rl.envs.swe.mutate import Bug, bugs_in
+from openclaw_rl.envs.swe.mutate import Bug, bugs_in, renamed
 from openclaw_rl.envs.swe.packages import HIDDEN_SUFFIX, Files, Package, packages_of, visible_tests
 from openclaw_rl.envs.swe.plain import PlainResult, PlainTests, name_of_test, prepare
 from openclaw_rl.envs.swe.trial import try_tests
 
 #: Longest function of level 1, in lines.
-MAX_SMALL_LINES = 8
+MAX_SMALL_LINES = 5
 
 #: Path and bug.
 Place = tuple[str, Bug]
@@ -61,7 +61,7 @@ def draw(split: str, level: int, kind: str, random: Random) -> BugDraft:
             places.append(random.choice([place for place in _bugs(package) if place[0] != places[0][0]]))
         # Each bug alone has to fail a test, so that mending one of two is not enough.
         if all(_tried(package, (place,)) for place in places) and (draft := _tried(package, tuple(places))):
-            return draft
+            return _with_other_names(draft, random) if level == 1 else draft
 
 
 def draw_examples(kind: str, number: int) -> list[BugDraft]:
@@ -74,6 +74,12 @@ def draw_examples(kind: str, number: int) -> list[BugDraft]:
         _tried(package, (_noticed(package, kind)[turn % len(_noticed(package, kind))],)) for package, turn in places
     ]
     return [draft for draft in drafts if draft]
+
+
+def _with_other_names(draft: BugDraft, random: Random) -> BugDraft:
+    """The draft of a short function with other names of its arguments. The tests do not name them."""
+    ((path, bug),) = draft.bugs
+    return replace(draft, bugs=((path, renamed(bug, draft.package.sources[path], random)),))
 
 
 def is_hidden(test: str) -> bool:

@@ -1,9 +1,10 @@
 """Plants bugs in Python code: each bug is one small change, made on the syntax tree and written back into the text."""
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from random import Random
 
 #: Kind of bug → what is wrong.
 KINDS = {
@@ -38,6 +39,12 @@ COMPARISONS: dict[type, tuple[str, str]] = {
 _PAIRS = "min max, any all, upper lower, startswith endswith, lstrip rstrip, append extend, keys values, sum len"
 NAMES = {a: b for pair in _PAIRS.split(", ") for a, b in (pair.split(), pair.split()[::-1])}
 
+#: Names that the arguments of a short function may get.
+ARGUMENT_NAMES = (
+    *("a", "b", "c", "k", "m", "n", "p", "q", "r", "s", "t", "u", "v", "w", "x", "y", "z"),
+    *("first", "second", "third", "left", "right", "given", "amount", "thing", "data", "part", "rest"),
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Bug:
@@ -64,7 +71,7 @@ def bugs_in(text: str) -> list[Bug]:
     for name, function in functions_of(ast.parse(text)):
         for kind, start, end, replacement in changes.of_function(function):
             changed = (data[:start] + replacement.encode() + data[end:]).decode()
-            if bug := _bug(kind, name, text, changed):
+            if bug := make_bug(kind, name, text, changed):
                 bugs.append(bug)
     return bugs
 
@@ -78,6 +85,34 @@ def functions_of(module: ast.Module) -> Iterator[tuple[str, ast.FunctionDef]]:
             yield from ((f"{node.name}.{part.name}", part) for part in node.body if isinstance(part, ast.FunctionDef))
 
 
+def renamed(bug: Bug, right: str, random: Random) -> Bug:
+    """The same bug in a function whose arguments have other names. `right` is the text without the bug."""
+    function = next(function for name, function in functions_of(ast.parse(right)) if name == bug.function)
+    arguments = [argument.arg for argument in function.args.args]
+    used = {node.id for node in ast.walk(function) if isinstance(node, ast.Name)}
+    names = random.sample([name for name in ARGUMENT_NAMES if name not in used], len(arguments))
+    pairs = dict(zip(arguments, names, strict=True))
+    other = make_bug(bug.kind, bug.function, _with_names(right, pairs), _with_names(bug.text, pairs))
+    assert other is not None  # other names make no other code
+    return other
+
+
+def _with_names(text: str, pairs: Mapping[str, str]) -> str:
+    """The text with other names in the place of some."""
+    changes, data = _Changes(text), text.encode()
+    places = []
+    for node in ast.walk(ast.parse(text)):
+        if not isinstance(node, ast.Name | ast.arg):
+            continue
+        name = node.id if isinstance(node, ast.Name) else node.arg
+        if name in pairs:
+            start = changes.start(node)
+            places.append((start, start + len(name.encode()), pairs[name]))
+    for start, end, name in sorted(places, reverse=True):
+        data = data[:start] + name.encode() + data[end:]
+    return data.decode()
+
+
 class _Changes:
     """Finds what can be changed in a text."""
 
@@ -88,7 +123,7 @@ class _Changes:
     def of_function(self, function: ast.FunctionDef) -> Iterator[Change]:
         for default in function.args.defaults:
             if (other := _other_constant(default)) is not None:
-                yield "default", self._start(default), self._end(default), other
+                yield "default", self.start(default), self._end(default), other
         names = [argument.arg for argument in function.args.args if argument.arg != "self"]
         for statement in function.body:
             for node in ast.walk(statement):
@@ -110,21 +145,21 @@ class _Changes:
                         yield self._between("bound", a, b, *COMPARISONS[type(comparison)])
             case ast.Constant(value=int() as value) if not isinstance(value, bool):
                 numbers = [value + 1, value - 1] if value > 0 else [value + 1]
-                yield from (("constant", self._start(node), self._end(node), str(number)) for number in numbers)
+                yield from (("constant", self.start(node), self._end(node), str(number)) for number in numbers)
             case ast.Attribute(attr=name) if name in NAMES:
                 yield "name", self._end(node) - len(name), self._end(node), NAMES[name]
             case ast.Name(id=name, ctx=ast.Load()) if name in NAMES:
-                yield "name", self._start(node), self._end(node), NAMES[name]
+                yield "name", self.start(node), self._end(node), NAMES[name]
             case ast.Name(id=name, ctx=ast.Load()) if name in arguments:
                 others = [other for other in arguments if other != name]
-                yield from (("name", self._start(node), self._end(node), other) for other in others)
+                yield from (("name", self.start(node), self._end(node), other) for other in others)
 
     def _between(self, kind: str, left: ast.expr, right: ast.expr, sign: str, other: str) -> Change:
         """Replace the operator between two operands; brackets may stand there too."""
-        start, end = self._end(left), self._start(right)
+        start, end = self._end(left), self.start(right)
         return kind, start, end, self._data[start:end].decode().replace(sign, other)
 
-    def _start(self, node: ast.expr) -> int:
+    def start(self, node: ast.arg | ast.expr) -> int:
         return self._line_starts[node.lineno - 1] + node.col_offset
 
     def _end(self, node: ast.expr) -> int:
@@ -142,7 +177,7 @@ def _other_constant(node: ast.expr) -> str | None:
     return None
 
 
-def _bug(kind: str, function: str, right: str, wrong: str) -> Bug | None:
+def make_bug(kind: str, function: str, right: str, wrong: str) -> Bug | None:
     """The bug with the edit that mends it; None if the text does not change, or is not Python any more."""
     try:
         if ast.dump(ast.parse(right)) == ast.dump(ast.parse(wrong)):
