@@ -16,7 +16,9 @@ from openclaw_rl.envs.swe.mutate import KINDS, bugs_in
 from openclaw_rl.envs.swe.packages import packages_of, read_packages
 from openclaw_rl.envs.swe.plain import prepare
 from openclaw_rl.envs.swe.trial import try_tests
-from support.swe_policies import Policy, destroys_everything, does_nothing, oracle, play, text
+from support.swe_policies import Policy, destroys_everything, does_nothing, needs_sandbox, oracle, play, text
+
+pytestmark = needs_sandbox
 
 #: Episodes at once.
 AT_ONCE = 3

@@ -20,7 +20,9 @@ from openclaw_rl.envs.swe.choose import make_swe
 from openclaw_rl.envs.swe.instances import IMAGE_PYTHON
 from openclaw_rl.envs.swe.pytest_suite import read_results
 from openclaw_rl.sandbox.base import remove_folder
-from support.swe_policies import call, said, text
+from support.swe_policies import call, needs_sandbox, said, text
+
+pytestmark = needs_sandbox
 
 CALC = "def add(a, b):\n    return a - b\n\n\ndef one():\n    return 1\n"
 TESTS = "from calc import one\n\n\ndef test_one():\n    assert one() == 1\n"

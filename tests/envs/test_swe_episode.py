@@ -8,7 +8,9 @@ from openclaw_rl.envs.calls import ToolFailed
 from openclaw_rl.envs.swe.blocks import EditBlock, read_blocks
 from openclaw_rl.envs.swe.plain import prepare
 from openclaw_rl.envs.swe.repository import FolderTree, Repository, TextTree, is_protected
-from support.swe_policies import call, said, small_episode, text
+from support.swe_policies import call, needs_sandbox, said, small_episode, text
+
+pytestmark = needs_sandbox
 
 CALC = "def add(a, b):\n    return a - b\n\n\ndef one():\n    return 1\n\n\ndef uno():\n    return 1\n"
 TESTS = """

@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 
 from openclaw_rl.envs.swe import suites
-from support.swe_policies import call, said, small_episode
+from openclaw_rl.sandbox.choose import problem_with
+from support.swe_policies import call, needs_sandbox, said, small_episode
+
+pytestmark = needs_sandbox
 
 CALC = "def add(a, b):\n    return a - b\n"
 TESTS = "from calc import add\n\n\ndef test_add():\n    assert add(2, 3) == 5\n    assert add(4, 4) == 8\n"
@@ -99,9 +102,16 @@ while True:
 """
 
 
-async def judged(code: str, *more: tuple[str, str]) -> tuple[float, bool, float]:
+@pytest.fixture(params=["bubblewrap", "fences"])
+def sandbox(request: pytest.FixtureRequest) -> str:
+    if problem := problem_with(request.param):
+        pytest.skip(problem)
+    return str(request.param)
+
+
+async def judged(code: str, *more: tuple[str, str], sandbox: str = "auto") -> tuple[float, bool, float]:
     """Reward, solved and seconds of an attempt that puts code into the module, and makes further files."""
-    attempt = small_episode({"calc.py": CALC}, {"tests/test_calc.py": TESTS}, ADD)
+    attempt = small_episode({"calc.py": CALC}, {"tests/test_calc.py": TESTS}, ADD, sandbox=sandbox)
     await attempt.step(call("edit", path="calc.py", old=CALC, new=code))
     for path, content in more:
         await attempt.step(call("edit", path=path, old="", new=content))
@@ -143,45 +153,47 @@ class TestTheChecker:
 
 
 class TestHarm:
-    async def test_an_endless_loop_ends(self) -> None:
-        _, solved, seconds = await judged("def add(a, b):\n    while True:\n        pass\n")
+    async def test_an_endless_loop_ends(self, sandbox: str) -> None:
+        _, solved, seconds = await judged("def add(a, b):\n    while True:\n        pass\n", sandbox=sandbox)
         assert not solved
         assert seconds < 15
 
-    async def test_an_endless_loop_that_ignores_signals_ends(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_an_endless_loop_that_ignores_signals_ends(
+        self, sandbox: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(suites, "PLAIN_SECONDS", 3.0)
-        _, solved, seconds = await judged(IGNORES_SIGNALS)
+        _, solved, seconds = await judged(IGNORES_SIGNALS, sandbox=sandbox)
         assert not solved
         assert seconds < 25
 
-    async def test_a_flood_of_output_ends(self) -> None:
+    async def test_a_flood_of_output_ends(self, sandbox: str) -> None:
         code = "import sys\nwhile True:\n    sys.stderr.write('x' * 65536)\n"
-        _, solved, seconds = await judged(code)
+        _, solved, seconds = await judged(code, sandbox=sandbox)
         assert not solved
         assert seconds < 15
 
-    async def test_much_memory_is_refused(self) -> None:
-        _, solved, _ = await judged("data = bytearray(2 << 30)\ndef add(a, b):\n    return a + b\n")
+    async def test_much_memory_is_refused(self, sandbox: str) -> None:
+        _, solved, _ = await judged("data = bytearray(2 << 30)\ndef add(a, b):\n    return a + b\n", sandbox=sandbox)
         assert not solved
 
-    async def test_no_network(self) -> None:
+    async def test_no_network(self, sandbox: str) -> None:
         listener = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
         port = listener.sockets[0].getsockname()[1]
-        _, solved, _ = await judged(CONNECTS.replace("PORT", str(port)))
+        _, solved, _ = await judged(CONNECTS.replace("PORT", str(port)), sandbox=sandbox)
         listener.close()
         assert solved  # the connection was refused, so it added
 
-    async def test_files_of_other_episodes_and_of_the_user_are_not_read(self, tmp_path: Path) -> None:
+    async def test_files_of_other_episodes_and_of_the_user_are_not_read(self, sandbox: str, tmp_path: Path) -> None:
         secret = tmp_path / "secret"
         secret.write_text("secret")
         for folder in (tmp_path, *tmp_path.parents[:-2]):
             folder.chmod(folder.stat().st_mode | 0o055)
-        _, solved, _ = await judged(READS.replace("PATH", repr(str(secret))))
+        _, solved, _ = await judged(READS.replace("PATH", repr(str(secret))), sandbox=sandbox)
         assert solved
 
-    async def test_a_daemon_ends_with_the_run(self) -> None:
+    async def test_a_daemon_ends_with_the_run(self, sandbox: str) -> None:
         mark = f"openclaw-daemon-{os.getpid()}-{time.monotonic_ns()}"
-        await judged(LEAVES_A_DAEMON.replace("MARK", repr(mark)))
+        await judged(LEAVES_A_DAEMON.replace("MARK", repr(mark)), sandbox=sandbox)
         assert not [pid for pid in os.listdir("/proc") if pid.isdecimal() and mark in command_line(pid)]
 
 

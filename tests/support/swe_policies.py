@@ -4,6 +4,8 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import pytest
+
 from openclaw_rl.envs.base import Message, Outcome, Step, Task
 from openclaw_rl.envs.swe.blocks import EditBlock
 from openclaw_rl.envs.swe.environment import PlantedBugs
@@ -11,7 +13,10 @@ from openclaw_rl.envs.swe.episode import RepositoryEpisode
 from openclaw_rl.envs.swe.repository import Repository, TextTree
 from openclaw_rl.envs.swe.scoring import TestGoal
 from openclaw_rl.envs.swe.suites import PlainSuite
-from openclaw_rl.sandbox.choose import choose_sandbox
+from openclaw_rl.sandbox.choose import choose_sandbox, problem_with
+
+PROBLEMS = [problem_with(name) for name in ("bubblewrap", "fences")]
+needs_sandbox = pytest.mark.skipif(all(PROBLEMS), reason=f"tests cannot be confined: {', '.join(PROBLEMS)}")
 
 Policy = Callable[[Task], Iterator[Message]]
 
@@ -59,10 +64,16 @@ async def play(environment: PlantedBugs, task: Task, policy: Policy) -> Outcome:
     return outcome
 
 
-def small_episode(files: dict[str, str], tests: dict[str, str], *must_pass: str, keep: tuple[str, ...] = ()) -> Any:
+def small_episode(
+    files: dict[str, str],
+    tests: dict[str, str],
+    *must_pass: str,
+    keep: tuple[str, ...] = (),
+    sandbox: str = "auto",
+) -> RepositoryEpisode:
     """An episode in a repository of one's own, with its tests in it."""
     repository = Repository(TextTree({**files, **tests}))
-    return RepositoryEpisode(repository, PlainSuite(choose_sandbox(), tests), [], TestGoal(must_pass, keep))
+    return RepositoryEpisode(repository, PlainSuite(choose_sandbox(sandbox), tests), [], TestGoal(must_pass, keep))
 
 
 def said(step: Step) -> str:
