@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import importlib.util
+import os
 import shutil
 from collections.abc import Sequence
 from itertools import islice
@@ -29,7 +30,8 @@ pytestmark = needs_browser
 PNG = b"\x89PNG\r\n"
 has_miniwob = pytest.mark.skipif(importlib.util.find_spec("miniwob") is None, reason="there is no miniwob")
 has_selenium = pytest.mark.skipif(
-    importlib.util.find_spec("selenium") is None or shutil.which("chromedriver") is None,
+    importlib.util.find_spec("selenium") is None
+    or shutil.which(os.environ.get("CHROMEDRIVER", "chromedriver")) is None,
     reason="there is no selenium or no chromedriver: pip install selenium, apt install chromium-driver",
 )
 

@@ -101,7 +101,9 @@ class ChromiumPage:
         reply = await self._send("Page.navigate", url=address)
         if error := reply.get("errorText"):
             raise PageFailed(f"{address} cannot be opened: {error}.")
-        await self._settle()
+        # A page that does not respond yet may do so later, and if not, the model is told.
+        with contextlib.suppress(PageFailed):
+            await self._settle()
 
     async def look(self) -> PageView:
         await self._end_endless_script()
@@ -168,9 +170,9 @@ class ChromiumPage:
         try:
             await self._send("Runtime.evaluate", expression="0")
         except PageFailed:
+            self._notes.append("A script of the page ran for too long and was ended")
             with contextlib.suppress(PageFailed):
                 await self._send("Runtime.terminateExecution")
-                self._notes.append("A script of the page ran for too long and was ended")
 
     async def _settle(self) -> None:
         """Wait until the page has loaded what an action led to, and bring the tab back if it left the task."""
