@@ -4,8 +4,8 @@
 
 The server runs in its own process: its real API, renderer, tokenizer (the embedded model's) and ledger, with a sampler
 that answers at once. The driver's overhead is the time of an episode minus that of a minimal client, which sends the
-same requests over one connection. Further tables: a training step on the attempts of a group, episodes in a browser,
-and episodes in repositories.
+same requests over one connection. Further tables: a training step on the attempts of a group, and episodes of the
+built-in environments.
 """
 
 import asyncio
@@ -23,6 +23,7 @@ from common import machine, model_folder, sized, table, verdict
 from learning import show_siblings
 from repositories import show_repositories
 from serving import ANSWER, Connection, InstantSampler, Server
+from shells import show_shells
 
 from openclaw_rl.envs.attempt import EpisodeLimits
 from openclaw_rl.envs.base import Message, Outcome, Step, Task
@@ -156,6 +157,7 @@ def main() -> None:
     show_siblings("cpu")
     show_browser()
     show_repositories()
+    show_shells()
 
 
 if __name__ == "__main__":

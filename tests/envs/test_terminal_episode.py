@@ -2,9 +2,7 @@
 
 import asyncio
 import os
-import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -227,18 +225,12 @@ async def test_many_attempts_at_once(start: Open) -> None:
 
 async def test_a_killed_sandbox_is_only_the_end_of_a_shell(start: Open) -> None:
     episode = await start()
+    await run(episode, "true")
     running = asyncio.create_task(run(episode, "sleep 30"))
-    while not (sandboxes := children(os.getpid())):
-        await asyncio.sleep(0.01)
     await asyncio.sleep(0.1)
+    sandboxes = children(os.getpid())
+    assert sandboxes
     for process in sandboxes:
         os.kill(process, 9)
     assert "[the shell ended with status 137" in shown(await running)
     assert (await finish(episode, "echo text > new")).solved
-
-
-def test_no_folder_of_an_attempt_is_left() -> None:
-    left = [
-        path for path in Path(tempfile.gettempdir()).glob("openclaw-terminal-*") if path.stat().st_uid == os.getuid()
-    ]
-    assert left == []

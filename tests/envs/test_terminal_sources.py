@@ -76,7 +76,9 @@ async def test_a_check_that_hangs_solves_nothing(write: Write) -> None:
     assert (outcome.solved, outcome.hint) == (False, "The check failed: timed out")
 
 
-def test_the_shape_of_terminal_bench_is_read(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_shape_of_terminal_bench_is_read(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     toml = '[metadata]\nauthor_name = "A"\n[verifier]\ntimeout_sec = 7\n[environment]\ndocker_image = "an-image"\n'
     path = write(toml="version = '1.0'\n" + toml, **{"instruction.md": "# Do it", "tests/test.sh": "exit 0"})
     (path / "greet" / "check.sh").unlink()
@@ -89,7 +91,9 @@ def test_the_shape_of_terminal_bench_is_read(write: Write, tmp_path: Path, monke
     assert environment.about == "sandbox: docker, image base"  # type: ignore[attr-defined]
     (task,) = (task for split in ("train", "held-out") for task in listed(environment, split))
     assert (task.data["check"], task.data["check_seconds"], task.data["image"]) == ("tests/test.sh", 7.0, "an-image")
-    assert environment.open(task)._sandbox.about == "docker, image an-image"  # type: ignore[attr-defined]
+    episode = environment.open(task)
+    assert episode._sandbox.about == "docker, image an-image"  # type: ignore[attr-defined]
+    await episode.close()
 
 
 def listed(environment: Any, split: str) -> list[Any]:

@@ -169,7 +169,7 @@ def is_locked(path: Path) -> bool:
         "echo a > {outside}/file",
         "cat {outside}/kept",
         "rm -f {outside}/kept && ls {outside}/kept",
-        "chmod 777 {outside}/kept",
+        "chmod 600 {outside}/kept",
         "ln {outside}/kept here && cat here",
         "ln -s {outside}/kept there; cat there",
         "cat {outside}/../*/kept",
@@ -183,6 +183,8 @@ async def test_what_a_shell_must_not_do_fails(sandbox: Sandbox, folder: Path, co
     (outside / "kept").write_text("secret")
     for path in (outside, outside / "kept"):
         path.chmod(0o777)
+    # As if it were of another attempt: its owner is the user inside.
+    give_folder(outside, whole=True)
     reached = asyncio.Event()
     async with await asyncio.start_server(lambda *_: reached.set(), "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
@@ -329,3 +331,14 @@ async def test_a_container_runtime_gets_the_whole_order(
     assert "--user 0:" not in started
     assert "--network none" in trial
     assert "--network" not in started
+
+
+async def test_a_shell_that_cannot_start_says_so(folder: Path) -> None:
+    class Broken(OpenSandbox):
+        def command_line(self, argv: object, allowance: object) -> list[str]:
+            return ["sh", "-c", "echo no luck; exit 1"]
+
+    shell = Broken().shell(folder)
+    with pytest.raises(OSError, match="the sandbox none cannot start a shell: no luck"):
+        await shell.run("true")
+    await shell.close()

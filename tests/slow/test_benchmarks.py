@@ -12,7 +12,7 @@ from support.tiny_models import save_tiny_model
 
 SCRIPTS = ["engines", "environments", "freeze", "judge", "learning", "ledger", "sampling", "serving"]
 SCRIPTS += ["study", "swapping", "topk"]
-HELPERS = {"browsing", "common", "measuring", "shapes"}
+HELPERS = {"browsing", "common", "measuring", "repositories", "shapes", "shells"}
 
 runs = pytest.mark.skipif("OPENCLAW_RL_BENCHMARKS" not in os.environ, reason="make test-benchmarks runs them")
 

@@ -53,6 +53,8 @@ class Sandbox(abc.ABC):
     about: str
     changes_modes = True
     """Whether programs inside may change the modes of files."""
+    held_by_child = False
+    """Whether all processes end with the child of the started process, which waits for that."""
 
     @abc.abstractmethod
     def command_line(self, argv: Sequence[str], allowance: Allowance) -> list[str]:

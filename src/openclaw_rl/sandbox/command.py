@@ -3,7 +3,9 @@
 - The command is a list of arguments. No shell reads it.
 - On Linux with Landlock it reads and runs only system programs and what it is given, and writes only in its folder.
 - It has no network: no socket can be made (seccomp), and where user namespaces are allowed there is no network device.
-- Started by root, it runs as nobody. Otherwise it cannot change the mode, owner and attributes of files (seccomp).
+- Where user namespaces allow it, all files outside of its folder are read-only, also for changes of modes and owners.
+- Started by root, it runs as nobody. Otherwise, without read-only files, it cannot change the mode, owner and
+  attributes of any file (seccomp).
 - Everywhere: limits on CPU time, wall time, memory of a process, output and size of a file; an empty environment. With
   user namespaces or started by root, also a limit on the number of processes.
 - At its end its process group is killed. Where user namespaces are allowed, everything that it started ends with it;
@@ -14,12 +16,11 @@
 
 import functools
 import json
-import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from openclaw_rl.sandbox.fences.user import NOBODY
+from openclaw_rl.sandbox.base import give_folder
 from openclaw_rl.sandbox.run import MAX_OUTPUT, ProgramOutcome, start, to_its_end, watch
 
 
@@ -35,8 +36,7 @@ async def run_command(
     runnable: Sequence[Path] = (),
 ) -> ProgramOutcome:
     """Run a command to its end or its limits. Its processes are gone when this returns or is cancelled."""
-    if os.getuid() == 0:
-        os.chown(folder, NOBODY, NOBODY)
+    give_folder(folder)
     paths = {"readable": list(map(str, readable)), "runnable": list(map(str, runnable))}
     settings = {"argv": list(argv), "memory_mib": memory_mib, **paths}
     return await to_its_end(start("launch", settings, stdin, seconds, folder), seconds, max_output)
@@ -44,9 +44,10 @@ async def run_command(
 
 @functools.cache
 def command_fences() -> tuple[str, ...]:
-    """The fences around commands on this machine, by a trial run: limits, user, namespaces, landlock, seccomp."""
+    """The fences around commands on this machine, by a trial run: limits, user, namespaces, mounts, landlock, …"""
     settings = {"argv": [], "memory_mib": 512, "readable": [], "runnable": [], "report": True}
     with tempfile.TemporaryDirectory(prefix="openclaw-sandbox-") as folder:
+        give_folder(Path(folder))
         outcome = watch(start("launch", settings, b"", 10, folder), 10, MAX_OUTPUT)
     return tuple(json.loads(outcome.stdout)) if outcome.exit_code == 0 else ()
 

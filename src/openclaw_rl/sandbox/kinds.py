@@ -35,6 +35,7 @@ class BubblewrapSandbox(Sandbox):
 
     name = "bubblewrap"
     about = "bubblewrap (own namespaces for files, processes, network)"
+    held_by_child = True
 
     def command_line(self, argv: Sequence[str], allowance: Allowance) -> list[str]:
         folder = str(allowance.folder)
@@ -66,7 +67,8 @@ class FencedSandbox(Sandbox):
     def __init__(self) -> None:
         fences = command_fences()
         self.about = f"fences ({', '.join(fences)})"
-        self.changes_modes = "user" in fences
+        self.changes_modes = "user" in fences or "mounts" in fences
+        self.held_by_child = "namespaces" in fences
 
     def command_line(self, argv: Sequence[str], allowance: Allowance) -> list[str]:
         readable = [str(path) for path in allowance.readable]

@@ -23,8 +23,10 @@ MAX_KEPT = 16_000
 READ_BYTES = 1 << 16
 #: Rounds of the event loop without new output after which a pipe is empty: a paused pipe is read again in the third.
 IDLE_ROUNDS = 4
-#: How long a killed shell may take to be gone.
-END_SECONDS = 5.0
+#: How long a shell may take to start, and a killed one to be gone.
+START_SECONDS, END_SECONDS = 30.0, 5.0
+#: How much is repeated of what a shell said that could not be started.
+MAX_ERROR = 400
 #: The status of a shell that was killed, in the words of a shell.
 KILLED_STATUS = 128 + signal.SIGKILL
 
@@ -50,7 +52,9 @@ class Shell:
     - Working directory, variables, functions and background jobs stay from command to command.
     - A command has no input. One that runs for too long or prints too much is ended with the whole shell.
     - After the end of a shell, also by `exit`, the next command starts a new one, in the last working directory.
-    - `close`, which also runs if a command is cancelled, ends all processes and deletes temporary files.
+    - `close`, which also runs if a command is cancelled, ends all processes and deletes temporary files. Where the
+      sandbox has a space of its own for processes, they are gone when it returns.
+    - The time of a command does not include the start of the shell. A shell that cannot be started raises OSError.
 
     What a command does to its own shell can only spoil later outputs: outcomes have to be read from the folder.
     """
@@ -112,8 +116,20 @@ class Shell:
             start_new_session=True,
             limit=READ_BYTES,
         )
-        assert process.stdin is not None
-        process.stdin.write(PRELUDE.encode() + f"cd -- {shlex.quote(self._directory)}\n".encode("utf-8", "replace"))
+        token, kept = uuid4().hex, _Kept(MAX_ERROR)
+        begin = f"{PRELUDE}cd -- {shlex.quote(self._directory)}\n".encode("utf-8", "replace")
+        status = None
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                status = await _finish(process, begin + _request("true", token), token, kept)
+        except TimeoutError:
+            pass
+        except asyncio.CancelledError:
+            await asyncio.shield(self.close())
+            raise
+        if status is None:
+            await self._end(kept)
+            raise OSError(f"the sandbox {self.sandbox.name} cannot start a shell: {kept.text().strip()}")
         return process
 
     async def _end(self, kept: "_Kept", *, ends_itself: bool = False) -> int:
@@ -125,8 +141,7 @@ class Shell:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(END_SECONDS):
                     await process.wait()
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
+        await self._kill(process)
         assert self._allowance is not None
         await asyncio.to_thread(self.sandbox.end, self._allowance)
         assert process.stdin is not None
@@ -139,6 +154,28 @@ class Shell:
         process._transport.close()  # type: ignore[attr-defined]
         code = process.returncode
         return KILLED_STATUS if code is None else code if code >= 0 else 128 - code
+
+    async def _kill(self, process: asyncio.subprocess.Process) -> None:
+        """Kill all processes of a shell."""
+        children = _children(process.pid) if self.sandbox.held_by_child else []
+        for child in children:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(child, signal.SIGKILL)
+        if children:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(END_SECONDS):
+                    await process.wait()
+        if process.returncode is None or not children:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def _children(process: int) -> list[int]:
+    """The child processes of a process, where the system tells."""
+    try:
+        return [int(child) for child in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+    except OSError:
+        return []
 
 
 @dataclass(frozen=True, slots=True)

@@ -128,7 +128,7 @@ def what_is_missing(family: str, sandbox: Sandbox) -> str:
     programs = {"git": "git", "archives": "tar", "processes": "flock"}
     if family in programs and sandbox.name != "docker" and shutil.which(programs[family], path=PATH) is None:
         return f"the program {programs[family]}"
-    # tar and git set modes too.
-    if family in ("permissions", "archives", "git") and not sandbox.changes_modes:
+    # tar, git and sed set modes too.
+    if family in ("permissions", "archives", "git", "text", "data") and not sandbox.changes_modes:
         return "a sandbox in which modes can be changed: install bubblewrap"
     return ""

@@ -56,7 +56,7 @@ def _raise_fences(settings: dict[str, int]) -> list[str]:
     library = [sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), os.path.join(sys.base_prefix, "lib")]
     readable = [*library, *SYSTEM_FILES, os.getcwd()]
     raised = ["limits"]
-    raised += ["namespaces"] if raise_namespaces() else []
+    raised += raise_namespaces()
     if on_linux():
         # After the namespaces, which reset it. The parent may have died before, so check that it is still the same.
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -46,17 +46,19 @@ def _raise_fences(settings: dict[str, Any]) -> list[str]:
     network = settings.get("network", False)
     raised = ["limits"]
     raised += ["user"] if leave_root() else []
-    raised += ["namespaces"] if raise_namespaces(processes=True, network=network) else []
+    folders = [os.getcwd(), *filter(None, [settings.get("scratch")])]
+    raised += raise_namespaces(processes=True, network=network, writable=folders)
     end_with(settings["parent"])
     # After the namespaces, so that the processes of other sandboxes do not count. Without either of the two, the
     # processes of the user outside of the sandbox would count.
     counted = "namespaces" in raised or "user" in raised
     limit_command(settings["cpu_seconds"], settings["memory_mib"], MAX_PROCESSES if counted else None)
     readable = (*SYSTEM_FILES, *(NETWORK_FILES if network else ()), *settings["readable"])
-    writable = [os.getcwd(), *DEVICES, *filter(None, [settings.get("scratch")])]
     runnable = (*PROGRAMS, *settings["runnable"])
-    raised += ["landlock"] if raise_landlock(readable, runnable, writable, network) else []
-    raised += ["seccomp"] if raise_command_filter(keep_modes="user" not in raised, network=network) else []
+    raised += ["landlock"] if raise_landlock(readable, runnable, (*folders, *DEVICES), network) else []
+    # Landlock does not keep a command from changing modes. Read-only mounts do, and so does another user.
+    keep_modes = "mounts" not in raised and "user" not in raised
+    raised += ["seccomp"] if raise_command_filter(keep_modes=keep_modes, network=network) else []
     return raised
 
 
