@@ -94,6 +94,20 @@ open("left", "w").close()
 def add(a, b):
     return left
 """
+#: Bounded: it tries a hundred processes, and the limit is 64.
+FORKS = """
+import os, time
+
+def add(a, b):
+    for number in range(100):
+        try:
+            if os.fork() == 0:
+                time.sleep(5)
+                os._exit(0)
+        except OSError:
+            return a + b
+    return "no limit"
+"""
 IGNORES_SIGNALS = """
 import signal
 signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 32))
@@ -190,6 +204,11 @@ class TestHarm:
             folder.chmod(folder.stat().st_mode | 0o055)
         _, solved, _ = await judged(READS.replace("PATH", repr(str(secret))), sandbox=sandbox)
         assert solved
+
+    async def test_the_number_of_processes_is_limited(self, sandbox: str) -> None:
+        _, solved, seconds = await judged(FORKS, sandbox=sandbox)
+        assert solved  # a process was refused, so it added
+        assert seconds < 10
 
     async def test_a_daemon_ends_with_the_run(self, sandbox: str) -> None:
         mark = f"openclaw-daemon-{os.getpid()}-{time.monotonic_ns()}"
