@@ -1,0 +1,160 @@
+"""The only way out of a tab: what it answers, passes on and refuses, without a browser; and when a tab has loaded."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from openclaw_rl.envs.browser.chromium.gate import MAX_BODY_BYTES, Answerer, OriginGate, SiteReply, SiteRequest
+from openclaw_rl.envs.browser.chromium.loading import BEGIN_SECONDS, DETACHED, REQUESTED, STARTED, STOPPED, LoadingState
+from support.browsing import listener
+
+ORIGIN = "http://task.localhost"
+PAGE = "Accept: text/html,*/*\r\n"
+
+
+@contextlib.asynccontextmanager
+async def gate_of(origin: str = ORIGIN, answer: Answerer | None = None) -> AsyncIterator[tuple[OriginGate, int]]:
+    gate = OriginGate(origin, answer)
+    port = int((await gate.start()).rpartition(":")[2])
+    try:
+        yield gate, port
+    finally:
+        await gate.close()
+
+
+async def exchange(port: int, request: bytes) -> bytes:
+    """Everything that comes back for some bytes."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        writer.write(request)
+        writer.write_eof()
+        async with asyncio.timeout(5):
+            return await reader.read()
+    except ConnectionError:
+        return b""
+    finally:
+        writer.close()
+
+
+def echo(request: SiteRequest) -> SiteReply:
+    return SiteReply(f"{request.verb} {request.path} {request.body.decode()}".encode())
+
+
+async def test_the_tasks_origin_is_answered_by_our_function() -> None:
+    async with gate_of(answer=echo) as (gate, port):
+        reply = await exchange(port, b"GET http://task.localhost/a?b=1 HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert reply.startswith(b"HTTP/1.1 200 ")
+        assert reply.endswith(b"GET /a?b=1 ")
+        posted = b"POST http://TASK.localhost:80/form HTTP/1.1\r\nContent-Length: 3\r\n\r\na=b"
+        assert (await exchange(port, posted)).endswith(b"POST /form a=b")
+        assert gate.refusals() == []
+
+
+@pytest.mark.parametrize(
+    ("request_line", "status"),
+    [
+        ("GET http://other.localhost/ HTTP/1.1", 204),
+        ("GET http://task.localhost:81/ HTTP/1.1", 204),
+        ("GET http://task.localhost.evil.example/ HTTP/1.1", 204),
+        ("GET http://task.localhost@{place}/ HTTP/1.1", 204),
+        ("GET http://{place}/ HTTP/1.1", 204),
+        ("GET / HTTP/1.1", 204),
+        ("CONNECT {place} HTTP/1.1", 403),
+        ("CONNECT task.localhost:443 HTTP/1.1", 403),
+        ("CONNECT task.localhost:80 HTTP/1.1", 403),
+    ],
+)
+async def test_everything_else_is_refused_and_reaches_nothing(request_line: str, status: int) -> None:
+    async with listener() as (place, received), gate_of(answer=echo) as (gate, port):
+        line = request_line.format(place=place)
+        reply = await exchange(port, f"{line}\r\n{PAGE}\r\n".encode())
+        assert reply.startswith(f"HTTP/1.1 {status} ".encode())
+        refused = gate.refusals()
+        assert len(refused) <= 1
+        assert gate.refusals() == []
+    assert received == []
+
+
+async def test_a_request_is_passed_on_to_the_origin_alone() -> None:
+    async with listener() as (place, received), gate_of(f"http://{place}") as (_, port):
+        head = "Host: {0}\r\nProxy-Connection: keep-alive\r\nConnection: keep-alive\r\n\r\n"
+        reply = await exchange(port, f"GET http://{place}/a?b HTTP/1.1\r\n{head.format(place)}".encode())
+        assert reply.endswith(b"hi")
+        lines = received[0].decode().split("\r\n")
+        assert lines[0] == "GET /a?b HTTP/1.1"
+        assert [line for line in lines if "onnection" in line] == ["Connection: close"]
+        assert (await exchange(port, f"CONNECT {place} HTTP/1.1\r\n\r\nhello".encode())).startswith(b"HTTP/1.1 200 ")
+        assert received[1] == b"hello"
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        b"",
+        b"GET\r\n\r\n",
+        b"\xff\x00 http://task.localhost/ HTTP/1.1\r\n\r\n",
+        b"GET http://task.localhost/ HTTP/1.1\r\n" + b"A: b\r\n" * 20_000 + b"\r\n",
+        b"POST http://task.localhost/ HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % (MAX_BODY_BYTES + 1),
+        b"POST http://task.localhost/ HTTP/1.1\r\nContent-Length: 9\r\n\r\nshort",
+        b"GET http://[::1/ HTTP/1.1\r\n\r\n",
+    ],
+)
+async def test_a_broken_request_ends_its_connection_alone(request_bytes: bytes) -> None:
+    async with gate_of(answer=echo) as (gate, port):
+        await exchange(port, request_bytes)
+        assert (await exchange(port, b"GET http://task.localhost/ HTTP/1.1\r\n\r\n")).endswith(b"GET / ")
+        async with asyncio.timeout(5):
+            await gate.quiet(0.01)
+
+
+async def test_many_connections_at_once_are_all_answered() -> None:
+    async with gate_of(answer=echo) as (_, port):
+        requests = [exchange(port, f"GET http://task.localhost/{n} HTTP/1.1\r\n\r\n".encode()) for n in range(100)]
+        replies = await asyncio.gather(*requests)
+        assert [reply.rpartition(b"/")[2] for reply in replies] == [f"{n} ".encode() for n in range(100)]
+
+
+async def test_a_closed_gate_leaves_no_connection() -> None:
+    async with gate_of(answer=echo) as (_, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET http://task.localhost/ HTT")
+        await writer.drain()
+    with contextlib.suppress(ConnectionResetError):
+        assert await reader.read() == b""
+    writer.close()
+
+
+@given(address=st.one_of(st.text(), st.text().map(lambda text: f"http://{text}")))
+@settings(deadline=None)
+def test_only_addresses_of_the_origin_are_allowed(address: str) -> None:
+    gate = OriginGate("http://task.localhost:81")
+    assert not gate.allows(address)
+    assert gate.allows("http://task.localhost:81/x?y#z")
+    assert not gate.allows("ftp://task.localhost:81/")
+
+
+def test_a_tab_loads_from_the_request_of_a_page_to_its_end() -> None:
+    state = LoadingState()
+    main = {"frameId": "1"}
+    for event, loads in [(REQUESTED, True), (STARTED, True), (STOPPED, False), (STARTED, True), (DETACHED, False)]:
+        state.read(event, main)
+        assert state.loads is loads
+    state.read(REQUESTED, {**main, "disposition": "newTab"})
+    assert not state.loads
+    state.read(STARTED, main)
+    state.read(STOPPED, {"frameId": "2"})
+    assert state.loads
+
+
+def test_a_page_that_was_asked_for_and_never_begins_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("openclaw_rl.envs.browser.chromium.loading.time.monotonic", lambda: now[0])
+    state = LoadingState()
+    state.read(REQUESTED, {"frameId": "1"})
+    assert state.loads
+    now[0] += BEGIN_SECONDS + 0.1
+    assert not state.loads
