@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from random import Random
 
-from openclaw_rl.envs.swe.mutate import Bug, bugs_in, narrowed, renamed
+from openclaw_rl.envs.swe.mutate import Bug, bugs_in, renamed
 from openclaw_rl.envs.swe.packages import HIDDEN_SUFFIX, Files, Package, packages_of, visible_tests
 from openclaw_rl.envs.swe.plain import PlainResult, PlainTests, name_of_test, prepare
 from openclaw_rl.envs.swe.trial import try_tests
@@ -73,13 +73,13 @@ def draw_examples(kind: str, number: int) -> list[BugDraft]:
     drafts = [
         _tried(package, (_noticed(package, kind)[turn % len(_noticed(package, kind))],)) for package, turn in places
     ]
-    return [replace(draft, bugs=tuple((path, narrowed(bug)) for path, bug in draft.bugs)) for draft in drafts if draft]
+    return [draft for draft in drafts if draft]
 
 
 def _with_other_names(draft: BugDraft, random: Random) -> BugDraft:
     """The draft of a short function with other names of its arguments. The tests do not name them."""
     ((path, bug),) = draft.bugs
-    return replace(draft, bugs=((path, narrowed(renamed(bug, draft.package.sources[path], random))),))
+    return replace(draft, bugs=((path, renamed(bug, draft.package.sources[path], random)),))
 
 
 def is_hidden(test: str) -> bool:

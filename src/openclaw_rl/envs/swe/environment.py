@@ -18,13 +18,13 @@ from openclaw_rl.sandbox.base import Sandbox
 
 #: Level → what it asks for.
 LEVELS = {
-    1: "one short function, which is shown, and the text to change; one edit, with which the attempt ends",
+    1: "one short function, which is shown, and the lines to change; one edit, with which the attempt ends",
     2: "a package with a bug; the issue says what is wrong, and the tools find it",
     3: "a package with two bugs; the issue only names the tests that fail",
 }
 #: An example has up to eight messages, and an episode begins with at most 64.
 MAX_EXAMPLES = 6
-ONE_EDIT = "Fix the bug. Answer with a diff: the wrong text after -, the right text after +."
+ONE_EDIT = "Fix the bug. Answer with a diff: the wrong lines after -, the right lines after +."
 USE_TOOLS = "Fix the bug in the repository with the tools. When the tests pass, write: Done."
 
 

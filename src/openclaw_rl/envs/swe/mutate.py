@@ -2,7 +2,7 @@
 
 import ast
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from random import Random
 
@@ -95,25 +95,6 @@ def renamed(bug: Bug, right: str, random: Random) -> Bug:
     other = make_bug(bug.kind, bug.function, _with_names(right, pairs), _with_names(bug.text, pairs))
     assert other is not None  # other names make no other code
     return other
-
-
-def narrowed(bug: Bug) -> Bug:
-    """The same bug, with the edit made as short as it can be: the words that change, and one on each side."""
-    if "\n" in bug.old + bug.new:
-        return bug
-    old, new = bug.old.split(" "), bug.new.split(" ")
-    indent = next(index for index, word in enumerate(old) if word)
-    start, end = indent, 0
-    while old[start] == new[start]:
-        start += 1
-    while end < min(len(old), len(new)) - start - 1 and old[-1 - end] == new[-1 - end]:
-        end += 1
-    while start > indent or end > 0:
-        start, end = max(indent, start - 1), max(0, end - 1)
-        piece = " ".join(old[start : len(old) - end])
-        if bug.text.count(piece) == 1:
-            return replace(bug, old=piece, new=" ".join(new[start : len(new) - end]))
-    return bug
 
 
 def _with_names(text: str, pairs: Mapping[str, str]) -> str:
