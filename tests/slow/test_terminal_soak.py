@@ -3,7 +3,9 @@
 import asyncio
 import gc
 import os
+import shutil
 import tempfile
+from collections.abc import Iterator
 from itertools import cycle, islice
 from pathlib import Path
 
@@ -41,33 +43,36 @@ def usage() -> tuple[float, int, int]:
     return memory_mib(os.getpid()), open_files(os.getpid()), threads(os.getpid())
 
 
-def processes() -> set[str]:
-    """The processes in a sandbox on this machine: they have the folder of an episode in their command or as theirs."""
-    found = set()
-    for folder in Path("/proc").glob("[0-9]*"):
+def processes(folder: str) -> list[str]:
+    """The processes on this machine that have something in a folder as their working folder or in their command."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
         try:
-            seen = [os.readlink(folder / "cwd"), (folder / "cmdline").read_bytes().decode(errors="replace")]
+            seen = [os.readlink(process / "cwd"), (process / "cmdline").read_bytes().decode(errors="replace")]
         except OSError:
             continue
-        if any("openclaw-terminal-" in text for text in seen):
-            found.add(f"{folder.name} {seen[1]}")
+        found += [f"{process.name} {seen[1]}"] if any(folder in text for text in seen) else []
     return found
 
 
-def folders() -> set[str]:
-    kinds = ("terminal", "scratch", "check")
-    return {path.name for kind in kinds for path in Path(tempfile.gettempdir()).glob(f"openclaw-{kind}-*")}
+@pytest.fixture
+def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Where temporary folders are made, so that those of other programs do not count."""
+    made = tempfile.mkdtemp(prefix="openclaw-soak-")
+    Path(made).chmod(0o755)
+    monkeypatch.setattr(tempfile, "tempdir", made)
+    yield made
+    shutil.rmtree(made)
 
 
 @pytest.mark.parametrize("sandbox", ["fences", "bubblewrap"])
-async def test_two_hundred_episodes_leave_nothing_behind(sandbox: str) -> None:
+async def test_two_hundred_episodes_leave_nothing_behind(sandbox: str, folder: str) -> None:
     if problem := problem_with(sandbox):
         pytest.skip(problem)
     environment = make_environment("terminal", {"sandbox": sandbox, "levels": [1, 2, 3], "seconds": 1.5})
     tasks, slots = environment.tasks("train", 0), asyncio.Semaphore(PARALLEL)
     hostile = [(lambda _, command=command: [command]) for command in HOSTILE.values()]
     policies = cycle([oracle, *hostile, oracle, does_nothing, oracle, destroys_everything])
-    processes_before, folders_before = processes(), folders()
     solved = []
 
     async def play(task: Task, policy: object) -> None:
@@ -86,5 +91,5 @@ async def test_two_hundred_episodes_leave_nothing_behind(sandbox: str) -> None:
     assert last[0] - first[0] < MAX_GROWTH_MIB, rounds
     assert last[1] - first[1] <= MAX_MORE_FILES, rounds
     assert last[2] - first[2] <= MAX_MORE_THREADS, rounds
-    assert not processes() - processes_before
-    assert not folders() - folders_before
+    assert processes(folder) == []
+    assert os.listdir(folder) == []
