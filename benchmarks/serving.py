@@ -4,6 +4,7 @@
 
 Each runs in its own process under uvicorn with the same settings. Our server has its real API, renderer and
 tokenizer (the embedded model's), with a sampler that answers at once, so that only the server is measured.
+The other wires are compared with chat completions, whole and streamed, on the same conversations.
 """
 
 import asyncio
@@ -14,6 +15,7 @@ import time
 from collections.abc import AsyncIterator
 from multiprocessing.process import BaseProcess
 from statistics import median
+from typing import Any
 
 import uvicorn
 from common import machine, model_folder, percentile, sized, table, verdict
@@ -26,9 +28,10 @@ REQUESTS = sized(6000, 16)
 SINGLE_REQUESTS, WARM_UP = sized((400, 300), (4, 4))
 AGENT_TURNS = sized(40, 2)
 ROUNDS = sized(3, 1)
+WIRE_BLOCK, WIRE_BLOCKS = sized((10, 20), (2, 1))
 ANSWER = "Sure, here is a short answer to that question of yours."
 
-Body = dict[str, object]
+Body = dict[str, Any]
 
 
 class InstantSampler:
@@ -131,13 +134,15 @@ class Connection:
         head = await self.reader.readuntil(b"\r\n\r\n")
         if not head.startswith(b"HTTP/1.1 200"):
             raise RuntimeError(head.decode())
+        if b"transfer-encoding: chunked" in head.lower():
+            return await self.reader.readuntil(b"\r\n0\r\n\r\n")
         length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
         return await self.reader.readexactly(length)
 
 
-def payload(body: Body) -> bytes:
+def payload(body: Body, path: str = "chat/completions") -> bytes:
     content = json.dumps(body).encode()
-    lines = ["POST /v1/chat/completions HTTP/1.1", "Host: localhost", "Content-Type: application/json"]
+    lines = [f"POST /v1/{path} HTTP/1.1", "Host: localhost", "Content-Type: application/json"]
     head = "\r\n".join([*lines, f"Content-Length: {len(content)}", "", ""])
     return head.encode() + content
 
@@ -172,6 +177,68 @@ def agent_turns(turns: int) -> list[Body]:
         requests.append({"model": "bench", "messages": messages, "tools": tools})
         messages = [*messages, {"role": "assistant", "content": ANSWER * 6}]
     return requests
+
+
+def as_messages(body: Body) -> Body:
+    """A chat request as Anthropic's clients write it."""
+    system = [message["content"] for message in body["messages"] if message["role"] == "system"]
+    tools = [
+        {"name": f["name"], "description": f["description"], "input_schema": f["parameters"]}
+        for f in (tool["function"] for tool in body.get("tools", ()))
+    ]
+    said = [
+        {"role": message["role"], "content": [{"type": "text", "text": message["content"]}]}
+        for message in body["messages"]
+        if message["role"] != "system"
+    ]
+    return {"model": "bench", "max_tokens": 1000, "system": "".join(system), "messages": said, "tools": tools}
+
+
+def as_responses(body: Body) -> Body:
+    """A chat request as clients of the Responses API write it."""
+    kinds = {"user": "input_text", "assistant": "output_text"}
+    items = [
+        {
+            "type": "message",
+            "role": message["role"],
+            "content": [{"type": kinds[message["role"]], "text": message["content"]}],
+        }
+        for message in body["messages"]
+        if message["role"] != "system"
+    ]
+    system = [message["content"] for message in body["messages"] if message["role"] == "system"]
+    tools = [{"type": "function", **tool["function"]} for tool in body.get("tools", ())]
+    return {"model": "bench", "instructions": "".join(system), "input": items, "tools": tools}
+
+
+#: The path of each wire, and how it writes a chat request.
+WIRES = {
+    "chat/completions": lambda body: body,
+    "messages": as_messages,
+    "responses": as_responses,
+}
+
+
+async def measure_wires(port: int) -> None:
+    """What the other wires cost more than chat, in ms."""
+    agent = agent_turns(AGENT_TURNS)[-1]
+    cases = {"short chat": short_chat(), f"agent, {len(agent['messages'])} messages": agent}
+    rows = []
+    for case, body in cases.items():
+        for kind, extra in (("whole", {}), ("streamed", {"stream": True})):
+            payloads = {path: payload({**write(body), **extra}, path) for path, write in WIRES.items()}
+            times: dict[str, list[float]] = {path: [] for path in WIRES}
+            for data in payloads.values():
+                await latencies(port, [data] * WIRE_BLOCK)
+            # Short blocks in turn, so that a slow phase of the machine affects all.
+            for _ in range(WIRE_BLOCKS):
+                for path, data in payloads.items():
+                    times[path] += await latencies(port, [data] * WIRE_BLOCK)
+            chat, *others = (median(values) for values in times.values())
+            added = [other - chat for other in others]
+            cells = [f"{value:.2f} (+{more:.2f})" for value, more in zip(others, added, strict=True)]
+            rows.append((f"{case}, {kind}", f"{chat:.2f}", *cells, verdict(max(added), 1, False)))
+    table("Wires, p50 ms", ("", *WIRES, "target: at most 1 ms more"), rows)
 
 
 async def latencies(port: int, payloads: list[bytes]) -> list[float]:
@@ -251,3 +318,4 @@ async def measure(echo: int, ours: int) -> None:
 if __name__ == "__main__":
     with Server(serve_echo) as echo_server, Server(serve_ours) as our_server:
         asyncio.run(measure(echo_server.port, our_server.port))
+        asyncio.run(measure_wires(our_server.port))

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from openclaw_rl.api.auth import ANYONE
 from openclaw_rl.api.encode import ChatWire, Encoder
 from openclaw_rl.api.wires.base import Wire
+from openclaw_rl.api.wires.completions import CompletionsWire
 from openclaw_rl.api.wires.messages_answer import MessagesWire
 from openclaw_rl.api.wires.responses_answer import ResponsesWire
 from openclaw_rl.types import SampledToken, SampleRequest, State
@@ -230,6 +231,15 @@ def item_text(item: dict[str, Any]) -> str:
     return item["arguments"] if item["type"] == "function_call" else "".join(part["text"] for part in item["content"])
 
 
+def text_message(events: list[dict[str, Any]]) -> Any:
+    choices = [choice for event in events for choice in event["choices"]]
+    return ["".join(choice["text"] for choice in choices), choices[-1]["finish_reason"]]
+
+
+def text_whole(body: dict[str, Any]) -> Any:
+    return [body["choices"][0]["text"], body["choices"][0]["finish_reason"]]
+
+
 HELLO = [{"role": "user", "content": "hello"}]
 WIRES = {
     "chat": (lambda bench: ChatWire(bench.encoder), {"messages": HELLO, "tools": CHAT_TOOLS}, chat_message, chat_whole),
@@ -244,6 +254,12 @@ WIRES = {
         {"input": "hello", "tools": RESPONSES_TOOLS},
         items_message,
         items_whole,
+    ),
+    "completions": (
+        lambda bench: CompletionsWire(MODEL, bench.renderer.tokenizer.backend),
+        {"prompt": "hello"},
+        text_message,
+        text_whole,
     ),
 }
 PIECES = st.sampled_from([CALL, "<think>", "</think>", "\n", "hm", "the fox 狐狸", "<tool_call>", "{", '"x"', " "])

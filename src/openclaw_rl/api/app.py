@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from fastapi import FastAPI
+from starlette.middleware.cors import CORSMiddleware
 
 from openclaw_rl import __version__
 from openclaw_rl.api import errors
@@ -12,12 +13,12 @@ from openclaw_rl.api.encode import Encoder
 from openclaw_rl.api.loopback import LoopbackOnly
 from openclaw_rl.api.operations import NoOperations, Operations
 from openclaw_rl.api.options import ApiKey
-from openclaw_rl.api.routes import chat, feedback, health, messages, models, policy, responses, sessions
+from openclaw_rl.api.routes import chat, completions, feedback, health, messages, models, policy, responses, sessions
 from openclaw_rl.api.service import ChatService
 from openclaw_rl.api.state import ServerState
 
 #: The topics, in the order in which an unknown path's error message lists their routes.
-TOPICS = (chat, messages, responses, feedback, sessions, policy, models, health)
+TOPICS = (chat, messages, responses, completions, feedback, sessions, policy, models, health)
 
 
 def create_app(
@@ -28,8 +29,12 @@ def create_app(
     keys: Sequence[ApiKey] = (),
     max_body_bytes: int = 8_000_000,
     operations: Operations | None = None,
+    origins: Sequence[str] = (),
 ) -> FastAPI:
-    """The application that serves one model, which clients may call `model` or one of `aliases`."""
+    """The application that serves one model, which clients may call `model` or one of `aliases`.
+
+    Pages from `origins` may use it from a browser.
+    """
     app = FastAPI(
         title="openclaw-rl",
         version=__version__,
@@ -52,5 +57,14 @@ def create_app(
     )
     errors.install(app)
     if not keys:
-        app.add_middleware(LoopbackOnly)
+        app.add_middleware(LoopbackOnly, origins=origins)
+    if origins:
+        # Outermost, so that pages can read refusals too.
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=["Retry-After"],
+        )
     return app

@@ -5,6 +5,7 @@ reveal such requests. `Origin` says which site the page is from. `Host` is the n
 it is a foreign name if somebody has pointed their own domain at this machine (DNS rebinding).
 """
 
+from collections.abc import Sequence
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
@@ -19,25 +20,31 @@ HOW_TO_SET_A_KEY = "start the server with a key (SGLANG_API_KEY or --api-key)"
 
 
 class LoopbackOnly:
-    """Refuses requests that do not come from this machine, before any route sees them."""
+    """Refuses requests that do not come from this machine, before any route sees them.
 
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
+    Pages from `origins`, which the owner has named, count as pages of this machine.
+    """
+
+    def __init__(self, app: ASGIApp, origins: Sequence[str] = ()) -> None:
+        self.app, self.origins = app, origins
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        refused = refusal(scope["method"], Headers(scope=scope)) if scope["type"] == "http" else None
+        refused = refusal(scope["method"], Headers(scope=scope), self.origins) if scope["type"] == "http" else None
         await (refused.response(scope) if refused else self.app)(scope, receive, send)
 
 
-def refusal(method: str, headers: Headers) -> ApiError | None:
+def refusal(method: str, headers: Headers, origins: Sequence[str]) -> ApiError | None:
     """The error for a request that is refused without a key; None if the request is allowed."""
     host, origin = headers.get("host", ""), headers.get("origin")
     if not is_loopback(f"//{host}"):
         problem = f"Without an API key this server answers only to names of this machine, and {host!r} is not one"
         return ApiError(403, f"{problem}: use 127.0.0.1 or localhost, or {HOW_TO_SET_A_KEY}.", code="foreign_host")
-    if origin is not None and method not in READING_METHODS and not is_loopback(origin):
+    is_trusted = origin is None or origin in origins or is_loopback(origin)
+    if not is_trusted and method not in READING_METHODS:
         problem = f"Without an API key this server serves only pages on this machine, not from {origin!r}"
-        return ApiError(403, f"{problem}: {HOW_TO_SET_A_KEY}.", code="foreign_origin")
+        return ApiError(
+            403, f"{problem}: {HOW_TO_SET_A_KEY}, or name the origin (--allow-origin).", code="foreign_origin"
+        )
     return None
 
 

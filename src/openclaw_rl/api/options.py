@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from typing import Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import model_validator
 
@@ -78,6 +79,14 @@ class ServerOptions(Section):
         shown="the first API key",
         secret=True,
     )
+    allow_origin: str = option(
+        "",
+        "Web origins whose pages may use the server from a browser, separated by commas, such as "
+        "https://chat.example.org; * for all, which needs a key.",
+        group="Server",
+        env="ALLOW_ORIGIN",
+        shown="none",
+    )
     max_request_mb: float = option(
         8.0, "Largest request body, in megabytes.", group="Server", env="MAX_REQUEST_MB", gt=0
     )
@@ -130,7 +139,26 @@ class ServerOptions(Section):
             raise ValueError("--api-key gives two keys the same name")
         if self.admin_key.strip() in {key.secret for key in self.user_keys}:
             raise ValueError("--admin-key must differ from the keys in --api-key; without it, the first of them is it")
+        self._check_origins()
         return self
+
+    def _check_origins(self) -> None:
+        if "*" in self.allowed_origins and not self.api_keys:
+            raise ValueError(
+                "--allow-origin * would let any page in a browser on this machine use the server: "
+                "set --api-key (or SGLANG_API_KEY), or name the pages' origins"
+            )
+        for origin in self.allowed_origins:
+            parts = urlsplit(origin)
+            if origin != "*" and (parts.scheme not in ("http", "https") or not parts.netloc or parts.path):
+                raise ValueError(
+                    f"--allow-origin {origin} is not an origin: it must begin with http:// or https:// and have no path"
+                )
+
+    @property
+    def allowed_origins(self) -> tuple[str, ...]:
+        """The origins in `allow_origin`."""
+        return tuple(origin.strip().rstrip("/") for origin in self.allow_origin.split(",") if origin.strip())
 
     @property
     def api_keys(self) -> tuple[ApiKey, ...]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from openclaw_rl.api.body import MAX_SMALL_BODY_BYTES, MAX_VALUES, count_values
 from openclaw_rl.api.errors import ApiError
-from openclaw_rl.api.wire import ChatRequest
+from openclaw_rl.api.wire import ChatRequest, TextRequest
 from openclaw_rl.engines.base import Sampler
 from openclaw_rl.rendering.chat import ChatError, ChatRenderer, RenderedPrompt
 from openclaw_rl.rendering.history import TemplateInput
@@ -70,7 +70,10 @@ class RequestReader:
         messages = [message.model_dump(exclude_none=True) for message in request.messages]
         chat = TemplateInput(messages, request.offered_tools, request.chat_template_kwargs)
         try:
-            prompt = self.renderer.prompt(self.renderer.text(*chat), MAX_CONTEXTS * limit)
+            if isinstance(request, TextRequest):
+                prompt = self.renderer.plain_prompt(request.prompt, MAX_CONTEXTS * limit)
+            else:
+                prompt = self.renderer.prompt(self.renderer.text(*chat), MAX_CONTEXTS * limit)
         except ChatError as error:
             raise ApiError(400, str(error), param="messages") from error
         except TooLong:

@@ -15,7 +15,7 @@ from openclaw_rl.api.completion import Choice, Completion
 from openclaw_rl.api.errors import ApiError, from_engine
 from openclaw_rl.api.metrics import ServerMetrics
 from openclaw_rl.api.reader import ReadRequest, RequestReader, context_length_exceeded
-from openclaw_rl.api.wire import ChatRequest
+from openclaw_rl.api.wire import ChatRequest, TextRequest
 from openclaw_rl.engines.base import EngineUnavailable, QueueFull, Sampler
 from openclaw_rl.ledger.ledger import Ledger
 from openclaw_rl.rendering.chat import ChatRenderer, RenderedPrompt
@@ -149,6 +149,8 @@ class ChatService:
 
     def _response_parser(self, request: ChatRequest, prompt: RenderedPrompt) -> ResponseParser:
         parser = PARSERS[self._parser]() if request.offered_tools else None
+        if isinstance(request, TextRequest):
+            return ResponseParser(self.renderer.detokenizer, request.stops, splits_reasoning=False)
         return ResponseParser(self.renderer.detokenizer, request.stops, prompt.opens_reasoning, parser)
 
 

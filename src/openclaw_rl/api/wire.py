@@ -81,12 +81,15 @@ class ChatMessage(WireModel):
     @field_validator("content", mode="before")
     @classmethod
     def _known_parts(cls, content: Any) -> Any:
-        parts = content if isinstance(content, list) else []
-        kinds = [part.get("type") for part in parts if isinstance(part, dict)]
+        if not isinstance(content, list):
+            return content
+        kinds = [part.get("type") for part in content if isinstance(part, dict)]
         other = next((kind for kind in kinds if kind not in (*TEXT_PART_TYPES, IMAGE_PART)), None)
         if other is not None:
             raise ValueError(f"content parts of type {other!r} are not supported, only text")
-        images = [part.get("image_url") for part in parts if isinstance(part, dict) and part.get("type") == IMAGE_PART]
+        images = [
+            part.get("image_url") for part in content if isinstance(part, dict) and part.get("type") == IMAGE_PART
+        ]
         if not all(isinstance(image, dict) and image.get("url") and isinstance(image["url"], str) for image in images):
             raise ValueError('an image is {"type": "image_url", "image_url": {"url": "data:image/png;base64,…"}}')
         return content
@@ -180,6 +183,13 @@ class ChatRequest(CaptureFields):
     @property
     def wants_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
+
+
+class TextRequest(ChatRequest):
+    """A text that is continued as it is, without the chat template. Its only message is the text."""
+
+    prompt: str | list[int]
+    """As the client gave it: text, or token ids."""
 
 
 class FeedbackRequest(WireModel):
@@ -307,6 +317,8 @@ def malformed(error: ValidationError) -> ApiError:
     first = max(same_field, key=lambda other: len(place_of(other["loc"])))
     param = ".".join(place_of(first["loc"])) or None
     message = str(first["msg"]).removeprefix("Value error, ")
+    if first["type"] == "union_tag_invalid":
+        message = "{tag!r} is not supported, only {expected_tags}".format(**first["ctx"])
     if not param:
         if first["type"] == "value_error":
             return ApiError(400, f"{message[0].upper()}{message[1:]}.")

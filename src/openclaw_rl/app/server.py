@@ -149,6 +149,7 @@ def make_server(config: Config, service: ChatService, loops: BackgroundLoops, sa
         keys=config.server.api_keys,
         max_body_bytes=int(config.server.max_request_mb * 1e6),
         operations=loops,
+        origins=config.server.allowed_origins,
     )
     patience = config.server.shutdown_seconds
     settings = uvicorn.Config(

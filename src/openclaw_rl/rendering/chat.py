@@ -13,7 +13,7 @@ from jinja2 import TemplateError, TemplateSyntaxError
 from openclaw_rl.models import BadModelFolder
 from openclaw_rl.rendering.detokenize import Detokenizer
 from openclaw_rl.rendering.template import ChatTemplate
-from openclaw_rl.rendering.tokenizer import ChatTokenizer
+from openclaw_rl.rendering.tokenizer import ChatTokenizer, TooLong
 
 Message = dict[str, Any]
 
@@ -85,6 +85,20 @@ class ChatRenderer:
     def prompt(self, text: str, at_most: int | None = None) -> RenderedPrompt:
         """Tokenise a text that `text` returned. Raises TooLong if it has more than `at_most` tokens."""
         return RenderedPrompt(self.tokenizer.encode_chat(text, at_most), bool(_OPENS_REASONING.search(text[-64:])))
+
+    def plain_prompt(self, given: str | list[int], at_most: int) -> RenderedPrompt:
+        """The prompt of a text that is continued as it is; control tokens in it are control tokens.
+
+        Token ids are used as they are. Raises TooLong if there are more than `at_most` tokens.
+        """
+        if not isinstance(given, str):
+            if len(given) > at_most:
+                raise TooLong
+            return RenderedPrompt(list(given), opens_reasoning=False)
+        ids = self.tokenizer.encode_chat(given, at_most)
+        beginning = self.tokenizer.beginning
+        begins = ids[: len(beginning)] == beginning
+        return RenderedPrompt(ids if begins else beginning + ids, opens_reasoning=False)
 
     def _render(self, chat: list[Message], tools: list[Any], options: Mapping[str, Any], answer: bool) -> str:
         variables = {**self.tokenizer.special_tokens, **map_text(dict(options), self.tokenizer.guard)}

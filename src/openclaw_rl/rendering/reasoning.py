@@ -74,6 +74,16 @@ class ReasoningSplitter:
         return _piece("content", text)
 
 
+class WholeText:
+    """In the place of a `ReasoningSplitter`, for responses in which the tags mean nothing: all of it is content."""
+
+    def push(self, text: str) -> list[Piece]:
+        return _piece("content", text)
+
+    def flush(self) -> list[Piece]:
+        return []
+
+
 def _piece(channel: Channel, text: str) -> list[Piece]:
     return [(channel, text)] if text else []
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from openclaw_rl.rendering.detokenize import Detokenizer
-from openclaw_rl.rendering.reasoning import ReasoningSplitter
+from openclaw_rl.rendering.reasoning import ReasoningSplitter, WholeText
 from openclaw_rl.rendering.stops import StopMatcher
 from openclaw_rl.rendering.tool_calls import ParsedToolCall, ToolParser
 
@@ -29,10 +29,12 @@ class ResponseParser:
         stops: Sequence[str] = (),
         opens_reasoning: bool = False,
         tools: ToolParser | None = None,
+        *,
+        splits_reasoning: bool = True,
     ) -> None:
         self._decoder = detokenizer.stream()
         self._stops = StopMatcher(stops)
-        self._splitter = ReasoningSplitter(starts_inside=opens_reasoning)
+        self._splitter = ReasoningSplitter(starts_inside=opens_reasoning) if splits_reasoning else WholeText()
         self._tools = tools
         self.called_tools = False
 

@@ -99,6 +99,11 @@ class ChatTokenizer:
         """The ids of plain text. Control tokens in it become ordinary text."""
         return self._encode(text)
 
+    @property
+    def beginning(self) -> list[int]:
+        """The tokens that begin a text for this model, such as `<s>`. A chat template writes them itself."""
+        return [id for id in self.backend.encode("").ids if id not in self.eos_ids]
+
     def encode_chat(self, text: str, at_most: int | None = None) -> list[int]:
         """The ids of a rendered chat. Raises TooLong as soon as it is certain that there are more than `at_most`."""
         limit = sys.maxsize if at_most is None else at_most

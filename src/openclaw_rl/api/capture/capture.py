@@ -12,7 +12,7 @@ from openclaw_rl.api.capture.next_state import ReactionFinder
 from openclaw_rl.api.capture.open_turn import OpenTurn
 from openclaw_rl.api.capture.sessions import named_session, new_session
 from openclaw_rl.api.metrics import ServerMetrics
-from openclaw_rl.api.wire import ChatRequest
+from openclaw_rl.api.wire import ChatRequest, TextRequest
 from openclaw_rl.ledger.errors import LedgerError
 from openclaw_rl.ledger.ledger import Ledger
 from openclaw_rl.ledger.packing import common_prefix
@@ -47,7 +47,8 @@ class Capture:
       is answered, the turn is counted as lost, and the log says why.
     - A turn's prompt is what the model was given, token for token. Where the history of a request is a recorded turn,
       its recorded tokens are used, also if the client changed the form of what it sends back.
-    - A main request becomes the next state of the turn that it reacts to (`ReactionFinder` has the rules).
+    - A main request becomes the next state of the turn that it reacts to (`ReactionFinder` has the rules). A text that
+      is continued (`TextRequest`) is no reaction and has none: only feedback or a reward judges it.
     - Users who have said the same so far stay apart: a request continues a turn that no other request continues, if
       there is one.
     - A request with `store: false` is not recorded, unless it has the header `X-Store: 1`: Codex always sends the
@@ -79,14 +80,16 @@ class Capture:
 
     def _open(self, incoming: IncomingRequest) -> OpenTurn:
         request, messages = incoming.request, incoming.chat.messages
-        keys = history.keys(incoming.owner, messages)
+        is_text = isinstance(request, TextRequest)
+        # A text has other tokens than a chat of the same words, so no chat may continue it.
+        keys = history.keys(f"{incoming.owner} text" if is_text else incoming.owner, messages)
         in_episode = incoming.episode is not None
         named = named_session(incoming.headers, request, messages, in_episode=in_episode)
         ancestor = self.ledger.find_ancestor(incoming.owner, keys.ends, named[0] if named else None, self._continued)
         name, source = named or ((ancestor.session.id, "history") if ancestor else new_session())
         session = SessionKey(incoming.owner, name)
         kind, reason = kind_of(incoming.headers, request, messages, in_episode=in_episode)
-        if kind is TurnKind.MAIN:
+        if kind is TurnKind.MAIN and not is_text:
             finder = ReactionFinder(self.ledger, session, named is not None, messages, ancestor, keys.request)
             if reaction := finder.find():
                 # The request does not wait until this is written.

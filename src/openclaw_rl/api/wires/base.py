@@ -57,5 +57,7 @@ def renamed(error: ApiError, names: Mapping[str, str]) -> ApiError:
 
 def first_unknown(parts: Any, known: Container[Any]) -> str | None:
     """The first type in a list of typed parts that is not known; None if all are, or if these are not parts."""
-    types = [part.get("type") for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
-    return next((str(kind) for kind in types if kind not in known), None)
+    for part in parts if isinstance(parts, list) else ():
+        if isinstance(part, dict) and part.get("type") not in known:
+            return str(part.get("type"))
+    return None

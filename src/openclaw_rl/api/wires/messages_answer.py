@@ -1,7 +1,7 @@
 """Answers of Anthropic's Messages API: as one message, or as a stream of events."""
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
 from pydantic_core import to_json
@@ -38,28 +38,32 @@ class MessagesWire:
     async def events(self, completion: Completion) -> AsyncIterator[bytes]:
         reader = BlockReader()
         message = self._message(completion, []) | {"stop_reason": None, "stop_sequence": None}
+        # The first tokens are there, so the beginning is sent with them.
+        known = event("message_start", {"type": "message_start", "message": message})
         try:
-            yield event("message_start", {"type": "message_start", "message": message})
             async for update in completion:
-                for change in reader.push(update.deltas):
-                    for piece in block_events(change, completion.id):
-                        yield event(piece["type"], piece)
+                known += block_events(reader.push(update.deltas), completion.id)
+                if known:
+                    yield known
+                known = b""
         except ApiError as error:
-            yield event("error", error.anthropic_body())
+            yield known + event("error", error.anthropic_body())
             return
-        for change in reader.close():
-            for piece in block_events(change, completion.id):
-                yield event(piece["type"], piece)
         last = {"type": "message_delta", "delta": ending(completion), "usage": usage(completion)}
-        yield event("message_delta", last)
-        yield event("message_stop", {"type": "message_stop"})
+        end = event("message_delta", last) + event("message_stop", {"type": "message_stop"})
+        yield known + block_events(reader.close(), completion.id) + end
 
     def _message(self, completion: Completion, content: list[dict[str, Any]]) -> dict[str, Any]:
         head = {"id": completion.id, "type": "message", "role": "assistant", "model": self.model}
         return head | {"content": content, "usage": usage(completion)}
 
 
-def block_events(change: BlockEvent, signature: str) -> list[dict[str, Any]]:
+def block_events(changes: Iterable[BlockEvent], signature: str) -> bytes:
+    pieces = [piece for change in changes for piece in change_events(change, signature)]
+    return b"".join(event(piece["type"], piece) for piece in pieces)
+
+
+def change_events(change: BlockEvent, signature: str) -> list[dict[str, Any]]:
     """The events of a change: the start of a block, a piece of it, or its end."""
     index = change.block.index
     if change.what == "open":

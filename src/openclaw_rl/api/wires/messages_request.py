@@ -10,8 +10,6 @@ from openclaw_rl.api.errors import ApiError
 from openclaw_rl.api.wire import MAX_TEMPERATURE, CaptureFields, ChatRequest, ListOf, WireModel, parse
 from openclaw_rl.api.wires.base import capture_fields, chat_request, first_unknown
 
-#: The types of content blocks that are supported.
-BLOCK_TYPES = ("text", "thinking", "redacted_thinking", "tool_use", "tool_result")
 #: Anthropic's names of the chat fields that can be at fault.
 NAMES: Mapping[str, str] = {
     "stop": "stop_sequences",
@@ -48,7 +46,10 @@ class MessagesToolResult(WireModel):
     @field_validator("content", mode="before")
     @classmethod
     def _only_text(cls, content: Any) -> Any:
-        return only_types(content, ("text",), "tool results")
+        unknown = first_unknown(content, ("text",))
+        if unknown is not None:
+            raise ValueError(f"tool results of type {unknown!r} are not supported, only text")
+        return content
 
     @property
     def text(self) -> str:
@@ -65,11 +66,6 @@ ContentBlock = Annotated[
 class MessagesMessage(WireModel):
     role: Literal["user", "assistant", "system"]
     content: str | ListOf[ContentBlock]
-
-    @field_validator("content", mode="before")
-    @classmethod
-    def _only_supported(cls, content: Any) -> Any:
-        return only_types(content, BLOCK_TYPES, "content blocks")
 
 
 class MessagesTool(WireModel):
@@ -227,13 +223,6 @@ def user_messages(role: str, blocks: list[ContentBlock]) -> Iterator[dict[str, A
 
 def joined(content: str | list[MessagesText] | None, separator: str = "\n") -> str:
     return content or "" if not isinstance(content, list) else separator.join(block.text for block in content)
-
-
-def only_types(content: Any, known: tuple[str, ...], where: str) -> Any:
-    unknown = first_unknown(content, known)
-    if unknown is not None:
-        raise ValueError(f"{where} of type {unknown!r} are not supported, only {', '.join(known)}")
-    return content
 
 
 def template_options(thinking: ThinkingConfig | None) -> dict[str, Any] | None:

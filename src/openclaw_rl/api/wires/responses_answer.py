@@ -1,6 +1,7 @@
 """Answers of OpenAI's Responses API: as one response, or as a stream of events."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
+from itertools import count
 from typing import Any
 
 from pydantic_core import to_json
@@ -10,7 +11,7 @@ from openclaw_rl.api.errors import ApiError
 from openclaw_rl.api.wire import ChatRequest
 from openclaw_rl.api.wires.base import event
 from openclaw_rl.api.wires.blocks import BlockReader
-from openclaw_rl.api.wires.responses_events import ItemWriter
+from openclaw_rl.api.wires.responses_events import ItemWriter, Piece
 from openclaw_rl.api.wires.responses_request import NAMES, ResponsesRequest, parse_responses, translate
 from openclaw_rl.ledger.errors import LedgerError
 from openclaw_rl.ledger.ledger import Ledger
@@ -31,6 +32,7 @@ class ResponsesWire:
 
     def parse(self, body: bytes) -> ChatRequest:
         self.request = parse_responses(body)
+        self._tools = [{"strict": False, **tool.model_dump(exclude_none=True)} for tool in self.request.tools or ()]
         return translate(self.request, self._earlier)
 
     def _earlier(self, id: str) -> list[Message]:
@@ -58,32 +60,31 @@ class ResponsesWire:
 
     async def events(self, completion: Completion) -> AsyncIterator[bytes]:
         reader, writer = BlockReader(), self._writer(completion)
-        begun = self._response(completion, []) | {"status": "in_progress", "incomplete_details": None, "usage": None}
-        number = 0
-        try:
-            async for kind, body in self._pieces(completion, reader, writer, begun):
-                yield event(kind, {"type": kind, "sequence_number": number, **body})
-                number += 1
-        except ApiError as error:
-            failure = {"code": "server_error", "message": error.message}
-            failed = begun | {"status": "failed", "error": failure}
-            yield event("response.failed", {"type": "response.failed", "sequence_number": number, "response": failed})
+        unknown = {"status": "in_progress", "incomplete_details": None, "usage": None}
+        # Instructions and tools can be large, and the last event repeats them anyway.
+        begun = self._response(completion, []) | unknown | {"instructions": None, "tools": []}
+        numbers = count()
 
-    async def _pieces(
-        self, completion: Completion, reader: BlockReader, writer: ItemWriter, begun: dict[str, Any]
-    ) -> AsyncIterator[tuple[str, dict[str, Any]]]:
-        """The events' types and bodies."""
-        yield "response.created", {"response": begun}
-        yield "response.in_progress", {"response": begun}
-        async for update in completion:
-            for change in reader.push(update.deltas):
-                for piece in writer.events(change):
-                    yield piece
-        for change in reader.close(is_cut(completion)):
-            for piece in writer.events(change):
-                yield piece
+        def events(pieces: Iterable[Piece]) -> bytes:
+            return b"".join(
+                event(kind, {"type": kind, "sequence_number": next(numbers), **body}) for kind, body in pieces
+            )
+
+        # The first tokens are there, so the beginning is sent with them.
+        known = events([("response.created", {"response": begun}), ("response.in_progress", {"response": begun})])
+        try:
+            async for update in completion:
+                known += events(writer.events(reader.push(update.deltas)))
+                if known:
+                    yield known
+                known = b""
+        except ApiError as error:
+            failed = begun | {"status": "failed", "error": {"code": "server_error", "message": error.message}}
+            yield known + events([("response.failed", {"response": failed})])
+            return
+        known += events(writer.events(reader.close(is_cut(completion))))
         response = self._response(completion, [writer.item(block) for block in reader.blocks])
-        yield f"response.{response['status']}", {"response": response}
+        yield known + events([(f"response.{response['status']}", {"response": response})])
 
     def _writer(self, completion: Completion) -> ItemWriter:
         encrypted = "reasoning.encrypted_content" in (self.request.include or ())
@@ -113,7 +114,7 @@ class ResponsesWire:
             "temperature": completion.params.temperature,
             "text": {"format": text_format(request)},
             "tool_choice": request.tool_choice or "auto",
-            "tools": [{"strict": False, **tool.model_dump(exclude_none=True)} for tool in request.tools or ()],
+            "tools": self._tools,
             "top_p": completion.params.top_p,
             "truncation": "disabled",
             "usage": usage(completion),

@@ -1,6 +1,6 @@
 """The output items of the Responses API, and the events that build them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,8 +37,12 @@ class ItemWriter:
         encrypted = block.text if self.is_encrypted else None
         return {"type": "reasoning", **head, "summary": [], "content": content, "encrypted_content": encrypted}
 
-    def events(self, change: BlockEvent) -> Iterator[Piece]:
-        """The events of a change: an item is added, grows, or is done."""
+    def events(self, changes: Iterable[BlockEvent]) -> Iterator[Piece]:
+        """The events of changes: an item is added, grows, or is done."""
+        for change in changes:
+            yield from self._events(change)
+
+    def _events(self, change: BlockEvent) -> Iterator[Piece]:
         block = change.block
         if change.what == "open":
             yield from self._added(block)

@@ -100,7 +100,9 @@ class ResponsesRequest(CaptureFields):
     def _only_supported(cls, items: Any) -> Any:
         if isinstance(items, list):
             # Messages may leave their type out.
-            items = [{"type": "message", **item} if isinstance(item, dict) else item for item in items]
+            items = [
+                {"type": "message", **item} if isinstance(item, dict) and "type" not in item else item for item in items
+            ]
         unknown = first_unknown(items, ITEM_TYPES)
         if unknown is not None:
             raise ValueError(f"items of type {unknown!r} are not supported, only {', '.join(ITEM_TYPES)}")

@@ -1,0 +1,17 @@
+"""OpenAI's legacy completions."""
+
+from fastapi import APIRouter, Request, Response
+
+from openclaw_rl.api.routes.answering import answer
+from openclaw_rl.api.schema import body_schema
+from openclaw_rl.api.state import server_of
+from openclaw_rl.api.wires.completions import CompletionsRequest, CompletionsWire
+
+router = APIRouter()
+
+
+@router.post("/v1/completions", openapi_extra=body_schema(CompletionsRequest))
+async def completions(request: Request) -> Response:
+    """Continue a text, either at once or as a stream of server-sent events."""
+    server = server_of(request)
+    return await answer(request, CompletionsWire(server.model, server.service.renderer.tokenizer.backend))
