@@ -137,7 +137,7 @@ REFUSALS = [
     (
         {"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": [IMAGE]}]}]},
         400,
-        "tool results of type 'image' are not supported",
+        "tool_result.content.0.type: 'image' is not supported, only 'text'",
     ),
     (
         {"messages": [{"role": "user", "content": [{"type": "tool_use", "id": "a", "name": "b", "input": {}}]}]},

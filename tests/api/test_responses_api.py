@@ -211,15 +211,15 @@ def test_parts_and_roles(bench: Recording) -> None:
 REFUSALS = [
     (b"not json", 400, None, "not valid JSON"),
     ({}, 400, "input", "Field required"),
-    ({"input": []}, 400, "input", "at least 1"),
+    ({"input": []}, 400, "input", "at least one"),
     ({"input": [{"role": "king", "content": "x"}]}, 400, "input.0.message.role", "Input should be"),
     (
         {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
         400,
-        "input.0.message.content",
+        "input.0.message.content.0.type",
         "'input_image'",
     ),
-    ({"input": [{"type": "item_reference", "id": "x"}]}, 400, "input", "'item_reference' are not supported"),
+    ({"input": [{"type": "item_reference", "id": "x"}]}, 400, "input.0", "'item_reference' is not supported"),
     ({"input": "x", "tools": [{"type": "web_search"}]}, 400, "tools.0", "'web_search' are not supported"),
     ({"input": "x", "tools": [{"type": "function"}]}, 400, "tools.0", "needs a name"),
     ({"input": "x", "tool_choice": {"type": "file_search"}}, 400, "tool_choice", "name a function"),

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from openclaw_rl.api.body import MAX_SMALL_BODY_BYTES, MAX_VALUES, count_values
 from openclaw_rl.api.errors import ApiError
-from openclaw_rl.api.wire import ChatRequest, TextRequest
+from openclaw_rl.api.translated import TextRequest
+from openclaw_rl.api.wire import ChatRequest
 from openclaw_rl.engines.base import Sampler
 from openclaw_rl.rendering.chat import ChatError, ChatRenderer, RenderedPrompt
 from openclaw_rl.rendering.history import TemplateInput
@@ -65,9 +66,9 @@ class RequestReader:
         values = count_values(body)
         check_values(values)
         request = parse(body)
-        calls = [call for message in request.messages for call in message.tool_calls or ()]
-        check_values(values + sum(count_values(utf8(call.function.arguments)) for call in calls))
-        messages = [message.model_dump(exclude_none=True) for message in request.messages]
+        messages = request.plain_messages()
+        calls = [call["function"] for message in messages for call in message.get("tool_calls", ())]
+        check_values(values + sum(count_values(utf8(call["arguments"])) for call in calls))
         chat = TemplateInput(messages, request.offered_tools, request.chat_template_kwargs)
         try:
             if isinstance(request, TextRequest):

@@ -15,7 +15,8 @@ from openclaw_rl.api.completion import Choice, Completion
 from openclaw_rl.api.errors import ApiError, from_engine
 from openclaw_rl.api.metrics import ServerMetrics
 from openclaw_rl.api.reader import ReadRequest, RequestReader, context_length_exceeded
-from openclaw_rl.api.wire import ChatRequest, TextRequest
+from openclaw_rl.api.translated import TextRequest
+from openclaw_rl.api.wire import ChatRequest
 from openclaw_rl.engines.base import EngineUnavailable, QueueFull, Sampler
 from openclaw_rl.ledger.ledger import Ledger
 from openclaw_rl.rendering.chat import ChatRenderer, RenderedPrompt

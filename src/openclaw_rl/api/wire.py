@@ -163,6 +163,10 @@ class ChatRequest(CaptureFields):
     audio: Any = None
     chat_template_kwargs: dict[str, Any] | None = None
 
+    def plain_messages(self) -> list[dict[str, Any]]:
+        """The messages as templates and the ledger take them."""
+        return [message.model_dump(exclude_none=True) for message in self.messages]
+
     @property
     def stops(self) -> list[str]:
         given = [self.stop] if isinstance(self.stop, str) else self.stop or []
@@ -183,13 +187,6 @@ class ChatRequest(CaptureFields):
     @property
     def wants_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
-
-
-class TextRequest(ChatRequest):
-    """A text that is continued as it is, without the chat template. Its only message is the text."""
-
-    prompt: str | list[int]
-    """As the client gave it: text, or token ids."""
 
 
 class FeedbackRequest(WireModel):
@@ -319,6 +316,8 @@ def malformed(error: ValidationError) -> ApiError:
     message = str(first["msg"]).removeprefix("Value error, ")
     if first["type"] == "union_tag_invalid":
         message = "{tag!r} is not supported, only {expected_tags}".format(**first["ctx"])
+    elif first["type"] == "literal_error" and param and param.endswith(".type"):
+        message = f"{first['input']!r} is not supported, only {first['ctx']['expected']}"
     if not param:
         if first["type"] == "value_error":
             return ApiError(400, f"{message[0].upper()}{message[1:]}.")

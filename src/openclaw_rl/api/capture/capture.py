@@ -12,7 +12,8 @@ from openclaw_rl.api.capture.next_state import ReactionFinder
 from openclaw_rl.api.capture.open_turn import OpenTurn
 from openclaw_rl.api.capture.sessions import named_session, new_session
 from openclaw_rl.api.metrics import ServerMetrics
-from openclaw_rl.api.wire import ChatRequest, TextRequest
+from openclaw_rl.api.translated import TextRequest
+from openclaw_rl.api.wire import ChatRequest
 from openclaw_rl.ledger.errors import LedgerError
 from openclaw_rl.ledger.ledger import Ledger
 from openclaw_rl.ledger.packing import common_prefix

@@ -1,6 +1,6 @@
 """What every wire has in common."""
 
-from collections.abc import AsyncIterator, Container, Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import Any, Protocol
 
 from pydantic import ValidationError
@@ -8,6 +8,7 @@ from pydantic_core import to_json
 
 from openclaw_rl.api.completion import Completion
 from openclaw_rl.api.errors import ApiError
+from openclaw_rl.api.translated import TranslatedRequest
 from openclaw_rl.api.wire import CaptureFields, ChatRequest, check_supported, malformed
 
 
@@ -38,10 +39,12 @@ def capture_fields(request: CaptureFields) -> dict[str, Any]:
     return {name: getattr(request, name) for name in CaptureFields.model_fields}
 
 
-def chat_request(**fields: Any) -> ChatRequest:
-    """The chat request with these fields. Raises ApiError."""
+def chat_request(messages: list[dict[str, Any]], **fields: Any) -> ChatRequest:
+    """The chat request with these messages, which have been checked, and these fields. Raises ApiError."""
+    if not messages:
+        raise ApiError(400, "There must be at least one message.", param="messages")
     try:
-        return check_supported(ChatRequest.model_validate(fields))
+        return check_supported(TranslatedRequest.model_validate({"translated": messages, **fields}))
     except ValidationError as error:
         raise malformed(error) from None
 
@@ -53,11 +56,3 @@ def renamed(error: ApiError, names: Mapping[str, str]) -> ApiError:
         error.param = names[field] + dot + rest
         error.message = error.message.replace(field, names[field])
     return error
-
-
-def first_unknown(parts: Any, known: Container[Any]) -> str | None:
-    """The first type in a list of typed parts that is not known; None if all are, or if these are not parts."""
-    for part in parts if isinstance(parts, list) else ():
-        if isinstance(part, dict) and part.get("type") not in known:
-            return str(part.get("type"))
-    return None

@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 from openclaw_rl.api.completion import Completion
 from openclaw_rl.api.encode import DONE, event
 from openclaw_rl.api.errors import ApiError
+from openclaw_rl.api.translated import TextRequest
 from openclaw_rl.api.wire import (
     MAX_CHOICES,
     MAX_TEMPERATURE,
@@ -19,7 +20,6 @@ from openclaw_rl.api.wire import (
     ChatRequest,
     ListOf,
     StreamOptions,
-    TextRequest,
     check_supported,
     parse,
 )

@@ -4,11 +4,11 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import ConfigDict, Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from openclaw_rl.api.errors import ApiError
 from openclaw_rl.api.wire import MAX_TEMPERATURE, CaptureFields, ChatRequest, ListOf, WireModel, parse
-from openclaw_rl.api.wires.base import capture_fields, chat_request, first_unknown
+from openclaw_rl.api.wires.base import capture_fields, chat_request
 
 #: Anthropic's names of the chat fields that can be at fault.
 NAMES: Mapping[str, str] = {
@@ -42,14 +42,6 @@ class MessagesToolResult(WireModel):
     tool_use_id: str
     content: str | ListOf[MessagesText] | None = None
     is_error: bool = False
-
-    @field_validator("content", mode="before")
-    @classmethod
-    def _only_text(cls, content: Any) -> Any:
-        unknown = first_unknown(content, ("text",))
-        if unknown is not None:
-            raise ValueError(f"tool results of type {unknown!r} are not supported, only text")
-        return content
 
     @property
     def text(self) -> str:

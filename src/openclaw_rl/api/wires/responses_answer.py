@@ -45,6 +45,7 @@ class ResponsesWire:
         except LedgerError as error:
             problem = f"The previous response {id!r} cannot be continued: {error}"
             raise ApiError(400, problem, code="previous_response_not_found", param="previous_response_id") from error
+        messages = [{name: value for name, value in message.items() if value is not None} for message in messages]
         # Instructions hold for one request; on other wires, the system prompt is part of the conversation.
         drop = id.startswith(self.id_prefix) and messages[0]["role"] == "system"
         return messages[1:] if drop else messages

@@ -1,34 +1,22 @@
 """The input items of the Responses API as chat messages."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
-from openclaw_rl.api.wire import TEXT_PART_TYPES, ListOf, TextPart, WireModel
-from openclaw_rl.api.wires.base import first_unknown
-
-#: The types of input items that are supported.
-ITEM_TYPES = ("message", "function_call", "function_call_output", "reasoning")
+from openclaw_rl.api.wire import ListOf, TextPart, WireModel
 
 
-class ItemContent(WireModel):
-    """The content of an item: text, as a string or in parts."""
-
-    @staticmethod
-    def only_text(content: Any) -> Any:
-        unknown = first_unknown(content, TEXT_PART_TYPES)
-        if unknown is not None:
-            raise ValueError(f"parts of type {unknown!r} are not supported, only text")
-        return content
+class ItemText(WireModel):
+    type: Literal["input_text", "output_text", "text"]
+    text: str
 
 
-class MessageItem(ItemContent):
+class MessageItem(WireModel):
     type: Literal["message"]
     role: Literal["user", "assistant", "system", "developer"]
-    content: str | ListOf[TextPart]
-
-    _only_text = field_validator("content", mode="before")(ItemContent.only_text)
+    content: str | ListOf[ItemText]
 
 
 class FunctionCallItem(WireModel):
@@ -38,12 +26,10 @@ class FunctionCallItem(WireModel):
     arguments: str
 
 
-class FunctionOutputItem(ItemContent):
+class FunctionOutputItem(WireModel):
     type: Literal["function_call_output"]
     call_id: str
-    output: str | ListOf[TextPart]
-
-    _only_text = field_validator("output", mode="before")(ItemContent.only_text)
+    output: str | ListOf[ItemText]
 
 
 class ReasoningItem(WireModel):
@@ -104,5 +90,7 @@ def assistant_message(items: list[AnswerItem]) -> dict[str, Any]:
     return message | ({"tool_calls": calls} if calls else {})
 
 
-def joined(content: str | list[TextPart], separator: str = "\n") -> str:
-    return content if isinstance(content, str) else separator.join(part.text for part in content)
+def joined(content: str | Sequence[ItemText | TextPart], separator: str = "\n") -> str:
+    if isinstance(content, str):
+        return content
+    return content[0].text if len(content) == 1 else separator.join(part.text for part in content)

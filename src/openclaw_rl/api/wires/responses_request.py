@@ -7,8 +7,8 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from openclaw_rl.api.errors import ApiError
 from openclaw_rl.api.wire import MAX_TEMPERATURE, CaptureFields, ChatRequest, ListOf, WireModel, parse
-from openclaw_rl.api.wires.base import capture_fields, chat_request, first_unknown
-from openclaw_rl.api.wires.responses_items import ITEM_TYPES, InputItem, chat_messages
+from openclaw_rl.api.wires.base import capture_fields, chat_request
+from openclaw_rl.api.wires.responses_items import InputItem, chat_messages
 from openclaw_rl.rendering.chat import Message
 
 #: The Responses API's names of the chat fields that can be at fault.
@@ -97,15 +97,12 @@ class ResponsesRequest(CaptureFields):
 
     @field_validator("input", mode="before")
     @classmethod
-    def _only_supported(cls, items: Any) -> Any:
-        if isinstance(items, list):
+    def _with_types(cls, items: Any) -> Any:
+        if isinstance(items, list) and any(isinstance(item, dict) and "type" not in item for item in items):
             # Messages may leave their type out.
             items = [
                 {"type": "message", **item} if isinstance(item, dict) and "type" not in item else item for item in items
             ]
-        unknown = first_unknown(items, ITEM_TYPES)
-        if unknown is not None:
-            raise ValueError(f"items of type {unknown!r} are not supported, only {', '.join(ITEM_TYPES)}")
         return items
 
 
