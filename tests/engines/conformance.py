@@ -4,19 +4,32 @@ Each test leaves the engine as it found it, because all tests of an engine share
 """
 
 import asyncio
+import json
 import math
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer
 
-from openclaw_rl.engines.base import EngineError, EngineUnavailable, QueueFull, Sampler, StepRefused, VersionGone
+from openclaw_rl.engines.base import (
+    ConstraintRefused,
+    EngineError,
+    EngineUnavailable,
+    QueueFull,
+    Sampler,
+    StepRefused,
+    VersionGone,
+)
 from openclaw_rl.engines.policy_ref import PolicyRef, WeightForm, policy_in
 from openclaw_rl.types import (
     BASE_VERSION,
+    Constraint,
     FinishReason,
+    JsonForm,
     Priority,
     SampledToken,
     SampleRequest,
@@ -52,6 +65,10 @@ async def collect(sampler: Sampler, job: SampleRequest) -> list[SampledToken]:
 
 def ids(tokens: Sequence[SampledToken]) -> list[int]:
     return [token.token_id for token in tokens]
+
+
+def by_completion(tokens: Sequence[SampledToken]) -> dict[int, list[int]]:
+    return {index: [t.token_id for t in tokens if t.index == index] for index in {t.index for t in tokens}}
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -111,6 +128,50 @@ class SamplerConformance:
         if engine.has_model:
             rows = engine.reference([*PROMPT, *ids(tokens)])[len(PROMPT) - 1 :]
             assert [[id for id, _ in token.top] for token in tokens] == rows.topk(3).indices[: len(tokens)].tolist()
+
+    async def test_constrained_completions_fit_and_leave_free_ones_as_they_are(self, engine: SamplerHarness) -> None:
+        if not engine.sampler.capabilities.constrains:
+            pytest.skip("this engine cannot constrain completions")
+        text = Tokenizer.from_file(str(engine.model / "tokenizer.json"))
+        end = frozenset([text.token_to_id("<|im_end|>")])
+        fields = {"ok": {"type": "boolean"}, "n": {"enum": [1, 22]}}
+        schema = json.dumps({"type": "object", "properties": fields, "required": ["ok"], "additionalProperties": False})
+        bound = replace(
+            request(60, n=2, stop_token_ids=end), constraint=Constraint(JsonForm(schema, "<answer>", "</answer>"))
+        )
+        free = request(20)
+        alone = [by_completion(await collect(engine.sampler, job)) for job in (bound, free)]
+        together = await asyncio.gather(collect(engine.sampler, bound), collect(engine.sampler, free))
+        assert list(map(by_completion, together)) == alone
+        for index in range(2):
+            completion = [token for token in together[0] if token.index == index]
+            answer = text.decode(ids(completion), skip_special_tokens=True)
+            value = json.loads(answer.removeprefix("<answer>").removesuffix("</answer>"))
+            assert isinstance(value["ok"], bool)
+            assert value.get("n", 1) in (1, 22)
+            assert completion[-1].finish is FinishReason.STOP
+            assert completion[0].forced
+            assert completion[-1].forced
+            assert not all(token.forced for token in completion)
+            if engine.has_model:
+                rows = engine.reference([*PROMPT, *ids(completion)])[len(PROMPT) - 1 :]
+                expected = [float(row[token.token_id]) for row, token in zip(rows, completion, strict=False)]
+                assert [token.logprob for token in completion] == pytest.approx(expected, abs=1e-4)
+        assert not any(token.forced for token in together[1])
+
+    async def test_a_schema_that_cannot_be_enforced_is_refused_with_the_reason(self, engine: SamplerHarness) -> None:
+        if not engine.sampler.capabilities.constrains:
+            pytest.skip("this engine cannot constrain completions")
+        refusals = (
+            ('{"not": {}}', "Unimplemented keys"),
+            ('{"enum": []}', "schema"),
+            ('{"$ref": "#"}', "no answer fits"),
+        )
+        for schema, reason in refusals:
+            job = replace(request(20), constraint=Constraint(JsonForm(schema)))
+            with pytest.raises(ConstraintRefused, match=reason):
+                await collect(engine.sampler, job)
+        assert len(await collect(engine.sampler, request(4))) == 4
 
     async def test_dropping_a_completion_ends_it_and_leaves_the_others(self, engine: SamplerHarness) -> None:
         stream = engine.sampler.sample(request(40, n=2))

@@ -124,6 +124,8 @@ class ModelServer(Pausable):
         id, done = next(self.ids), False
         queue = self.answers[id] = asyncio.Queue()
         self.users[slot] += 1
+        if request.constraint is not None:
+            await asyncio.wrap_future(self.worker.compiler.future(request.constraint))
         self.worker.obey(Add(id, request, slot + self.cache_age * (SLOTS + 1), slot))
         self.work.set()
         try:

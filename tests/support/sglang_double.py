@@ -19,13 +19,14 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from openclaw_rl.types import Priority, SampledToken, SampleRequest, SamplingParams, ScoreRequest
+from support.constraints import constraint_of
 from support.model_server import ModelServer, NoSuchModel, new_app, serve
 
 SGLANG = os.environ.get("OPENCLAW_RL_SGLANG", "")
 FIELDS = {"input_ids", "stream", "return_logprob", "logprob_start_len", "top_logprobs_num", "sampling_params"}
 FIELDS |= {"lora_path", "priority", "cache_salt"}
 PARAMS = {"max_new_tokens", "temperature", "top_p", "top_k", "sampling_seed", "stop_token_ids", "ignore_eos"}
-PARAMS |= {"no_stop_trim"}
+PARAMS |= {"no_stop_trim", "structural_tag"}
 RELOAD_FIELDS = {"model_path", "weight_version", "flush_cache"}
 
 
@@ -171,7 +172,11 @@ async def stream(
         top_logprobs=top,
     )
     request = SampleRequest(
-        body["input_ids"], settings, priority=Priority(-body.get("priority", 0)), owner=body.get("cache_salt", "")
+        body["input_ids"],
+        settings,
+        priority=Priority(-body.get("priority", 0)),
+        owner=body.get("cache_salt", ""),
+        constraint=constraint_of(params.get("structural_tag")),
     )
     so_far: list[SampledToken] = []
     async with model.working(), contextlib.aclosing(model.sample(request, slot)) as batches:

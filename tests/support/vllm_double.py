@@ -18,6 +18,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from openclaw_rl.types import Priority, SampledToken, SampleRequest, SamplingParams, ScoreRequest
+from support.constraints import constraint_of
 from support.model_server import ModelServer, NoSuchModel, new_app, serve
 
 FIELDS = {"model", "token_ids", "stream", "stream_options", "sampling_params", "priority", "cache_salt"}
@@ -178,7 +179,11 @@ async def stream(model: ModelServer, body: dict[str, Any], slot: int) -> AsyncIt
         top_logprobs=params["logprobs"],
     )
     request = SampleRequest(
-        body["token_ids"], settings, priority=Priority(body.get("priority", 0)), owner=body.get("cache_salt", "")
+        body["token_ids"],
+        settings,
+        priority=Priority(body.get("priority", 0)),
+        owner=body.get("cache_salt", ""),
+        constraint=constraint_of((params.get("structured_outputs") or {}).get("structural_tag")),
     )
     known, count = 0, 0
     async with model.working(), contextlib.aclosing(model.sample(request, slot)) as batches:

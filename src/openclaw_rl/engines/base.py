@@ -36,6 +36,10 @@ class VersionGone(EngineUnavailable):
     """The policy version that was asked for is not held any more, and will not come back."""
 
 
+class ConstraintRefused(EngineUnavailable):
+    """The request's constraint cannot be enforced. The message says why, and the request alone is at fault."""
+
+
 class EngineAway(EngineUnavailable):
     """The engine cannot be reached or refuses access. The request itself is not at fault."""
 
@@ -254,7 +258,8 @@ class Sampler(Protocol):
 
     * Requests run at the same time, and none waits for a weight update.
     * A request finishes on the policy version on which it began.
-    * Log-probs are those of the raw distribution, where `capabilities` says so.
+    * Log-probs are those of the raw distribution, where `capabilities` says so. A constraint does not change them.
+    * A constrained completion that ends by itself fits its constraint. Tokens that it forced are marked.
     """
 
     @property

@@ -21,6 +21,8 @@ class SamplerCapabilities:
     """Whether a candidate can be sampled from while the newest version serves."""
     keeps_base: bool = True
     """Whether the base model can be asked while a policy serves."""
+    constrains: bool = False
+    """Whether it can restrict completions (`SampleRequest.constraint`)."""
     advice: str = ""
     """How to get more from this sampler, if that is possible."""
 

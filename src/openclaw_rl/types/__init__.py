@@ -3,6 +3,7 @@
 # mypy: implicit-reexport
 # ruff: noqa: F401
 
+from openclaw_rl.types.constraints import Constraint, JsonForm, Thinking
 from openclaw_rl.types.episodes import (
     MAX_GROUP_SIZE,
     MAX_REWARD,

@@ -7,6 +7,8 @@ from enum import IntEnum, StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
+from openclaw_rl.types.constraints import Constraint
+
 Ids = NDArray[np.int32]
 Numbers = NDArray[np.float32]
 
@@ -57,6 +59,8 @@ class SampleRequest:
     priority: Priority = Priority.USER
     owner: str = ""
     """Whose prompt it is (the name of an API key; empty for the server's own work). Owners share no cached prefixes."""
+    constraint: Constraint | None = None
+    """Restricts each completion. Only for samplers that say that they can (`SamplerCapabilities.constrains`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +74,8 @@ class SampledToken:
     top: tuple[tuple[int, float], ...] = ()
     finish: FinishReason | None = None
     """Set on the last token of a completion."""
+    forced: bool = False
+    """Whether the request's constraint allowed no other token, or only tokens that end the completion."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Turns and sessions: as they are captured, and as the ledger holds them."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple
 
@@ -68,6 +68,8 @@ class Turn:
     end_key: bytes
     """The same key for the conversation including this response. It identifies the request that continues it."""
     top: Likeliest | None = None
+    forced: Sequence[bool] = ()
+    """Which response tokens a constraint forced; empty if none."""
 
 
 class State(StrEnum):
@@ -118,6 +120,8 @@ class StoredTurn:
     """Which signals it trains on, once it is judged."""
     episode: TurnEpisode | None = None
     """The episode of its session, if the session is one."""
+    forced: list[bool] = field(default_factory=list)
+    """Which response tokens a constraint forced, so that they teach nothing; empty if none."""
 
 
 @dataclass(frozen=True, slots=True)

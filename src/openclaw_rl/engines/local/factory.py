@@ -33,7 +33,7 @@ class LocalSamplerFactory(LocalFactory):
     default_model = EMBEDDED
 
     def capabilities(self, settings: EngineSettings) -> SamplerCapabilities:
-        return SamplerCapabilities(loads=forms_of(settings))
+        return SamplerCapabilities(loads=forms_of(settings), constrains=True)
 
     def open(self, settings: EngineSettings, resources: Resources, folder: Path, name: str) -> Sampler:
         local, engine = settings.own(LocalOptions), settings.engine

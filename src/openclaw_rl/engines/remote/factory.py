@@ -79,8 +79,10 @@ class RemoteSamplerFactory(ABC):
     def capabilities(self, settings: EngineSettings) -> SamplerCapabilities:
         """What a server may be able to do; the sampler knows once its server runs."""
         if settings.model.full_weights:
-            return SamplerCapabilities(loads=frozenset([WeightForm.MODEL]), candidates=False, keeps_base=False)
-        return SamplerCapabilities(loads=frozenset([WeightForm.PEFT]))
+            return SamplerCapabilities(
+                loads=frozenset([WeightForm.MODEL]), candidates=False, keeps_base=False, constrains=True
+            )
+        return SamplerCapabilities(loads=frozenset([WeightForm.PEFT]), constrains=True)
 
     def open(self, settings: EngineSettings, resources: Resources, folder: Path, name: str) -> Sampler:
         options, engine = self.options(settings), settings.engine

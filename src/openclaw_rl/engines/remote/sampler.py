@@ -11,10 +11,18 @@ from typing import NamedTuple
 
 from openclaw_rl.aio import gather_or_cancel
 from openclaw_rl.engines.admission import Admission
-from openclaw_rl.engines.base import EngineError, EngineLimits, EngineStats, EngineUnavailable, VersionGone
+from openclaw_rl.engines.base import (
+    ConstraintRefused,
+    EngineError,
+    EngineLimits,
+    EngineStats,
+    EngineUnavailable,
+    VersionGone,
+)
 from openclaw_rl.engines.capabilities import SamplerCapabilities
 from openclaw_rl.engines.policy_ref import PolicyRef, WeightForm
 from openclaw_rl.engines.remote.dialect import Dialect, SampledPiece, ServerTraits
+from openclaw_rl.engines.remote.forced import ForcedTokens
 from openclaw_rl.engines.remote.http import InferenceServer, RequestRefused, readable_answers
 from openclaw_rl.engines.remote.probes import check_adapters, check_raw, unload_leftovers, write_zero_adapter
 from openclaw_rl.engines.remote.process import ServerProcess
@@ -80,6 +88,7 @@ class RemoteSampler:
         self._prefix = f"openclaw-{secrets.token_hex(4)}"
         self.replicas = [Replica(dialect, server, process, self._folders, self._give_up) for server, process in servers]
         self._router = Router(self.replicas)
+        self._forced = ForcedTokens(options.model)
         self._admission = Admission(options.max_sequences, options.max_queue)
         self._ids = count(1)
         self._tasks: dict[int, dict[int, asyncio.Task[None]]] = {}
@@ -110,6 +119,7 @@ class RemoteSampler:
             loads=frozenset([WeightForm.PEFT]),
             max_top_logprobs=traits.max_top_logprobs,
             scores_targets=traits.scores_targets,
+            constrains=True,
             advice=f"a {self.dialect.name} server can be started with other arguments",
         )
 
@@ -150,6 +160,7 @@ class RemoteSampler:
         for replica in self.replicas:
             with readable_answers(replica.server.url):
                 await check_raw(self.dialect, replica)
+        self._forced.prepare()
         await self._prepare_policies()
 
     async def _prepare_policies(self) -> None:
@@ -178,6 +189,7 @@ class RemoteSampler:
         self._closed = True
         await asyncio.gather(*(replica.close() for replica in self.replicas))
         await asyncio.gather(*self._background, return_exceptions=True)
+        self._forced.close()
 
     def sample(self, request: SampleRequest) -> TokenStream:
         self._check_up()
@@ -279,6 +291,7 @@ class RemoteSampler:
     async def _complete(self, stream: TokenStream, policy: ServedPolicy, request: SampleRequest, index: int) -> None:
         """Feed one completion to its stream."""
         try:
+            marker = await self._forced.marker(request)
             replica = await self._replica(request.prompt_ids, policy)
             async with replica.working() as traits:
                 model = self._model(policy, traits)
@@ -286,13 +299,14 @@ class RemoteSampler:
                     self._check_weights(replica, policy, piece)
                     if piece.cached_tokens is not None:
                         stream.cached_tokens = piece.cached_tokens
-                    stream.feed(piece.tokens)
+                    stream.feed(piece.tokens if marker is None else await asyncio.to_thread(marker.mark, piece.tokens))
             if stream.is_open(index):
                 raise EngineUnavailable("The inference server ended its answer without a last token.")
         except EngineUnavailable as error:
             stream.fail(error)
         except EngineError as error:
-            stream.fail(EngineUnavailable(str(error)))
+            is_about_schema = request.constraint is not None and isinstance(error, RequestRefused)
+            stream.fail((ConstraintRefused if is_about_schema else EngineUnavailable)(str(error)))
 
     def _check_weights(self, replica: Replica, policy: ServedPolicy, piece: SampledPiece) -> None:
         """Raise EngineUnavailable if other weights than the policy's computed tokens."""

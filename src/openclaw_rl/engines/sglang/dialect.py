@@ -9,6 +9,7 @@ import numpy as np
 from openclaw_rl.engines.base import EngineUnavailable
 from openclaw_rl.engines.remote.dialect import SampledPiece, ServerTraits, salt_of, seed_of
 from openclaw_rl.engines.remote.http import InferenceServer
+from openclaw_rl.engines.remote.structural_tag import structural_tag
 from openclaw_rl.types import FinishReason, Likeliest, Priority, SampledToken, SampleRequest, ScoreRequest, Scores
 
 GENERATE = "/generate"
@@ -67,6 +68,7 @@ class SglangDialect:
                 "stop_token_ids": sorted(params.stop_token_ids),
                 "ignore_eos": True,
                 "no_stop_trim": True,
+                **({} if request.constraint is None else {"structural_tag": structural_tag(request.constraint)}),
             },
         }
         seen = 0

@@ -11,6 +11,7 @@ import numpy as np
 from openclaw_rl.engines.base import EngineError, EngineUnavailable
 from openclaw_rl.engines.remote.dialect import SampledPiece, ServerTraits, salt_of, seed_of
 from openclaw_rl.engines.remote.http import InferenceServer, InferenceServerGone, RequestRefused
+from openclaw_rl.engines.remote.structural_tag import structural_tag
 from openclaw_rl.types import (
     FinishReason,
     Likeliest,
@@ -95,6 +96,7 @@ class VllmDialect:
                 "ignore_eos": True,
                 "logprobs": params.top_logprobs + 1 if params.top_logprobs else 0,
                 "detokenize": False,
+                **structured_outputs(request),
             },
         }
         last = SampledPiece([], None)
@@ -178,6 +180,13 @@ class VllmDialect:
         except RequestRefused:
             return False
         return True
+
+
+def structured_outputs(request: SampleRequest) -> dict[str, Any]:
+    """The sampling parameter for a request's constraint."""
+    if request.constraint is None:
+        return {}
+    return {"structured_outputs": {"structural_tag": structural_tag(request.constraint)}}
 
 
 def priority_of(priority: Priority, traits: ServerTraits) -> dict[str, int]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from openclaw_rl.engines.admission import Admission
-from openclaw_rl.engines.base import EngineLimits, EngineStats, EngineUnavailable
+from openclaw_rl.engines.base import ConstraintRefused, EngineLimits, EngineStats, EngineUnavailable
 from openclaw_rl.engines.capabilities import SamplerCapabilities
 from openclaw_rl.engines.local.process.sampler_messages import (
     Add,
@@ -65,7 +65,7 @@ class LocalSampler:
     @property
     def capabilities(self) -> SamplerCapabilities:
         form = WeightForm.PEFT if self.options.lora_rank else WeightForm.MODEL
-        return SamplerCapabilities(loads=frozenset([form]))
+        return SamplerCapabilities(loads=frozenset([form]), constrains=True)
 
     @property
     def newest_version(self) -> int:
@@ -187,7 +187,7 @@ class LocalSampler:
 
     def receive(self, report: Report) -> None:
         match report:
-            case Tokens(tokens, cached, scores, active):
+            case Tokens(tokens, cached, scores, active, refused):
                 self._active = active
                 for id, result in scores.items():
                     if id in self._scoring and not self._scoring[id].done():
@@ -198,23 +198,25 @@ class LocalSampler:
                 for id, batch in tokens.items():
                     if id in self._streams:
                         self._streams[id].feed(batch)
-            case RequestFailed(id, reason):
-                self._fail_request(id, reason)
+                for id, reason in refused.items():
+                    self._fail_request(id, ConstraintRefused(reason))
+            case RequestFailed(id, reason, refused_constraint):
+                self._fail_request(id, (ConstraintRefused if refused_constraint else EngineUnavailable)(reason))
             case PolicyLoaded(version, error):
                 self._policy_loaded(version, error)
 
     def lose(self, reason: str, unsent: set[int]) -> None:
         for id in {*self._streams, *self._scoring} - unsent:
-            self._fail_request(id, reason)
+            self._fail_request(id, EngineUnavailable(reason))
         for done in self._loading.values():
             if not done.done():
                 done.set_exception(EngineUnavailable(reason))
 
-    def _fail_request(self, id: int, reason: str) -> None:
+    def _fail_request(self, id: int, error: EngineUnavailable) -> None:
         if id in self._streams:
-            self._streams[id].fail(EngineUnavailable(reason))
+            self._streams[id].fail(error)
         if id in self._scoring and not self._scoring[id].done():
-            self._scoring[id].set_exception(EngineUnavailable(reason))
+            self._scoring[id].set_exception(error)
 
     def _policy_loaded(self, version: int, error: str | None) -> None:
         done = self._loading.get(version)

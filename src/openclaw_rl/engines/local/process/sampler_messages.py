@@ -1,6 +1,6 @@
 """The messages between the sampler and its worker process. Plain data, pickled over a pipe."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from openclaw_rl.types import SampledToken, SampleRequest, ScoreRequest, Scores
@@ -88,6 +88,8 @@ class RequestFailed:
 
     id: int
     reason: str
+    refused: bool = False
+    """Whether its constraint is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +104,8 @@ class Tokens:
     """Of the scoring requests that are done."""
     active: int
     """Sequences in the running batch."""
+    refused: dict[int, str] = field(default_factory=dict)
+    """Requests that end because their constraint cannot be enforced, with the reason."""
 
 
 @dataclass(frozen=True, slots=True)

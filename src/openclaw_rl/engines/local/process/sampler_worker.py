@@ -9,8 +9,11 @@ import logging
 import signal
 from collections import deque
 from collections.abc import Iterator
-from multiprocessing.connection import Connection
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
 
+from openclaw_rl.engines.base import ConstraintRefused
+from openclaw_rl.engines.constraints.compiler import Compiler
 from openclaw_rl.engines.local.model.adapters import AdapterSlots, BadPolicy
 from openclaw_rl.engines.local.model.decoder import Decoder, load_decoder
 from openclaw_rl.engines.local.model.model_slots import ModelSlots
@@ -30,12 +33,14 @@ from openclaw_rl.engines.local.process.sampler_messages import (
     WorkerOptions,
 )
 from openclaw_rl.engines.local.sampling.cache_size import cache_bytes, context_limit
+from openclaw_rl.engines.local.sampling.constrained import allowed_tokens
 from openclaw_rl.engines.local.sampling.draw import draw
 from openclaw_rl.engines.local.sampling.kv_cache import CpuKVCache, CudaKVCache, bytes_per_page
 from openclaw_rl.engines.local.sampling.pages import PAGE_SIZE, PagePool
 from openclaw_rl.engines.local.sampling.runner import CudaRunner, PolicyWeights, Runner
 from openclaw_rl.engines.local.sampling.scheduler import Scheduler, Sequence
 from openclaw_rl.engines.local.sampling.scoring import Scoring
+from openclaw_rl.models import BadModelFolder
 from openclaw_rl.types import Priority, SampledToken, SamplingParams, Scores
 
 log = logging.getLogger(__name__)
@@ -65,8 +70,10 @@ class Worker:
         self.loaded = {0}
         self.loading: deque[tuple[LoadPolicy, Iterator[None]]] = deque()
         self.held: list[ForRequest] = []
-        """Requests for a policy that is still being loaded, and cancellations of them."""
+        """Requests whose policy is being loaded or whose constraint is being compiled, and cancellations of them."""
         self.arrivals = 0
+        self.woken, wake = Pipe(duplex=False)
+        self.compiler = Compiler(options.model, shape.vocab, lambda: wake.send_bytes(b"compiled"))
 
     def _runner(self, decoder: Decoder, pages: int, options: WorkerOptions) -> Runner:
         device = decoder.embed.device
@@ -79,6 +86,11 @@ class Worker:
         runner = CudaRunner(decoder, cache, self.policies, options.max_sequences, self.max_context)
         runner.warm_up()
         return runner
+
+    @property
+    def busy(self) -> bool:
+        """Whether there is a step to take or a policy to load."""
+        return not self.scheduler.idle or bool(self.loading)
 
     def obey(self, command: Command) -> PolicyLoaded | RequestFailed | None:
         if not isinstance(command, LoadPolicy) and self._must_wait(command):
@@ -96,13 +108,16 @@ class Worker:
         return None
 
     def _must_wait(self, command: ForRequest) -> bool:
-        """Whether its policy is still being loaded. A cancellation waits behind the request that it is about."""
+        """Whether its policy is being loaded or its constraint compiled. A cancellation waits behind its request."""
         if isinstance(command, Cancel):
             return any(other.id == command.id for other in self.held)
+        constraint = command.request.constraint if isinstance(command, Add) else None
+        if constraint is not None and not self.compiler.compiled(constraint):
+            return True
         return any(load.slot == command.slot for load, _ in self.loading)
 
     def due(self) -> list[ForRequest]:
-        """Commands to obey now, because their policy has been loaded or has failed to load."""
+        """Commands to obey now, because they have to wait no longer."""
         held, self.held = self.held, []
         due: list[ForRequest] = []
         for command in held:
@@ -117,18 +132,27 @@ class Worker:
         drawing = [item.sequence for item in work if item.draws]
         tokens: dict[int, list[SampledToken]] = {}
         cached: dict[int, int] = {}
+        allowed, refused = allowed_tokens(drawing)
         if drawing:
-            draws = draw(logits, [s.params for s in drawing], [s.rng.random() for s in drawing])
+            masks = {row: choice.mask for row, choice in allowed.items()}
+            draws = draw(logits, [s.params for s in drawing], [s.rng.random() for s in drawing], masks)
             for row, sequence in enumerate(drawing):
+                if sequence.request in refused:
+                    continue
                 finish = sequence.append(draws.tokens[row])
-                token = SampledToken(sequence.index, draws.tokens[row], draws.logprobs[row], draws.top[row], finish)
+                forced = row in allowed and allowed[row].forced
+                token = SampledToken(
+                    sequence.index, draws.tokens[row], draws.logprobs[row], draws.top[row], finish, forced
+                )
                 if len(sequence.tokens) == sequence.prompt_length + 1:
                     cached[sequence.request] = max(cached.get(sequence.request, 0), sequence.cached)
                 tokens.setdefault(sequence.request, []).append(token)
                 if finish is not None:
                     self.scheduler.finish(sequence)
         scores = {item.sequence.request: self._scores(item.sequence) for item in work if item.ends and not item.draws}
-        return Tokens(tokens, cached, scores, len(self.scheduler.running))
+        for request in refused:
+            self.scheduler.cancel(request)
+        return Tokens(tokens, cached, scores, len(self.scheduler.running), refused)
 
     def _scores(self, sequence: Sequence) -> Scores:
         """The scores of a sequence that has been read; it leaves the batch."""
@@ -140,6 +164,10 @@ class Worker:
         request = command.request
         if command.slot not in self.loaded:
             return not_loaded(command.id, command.version)
+        try:
+            automaton = None if request.constraint is None else self.compiler.automaton(request.constraint)
+        except (ConstraintRefused, BadModelFolder) as error:
+            return RequestFailed(command.id, str(error), refused=True)
         self.arrivals += 1
         self.scheduler.add(
             Sequence(
@@ -151,6 +179,7 @@ class Worker:
                 slot=command.slot,
                 order=(int(request.priority), self.arrivals),
                 owner=request.owner,
+                automaton=None if automaton is None else automaton.copy(request.params.stop_token_ids),
             )
             for index in range(request.n)
         )
@@ -237,14 +266,21 @@ def main(connection: Connection, options: WorkerOptions) -> None:
                 shared=shared,
             )
         )
+        # This takes a second. The server is not yet serving, so nobody waits for it.
+        with contextlib.suppress(BadModelFolder):
+            worker.compiler.prepare()
         serve(connection, worker)
 
 
 def serve(connection: Connection, worker: Worker) -> None:
-    """Obey the commands that have come, load a piece of a policy, take a step. Wait on the pipe while idle."""
+    """Obey the commands that have come, load a piece of a policy, take a step. Wait on the pipes while idle."""
     while True:
-        while (worker.scheduler.idle and not worker.loading) or connection.poll():
-            report(connection, worker, worker.obey(connection.recv()))
+        while ready := wait([connection, worker.woken], 0 if worker.busy else None):
+            if worker.woken in ready:
+                worker.woken.recv_bytes()
+                report(connection, worker, None)
+            if connection in ready:
+                report(connection, worker, worker.obey(connection.recv()))
         if worker.loading:
             report(connection, worker, worker.load_on())
         if not worker.scheduler.idle:

@@ -2,12 +2,15 @@
 
 A row's draw depends on its own logits and its own uniform number alone, never on what else is in the batch:
 the token is where that number falls in the row's cumulative distribution.
+A constraint makes tokens impossible before temperature, top-k and top-p apply. It does not change log-probs.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from openclaw_rl.types import SamplingParams
@@ -32,12 +35,21 @@ class Draws:
     top: list[tuple[tuple[int, float], ...]]
 
 
-def draw(logits: Tensor, params: Sequence[SamplingParams], uniforms: Sequence[float]) -> Draws:
-    """Draw one token per row from float32 logits [rows, vocabulary]; `uniforms` are in [0, 1)."""
+def draw(
+    logits: Tensor,
+    params: Sequence[SamplingParams],
+    uniforms: Sequence[float],
+    masks: Mapping[int, NDArray[np.bool_]] | None = None,
+) -> Draws:
+    """Draw one token per row from float32 logits [rows, vocabulary]; `uniforms` are in [0, 1).
+
+    `masks`: the tokens that are allowed in a row, for rows that are constrained.
+    """
     tokens = torch.empty(len(params), dtype=torch.long, device=logits.device)
+    possible = _masked(logits, masks) if masks else logits
     for kind, rows in _by_kind(params).items():
         whole = len(rows) == len(params)
-        part = logits if whole else logits[rows]
+        part = possible if whole else possible[rows]
         chosen = kind(part, [params[row] for row in rows], [uniforms[row] for row in rows])
         if whole:
             tokens = chosen
@@ -46,6 +58,15 @@ def draw(logits: Tensor, params: Sequence[SamplingParams], uniforms: Sequence[fl
     normaliser = logits.logsumexp(-1, keepdim=True)
     logprobs = logits.gather(1, tokens[:, None]) - normaliser
     return Draws(tokens.tolist(), logprobs[:, 0].tolist(), _top(logits, normaliser, params))
+
+
+def _masked(logits: Tensor, masks: Mapping[int, NDArray[np.bool_]]) -> Tensor:
+    """A copy of the logits, with minus infinity where a row's mask is false."""
+    rows = list(masks)
+    allowed = torch.from_numpy(np.stack([masks[row] for row in rows])).to(logits.device)
+    possible = logits.clone()
+    possible[rows] = logits[rows].masked_fill(~allowed, -torch.inf)
+    return possible
 
 
 def _by_kind(params: Sequence[SamplingParams]) -> dict[Kind, list[int]]:

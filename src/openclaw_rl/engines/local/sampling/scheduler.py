@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import groupby
 
+from openclaw_rl.engines.constraints.automaton import Automaton
 from openclaw_rl.engines.local.sampling.pages import PAGE_SIZE, Digest, PagePool, chain, chain_root, next_digest
 from openclaw_rl.engines.local.sampling.scoring import Scoring
 from openclaw_rl.types import FinishReason, Priority, SamplingParams
@@ -37,6 +38,8 @@ class Sequence:
     scoring: Scoring | None = None
     """Set if given tokens are scored. Such a sequence is done when all of them have been read."""
     owner: str = ""
+    automaton: Automaton | None = None
+    """Set if the completion is constrained."""
     rng: random.Random = field(init=False)
     prompt_length: int = field(init=False)
     computed: int = 0
@@ -86,6 +89,8 @@ class Sequence:
             return FinishReason.STOP
         if len(self.tokens) - self.prompt_length >= self.params.max_tokens:
             return FinishReason.LENGTH
+        if self.automaton is not None:
+            self.automaton.accept(token)
         return None
 
 

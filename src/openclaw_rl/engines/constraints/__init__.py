@@ -1,0 +1,1 @@
+"""Answers that fit a schema: grammars, and which tokens they allow."""

@@ -1,0 +1,51 @@
+"""Constraints as grammars that llguidance reads."""
+
+import json
+
+from openclaw_rl.types import Constraint, JsonForm, Thinking
+
+#: JSON is written as chat templates write it: one space after a comma or colon, and no other whitespace. So a tool call
+#: is rendered again exactly as it was sampled, and the model cannot go on with whitespace for ever.
+JSON_STYLE = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
+#: Reasoning up to its closing tag, and the line breaks that models write after it.
+THOUGHT = 'thought[lazy]: /(?s:.*)<\\/think>/\ngap: ("\\n" | "\\n\\n")?\n'
+
+
+def grammar_of(constraint: Constraint) -> str:
+    """The grammar of a constraint, in llguidance's dialect of Lark."""
+    forms = [form for form in (constraint.content, *constraint.calls) if form is not None]
+    names = [f"form{number}" for number in range(len(forms))]
+    answers = [names.pop(0)] if constraint.content else []
+    if names:
+        answers.append("calls")
+    lines = ["%llguidance {}", f"start: {start_of(constraint.thinking)} ({' | '.join(answers)})"]
+    lines += [f"form{number}: {form_rule(form)}" for number, form in enumerate(forms)]
+    if names:
+        several = "" if constraint.separator is None else f" ({text(constraint.separator)} call)*"
+        lines += [f"calls: call{several}", f"call: {' | '.join(names)}"]
+    if constraint.thinking is not Thinking.NONE:
+        lines.append(THOUGHT)
+    return "\n".join(lines) + "\n"
+
+
+def start_of(thinking: Thinking) -> str:
+    match thinking:
+        case Thinking.NONE:
+            return ""
+        case Thinking.OPTIONAL:
+            return '("<think>" thought gap)?'
+        case Thinking.BEGUN:
+            return "thought gap"
+
+
+def form_rule(form: JsonForm) -> str:
+    schema = json.loads(form.schema)
+    # `true` accepts every value, as an empty schema does. A client's own settings under this name are replaced.
+    settings = {**JSON_STYLE, "lenient": not form.strict, "coerce_one_of": not form.strict}
+    body = {**({} if schema is True else schema), "x-guidance": settings}
+    return " ".join(filter(None, (text(form.before), f"%json {json.dumps(body)}", text(form.after))))
+
+
+def text(literal: str) -> str:
+    """A literal text in a grammar; nothing for an empty one."""
+    return json.dumps(literal) if literal else ""
