@@ -9,7 +9,7 @@ from hashlib import blake2b
 from typing import Any
 
 from openclaw_rl.ledger.errors import CannotJudge, UnknownTurn
-from openclaw_rl.ledger.packing import pack_floats, pack_ids, pack_json, pack_top
+from openclaw_rl.ledger.packing import pack_flags, pack_floats, pack_ids, pack_json, pack_top
 from openclaw_rl.ledger.states import TRANSITIONS, IllegalTransition
 from openclaw_rl.types import EpisodeState, Feedback, Scores, SessionKey, State, Turn, TurnKind
 
@@ -80,6 +80,7 @@ def record_turn(
         "response": pack_ids(turn.response_ids),
         "logprobs": pack_floats(turn.logprobs),
         "top": pack_top(turn.top),
+        "forced": pack_flags(turn.forced),
         "sampling": json.dumps({**asdict(turn.sampling), "stop_token_ids": sorted(turn.sampling.stop_token_ids)}),
         "finish_reason": turn.finish_reason,
         "request_key": turn.request_key,

@@ -238,4 +238,7 @@ MIGRATIONS = (
     CREATE TRIGGER episode_changed AFTER UPDATE OF state ON episodes BEGIN
         INSERT INTO changes (kind, item) VALUES ('session', NEW.session); END;
     """,
+    """
+    ALTER TABLE turns ADD COLUMN forced BLOB;  -- a bit for each response token that a constraint forced; NULL: none
+    """,
 )

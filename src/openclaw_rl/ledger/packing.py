@@ -49,6 +49,19 @@ def unpack_floats(data: bytes) -> list[float]:
     return values
 
 
+def pack_flags(flags: Sequence[bool]) -> bytes | None:
+    """One bit for each flag; None if none is set."""
+    return np.packbits(np.array(flags, np.bool_)).tobytes() if any(flags) else None
+
+
+def unpack_flags(data: bytes | None, count: int) -> list[bool]:
+    """The first `count` flags; empty if none was set."""
+    if data is None:
+        return []
+    flags: list[bool] = np.unpackbits(np.frombuffer(data, np.uint8), count=count).astype(np.bool_).tolist()
+    return flags
+
+
 def pack_top(top: Likeliest | None) -> bytes | None:
     """The k likeliest tokens at each position; None where none were recorded."""
     if top is None:

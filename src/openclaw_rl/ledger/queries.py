@@ -10,7 +10,7 @@ from typing import Any
 from openclaw_rl.ledger import episodes, verdicts
 from openclaw_rl.ledger.changes import SUPERSEDED
 from openclaw_rl.ledger.errors import UnknownTurn
-from openclaw_rl.ledger.packing import unpack_floats, unpack_ids, unpack_top
+from openclaw_rl.ledger.packing import unpack_flags, unpack_floats, unpack_ids, unpack_top
 from openclaw_rl.types import (
     Counts,
     Feedback,
@@ -192,6 +192,7 @@ def load_turn(db: sqlite3.Connection, number: int) -> StoredTurn:
         verdict=verdict,
         sample=sample,
         episode=episodes.of_turn(db, number, row["session"]),
+        forced=unpack_flags(row["forced"], len(tokens) - prompt_length),
     )
 
 

@@ -7,7 +7,7 @@ the log-prob recorded while sampling.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -78,6 +78,7 @@ class Method:
     - Other parts ask the method what it needs; none of them compares its name.
     - A signal with weight 0 is neither asked for nor trained on.
     - `lesson` gives one finite number for each sampled token, or raises NoSignal with the reason.
+    - A token that a constraint forced teaches nothing, whatever the method: the policy did not choose it.
     """
 
     name: ClassVar[str]
@@ -166,6 +167,10 @@ class Method:
     def lesson(self, turn: StoredTurn, baseline: Baseline = NO_BASELINE) -> Lesson:
         """What each response token learns. Raises NoSignal; whether it does never depends on the baseline."""
         check_recorded(turn)
+        return without_forced(self.signals(turn, baseline), turn)
+
+    def signals(self, turn: StoredTurn, baseline: Baseline) -> Lesson:
+        """What a turn's signals say about each response token; `lesson` leaves forced tokens out. Raises NoSignal."""
         gaps, score = self.gaps(turn), self.score(turn)
         check_signals(turn, gaps or (), score)
         reward = self._reward(score, baseline)
@@ -196,16 +201,20 @@ class Method:
         return score
 
     def gaps(self, turn: StoredTurn) -> list[float] | None:
-        """The teacher's log-prob minus the policy's at each sampled token, if a hint is trained on. Raises NoSignal."""
+        """The teacher's log-prob minus the policy's at each sampled token, if a hint is trained on; 0 where forced.
+
+        Raises NoSignal.
+        """
         if not self.w_opd or not is_hinted(turn):
             return None
         limit = self.options.opd_clip or math.inf
-        pairs = zip(teacher_logprobs(turn), turn.logprobs, strict=True)
-        return [clip(teacher - policy, limit) for teacher, policy in pairs]
+        triples = zip(teacher_logprobs(turn), turn.logprobs, forced_tokens(turn), strict=True)
+        return [0.0 if forced else clip(teacher - policy, limit) for teacher, policy, forced in triples]
 
     def mean_gaps(self, turn: StoredTurn) -> list[float]:
         """The gap at each token that is distilled about; empty if there is none."""
-        return self.gaps(turn) or []
+        gaps = self.gaps(turn) or []
+        return [gap for gap, forced in zip(gaps, forced_tokens(turn), strict=bool(gaps)) if not forced]
 
     # What people see.
 
@@ -247,6 +256,25 @@ def check_recorded(turn: StoredTurn) -> None:
     """Raise NoSignal unless each response token has its recorded log-prob."""
     if len(turn.logprobs) != len(turn.response_ids):
         raise NoSignal("its log-probs were not recorded")
+
+
+def forced_tokens(turn: StoredTurn) -> list[bool]:
+    """For each response token, whether a constraint forced it."""
+    return turn.forced or [False] * len(turn.response_ids)
+
+
+def without_forced(lesson: Lesson, turn: StoredTurn) -> Lesson:
+    """A lesson in which forced tokens teach nothing. Raises NoSignal if all tokens were forced."""
+    if not any(turn.forced):
+        return lesson
+    if all(turn.forced):
+        raise NoSignal("a constraint forced every token of it")
+    advantages = [0.0 if forced else x for x, forced in zip(lesson.advantages, turn.forced, strict=True)]
+    others = lesson.alternatives
+    if others is not None:
+        kept = np.where(np.array(turn.forced)[:, None], np.float32(0), others.advantages)
+        others = replace(others, advantages=kept)
+    return Lesson(advantages, others)
 
 
 def check_signals(turn: StoredTurn, gaps: ArrayLike, score: float | None) -> None:

@@ -113,6 +113,8 @@ def distil(turn: StoredTurn, settings: TopK) -> Distilled:
     else:
         theirs = pick([of_policy_top(candidate, ids, old, settings.clip) for candidate in candidates], chosen)
         counts = pick(shared, chosen) if settings.subset == "overlap" else np.ones_like(ids, dtype=bool)
+    if turn.forced:
+        counts = counts & ~np.array(turn.forced)[:, None]
     return weigh(ids, old, theirs, counts, candidates, overlaps, chosen, settings.clip)
 
 

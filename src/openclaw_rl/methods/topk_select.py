@@ -13,12 +13,10 @@ import numpy as np
 from openclaw_rl.engines.capabilities import SamplerCapabilities
 from openclaw_rl.errors import UserError
 from openclaw_rl.methods.base import (
-    NO_BASELINE,
     Baseline,
     Lesson,
     NoSignal,
     TeacherRequest,
-    check_recorded,
     check_signals,
     is_hinted,
 )
@@ -65,8 +63,7 @@ class TopkSelect(Combine):
                 "use student or overlap, or another --sampler."
             )
 
-    def lesson(self, turn: StoredTurn, baseline: Baseline = NO_BASELINE) -> Lesson:
-        check_recorded(turn)
+    def signals(self, turn: StoredTurn, baseline: Baseline) -> Lesson:
         distilled, score = self.distilled(turn), self.score(turn)
         check_signals(turn, () if distilled is None else distilled.gaps, score)
         reward = [self._reward(score, baseline)] * len(turn.response_ids)

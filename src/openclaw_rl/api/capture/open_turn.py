@@ -107,6 +107,7 @@ class OpenTurn:
             request_key=self.request_key,
             end_key=history.extend(self.request_key, choice.message),
             top=likeliest(choice.tokens, sampling.top_logprobs),
+            forced=[token.forced for token in choice.tokens],
         )
 
 
