@@ -10,7 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match
 from starlette.types import Scope
 
-from openclaw_rl.engines.base import EngineUnavailable, QueueFull
+from openclaw_rl.engines.base import ConstraintRefused, EngineUnavailable, QueueFull
 
 #: The paths of OpenAI's API begin with this. Some clients add it themselves, others expect it in their base URL.
 PATH_PREFIX = "/v1"
@@ -80,6 +80,8 @@ def from_engine(error: QueueFull | EngineUnavailable) -> ApiError:
     """The error for a request that the engine cannot accept or finish."""
     if isinstance(error, QueueFull):
         return ApiError(429, str(error), code="queue_full", headers={"Retry-After": str(error.retry_after)})
+    if isinstance(error, ConstraintRefused):
+        return ApiError(400, str(error), code="invalid_schema")
     return ApiError(503, str(error), code="engine_unavailable", headers={"Retry-After": "1"})
 
 

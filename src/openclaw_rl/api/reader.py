@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from openclaw_rl.api.body import MAX_SMALL_BODY_BYTES, MAX_VALUES, count_values
+from openclaw_rl.api.constrain import AnswerRules
 from openclaw_rl.api.errors import ApiError
 from openclaw_rl.api.translated import TextRequest
 from openclaw_rl.api.wire import ChatRequest
@@ -14,6 +15,7 @@ from openclaw_rl.engines.base import Sampler
 from openclaw_rl.rendering.chat import ChatError, ChatRenderer, RenderedPrompt
 from openclaw_rl.rendering.history import TemplateInput
 from openclaw_rl.rendering.tokenizer import TooLong
+from openclaw_rl.types import Constraint
 
 #: Larger bodies are read in a thread, so that other requests do not wait.
 MAX_INLINE_BYTES = 16_384
@@ -34,6 +36,8 @@ class ReadRequest:
     """The chat as the client sent it, rendered."""
     arrived: float
     """When its body had arrived, as `time.perf_counter` counts."""
+    constraint: Constraint | None = None
+    """What its answers must look like, without regard to reasoning; None if they are free."""
 
 
 class RequestReader:
@@ -45,8 +49,8 @@ class RequestReader:
     - Requests of a megabyte and more are read one at a time, and delay no smaller ones.
     """
 
-    def __init__(self, renderer: ChatRenderer, sampler: Sampler) -> None:
-        self.renderer, self.sampler = renderer, sampler
+    def __init__(self, renderer: ChatRenderer, sampler: Sampler, rules: AnswerRules) -> None:
+        self.renderer, self.sampler, self.rules = renderer, sampler, rules
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="read")
         self._thread_for_large = ThreadPoolExecutor(1, thread_name_prefix="read-large")
 
@@ -79,7 +83,7 @@ class RequestReader:
             raise ApiError(400, str(error), param="messages") from error
         except TooLong:
             raise too_long from None
-        return ReadRequest(request, chat, prompt, arrived)
+        return ReadRequest(request, chat, prompt, arrived, self.rules.constraint(request))
 
 
 def context_length_exceeded(tokens: int | str, limit: int) -> ApiError:

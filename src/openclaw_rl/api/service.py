@@ -12,6 +12,7 @@ from openclaw_rl.api.capture.capture import Capture, IncomingRequest
 from openclaw_rl.api.capture.episodes import episode_of
 from openclaw_rl.api.capture.open_turn import OpenTurn
 from openclaw_rl.api.completion import Choice, Completion
+from openclaw_rl.api.constrain import AnswerRules
 from openclaw_rl.api.errors import ApiError, from_engine
 from openclaw_rl.api.metrics import ServerMetrics
 from openclaw_rl.api.reader import ReadRequest, RequestReader, context_length_exceeded
@@ -19,6 +20,7 @@ from openclaw_rl.api.translated import TextRequest
 from openclaw_rl.api.wire import ChatRequest
 from openclaw_rl.engines.base import EngineUnavailable, QueueFull, Sampler
 from openclaw_rl.ledger.ledger import Ledger
+from openclaw_rl.rendering.call_format import call_format
 from openclaw_rl.rendering.chat import ChatRenderer, RenderedPrompt
 from openclaw_rl.rendering.response import ResponseParser
 from openclaw_rl.rendering.tokenizer import read_json
@@ -78,12 +80,14 @@ class ChatService:
     ) -> None:
         """`recorded_top`: how many of the likeliest tokens are recorded with each token of a main turn."""
         self.sampler, self.renderer, self.defaults = sampler, renderer, defaults
-        self.reader = RequestReader(renderer, sampler)
+        self._parser = choose_parser(renderer.template.text) if tool_parser == "auto" else tool_parser
+        thinks = "<think>" in renderer.template.text
+        self.rules = AnswerRules(call_format(renderer, self._parser), thinks, sampler.capabilities.constrains)
+        self.reader = RequestReader(renderer, sampler, self.rules)
         self.recorded_top = recorded_top
         self.metrics = ServerMetrics(sampler.stats)
         self.capture = Capture(ledger, renderer, self.metrics) if ledger else None
         self._capturing = ThreadPoolExecutor(1, thread_name_prefix="capture")
-        self._parser = choose_parser(renderer.template.text) if tool_parser == "auto" else tool_parser
         self._seeds = (request_seed(seed, number) for number in count())
 
     async def begin(self, read: ReadRequest, owner: str, headers: Mapping[str, str], id_prefix: str) -> Completion:
@@ -94,7 +98,7 @@ class ChatService:
         incoming = IncomingRequest(owner, headers, request, read.chat, prompt, max_context, episode)
         turn = await self._open_turn(incoming)
         try:
-            return self._start(request, owner, turn.prompt if turn else prompt, turn, read.arrived, id_prefix)
+            return self._start(read, owner, turn.prompt if turn else prompt, turn, id_prefix)
         except (QueueFull, EngineUnavailable, ApiError) as error:
             if turn is not None:
                 turn.close()
@@ -107,22 +111,18 @@ class ChatService:
         return await asyncio.get_running_loop().run_in_executor(self._capturing, self.capture.open, incoming)
 
     def _start(
-        self,
-        request: ChatRequest,
-        owner: str,
-        prompt: RenderedPrompt,
-        turn: OpenTurn | None,
-        arrived: float,
-        id_prefix: str,
+        self, read: ReadRequest, owner: str, prompt: RenderedPrompt, turn: OpenTurn | None, id_prefix: str
     ) -> Completion:
+        request = read.request
+        constraint = read.constraint and self.rules.for_prompt(read.constraint, prompt)
         recorded_top = self.recorded_top if turn and turn.kind is TurnKind.MAIN else 0
         params = self._params(request, len(prompt.ids), recorded_top)
         n = request.n or 1
         if n > self.sampler.limits.max_choices:
             raise ApiError(400, f"n must be at most {self.sampler.limits.max_choices} on this server.", param="n")
-        stream = self.sampler.sample(SampleRequest(prompt.ids, params, n, owner=owner))
+        stream = self.sampler.sample(SampleRequest(prompt.ids, params, n, owner=owner, constraint=constraint))
         choices = [Choice(self._response_parser(request, prompt)) for _ in range(n)]
-        return Completion(prompt, params, stream, choices, self.metrics, turn, arrived, id_prefix)
+        return Completion(prompt, params, stream, choices, self.metrics, turn, read.arrived, id_prefix)
 
     def capture_status(self) -> str:
         """Whether turns are recorded: on, off, or suspended and why."""
@@ -152,7 +152,8 @@ class ChatService:
         parser = PARSERS[self._parser]() if request.offered_tools else None
         if isinstance(request, TextRequest):
             return ResponseParser(self.renderer.detokenizer, request.stops, splits_reasoning=False)
-        return ResponseParser(self.renderer.detokenizer, request.stops, prompt.opens_reasoning, parser)
+        one_call = request.parallel_tool_calls is False
+        return ResponseParser(self.renderer.detokenizer, request.stops, prompt.opens_reasoning, parser, one_call=one_call)
 
 
 def request_seed(seed: int, number: int) -> int:

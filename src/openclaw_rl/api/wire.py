@@ -26,14 +26,13 @@ UNSUPPORTED = {
     "presence_penalty": "leave it out or set it to 0",
     "frequency_penalty": "leave it out or set it to 0",
     "logit_bias": "leave it out",
-    "response_format": 'leave it out or set it to {"type": "text"}',
     "functions": "use tools",
     "function_call": "use tool_choice",
     "modalities": 'leave it out or set it to ["text"]',
     "audio": "leave it out",
 }
 #: Values of these fields that are accepted, because they ask for nothing special.
-ACCEPTED_VALUES = {"response_format": {"type": "text"}, "modalities": ["text"]}
+ACCEPTED_VALUES = {"modalities": ["text"]}
 
 
 Item = TypeVar("Item")
@@ -114,6 +113,34 @@ class Tool(BaseModel):
         return function
 
 
+class ToolName(WireModel):
+    name: str
+
+
+class NamedTool(WireModel):
+    """A value of `tool_choice`: the answer must call this function."""
+
+    type: Literal["function"]
+    function: ToolName
+
+
+class PlainFormat(WireModel):
+    type: Literal["text", "json_object"]
+
+
+class NamedSchema(WireModel):
+    name: str = ""
+    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    strict: bool | None = None
+
+
+class JsonSchemaFormat(WireModel):
+    """A value of `response_format`: the answer is JSON that fits this schema."""
+
+    type: Literal["json_schema"]
+    json_schema: NamedSchema
+
+
 class StreamOptions(WireModel):
     model_config = ConfigDict(strict=True)
 
@@ -142,7 +169,8 @@ class ChatRequest(CaptureFields):
     stream: bool = False
     stream_options: StreamOptions | None = None
     tools: ListOf[Tool] | None = None
-    tool_choice: Any = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
     temperature: Annotated[float, Field(ge=0, le=MAX_TEMPERATURE)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1)] | None = None
@@ -156,7 +184,7 @@ class ChatRequest(CaptureFields):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     logit_bias: Any = None
-    response_format: Any = None
+    response_format: Annotated[PlainFormat | JsonSchemaFormat, Field(discriminator="type")] | None = None
     functions: Any = None
     function_call: Any = None
     modalities: Any = None
@@ -293,8 +321,6 @@ def check_supported(request: ChatRequest) -> ChatRequest:
         if message.has_image:
             reason = "this model cannot see images; send text only"
             raise ApiError(400, f"messages.{index}.content: {reason}.", param=f"messages.{index}.content")
-    if request.tool_choice not in (None, "auto", "none"):
-        raise ApiError(400, "tool_choice must be 'auto' or 'none'.", param="tool_choice")
     if len(request.stops) > MAX_STOPS:
         raise ApiError(400, f"At most {MAX_STOPS} stop strings are allowed.", param="stop")
     if request.top_logprobs and not request.logprobs:

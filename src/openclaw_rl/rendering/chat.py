@@ -24,6 +24,7 @@ CHATML = (
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
 _OPENS_REASONING = re.compile(r"<think>\s*\Z")
+_ENDS_REASONING = re.compile(r"</think>\s*\Z")
 
 #: Added to the system prompt if the model's template does not support tools.
 TOOL_INSTRUCTIONS = """You can call functions. These are available, one JSON schema a line:
@@ -47,6 +48,8 @@ class RenderedPrompt:
     ids: list[int]
     opens_reasoning: bool
     """Whether the prompt ends inside a `<think>` block, so that the response begins with reasoning."""
+    ends_reasoning: bool = False
+    """Whether the prompt ends with a `<think>` block, so that the response has no reasoning."""
 
 
 class ChatRenderer:
@@ -84,7 +87,9 @@ class ChatRenderer:
 
     def prompt(self, text: str, at_most: int | None = None) -> RenderedPrompt:
         """Tokenise a text that `text` returned. Raises TooLong if it has more than `at_most` tokens."""
-        return RenderedPrompt(self.tokenizer.encode_chat(text, at_most), bool(_OPENS_REASONING.search(text[-64:])))
+        end = text[-64:]
+        ids = self.tokenizer.encode_chat(text, at_most)
+        return RenderedPrompt(ids, bool(_OPENS_REASONING.search(end)), bool(_ENDS_REASONING.search(end)))
 
     def plain_prompt(self, given: str | list[int], at_most: int) -> RenderedPrompt:
         """The prompt of a text that is continued as it is; control tokens in it are control tokens.

@@ -111,7 +111,7 @@ def continue_turn(
     if new_text is None:
         return plain, Continuation.FORKED
     ids = turn.ids + renderer.tokenizer.encode_chat(new_text)
-    return RenderedPrompt(ids, plain.opens_reasoning), Continuation.REALIGNED
+    return RenderedPrompt(ids, plain.opens_reasoning, plain.ends_reasoning), Continuation.REALIGNED
 
 
 def has_whole_response(renderer: ChatRenderer, message: Message, response: list[int]) -> bool:

@@ -31,17 +31,24 @@ class ResponseParser:
         tools: ToolParser | None = None,
         *,
         splits_reasoning: bool = True,
+        one_call: bool = False,
     ) -> None:
+        """`one_call`: the response ends with its first tool call."""
         self._decoder = detokenizer.stream()
         self._stops = StopMatcher(stops)
         self._splitter = ReasoningSplitter(starts_inside=opens_reasoning) if splits_reasoning else WholeText()
         self._tools = tools
+        self._one_call = one_call
         self.called_tools = False
 
     @property
     def stopped(self) -> bool:
-        """Whether a stop string has appeared; later tokens are ignored."""
-        return self._stops.stopped
+        """Whether a stop string or the only call has appeared; later tokens are ignored."""
+        return self._stops.stopped or self._has_its_call
+
+    @property
+    def _has_its_call(self) -> bool:
+        return self._one_call and self.called_tools
 
     @property
     def stop_string(self) -> str | None:
@@ -49,17 +56,23 @@ class ResponseParser:
         return self._stops.found
 
     def push(self, token_ids: Iterable[int]) -> tuple[int, list[Delta]]:
-        """Add tokens up to a stop string; return how many were added, and what has become certain."""
+        """Add tokens up to the one that stops the response; return how many were added, and what is certain now."""
         taken, text = 0, ""
+        deltas: list[Delta] = []
         for token_id in token_ids:
             taken += 1
             text += self._stops.push(self._decoder.push(token_id))
+            if self._one_call:
+                deltas += self._read(text)
+                text = ""
             if self.stopped:
                 break
-        return taken, self._read(text)
+        return taken, deltas + self._read(text)
 
     def flush(self) -> list[Delta]:
         """End of the completion: return what was held back."""
+        if self._has_its_call:
+            return []
         text = self._stops.push(self._decoder.flush())
         deltas = self._read(text + self._stops.flush())
         for channel, piece in self._splitter.flush():
@@ -79,5 +92,6 @@ class ResponseParser:
         return [text] if self._tools is None else self._note_calls(self._tools.push(text))
 
     def _note_calls(self, parsed: list[str | ParsedToolCall]) -> Sequence[Delta]:
-        self.called_tools = self.called_tools or any(isinstance(item, ParsedToolCall) for item in parsed)
-        return parsed
+        first = next((place for place, item in enumerate(parsed) if isinstance(item, ParsedToolCall)), None)
+        self.called_tools = self.called_tools or first is not None
+        return parsed if first is None or not self._one_call else parsed[: first + 1]
