@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install run demo env test test-all test-whole test-parts test-benchmarks test-environments test-browser test-vllm test-sglang test-tinker test-verifiers test-chaos tinker-server verifiers lint bench docs clean
+.PHONY: help install run demo env test test-all test-whole test-parts test-benchmarks test-environments test-browser test-vllm test-sglang test-tinker test-verifiers test-chaos test-schemas tinker-server verifiers lint bench docs clean
 
 help: ## list these targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 24
@@ -96,7 +96,7 @@ test-parts: $(VENV)/.installed-dev
 # Suites with the environment that each needs. If the environment cannot be installed here, the suite is skipped.
 SLOW := test-benchmarks:$(VENV)/.installed-dev test-environments:$(VENV)/.installed-dev test-browser:$(VENV)/.installed-browser test-vllm:$(VLLM)/.installed \
 	test-sglang:$(SGLANG)/.installed test-tinker:$(TINKER)/.installed test-verifiers:$(VERIFIERS)/.installed \
-	test-chaos:$(VENV)/.installed-dev
+	test-chaos:$(VENV)/.installed-dev test-schemas:$(VENV)/.installed-dev
 test-all: ## run every suite (two hours); prints what this machine cannot run, and why
 	@failed=; \
 	$(MAKE) --no-print-directory lint || failed=" lint"; \
@@ -136,6 +136,9 @@ verifiers: $(VENV)/.installed $(VERIFIERS)/.installed ## install what openclaw-r
 
 test-verifiers: $(VENV)/.installed-dev $(VERIFIERS)/.installed ## train a step in a real environment of the verifiers package
 	@OPENCLAW_RL_VERIFIERS=$(abspath $(VERIFIERS))/bin/python $(BIN)/python -m pytest -rs tests/slow/test_verifiers.py $(ARGS)
+
+test-schemas: $(VENV)/.installed-dev ## answers under 5,000 random JSON schemas
+	@OPENCLAW_RL_SCHEMAS=5000 $(BIN)/python -m pytest tests/slow/test_many_schemas.py $(ARGS)
 
 test-chaos: $(VENV)/.installed-dev ## attack real servers for an hour; ARGS="--scale 0.01" for less, ARGS="fuzz" for one scenario
 	@PYTHONPATH=tests $(BIN)/python -m chaos $(ARGS)

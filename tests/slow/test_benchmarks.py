@@ -10,7 +10,7 @@ import pytest
 from support.server_program import ROOT
 from support.tiny_models import save_tiny_model
 
-SCRIPTS = ["engines", "environments", "freeze", "judge", "learning", "ledger", "sampling", "serving"]
+SCRIPTS = ["constrained", "engines", "environments", "freeze", "judge", "learning", "ledger", "sampling", "serving"]
 SCRIPTS += ["study", "swapping", "topk"]
 HELPERS = {"browsing", "common", "measuring", "repositories", "shapes", "shells"}
 

@@ -153,7 +153,9 @@ class ChatService:
         if isinstance(request, TextRequest):
             return ResponseParser(self.renderer.detokenizer, request.stops, splits_reasoning=False)
         one_call = request.parallel_tool_calls is False
-        return ResponseParser(self.renderer.detokenizer, request.stops, prompt.opens_reasoning, parser, one_call=one_call)
+        return ResponseParser(
+            self.renderer.detokenizer, request.stops, prompt.opens_reasoning, parser, one_call=one_call
+        )
 
 
 def request_seed(seed: int, number: int) -> int:
