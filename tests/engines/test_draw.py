@@ -190,3 +190,29 @@ def test_the_smallest_values_leave_the_likeliest_token(name: str, tiny: float) -
     for uniform in (0.0, 0.5, ALMOST_ONE):
         assert one(logits, params, uniform) == 1
         assert one(logits, replace(params, top_k=3), uniform) == 1
+
+
+@settings(max_examples=60)
+@given(
+    vocabulary=vocabularies,
+    seed=st.integers(0, 50),
+    params=parameters,
+    uniform=uniforms,
+    share=st.sampled_from((0.0, 0.01, 0.5)),
+)
+def test_a_mask_changes_the_token_of_its_row_and_nothing_else(
+    vocabulary: int, seed: int, params: SamplingParams, uniform: float, share: float
+) -> None:
+    rng = np.random.default_rng(seed)
+    mask = rng.random(vocabulary) < share
+    mask[rng.integers(vocabulary)] = True
+    logits = torch.stack([random_logits(vocabulary, seed), random_logits(vocabulary, seed + 1)])
+    params = replace(params, top_logprobs=2)
+    free = draw(logits, [params] * 2, [uniform] * 2)
+    both = draw(logits, [params] * 2, [uniform] * 2, {0: mask})
+    assert both.tokens[1] == free.tokens[1]
+    assert both.top == free.top
+    assert mask[both.tokens[0]]
+    if params.temperature == 0:
+        assert both.tokens[0] == max(mask.nonzero()[0], key=lambda id: float(logits[0, id]))
+    assert both.logprobs[0] == pytest.approx(float(logits[0].log_softmax(-1)[both.tokens[0]]), abs=1e-5)

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from openclaw_rl.ledger import changes, episodes, groups, schema, updates, verdicts
+from openclaw_rl.ledger import changes, episodes, groups, updates, verdicts
 from openclaw_rl.ledger.errors import AlreadyRewarded, TooLate
-from openclaw_rl.ledger.migrations import MIGRATIONS
 from openclaw_rl.types import (
     EpisodeMode,
     EpisodeState,
@@ -24,7 +23,7 @@ from openclaw_rl.types import (
 )
 from support.episodes import advantages, attempt, end, judge, let_groups_time_out, next_message, play
 from support.methods import a_method
-from support.records import Book
+from support.records import Book, write_old_ledger
 
 METHOD = a_method("rl", baseline="group")
 STEPS = a_method("rl", baseline="group", step_reward_coef=0.5)
@@ -315,13 +314,7 @@ def test_another_reward_is_refused_and_the_same_one_is_not(book: Book) -> None:
 
 @pytest.mark.parametrize("turns", [0, 1])
 def test_a_ledger_of_an_earlier_program_has_no_episodes(tmp_path: Path, turns: int) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        place = next(n for n, script in enumerate(MIGRATIONS) if "CREATE TABLE episodes" in script)
-        patch.setattr(schema, "MIGRATIONS", MIGRATIONS[:place])
-        old = Book(tmp_path / "old")
-        for _ in range(turns):
-            old.put(State.AWAITING)
-        old.close()
+    write_old_ledger(tmp_path / "old", "CREATE TABLE episodes", turns)
     new = Book(tmp_path / "old")
     assert [new.read(number).episode for (number,) in new.rows("SELECT number FROM turns")] == [None] * turns
     new.close()

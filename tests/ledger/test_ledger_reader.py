@@ -10,7 +10,6 @@ import pytest
 from openclaw_rl.ledger import changes, updates, verdicts
 from openclaw_rl.ledger.change_log import Changes
 from openclaw_rl.ledger.errors import LedgerUnusable, NoLedger
-from openclaw_rl.ledger.migrations import MIGRATIONS
 from openclaw_rl.ledger.offline import open_offline
 from openclaw_rl.ledger.reader import LedgerReader, open_reader
 from openclaw_rl.ledger.schema import FILE, connect
@@ -27,7 +26,7 @@ from openclaw_rl.types import (
     Verdict,
     VerdictCounts,
 )
-from support.records import Book, a_side_turn, a_turn
+from support.records import Book, a_side_turn, a_turn, write_old_ledger
 
 NEXT = [{"role": "user", "content": "thanks"}]
 
@@ -265,13 +264,8 @@ def test_a_cursor_of_no_or_of_another_ledger_is_told_to_read_all(book: Book, rea
     assert reader.changes_since(cursor) == Changes(reader.cursor(), complete=False)
 
 
-def test_a_ledger_from_before_the_log_is_to_be_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    log = next(n for n, script in enumerate(MIGRATIONS) if "CREATE TABLE changes" in script)
-    monkeypatch.setattr("openclaw_rl.ledger.schema.MIGRATIONS", MIGRATIONS[:log])
-    old = Book(tmp_path)
-    old.put(State.AWAITING)
-    old.close()
-    monkeypatch.undo()
+def test_a_ledger_from_before_the_log_is_to_be_read_whole(tmp_path: Path) -> None:
+    write_old_ledger(tmp_path, "CREATE TABLE changes", turns=1)
     with pytest.raises(LedgerUnusable, match="an older version"), open_reader(tmp_path):
         pass
     with open_offline(tmp_path) as ledger:

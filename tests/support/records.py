@@ -1,13 +1,17 @@
 """Turns to record, and a ledger to record them in."""
 
 import contextlib
+import tempfile
 from collections.abc import Callable, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
 
-from openclaw_rl.ledger import changes, queries
+import pytest
+
+from openclaw_rl.ledger import changes, queries, schema
 from openclaw_rl.ledger.ledger import Ledger
+from openclaw_rl.ledger.migrations import MIGRATIONS
 from openclaw_rl.ledger.schema import FILE, connect
 from openclaw_rl.types import Continuation, SamplingParams, SessionKey, State, StoredTurn, Turn, TurnKind
 
@@ -99,3 +103,22 @@ class Book:
     def raw_bytes(self) -> bytes:
         """The database's files as they are on the disk."""
         return b"".join(path.read_bytes() for path in sorted(self.folder.glob(f"{FILE}*")))
+
+
+def write_old_ledger(folder: Path, missing: str, turns: int) -> None:
+    """A ledger with awaiting turns, as a program wrote it that did not have the migration with the text `missing`."""
+    with tempfile.TemporaryDirectory() as scratch:
+        written = Book(Path(scratch))
+        for _ in range(turns):
+            written.put(State.AWAITING)
+        with pytest.MonkeyPatch.context() as patch:
+            place = next(n for n, script in enumerate(MIGRATIONS) if missing in script)
+            patch.setattr(schema, "MIGRATIONS", MIGRATIONS[:place])
+            old = Book(folder)
+            for table in ("sessions", "messages", "turns"):
+                columns = ", ".join(name for _, name, *_ in old.rows(f"PRAGMA table_info({table})"))
+                for row in written.rows(f"SELECT {columns} FROM {table}"):
+                    insert = f"INSERT INTO {table} VALUES ({', '.join('?' * len(row))})"
+                    old.change(lambda db, sql, row: db.execute(sql, row), insert, row)
+            old.close()
+        written.close()
