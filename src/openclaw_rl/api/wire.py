@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from openclaw_rl.api.demands import JsonSchemaFormat, NamedTool, PlainFormat
 from openclaw_rl.api.errors import ApiError
 from openclaw_rl.types import MAX_GROUP_SIZE, MAX_REWARD, EpisodeResult, Feedback, Source, TurnResult
 
@@ -111,34 +112,6 @@ class Tool(BaseModel):
         if not isinstance(function.get("name"), str):
             raise ValueError("a function needs a name")
         return function
-
-
-class ToolName(WireModel):
-    name: str
-
-
-class NamedTool(WireModel):
-    """A value of `tool_choice`: the answer must call this function."""
-
-    type: Literal["function"]
-    function: ToolName
-
-
-class PlainFormat(WireModel):
-    type: Literal["text", "json_object"]
-
-
-class NamedSchema(WireModel):
-    name: str = ""
-    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
-    strict: bool | None = None
-
-
-class JsonSchemaFormat(WireModel):
-    """A value of `response_format`: the answer is JSON that fits this schema."""
-
-    type: Literal["json_schema"]
-    json_schema: NamedSchema
 
 
 class StreamOptions(WireModel):
