@@ -12,7 +12,7 @@ from typing import Any
 from openclaw_rl.envs.base import EnvFailed, Message, Outcome, Step, Tool
 from openclaw_rl.envs.blocks import GivenCommand, read_command, result_for
 from openclaw_rl.envs.terminal.scoring import CheckResult, WorkspaceScore, same_text, score
-from openclaw_rl.envs.terminal.workspace import WorkspaceItem, WorkspaceTooLarge, fill, look
+from openclaw_rl.envs.terminal.workspace import WorkspaceItem, WorkspaceTooLarge, fill, look, read_bytes
 from openclaw_rl.sandbox.base import Sandbox, give_folder, remove_folder
 from openclaw_rl.sandbox.run import EndReason
 from openclaw_rl.sandbox.shell import ShellResult
@@ -20,7 +20,9 @@ from openclaw_rl.sandbox.shell import ShellResult
 #: Seconds for the preparation of a workspace and for one check.
 SETUP_SECONDS, CHECK_SECONDS = 30.0, 20.0
 #: How long a process may take to start or to end before the check for it fails, and how often it is looked at.
-PROCESS_SECONDS, LOOK_SECONDS = 1.0, 0.05
+PROCESS_SECONDS, LOOK_SECONDS = 2.0, 0.05
+#: Bytes of a file with a process id.
+MAX_PID_BYTES = 64
 #: How much of an error is repeated in a hint.
 MAX_ERROR = 200
 NO_COMMAND = "Answer with one bash block that has the command."
@@ -42,7 +44,8 @@ class TerminalEpisode:
 
     - The shell keeps its state from answer to answer, also after a command that failed or took too long.
     - All processes have ended before the workspace is looked at, so nothing changes while it is checked.
-    - What is checked are the files and processes, never what the shell says about them.
+    - Files and processes are checked, and never what the shell says about them.
+    - A process is checked by the lock that it holds, on a file that was opened before the first command.
     - `close` ends all processes and deletes the workspace, whatever is in it.
     """
 
@@ -54,6 +57,7 @@ class TerminalEpisode:
         self.folder = Path(tempfile.mkdtemp(prefix="openclaw-terminal-"))
         self._shell = sandbox.shell(self.folder, memory_mib=limits.memory_mib, network=bool(task.get("network", False)))
         self._before: Mapping[str, WorkspaceItem] = {}
+        self._locks: dict[str, int] = {}
         self._turns = 0
         self._ran = False
 
@@ -64,6 +68,8 @@ class TerminalEpisode:
             if result.exit_code != 0:
                 raise EnvFailed(f"the workspace cannot be prepared: {result.output.strip()[-MAX_ERROR:]}")
         self._before = await asyncio.to_thread(look, self.folder)
+        for check in self._process_checks():
+            self._locks[check["lock"]] = os.open(self.folder / check["lock"], os.O_RDONLY | os.O_NOFOLLOW)
         messages: Sequence[Message] = self._task["messages"]
         return messages
 
@@ -85,19 +91,31 @@ class TerminalEpisode:
 
     async def close(self) -> None:
         await self._shell.close()
+        while self._locks:
+            os.close(self._locks.popitem()[1])
         await asyncio.to_thread(remove_folder, self.folder)
 
     async def score(self) -> WorkspaceScore:
         """Look at processes, end them, and look at the workspace."""
-        checks = self._task.get("checks", ())
-        results = await asyncio.gather(*(self._check_process(check) for check in checks if "lock" in check))
+        results: list[CheckResult] = []
+        # Goals come first: a process that was killed by mistake needs a moment to be gone too.
+        for kept in (False, True):
+            checks = [check for check in self._process_checks() if check["kept"] is kept]
+            results += await asyncio.gather(*map(self._check_process, checks))
         await self._shell.close()
         try:
             after = await asyncio.to_thread(look, self.folder)
         except WorkspaceTooLarge as error:
             return WorkspaceScore(0.0, 0.0, (f"The workspace is too large: {error}.",))
-        results += [await self._check_output(check) for check in checks if "run" in check]
+        results += [await self._check_output(check) for check in self._checks() if "run" in check]
         return score(self._before, after, self._task["changes"], results)
+
+    def _checks(self) -> Sequence[Mapping[str, Any]]:
+        checks: Sequence[Mapping[str, Any]] = self._task.get("checks", ())
+        return checks
+
+    def _process_checks(self) -> list[Mapping[str, Any]]:
+        return [check for check in self._checks() if "lock" in check]
 
     def _fill(self) -> None:
         self._write_files()
@@ -131,14 +149,26 @@ class TerminalEpisode:
 
     async def _check_process(self, check: Mapping[str, Any]) -> CheckResult:
         """Look for a process, which holds the lock of a file for as long as it lives."""
-        path, alive = self.folder / check["lock"], check["held"]
         tries = int(PROCESS_SECONDS / LOOK_SECONDS)
         for number in range(tries):
-            if _is_locked(path) == alive:
+            if self._is_as_wanted(check):
                 return CheckResult("", check["kept"])
             if number + 1 < tries:
                 await asyncio.sleep(LOOK_SECONDS)
         return CheckResult(f"{check['about']}.", check["kept"])
+
+    def _is_as_wanted(self, check: Mapping[str, Any]) -> bool:
+        lock = self._locks[check["lock"]]
+        if _is_locked(lock) != check["held"]:
+            return False
+        if not check.get("pid"):
+            return True
+        # The process wrote its id into the file that it locked.
+        try:
+            written = read_bytes(self.folder / check["pid"], MAX_PID_BYTES)
+        except OSError:
+            return False
+        return written.strip() == os.pread(lock, MAX_PID_BYTES, 0).strip() != b""
 
     async def _check_output(self, check: Mapping[str, Any]) -> CheckResult:
         """Compare what a command of the task prints with what it should. It runs in the sandbox too."""
@@ -147,15 +177,10 @@ class TerminalEpisode:
         return CheckResult("" if right else f"{check['about']}.", check["kept"])
 
 
-def _is_locked(path: Path) -> bool:
-    try:
-        opened = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError:  # it is gone, or something else: the comparison of the workspace tells
-        return False
+def _is_locked(opened: int) -> bool:
     try:
         fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
-    finally:
-        os.close(opened)
+    fcntl.flock(opened, fcntl.LOCK_UN)
     return False

@@ -64,11 +64,15 @@ def score(
 ) -> WorkspaceScore:
     """Compare a workspace with what it should be.
 
-    `changes` has the entries that a task changes, None for those that have to be gone.
+    `changes` has the entries that a task changes, None for those that have to be gone. An entry that may have any
+    content and was there from the start only has to stay.
     """
-    goals = [problem_with(path, entry, before, after) for path, entry in changes.items()]
+    problems = {path: problem_with(path, entry, before, after) for path, entry in changes.items()}
+    any_content = {path for path, entry in changes.items() if isinstance(entry, Mapping) and entry.get("any")}
+    goals = [problem for path, problem in problems.items() if path not in any_content & before.keys()]
     goals += [check.problem for check in checks if not check.kept]
     staying = [_harm(path, before, after) for path in before if not _belongs(path, changes)]
+    staying += [problems[path] for path in any_content if path in before]
     staying += [check.problem for check in checks if check.kept]
     extra = _extra(before, after, changes)
     unmet, harm = [*filter(None, goals)], [*filter(None, staying)]

@@ -97,12 +97,13 @@ def _item(path: Path, room: int) -> WorkspaceItem:
             return WorkspaceItem(OTHER, mode)
         if status.st_size > room:
             raise WorkspaceTooLarge(f"there are more than {MAX_BYTES >> 20} MiB of files")
-        return WorkspaceItem(FILE, mode, _read(path, room))
+        return WorkspaceItem(FILE, mode, read_bytes(path, room))
     except OSError:
         return WorkspaceItem(OTHER, 0)
 
 
-def _read(path: Path, room: int) -> bytes:
+def read_bytes(path: Path, room: int) -> bytes:
+    """The first bytes of a file. Raises OSError."""
     # Without waiting and without following: the entry may have been replaced by a pipe or a link.
     opened = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     with open(opened, "rb") as file:

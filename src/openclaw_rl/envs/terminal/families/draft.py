@@ -31,7 +31,8 @@ class TerminalDraft:
     checks: Sequence[Mapping[str, Any]] = field(default=())
     """What else is looked at; each has "about", a sentence, and "kept", whether it is so from the start.
 
-    With "run" and "expect", a command and what it has to print. With "lock" and "held", whether a process holds a lock.
+    With "run" and "expect", a command and what it has to print. With "lock" and "held", whether a process holds the
+    lock of a file that exists after the setup; with "pid" too, a file that must have the process id in the locked file.
     """
     key: str = ""
     """What makes it this task and no other, where the solution is the same for several."""

@@ -1,18 +1,19 @@
 """Tasks with a git repository, which is the workspace."""
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any
 
 from openclaw_rl.envs.terminal.families.draft import Generator, TerminalDraft, names, others, text
 
-#: A repository with one commit of everything that is there.
+#: A repository with one commit of everything that is there. `tree` needs SHA-1.
 INIT = (
-    "git init -q -b main . && git config user.name Agent && git config user.email agent@localhost && "
-    "git add -A && git commit -q -m start"
+    "GIT_DEFAULT_HASH=sha1 git init -q -b main . && git config user.name Agent && "
+    "git config user.email agent@localhost && git add -A && git commit -q -m start"
 )
-#: What the checks look at. No setting of the person, and no hook.
-GIT = "git -c core.hooksPath=/dev/null -c core.fsmonitor=false"
+#: The git of the checks: no hooks, no programs from the repository's settings, no objects in place of others.
+GIT = "git --no-replace-objects -c core.hooksPath=/dev/null -c core.fsmonitor=false -c log.showSignature=false"
 SUBJECTS = ("add", "fix", "update", "improve", "extend")
 
 
@@ -22,9 +23,21 @@ def check(about: str, expected: Sequence[object], *commands: str, kept: bool = F
     return {"run": script, "expect": "\n".join(map(str, expected)), "about": about, "kept": kept}
 
 
+def tree(files: Mapping[str, str], revision: str, *, kept: bool = False) -> dict[str, Any]:
+    """A check that a revision has exactly these files, with these texts and the mode 644."""
+    listed = []
+    for path in sorted(files):
+        content = files[path].encode()
+        # The id that git gives to a content.
+        id_ = hashlib.sha1(b"blob %d\0%b" % (len(content), content), usedforsecurity=False).hexdigest()
+        listed.append(f"100644 blob {id_}\t{path}")
+    about = f"The files in the last commit of {revision} must be {', '.join(sorted(files))}, with the right contents"
+    return check(about, listed, f"ls-tree -r {revision}", kept=kept)
+
+
 def commits(number: int, *, kept: bool = False) -> dict[str, Any]:
     return check(
-        f"main must be the current branch and have {number} commits",
+        f"The branch main must be the current one and have {number} commits",
         ["main", number],
         "symbolic-ref --short HEAD",
         "rev-list --count HEAD",
@@ -33,15 +46,15 @@ def commits(number: int, *, kept: bool = False) -> dict[str, Any]:
 
 
 def subject(random: Random) -> str:
-    return f"{random.choice(SUBJECTS)} {random.choice(names(random, 1))}"
+    return f"{random.choice(SUBJECTS)} {names(random, 1)[0]}"
 
 
 def new_branch(random: Random) -> TerminalDraft:
     (name,) = names(random, 1)
     right = check(
-        f"there must be a branch {name} at the last commit, besides main",
-        [*sorted([name, "main"]), 1],
-        "for-each-ref --format='%(refname:short)'",
+        f"There must be a branch {name} at the last commit, besides main",
+        [*sorted([f"refs/heads/{name}", "refs/heads/main"]), 1],
+        "for-each-ref --format='%(refname)'",
         "rev-list --count --all",
     )
     return TerminalDraft(
@@ -51,39 +64,41 @@ def new_branch(random: Random) -> TerminalDraft:
 
 def new_tag(random: Random) -> TerminalDraft:
     name = f"v{random.randint(1, 40)}.{random.randint(0, 9)}"
-    right = check(f"there must be a tag {name}, and nothing else", [name, 1], "tag", "rev-list --count --all")
+    right = check(
+        f"There must be a tag {name} at the last commit, and nothing else",
+        [name, 1, 1],
+        "tag",
+        "rev-list --count --all",
+        f"rev-list --count {name}",
+    )
     question = f"Tag the last git commit as {name}."
     return TerminalDraft(question, f"git tag {name}", others(random), {}, INIT, [right, commits(1, kept=True)])
+
+
+def last_message(message: str, revision: str = "main", *, kept: bool = False) -> dict[str, Any]:
+    about = f"The last commit of {revision} must have the message {message}"
+    return check(about, [message], f"log -1 --format=%s {revision}", kept=kept)
 
 
 def commit_all(random: Random) -> TerminalDraft:
     (name,) = names(random, 1, "txt")
     message, files = subject(random), others(random, name)
-    right = check(
-        f"the last commit must have the message {message} and the change of {name}",
-        [message, name],
-        "log -1 --format=%s",
-        "diff-tree --no-commit-id --name-only -r HEAD",
-    )
-    setup = f"{INIT} && echo {random.choice(names(random, 1))} >> {name}"
+    word = names(random, 1)[0]
+    files[name] = text(random)
+    checks = [last_message(message), commits(2), tree({**files, name: f"{files[name]}{word}\n"}, "main")]
+    setup = f"{INIT} && echo {word} >> {name}"
     question = f'Commit the change of {name} with the message "{message}".'
-    solution = f'git commit -q -a -m "{message}"'
-    return TerminalDraft(question, solution, {name: text(random), **files}, {}, setup, [right, commits(2)])
+    return TerminalDraft(question, f'git commit -q -a -m "{message}"', files, {}, setup, checks)
 
 
 def commit_one(random: Random) -> TerminalDraft:
     name, other = names(random, 2, "txt")
     message = subject(random)
-    right = check(
-        f"the last commit must have the message {message} and the change of {name} only",
-        [message, name],
-        "log -1 --format=%s",
-        "diff-tree --no-commit-id --name-only -r HEAD",
-    )
     setup = f"{INIT} && echo changed >> {name} && echo changed >> {other}"
     question = f'Two files were changed. Commit only {name}, with the message "{message}".'
     files = {name: text(random), other: text(random), **others(random, name, other)}
-    return TerminalDraft(question, f'git commit -q -m "{message}" {name}', files, {}, setup, [right, commits(2)])
+    checks = [last_message(message), commits(2), tree({**files, name: f"{files[name]}changed\n"}, "main")]
+    return TerminalDraft(question, f'git commit -q -m "{message}" {name}', files, {}, setup, checks)
 
 
 def undo_changes(random: Random) -> TerminalDraft:
@@ -105,16 +120,21 @@ def merge_branch(random: Random) -> TerminalDraft:
         f"git commit -q -m 'add {mine}'"
     ).replace("\n", "\\n")
     right = check(
-        f"main must contain the commits of {branch}, and nothing else may be committed",
-        [2, 4, 0],
+        f"The branch main must contain the commits of {branch}, and nothing else may be committed",
+        [2, 4, 2, 0],
         "for-each-ref refs/heads | wc -l",
         "rev-list --count main",
+        f"rev-list --count {branch}",
         f"rev-list --count main..{branch}",
     )
     question = f"Merge the git branch {branch} into main."
-    solution = f"git merge -q --no-edit {branch}"
     files = others(random, branch, stem, mine)
-    return TerminalDraft(question, solution, files, {f"{stem}.txt": added}, setup, [right])
+    checks = [
+        right,
+        tree({**files, f"{stem}.txt": added, f"{mine}.txt": "more\n"}, "main"),
+        tree({**files, f"{stem}.txt": added}, branch, kept=True),
+    ]
+    return TerminalDraft(question, f"git merge -q --no-edit {branch}", files, {f"{stem}.txt": added}, setup, checks)
 
 
 def who_added(random: Random) -> TerminalDraft:

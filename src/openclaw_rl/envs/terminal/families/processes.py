@@ -1,4 +1,8 @@
-"""Tasks with processes. A worker is a process that holds the lock of NAME.lock for as long as it lives."""
+"""Tasks with processes. Each process holds the lock of a file, such as NAME.lock, for as long as it lives.
+
+The files exist when an attempt begins, and the checks test the locks on these very files. So a file that is deleted,
+copied or renamed does not change what a check sees.
+"""
 
 from collections.abc import Sequence
 from random import Random
@@ -12,22 +16,28 @@ WORKER_SECONDS = 3600
 
 def start_workers(workers: Sequence[str]) -> str:
     """Commands that start workers and write their process ids to NAME.pid."""
-    one = f"(flock -n 8 && exec sleep {WORKER_SECONDS}) 8>$name.lock >/dev/null 2>&1 & echo $! > $name.pid"
-    return f"for name in {' '.join(workers)}; do {one}; done; sleep 0.1"
+    # The worker inherits the lock, so it holds it from its first moment.
+    start = f"exec 8>$name.lock; flock 8; sleep {WORKER_SECONDS} >/dev/null 2>&1 & echo $! > $name.pid; exec 8>&-"
+    return f"for name in {' '.join(workers)}; do {start}; done"
 
 
-def script_of(name: str, more: str = "") -> dict[str, Any]:
-    """A program that becomes a worker."""
-    body = f"#!/bin/sh\n{more}exec 8>>{name}.lock\nflock -n 8 && exec sleep {WORKER_SECONDS}\n"
+def script_of(lock: str) -> dict[str, Any]:
+    """A program that takes a lock, writes its process id into the locked file and becomes a worker."""
+    # It waits, because the lock may be tested at the same moment.
+    body = f"#!/bin/sh\nexec 8>>{lock}\nflock -w 2 8 || exit 1\necho $$ > {lock}\nexec sleep {WORKER_SECONDS}\n"
     return {"text": body, "mode": 0o755}
 
 
-def runs(name: str, *, before: bool) -> dict[str, Any]:
-    return {"lock": f"{name}.lock", "held": True, "about": f"{name} must run at the end", "kept": before}
+def runs(name: str, *, before: bool, lock: str = "", mode: str = "", pid: str = "") -> dict[str, Any]:
+    """A check that a process runs; with `pid`, that the file of this name has its id."""
+    about = f"The process {name} must run at the end{mode}"
+    about += f", and {pid} must have its id" if pid else ""
+    return {"lock": lock or f"{name}.lock", "held": True, "pid": pid, "about": about, "kept": before}
 
 
-def is_gone(name: str) -> dict[str, Any]:
-    return {"lock": f"{name}.lock", "held": False, "about": f"{name} must not run at the end", "kept": False}
+def is_gone(name: str, lock: str = "", mode: str = "") -> dict[str, Any]:
+    about = f"The process {name}{mode} must not run at the end"
+    return {"lock": lock or f"{name}.lock", "held": False, "about": about, "kept": False}
 
 
 def end_by_id(random: Random) -> TerminalDraft:
@@ -41,10 +51,11 @@ def end_by_id(random: Random) -> TerminalDraft:
 
 def start_script(random: Random) -> TerminalDraft:
     (name,) = names(random, 1)
-    files = {f"{name}.sh": script_of(name), **others(random, name)}
-    changes = {f"{name}.lock": {"any": True}}
+    lock = f"{name}.lock"
+    files = {f"{name}.sh": script_of(lock), lock: "", **others(random, name)}
     question = f"Start ./{name}.sh in the background."
-    return TerminalDraft(question, f"./{name}.sh &", files, changes, checks=[runs(name, before=False)])
+    checks = [runs(name, before=False)]
+    return TerminalDraft(question, f"./{name}.sh &", files, {lock: {"any": True}}, checks=checks)
 
 
 def end_all_but(random: Random) -> TerminalDraft:
@@ -57,12 +68,13 @@ def end_all_but(random: Random) -> TerminalDraft:
 
 
 def start_with_variable(random: Random) -> TerminalDraft:
-    name, value, mode = names(random, 3)
-    files = {f"{name}.sh": script_of(name, f'echo "$MODE" > {mode}.txt\n'), **others(random, name, mode)}
-    changes = {f"{mode}.txt": value, f"{name}.lock": {"any": True}}
+    name, value, other = names(random, 3)
+    lock = f"{name}.{value}.lock"
+    files = {f"{name}.sh": script_of(f"{name}.$MODE.lock"), lock: "", f"{name}.{other}.lock": ""}
     question = f"Start ./{name}.sh in the background, with the environment variable MODE set to {value}."
-    checks = [runs(name, before=False)]
-    return TerminalDraft(question, f"MODE={value} ./{name}.sh &", files, changes, checks=checks)
+    checks = [runs(name, before=False, lock=lock, mode=f" with MODE={value}")]
+    files |= others(random, name, value, other)
+    return TerminalDraft(question, f"MODE={value} ./{name}.sh &", files, {lock: {"any": True}}, checks=checks)
 
 
 def end_the_stuck(random: Random) -> TerminalDraft:
@@ -83,16 +95,22 @@ def end_the_stuck(random: Random) -> TerminalDraft:
 
 
 def restart(random: Random) -> TerminalDraft:
-    name, mode, value = names(random, 3)
-    files = {f"{name}.sh": script_of(name, f'echo "$MODE" > {mode}.txt\n'), **others(random, name, mode)}
-    setup = f"MODE=old ./{name}.sh & echo $! > {name}.pid; sleep 0.2"
+    name, old, value = names(random, 3)
+    old_lock, lock, pid = f"{name}.{old}.lock", f"{name}.{value}.lock", f"{name}.pid"
+    files = {f"{name}.sh": script_of(f"{name}.$MODE.lock"), old_lock: "", lock: "", **others(random, name, old, value)}
+    # The script has the lock when its id is in the file.
+    setup = f"MODE={old} ./{name}.sh & echo $! > {pid}; until [ -s {old_lock} ]; do sleep 0.02; done"
     question = (
-        f"./{name}.sh runs, and its process id is in {name}.pid. Start it anew with the environment variable "
-        f"MODE set to {value}, in the background, and write its new id to {name}.pid. It runs only once at a time."
+        f"./{name}.sh runs, and its process id is in {pid}. End it, start it again in the background with the "
+        f"environment variable MODE set to {value}, and write its new id to {pid}."
     )
-    solution = f"kill $(cat {name}.pid); sleep 0.2; MODE={value} ./{name}.sh & echo $! > {name}.pid"
-    changes = {f"{mode}.txt": value, f"{name}.pid": {"any": True}}
-    return TerminalDraft(question, solution, files, changes, setup, [runs(name, before=True)])
+    solution = f"kill $(cat {pid}); MODE={value} ./{name}.sh & echo $! > {pid}"
+    checks = [
+        is_gone(name, old_lock, f" with MODE={old}"),
+        runs(name, before=False, lock=lock, mode=f" with MODE={value}", pid=pid),
+    ]
+    changes = {lock: {"any": True}, pid: {"any": True}}
+    return TerminalDraft(question, solution, files, changes, setup, checks)
 
 
 LEVELS: dict[int, tuple[Generator, ...]] = {
