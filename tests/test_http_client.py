@@ -22,12 +22,13 @@ class Peer:
     def __init__(self, *answers: bytes | Answer) -> None:
         self.answers = list(answers)
         self.requests: list[bytes] = []
-        self.connections = 0
-        self.closed = asyncio.Event()
+        self.connections = self.open = 0
+        self.closed, self.all_closed = asyncio.Event(), asyncio.Event()
         self.url = ""
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
+        self.open += 1
         try:
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
@@ -42,6 +43,9 @@ class Peer:
             self.closed.set()
         finally:
             writer.close()
+            self.open -= 1
+            if not self.open:
+                self.all_closed.set()
 
 
 @asynccontextmanager
@@ -110,6 +114,36 @@ async def test_leaving_an_answer_early_closes_the_connection() -> None:
         await server.closed.wait()
 
 
+@pytest.mark.parametrize("size", [1, http_client.MAX_BUFFERED_BYTES + 1])
+async def test_an_answer_that_is_left_unread_costs_its_connection_and_not_the_next_request(size: int) -> None:
+    whole = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % size + bytes(size)
+    async with peer(whole, OK) as server, client_of(server) as client:
+        async with client.stream("GET", "/") as answer:
+            # The last byte of the larger one pauses reading.
+            while not answer._connection._is_complete:
+                await asyncio.sleep(0)
+        assert (await client.request("GET", "/")).content == b"hi"
+        assert server.connections == 2
+
+
+async def test_interim_answers_are_not_the_answer() -> None:
+    interim = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: </style.css>\r\n\r\n"
+    async with peer(interim + OK) as server, client_of(server) as client:
+        for _ in range(2):
+            answer = await client.request("GET", "/")
+            assert (answer.status_code, answer.content, answer.headers) == (200, b"hi", {"content-length": "2"})
+        assert server.connections == 1
+
+
+async def test_connections_of_a_burst_are_closed_when_they_are_old() -> None:
+    async with peer(OK) as server:
+        client = HttpClient(server.url, {}, keepalive_seconds=0.05)
+        await asyncio.gather(*(client.request("GET", "/") for _ in range(4)))
+        assert server.connections == 4
+        async with asyncio.timeout(30):
+            await server.all_closed.wait()
+
+
 @pytest.mark.parametrize(
     ("answer", "body"),
     [
@@ -139,6 +173,9 @@ async def test_bodies_are_read_in_every_form(answer: bytes, body: bytes) -> None
         CHUNKED + b"5\r\nhe",
         CHUNKED + b"zz\r\n",
         b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n",
+        b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n",
+        b"HTTP/1.1 101 Switching Protocols\r\n\r\n" + OK,
+        b"HTTP/1.1 100 Continue\r\n\r\n" * http_client.MAX_HEADER_BYTES,
         b"HTTP/1.1 200 OK\r\nX: " + b"x" * (2 * http_client.MAX_HEADER_BYTES),
     ],
 )
@@ -187,12 +224,22 @@ async def test_what_cannot_be_sent_is_said_without_its_value() -> None:
     with pytest.raises(HttpError, match="Authorization") as refused:
         HttpClient("http://127.0.0.1", {"Authorization": "Bearer se\ncret"}, keepalive_seconds=1)
     assert "cret" not in str(refused.value)
-    for url in ("localhost:8000", "ftp://x", "http://", "http://[::1", "http://x:port"):
+    for url in (
+        "localhost:8000",
+        "ftp://x",
+        "http://",
+        "http://[::1",
+        "http://x:port",
+        "http://x:99999",
+        "http://x y",
+        "http://x/a b",
+    ):
         with pytest.raises(ValueError, match=r".+"):
             HttpClient(url, {}, keepalive_seconds=1)
-    client = HttpClient("http://127.0.0.1:1", {}, keepalive_seconds=1, connect_seconds=5)
-    with pytest.raises(ConnectFailed, match="no connection"):
-        await client.request("GET", "/")
+    for url in ("http://127.0.0.1:1", "http://a..b", f"http://{'a' * 64}.b"):
+        client = HttpClient(url, {}, keepalive_seconds=1, connect_seconds=5)
+        with pytest.raises(ConnectFailed, match="no connection"):
+            await client.request("GET", "/")
 
 
 async def test_an_account_in_the_url_is_sent_and_not_part_of_the_host() -> None:

@@ -4,15 +4,18 @@ import asyncio
 import base64
 import contextlib
 import json
+from collections import deque
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, cast
-from urllib.parse import unquote, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 import httptools
 
 #: Bytes of an answer that are read ahead of whoever reads them.
 MAX_BUFFERED_BYTES = 1 << 20
+#: Bytes of an answer's headers, together with all interim answers (1xx) before it.
 MAX_HEADER_BYTES = 1 << 16
+SWITCHING_PROTOCOLS = 101
 
 
 class HttpError(Exception):
@@ -63,12 +66,13 @@ class HttpConnection(asyncio.Protocol):
         self.status, self.headers = 0, dict[str, str]()
         self._pieces: list[bytes] = []
         self._buffered = self._header_bytes = 0
-        self._has_headers = self._is_complete = self._keeps_alive = self._is_paused = False
+        self._is_interim = self._has_headers = self._is_complete = self._keeps_alive = self._is_paused = False
 
     @property
     def is_reusable(self) -> bool:
-        """Whether another request can be sent."""
-        return self._is_complete and self._keeps_alive and self._error is None
+        """Whether another request can be sent: the answer ended and was read to its end."""
+        is_read = self._is_complete and not self._pieces and not self._is_paused
+        return is_read and self._keeps_alive and self._error is None
 
     async def send(self, request: bytes) -> HttpResponse:
         """Send a request; return when the answer's headers are there. Raises HttpError."""
@@ -140,14 +144,22 @@ class HttpConnection(asyncio.Protocol):
         self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
-        self.status, self._has_headers = self._parser.get_status_code(), True
+        self.status = self._parser.get_status_code()
+        self._is_interim = 100 <= self.status < 200
+        if self.status == SWITCHING_PROTOCOLS:
+            self._fail("the server switches to another protocol")
+        elif self._is_interim:
+            self.headers = {}
+        else:
+            self._has_headers = True
 
     def on_body(self, piece: bytes) -> None:
         self._pieces.append(piece)
         self._buffered += len(piece)
 
     def on_message_complete(self) -> None:
-        self._is_complete, self._keeps_alive = True, bool(self._parser.should_keep_alive())
+        if not self._is_interim:
+            self._is_complete, self._keeps_alive = True, bool(self._parser.should_keep_alive())
 
 
 class HttpClient:
@@ -155,6 +167,7 @@ class HttpClient:
 
     * A connection is used for one request at a time and kept for the next one, `keepalive_seconds` at most.
     * Leaving a response before its end closes its connection, by which the server knows that nobody waits.
+    * Interim answers (1xx) are skipped.
     * There is no limit for the time of an answer, no proxy, no redirect and no compression.
     * An answer that nobody reads does not fill the memory.
     """
@@ -162,11 +175,9 @@ class HttpClient:
     def __init__(
         self, url: str, headers: Mapping[str, str], *, keepalive_seconds: float, connect_seconds: float | None = None
     ) -> None:
-        """Raises ValueError for a URL that is not one."""
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError("it begins with http:// or https:// and a host")
-        self._host, self._ssl = parts.hostname, parts.scheme == "https"
+        """Raises ValueError for a URL that is not one, and HttpError for a header that cannot be sent."""
+        parts = split_url(url)
+        self._host, self._ssl = parts.hostname or "", parts.scheme == "https"
         self._port = parts.port or (443 if self._ssl else 80)
         self._path = parts.path.rstrip("/")
         fixed = {
@@ -180,7 +191,9 @@ class HttpClient:
             fixed.setdefault("Authorization", f"Basic {base64.b64encode(account.encode()).decode()}")
         self._headers = header_lines(fixed)
         self._keepalive_seconds, self._connect_seconds = keepalive_seconds, connect_seconds
-        self._idle: list[HttpConnection] = []
+        self._idle = deque[HttpConnection]()
+        """The one that was used last is at the end."""
+        self._closing: asyncio.TimerHandle | None = None
 
     async def request(
         self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None
@@ -204,13 +217,30 @@ class HttpClient:
             if connection.is_reusable:
                 connection.idle_since = asyncio.get_running_loop().time()
                 self._idle.append(connection)
+                if self._closing is None:
+                    self._close_later()
             else:
                 connection.close()
 
     async def close(self) -> None:
-        for connection in self._idle:
-            connection.close()
-        self._idle = []
+        if self._closing is not None:
+            self._closing.cancel()
+            self._closing = None
+        while self._idle:
+            self._idle.pop().close()
+
+    def _close_later(self) -> None:
+        """Close the connection that has been idle longest when its time is up."""
+        end = self._idle[0].idle_since + self._keepalive_seconds
+        self._closing = asyncio.get_running_loop().call_at(end, self._close_old)
+
+    def _close_old(self) -> None:
+        self._closing = None
+        oldest = asyncio.get_running_loop().time() - self._keepalive_seconds
+        while self._idle and self._idle[0].idle_since <= oldest:
+            self._idle.popleft().close()
+        if self._idle:
+            self._close_later()
 
     async def _connect(self) -> HttpConnection:
         loop = asyncio.get_running_loop()
@@ -225,7 +255,8 @@ class HttpClient:
                 _, connection = await loop.create_connection(
                     HttpConnection, self._host, self._port, ssl=self._ssl or None
                 )
-        except (OSError, TimeoutError) as error:
+        # UnicodeError: a host whose name has no form in which it can be looked up.
+        except (OSError, TimeoutError, UnicodeError) as error:
             raise ConnectFailed(f"no connection: {error or 'it takes too long'}") from error
         return connection
 
@@ -236,3 +267,30 @@ def header_lines(headers: Mapping[str, str]) -> bytes:
         if not value.isprintable():
             raise HttpError(f"the header {name} holds a character that cannot be sent")
     return "".join(f"{name}: {value}\r\n" for name, value in headers.items()).encode()
+
+
+def split_url(url: str) -> SplitResult:
+    """The parts of a server's URL. Raises ValueError, which does not repeat any part: one may be a password."""
+    if not url.isprintable() or " " in url:
+        raise ValueError("it holds a space or another character that a URL cannot hold")
+    try:
+        parts = urlsplit(url)
+        is_valid = parts.port != 0
+    except ValueError:
+        is_valid = False
+    if not is_valid:
+        raise ValueError("its host or its port is not valid")
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError("it must begin with http:// or https:// and a host")
+    return parts
+
+
+def url_without_account(url: str) -> str:
+    """A URL for messages and logs: without a user's name and password."""
+    try:
+        parts = split_url(url)
+    except ValueError:
+        # Where it is not known which part is the password, everything before the last @ goes.
+        scheme, slashes, _ = url.rpartition("@")[0].partition("//")
+        return f"{scheme}{slashes}{url.rpartition('@')[2]}" if slashes else url.rpartition("@")[2]
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
