@@ -230,3 +230,11 @@ def test_the_request_is_in_the_openapi_description(bench: Bench) -> None:
     described = httpx.get(f"{bench.url}/openapi.json").json()["paths"]["/v1/messages"]["post"]["requestBody"]
     assert "messages" in described["content"]["application/json"]["schema"]["properties"]
     assert "$ref" not in json.dumps(described)
+
+
+def test_arguments_with_half_a_surrogate_pair_are_answered(bench: Bench) -> None:
+    bench.says = '<tool_call>\n{"name": "look", "arguments": {"at": "\\ud83d"}}\n</tool_call>'
+    ask = {**ASK, "tools": TOOLS}
+    answer = bench.send("messages", ask)
+    assert answer.status_code == 200
+    assert answer.json()["content"][-1]["input"] == {"at": "\ud83d"}

@@ -1,6 +1,7 @@
 """`/v1/responses`: OpenAI's client against a scripted model."""
 
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from openclaw_rl.api.options import ApiKey
+from openclaw_rl.ledger.errors import CaptureSuspended
 from openclaw_rl.types import StoredTurn
 from support.harness import MODEL, Bench, running
 from support.recording import Recording
@@ -133,6 +135,39 @@ def test_a_previous_response_is_continued_from_the_ledger(bench: Recording, stre
     assert bench.turns()[1].next_state == [{"role": "user", "content": "thanks"}]
 
 
+def test_the_system_prompt_of_another_wire_stays_in_the_conversation(bench: Recording) -> None:
+    system = [{"role": "system", "content": "be brave"}, {"role": "user", "content": "hello"}]
+    chat = bench.client.chat.completions.create(model=MODEL, messages=system)  # type: ignore[arg-type]
+    first = bench.client.responses.create(model=MODEL, previous_response_id=chat.id, input="go on")
+    bench.client.responses.create(model=MODEL, previous_response_id=first.id, input="and on")
+    assert "be brave" in bench.shown()
+
+
+def test_a_ledger_that_cannot_be_read_now_is_503(bench: Recording, monkeypatch: pytest.MonkeyPatch) -> None:
+    def locked(*_: object) -> None:
+        raise CaptureSuspended("database is locked")
+
+    monkeypatch.setattr(bench.ledger, "conversation", locked)
+    refused = bench.send("responses", {"input": "more", "previous_response_id": "resp_1"})
+    assert (refused.status_code, error(refused)["code"]) == (503, None)
+
+
+def test_a_short_request_for_a_long_conversation_is_read_in_a_thread(
+    bench: Recording, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = []
+    real = bench.ledger.conversation
+
+    def conversation(owner: str, id: str) -> list[dict]:
+        threads.append(threading.current_thread().name)
+        return real(owner, id)
+
+    monkeypatch.setattr(bench.ledger, "conversation", conversation)
+    first = bench.client.responses.create(model=MODEL, input="hello")
+    bench.client.responses.create(model=MODEL, previous_response_id=first.id, input="more")
+    assert [name.partition("_")[0] for name in threads] == ["read"]
+
+
 def test_what_is_not_stored_cannot_be_continued(bench: Recording) -> None:
     first = bench.client.responses.create(model=MODEL, input="hello", store=False)
     assert (first.store, bench.turns()) == (False, [])
@@ -147,7 +182,7 @@ def test_a_client_that_never_stores_is_recorded_if_its_owner_says_so(bench: Reco
         model=MODEL, input="hello", store=False, prompt_cache_key="thread-1", extra_headers={"X-Store": "1"}
     )
     (turn,) = bench.turns()
-    assert (turn.completion, turn.session.id) == (answer.id, "thread-1")
+    assert (turn.completion, turn.session.id, answer.store) == (answer.id, "thread-1", True)
 
 
 def test_another_owners_response_is_not_found(tiny_model: Path, tmp_path: Path) -> None:

@@ -69,6 +69,11 @@ class Completion:
         """The policy version that answers."""
         return self._stream.version
 
+    @property
+    def is_recorded(self) -> bool:
+        """Whether the turn is recorded once it is answered."""
+        return self._turn is not None
+
     def usage(self) -> dict[str, Any]:
         prompt, completion = len(self.prompt.ids), sum(len(choice.tokens) for choice in self.choices)
         return {

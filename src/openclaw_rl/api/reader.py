@@ -19,6 +19,8 @@ from openclaw_rl.types import Constraint
 
 #: Larger bodies are read in a thread, so that other requests do not wait.
 MAX_INLINE_BYTES = 16_384
+#: So are bodies with this field: they stand for a whole conversation, which is in the ledger.
+REFERS_BACK = b"previous_response_id"
 #: A body with more bytes for each token of the context does not fit: tokens have up to a hundred bytes, and JSON may
 #: write each of them with six.
 MAX_BYTES_PER_TOKEN = 512
@@ -57,7 +59,7 @@ class RequestReader:
     async def read(self, body: bytes, parse: Callable[[bytes], ChatRequest]) -> ReadRequest:
         """Read a request, which `parse` translates into a chat request. Raises ApiError."""
         arrived = time.perf_counter()
-        if len(body) <= MAX_INLINE_BYTES:
+        if len(body) <= MAX_INLINE_BYTES and REFERS_BACK not in body:
             return self._read(body, parse, arrived)
         threads = self._threads if len(body) <= MAX_SMALL_BODY_BYTES else self._thread_for_large
         return await asyncio.get_running_loop().run_in_executor(threads, self._read, body, parse, arrived)

@@ -33,7 +33,10 @@ class MessagesWire:
             for _event in reader.push(update.deltas):
                 pass
         content = [content_block(block, completion.id) for block in reader.blocks]
-        return to_json(self._message(completion, content) | ending(completion))
+        message = self._message(completion, content) | ending(completion)
+        has_calls = any(block.call for block in reader.blocks)
+        # Arguments that the model wrote may contain half of a surrogate pair, which only an escape can express.
+        return json.dumps(message, separators=(",", ":")).encode() if has_calls else to_json(message)
 
     async def events(self, completion: Completion) -> AsyncIterator[bytes]:
         reader = BlockReader()

@@ -13,15 +13,20 @@ from openclaw_rl.api.wires.base import event
 from openclaw_rl.api.wires.blocks import BlockReader
 from openclaw_rl.api.wires.responses_events import ItemWriter, Piece
 from openclaw_rl.api.wires.responses_request import NAMES, ResponsesRequest, parse_responses, translate
-from openclaw_rl.ledger.errors import LedgerError
+from openclaw_rl.ledger.errors import CaptureSuspended, UnknownTurn
 from openclaw_rl.ledger.ledger import Ledger
 from openclaw_rl.rendering.chat import Message
+
+#: How the ids of responses begin whose request had instructions.
+INSTRUCTED = "resp_i_"
 
 
 class ResponsesWire:
     """Implements `Wire`. The streamed response and the whole one are made from the same blocks.
 
     - An earlier response is continued if the ledger has it, whichever wire it was given on.
+    - Instructions hold for one request, and a system prompt of another wire for the whole conversation. The ids of
+      responses say which of them the recorded system message was.
     """
 
     id_prefix, names = "resp_", NAMES
@@ -32,6 +37,8 @@ class ResponsesWire:
 
     def parse(self, body: bytes) -> ChatRequest:
         self.request = parse_responses(body)
+        if self.request.instructions:
+            self.id_prefix = INSTRUCTED
         self._tools = [{"strict": False, **tool.model_dump(exclude_none=True)} for tool in self.request.tools or ()]
         return translate(self.request, self._earlier)
 
@@ -42,13 +49,13 @@ class ResponsesWire:
             raise ApiError(400, problem, code="previous_response_not_found", param="previous_response_id")
         try:
             messages = self.ledger.conversation(self.owner, id)
-        except LedgerError as error:
+        except UnknownTurn as error:
             problem = f"The previous response {id!r} cannot be continued: {error}"
             raise ApiError(400, problem, code="previous_response_not_found", param="previous_response_id") from error
+        except CaptureSuspended as error:
+            raise ApiError(503, f"Earlier responses cannot be read at the moment: {error}.") from error
         messages = [{name: value for name, value in message.items() if value is not None} for message in messages]
-        # Instructions hold for one request; on other wires, the system prompt is part of the conversation.
-        drop = id.startswith(self.id_prefix) and messages[0]["role"] == "system"
-        return messages[1:] if drop else messages
+        return messages[1:] if id.startswith(INSTRUCTED) else messages
 
     async def whole(self, completion: Completion) -> bytes:
         reader, writer = BlockReader(), self._writer(completion)
@@ -111,7 +118,7 @@ class ResponsesWire:
             "prompt_cache_key": request.prompt_cache_key,
             "reasoning": {"effort": request.reasoning.effort if request.reasoning else None, "summary": None},
             "service_tier": "default",
-            "store": self.ledger is not None and request.store is not False,
+            "store": completion.is_recorded,
             "temperature": completion.params.temperature,
             "text": {"format": text_format(request)},
             "tool_choice": request.tool_choice or "auto",
