@@ -7,7 +7,7 @@ import pytest
 from openclaw_rl.envs.calls import ToolFailed
 from openclaw_rl.envs.swe.blocks import EditBlock, read_blocks
 from openclaw_rl.envs.swe.plain import prepare
-from openclaw_rl.envs.swe.repository import FolderTree, Repository, TextTree, is_protected
+from openclaw_rl.envs.swe.repository import FolderTree, Repository, TextTree, is_protected, write
 from support.swe_policies import call, needs_sandbox, said, small_episode, text
 
 pytestmark = needs_sandbox
@@ -54,6 +54,11 @@ class TestTools:
             ({"path": "../calc.py", "old": "", "new": "b"}, "is not a path in the repository"),
             ({"path": "/etc/passwd", "old": "", "new": "b"}, "is not a path in the repository"),
             ({"path": "calc.py", "old": 3, "new": "b"}, "must be of type string"),
+            ({"path": "calc.py/x.py", "old": "", "new": "b"}, "calc.py is a file, not a folder"),
+            ({"path": "tests", "old": "", "new": "b"}, "tests is a folder"),
+            ({"path": "a" * 300 + ".py", "old": "", "new": "b"}, "is too long"),
+            ({"path": "é" * 200 + ".py", "old": "", "new": "b"}, "is too long"),
+            ({"path": "a/" * 600 + "b.py", "old": "", "new": "b"}, "is too long"),
         ],
     )
     async def test_an_edit_that_is_not_clear_is_refused_with_the_reason(
@@ -64,6 +69,24 @@ class TestTools:
         assert reason in said(step)
         assert reason in step.hint
         assert episode.repository.edits == {}
+
+    async def test_new_files_clash_with_each_other_too(self) -> None:
+        episode = small_episode(FILES, TEST_FILES, ADD)
+        await episode.step(call("edit", path="a/b.py", old="", new="x"))
+        assert "a is a folder" in said(await episode.step(call("edit", path="a", old="", new="x")))
+        assert "a/b.py is a file" in said(await episode.step(call("edit", path="a/b.py/c", old="", new="x")))
+        assert list(episode.repository.edits) == ["a/b.py"]
+
+    async def test_a_hidden_folder_is_listed_by_its_name(self) -> None:
+        episode = small_episode({**FILES, ".github/a.yml": ""}, TEST_FILES, ADD)
+        for folder in (".github", "./.github/"):
+            assert said(await episode.step(call("list_files", folder=folder))) == ".github/a.yml"
+        for folder in (".", "./", "/"):
+            assert "calc.py" in said(await episode.step(call("list_files", folder=folder)))
+
+    async def test_a_whole_number_may_be_written_as_a_fraction(self) -> None:
+        episode = small_episode(FILES, TEST_FILES, ADD)
+        assert said(await episode.step(call("read_file", path="calc.py", first_line=5.0))).startswith("def one():")
 
     async def test_an_answer_may_make_a_bounded_number_of_calls(self) -> None:
         episode = small_episode(FILES, TEST_FILES, ADD)
@@ -112,6 +135,10 @@ class TestBlocks:
         episode = small_episode({**FILES, "b.py": ""}, TEST_FILES, ADD)
         assert "Write the path of the file" in said(await episode.step(text(str(EditBlock("", "a - b", "a + b")))))
 
+    async def test_a_block_needs_a_path_where_there_is_no_source(self) -> None:
+        episode = small_episode({"README.md": "a - b"}, TEST_FILES, ADD)
+        assert "Write the path of the file" in said(await episode.step(text(str(EditBlock("", "a - b", "a + b")))))
+
     async def test_text_that_was_meant_as_a_block_is_refused(self) -> None:
         episode = small_episode(FILES, TEST_FILES, ADD)
         step = await episode.step(text("<<<<<<< SEARCH\nreturn a - b\n>>>>>>> REPLACE"))
@@ -156,6 +183,36 @@ class TestPlainTests:
         tests = prepare({"test_a.py": "def test_a():\n    assert f(1) == 1\n    assert g()\n"})
         assert not tests.judge([["test_a.py", "test_a", seen, ""]])["test_a.py::test_a"].passed
 
+    @pytest.mark.parametrize(
+        "condition", ["1" + "+1" * 400, "f() == {[1]: 2}", "f() == 1" + "0" * 400 + "+1j", "(" * 150 + "1" + ")" * 150]
+    )
+    async def test_a_test_that_the_policy_made_odd_is_run_or_refused(self, condition: str) -> None:
+        episode = small_episode(FILES, TEST_FILES, ADD)
+        await episode.step(call("edit", path="tests/test_calc.py", old="one() == 1", new=condition))
+        assert "tests fail" in said(await episode.step(call("run_tests")))
+        await episode.outcome()
+
+    @pytest.mark.parametrize("value", ["1" + "0" * 400 + "+1j", "[" * 900 + "]" * 900, "-" * 1900 + "1", "{[]: 1}"])
+    def test_a_value_that_cannot_be_computed_is_not_the_expected_one(self, value: str) -> None:
+        tests = prepare({"test_a.py": "def test_a():\n    assert f(1) == 1\n"})
+        assert not tests.judge([["test_a.py", "test_a", [(0, value)], ""]])["test_a.py::test_a"].passed
+
+    @pytest.mark.parametrize(
+        ("seen", "passes"),
+        [
+            ("'ValueError'", True),
+            ("'UnicodeDecodeError'", True),
+            ("'KeyError'", False),
+            ("None", False),
+            ("True", False),
+        ],
+    )
+    def test_the_expected_exception_does_not_enter_the_sandbox(self, seen: str, passes: bool) -> None:
+        tests = prepare({"test_a.py": "def test_a():\n    assert raises(ValueError, f, 1)\n"})
+        assert "ValueError" not in str(tests.job)
+        result = tests.judge([["test_a.py", "test_a", [(0, seen)], ""]])["test_a.py::test_a"]
+        assert result.problem == ("" if passes else "f(1) should raise ValueError, but does not.")
+
     def test_a_test_file_that_is_not_python_fails(self) -> None:
         assert not prepare({"test_a.py": "def"}).judge([])["test_a.py"].passed
 
@@ -175,6 +232,26 @@ class TestRepository:
         for path in ("out", ".git/answer", "a", "/etc/passwd"):
             with pytest.raises(ToolFailed, match="There is no file"):
                 repository.read(path)
+
+    def test_files_folders_and_names_of_a_real_folder_clash(self, tmp_path: Path) -> None:
+        (tmp_path / "empty").mkdir()
+        (tmp_path / "data").write_bytes(b"\xff")
+        (tmp_path / "closed").symlink_to("closed")
+        repository = Repository(FolderTree(tmp_path))
+        for path, reason in (("empty", "is a folder"), ("data/x", "data is a file"), ("a" * 300, "is too long")):
+            with pytest.raises(ToolFailed, match=reason):
+                repository.edit(path, "", "x")
+        for path in ("a" * 300, "data/x", "closed"):
+            with pytest.raises(ToolFailed, match="There is no file"):
+                repository.read(path)
+
+    def test_tests_take_the_place_of_what_is_in_their_way(self, tmp_path: Path) -> None:
+        (tmp_path / "a").write_text("a file")
+        (tmp_path / "b.py").mkdir()
+        (tmp_path / "b.py" / "c").write_text("x")
+        write(tmp_path, "a/test_a.py", "one")
+        write(tmp_path, "b.py", "two")
+        assert [(tmp_path / "a" / "test_a.py").read_text(), (tmp_path / "b.py").read_text()] == ["one", "two"]
 
     def test_an_edit_does_not_follow_a_link(self, tmp_path: Path) -> None:
         source, copy, outside = tmp_path / "source", tmp_path / "copy", tmp_path / "outside"
@@ -197,7 +274,17 @@ class TestRepository:
         assert texts == {"a.py": "two", "tests/test_a.py": "one", "conftest.py": "one"}
 
     @pytest.mark.parametrize(
-        "path", ["tests/data.json", "a/tests/b/c.py", "test_x.py", "x_test.py", "tox.ini", "x.pth"]
+        "path",
+        [
+            "tests/data.json",
+            "a/tests/b/c.py",
+            "test_x.py",
+            "x_test.py",
+            "tox.ini",
+            "x.pth",
+            "pytest.toml",
+            ".pytest.toml",
+        ],
     )
     def test_protected(self, path: str) -> None:
         assert is_protected(path)

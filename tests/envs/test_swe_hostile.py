@@ -3,12 +3,20 @@
 import asyncio
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from openclaw_rl.envs.base import EnvFailed
 from openclaw_rl.envs.swe import suites
+from openclaw_rl.envs.swe.episode import RepositoryEpisode
+from openclaw_rl.envs.swe.pytest_suite import Interpreter, PytestSuite
+from openclaw_rl.envs.swe.repository import Repository, TextTree
+from openclaw_rl.envs.swe.scoring import TestGoal
+from openclaw_rl.sandbox.base import Allowance
 from openclaw_rl.sandbox.choose import problem_with
+from openclaw_rl.sandbox.kinds import FencedSandbox
 from support.swe_policies import call, needs_sandbox, said, small_episode
 
 pytestmark = needs_sandbox
@@ -36,6 +44,15 @@ for number in range(1, 20):
     except OSError:
         pass
 os._exit(0)
+""",
+    "reports that cannot be read": """
+import os
+for report in ('["a", "b", [[1e999, "x"]], ""]', '["a", "b", [[0, %s]], ""]' % ("[" * 900 + "]" * 900), "[" * 9000):
+    for number in range(1, 20):
+        try:
+            os.write(number, report.encode() + b"\\n")
+        except OSError:
+            pass
 """,
     "an early exit": "import os; os._exit(0)",
     "SystemExit": "raise SystemExit(0)",
@@ -142,6 +159,16 @@ class TestTheChecker:
         assert not solved
         assert reward <= 0.1
 
+    async def test_an_exception_that_is_not_raised_cannot_be_feigned_by_other_builtins(self) -> None:
+        tests = "from calc import add\n\n\ndef test_add():\n    assert raises(ValueError, add, 2, 3)\n"
+        attempt = small_episode({"calc.py": CALC}, {"tests/test_calc.py": tests}, ADD)
+        code = "import builtins\nbuiltins.bool = lambda _: True\n"
+        await attempt.step(call("edit", path="calc.py", old=CALC, new=code + CALC))
+        assert not (await attempt.outcome()).solved
+        raising = "class Wrong(ValueError):\n    pass\n\n\ndef add(a, b):\n    raise Wrong\n"
+        await attempt.step(call("edit", path="calc.py", old=code + CALC, new=raising))
+        assert (await attempt.outcome()).solved
+
     async def test_edits_of_tests_change_nothing(self) -> None:
         attempt = small_episode({"calc.py": CALC}, {"tests/test_calc.py": TESTS}, ADD)
         await attempt.step(call("edit", path="tests/test_calc.py", old="== 5\n    assert add(4, 4) == 8", new="== -1"))
@@ -164,6 +191,29 @@ class TestTheChecker:
         await attempt.step(call("edit", path="calc.py", old=CALC, new=WRITES))
         for _ in range(2):
             assert "gives False" in said(await attempt.step(call("run_tests")))
+
+
+class BrokenSandbox(FencedSandbox):
+    """Starts nothing."""
+
+    def command_line(self, argv: Sequence[str], allowance: Allowance) -> list[str]:
+        return ["sh", "-c", "echo 'no namespaces here' >&2; exit 1"]
+
+
+class TestABrokenSandbox:
+    """The policy is not to blame, so its attempt does not count."""
+
+    @pytest.mark.parametrize("runner", ["plain", "pytest"])
+    async def test_no_test_was_started(self, runner: str) -> None:
+        tests = {"tests/test_calc.py": TESTS}
+        suite: suites.TestSuite = suites.PlainSuite(BrokenSandbox(), tests)
+        if runner == "pytest":
+            suite = PytestSuite(BrokenSandbox(), Interpreter(), tests, [ADD], 5.0)
+        attempt = RepositoryEpisode(Repository(TextTree({"calc.py": CALC, **tests})), suite, [], TestGoal([ADD], []))
+        await attempt.step(call("edit", path="calc.py", old="a - b", new="a + b"))
+        for run in (attempt.step(call("run_tests")), attempt.outcome()):
+            with pytest.raises(EnvFailed, match="no namespaces here"):
+                await run
 
 
 class TestHarm:

@@ -9,7 +9,8 @@ from random import Random
 
 from openclaw_rl.envs.swe.mutate import Bug, bugs_in, renamed
 from openclaw_rl.envs.swe.packages import HIDDEN_SUFFIX, Files, Package, packages_of, visible_tests
-from openclaw_rl.envs.swe.plain import PlainResult, PlainTests, name_of_test, prepare
+from openclaw_rl.envs.swe.plain import PlainTests, name_of_test, prepare
+from openclaw_rl.envs.swe.results import TestResult
 from openclaw_rl.envs.swe.trial import try_tests
 
 #: Longest function of level 1, in lines.
@@ -26,7 +27,7 @@ class BugDraft:
     package: Package
     bugs: Sequence[Place]
     """At most one in each file."""
-    results: Mapping[str, PlainResult]
+    results: Mapping[str, TestResult]
     """The result of each test, also of hidden ones, with the bugs."""
 
     @property

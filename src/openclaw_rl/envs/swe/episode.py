@@ -1,5 +1,6 @@
 """One attempt at a task in a repository."""
 
+import asyncio
 from collections.abc import Sequence
 
 from openclaw_rl.envs.base import Message, Outcome, Step, Tool
@@ -22,6 +23,7 @@ class RepositoryEpisode:
     - An answer may call tools, or have search/replace blocks in its text. Each call and each block gets a result.
     - The attempt ends with an answer that has neither; with `single_edit`, with the first answer.
     - Only edits of sources count at the end; see `repository`. The tests are the original ones.
+    - Whatever the policy writes is refused or scored. EnvFailed means that the sandbox is broken.
     - The hint of a step is the first refusal in it; that of the outcome is what is still wrong.
     """
 
@@ -50,11 +52,11 @@ class RepositoryEpisode:
         if calls := read_calls(answer, TOOLS):
             messages = [await self._run(call, index) for index, call in enumerate(calls)]
         else:
-            messages = self._apply_blocks(answer_text(answer))
+            messages = await asyncio.to_thread(self._apply_blocks, answer_text(answer))
         return Step(messages, hint=self._refusal, done=self._single_edit or not messages)
 
     async def outcome(self) -> Outcome:
-        changed = self._changed()
+        changed = await asyncio.to_thread(self._changed)
         outcome = score(self._goal, await self._suite.judge(self.repository) if changed else {}, changed=changed)
         hint = " ".join(filter(None, [self._refusal, outcome.hint, self._solution])) if not outcome.solved else ""
         return Outcome(outcome.reward, outcome.solved, hint)
@@ -91,13 +93,16 @@ class RepositoryEpisode:
         return [{"role": "user", "content": "\n".join(results)}] if results else []
 
     def _apply(self, block: EditBlock) -> str:
-        path, sources = block.path, self.repository.sources()
-        if not path and len(sources) > 1:
-            return self._refuse("Write the path of the file in the line above the edit.")
         try:
-            return self.repository.edit(path or sources[0], block.old, block.new)
+            return self.repository.edit(block.path or self._only_source(), block.old, block.new)
         except ToolFailed as error:
             return self._refuse(str(error))
+
+    def _only_source(self) -> str:
+        sources = self.repository.sources()
+        if len(sources) != 1:
+            raise ToolFailed("Write the path of the file in the line above the edit.")
+        return sources[0]
 
     def _refuse(self, reason: str) -> str:
         self._refusal = self._refusal or reason

@@ -1,28 +1,65 @@
 """Plain tests: functions without arguments whose names begin with `test_`, with assert statements.
 
-They are taken apart before they enter the sandbox. There the left side of `assert value == literal` is computed; the
-literal stays here, and the comparison is made here. So code that is tested can neither change a test, nor replace what
-runs it, nor make an object that equals everything. It can only compute the right values.
+They are taken apart before they enter the sandbox. Three forms of assert are known:
+
+- `assert value == literal`: the value is computed in the sandbox. The literal stays here and is compared here.
+- `assert raises(ValueError, function, *arguments)`, with a built-in exception: the call is made in the sandbox, which
+  reports the exception. The expected one stays here.
+- Any other condition: the sandbox reports whether it is true.
+
+Tested code cannot change a test or make an object that equals everything. It shares a process with what reports the
+values, so it could forge a report. For the first two forms a forged report has to name the right value, and the values
+of hidden tests are nowhere in the sandbox; for the third, True is enough. Our own packages use the first two only.
+
+Whatever tests and reports contain, nothing here raises: a model may have written them.
 """
 
 import ast
+import builtins
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from openclaw_rl.envs.swe.packages import Files
+from openclaw_rl.envs.swe.plain_child import MAX_SHOWN
+from openclaw_rl.envs.swe.results import TestResult
 
 PREFIX = "test_"
 NOT_RUN = "it was not run to its end"
+#: What Python raises for text that is not Python, not a literal, not JSON, too deep or too large.
+CANNOT_BE_READ = (SyntaxError, ValueError, TypeError, OverflowError, RecursionError, MemoryError)
 
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
-    """What an assert expects, and its source."""
+    """What an assert expects of the value that the sandbox reports."""
 
-    source: str
-    value: Any
+    subject: str
+    """Source of what is computed."""
+    wanted: str
+    """What it should do, such as "give 5"."""
+    value: Any = None
+    exception: type[BaseException] | None = None
+    """The exception that the subject has to raise; its name is the value then."""
+
+    def holds(self, shown: str) -> bool:
+        """Whether a reported value is the expected one."""
+        if len(shown) > MAX_SHOWN:
+            return False
+        try:
+            value = ast.literal_eval(shown)
+            if self.exception is None:
+                return bool(value == self.value)
+        except CANNOT_BE_READ:
+            return False
+        raised = builtin_exception(value) if isinstance(value, str) else None
+        return raised is not None and issubclass(raised, self.exception)
+
+    def sentence(self, what_happens: str) -> str:
+        if self.exception is not None:
+            return f"{self.subject} should {self.wanted}, but does not."
+        return f"{self.subject} {what_happens}, but should {self.wanted}."
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,17 +73,6 @@ class PlainTest:
 
 
 @dataclass(frozen=True, slots=True)
-class PlainResult:
-    """What became of a test."""
-
-    passed: bool
-    problem: str = ""
-    """What is wrong, in a sentence; empty if it passed."""
-    loaded: bool = True
-    """Whether its file could be loaded, and with it the code that it tests."""
-
-
-@dataclass(frozen=True, slots=True)
 class PlainTests:
     """Tests that are ready to be run, and what they expect."""
 
@@ -54,20 +80,20 @@ class PlainTests:
     """File, source, names of tests: what enters the sandbox."""
     tests: Mapping[str, PlainTest]
     broken: Mapping[str, str] = field(default_factory=dict)
-    """Test files that are not Python, and why."""
+    """Test files that cannot be read, and why."""
 
-    def judge(self, reports: Iterable[list[Any]]) -> dict[str, PlainResult]:
+    def judge(self, reports: Iterable[list[Any]]) -> dict[str, TestResult]:
         """The result of every test. A test without a report has not passed."""
-        results = {id_: PlainResult(False, f"{name_of_test(id_)}: {NOT_RUN}.", loaded=False) for id_ in self.tests}
+        results = {id_: TestResult(False, f"{name_of_test(id_)}: {NOT_RUN}.", loaded=False) for id_ in self.tests}
         for file, name, seen, error in reports:
             if not name:
-                failed = PlainResult(False, f"{file} cannot be loaded: {error}.", loaded=False)
+                failed = TestResult(False, f"{file} cannot be loaded: {error}.", loaded=False)
                 results |= {id_: failed for id_ in results if id_.startswith(f"{file}::")}
             elif (id_ := f"{file}::{name}") in self.tests:
                 problem = _problem(self.tests[id_], seen, error)
-                results[id_] = PlainResult(not problem, problem)
+                results[id_] = TestResult(not problem, problem)
         return results | {
-            file: PlainResult(False, f"{file} cannot be read: {why}.") for file, why in self.broken.items()
+            file: TestResult(False, f"{file} cannot be read: {why}.") for file, why in self.broken.items()
         }
 
 
@@ -77,16 +103,14 @@ def prepare(files: Files) -> PlainTests:
     tests: dict[str, PlainTest] = {}
     broken = {}
     for file, text in files.items():
-        try:
-            module = ast.parse(text)
-        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-            broken[file] = f"{type(error).__name__}: {error}"
-            continue
         replacer = _AssertReplacer(file)
-        replacer.visit(module)
-        ast.fix_missing_locations(module)
+        try:
+            source = ast.unparse(ast.fix_missing_locations(replacer.visit(ast.parse(text))))
+        except CANNOT_BE_READ as error:
+            broken[file] = f"{type(error).__name__}: {error}".rstrip(": ")
+            continue
         tests |= {test.id: test for test in replacer.tests}
-        job.append((file, ast.unparse(module), [name_of_test(test.id) for test in replacer.tests]))
+        job.append((file, source, [name_of_test(test.id) for test in replacer.tests]))
     return PlainTests(job, tests, broken)
 
 
@@ -97,9 +121,9 @@ def read_reports(output: str) -> list[list[Any]]:
         try:
             file, name, seen, error = json.loads(line)
             pairs = [(int(number), str(shown)) for number, shown in seen]
-        except (ValueError, TypeError, RecursionError):
+            reports.append([str(file), str(name), pairs, str(error)])
+        except CANNOT_BE_READ:
             continue
-        reports.append([str(file), str(name), pairs, str(error)])
     return reports
 
 
@@ -107,8 +131,14 @@ def name_of_test(id_: str) -> str:
     return id_.rpartition("::")[2]
 
 
+def builtin_exception(name: str) -> type[BaseException] | None:
+    """The built-in exception of that name; None if there is none."""
+    found = getattr(builtins, name, None)
+    return found if isinstance(found, type) and issubclass(found, BaseException) else None
+
+
 class _AssertReplacer(ast.NodeTransformer):
-    """Replaces `assert value == literal` by `__see__(number, value)`; for other asserts the value is the condition."""
+    """Replaces asserts by calls of `__see__(number, value)`, and keeps what they expect."""
 
     def __init__(self, file: str) -> None:
         self.tests: list[PlainTest] = []
@@ -134,18 +164,29 @@ class _AssertReplacer(ast.NodeTransformer):
     def visit_Assert(self, node: ast.Assert) -> ast.AST:
         match node.test:
             case ast.Compare(left=value, ops=[ast.Eq()], comparators=[right]) if _is_literal(right):
-                expected = ast.literal_eval(right)
-            case _:
-                value, expected = ast.Call(ast.Name("bool", ast.Load()), [node.test], []), True
+                wanted = Expectation(ast.unparse(value), f"give {ast.unparse(right)}", ast.literal_eval(right))
+            case ast.Call(ast.Name("raises"), [ast.Name(kind), function, *arguments], []) if (
+                exception := builtin_exception(kind)
+            ):
+                call = ast.unparse(ast.Call(function, arguments, []))
+                wanted = Expectation(call, f"raise {kind}", exception=exception)
+                value = _call("__raised__", function, *arguments)
+            case condition:
+                wanted = Expectation(ast.unparse(condition), "be true", value=True)
+                value = _call("bool", condition)
         number, self._number = self._number, self._number + 1
-        self._expected[number] = Expectation(ast.unparse(node.test), expected)
-        return ast.Expr(ast.Call(ast.Name("__see__", ast.Load()), [ast.Constant(number), value], []))
+        self._expected[number] = wanted
+        return ast.Expr(_call("__see__", ast.Constant(number), value))
+
+
+def _call(name: str, *arguments: ast.expr) -> ast.Call:
+    return ast.Call(ast.Name(name, ast.Load()), list(arguments), [])
 
 
 def _is_literal(node: ast.expr) -> bool:
     try:
         ast.literal_eval(node)
-    except ValueError:
+    except CANNOT_BE_READ:
         return False
     return True
 
@@ -156,28 +197,10 @@ def _problem(test: PlainTest, seen: list[tuple[int, str]], error: str) -> str:
         if number not in test.expected:
             continue
         expected = test.expected[number]
-        if not _equals(shown, expected.value):
-            return _sentence(expected, f"gives {shown}")
+        if not expected.holds(shown):
+            return expected.sentence(f"gives {shown}")
     missed = sorted(test.certain - {number for number, _ in seen})
     if error:
         place = test.expected[missed[0]] if missed else None
-        return _sentence(place, f"raises {error}") if place else f"{name_of_test(test.id)} raises {error}."
+        return place.sentence(f"raises {error}") if place else f"{name_of_test(test.id)} raises {error}."
     return f"{name_of_test(test.id)}: {NOT_RUN}." if missed else ""
-
-
-def _equals(shown: str, expected: Any) -> bool:
-    try:
-        return bool(ast.literal_eval(shown) == expected)
-    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
-        return False
-
-
-def _sentence(expectation: Expectation, what_happens: str) -> str:
-    test = ast.parse(expectation.source, mode="eval").body
-    match test:
-        case ast.Call(func=ast.Name(id="raises"), args=[kind, function, *arguments]):
-            call = ast.unparse(ast.Call(function, arguments, []))
-            return f"{call} should raise {ast.unparse(kind)}, but does not."
-        case ast.Compare(left=left, ops=[ast.Eq()], comparators=[right]):
-            return f"{ast.unparse(left)} {what_happens}, but should give {ast.unparse(right)}."
-    return f"{expectation.source} {what_happens}, but should be true."

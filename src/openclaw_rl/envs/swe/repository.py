@@ -19,14 +19,19 @@ from openclaw_rl.envs.swe.packages import Files
 #: Edits of these files do not count at the end: by them, tests could be changed or left out.
 PROTECTED_NAMES = (
     *("test_*.py", "*_test.py", "tests.py", "conftest.py", "sitecustomize.py", "usercustomize.py", "*.pth"),
-    *("pytest.ini", ".pytest.ini", "tox.ini", "setup.cfg", "pyproject.toml", "noxfile.py", "pytest.py"),
+    *("pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml", "tox.ini", "setup.cfg", "pyproject.toml"),
+    *("noxfile.py", "pytest.py"),
 )
 PROTECTED_FOLDERS = frozenset({"tests"})
 #: Folders that an episode does not have: the history may hold the answer.
 LEFT_OUT = (".git", "__pycache__")
+#: What a path can be.
+FILE, FOLDER = "file", "folder"
 #: Largest file that is read or written, and most files that are searched.
 MAX_FILE_CHARACTERS = 1_000_000
 MAX_SEARCHED_FILES = 5_000
+#: Longest name of a file and longest path: a file system takes these, also in a folder for temporary files.
+MAX_NAME_BYTES, MAX_PATH_BYTES = 255, 1_000
 
 
 class SourceTree(Protocol):
@@ -35,6 +40,9 @@ class SourceTree(Protocol):
     def paths(self) -> list[str]: ...
     def read(self, path: str) -> str | None:
         """The text of a file; None if there is no such file. Raises ToolFailed if it is not text."""
+
+    def kind(self, path: str) -> str:
+        """ "file" or "folder"; empty if there is neither. Links count as neither: an edit takes their place."""
 
     def copy_to(self, folder: Path) -> None: ...
 
@@ -51,6 +59,9 @@ class TextTree:
     def read(self, path: str) -> str | None:
         return self._files.get(path)
 
+    def kind(self, path: str) -> str:
+        return _kind_among(path, self._files)
+
     def copy_to(self, folder: Path) -> None:
         for path, text in self._files.items():
             write(folder, path, text)
@@ -63,15 +74,15 @@ class FolderTree:
         self._root = root
 
     def paths(self) -> list[str]:
-        found = []
+        paths = []
         for folder, names, files in os.walk(self._root):
             names[:] = sorted(name for name in names if name not in LEFT_OUT)
-            found += [str((Path(folder) / file).relative_to(self._root)) for file in files]
-        return sorted(found)
+            paths += [str((Path(folder) / file).relative_to(self._root)) for file in files]
+        return sorted(paths)
 
     def read(self, path: str) -> str | None:
         file = self._root / path
-        if not _is_plain(path) or not file.is_file() or file.resolve() != self._root.resolve() / path:
+        if _problem_with(path) or not file.is_file() or file.resolve() != self._root.resolve() / path:
             return None
         try:
             if file.stat().st_size > MAX_FILE_CHARACTERS:
@@ -79,6 +90,16 @@ class FolderTree:
             return file.read_bytes().decode()
         except UnicodeDecodeError:
             raise ToolFailed(f"{path} is not text.") from None
+        except OSError as error:
+            raise ToolFailed(f"{path} cannot be read: {error.strerror}.") from None
+
+    def kind(self, path: str) -> str:
+        place = self._root
+        for part in path.split("/"):
+            place /= part
+            if place.is_symlink():
+                return ""
+        return FOLDER if place.is_dir() else FILE if place.exists() else ""
 
     def copy_to(self, folder: Path) -> None:
         shutil.copytree(self._root, folder, symlinks=True, dirs_exist_ok=True, ignore=shutil.ignore_patterns(*LEFT_OUT))
@@ -112,9 +133,10 @@ class Repository:
 
     def edit(self, path: str, old: str, new: str) -> str:
         """Replace a text that occurs once, or make a new file if `old` is empty. Raises ToolFailed with the reason."""
-        if not _is_plain(path):
-            raise ToolFailed(f"{path} is not a path in the repository.")
+        if problem := _problem_with(path):
+            raise ToolFailed(problem)
         if not old and self.tree.read(path) is None and path not in self.edits:
+            self._refuse_clash(path)
             return self._write(path, new, f"Made {path}.")
         text = self.read(path)
         if not old:
@@ -144,6 +166,14 @@ class Repository:
         """The edits that count at the end."""
         return {path: text for path, text in self.edits.items() if not is_protected(path) and path not in self._tests}
 
+    def _refuse_clash(self, path: str) -> None:
+        """Raise ToolFailed if a new file needs a folder where a file is, or is itself where a folder is."""
+        for folder in map(str, PurePosixPath(path).parents[:-1]):
+            if FILE in (self.tree.kind(folder), _kind_among(folder, self.edits)):
+                raise ToolFailed(f"{folder} is a file, not a folder.")
+        if FOLDER in (self.tree.kind(path), _kind_among(path, self.edits)):
+            raise ToolFailed(f"{path} is a folder, so no file can have that path.")
+
     def _write(self, path: str, text: str, done: str) -> str:
         if len(text) > MAX_FILE_CHARACTERS:
             raise ToolFailed(f"{path} would be larger than {MAX_FILE_CHARACTERS} characters.")
@@ -158,19 +188,42 @@ def is_protected(path: str) -> bool:
 
 
 def write(folder: Path, path: str, text: str) -> None:
-    """Write a file into a copy. Links of the copy are not followed."""
+    """Write a file into a copy, in the place of whatever is in its way. Links of the copy are not followed."""
     file = folder / path
-    for place in (*reversed(file.relative_to(folder).parents), Path(path)):
-        if (folder / place).is_symlink():
-            (folder / place).unlink()
+    for place in reversed(file.parents[: path.count("/")]):
+        if place.is_symlink() or place.is_file():
+            place.unlink()
+        elif place.is_dir():
+            place.chmod(place.stat().st_mode | 0o700)
+    if file.is_symlink():
+        file.unlink()
+    elif file.is_dir():
+        shutil.rmtree(file)
+    elif file.exists():
+        file.chmod(file.stat().st_mode | 0o600)
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_bytes(text.encode("utf-8", "replace"))
 
 
-def _is_plain(path: str) -> bool:
-    """Whether a path stays in its repository."""
+def _kind_among(path: str, files: Collection[str]) -> str:
+    """What a path is, by the paths of all files."""
+    if path in files:
+        return FILE
+    return FOLDER if any(file.startswith(f"{path}/") for file in files) else ""
+
+
+def _problem_with(path: str) -> str:
+    """Why a path cannot be that of a file in a repository, as a sentence; empty if it can."""
     parts = path.split("/")
-    return "\0" not in path and all(part and part not in (".", "..", *LEFT_OUT) for part in parts)
+    try:
+        sizes = [len(part.encode()) for part in parts]
+    except UnicodeEncodeError:
+        sizes = [0]
+    if "\0" in path or 0 in sizes or any(part in (".", "..", *LEFT_OUT) for part in parts):
+        return f"{path} is not a path in the repository."
+    if max(sizes) > MAX_NAME_BYTES or sum(sizes) + len(parts) > MAX_PATH_BYTES:
+        return f"{path[:60]}… is too long for a path."
+    return ""
 
 
 def _refusal(path: str, text: str, old: str, times: int) -> str:

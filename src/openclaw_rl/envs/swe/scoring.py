@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from openclaw_rl.envs.base import Outcome
-from openclaw_rl.envs.swe.plain import PlainResult
+from openclaw_rl.envs.swe.results import TestResult
 
 CHANGED_WEIGHT, FIXED_WEIGHT = 0.1, 0.5
 
@@ -24,7 +24,7 @@ class TestGoal:
     must_keep: Collection[str]
 
 
-def score(goal: TestGoal, results: Mapping[str, PlainResult], *, changed: bool) -> Outcome:
+def score(goal: TestGoal, results: Mapping[str, TestResult], *, changed: bool) -> Outcome:
     """The outcome of an attempt. Its hint is the first problem."""
     if not changed:
         return Outcome(0.0, solved=False, hint="No source was changed.")
@@ -40,5 +40,5 @@ def score(goal: TestGoal, results: Mapping[str, PlainResult], *, changed: bool) 
     return Outcome(reward, solved=False, hint=hint)
 
 
-def passed(results: Mapping[str, PlainResult], id_: str) -> bool:
+def passed(results: Mapping[str, TestResult], id_: str) -> bool:
     return id_ in results and results[id_].passed

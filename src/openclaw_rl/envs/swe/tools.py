@@ -1,13 +1,14 @@
 """The tools of an episode: list, read, search and edit files, and run the tests."""
 
+import asyncio
 from collections.abc import Mapping
 from itertools import islice
 from typing import Any
 
 from openclaw_rl.envs.base import Tool
 from openclaw_rl.envs.calls import ToolFailed
-from openclaw_rl.envs.swe.plain import PlainResult
 from openclaw_rl.envs.swe.repository import Repository
+from openclaw_rl.envs.swe.results import TestResult
 from openclaw_rl.envs.swe.suites import TestSuite
 
 #: What one result shows at most.
@@ -32,7 +33,7 @@ TOOLS = [
 
 
 class RepositoryTools:
-    """Runs the tools on a repository."""
+    """Runs the tools on a repository, in a thread: a repository may have thousands of files."""
 
     tools = TOOLS
 
@@ -41,21 +42,24 @@ class RepositoryTools:
 
     async def run(self, name: str, arguments: Mapping[str, Any]) -> str:
         """The text of the result. Raises ToolFailed if the tool refuses its arguments, EnvFailed if it is broken."""
+        if name == "run_tests":
+            return summary(await self._suite.run(self._repository))
+        return await asyncio.to_thread(self._run, name, arguments)
+
+    def _run(self, name: str, arguments: Mapping[str, Any]) -> str:
         match name:
             case "list_files":
                 return self._list(arguments.get("folder", ""))
             case "read_file":
-                return self._read(arguments["path"], arguments.get("first_line", 1))
+                return self._read(arguments["path"], int(arguments.get("first_line", 1)))
             case "search":
                 return self._search(arguments["text"])
             case "edit":
                 return self._repository.edit(arguments["path"], arguments["old"], arguments["new"])
-            case "run_tests":
-                return summary(await self._suite.run(self._repository))
         raise ToolFailed(f"There is no tool {name}.")
 
     def _list(self, folder: str) -> str:
-        folder = folder.strip("./")
+        folder = "/".join(part for part in folder.split("/") if part not in ("", "."))
         paths = [path for path in self._repository.paths() if not folder or path.startswith(f"{folder}/")]
         if not paths:
             raise ToolFailed(f"There is no folder {folder}.")
@@ -81,7 +85,7 @@ class RepositoryTools:
         return "\n".join(lines) or "No line contains it."
 
 
-def summary(results: Mapping[str, PlainResult]) -> str:
+def summary(results: Mapping[str, TestResult]) -> str:
     """What the policy is told about a run of the tests."""
     failed = {id_: result for id_, result in results.items() if not result.passed}
     if not failed:

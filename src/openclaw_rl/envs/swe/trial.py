@@ -11,8 +11,9 @@ from types import FrameType, ModuleType
 from typing import Any
 
 from openclaw_rl.envs.swe.packages import Files
-from openclaw_rl.envs.swe.plain import PlainResult, PlainTests
+from openclaw_rl.envs.swe.plain import PlainTests
 from openclaw_rl.envs.swe.plain_child import run_file
+from openclaw_rl.envs.swe.results import TestResult
 
 #: Lines of code that all tests of a package may run; they need a few thousand.
 MAX_LINES = 60_000
@@ -22,7 +23,7 @@ class TooManyLines(BaseException):
     """The tests do not end."""
 
 
-def try_tests(sources: Files, tests: PlainTests) -> dict[str, PlainResult] | None:
+def try_tests(sources: Files, tests: PlainTests) -> dict[str, TestResult] | None:
     """The result of every test; None if the tests do not end."""
     modules = _Modules(sources)
     reports: list[list[Any]] = []
