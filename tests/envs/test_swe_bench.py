@@ -1,11 +1,13 @@
 """The environment swe with tasks in the format of SWE-bench: clones, folders, pytest, and a stand-in for docker."""
 
+import asyncio
 import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -14,10 +16,11 @@ from typing import Any
 import pytest
 
 from openclaw_rl.config.options import ConfigError
-from openclaw_rl.envs.base import Environment, Outcome
+from openclaw_rl.envs.base import EnvFailed, Environment, Outcome
 from openclaw_rl.envs.registry import make_environment
+from openclaw_rl.envs.swe import bench as swe_bench
 from openclaw_rl.envs.swe.choose import make_swe
-from openclaw_rl.envs.swe.instances import IMAGE_PYTHON
+from openclaw_rl.envs.swe.instances import IMAGE_PYTHON, export_clone
 from openclaw_rl.envs.swe.pytest_suite import read_results
 from openclaw_rl.sandbox.base import remove_folder
 from support.swe_policies import call, needs_sandbox, said, text
@@ -203,6 +206,61 @@ async def test_with_docker_files_and_python_are_those_of_the_image(
     assert f"swebench/sweb.eval.x86_64.owner_1776_calc-1:latest {IMAGE_PYTHON}" in tested
 
 
+async def test_attempts_share_an_export_that_outlives_the_one_that_began_it(
+    bench: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, may_end, exports = threading.Event(), threading.Event(), []
+
+    def slow_export(clone: Path, commit: str, target: Path) -> None:
+        exports.append(target)
+        begun.set()
+        assert may_end.wait(30)
+        export_clone(clone, commit, target)
+
+    monkeypatch.setattr(swe_bench, "export_clone", slow_export)
+    environment = make_swe(path=bench, runner="plain")
+    (task,) = islice(environment.tasks("train", 0), 1)
+    first = asyncio.create_task(environment.open(task).start())  # type: ignore[arg-type]
+    assert await asyncio.to_thread(begun.wait, 30)
+    first.cancel()
+    await asyncio.wait([first])
+    assert first.cancelled()
+    episodes = [environment.open(task) for _ in range(2)]
+    starts = asyncio.gather(*(episode.start() for episode in episodes))
+    await asyncio.sleep(0)
+    may_end.set()
+    await starts
+    for episode in episodes:
+        assert "a - b" in said(await episode.step(call("read_file", path="calc.py")))
+    assert len(exports) == 1
+    environment.close()  # type: ignore[attr-defined]
+
+
+async def test_an_export_that_failed_is_tried_again(bench: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    environment = make_swe(path=bench, runner="plain")
+    (task,) = islice(environment.tasks("train", 0), 1)
+    with monkeypatch.context() as patch:
+        patch.setenv("PATH", "/nowhere")
+        with pytest.raises(EnvFailed, match="git could not be run"):
+            await environment.open(task).start()
+    assert (await attempt(environment, FIX)).solved
+
+
+def test_without_git_the_start_is_refused(bench: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name, **_: None if name == "git" else f"/usr/bin/{name}")
+    with pytest.raises(ConfigError, match="owner__calc-1 needs git"):
+        make_swe(path=bench, runner="plain")
+
+
+def test_a_refusal_leaves_no_folder(bench: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    with pytest.raises(ConfigError, match="cannot run tests"):
+        make_swe(path=bench, python="/nowhere/bin/python")
+    assert list(temporary.glob("openclaw-bench-*")) == []
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
@@ -210,6 +268,8 @@ async def test_with_docker_files_and_python_are_those_of_the_image(
         ({"FAIL_TO_PASS": "[broken"}, "line 1"),
         ({"FAIL_TO_PASS": ["test_add (calc.Tests)"]}, "is not a test of pytest"),
         ({"instance_id": "../up"}, "line 1: instance_id"),
+        ({"instance_id": ".."}, "line 1: instance_id"),
+        ({"split": "test"}, "line 1: split: .*there is no split test"),
         ({"repo": "owner/other"}, "has no repository"),
         ({"base_commit": "--output=x"}, "line 1: base_commit"),
     ],
@@ -227,6 +287,7 @@ def test_a_wrong_file_is_refused_in_a_sentence(bench: Path, changes: dict[str, o
         ({"levels": 1}, "levels is for generated tasks"),
         ({"python": "/nowhere/bin/python"}, "cannot run tests in the sandbox"),
         ({"path": "/nowhere"}, "instances.jsonl"),
+        *(({"seconds": seconds}, "must be a number above 0") for seconds in (0, -1, float("inf"), "ten", True)),
     ],
 )
 def test_wrong_settings_are_refused(bench: Path, settings: dict[str, object], reason: str) -> None:

@@ -1,10 +1,11 @@
 """The environment `swe` with tasks in the format of SWE-bench."""
 
 import asyncio
-import functools
 import shutil
 import tempfile
+import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from random import Random
 
@@ -18,6 +19,8 @@ from openclaw_rl.envs.swe.instances import (
     export_clone,
     export_image,
     find_checkout,
+    is_clone,
+    needs_git,
     patched_tests,
 )
 from openclaw_rl.envs.swe.packages import Files
@@ -29,6 +32,8 @@ from openclaw_rl.envs.swe.tools import TOOLS
 from openclaw_rl.sandbox.base import Sandbox
 from openclaw_rl.sandbox.kinds import ContainerSandbox
 
+#: Most repositories that are exported at the same time.
+MAX_EXPORTS_AT_ONCE = 4
 INSTRUCTION = "Fix the issue in the repository with the tools. When you have finished, write: Done."
 
 
@@ -36,7 +41,8 @@ class SweBench:
     """Instances of a file, each with its repository.
 
     - A split gives its instances in an order that the seed decides, again and again.
-    - A repository is exported once; an episode never changes it.
+    - A repository is exported once, and all its episodes wait for that export. It goes on if one of them gives up;
+      only a failed export is tried again. An episode never changes the exported files.
     - At the end, the tests of the instance's test patch are put into a clean copy with the policy's edits of sources.
     - With docker or podman, files and Python are those of the instance's image.
     """
@@ -54,11 +60,14 @@ class SweBench:
         self._sandbox, self._path, self._runner = sandbox, path, runner
         self._interpreter, self._seconds = interpreter, seconds
         self._instances = {instance.instance_id: instance for instance in instances}
-        if not isinstance(sandbox, ContainerSandbox):
-            for instance in self._instances.values():
-                find_checkout(path, instance)
-        self._work = Path(tempfile.mkdtemp(prefix="openclaw-bench-"))
-        self._locks: dict[str, asyncio.Lock] = {}
+        in_container = isinstance(sandbox, ContainerSandbox)
+        for instance in instances:
+            checkout = None if in_container else find_checkout(path, instance)
+            if needs_git(instance, checkout) and shutil.which("git") is None:
+                raise ConfigError(f"{instance.instance_id} needs git, which is not installed.")
+        self._work: Path | None = None
+        self._threads = ThreadPoolExecutor(MAX_EXPORTS_AT_ONCE, "export")
+        self._exports: dict[str, Future[tuple[Path, Files]]] = {}
 
     def tasks(self, split: str, seed: int) -> Iterator[Task]:
         checked_split("swe", split)
@@ -71,12 +80,18 @@ class SweBench:
         return BenchEpisode(self, self._instances[task.data["instance"]])
 
     def close(self) -> None:
-        shutil.rmtree(self._work, ignore_errors=True)
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        # An export that still runs would make its folder again, so it has to end first.
+        threading.Thread(target=self._delete_work).start()
+
+    def _delete_work(self) -> None:
+        self._threads.shutdown(wait=True)
+        if self._work is not None:
+            shutil.rmtree(self._work, ignore_errors=True)
 
     async def begin(self, instance: Instance) -> RepositoryEpisode:
         """An episode in the instance's repository. Raises EnvFailed."""
-        async with self._locks.setdefault(instance.instance_id, asyncio.Lock()):
-            checkout, tests = await asyncio.to_thread(self._exported, instance.instance_id)
+        checkout, tests = await asyncio.shield(asyncio.wrap_future(self._exported(instance)))
         goal = TestGoal(instance.must_pass, instance.must_keep)
         messages = [
             {"role": "system", "content": INSTRUCTION},
@@ -85,23 +100,31 @@ class SweBench:
         repository = Repository(FolderTree(checkout), tests)
         return RepositoryEpisode(repository, self._suite(instance, tests), messages, goal)
 
-    @functools.cache  # noqa: B019 - it lives as long as the environment
-    def _exported(self, id_: str) -> tuple[Path, Files]:
-        """The folder with an instance's files, and its tests. Blocks."""
-        instance, folder = self._instances[id_], self._work / id_
-        shutil.rmtree(folder, ignore_errors=True)
-        (folder / "tests").mkdir(parents=True)
-        checkout = folder / "files"
-        checkout.mkdir()
-        if isinstance(self._sandbox, ContainerSandbox):
-            export_image(self._sandbox.name, instance.image, checkout)
-        else:
-            source = find_checkout(self._path, instance)
-            if source.name == instance.instance_id:
-                checkout = source
+    def _exported(self, instance: Instance) -> Future[tuple[Path, Files]]:
+        """The export of an instance, which is shared: the folder with its files, and its tests."""
+        export = self._exports.get(instance.instance_id)
+        if export is None or (export.done() and (export.cancelled() or export.exception())):
+            if self._work is None:
+                self._work = Path(tempfile.mkdtemp(prefix="openclaw-bench-"))
+            export = self._threads.submit(self._export, instance, self._work)
+            self._exports[instance.instance_id] = export
+        return export
+
+    def _export(self, instance: Instance, work: Path) -> tuple[Path, Files]:
+        """Export into a new folder, and move the files to their place when they are complete. Blocks."""
+        with tempfile.TemporaryDirectory(dir=work, ignore_cleanup_errors=True) as folder:
+            files, tests = Path(folder) / "files", Path(folder) / "tests"
+            files.mkdir()
+            tests.mkdir()
+            if isinstance(self._sandbox, ContainerSandbox):
+                export_image(self._sandbox.name, instance.image, files)
             else:
-                export_clone(source, instance.base_commit, checkout)
-        return checkout, patched_tests(checkout, instance, folder / "tests")
+                checkout = find_checkout(self._path, instance)
+                if not is_clone(checkout, instance):
+                    return checkout, patched_tests(checkout, instance, tests)
+                export_clone(checkout, instance.base_commit, files)
+            texts = patched_tests(files, instance, tests)
+            return files.rename(work / instance.instance_id), texts
 
     def _suite(self, instance: Instance, tests: Files) -> TestSuite:
         sandbox, interpreter = self._sandbox, self._interpreter

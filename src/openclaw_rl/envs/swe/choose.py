@@ -1,5 +1,6 @@
 """Which tasks the environment `swe` has: generated ones, or those of a file in the format of SWE-bench."""
 
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -62,6 +63,8 @@ def _make_bench(
 ) -> SweBench:
     if runner not in RUNNERS:
         raise ConfigError(f"swe has no runner {runner}; there are {' and '.join(RUNNERS)}.")
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < math.inf:
+        raise ConfigError(f"seconds of swe must be a number above 0, not {seconds!r}.")
     instances = read_instances(path)
     if sandbox in CONTAINERS:
         chosen = choose_sandbox(sandbox, image=instances[0].image)

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from openclaw_rl.config.options import ConfigError, read_text
 from openclaw_rl.envs.base import EnvFailed
-from openclaw_rl.envs.choices import digest
+from openclaw_rl.envs.choices import SPLITS, digest
 from openclaw_rl.envs.swe.packages import Files
 
 INSTANCES, REPOS = "instances.jsonl", "repos"
@@ -37,7 +37,7 @@ class Instance(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    instance_id: str = Field(min_length=1, pattern=r"^[\w.-]+$")
+    instance_id: str = Field(pattern=r"^\w[\w.-]*$", max_length=200)
     repo: str = Field(pattern=r"^[\w.-]+/[\w.-]+$")
     base_commit: str = Field("HEAD", pattern=r"^\w+$")
     problem_statement: str
@@ -53,6 +53,13 @@ class Instance(BaseModel):
     def _list(cls, value: Any) -> Any:
         # In the published files the lists are JSON in a string.
         return json.loads(value) if isinstance(value, str) else value
+
+    @field_validator("split")
+    @classmethod
+    def _known_split(cls, value: str) -> str:
+        if value not in ("", *SPLITS):
+            raise ValueError(f"there is no split {value}; the splits are {' and '.join(SPLITS)}")
+        return value
 
     @property
     def in_split(self) -> str:
@@ -94,6 +101,16 @@ def find_checkout(folder: Path, instance: Instance) -> Path:
         if place.is_dir():
             return place
     raise ConfigError(f"{instance.instance_id} has no repository: neither {places[0]} nor {places[1]} is there.")
+
+
+def is_clone(checkout: Path, instance: Instance) -> bool:
+    """Whether a checkout is a clone, which has other commits too, and not the instance's own folder."""
+    return checkout.name != instance.instance_id
+
+
+def needs_git(instance: Instance, checkout: Path | None) -> bool:
+    """Whether git has to export the repository or apply the test patch. In a container there is no checkout."""
+    return bool(instance.test_patch) or (checkout is not None and is_clone(checkout, instance))
 
 
 def export_clone(clone: Path, commit: str, target: Path) -> None:
