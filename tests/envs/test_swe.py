@@ -10,6 +10,7 @@ from openclaw_rl.config.options import ConfigError
 from openclaw_rl.envs.base import Task
 from openclaw_rl.envs.checks import checked_messages, checked_tools
 from openclaw_rl.envs.registry import make_environment
+from openclaw_rl.envs.swe.blocks import read_blocks
 from openclaw_rl.envs.swe.choose import make_swe
 from openclaw_rl.envs.swe.environment import LEVELS, PlantedBugs
 from openclaw_rl.envs.swe.mutate import KINDS, bugs_in
@@ -117,6 +118,12 @@ class TestTasks:
         for task in drawn[:5]:
             (edit,) = task.data["solution"]
             assert edit["old"] in task.data["messages"][-1]["content"]
+
+    def test_level_1_shows_how_an_edit_is_written_as_a_block(self) -> None:
+        for message in (tasks(1)[0].data["messages"][number] for number in (2, 4)):
+            (edit,) = read_blocks(message["content"], [])
+            assert message["content"] == str(edit)
+            assert message["content"].startswith("<<<<<<< SEARCH\n")
 
     def test_all_tasks_of_a_kind_begin_with_the_same_examples(self) -> None:
         one, other = tasks(2, kinds="operator")

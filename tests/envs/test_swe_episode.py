@@ -122,8 +122,34 @@ class TestBlocks:
             EditBlock("calc.py", "x", "y"),
         ]
         edit = EditBlock("", "    one\n    two", "    three")
-        assert read_blocks(edit.as_diff(), []) == [edit]
+        assert read_blocks("```diff\n-    one\n-    two\n+    three\n```", []) == [edit]
         assert read_blocks(str(edit), []) == [edit]
+
+    def test_a_diff_as_git_writes_it_is_read(self) -> None:
+        answer = """```diff
+diff --git a/calc.py b/calc.py
+index 1234567..89abcde 100644
+--- a/calc.py
++++ b/calc.py
+@@ -1 +1 @@
+-one
+\\ No newline at end of file
++two
+\\ No newline at end of file
+diff --git a/new.py b/new.py
+new file mode 100644
+index 0000000..89abcde
+--- /dev/null
++++ b/new.py\t2024-01-01 00:00:00
+@@ -0,0 +1 @@
++three
+```"""
+        assert read_blocks(answer, []) == [EditBlock("calc.py", "one", "two"), EditBlock("new.py", "", "three")]
+
+    @pytest.mark.parametrize("first", ["-one\n+two", " zero\n-one\n+two", "@@\n-one\n+two", "@@ -1 +1 @@\n-one\n+two"])
+    def test_a_diff_without_a_header_is_read(self, first: str) -> None:
+        blocks = read_blocks(f"```diff\n{first}\n@@ -9 +9 @@\n-three\n+four\n```", [])
+        assert [block.old.removeprefix("zero\n") for block in blocks] == ["one", "three"]
 
     async def test_a_block_is_applied_to_the_only_source(self) -> None:
         episode = small_episode(FILES, TEST_FILES, ADD, keep=(ONE,))

@@ -10,10 +10,7 @@ import pytest
 
 from openclaw_rl.envs.base import EnvFailed
 from openclaw_rl.envs.swe import suites
-from openclaw_rl.envs.swe.episode import RepositoryEpisode
 from openclaw_rl.envs.swe.pytest_suite import Interpreter, PytestSuite
-from openclaw_rl.envs.swe.repository import Repository, TextTree
-from openclaw_rl.envs.swe.scoring import TestGoal
 from openclaw_rl.sandbox.base import Allowance
 from openclaw_rl.sandbox.choose import problem_with
 from openclaw_rl.sandbox.kinds import FencedSandbox
@@ -209,7 +206,7 @@ class TestABrokenSandbox:
         suite: suites.TestSuite = suites.PlainSuite(BrokenSandbox(), tests)
         if runner == "pytest":
             suite = PytestSuite(BrokenSandbox(), Interpreter(), tests, [ADD], 5.0)
-        attempt = RepositoryEpisode(Repository(TextTree({"calc.py": CALC, **tests})), suite, [], TestGoal([ADD], []))
+        attempt = small_episode({"calc.py": CALC}, tests, ADD, suite=suite)
         await attempt.step(call("edit", path="calc.py", old="a - b", new="a + b"))
         for run in (attempt.step(call("run_tests")), attempt.outcome()):
             with pytest.raises(EnvFailed, match="no namespaces here"):

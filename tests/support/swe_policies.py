@@ -12,7 +12,7 @@ from openclaw_rl.envs.swe.environment import PlantedBugs
 from openclaw_rl.envs.swe.episode import RepositoryEpisode
 from openclaw_rl.envs.swe.repository import Repository, TextTree
 from openclaw_rl.envs.swe.scoring import TestGoal
-from openclaw_rl.envs.swe.suites import PlainSuite
+from openclaw_rl.envs.swe.suites import PlainSuite, TestSuite
 from openclaw_rl.sandbox.choose import choose_sandbox, problem_with
 
 PROBLEMS = [problem_with(name) for name in ("bubblewrap", "fences")]
@@ -34,7 +34,7 @@ def oracle(task: Task) -> Iterator[Message]:
     """Makes the edits that mend the bugs, in the form that the level asks for."""
     for edit in task.data["solution"]:
         if task.data["level"] == 1:
-            yield text(EditBlock("", edit["old"], edit["new"]).as_diff())
+            yield text(str(EditBlock("", edit["old"], edit["new"])))
         else:
             yield call("edit", **edit)
 
@@ -70,10 +70,12 @@ def small_episode(
     *must_pass: str,
     keep: tuple[str, ...] = (),
     sandbox: str = "auto",
+    suite: TestSuite | None = None,
 ) -> RepositoryEpisode:
-    """An episode in a repository of one's own, with its tests in it."""
+    """An episode in a repository of one's own, with its tests in it. They are plain, unless a suite is given."""
     repository = Repository(TextTree({**files, **tests}))
-    return RepositoryEpisode(repository, PlainSuite(choose_sandbox(sandbox), tests), [], TestGoal(must_pass, keep))
+    suite = suite or PlainSuite(choose_sandbox(sandbox), tests)
+    return RepositoryEpisode(repository, suite, [], TestGoal(must_pass, keep))
 
 
 def said(step: Step) -> str:

@@ -9,7 +9,8 @@ A search/replace block, fenced or not; the line above it names the file:
         return a + b
     >>>>>>> REPLACE
 
-A fenced block of the language diff, with or without a header that names the file; a hunk's numbers are ignored:
+A fenced block of the language diff, with or without a header that names the file, also as git writes it; a hunk's
+numbers are ignored:
 
     ```diff
     -    return a - b
@@ -27,6 +28,8 @@ BLOCK = re.compile(
     r"^<{5,9} ?SEARCH[ \t]*\n(?P<old>.*?)^={5,9}[ \t]*\n(?P<new>.*?)^>{5,9} ?REPLACE", re.MULTILINE | re.DOTALL
 )
 DIFF = re.compile(r"^```diff[ \t]*\n(?P<lines>.*?)(?:^```|\Z)", re.MULTILINE | re.DOTALL)
+#: Lines of a diff that end the hunk before them, and the line by which git begins the next file.
+HUNK_MARKS, FILE_MARK = ("@@", "--- ", "+++ "), "diff --git "
 #: Text that was meant as a block.
 MEANT_AS_BLOCK = re.compile(r"<<<<<|>>>>>|^=====|^```diff", re.MULTILINE)
 
@@ -44,11 +47,6 @@ class EditBlock:
         lines = ["<<<<<<< SEARCH", *filter(None, [self.old]), "=======", *filter(None, [self.new]), ">>>>>>> REPLACE"]
         return "\n".join([self.path, *lines] if self.path else lines)
 
-    def as_diff(self) -> str:
-        """The edit as a diff without a header."""
-        signs = [f"-{line}" for line in self.old.split("\n")] + [f"+{line}" for line in self.new.split("\n")]
-        return "\n".join(["```diff", *signs, "```"])
-
 
 def read_blocks(text: str, paths: Collection[str]) -> list[EditBlock]:
     """The edits in an answer. A path is taken if it is the line above the block, or above the block's fence."""
@@ -65,15 +63,20 @@ def _read_diff(text: str) -> Iterator[EditBlock]:
     path = ""
     old: list[str] = []
     new: list[str] = []
-    for line in [*text.splitlines(), "@@"]:
-        if line.startswith(("@@", "--- ", "+++ ")):
+    lines = text.removesuffix("\n").split("\n")
+    # Lines before the first mark belong to no hunk, unless they are edits of a diff without a header.
+    in_header = not lines[0].startswith(("+", "-", " ")) and any(line.startswith(HUNK_MARKS) for line in lines)
+    for line in [*lines, "@@"]:
+        if line.startswith((*HUNK_MARKS, FILE_MARK)):
             if old or new:
                 yield EditBlock(path, "\n".join(old), "\n".join(new))
             old, new = [], []
+            in_header = line.startswith(FILE_MARK)
             if line.startswith("+++ "):
-                path = line[4:].strip().removeprefix("b/")
-            continue
-        if not line.startswith("+"):
-            old.append(line[1:])
-        if not line.startswith("-"):
-            new.append(line[1:])
+                # A time may stand after a tab.
+                path = line[4:].partition("\t")[0].strip().removeprefix("b/")
+        elif not in_header and not line.startswith("\\"):
+            if not line.startswith("+"):
+                old.append(line[1:])
+            if not line.startswith("-"):
+                new.append(line[1:])

@@ -18,13 +18,13 @@ from openclaw_rl.sandbox.base import Sandbox
 
 #: Level → what it asks for.
 LEVELS = {
-    1: "one short function, which is shown, and the lines to change; one edit, with which the attempt ends",
+    1: "one short function, which is shown; one edit, with which the attempt ends",
     2: "a package with a bug; the issue says what is wrong, and the tools find it",
     3: "a package with two bugs; the issue only names the tests that fail",
 }
 #: An example has up to eight messages, and an episode begins with at most 64.
 MAX_EXAMPLES = 6
-ONE_EDIT = "Fix the bug. Answer with a diff: the wrong lines after -, the right lines after +."
+ONE_EDIT = "Fix the bug with one edit: the lines to find, and the lines that replace them."
 USE_TOOLS = "Fix the bug in the repository with the tools. When the tests pass, write: Done."
 
 
@@ -90,7 +90,7 @@ def question(draft: BugDraft, level: int) -> str:
     """What the policy is told about a bug."""
     if level == 1:
         path, text = next((path, bug.text) for path, bug in draft.bugs)
-        return f"{draft.issue}\n\n{path}\n```python\n{text}```\nChange this:\n{draft.bugs[0][1].old}"
+        return f"{draft.issue}\n\n{path}\n```python\n{text}```"
     failing = "\n".join(draft.failing)
     if level == 2:
         return f"{draft.issue}\n\nFailing tests:\n{failing}\n\nFiles:\n" + "\n".join(sorted(draft.files))
@@ -101,7 +101,7 @@ def example(draft: BugDraft, level: int, index: int) -> list[Message]:
     """A question and how it is answered, as messages."""
     (path, bug), asked = draft.bugs[0], {"role": "user", "content": question(draft, level)}
     if level == 1:
-        return [asked, {"role": "assistant", "content": EditBlock("", bug.old, bug.new).as_diff()}]
+        return [asked, {"role": "assistant", "content": str(EditBlock("", bug.old, bug.new))}]
     number_of_tests = len(draft.results)
     calls: list[tuple[str, dict[str, str], str]] = [
         ("read_file", {"path": path}, bug.text.rstrip("\n")),
