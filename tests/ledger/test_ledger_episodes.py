@@ -5,7 +5,7 @@ from fractions import Fraction
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from openclaw_rl.ledger import changes, episodes, groups, updates, verdicts
@@ -127,6 +127,7 @@ ATTEMPTS = st.lists(
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(group=ATTEMPTS)
+@example(group=[(1 / 8, [1 / 4]), (1 / 8, [1 / 8]), (1 / 4, [1 / 8])])  # outcome and step cancel each other
 def test_advantages_are_those_of_a_plain_computation(
     book: Book, group: list[tuple[float | None, list[float | None]]]
 ) -> None:

@@ -13,16 +13,21 @@ MAX_ROUNDING = 1e-9
 
 def group_advantage(episode: TurnEpisode, step_reward_coef: float) -> float:
     """The advantage of each token of a turn in a settled group."""
-    step = distance(episode.step_reward, episode.step_mean)
-    return distance(episode.reward, episode.group_mean) + step_reward_coef * step
+    outcome = distance(episode.reward, episode.group_mean)
+    step = step_reward_coef * distance(episode.step_reward, episode.step_mean)
+    return rounded(outcome + step, outcome)
 
 
 def distance(reward: float | None, mean: float | None) -> float:
     """How far a reward is above the mean; 0 without a reward or without others to compare it with."""
     if reward is None or mean is None:
         return 0.0
-    above = reward - mean
-    return above if abs(above) > MAX_ROUNDING * max(1.0, abs(reward)) else 0.0
+    return rounded(reward - mean, reward)
+
+
+def rounded(difference: float, number: float) -> float:
+    """A difference from a number, or 0 if it is only rounding."""
+    return difference if abs(difference) > MAX_ROUNDING * max(1.0, abs(number)) else 0.0
 
 
 def shown_advantage(episode: TurnEpisode, options: MethodOptions) -> float | None:
