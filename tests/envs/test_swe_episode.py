@@ -1,5 +1,6 @@
 """One attempt in a repository: tools, edits and their refusals, and how the end is judged."""
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,33 @@ class TestTools:
     async def test_a_whole_number_may_be_written_as_a_fraction(self) -> None:
         episode = small_episode(FILES, TEST_FILES, ADD)
         assert said(await episode.step(call("read_file", path="calc.py", first_line=5.0))).startswith("def one():")
+
+    async def test_files_are_never_walked_or_read_on_the_event_loop(self) -> None:
+        threads = set()
+
+        class WatchedTree(TextTree):
+            def paths(self) -> list[str]:
+                threads.add(threading.get_ident())
+                return super().paths()
+
+            def read(self, path: str) -> str | None:
+                threads.add(threading.get_ident())
+                return super().read(path)
+
+        episode = small_episode(FILES, TEST_FILES, ADD)
+        episode.repository.tree = WatchedTree({**FILES, **TEST_FILES})
+        for name, arguments in (
+            ("list_files", {}),
+            ("search", {"text": "add"}),
+            ("read_file", {"path": "calc.py"}),
+            ("edit", {"path": "calc.py", "old": "a - b", "new": "a * b"}),
+            ("run_tests", {}),
+        ):
+            assert not (await episode.step(call(name, **arguments))).hint
+        await episode.step(text(str(EditBlock("", "    return a * b", "    return a + b"))))
+        assert (await episode.outcome()).solved
+        assert threads
+        assert threading.get_ident() not in threads
 
     async def test_an_answer_may_make_a_bounded_number_of_calls(self) -> None:
         episode = small_episode(FILES, TEST_FILES, ADD)

@@ -20,6 +20,19 @@ pytestmark = needs_sandbox
 
 CALC = "def add(a, b):\n    return a - b\n"
 TESTS = "from calc import add\n\n\ndef test_add():\n    assert add(2, 3) == 5\n    assert add(4, 4) == 8\n"
+TEST_OF_AN_EXCEPTION = """
+from calc import add
+
+def raises(kind, function, *arguments):
+    try:
+        function(*arguments)
+    except kind:
+        return True
+    return False
+
+def test_add():
+    assert raises(ValueError, add, 2, 3)
+"""
 ADD = "tests/test_calc.py::test_add"
 REPORT = '["tests/test_calc.py", "test_add", [[0, "True"], [1, "True"]], ""]'
 
@@ -157,8 +170,7 @@ class TestTheChecker:
         assert reward <= 0.1
 
     async def test_an_exception_that_is_not_raised_cannot_be_feigned_by_other_builtins(self) -> None:
-        tests = "from calc import add\n\n\ndef test_add():\n    assert raises(ValueError, add, 2, 3)\n"
-        attempt = small_episode({"calc.py": CALC}, {"tests/test_calc.py": tests}, ADD)
+        attempt = small_episode({"calc.py": CALC}, {"tests/test_calc.py": TEST_OF_AN_EXCEPTION}, ADD)
         code = "import builtins\nbuiltins.bool = lambda _: True\n"
         await attempt.step(call("edit", path="calc.py", old=CALC, new=code + CALC))
         assert not (await attempt.outcome()).solved
