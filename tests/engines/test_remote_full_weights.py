@@ -18,6 +18,7 @@ from openclaw_rl.engines.registry import sampler_factory
 from openclaw_rl.engines.remote import replica as replica_module
 from openclaw_rl.engines.remote.full_weights import FullWeightSampler
 from openclaw_rl.engines.remote.http import InferenceServer
+from openclaw_rl.engines.remote.model_folder import UnusableModel, check_model_folder, has_tied_head
 from openclaw_rl.engines.remote.sampler import RemoteOptions
 from openclaw_rl.engines.vllm.dialect import VllmDialect
 from openclaw_rl.types import SampledToken, SampleRequest, SamplingParams, ScoreRequest
@@ -214,7 +215,9 @@ async def test_a_server_that_was_away_catches_up(
     assert loaded(servers) == [1, 1]
 
 
+@pytest.mark.parametrize("scores", [False, True])
 async def test_an_answer_of_other_weights_is_never_recorded_under_the_version(
+    scores: bool,
     servers: list[ServerDouble],
     tiny_model: Path,
     tmp_path: Path,
@@ -227,10 +230,45 @@ async def test_an_answer_of_other_weights_is_never_recorded_under_the_version(
     await sampler.start()
     await sampler.publish(1, policy(1))
     servers[0].model.loaded, servers[0].model.weights = 0, "default"
-    with pytest.raises(EngineUnavailable):
-        await ask(sampler)
+    request = ScoreRequest([1, 2, 3], 1, version=1)
+    with pytest.raises(EngineUnavailable, match="Please send it again"):
+        await (sampler.score(request) if scores else ask(sampler))
+    assert await answering_weights(sampler) == 1
+    assert len((await sampler.score(request)).logprobs) == 1
+    await sampler.close()
+
+
+async def test_a_server_whose_answers_are_empty_replaces_its_weights(
+    tiny_model: Path, tmp_path: Path, policy: Callable[[int], PolicyRef]
+) -> None:
+    server = ServerDouble(model=tiny_model, empty_answers=True)
+    await server.start()
+    sampler = sampler_of([server], tiny_model, tmp_path / "policies")
+    await sampler.start()
+    await sampler.publish(1, policy(1))
     assert await answering_weights(sampler) == 1
     await sampler.close()
+    await server.stop()
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_the_head_may_be_left_out_only_where_it_is_the_embedding(stored: bool, tmp_path: Path) -> None:
+    untied, tied = save_tiny_model(tmp_path / "untied"), tmp_path / "tied"
+    headless = shutil.copytree(untied, tmp_path / "headless")
+    weights = headless / "model.safetensors"
+    weights.write_bytes(weights.read_bytes().replace(b"lm_head.weight", b"no_head.weight", 1))
+    with pytest.raises(UnusableModel, match=r"it has no lm_head\.weight"):
+        check_model_folder(headless, untied)
+    # The configuration says it, whether the head is stored too or not.
+    shutil.copytree(untied if stored else headless, tied)
+    for folder in (tied, headless):
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": True}))
+    assert has_tied_head(tied)
+    if stored:
+        check_model_folder(headless, tied)
+    with pytest.raises(UnusableModel, match="tie_word_embeddings differs"):
+        check_model_folder(untied, tied)
 
 
 async def test_a_candidate_that_is_retracted_gives_way_to_the_version_before(

@@ -247,6 +247,63 @@ async def test_a_server_that_was_started_again_unnoticed_gets_its_versions_back(
     await sampler.close()
 
 
+async def test_a_server_whose_password_is_in_the_url_is_named_without_it(
+    servers: list[ServerDouble], tiny_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = servers[0].url.replace("http://", "http://me:secret@")
+    options = RemoteOptions(tiny_model, None, 16, 16, 2, 4, tmp_path)
+    sampler = RemoteSampler(VllmDialect(), [(InferenceServer(url), None)], options)
+    await sampler.start()
+    said = [sampler.describe(), str(sampler.stats())]
+    await servers[0].stop()
+    await until(lambda: not sampler.replicas[0].up and not sampler.replicas[0].comes_back)
+    with pytest.raises(EngineUnavailable, match="is not up") as refused:
+        await ask(sampler, [1])
+    assert servers[0].url in said[0]
+    assert "secret" not in "".join([*said, str(sampler.stats()), str(refused.value), caplog.text])
+    await sampler.close()
+
+
+async def test_a_silent_server_does_not_block_a_new_version(
+    sampler: RemoteSampler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def silent(*_: object) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(replica_module, "LOAD_SECONDS", 0.05)
+    with monkeypatch.context() as patched:
+        patched.setattr(VllmDialect, "load", silent)
+        with pytest.raises(EngineUnavailable, match=r"does not answer within 0\.05 s"):
+            await asyncio.wait_for(sampler.publish(1, adapter(tmp_path / "v1")), 30)
+    monkeypatch.setattr(replica_module, "LOAD_SECONDS", 30.0)
+    await sampler.publish(2, adapter(tmp_path / "v2"))
+    assert sampler.newest_version == 2
+
+
+@pytest.mark.parametrize("failure", ["silent", "unexpected"])
+async def test_a_server_comes_back_after_whatever_kept_it_from_it(
+    failure: str, sampler: RemoteSampler, servers: list[ServerDouble], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed = asyncio.Event()
+    monkeypatch.setattr(replica_module, "PROBE_SECONDS", 0.05)
+
+    async def fail(*_: object) -> ServerTraits:
+        failed.set()
+        if failure == "silent":
+            await asyncio.Event().wait()
+        raise RuntimeError("unexpected")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(VllmDialect, "probe", fail)
+        await servers[0].stop()
+        await until(lambda: not sampler.replicas[0].up)
+        await servers[0].start()
+        await asyncio.wait_for(failed.wait(), 30)
+        await until(lambda: sampler.replicas[0]._failed_starts > 0)
+    monkeypatch.setattr(replica_module, "PROBE_SECONDS", 30.0)
+    await until(lambda: sampler.replicas[0].up)
+
+
 async def test_a_server_that_hangs_counts_as_dead(sampler: RemoteSampler, servers: list[ServerDouble]) -> None:
     for server in servers:
         server.model.pause_seconds = 3600
@@ -445,7 +502,11 @@ async def test_a_server_that_is_not_there_is_said_at_the_start(tiny_model: Path,
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ({"sampler": "vllm", "vllm_url": "localhost:8000"}, "--vllm-url localhost:8000 is not a URL"),
+        ({"sampler": "vllm", "vllm_url": "localhost:8000"}, "--vllm-url localhost:8000 is not a server's URL"),
+        ({"sampler": "vllm", "vllm_url": "http://"}, "--vllm-url http: is not a server's URL"),
+        ({"sampler": "vllm", "vllm_url": "http://h:99999"}, "its host or its port is not valid"),
+        ({"sampler": "vllm", "vllm_url": "http://me:se/cret@h"}, "--vllm-url http://h is not a server's URL"),
+        ({"sampler": "vllm", "vllm_url": "http://h", "vllm_key": "a\nb"}, "--vllm-key holds a character"),
         ({"sampler": "vllm", "vllm_python": "/no/python"}, "--vllm-python /no/python is not a program"),
         ({"sampler": "sglang"}, "has no sglang: give the interpreter that has it with --sglang-python"),
         ({"sampler": "vllm", "vllm_args": "--a 'b"}, "--vllm-args .* cannot be read"),

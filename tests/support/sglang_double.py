@@ -210,7 +210,7 @@ async def prefill(model: ModelServer, body: dict[str, Any], slot: int) -> dict[s
         ScoreRequest(ids, len(ids) - start - 1, top_k=top, owner=body.get("cache_salt", "")), slot
     )
     info: dict[str, Any] = {"id": "double", "prompt_tokens": len(ids), "completion_tokens": 0}
-    info["finish_reason"] = {"type": "length", "length": 0}
+    info["finish_reason"], info["weight_version"] = {"type": "length", "length": 0}, model.weights
     info["input_token_logprobs"] = [[None, ids[start], None], *entries(ids[start + 1 :], scores.logprobs)]
     if scores.top is not None:
         rows = zip(scores.top.ids, scores.top.logprobs, strict=True)

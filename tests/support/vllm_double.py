@@ -101,7 +101,9 @@ def create(model: ModelServer, options: argparse.Namespace) -> FastAPI:
             return StreamingResponse(stream(model, body, slot), media_type="text/event-stream")
         async with model.working():
             die_if_half_loaded(model)
-            answer: dict[str, Any] = {"choices": [{"index": 0, "token_ids": [1], "finish_reason": "length"}]}
+            weights = [{"version": model.weights, "start": 0, "end": 1}]
+            choice = {"index": 0, "token_ids": [1], "finish_reason": "length", "weight_versions": weights}
+            answer: dict[str, Any] = {"choices": [choice]}
             if body["sampling_params"].get("prompt_logprobs") is not None:
                 answer |= await prompt_logprobs(model, body, slot)
         return JSONResponse(answer)
@@ -133,9 +135,9 @@ def add_weight_endpoints(app: FastAPI, model: ModelServer, options: argparse.Nam
         return {"results": [None]}
 
     @app.post("/reset_prefix_cache")
-    async def reset() -> dict[str, bool]:
+    async def reset() -> Response:
         model.empty_cache()
-        return {"success": True}
+        return Response() if getattr(options, "empty_answers", False) else JSONResponse({"success": True})
 
     @app.post("/update_weight_version")
     async def name_weights(body: dict[str, str]) -> dict[str, Any]:

@@ -43,6 +43,14 @@ class SampledPiece(NamedTuple):
     """The names of all weights that computed these tokens or earlier ones, if the server says them."""
 
 
+class ServerScores(NamedTuple):
+    """The scores of one request."""
+
+    scores: Scores
+    weights: tuple[str, ...]
+    """The names of the weights that computed them, if the server says them."""
+
+
 class Dialect(Protocol):
     """The requests and answers of one kind of server. Calls raise InferenceServerGone and RequestRefused."""
 
@@ -66,7 +74,7 @@ class Dialect(Protocol):
 
     async def score(
         self, server: InferenceServer, traits: ServerTraits, model: str, request: ScoreRequest
-    ) -> Scores: ...
+    ) -> ServerScores: ...
 
     async def load(self, server: InferenceServer, model: str, folder: Path) -> None:
         """Load a PEFT adapter under a name."""

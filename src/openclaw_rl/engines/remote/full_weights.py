@@ -11,7 +11,7 @@ from typing import NamedTuple
 from openclaw_rl.engines.base import EngineError, EngineUnavailable
 from openclaw_rl.engines.capabilities import SamplerCapabilities
 from openclaw_rl.engines.policy_ref import PolicyRef, WeightForm
-from openclaw_rl.engines.remote.dialect import Dialect, SampledPiece, ServerTraits
+from openclaw_rl.engines.remote.dialect import Dialect, ServerTraits
 from openclaw_rl.engines.remote.http import InferenceServer, InferenceServerGone
 from openclaw_rl.engines.remote.model_folder import check_model_folder, has_tied_head
 from openclaw_rl.engines.remote.process import ServerProcess
@@ -263,8 +263,8 @@ class FullWeightSampler(RemoteSampler):
     def _model(self, policy: ServedPolicy, traits: ServerTraits) -> str:
         return traits.base_model
 
-    def _check_weights(self, replica: Replica, policy: ServedPolicy, piece: SampledPiece) -> None:
-        if any(weights != policy.name for weights in piece.weights):
+    def _check_weights(self, replica: Replica, policy: ServedPolicy, weights: Sequence[str]) -> None:
+        if any(name != policy.name for name in weights):
             replica.has_forgotten()
             raise EngineUnavailable(DIED)
 

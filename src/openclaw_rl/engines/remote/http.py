@@ -8,7 +8,7 @@ from typing import Any
 from pydantic_core import from_json, to_json
 
 from openclaw_rl.engines.base import EngineError, EngineUnavailable
-from openclaw_rl.http_client import HttpClient, HttpError, HttpResponse
+from openclaw_rl.http_client import HttpClient, HttpError, HttpResponse, url_without_account
 
 CONNECT_SECONDS = 5.0
 #: Shorter than the time after which the servers close an idle connection (5 s), so that no request meets a closed one.
@@ -40,9 +40,10 @@ class InferenceServer:
     """
 
     def __init__(self, url: str, key: str = "") -> None:
-        self.url = url.rstrip("/")
+        self.url = url_without_account(url.rstrip("/"))
+        """For messages."""
         self._client = HttpClient(
-            self.url,
+            url.rstrip("/"),
             {"Authorization": f"Bearer {key}"} if key else {},
             keepalive_seconds=KEEPALIVE_SECONDS,
             connect_seconds=CONNECT_SECONDS,
@@ -64,7 +65,8 @@ class InferenceServer:
         try:
             async with self._client.stream("POST", path, to_json(body)) as answer:
                 if answer.status_code != 200:
-                    raise self._error(answer.status_code, await answer.read())
+                    await answer.read()
+                    raise self._error(answer)
                 async for event in events(answer):
                     if "error" in event:
                         raise InferenceServerGone(f"{self.url} broke off its answer: {message_of(event)}")
@@ -80,18 +82,22 @@ class InferenceServer:
             raise InferenceServerGone(f"{self.url} does not answer within {seconds:g} s.") from None
         except HttpError as error:
             raise InferenceServerGone(f"{self.url} does not answer: {error}.") from error
-        if answer.status_code >= 400:
-            raise self._error(answer.status_code, answer.content)
+        if not 200 <= answer.status_code < 300:
+            raise self._error(answer)
         try:
             return from_json(answer.content)
         except ValueError:
             return None
 
-    def _error(self, status: int, body: bytes) -> EngineError:
+    def _error(self, answer: HttpResponse) -> EngineError:
+        status, target = answer.status_code, answer.headers.get("location")
+        if 300 <= status < 400:
+            to = f" to {url_without_account(target)[:MAX_MESSAGE_LENGTH]}" if target else ""
+            return RequestRefused(status, f"{self.url} redirects ({status}){to}: give the URL of the server itself.")
         try:
-            message = message_of(from_json(body))
+            message = message_of(from_json(answer.content))
         except ValueError:
-            message = body.decode(errors="replace")[:MAX_MESSAGE_LENGTH]
+            message = answer.text[:MAX_MESSAGE_LENGTH]
         if status >= 500:
             return InferenceServerGone(f"{self.url} failed with {status}: {message}")
         return RequestRefused(status, f"{self.url} answered {status}: {message}")

@@ -21,8 +21,8 @@ SHAPE_FIELDS = (
 SIZE_BYTES = 8
 MAX_HEADER_BYTES = 100 << 20
 HEAD = "lm_head.weight"
-#: Weights that a folder may leave out: a tied head is the embedding, and rotary frequencies are computed.
-DERIVED = (HEAD, "rotary_emb.inv_freq")
+#: Weights that are computed, so that a folder may leave them out.
+COMPUTED = "rotary_emb.inv_freq"
 
 
 class UnusableModel(EngineError):
@@ -37,17 +37,23 @@ def check_model_folder(folder: Path, base: Path) -> None:
             raise UnusableModel(
                 f"{folder} holds another model than {base}: {field} is {config.get(field)}, not {expected.get(field)}"
             )
-    shapes, wanted = weight_shapes(folder), weight_shapes(base)
-    for name, shape in wanted.items():
-        if name not in shapes and not name.endswith(DERIVED):
+    tied = has_tied_head(base)
+    if has_tied_head(folder) != tied:
+        raise UnusableModel(f"{folder} holds another model than {base}: tie_word_embeddings differs")
+    shapes, expected_shapes = weight_shapes(folder), weight_shapes(base)
+    for name, shape in expected_shapes.items():
+        may_miss = name.endswith(COMPUTED) or (tied and name == HEAD)
+        if name not in shapes and not may_miss:
             raise UnusableModel(f"{folder} is incomplete: it has no {name}")
         if shapes.get(name, shape) != shape:
             raise UnusableModel(f"{folder} holds another model than {base}: {name} has another size")
 
 
 def has_tied_head(folder: Path) -> bool:
-    """Whether the embedding of a model is also its head."""
-    return HEAD not in weight_shapes(folder)
+    """Whether the embedding of a model is also its head. Where config.json does not say it, the weights do: the default
+    depends on the kind of model."""
+    says = read_config(folder).get("tie_word_embeddings")
+    return HEAD not in weight_shapes(folder) if says is None else bool(says)
 
 
 def read_config(folder: Path) -> dict[str, Any]:

@@ -4,6 +4,7 @@ import shlex
 from typing import NamedTuple
 
 from openclaw_rl.config.options import ConfigError
+from openclaw_rl.http_client import split_url, url_without_account
 
 
 class RemoteServers(NamedTuple):
@@ -21,9 +22,13 @@ def remote_servers(option: str, url: str, key: str, python: str | None, argument
     """Read the values of one engine's options; `option` begins their names. Raises ConfigError."""
     urls = [part.strip().rstrip("/") for part in url.split(",") if part.strip()]
     for part in urls:
-        if not part.startswith(("http://", "https://")):
-            raise ConfigError(f"{option}-url {part} is not a URL: it must start with http:// or https://.")
+        try:
+            split_url(part)
+        except ValueError as error:
+            raise ConfigError(f"{option}-url {url_without_account(part)} is not a server's URL: {error}.") from None
+    if not key.strip().isprintable():
+        raise ConfigError(f"{option}-key holds a character that cannot be sent, such as a line break: check it.")
     try:
-        return RemoteServers(urls, key, python or default, shlex.split(arguments))
+        return RemoteServers(urls, key.strip(), python or default, shlex.split(arguments))
     except ValueError as error:
         raise ConfigError(f"{option}-args {arguments!r} cannot be read: {error}.") from None

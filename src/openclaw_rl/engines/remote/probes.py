@@ -10,8 +10,8 @@ from safetensors.numpy import save_file
 
 from openclaw_rl.engines.base import EngineUnavailable
 from openclaw_rl.engines.remote.dialect import Dialect
-from openclaw_rl.engines.remote.http import RequestRefused, readable_answers
-from openclaw_rl.engines.remote.replica import Replica
+from openclaw_rl.engines.remote.http import RequestRefused
+from openclaw_rl.engines.remote.replica import LOAD_SECONDS, PROBE_SECONDS, Replica
 from openclaw_rl.types import SampleRequest, SamplingParams, ScoreRequest
 
 #: Log-probs at this temperature differ from raw ones by far more than two computations of the same number do.
@@ -27,11 +27,12 @@ async def check_raw(dialect: Dialect, replica: Replica) -> None:
     assert replica.traits is not None
     server, traits, model = replica.server, replica.traits, replica.traits.base_model
     request = SampleRequest(PROMPT, SamplingParams(max_tokens=4, temperature=TEMPERATURE, seed=1))
-    tokens = [token async for piece in dialect.sample(server, traits, model, request, 0) for token in piece.tokens]
-    ids = [*PROMPT, *(token.token_id for token in tokens)]
-    scores = await dialect.score(server, traits, model, ScoreRequest(ids, len(tokens)))
-    gaps = [abs(token.logprob - score) for token, score in zip(tokens, scores.logprobs, strict=True)]
-    if max(gaps) > MAX_LOGPROB_ERROR:
+    async with replica.answering(PROBE_SECONDS):
+        tokens = [token async for piece in dialect.sample(server, traits, model, request, 0) for token in piece.tokens]
+        ids = [*PROMPT, *(token.token_id for token in tokens)]
+        scores = (await dialect.score(server, traits, model, ScoreRequest(ids, len(tokens)))).scores
+        largest_gap = max(abs(token.logprob - score) for token, score in zip(tokens, scores.logprobs, strict=True))
+    if largest_gap > MAX_LOGPROB_ERROR:
         raise EngineUnavailable(
             f"{server.url} gives log-probs that depend on the temperature, and learning needs raw ones: "
             f"start it with {dialect.raw_logprobs_need}."
@@ -40,7 +41,7 @@ async def check_raw(dialect: Dialect, replica: Replica) -> None:
 
 async def unload_leftovers(dialect: Dialect, replica: Replica, policies: Path) -> None:
     """Unload the policies that this run left on the server when it was killed. Nobody else writes into its folder."""
-    with readable_answers(replica.server.url):
+    async with replica.answering(PROBE_SECONDS):
         for model in (await replica.server.get(MODELS))["data"]:
             if model.get("parent") and Path(model.get("root") or "/").is_relative_to(policies):
                 await dialect.unload(replica.server, model["id"])
@@ -52,8 +53,9 @@ async def check_adapters(dialect: Dialect, replica: Replica, name: str, model: P
     folder = Path(tempfile.mkdtemp(prefix=".probe-", dir=policies))
     try:
         write_zero_adapter(model, folder, rank)
-        await dialect.load(replica.server, name, folder.resolve())
-        await dialect.unload(replica.server, name)
+        async with replica.answering(LOAD_SECONDS):
+            await dialect.load(replica.server, name, folder.resolve())
+            await dialect.unload(replica.server, name)
     except RequestRefused as error:
         raise EngineUnavailable(
             f"{replica.server.url} cannot load adapters of rank {rank} from {policies}, where the learner writes them: "

@@ -31,6 +31,9 @@ START_SECONDS = 1800.0
 MAX_FAILED_STARTS = 3
 #: The longest time that a server may take to replace all its weights, after the requests that run have finished.
 RELOAD_SECONDS = 1800.0
+#: The longest time that a server may take to load or unload an adapter, and to say what it is.
+LOAD_SECONDS = 300.0
+PROBE_SECONDS = 300.0
 #: The longest pause before a dead server of our own is started again.
 MAX_PAUSE_SECONDS = 60.0
 #: The longest time that a foreign server gets to unload our versions when we end.
@@ -48,6 +51,7 @@ class Replica:
     * A server of our own that dies is started again; a foreign one is waited for. Either way its versions are loaded
       again before it is up; one that cannot be loaded is given up.
     * When it dies, requests in `working` fail at once.
+    * A server that does not answer blocks neither `load` nor its return for ever: each call has a time limit.
     * A foreign server holds no adapter of ours any more after `close`.
     * Where versions are whole models, one replaces the one before. A server that could not load it whole gets no
       requests until it has: one of our own is started again, a foreign one is told again.
@@ -147,6 +151,16 @@ class Replica:
         finally:
             self._deadlines.discard(deadline)
 
+    @contextlib.asynccontextmanager
+    async def answering(self, seconds: float) -> AsyncIterator[None]:
+        """The length of calls that have a time limit. Raises EngineUnavailable also for answers of another form."""
+        try:
+            with readable_answers(self.server.url):
+                async with asyncio.timeout(seconds):
+                    yield
+        except TimeoutError:
+            raise InferenceServerGone(f"{self.server.url} does not answer within {seconds:g} s.") from None
+
     def holds(self, name: str) -> bool:
         return name in self._loaded
 
@@ -159,7 +173,8 @@ class Replica:
         """Load a version. Raises EngineError."""
         if name not in self._loaded:
             if self.check_model is None:
-                await self.dialect.load(self.server, name, folder)
+                async with self.answering(LOAD_SECONDS):
+                    await self.dialect.load(self.server, name, folder)
             else:
                 await asyncio.to_thread(self.check_model, folder)
                 await self._reload(name, folder)
@@ -169,15 +184,13 @@ class Replica:
         self._loaded.clear()
         self._reloading = self._half_loaded = True
         try:
-            async with asyncio.timeout(RELOAD_SECONDS):
+            async with self.answering(RELOAD_SECONDS):
                 await self.dialect.reload(self.server, name, folder)
             self._half_loaded = False
         except RequestRefused:
             # It has changed nothing.
             self._half_loaded = False
             raise
-        except TimeoutError:
-            raise InferenceServerGone(f"{self.server.url} did not load {folder} in {RELOAD_SECONDS:.0f} s.") from None
         finally:
             self._reloading = False
             if self._half_loaded and self.up:
@@ -188,7 +201,8 @@ class Replica:
         if name in self._loaded and self.check_model is None:
             self._loaded.discard(name)
             with contextlib.suppress(EngineError):
-                await self.dialect.unload(self.server, name)
+                async with self.answering(LOAD_SECONDS):
+                    await self.dialect.unload(self.server, name)
 
     async def _bring_up(self) -> None:
         # A server of our own is not asked to repair half-loaded weights, but started again.
@@ -209,7 +223,7 @@ class Replica:
 
     async def _probe(self) -> None:
         try:
-            with readable_answers(self.server.url):
+            async with self.answering(PROBE_SECONDS):
                 self.traits = await self.dialect.probe(self.server)
         except InferenceServerGone as error:
             where = f" Its log is {self.process.log}." if self.process is not None else ""
@@ -258,7 +272,11 @@ class Replica:
     async def _keep(self) -> None:
         """Watch the server; when it dies, tell those who wait and bring it up again."""
         while True:
-            await self._until_dead()
+            try:
+                await self._until_dead()
+            except Exception as error:
+                log.exception("The health of %s could not be found out.", self.server.url)
+                self.trouble = f"Its health could not be found out: {error!r}."
             self._down(self.trouble)
             self.restarts += 1
             log.error("%s at %s is gone: %s", self.dialect.name, self.server.url, self.trouble)
@@ -269,8 +287,12 @@ class Replica:
                     await self._bring_up()
                     self._failed_starts = 0
                     log.info("%s at %s is back.", self.dialect.name, self.server.url)
-                except EngineError as error:
-                    log.error("%s at %s did not come back: %s", self.dialect.name, self.server.url, error)
+                # Whatever goes wrong, requests wait for this task: it must try again.
+                except Exception as error:
+                    trace = None if isinstance(error, EngineError) else error
+                    log.error(
+                        "%s at %s did not come back: %s", self.dialect.name, self.server.url, error, exc_info=trace
+                    )
                     # Clients read this: the first line, without the end of the server's log.
                     self.trouble = str(error).partition("\n")[0]
                     self._failed_starts += 1

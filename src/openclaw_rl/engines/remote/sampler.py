@@ -21,9 +21,9 @@ from openclaw_rl.engines.base import (
 )
 from openclaw_rl.engines.capabilities import SamplerCapabilities
 from openclaw_rl.engines.policy_ref import PolicyRef, WeightForm
-from openclaw_rl.engines.remote.dialect import Dialect, SampledPiece, ServerTraits
+from openclaw_rl.engines.remote.dialect import Dialect, ServerTraits
 from openclaw_rl.engines.remote.forced import ForcedTokens
-from openclaw_rl.engines.remote.http import InferenceServer, RequestRefused, readable_answers
+from openclaw_rl.engines.remote.http import InferenceServer, RequestRefused
 from openclaw_rl.engines.remote.probes import check_adapters, check_raw, unload_leftovers, write_zero_adapter
 from openclaw_rl.engines.remote.process import ServerProcess
 from openclaw_rl.engines.remote.replica import Replica
@@ -158,8 +158,7 @@ class RemoteSampler:
     async def _start(self) -> None:
         await gather_or_cancel([replica.start() for replica in self.replicas])
         for replica in self.replicas:
-            with readable_answers(replica.server.url):
-                await check_raw(self.dialect, replica)
+            await check_raw(self.dialect, replica)
         self._forced.prepare()
         await self._prepare_policies()
 
@@ -221,7 +220,10 @@ class RemoteSampler:
         try:
             replica = await self._replica(request.ids, policy)
             async with replica.working() as traits:
-                return await self.dialect.score(replica.server, traits, self._model(policy, traits), request)
+                model = self._model(policy, traits)
+                scores, weights = await self.dialect.score(replica.server, traits, model, request)
+                self._check_weights(replica, policy, weights)
+                return scores
         finally:
             self._versions.release(version)
 
@@ -296,7 +298,7 @@ class RemoteSampler:
             async with replica.working() as traits:
                 model = self._model(policy, traits)
                 async for piece in self.dialect.sample(replica.server, traits, model, request, index):
-                    self._check_weights(replica, policy, piece)
+                    self._check_weights(replica, policy, piece.weights)
                     if piece.cached_tokens is not None:
                         stream.cached_tokens = piece.cached_tokens
                     stream.feed(piece.tokens if marker is None else await asyncio.to_thread(marker.mark, piece.tokens))
@@ -308,8 +310,8 @@ class RemoteSampler:
             is_about_schema = request.constraint is not None and isinstance(error, RequestRefused)
             stream.fail((ConstraintRefused if is_about_schema else EngineUnavailable)(str(error)))
 
-    def _check_weights(self, replica: Replica, policy: ServedPolicy, piece: SampledPiece) -> None:
-        """Raise EngineUnavailable if other weights than the policy's computed tokens."""
+    def _check_weights(self, replica: Replica, policy: ServedPolicy, weights: Sequence[str]) -> None:
+        """Raise EngineUnavailable if other weights than the policy's computed an answer."""
 
     async def _replica(self, ids: Sequence[int], policy: ServedPolicy) -> Replica:
         """The server for a request; waits while a server of our own is being started."""

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from openclaw_rl.engines.base import EngineUnavailable
-from openclaw_rl.engines.remote.dialect import SampledPiece, ServerTraits, salt_of, seed_of
+from openclaw_rl.engines.remote.dialect import SampledPiece, ServerScores, ServerTraits, salt_of, seed_of
 from openclaw_rl.engines.remote.http import InferenceServer
 from openclaw_rl.engines.remote.structural_tag import structural_tag
 from openclaw_rl.types import FinishReason, Likeliest, Priority, SampledToken, SampleRequest, ScoreRequest, Scores
@@ -75,14 +75,15 @@ class SglangDialect:
         async for event in server.stream(GENERATE, body):
             info = event["meta_info"]
             new, seen = info["completion_tokens"] - seen, info["completion_tokens"]
-            weights = info.get("weight_version")
             yield SampledPiece(
                 read_tokens(event, index, new, params.top_logprobs),
                 info.get("cached_tokens"),
-                (weights,) if weights else (),
+                weights_of(info),
             )
 
-    async def score(self, server: InferenceServer, traits: ServerTraits, model: str, request: ScoreRequest) -> Scores:
+    async def score(
+        self, server: InferenceServer, traits: ServerTraits, model: str, request: ScoreRequest
+    ) -> ServerScores:
         body = {
             **self._common(traits, model, Priority.BACKGROUND, request.owner),
             "input_ids": list(request.ids),
@@ -94,10 +95,11 @@ class SglangDialect:
         info = (await server.post(GENERATE, body))["meta_info"]
         given = [float(entry[0]) for entry in info["input_token_logprobs"][-request.last_n :]]
         if not request.top_k:
-            return Scores(given)
+            return ServerScores(Scores(given), weights_of(info))
         rows = [ordered(row)[: request.top_k] for row in info["input_top_logprobs"][-request.last_n :]]
         ids = np.array([[id for id, _ in row] for row in rows], np.int32)
-        return Scores(given, Likeliest(ids, np.array([[logprob for _, logprob in row] for row in rows], np.float32)))
+        logprobs = np.array([[logprob for _, logprob in row] for row in rows], np.float32)
+        return ServerScores(Scores(given, Likeliest(ids, logprobs)), weights_of(info))
 
     async def load(self, server: InferenceServer, model: str, folder: Path) -> None:
         await server.post("/load_lora_adapter", {"lora_name": model, "lora_path": str(folder)})
@@ -137,6 +139,11 @@ def read_tokens(event: Mapping[str, Any], index: int, new: int, top: int) -> lis
         ended = FINISHES[finish] if finish and place == new - 1 else None
         tokens.append(SampledToken(index, id, float(entry[0]), tuple(ordered(likeliest)[:top]), ended))
     return tokens
+
+
+def weights_of(info: Mapping[str, Any]) -> tuple[str, ...]:
+    """The name of the weights that computed an answer, if the server says it."""
+    return (info["weight_version"],) if info.get("weight_version") else ()
 
 
 def ordered(entries: Sequence[Entry]) -> list[tuple[int, float]]:

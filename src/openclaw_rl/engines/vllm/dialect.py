@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from openclaw_rl.engines.base import EngineError, EngineUnavailable
-from openclaw_rl.engines.remote.dialect import SampledPiece, ServerTraits, salt_of, seed_of
+from openclaw_rl.engines.remote.dialect import SampledPiece, ServerScores, ServerTraits, salt_of, seed_of
 from openclaw_rl.engines.remote.http import InferenceServer, InferenceServerGone, RequestRefused
 from openclaw_rl.engines.remote.structural_tag import structural_tag
 from openclaw_rl.types import (
@@ -114,7 +114,9 @@ class VllmDialect:
         # A server that does not count tokens ends without the number.
         yield last
 
-    async def score(self, server: InferenceServer, traits: ServerTraits, model: str, request: ScoreRequest) -> Scores:
+    async def score(
+        self, server: InferenceServer, traits: ServerTraits, model: str, request: ScoreRequest
+    ) -> ServerScores:
         params: dict[str, Any] = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": request.top_k}
         if request.targets is not None and traits.scores_targets:
             params["prompt_logprob_token_ids"] = request.targets.tolist()
@@ -126,7 +128,9 @@ class VllmDialect:
         rows = answer["prompt_logprobs"][-request.last_n :]
         given = [known(row[str(id)]["logprob"]) for row, id in zip(rows, request.ids[-request.last_n :], strict=True)]
         packed = answer.get("prompt_token_id_logprobs")
-        return Scores(given, likeliest(rows, request.top_k) if request.top_k else None, packed and unpacked(packed))
+        top = likeliest(rows, request.top_k) if request.top_k else None
+        weights = tuple(name for choice in answer.get("choices") or () for name in weights_of(choice))
+        return ServerScores(Scores(given, top, packed and unpacked(packed)), weights)
 
     async def load(self, server: InferenceServer, model: str, folder: Path) -> None:
         await server.post(LOAD, {"lora_name": model, "lora_path": str(folder)})
@@ -149,7 +153,9 @@ class VllmDialect:
 
     async def _read_weights(self, server: InferenceServer, folder: str, weights: str) -> None:
         await server.post(CALL_WORKERS, {"method": "reload_weights", "kwargs": {"weights_path": folder}})
-        if not (await server.post(RESET_CACHE, None))["success"]:
+        # Some versions answer with an empty 200.
+        answer = await server.post(RESET_CACHE, None)
+        if isinstance(answer, dict) and not answer.get("success", True):
             raise InferenceServerGone(f"{server.url} did not empty its prefix cache after its weights were replaced.")
         await server.post(NAME_WEIGHTS, {"new_version": weights})
 
