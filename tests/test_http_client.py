@@ -8,7 +8,9 @@ import pytest
 
 from openclaw_rl import http_client
 from openclaw_rl.engines.remote import http as remote_http
-from openclaw_rl.engines.remote.http import InferenceServer, InferenceServerGone
+from openclaw_rl.engines.remote.http import InferenceServer, InferenceServerGone, RequestRefused
+from openclaw_rl.envs.connection import PolicyServer
+from openclaw_rl.errors import UserError
 from openclaw_rl.http_client import ConnectFailed, HttpClient, HttpError
 
 Answer = Callable[[bytes, asyncio.StreamWriter], Awaitable[None]]
@@ -248,6 +250,25 @@ async def test_an_account_in_the_url_is_sent_and_not_part_of_the_host() -> None:
         await client.request("GET", "/")
         assert b"Authorization: Basic bWU6c0BjcmV0\r\n" in server.requests[0]
         assert f"Host: {server.url[7:]}\r\n".encode() in server.requests[0]
+
+
+async def test_a_redirect_of_an_inference_server_is_refused_with_where_it_leads() -> None:
+    moved = b"HTTP/1.1 307 Moved\r\nLocation: http://me:secret@other/v1\r\nContent-Length: 0\r\n\r\n"
+    async with peer(moved) as server, asyncio.timeout(30):
+        inference = InferenceServer(server.url)
+        for call in (inference.get("/health"), inference.post("/load", {}), anext(inference.stream("/generate", {}))):
+            with pytest.raises(RequestRefused, match=r"redirects \(307\) to http://other/v1"):
+                await call
+        await inference.close()
+
+
+def test_a_server_of_a_rollout_is_named_without_its_password() -> None:
+    for url, key, sentence in (
+        ("http://me:se/cret@h", "", "http://h is not the address of a server"),
+        ("http://h", "a\nb", "The API key cannot be sent"),
+    ):
+        with pytest.raises(UserError, match=sentence):
+            PolicyServer(url, key)
 
 
 @pytest.mark.parametrize("ends", [False, True])

@@ -14,7 +14,7 @@ from openclaw_rl.client import GIVE_KEY, ServerGone, key_header, read_error
 from openclaw_rl.envs.base import Message, Tool
 from openclaw_rl.errors import UserError
 from openclaw_rl.evals.chat import BUSY_STATUSES, TOO_LONG, pause
-from openclaw_rl.http_client import ConnectFailed, HttpClient, HttpError, HttpResponse
+from openclaw_rl.http_client import ConnectFailed, HttpClient, HttpError, HttpResponse, url_without_account
 
 #: How long a server may be away, for example to restart, before the rollout ends.
 MAX_AWAY_SECONDS = 120.0
@@ -92,11 +92,15 @@ class PolicyServer:
     def __init__(self, url: str, key: str = "") -> None:
         self.key = key
         self.url = url.rstrip("/").removesuffix("/v1")
+        self._shown = url_without_account(self.url)
+        """The URL for messages."""
         try:
             # Callers bound the time of a whole request.
             self._http = HttpClient(self.url, key_header(key), keepalive_seconds=KEEPALIVE_SECONDS)
         except ValueError as error:
-            raise UserError(f"{url} is not the address of a server: {error}.") from None
+            raise UserError(f"{self._shown} is not the address of a server: {error}.") from None
+        except HttpError as error:
+            raise UserError(f"The API key cannot be sent: {error}. {GIVE_KEY}") from None
         self._away, self._queue_unknown = FailureClock(), FailureClock()
 
     async def __aenter__(self) -> Self:
@@ -149,7 +153,9 @@ class PolicyServer:
             async with asyncio.timeout(ANSWER_SECONDS):
                 return str((await self._send("GET", "/v1/models", b"", {})).json()["data"][0]["id"])
         except (HttpError, TimeoutError, ValueError, KeyError, IndexError, TypeError):
-            raise UserError(f"The server at {self.url} does not say which model it has: check the address.") from None
+            raise UserError(
+                f"The server at {self._shown} does not say which model it has: check the address."
+            ) from None
 
     async def queue(self) -> QueueState | None:
         """How far the server is behind; None if it does not say now. Raises ServerGone if it does not for too long."""
@@ -161,7 +167,7 @@ class PolicyServer:
         if state is not None:
             self._queue_unknown.reset()
         elif self._queue_unknown.too_long():
-            raise ServerGone(f"The server at {self.url} does not say how many turns wait. Is it still running?")
+            raise ServerGone(f"The server at {self._shown} does not say how many turns wait. Is it still running?")
         return state
 
     async def _post(
@@ -195,7 +201,7 @@ class PolicyServer:
 
     def _check_away(self) -> None:
         if self._away.too_long():
-            raise ServerGone(f"The server at {self.url} does not answer. Is it still running?")
+            raise ServerGone(f"The server at {self._shown} does not answer. Is it still running?")
 
 
 class FailureClock:
