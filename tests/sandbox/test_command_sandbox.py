@@ -156,9 +156,27 @@ def test_a_command_of_the_same_user_cannot_change_modes(tmp_path: Path, change: 
 
 
 def test_processes_must_be_held(monkeypatch: pytest.MonkeyPatch) -> None:
-    for more, missing in (((), "user namespaces"), (("user",), ""), (("namespaces",), "")):
+    needed = "user namespaces"
+    for more, missing, missing_for_shells in (
+        ((), needed, needed),
+        (("user",), "", needed),
+        (("namespaces",), "", ""),
+    ):
         monkeypatch.setattr(command, "command_fences", lambda more=more: ("limits", "landlock", "seccomp", *more))
         assert command.missing_fences()[:15] == missing
+        assert command.missing_fences(hold_processes=True)[:15] == missing_for_shells
+
+
+def test_another_system_than_linux_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(command, "command_fences", lambda: pytest.fail("there was a trial"))
+    assert command.missing_fences() == "Linux"
+
+
+async def test_the_end_is_seen_without_waitid(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "waitid")
+    outcome = await shell(folder, "echo said; exit 3")
+    assert (outcome.ended, outcome.exit_code, outcome.stdout) == (EndReason.EXITED, 3, "said\n")
 
 
 async def test_cancelling_ends_the_command(folder: Path) -> None:

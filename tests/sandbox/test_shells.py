@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 import tempfile
+import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -150,6 +151,30 @@ async def test_background_jobs_live_until_the_shell_is_closed(sandbox: Sandbox, 
     assert is_locked(folder / "alive")
     await shell.close()
     assert not is_locked(folder / "alive")
+
+
+async def test_nothing_of_a_program_remains_after_its_time(sandbox: Sandbox, folder: Path) -> None:
+    (folder / "alive").touch()
+    give_folder(folder, whole=True)
+    start = "exec 8>alive; flock 8; for i in $(seq 50); do setsid sleep 600 > /dev/null 2>&1 & done; wait"
+    outcome = await sandbox.run(["bash", "-c", start], folder, seconds=0.5)
+    assert not is_locked(folder / "alive")
+    assert (outcome.ended, outcome.exit_code) == (EndReason.TIMED_OUT, -9)
+
+
+async def test_temporary_files_are_deleted_in_a_thread(
+    any_sandbox: Sandbox, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deleted = []
+
+    def remove(path: Path) -> None:
+        deleted.append(threading.current_thread())
+        remove_folder(path)
+
+    monkeypatch.setattr("openclaw_rl.sandbox.base.remove_folder", remove)
+    await any_sandbox.run(["true"], folder)
+    assert deleted
+    assert threading.current_thread() not in deleted
 
 
 def is_locked(path: Path) -> bool:

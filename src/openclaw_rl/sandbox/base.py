@@ -2,19 +2,18 @@
 
 import abc
 import asyncio
-import contextlib
 import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from openclaw_rl.sandbox.fences.user import NOBODY
-from openclaw_rl.sandbox.run import MAX_OUTPUT, ProgramOutcome, start_program, to_its_end
+from openclaw_rl.sandbox.run import MAX_OUTPUT, ProgramOutcome, even_if_cancelled, start_program, to_its_end
 
 if TYPE_CHECKING:
     from openclaw_rl.sandbox.shell import Shell
@@ -75,15 +74,22 @@ class Sandbox(abc.ABC):
         readable: Sequence[Path] = (),
         network: bool = False,
     ) -> ProgramOutcome:
-        """Run a program to its end or its limits. Its processes are gone when this returns or is cancelled."""
+        """Run a program to its end or its limits.
+
+        Its processes are gone when this returns or is cancelled; without a sandbox, those of its process group.
+        """
         give_folder(folder)
-        with scratch_folder() as scratch:
-            allowance = Allowance(folder, scratch, seconds, memory_mib, tuple(readable), network, new_name())
+        scratch = new_scratch_folder()
+        allowance = Allowance(folder, scratch, seconds, memory_mib, tuple(readable), network, new_name())
+        try:
             started = start_program(self.command_line(argv, allowance), stdin, folder)
-            try:
-                return await to_its_end(started, seconds, max_output)
-            finally:
-                await asyncio.shield(asyncio.to_thread(self.end, allowance))
+            return await to_its_end(started, seconds, max_output, held_by_child=self.held_by_child)
+        finally:
+            await even_if_cancelled(asyncio.to_thread(self._clean_up, allowance))
+
+    def _clean_up(self, allowance: Allowance) -> None:
+        self.end(allowance)
+        remove_folder(allowance.scratch)
 
     def shell(
         self, folder: Path, *, memory_mib: int = 512, readable: Sequence[Path] = (), network: bool = False
@@ -110,15 +116,11 @@ def give_folder(folder: Path, *, whole: bool = False) -> None:
         os.chown(path, NOBODY, NOBODY, follow_symlinks=False)
 
 
-@contextlib.contextmanager
-def scratch_folder() -> Iterator[Path]:
-    """A folder for temporary files of one program, which is deleted."""
+def new_scratch_folder() -> Path:
+    """A folder for temporary files of one program or shell. The caller deletes it with `remove_folder`."""
     folder = Path(tempfile.mkdtemp(prefix="openclaw-scratch-"))
     give_folder(folder)
-    try:
-        yield folder
-    finally:
-        remove_folder(folder)
+    return folder
 
 
 def remove_folder(folder: Path) -> None:

@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 from openclaw_rl.config.options import ConfigError
-from openclaw_rl.sandbox.base import Allowance, Sandbox, give_folder, new_name, scratch_folder
+from openclaw_rl.sandbox.base import Allowance, Sandbox, give_folder, new_name, new_scratch_folder, remove_folder
 from openclaw_rl.sandbox.command import missing_fences
 from openclaw_rl.sandbox.kinds import DEFAULT_IMAGE, BubblewrapSandbox, ContainerSandbox, FencedSandbox, OpenSandbox
 from openclaw_rl.sandbox.run import MAX_OUTPUT, start_program, watch
@@ -54,7 +54,7 @@ def problem_with(name: str, image: str = DEFAULT_IMAGE) -> str:
     """Why a sandbox does not work on this machine, as part of a sentence; empty if it works."""
     program = "bwrap" if name == BUBBLEWRAP else name
     if name == FENCES:
-        if missing := missing_fences():
+        if missing := missing_fences(hold_processes=True):
             return f"the project's own fences need {missing}"
     elif shutil.which(program) is None:
         return f"{program} is not installed"
@@ -64,15 +64,18 @@ def problem_with(name: str, image: str = DEFAULT_IMAGE) -> str:
     return "" if printed == WORKS else f"{program} cannot run a shell ({printed or 'it prints nothing'})"
 
 
-def trial(sandbox: Sandbox) -> str:
-    """What a shell inside prints that should say that the sandbox works."""
-    with tempfile.TemporaryDirectory(prefix="openclaw-trial-") as folder, scratch_folder() as scratch:
-        give_folder(Path(folder))
-        allowance = Allowance(Path(folder), scratch, TRIAL_SECONDS, name=new_name())
-        command = sandbox.command_line(["bash", "-c", f"echo {WORKS} > file && cat file"], allowance)
-        try:
-            outcome = watch(start_program(command, b"", folder), TRIAL_SECONDS, MAX_OUTPUT)
+def trial(sandbox: Sandbox, script: str = f"echo {WORKS} > file && cat file") -> str:
+    """What a script of bash prints inside: on its standard output, else on its standard error. Blocks."""
+    scratch = new_scratch_folder()
+    try:
+        with tempfile.TemporaryDirectory(prefix="openclaw-trial-") as folder:
+            give_folder(Path(folder))
+            allowance = Allowance(Path(folder), scratch, TRIAL_SECONDS, name=new_name())
+            command = sandbox.command_line(["bash", "-c", script], allowance)
+            outcome = watch(start_program(command, b"", folder), TRIAL_SECONDS, MAX_OUTPUT, sandbox.held_by_child)
             sandbox.end(allowance)
-        except OSError as error:
-            return str(error)
+    except OSError as error:
+        return str(error)
+    finally:
+        remove_folder(scratch)
     return (outcome.stdout or outcome.stderr).strip()[-200:]

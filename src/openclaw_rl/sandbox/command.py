@@ -9,7 +9,7 @@
 - Everywhere: limits on CPU time, wall time, memory of a process, output and size of a file; an empty environment. With
   user namespaces or started by root, also a limit on the number of processes.
 - At its end its process group is killed. Where user namespaces are allowed, everything that it started ends with it;
-  elsewhere a process that left the group can live on until its CPU time is used up.
+  elsewhere a process that left the group can live on until its CPU time is used up. So shells need user namespaces.
 
 `command_fences` lists what holds on this machine; `missing_fences` says what would be needed.
 """
@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from openclaw_rl.sandbox.base import give_folder
+from openclaw_rl.sandbox.fences.system import on_linux
 from openclaw_rl.sandbox.run import MAX_OUTPUT, ProgramOutcome, start, to_its_end, watch
 
 
@@ -35,11 +36,12 @@ async def run_command(
     readable: Sequence[Path] = (),
     runnable: Sequence[Path] = (),
 ) -> ProgramOutcome:
-    """Run a command to its end or its limits. Its processes are gone when this returns or is cancelled."""
+    """Run a command to its end or its limits. With user namespaces, its processes are gone at the end of this call."""
     give_folder(folder)
     paths = {"readable": list(map(str, readable)), "runnable": list(map(str, runnable))}
     settings = {"argv": list(argv), "memory_mib": memory_mib, **paths}
-    return await to_its_end(start("launch", settings, stdin, seconds, folder), seconds, max_output)
+    held = "namespaces" in command_fences()
+    return await to_its_end(start("launch", settings, stdin, seconds, folder), seconds, max_output, held_by_child=held)
 
 
 @functools.cache
@@ -52,13 +54,20 @@ def command_fences() -> tuple[str, ...]:
     return tuple(json.loads(outcome.stdout)) if outcome.exit_code == 0 else ()
 
 
-def missing_fences() -> str:
-    """What this machine lacks for running commands, in words; empty if nothing."""
+def missing_fences(*, hold_processes: bool = False) -> str:
+    """What this machine lacks for running commands, in words; empty if nothing.
+
+    With `hold_processes`, everything that a command starts has to end with it.
+    """
+    if not on_linux():
+        return "Linux"
     fences = command_fences()
     if "landlock" not in fences:
         return "Landlock, which limits files (Linux 5.13 or newer)"
     if "seccomp" not in fences and "namespaces" not in fences:
         return "seccomp or user namespaces, which remove the network"
+    if "namespaces" not in fences and hold_processes:
+        return "user namespaces, which end all processes of a shell with it"
     if "namespaces" not in fences and "user" not in fences:
         return "user namespaces, which hold a command's processes (or start as root)"
     return ""

@@ -60,15 +60,15 @@ class BubblewrapSandbox(Sandbox):
 
 
 class FencedSandbox(Sandbox):
-    """The project's own fences, as `sandbox.command` describes them."""
+    """The project's own fences, as `sandbox.command` describes them, on a machine with user namespaces."""
 
     name = "fences"
+    held_by_child = True
 
     def __init__(self) -> None:
         fences = command_fences()
         self.about = f"fences ({', '.join(fences)})"
         self.changes_modes = "user" in fences or "mounts" in fences
-        self.held_by_child = "namespaces" in fences
 
     def command_line(self, argv: Sequence[str], allowance: Allowance) -> list[str]:
         readable = [str(path) for path in allowance.readable]

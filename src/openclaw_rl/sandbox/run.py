@@ -25,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,8 @@ LAUNCH = "import sys; sys.path.append(sys.argv[1]); from fences.{} import main; 
 POLL_SECONDS = 0.02
 #: Bytes read from a pipe at a time.
 READ_BYTES = 1 << 16
+#: How long killed processes may take to be gone.
+END_SECONDS = 5.0
 #: A program that prints more bytes is killed.
 MAX_OUTPUT = 1 << 18
 
@@ -110,30 +112,54 @@ def start_program(argv: Sequence[str], stdin: bytes, folder: str | Path) -> subp
         )
 
 
-async def to_its_end(running: subprocess.Popen[bytes], seconds: float, max_output: int) -> ProgramOutcome:
-    """Wait until a program ends or reaches a limit. Its processes are gone when this returns or is cancelled."""
-    watcher = asyncio.create_task(asyncio.to_thread(watch, running, seconds, max_output))
+async def to_its_end(
+    running: subprocess.Popen[bytes], seconds: float, max_output: int, *, held_by_child: bool = False
+) -> ProgramOutcome:
+    """Wait until a program ends or reaches a limit. Its processes are gone when this returns or is cancelled.
+
+    With `held_by_child`, all processes end with the child of the started one, which waits for that. Without it, a
+    process that left the group of the program is not found.
+    """
+    watcher = asyncio.create_task(asyncio.to_thread(watch, running, seconds, max_output, held_by_child))
     try:
         return await asyncio.shield(watcher)
     finally:
         # When cancelled: the watcher sees the end at once and cleans up.
         if not watcher.done():
-            kill(running)
+            if not (held_by_child and kill_children(running.pid)):
+                kill(running)
             await watcher
 
 
-def watch(running: subprocess.Popen[bytes], seconds: float, max_output: int) -> ProgramOutcome:
+async def even_if_cancelled(work: Coroutine[Any, Any, None]) -> None:
+    """Await something to its end. A cancellation is passed on afterwards."""
+    task = asyncio.create_task(work)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await task
+        raise
+
+
+def watch(
+    running: subprocess.Popen[bytes], seconds: float, max_output: int, held_by_child: bool = False
+) -> ProgramOutcome:
     """Read a program's output until it ends or reaches a limit. Blocks, so it runs in a thread."""
     started = time.monotonic()
     output: dict[Any, bytearray] = {running.stdout: bytearray(), running.stderr: bytearray()}
     try:
         ended = _read_until_end(running, output, started + seconds, max_output)
     finally:
+        if held_by_child and kill_children(running.pid):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                running.wait(END_SECONDS)
         kill(running)
         exit_code = running.wait()
         for pipe in output:
             pipe.close()
     texts = [bytes(output[pipe][:max_output]).decode(errors="replace") for pipe in (running.stdout, running.stderr)]
+    if ended is not EndReason.EXITED:
+        exit_code = -signal.SIGKILL
     return ProgramOutcome(ended, exit_code, texts[0], texts[1], time.monotonic() - started)
 
 
@@ -170,7 +196,12 @@ def _read(pipe: Any, output: dict[Any, bytearray], max_output: int) -> bool:
 
 
 def _has_ended(running: subprocess.Popen[bytes]) -> bool:
-    """Whether a program has ended. It is not reaped, so that its process id cannot be reused."""
+    """Whether a program has ended. Where the system allows it, it is not reaped, so its process id is not reused."""
+    if not hasattr(os, "waitid"):  # macOS with an older Python
+        ended = running.poll() is not None
+        if ended:
+            _kill_group(running.pid)
+        return ended
     try:
         return os.waitid(os.P_PID, running.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
     except ChildProcessError:
@@ -180,6 +211,22 @@ def _has_ended(running: subprocess.Popen[bytes]) -> bool:
 def kill(running: subprocess.Popen[bytes]) -> None:
     """Kill the whole process group, unless the program was reaped already."""
     if running.returncode is None:
-        # macOS raises PermissionError for a group whose processes have all ended.
+        _kill_group(running.pid)
+
+
+def _kill_group(process: int) -> None:
+    # macOS raises PermissionError for a group whose processes have all ended.
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process, signal.SIGKILL)
+
+
+def kill_children(process: int) -> bool:
+    """Kill the child processes of a process, where the system names them. False if there are none."""
+    try:
+        children = [int(child) for child in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+    except OSError:
+        return False
+    for child in children:
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(running.pid, signal.SIGKILL)
+            os.kill(child, signal.SIGKILL)
+    return bool(children)

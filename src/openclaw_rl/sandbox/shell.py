@@ -5,12 +5,20 @@ import contextlib
 import os
 import shlex
 import signal
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
 
-from openclaw_rl.sandbox.base import SHELL_CPU_SECONDS, Allowance, Sandbox, give_folder, new_name, remove_folder
+from openclaw_rl.sandbox.base import (
+    SHELL_CPU_SECONDS,
+    Allowance,
+    Sandbox,
+    give_folder,
+    new_name,
+    new_scratch_folder,
+    remove_folder,
+)
+from openclaw_rl.sandbox.run import END_SECONDS, even_if_cancelled, kill_children
 
 #: How the shell is started. The standard error of the shell's process carries statuses, see `_request`.
 BASH = ("bash", "--norc", "--noprofile")
@@ -23,8 +31,8 @@ MAX_KEPT = 16_000
 READ_BYTES = 1 << 16
 #: Rounds of the event loop without new output after which a pipe is empty: a paused pipe is read again in the third.
 IDLE_ROUNDS = 4
-#: How long a shell may take to start, and a killed one to be gone.
-START_SECONDS, END_SECONDS = 30.0, 5.0
+#: How long a shell may take to start.
+START_SECONDS = 30.0
 #: How much is repeated of what a shell said that could not be started.
 MAX_ERROR = 400
 #: The status of a shell that was killed, in the words of a shell.
@@ -81,7 +89,7 @@ class Shell:
             await self._end(kept)
             return ShellResult(kept.text(), None, timed_out=True, shell_ended=True)
         except asyncio.CancelledError:
-            await asyncio.shield(self.close())
+            await self.close()
             raise
         if status is None:
             flooded = kept.printed > MAX_PRINTED
@@ -91,16 +99,17 @@ class Shell:
         return ShellResult(kept.text(), status.exit_code)
 
     async def close(self) -> None:
-        """End all processes and delete temporary files."""
+        """End all processes and delete temporary files, also if this is cancelled."""
+        await even_if_cancelled(self._close())
+
+    async def _close(self) -> None:
         await self._end(_Kept(0))
         if self._scratch is not None:
             scratch, self._scratch = self._scratch, None
             await asyncio.to_thread(remove_folder, scratch)
 
     async def _start(self) -> asyncio.subprocess.Process:
-        if self._scratch is None:
-            self._scratch = Path(tempfile.mkdtemp(prefix="openclaw-scratch-"))
-            give_folder(self._scratch)
+        self._scratch = self._scratch or new_scratch_folder()
         give_folder(self.folder)
         memory_mib, readable, network = self._limits
         self._allowance = Allowance(
@@ -125,7 +134,7 @@ class Shell:
         except TimeoutError:
             pass
         except asyncio.CancelledError:
-            await asyncio.shield(self.close())
+            await self.close()
             raise
         if status is None:
             await self._end(kept)
@@ -157,25 +166,14 @@ class Shell:
 
     async def _kill(self, process: asyncio.subprocess.Process) -> None:
         """Kill all processes of a shell."""
-        children = _children(process.pid) if self.sandbox.held_by_child else []
-        for child in children:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(child, signal.SIGKILL)
-        if children:
+        held = self.sandbox.held_by_child and kill_children(process.pid)
+        if held:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(END_SECONDS):
                     await process.wait()
-        if process.returncode is None or not children:
+        if process.returncode is None or not held:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
-
-
-def _children(process: int) -> list[int]:
-    """The child processes of a process, where the system tells."""
-    try:
-        return [int(child) for child in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
-    except OSError:
-        return []
 
 
 @dataclass(frozen=True, slots=True)
