@@ -223,6 +223,18 @@ async def test_many_attempts_at_once(start: Open) -> None:
     assert all(outcome.solved for outcome in results)
 
 
+async def test_a_cancelled_close_deletes_the_workspace(start: Open) -> None:
+    episode = await start()
+    await run(episode, "sleep 60 &")
+    closing = asyncio.create_task(episode.close())
+    await asyncio.sleep(0)
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    assert not episode.folder.exists()
+    assert children(os.getpid()) == []
+
+
 async def test_a_killed_sandbox_is_only_the_end_of_a_shell(start: Open) -> None:
     episode = await start()
     await run(episode, "true")

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(
     reason=f"commands cannot be confined: {problem_with('bubblewrap')}, {problem_with('fences')}",
 )
 CHECK = """
-echo 0.5
+echo reward: 0.5
 test "$(cat out.txt)" = right || { echo "out.txt is wrong" >&2; exit 1; }
 """
 Write = Callable[..., Path]
@@ -55,7 +55,7 @@ async def test_a_task_of_ones_own_is_judged_by_its_check(write: Write) -> None:
     assert await outcome_of(path, "cat p && cp in.txt out.txt") == Outcome(1.0, solved=True)
     wrong = await outcome_of(path, "echo wrong > out.txt")
     assert (wrong.reward, wrong.solved) == (0.5, False)
-    assert "The check failed: 0.5\nout.txt is wrong" in wrong.hint
+    assert "The check failed: reward: 0.5\nout.txt is wrong" in wrong.hint
     environment = make_environment("terminal", {"path": str(path / "greet")})
     first, again = islice(environment.tasks("train", 0), 2)
     assert (first.id, again.id, first.data["turns"]) == ("greet", "greet", 3)
@@ -70,10 +70,34 @@ async def test_a_policy_cannot_see_or_change_the_check(write: Write) -> None:
     assert "marker" in (path / "greet" / "check.sh").read_text()
 
 
+@pytest.mark.parametrize(
+    ("check", "commands"),
+    [
+        ("test -e ~/marker", "touch marker"),
+        ("python3 -c 'import colorsys; raise SystemExit(1)'", "echo 'import os; os._exit(0)' > colorsys.py"),
+        (
+            "python3 -c 'raise SystemExit(1)'",
+            "p=$(python3 -m site --user-site); mkdir -p $p; echo 'import os; os._exit(0)' > $p/usercustomize.py",
+        ),
+    ],
+)
+async def test_a_workspace_cannot_take_over_the_check(write: Write, check: str, commands: str) -> None:
+    path = write(toml='split = "train"\ninstruction = "x"', **{"check.sh": check})
+    assert not (await outcome_of(path, commands)).solved
+
+
 async def test_a_check_that_hangs_solves_nothing(write: Write) -> None:
-    path = write(toml='split = "train"\ninstruction = "x"\n[verifier]\ntimeout_sec = 0.5', **{"check.sh": "cat pipe"})
+    toml = 'split = "train"\ninstruction = "x"\n[verifier]\ntimeout_sec = 0.5'
+    path = write(toml=toml, **{"check.sh": "echo reward: 0.7; cat pipe"})
     outcome = await outcome_of(path, "mkfifo pipe")
-    assert (outcome.solved, outcome.hint) == (False, "The check failed: timed out")
+    assert (outcome.solved, outcome.reward) == (False, 0.1)
+    assert outcome.hint == "The check failed: reward: 0.7"
+
+
+@pytest.mark.parametrize("line", ["0.7", "reward: 7", "reward: nan", "reward: 0.7\nmore"])
+async def test_partial_credit_is_a_marked_last_line(write: Write, line: str) -> None:
+    path = write(toml='split = "train"\ninstruction = "x"', **{"check.sh": f"printf '{line}'; exit 1"})
+    assert (await outcome_of(path, "true")).reward == 0.1
 
 
 async def test_the_shape_of_terminal_bench_is_read(

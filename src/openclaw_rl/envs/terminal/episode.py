@@ -14,7 +14,7 @@ from openclaw_rl.envs.blocks import GivenCommand, read_command, result_for
 from openclaw_rl.envs.terminal.scoring import CheckResult, WorkspaceScore, same_text, score
 from openclaw_rl.envs.terminal.workspace import WorkspaceItem, WorkspaceTooLarge, fill, look, read_bytes
 from openclaw_rl.sandbox.base import Sandbox, give_folder, remove_folder
-from openclaw_rl.sandbox.run import EndReason
+from openclaw_rl.sandbox.run import EndReason, even_if_cancelled
 from openclaw_rl.sandbox.shell import ShellResult
 
 #: Seconds for the preparation of a workspace and for one check.
@@ -46,7 +46,7 @@ class TerminalEpisode:
     - All processes have ended before the workspace is looked at, so nothing changes while it is checked.
     - Files and processes are checked, and never what the shell says about them.
     - A process is checked by the lock that it holds, on a file that was opened before the first command.
-    - `close` ends all processes and deletes the workspace, whatever is in it.
+    - `close` ends all processes and deletes the workspace, whatever is in it, also if it is cancelled.
     """
 
     def __init__(
@@ -90,10 +90,7 @@ class TerminalEpisode:
         return Outcome(result.reward(ran=self._ran), False, f"{result.hint} Run: {self._task['solution']}")
 
     async def close(self) -> None:
-        await self._shell.close()
-        while self._locks:
-            os.close(self._locks.popitem()[1])
-        await asyncio.to_thread(remove_folder, self.folder)
+        await even_if_cancelled(self._close())
 
     async def score(self) -> WorkspaceScore:
         """Look at processes, end them, and look at the workspace."""
@@ -109,6 +106,14 @@ class TerminalEpisode:
             return WorkspaceScore(0.0, 0.0, (f"The workspace is too large: {error}.",))
         results += [await self._check_output(check) for check in self._checks() if "run" in check]
         return score(self._before, after, self._task["changes"], results)
+
+    async def _close(self) -> None:
+        try:
+            await self._shell.close()
+        finally:
+            while self._locks:
+                os.close(self._locks.popitem()[1])
+            await asyncio.to_thread(remove_folder, self.folder)
 
     def _checks(self) -> Sequence[Mapping[str, Any]]:
         checks: Sequence[Mapping[str, Any]] = self._task.get("checks", ())

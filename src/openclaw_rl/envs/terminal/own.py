@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import re
 import shutil
 import tempfile
 import tomllib
@@ -14,6 +15,7 @@ from typing import Any
 from openclaw_rl.config.options import ConfigError
 from openclaw_rl.envs.base import Outcome, Task
 from openclaw_rl.envs.choices import checked_split, digest
+from openclaw_rl.envs.terminal.environment import SEVERAL_COMMANDS
 from openclaw_rl.envs.terminal.episode import TerminalEpisode, TerminalLimits
 from openclaw_rl.envs.terminal.scoring import RAN_WEIGHT
 from openclaw_rl.sandbox.base import Sandbox, remove_folder
@@ -28,16 +30,16 @@ KEYS = {"instruction": str, "split": str, "turns": int, "network": bool, "image"
 DEFAULT_TURNS, DEFAULT_CHECK_SECONDS = 8, 60.0
 #: Of so many tasks without a split one is held out.
 HELD_OUT_ONE_IN = 5
-SYSTEM = (
-    "You are in a Linux shell. Do what the user asks with bash blocks, one in each answer. When it is done, answer: "
-    "DONE"
-)
+#: Runs the check, whose path is its argument: neither a shell nor Python takes settings or modules from the workspace.
+RUN_CHECK = 'export HOME="$TMPDIR" PYTHONNOUSERSITE=1 PYTHONSAFEPATH=1; exec bash "$0"'
+#: The last line of a check that gives partial credit.
+PARTIAL_CREDIT = re.compile(r"reward: (0(?:\.\d+)?|1(?:\.0+)?)")
 #: How much of the check's output is a hint.
 MAX_HINT = 500
 
 
 class OwnTerminal:
-    """The tasks in a folder, each a folder of its own. Their order is drawn anew in each round."""
+    """The tasks in a folder, each a folder of its own. The seed gives their order, which is the same in each round."""
 
     def __init__(self, sandbox: Sandbox, limits: TerminalLimits, path: str | Path) -> None:
         self._sandbox, self._limits = sandbox, limits
@@ -70,7 +72,8 @@ class OwnTerminalEpisode(TerminalEpisode):
     """An attempt at a task of one's own.
 
     - The check runs after the attempt, in the sandbox, from a copy that the policy never had.
-    - Its status 0 means solved. Otherwise the reward is the number from 0 to 1 on its last line, if there is one.
+    - Its home is an empty folder, and its Python imports nothing from the workspace.
+    - Its status 0 means solved. Otherwise its last line may be the reward, as in "reward: 0.3", if it ended by itself.
     """
 
     def _write_files(self) -> None:
@@ -84,7 +87,7 @@ class OwnTerminalEpisode(TerminalEpisode):
         try:
             await asyncio.to_thread(_copy_check, Path(self._task["folder"]), check)
             result = await self._sandbox.run(
-                ["bash", str(check / self._task["check"])],
+                ["bash", "-c", RUN_CHECK, str(check / self._task["check"])],
                 self.folder,
                 seconds=self._task["check_seconds"],
                 memory_mib=self._limits.memory_mib,
@@ -96,7 +99,8 @@ class OwnTerminalEpisode(TerminalEpisode):
         if result.ended is EndReason.EXITED and result.exit_code == 0:
             return Outcome(1.0, solved=True)
         said = (result.stdout + result.stderr).strip()[-MAX_HINT:]
-        reward = max(RAN_WEIGHT * self._ran, _last_number(result.stdout))
+        partial = partial_credit(result.stdout) if result.ended is EndReason.EXITED else 0.0
+        reward = max(RAN_WEIGHT * self._ran, partial)
         return Outcome(reward, False, f"The check failed: {said or result.ended}")
 
 
@@ -130,7 +134,10 @@ def read_task(folder: Path, sandbox: Sandbox) -> Task:
         "network": bool(given.get("network", environment.get("allow_internet", False))),
         "image": image,
         "setup": given.get("setup", ""),
-        "messages": [{"role": "system", "content": SYSTEM}, {"role": "user", "content": instruction.strip()}],
+        "messages": [
+            {"role": "system", "content": SEVERAL_COMMANDS.format(style="block")},
+            {"role": "user", "content": instruction.strip()},
+        ],
     }
     return Task(folder.name, data)
 
@@ -148,13 +155,10 @@ def _copy_check(source: Path, target: Path) -> None:
         path.chmod(0o755)
 
 
-def _last_number(text: str) -> float:
-    """The number from 0 to 1 on the last line of a text; 0 if there is none."""
-    try:
-        number = float((text.strip().splitlines() or [""])[-1])
-    except ValueError:
-        return 0.0
-    return number if 0 <= number <= 1 else 0.0
+def partial_credit(output: str) -> float:
+    """The reward on the last line of a check's output; 0 if there is none."""
+    given = PARTIAL_CREDIT.fullmatch((output.strip().splitlines() or [""])[-1].strip())
+    return float(given[1]) if given else 0.0
 
 
 def _table(given: Mapping[str, Any], name: str) -> Mapping[str, Any]:
