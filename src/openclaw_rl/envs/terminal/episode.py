@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from openclaw_rl.envs.base import EnvFailed, Message, Outcome, Step, Tool
-from openclaw_rl.envs.blocks import GivenCommand, read_command, result_for
+from openclaw_rl.envs.blocks import GivenCommand, read_command, results_for
 from openclaw_rl.envs.terminal.scoring import CheckResult, WorkspaceScore, same_text, score
 from openclaw_rl.envs.terminal.workspace import WorkspaceItem, WorkspaceTooLarge, fill, look, read_bytes
 from openclaw_rl.sandbox.base import Sandbox, give_folder, remove_folder
@@ -81,7 +81,7 @@ class TerminalEpisode:
         result = await self._shell.run(given.text, self._limits.seconds, self._limits.max_output)
         self._ran = self._ran or result.exit_code == 0
         error = "" if result.exit_code == 0 else f"The command failed: {self._shown(result)[-MAX_ERROR:]}"
-        return Step([result_for(given, self._shown(result))], hint=error, done=self._is_last())
+        return Step(results_for(given, self._shown(result)), hint=error, done=self._is_last())
 
     async def outcome(self) -> Outcome:
         result = await self.score()
@@ -94,11 +94,13 @@ class TerminalEpisode:
 
     async def score(self) -> WorkspaceScore:
         """Look at processes, end them, and look at the workspace."""
-        results: list[CheckResult] = []
-        # Goals come first: a process that was killed by mistake needs a moment to be gone too.
-        for kept in (False, True):
-            checks = [check for check in self._process_checks() if check["kept"] is kept]
-            results += await asyncio.gather(*map(self._check_process, checks))
+        goals = [check for check in self._process_checks() if not check["kept"]]
+        kept = [check for check in self._process_checks() if check["kept"]]
+        results = await asyncio.gather(*map(self._check_process, goals))
+        if kept:
+            # A process that was killed by mistake needs a moment to be gone.
+            await asyncio.sleep(LOOK_SECONDS)
+            results += await asyncio.gather(*map(self._check_process, kept))
         await self._shell.close()
         try:
             after = await asyncio.to_thread(look, self.folder)
@@ -136,7 +138,7 @@ class TerminalEpisode:
         """An answer without a command ends the attempt; one with a call that cannot be read does not."""
         if not given.problem:
             return Step(hint="" if self._ran else NO_COMMAND, done=True)
-        return Step([result_for(given, given.problem)], hint=given.problem, done=self._is_last())
+        return Step(results_for(given, given.problem), hint=given.problem, done=self._is_last())
 
     def _shown(self, result: ShellResult) -> str:
         """What the model sees of a result."""
@@ -166,6 +168,8 @@ class TerminalEpisode:
         lock = self._locks[check["lock"]]
         if _is_locked(lock) != check["held"]:
             return False
+        if check["held"] and not _is_at(lock, self.folder / check["lock"]):
+            return False
         if not check.get("pid"):
             return True
         # The process wrote its id into the file that it locked.
@@ -180,6 +184,14 @@ class TerminalEpisode:
         outcome = await self._sandbox.run(["bash", "-c", check["run"]], self.folder, seconds=CHECK_SECONDS)
         right = outcome.ended is EndReason.EXITED and same_text(outcome.stdout.encode(), check["expect"])
         return CheckResult("" if right else f"{check['about']}.", check["kept"])
+
+
+def _is_at(opened: int, path: Path) -> bool:
+    """Whether an opened file is still in its place."""
+    try:
+        return os.path.samestat(os.fstat(opened), path.lstat())
+    except OSError:
+        return False
 
 
 def _is_locked(opened: int) -> bool:
