@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import os
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -113,8 +115,23 @@ def test_all_tasks_of_a_family_have_the_same_short_beginning(level: int) -> None
 def test_what_a_family_needs_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("openclaw_rl.envs.terminal.environment.PATH", "/nowhere")
     assert {task.data["family"] for task in some(number=100)} == FAMILIES.keys() - {"git", "archives", "processes"}
+    assert "; without the family git, which needs the program git" in terminal().about  # type: ignore[attr-defined]
     with pytest.raises(ConfigError, match="The family git of terminal needs the program git"):
         terminal(families="git")
+
+
+@pytest.mark.parametrize("runtime", ["docker", "podman"])
+def test_what_a_family_needs_is_looked_for_in_the_image(
+    runtime: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = 'case "$*" in *"command -v"*) echo /usr/bin/tar;; run*) echo sandbox works;; esac'
+    (tmp_path / runtime).write_text(f"#!/bin/sh\n{answer}")
+    (tmp_path / runtime).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    container = {"sandbox": runtime, "image": "only-tar"}
+    assert {task.data["family"] for task in some(number=100, **container)} == FAMILIES.keys() - {"git", "processes"}
+    with pytest.raises(ConfigError, match="The family processes of terminal needs the program flock"):
+        terminal(families="processes", **container)
 
 
 @pytest.mark.parametrize(

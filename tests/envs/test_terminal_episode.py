@@ -73,6 +73,13 @@ async def test_a_command_may_come_from_a_tool_call(start: Open) -> None:
     step = await episode.step(broken)
     assert step.messages[0]["content"] == "The arguments of bash are not valid JSON."
     assert not step.done
+    two = call_of("echo first", "id9")
+    two["tool_calls"] += call_of("echo second > b.txt", "id10")["tool_calls"]
+    step = await episode.step(two)
+    assert [(message["tool_call_id"], message["content"]) for message in step.messages] == [
+        ("id9", "first"),
+        ("id10", "This call was not run: only the first call of an answer is run."),
+    ]
     environment = make_environment("terminal", {"style": "tool"})
     task = next(environment.tasks("train", 0))
     assert task.data["messages"][2]["tool_calls"][0]["function"]["name"] == "bash"

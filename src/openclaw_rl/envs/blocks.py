@@ -2,9 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from openclaw_rl.envs.base import Message, Tool
 from openclaw_rl.envs.calls import answer_text, read_calls
@@ -15,6 +13,8 @@ SHELLS = ("", "bash", "sh", "shell", "console", "terminal", "zsh")
 BLOCK = re.compile(r"^[ \t]*```[ \t]*([\w+-]*)[^\n]*\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE)
 #: The same on a single line.
 SHORT_BLOCK = re.compile(r"```[ \t]*(?:bash|sh|shell)[ \t]+([^`\n]+?)[ \t]*```")
+
+ONLY_THE_FIRST = "This call was not run: only the first call of an answer is run."
 
 BASH_TOOL: Tool = {
     "type": "function",
@@ -36,14 +36,17 @@ class GivenCommand:
     """The id of the tool call that gave it; empty for a block."""
     problem: str = ""
     """Why it cannot be read, as a sentence for the model."""
+    other_calls: tuple[str, ...] = ()
+    """The ids of further tool calls, which are not run."""
 
 
 def read_command(answer: Message) -> GivenCommand:
     """The first command of an answer. A tool call comes before a block."""
     calls = read_calls(answer, [BASH_TOOL])
     if calls:
-        first = calls[0]
-        return GivenCommand("" if first.problem else first.arguments["command"], first.id, first.problem)
+        first, *others = calls
+        command = "" if first.problem else first.arguments["command"]
+        return GivenCommand(command, first.id, first.problem, tuple(call.id for call in others))
     return GivenCommand(first_block(answer_text(answer)))
 
 
@@ -67,8 +70,9 @@ def call_of(command: str, id_: str) -> Message:
     return {"role": "assistant", "content": "", "tool_calls": [{"id": id_, "type": "function", "function": function}]}
 
 
-def result_for(given: GivenCommand, text: str) -> Mapping[str, Any]:
-    """The message that answers a command."""
-    if given.call:
-        return {"role": "tool", "tool_call_id": given.call, "content": text}
-    return {"role": "user", "content": text}
+def results_for(given: GivenCommand, text: str) -> list[Message]:
+    """The messages that answer a command: one for each tool call, else one of the user."""
+    if not given.call:
+        return [{"role": "user", "content": text}]
+    results = [(given.call, text), *((id_, ONLY_THE_FIRST) for id_ in given.other_calls)]
+    return [{"role": "tool", "tool_call_id": id_, "content": content} for id_, content in results]

@@ -1,9 +1,11 @@
 """The environment `terminal` with generated tasks, without end."""
 
+import functools
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from itertools import count
+from pathlib import PurePath
 from random import Random
 from typing import Any
 
@@ -15,7 +17,9 @@ from openclaw_rl.envs.terminal.episode import TerminalEpisode, TerminalLimits
 from openclaw_rl.envs.terminal.families import FAMILIES
 from openclaw_rl.envs.terminal.families.draft import TerminalDraft
 from openclaw_rl.sandbox.base import Sandbox
+from openclaw_rl.sandbox.choose import trial
 from openclaw_rl.sandbox.fences.limited import PATH
+from openclaw_rl.sandbox.kinds import ContainerSandbox
 
 #: Level → how many answers an attempt has.
 TURNS = {1: 1, 2: 4, 3: 6}
@@ -24,6 +28,8 @@ STYLES = ("block", "tool")
 #: Of so many tasks one is held out, and one more is used for examples only.
 SPLIT_ONE_IN = 5
 MAX_EXAMPLES = 8
+#: Family → the program that it needs.
+PROGRAMS = {"git": "git", "archives": "tar", "processes": "flock"}
 ONE_COMMAND = "You are in a Linux shell. Do what the user asks with one bash {style}."
 SEVERAL_COMMANDS = (
     "You are in a Linux shell. Do what the user asks with bash {style}s, one in each answer. When it is done, "
@@ -35,7 +41,8 @@ DONE: Message = {"role": "assistant", "content": "DONE"}
 class TerminalEnvironment:
     """Tasks of the families in `families`.
 
-    - The same split and seed give the same tasks.
+    - The same split, seed and families give the same tasks. Without `families`, those that need what this machine lacks
+      are left out, and `about` names them.
     - A task belongs to one split for all seeds, by a digest of its solution. So the splits share no task, however it
       is worded, and neither split shares one with the examples.
     - All tasks of a family and level have the same examples, so the server reads them once and keeps them in its cache.
@@ -53,10 +60,14 @@ class TerminalEnvironment:
     ) -> None:
         self._sandbox, self._limits = sandbox, limits
         self.about = f"sandbox: {sandbox.about}"
-        self._families = several("terminal", "family", families, FAMILIES) if families else working_families(sandbox)
-        for family in self._families:
-            if missing := what_is_missing(family, sandbox):
-                raise ConfigError(f"The family {family} of terminal needs {missing}.")
+        missing = {family: lack for family in FAMILIES if (lack := what_is_missing(family, sandbox))}
+        if families:
+            self._families = several("terminal", "family", families, FAMILIES)
+            for family in missing.keys() & set(self._families):
+                raise ConfigError(f"The family {family} of terminal needs {missing[family]}.")
+        else:
+            self._families = tuple(family for family in FAMILIES if family not in missing)
+            self.about += "".join(f"; without the family {family}, which needs {missing[family]}" for family in missing)
         self._levels = several("terminal", "level", levels, TURNS)
         self._examples = checked_examples("terminal", examples, MAX_EXAMPLES)
         self._beginnings: dict[tuple[str, int], list[Message]] = {}
@@ -119,16 +130,24 @@ def example(draft: TerminalDraft, level: int, style: str, id_: str) -> list[Mess
     return messages if level == 1 else [*messages, result, DONE]
 
 
-def working_families(sandbox: Sandbox) -> tuple[str, ...]:
-    return tuple(family for family in FAMILIES if not what_is_missing(family, sandbox))
-
-
 def what_is_missing(family: str, sandbox: Sandbox) -> str:
     """What this machine lacks for a family, in words; empty if nothing."""
-    programs = {"git": "git", "archives": "tar", "processes": "flock"}
-    if family in programs and sandbox.name != "docker" and shutil.which(programs[family], path=PATH) is None:
-        return f"the program {programs[family]}"
+    if family in PROGRAMS and PROGRAMS[family] not in installed_programs(sandbox):
+        return f"the program {PROGRAMS[family]}"
     # tar, git and sed set modes too.
     if family in ("permissions", "archives", "git", "text", "data") and not sandbox.changes_modes:
         return "a sandbox in which modes can be changed: install bubblewrap"
     return ""
+
+
+def installed_programs(sandbox: Sandbox) -> frozenset[str]:
+    """Which of the programs that families need are there: in the image of a container, else on this machine."""
+    if isinstance(sandbox, ContainerSandbox):
+        return _programs_in_image(sandbox)
+    return frozenset(program for program in PROGRAMS.values() if shutil.which(program, path=PATH))
+
+
+@functools.cache
+def _programs_in_image(sandbox: ContainerSandbox) -> frozenset[str]:
+    found = trial(sandbox, f"command -v {' '.join(PROGRAMS.values())}").splitlines()
+    return frozenset(PurePath(path).name for path in found)
