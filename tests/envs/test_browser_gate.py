@@ -2,13 +2,21 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from openclaw_rl.envs.browser.chromium.gate import MAX_BODY_BYTES, Answerer, OriginGate, SiteReply, SiteRequest
+from openclaw_rl.envs.browser.chromium.gate import (
+    MAX_BODY_BYTES,
+    MAX_CONNECTIONS,
+    Answerer,
+    OriginGate,
+    SiteReply,
+    SiteRequest,
+)
 from openclaw_rl.envs.browser.chromium.loading import BEGIN_SECONDS, DETACHED, REQUESTED, STARTED, STOPPED, LoadingState
 from support.browsing import listener
 
@@ -126,6 +134,116 @@ async def test_a_closed_gate_leaves_no_connection() -> None:
     with contextlib.suppress(ConnectionResetError):
         assert await reader.read() == b""
     writer.close()
+
+
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+@contextlib.asynccontextmanager
+async def tunnels() -> AsyncIterator[tuple[OriginGate, Callable[[], Awaitable[tuple[Streams, Streams]]]]]:
+    """A gate, and a function that opens a tunnel through it: the end of the browser, and the end of the origin."""
+    accepted: asyncio.Queue[Streams] = asyncio.Queue()
+    opened: list[asyncio.StreamWriter] = []
+    server = await asyncio.start_server(lambda *streams: accepted.put_nowait(streams), "127.0.0.1", 0)
+    place = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with gate_of(f"http://{place}") as (gate, port), asyncio.timeout(10):
+
+        async def tunnel() -> tuple[Streams, Streams]:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            opened.append(writer)
+            writer.write(f"CONNECT {place} HTTP/1.1\r\n\r\n".encode())
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+            origin = await accepted.get()
+            opened.append(origin[1])
+            return (reader, writer), origin
+
+        try:
+            yield gate, tunnel
+        finally:
+            for writer in opened:
+                writer.close()
+            server.close()
+
+
+async def test_a_tunnel_ends_for_both_sides_when_one_of_them_ends_it() -> None:
+    async with tunnels() as (_, tunnel):
+        for ends_first in (0, 1):
+            ends = await tunnel()
+            (_, writer), (reader, _) = ends[ends_first], ends[1 - ends_first]
+            writer.write(b"bye")
+            writer.close()
+            assert await reader.read() == b"bye"
+
+
+async def test_tunnels_that_the_origin_closed_make_room_for_others() -> None:
+    async with tunnels() as (_, tunnel):
+        for _ in range(MAX_CONNECTIONS + 1):
+            _, (_, origin_writer) = await tunnel()
+            origin_writer.close()
+
+
+async def test_traffic_in_a_tunnel_is_waited_for_and_an_idle_tunnel_is_not() -> None:
+    async with tunnels() as (gate, tunnel):
+        (reader, writer), (origin_reader, origin_writer) = await tunnel()
+        for sender, receiver in [(writer, origin_reader), (origin_writer, reader)]:
+            await gate.quiet(0.2)
+            sent = time.monotonic()
+            sender.write(b"x")
+            await receiver.readexactly(1)
+            await gate.quiet(0.2)
+            assert time.monotonic() - sent >= 0.2
+
+
+@pytest.mark.parametrize("request_line", ["CONNECT {place} HTTP/1.1", "GET http://{place}/ HTTP/1.1"])
+async def test_an_origin_that_does_not_accept_is_given_up(monkeypatch: pytest.MonkeyPatch, request_line: str) -> None:
+    async def never(*_: object) -> Streams:
+        return await asyncio.get_running_loop().create_future()
+
+    async with gate_of("http://task.localhost") as (_, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        monkeypatch.setattr("openclaw_rl.envs.browser.chromium.gate.CONNECT_SECONDS", 0.01)
+        monkeypatch.setattr("openclaw_rl.envs.browser.chromium.gate.asyncio.open_connection", never)
+        writer.write(f"{request_line}\r\n\r\n".format(place="task.localhost:80").encode())
+        async with asyncio.timeout(5):
+            assert await reader.read() == b""
+        writer.close()
+
+
+@pytest.mark.parametrize(
+    ("headers", "body"),
+    [
+        (f"Content-Length: {MAX_BODY_BYTES + 1}", b"x" * 100),
+        ("Transfer-Encoding: chunked", b"5\r\nhello\r\n"),
+    ],
+)
+async def test_a_body_without_a_bound_is_not_passed_on(headers: str, body: bytes) -> None:
+    async with listener() as (place, received), gate_of(f"http://{place}") as (_, port):
+        head = f"POST http://{place}/form HTTP/1.1\r\nHost: {place}\r\n{headers}\r\n\r\n"
+        assert await exchange(port, head.encode() + body) == b""
+        assert received == []
+
+
+async def test_a_body_is_passed_on_up_to_its_length() -> None:
+    async with listener() as (place, received), gate_of(f"http://{place}") as (_, port):
+        request = f"POST http://{place}/form HTTP/1.1\r\nContent-Length: 3\r\n\r\na=bGET /second HTTP/1.1\r\n\r\n"
+        assert (await exchange(port, request.encode())).endswith(b"hi")
+        assert received[0].endswith(b"\r\n\r\na=b")
+
+
+@pytest.mark.parametrize(
+    ("origin", "requested"),
+    [
+        ("http://bücher.localhost", "http://xn--bcher-kva.localhost"),
+        ("http://BÜCHER.localhost:8000", "http://xn--bcher-kva.localhost:8000"),
+        ("http://straße.localhost", "http://xn--strae-oqa.localhost"),
+        ("http://my_host.localhost", "http://my_host.localhost"),
+    ],
+)
+async def test_an_origin_is_compared_in_the_form_that_chromium_asks_for(origin: str, requested: str) -> None:
+    async with gate_of(origin, echo) as (gate, port):
+        assert (await exchange(port, f"GET {requested}/a HTTP/1.1\r\n\r\n".encode())).endswith(b"GET /a ")
+        assert gate.allows(f"{requested}/a")
+        assert gate.allows(f"{origin}/a")
 
 
 @given(address=st.one_of(st.text(), st.text().map(lambda text: f"http://{text}")))

@@ -1,16 +1,17 @@
 """The only way out of a tab: a proxy on loopback that knows one origin."""
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
+import idna
+
 #: Limits of one request.
 MAX_HEAD_BYTES, MAX_BODY_BYTES = 64 * 1024, 1024 * 1024
-#: How long one connection may take.
-REQUEST_SECONDS, TUNNEL_SECONDS = 30.0, 600.0
+#: How long a connection to the origin may take to be made, one request may take, and a tunnel may stay open.
+CONNECT_SECONDS, REQUEST_SECONDS, TUNNEL_SECONDS = 10.0, 30.0, 600.0
 #: Connections that are served at once; others wait.
 MAX_CONNECTIONS = 32
 #: Refused addresses that are remembered for the model.
@@ -44,6 +45,7 @@ class OriginGate:
     - A request for the task's origin is answered by a function of ours or, without one, passed on to the origin.
     - Every other request is refused and reaches nothing: a page that is refused leaves the tab where it is.
     - Requests have a bounded size and time, and a bounded number is served at once.
+    - A tunnel ends for both sides when one of them ends it.
     """
 
     def __init__(self, origin: str, answer: Answerer | None = None) -> None:
@@ -79,7 +81,7 @@ class OriginGate:
         return refused
 
     async def quiet(self, seconds: float) -> None:
-        """Wait until no request has been under way for so many seconds."""
+        """Wait until no request has been under way, and nothing has gone through a tunnel, for so many seconds."""
         while self._busy or time.monotonic() - self._last < seconds:
             await asyncio.sleep(seconds / 2)
 
@@ -96,7 +98,7 @@ class OriginGate:
             async with self._slots:
                 await self._serve(reader, writer)
         except (OSError, ValueError, EOFError, asyncio.LimitOverrunError, TimeoutError):
-            pass  # a broken or slow connection is the browser's own trouble
+            pass  # a broken or slow connection concerns nobody but the browser
         except asyncio.CancelledError:
             pass  # the gate is being closed
         finally:
@@ -109,11 +111,11 @@ class OriginGate:
         line, *headers = head.rstrip("\r\n").split("\r\n")
         verb, target, _ = line.split(" ", 2)
         tunnel = verb == "CONNECT"
-        # A tunnel names its host alone; what is in it belongs to the origin if the host and port do.
+        # A tunnel is asked for by host and port alone. Everything in it goes to them.
         allowed = place_of(f"https://{target}" if tunnel else target) == self._place
         if not allowed:
-            # A tab asks for pages, and only those are worth telling: browsers ask for much on their own.
-            if any(one.lower().startswith("accept: text/html") for one in headers):
+            # The model is told of pages alone: browsers make many other requests on their own.
+            if any(header.lower().startswith("accept: text/html") for header in headers):
                 self.refuse(target)
             await self._refuse(writer, tunnel=tunnel)
         elif tunnel:
@@ -129,10 +131,10 @@ class OriginGate:
             async with asyncio.timeout(REQUEST_SECONDS):
                 parts = urlsplit(target)
                 path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-                if self._answer is None:
-                    await self._pass_on(reader, writer, f"{verb} {path} HTTP/1.1", headers)
-                    return
                 body = await read_body(reader, headers)
+                if self._answer is None:
+                    await self._pass_on(writer, f"{verb} {path} HTTP/1.1", headers, body)
+                    return
                 reply = self._answer(SiteRequest(verb, path, body))
                 writer.write(written(reply, with_body=verb != "HEAD"))
                 await writer.drain()
@@ -145,56 +147,72 @@ class OriginGate:
         writer.write(written(SiteReply(status=403 if tunnel else 204)))
         await writer.drain()
 
-    async def _pass_on(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, line: str, headers: list[str]
-    ) -> None:
+    async def _pass_on(self, writer: asyncio.StreamWriter, line: str, headers: list[str], body: bytes) -> None:
         """Send a request to the origin, one for each connection, and its answer back."""
-        kept = [one for one in headers if one.lower().partition(":")[0] not in ("proxy-connection", "connection")]
-        up_reader, up_writer = await asyncio.open_connection(*self._place[:2])
+        kept = [header for header in headers if header_name(header) not in ("proxy-connection", "connection")]
+        origin_reader, origin_writer = await self._connect()
         try:
-            up_writer.write("\r\n".join([line, *kept, "Connection: close", "", ""]).encode("latin-1"))
-            async with asyncio.TaskGroup() as both:
-                sending = both.create_task(copy(reader, up_writer))
-                await copy(up_reader, writer)
-                sending.cancel()
+            origin_writer.write("\r\n".join([line, *kept, "Connection: close", "", ""]).encode("latin-1") + body)
+            await self._copy(origin_reader, writer)
         finally:
-            up_writer.close()
+            origin_writer.close()
 
     async def _tunnel(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self._answer is not None:
             await self._refuse(writer, tunnel=True)
             return
-        up_reader, up_writer = await asyncio.open_connection(*self._place[:2])
+        origin_reader, origin_writer = await self._connect()
         try:
             writer.write(b"HTTP/1.1 200 Connected\r\n\r\n")
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(TUNNEL_SECONDS):
-                    await asyncio.gather(copy(reader, up_writer), copy(up_reader, writer))
+            both = [
+                asyncio.create_task(self._copy(reader, origin_writer)),
+                asyncio.create_task(self._copy(origin_reader, writer)),
+            ]
+            try:
+                await asyncio.wait(both, timeout=TUNNEL_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for direction in both:
+                    direction.cancel()
+                await asyncio.gather(*both, return_exceptions=True)
         finally:
-            up_writer.close()
+            origin_writer.close()
+
+    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        async with asyncio.timeout(CONNECT_SECONDS):
+            return await asyncio.open_connection(*self._place)
+
+    async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while part := await reader.read(65536):
+            self._last = time.monotonic()
+            writer.write(part)
+            await writer.drain()
 
 
 def place_of(address: str) -> tuple[str, int]:
-    """Host and port of an address; an empty host if it has none."""
+    """Host and port of an address, in the form that Chromium asks for; an empty host if it has none."""
     try:
         parts = urlsplit(address)
-        return (parts.hostname or "").lower(), parts.port or PORTS.get(parts.scheme, 0)
+        host = (parts.hostname or "").lower()
+        # Chromium encodes a name that is not ASCII, such as bücher.de.
+        host = host if host.isascii() else idna.encode(host, uts46=True).decode()
+        return host, parts.port or PORTS.get(parts.scheme, 0)
     except ValueError:
         return "", 0
 
 
+def header_name(header: str) -> str:
+    return header.partition(":")[0].strip().lower()
+
+
 async def read_body(reader: asyncio.StreamReader, headers: list[str]) -> bytes:
-    lengths = [one.partition(":")[2].strip() for one in headers if one.lower().startswith("content-length:")]
+    """The body of a request. Raises ValueError if it is too large, or does not say how large it is."""
+    if any(header_name(header) == "transfer-encoding" for header in headers):
+        raise ValueError("the body of a request has no length")
+    lengths = [header.partition(":")[2].strip() for header in headers if header_name(header) == "content-length"]
     length = int(lengths[0]) if lengths and lengths[0].isdecimal() else 0
     if length > MAX_BODY_BYTES:
         raise ValueError("the body of a request is too large")
     return await reader.readexactly(length)
-
-
-async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    while part := await reader.read(65536):
-        writer.write(part)
-        await writer.drain()
 
 
 def written(reply: SiteReply, *, with_body: bool = True) -> bytes:
