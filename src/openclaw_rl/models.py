@@ -195,7 +195,7 @@ def hub_folder(name: str, download: bool, files: Sequence[str] = HUB_FILES) -> P
         return Path(folder)
     except failures as error:
         if download:
-            log.warning("Could not download %s from Hugging Face: %s", name, str(error).splitlines()[0])
+            log.warning("Could not download %s from Hugging Face: %s", name, str(error).partition("\n")[0])
         return None
 
 

@@ -5,6 +5,8 @@ import base64
 import importlib.util
 import os
 import shutil
+import signal
+import threading
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
@@ -15,14 +17,17 @@ import pytest
 from openclaw_rl.envs.attempt import EpisodeLimits
 from openclaw_rl.envs.base import EnvFailed, Message, Outcome, Step, Task
 from openclaw_rl.envs.browser.actions import BrowserAction
+from openclaw_rl.envs.browser.chromium.backend import make_backend
+from openclaw_rl.envs.browser.chromium.selenium_tabs import SeleniumSession
 from openclaw_rl.envs.browser.environment import BrowserEnvironment, make_browser
 from openclaw_rl.envs.browser.own_pages import FAMILIES, LEVELS
 from openclaw_rl.envs.browser.pages.model_page import ModelPage
 from openclaw_rl.envs.connection import EpisodeAnswer, Sampling
 from openclaw_rl.envs.driver import Driver, RolloutPlan
 from openclaw_rl.envs.host import EnvironmentHost
-from support.browsing import browsers, kill, needs_browser
+from support.browsing import browsers, drivers, kill, needs_browser, processes, shown
 from support.environments import InstantPolicy, Unwatched
+from support.judging import until
 from support.policies import attempt, says
 from support.web_pages import destroys_everything, oracle
 
@@ -125,6 +130,18 @@ async def test_an_episode_that_is_cancelled_leaves_no_tab_and_no_browser() -> No
     assert not browsers()
 
 
+async def test_a_start_that_is_cancelled_leaves_no_browser_and_no_driver() -> None:
+    for ready in (drivers, browsers):
+        backend, _ = make_backend("playwright")
+        opening = asyncio.create_task(backend.open("http://127.0.0.1:1"))  # type: ignore[arg-type]
+        await until(lambda: bool(ready()) or opening.done())  # noqa: B023 - it is called before the next round
+        opening.cancel()
+        await asyncio.gather(opening, return_exceptions=True)
+        await backend.close()
+        assert not drivers()
+        assert not browsers()
+
+
 async def test_screenshots_are_kept_and_shown_to_models_that_take_images(tmp_path: Path) -> None:
     env = make_browser(images=True, screenshots=str(tmp_path / "shots"))
     task = next(env.tasks("train", 0))
@@ -216,3 +233,72 @@ async def test_selenium_solves_the_same_tasks() -> None:
         assert outcome.solved, task
     await env.close()
     assert not browsers()
+
+
+@has_selenium
+async def test_selenium_refuses_a_download_and_tells_it() -> None:
+    backend, _ = make_backend("selenium")
+    async with shown(backend, "<a href='data:application/octet-stream,x' download=x>B</a>") as page:
+        view = await page.look()
+        await page.perform(BrowserAction("click", 1), view.element(1))
+        notes = page.notes()
+        await page.look()
+        assert "A download was refused" in [*notes, *page.notes()]
+    await backend.close()
+
+
+def selenium_processes() -> list[int]:
+    return [*browsers(), *(pid for pid, command in processes() if "chromedriver" in command)]
+
+
+class BlockedStart(SeleniumSession):
+    """A session whose driver starts only when the test lets it, as on a slow machine."""
+
+    def __init__(self, siblings: set[SeleniumSession]) -> None:
+        super().__init__(siblings)
+        self.entered, self.goes_on, self.ended = threading.Event(), threading.Event(), threading.Event()
+
+    def start(self, executable: str, driver: str, proxy: str) -> None:
+        try:
+            super().start(executable, driver, proxy)
+        finally:
+            self.ended.set()
+
+    def _start(self, executable: str, driver: str, proxy: str) -> None:
+        self.entered.set()
+        self.goes_on.wait(60)
+        super()._start(executable, driver, proxy)
+
+
+@has_selenium
+async def test_selenium_leaves_no_process_of_a_start_that_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    sessions: list[BlockedStart] = []
+
+    def make_session(siblings: set[SeleniumSession]) -> BlockedStart:
+        sessions.append(BlockedStart(siblings))
+        return sessions[-1]
+
+    monkeypatch.setattr("openclaw_rl.envs.browser.chromium.selenium_tabs.SeleniumSession", make_session)
+    monkeypatch.setattr("openclaw_rl.envs.browser.chromium.selenium_tabs.CLOSE_SECONDS", 0.1)
+    backend, _ = make_backend("selenium")
+    opening = asyncio.create_task(backend.open("http://127.0.0.1:1"))  # type: ignore[arg-type]
+    await until(lambda: bool(sessions))
+    await asyncio.to_thread(sessions[0].entered.wait, 30)
+    opening.cancel()
+    await asyncio.gather(opening, return_exceptions=True)
+    sessions[0].goes_on.set()
+    assert await asyncio.to_thread(sessions[0].ended.wait, 60)
+    await until(lambda: not selenium_processes())
+
+
+@has_selenium
+async def test_selenium_kills_a_browser_that_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("openclaw_rl.envs.browser.chromium.selenium_tabs.CLOSE_SECONDS", 0.5)
+    backend, _ = make_backend("selenium")
+    async with shown(backend, "<p>x</p>"):
+        stopped = [pid for pid, command in processes() if "chromedriver" in command]
+        for pid in stopped:
+            os.kill(pid, signal.SIGSTOP)
+    assert stopped
+    await until(lambda: not selenium_processes())
+    await backend.close()

@@ -14,8 +14,10 @@ from openclaw_rl.config.options import ConfigError
 from openclaw_rl.envs.base import Task
 from openclaw_rl.envs.browser.addresses import Addresses, read_lines
 from openclaw_rl.envs.browser.chromium.gate import SiteRequest
+from openclaw_rl.envs.browser.chromium.selenium_tabs import SeleniumBackend, SeleniumSession
 from openclaw_rl.envs.browser.environment import ShowOptions, make_browser, make_tasks
 from openclaw_rl.envs.browser.own_pages import FAMILIES, LEVELS, MAX_EXAMPLES, OwnPages
+from openclaw_rl.envs.browser.page import BrowserGone
 from openclaw_rl.envs.browser.pages.parts import Page, PageLink, Paragraph, TextField
 from openclaw_rl.envs.browser.scenes import site_reply
 from openclaw_rl.envs.checks import checked_messages, checked_outcome, checked_step
@@ -294,6 +296,15 @@ def test_what_is_missing_on_this_machine_is_said_in_a_sentence(monkeypatch: pyte
     monkeypatch.setenv("CHROMIUM", "/nowhere/chrome")
     with pytest.raises(ConfigError, match="CHROMIUM=/nowhere/chrome is not a program"):
         make_browser()
+
+
+async def test_a_browser_that_fails_without_a_word_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise TimeoutError
+
+    monkeypatch.setattr(SeleniumSession, "start", fail)
+    with pytest.raises(BrowserGone, match="the browser does not start: TimeoutError"):
+        await SeleniumBackend("chromium", "chromedriver").open("http://127.0.0.1:1")
 
 
 def test_gui_is_another_name_of_browser() -> None:

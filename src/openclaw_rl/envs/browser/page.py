@@ -59,3 +59,9 @@ class Scene(Protocol):
     async def over(self, page: WebPage) -> bool: ...
     async def outcome(self, page: WebPage) -> Outcome: ...
     async def close(self) -> None: ...
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text; the name of its class if it has none."""
+    lines = str(error).removeprefix("Message:").strip().splitlines()  # Selenium's errors begin with this word
+    return (lines[0][:300] if lines else type(error).__name__).rstrip(".")

@@ -10,7 +10,7 @@ from typing import Any
 from openclaw_rl.envs.browser.chromium.find import FLAGS, has_own_sandbox
 from openclaw_rl.envs.browser.chromium.loading import EVENTS, LoadingState
 from openclaw_rl.envs.browser.chromium.tab import VIEWPORT
-from openclaw_rl.envs.browser.page import BrowserGone, PageFailed
+from openclaw_rl.envs.browser.page import BrowserGone, PageFailed, first_line
 from openclaw_rl.envs.browser.view import quoted
 
 #: How long the browser may take to start, to open a tab, and to close one.
@@ -106,10 +106,11 @@ class PlaywrightBackend:
     async def _start(self) -> RunningBrowser:
         from playwright.async_api import async_playwright
 
-        playwright = None
+        starting = asyncio.ensure_future(async_playwright().start())
         try:
             async with asyncio.timeout(START_SECONDS):
-                playwright = await async_playwright().start()
+                # Shielded, because Playwright's driver can only be stopped once it has started.
+                playwright = await asyncio.shield(starting)
                 browser = await playwright.chromium.launch(
                     executable_path=self._executable,
                     args=list(FLAGS),
@@ -122,11 +123,13 @@ class PlaywrightBackend:
                     handle_sighup=False,
                     env={**os.environ, "DBUS_SESSION_BUS_ADDRESS": ""},
                 )
-        except Exception as error:
-            if playwright is not None:
-                with contextlib.suppress(Exception):
-                    await playwright.stop()
-            raise BrowserGone(f"the browser does not start: {first_line(error)}") from error
+        except BaseException as error:
+            with contextlib.suppress(Exception):
+                async with asyncio.timeout(CLOSE_SECONDS):
+                    await (await starting).stop()
+            if isinstance(error, Exception):
+                raise BrowserGone(f"the browser does not start: {first_line(error)}") from error
+            raise
         return RunningBrowser(playwright, browser, asyncio.get_running_loop())
 
 
@@ -233,8 +236,3 @@ class PlaywrightSession:
                 self._popups.append(popup.url)
             self._note("A new window was closed")
             await popup.close()
-
-
-def first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return (lines[0][:300] if lines else type(error).__name__).rstrip(".")
