@@ -9,14 +9,12 @@ from pathlib import Path
 
 from openclaw_rl.sandbox.base import Allowance, Sandbox
 from openclaw_rl.sandbox.command import command_fences
-from openclaw_rl.sandbox.fences.launch import NETWORK_FILES, PROGRAMS
-from openclaw_rl.sandbox.fences.limited import PATH
+from openclaw_rl.sandbox.fences.launch import NETWORK_FILES, PROGRAMS, SYSTEM_FILES
+from openclaw_rl.sandbox.fences.limited import PATH, variables
 from openclaw_rl.sandbox.fences.limits import MAX_FILE_MIB, MAX_PROCESSES, MIB
 from openclaw_rl.sandbox.fences.user import NOBODY
 from openclaw_rl.sandbox.run import launcher
 
-#: Files of the system that programs read inside bubblewrap.
-SYSTEM_FILES = ("/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime")
 #: Processes of all programs without a sandbox together, where root started them.
 MAX_OPEN_PROCESSES = 512
 #: How long a container runtime may take to remove a container.
@@ -52,7 +50,7 @@ class BubblewrapSandbox(Sandbox):
         for readable in allowance.readable:
             flags += ["--ro-bind", str(readable), str(readable)]
         flags += ["--bind", folder, folder, "--chdir", folder]
-        for name, value in {"PATH": PATH, "HOME": folder, "LANG": "C.UTF-8", "TMPDIR": "/tmp"}.items():
+        for name, value in {"PATH": PATH, **variables(folder, "/tmp")}.items():
             flags += ["--setenv", name, value]
         # Inside, so that the processes of other sandboxes do not count.
         limited = ["bash", "-c", f'ulimit -u {MAX_PROCESSES} && exec "$@"', "bash", *argv]
@@ -110,7 +108,7 @@ class ContainerSandbox(Sandbox):
         for readable in allowance.readable:
             flags += ["--volume", f"{readable}:{readable}:ro"]
         flags += ["--volume", f"{folder}:{folder}", "--workdir", folder]
-        for name, value in {"HOME": folder, "LANG": "C.UTF-8", "TMPDIR": "/tmp"}.items():
+        for name, value in variables(folder, "/tmp").items():
             flags += ["--env", f"{name}={value}"]
         return [*self._runtime(), "run", *flags, self.image, *argv]
 

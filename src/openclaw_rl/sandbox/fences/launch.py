@@ -20,10 +20,10 @@ from .user import end_with, leave_root
 
 #: Where programs, their libraries and their data are.
 PROGRAMS = ("/usr", "/bin", "/sbin", "/lib", "/lib64")
-SYSTEM_FILES = ("/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime", "/dev/urandom", "/dev/zero")
+SYSTEM_FILES = ("/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime")
 #: What programs read to use a network.
 NETWORK_FILES = ("/etc/resolv.conf", "/etc/hosts", "/etc/nsswitch.conf", "/etc/ssl", "/etc/ca-certificates")
-DEVICES = ("/dev/null",)
+READABLE_DEVICES, WRITABLE_DEVICES = ("/dev/urandom", "/dev/zero"), ("/dev/null",)
 
 
 def main() -> None:
@@ -53,9 +53,9 @@ def _raise_fences(settings: dict[str, Any]) -> list[str]:
     # processes of the user outside of the sandbox would count.
     counted = "namespaces" in raised or "user" in raised
     limit_command(settings["cpu_seconds"], settings["memory_mib"], MAX_PROCESSES if counted else None)
-    readable = (*SYSTEM_FILES, *(NETWORK_FILES if network else ()), *settings["readable"])
+    readable = (*SYSTEM_FILES, *READABLE_DEVICES, *(NETWORK_FILES if network else ()), *settings["readable"])
     runnable = (*PROGRAMS, *settings["runnable"])
-    raised += ["landlock"] if raise_landlock(readable, runnable, (*folders, *DEVICES), network) else []
+    raised += ["landlock"] if raise_landlock(readable, runnable, (*folders, *WRITABLE_DEVICES), network) else []
     # Landlock does not keep a command from changing modes. Read-only mounts do, and so does another user.
     keep_modes = "mounts" not in raised and "user" not in raised
     raised += ["seccomp"] if raise_command_filter(keep_modes=keep_modes, network=network) else []

@@ -27,13 +27,17 @@ def main() -> None:
 
 def become(argv: list[str], scratch: str) -> None:
     """Become a command with an environment of its own; its home is the working folder."""
-    environment = {"PATH": PATH, "HOME": os.getcwd(), "LANG": "C.UTF-8", "TMPDIR": scratch or os.getcwd()}
     try:
-        os.execvpe(argv[0], argv, environment)
+        os.execvpe(argv[0], argv, {"PATH": PATH, **variables(os.getcwd(), scratch or os.getcwd())})
     except OSError as error:
         sys.stderr.write(f"{cannot_start(argv[0])}{error.strerror}.\n")
         sys.stderr.flush()
         os._exit(CANNOT_START)
+
+
+def variables(home: str, scratch: str) -> dict[str, str]:
+    """The environment of a command besides PATH."""
+    return {"HOME": home, "LANG": "C.UTF-8", "TMPDIR": scratch}
 
 
 def cannot_start(program: str) -> str:
