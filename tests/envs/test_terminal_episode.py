@@ -201,6 +201,7 @@ async def test_a_hostile_workspace_is_scored_and_deleted(start: Open, command: s
 
 
 async def test_nothing_changes_after_the_processes_were_ended(start: Open) -> None:
+    before = children(os.getpid())
     episode = await start()
     await run(
         episode, "echo text > new; (setsid bash -c 'trap \"\" TERM HUP; sleep 1.5; rm -f new' &) > /dev/null 2>&1"
@@ -208,7 +209,7 @@ async def test_nothing_changes_after_the_processes_were_ended(start: Open) -> No
     assert (await episode.outcome()).solved
     await asyncio.sleep(0)
     assert (episode.folder / "new").exists()
-    assert children(os.getpid()) == []
+    assert children(os.getpid()) == before
 
 
 async def test_attempts_do_not_reach_each_other_or_the_checker(start: Open) -> None:
@@ -231,6 +232,7 @@ async def test_many_attempts_at_once(start: Open) -> None:
 
 
 async def test_a_cancelled_close_deletes_the_workspace(start: Open) -> None:
+    before = children(os.getpid())
     episode = await start()
     await run(episode, "sleep 60 &")
     closing = asyncio.create_task(episode.close())
@@ -239,15 +241,16 @@ async def test_a_cancelled_close_deletes_the_workspace(start: Open) -> None:
     with pytest.raises(asyncio.CancelledError):
         await closing
     assert not episode.folder.exists()
-    assert children(os.getpid()) == []
+    assert children(os.getpid()) == before
 
 
 async def test_a_killed_sandbox_is_only_the_end_of_a_shell(start: Open) -> None:
+    before = children(os.getpid())
     episode = await start()
     await run(episode, "true")
     running = asyncio.create_task(run(episode, "sleep 30"))
     await asyncio.sleep(0.1)
-    sandboxes = children(os.getpid())
+    sandboxes = set(children(os.getpid())) - set(before)
     assert sandboxes
     for process in sandboxes:
         os.kill(process, 9)

@@ -30,6 +30,7 @@ from openclaw_rl.engines.sglang.dialect import SglangDialect
 from openclaw_rl.engines.vllm.dialect import VllmDialect
 from openclaw_rl.types import SampleRequest
 from support.fakes import ScriptedSampler
+from support.process_stats import children
 
 #: Every sampler samples this many sequences at the same time, queues the same number, and holds this many policy
 #: versions besides the base model.
@@ -218,10 +219,6 @@ class FullWeightsVllmHarness(FullWeightsHarness, VllmHarness):
 
 class FullWeightsSglangHarness(FullWeightsHarness, SglangHarness):
     """SGLang's double."""
-
-
-def children(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 class ScriptedHarness(SamplerHarness):
