@@ -118,6 +118,8 @@ def test_tokens_are_counted_and_nothing_is_sampled(bench: Bench) -> None:
     answer = bench.anthropic.messages.create(**ASK, system="be kind", tools=TOOLS)
     assert counted.input_tokens == answer.usage.input_tokens
     assert bench.send("messages/count_tokens", {"messages": []}).status_code == 400
+    refused = bench.send("messages/count_tokens", {"messages": HELLO, "stop_sequences": list("abcde")})
+    assert refused.json()["error"]["message"] == "stop_sequences takes at most 4 strings."
 
 
 def test_sampling_parameters_arrive(bench: Bench) -> None:
@@ -154,7 +156,7 @@ REFUSALS = [
     ({"messages": HELLO, "tool_choice": {"type": "tool"}}, 400, "needs a name"),
     ({"messages": HELLO, "mcp_servers": [{"url": "x"}]}, 400, "mcp_servers is not supported"),
     ({"messages": HELLO, "max_tokens": 0}, 400, "max_tokens"),
-    ({"messages": HELLO, "stop_sequences": list("abcde")}, 400, "At most 4"),
+    ({"messages": HELLO, "stop_sequences": list("abcde")}, 400, "stop_sequences takes at most 4 strings"),
     ({"messages": HELLO, "model": "claude-99"}, 404, "does not exist"),
     ({"messages": [{"role": "user", "content": "hello " * 5000}]}, 400, "prompt is too long: "),
 ]

@@ -246,7 +246,7 @@ def test_parts_and_roles(bench: Recording) -> None:
 REFUSALS = [
     (b"not json", 400, None, "not valid JSON"),
     ({}, 400, "input", "Field required"),
-    ({"input": []}, 400, "input", "at least one"),
+    ({"input": []}, 400, "input", "input must not be empty"),
     ({"input": [{"role": "king", "content": "x"}]}, 400, "input.0.message.role", "Input should be"),
     (
         {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},

@@ -295,7 +295,7 @@ def check_supported(request: ChatRequest) -> ChatRequest:
             reason = "this model cannot see images; send text only"
             raise ApiError(400, f"messages.{index}.content: {reason}.", param=f"messages.{index}.content")
     if len(request.stops) > MAX_STOPS:
-        raise ApiError(400, f"At most {MAX_STOPS} stop strings are allowed.", param="stop")
+        raise ApiError(400, f"stop takes at most {MAX_STOPS} strings.", param="stop")
     if request.top_logprobs and not request.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs to be true.", param="top_logprobs")
     return request

@@ -2,9 +2,11 @@
 
 from fastapi import APIRouter, Request, Response
 
+from openclaw_rl.api.errors import ApiError
 from openclaw_rl.api.routes.answering import answer, read
 from openclaw_rl.api.schema import body_schema
 from openclaw_rl.api.state import server_of
+from openclaw_rl.api.wires.base import renamed
 from openclaw_rl.api.wires.messages_answer import MessagesWire
 from openclaw_rl.api.wires.messages_request import MessagesRequest
 
@@ -22,5 +24,9 @@ async def count_tokens(request: Request) -> dict[str, int]:
     """How many tokens a conversation has. Nothing is sampled or recorded."""
     server = server_of(request)
     server.keys.owner(request)
-    incoming = await read(request, MessagesWire(server.model))
+    wire = MessagesWire(server.model)
+    try:
+        incoming = await read(request, wire)
+    except ApiError as error:
+        raise renamed(error, wire.names) from error
     return {"input_tokens": len(incoming.prompt.ids)}

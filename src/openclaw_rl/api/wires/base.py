@@ -42,7 +42,7 @@ def capture_fields(request: CaptureFields) -> dict[str, Any]:
 def chat_request(messages: list[dict[str, Any]], **fields: Any) -> ChatRequest:
     """The chat request with these messages, which have been checked, and these fields. Raises ApiError."""
     if not messages:
-        raise ApiError(400, "There must be at least one message.", param="messages")
+        raise ApiError(400, "messages must not be empty.", param="messages")
     try:
         return check_supported(TranslatedRequest.model_validate({"translated": messages, **fields}))
     except ValidationError as error:
