@@ -60,7 +60,8 @@ def test_without_examinations_there_is_no_line() -> None:
 
 
 marks = st.lists(st.booleans(), min_size=1, max_size=5)
-exams = st.lists(st.tuples(marks, st.floats(0, 1e4)), min_size=1, max_size=5)
+moments = st.integers(0, 10_000_000).map(lambda milliseconds: milliseconds / 1000)
+exams = st.lists(st.tuples(marks, moments), min_size=1, max_size=5)
 
 
 @settings(max_examples=60)
