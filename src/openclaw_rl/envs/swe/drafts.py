@@ -11,6 +11,7 @@ from openclaw_rl.envs.swe.mutate import Bug, bugs_in, renamed
 from openclaw_rl.envs.swe.packages import HIDDEN_SUFFIX, Files, Package, packages_of, visible_tests
 from openclaw_rl.envs.swe.plain import PlainTests, name_of_test, prepare
 from openclaw_rl.envs.swe.results import TestResult
+from openclaw_rl.envs.swe.syntax import parse
 from openclaw_rl.envs.swe.trial import try_tests
 
 #: Longest function of level 1, in lines.
@@ -46,7 +47,7 @@ class BugDraft:
         """What the first failing test shows, with the test if it has more than asserts."""
         first = self.failing[0]
         source = _tests(self.package).tests[first].source
-        body = ast.parse(source).body[0]
+        body = parse(source).body[0]
         assert isinstance(body, ast.FunctionDef)
         problem = self.results[first].problem
         return problem if all(isinstance(part, ast.Assert) for part in body.body) else f"{problem}\n\n{source}"
@@ -129,7 +130,7 @@ def _small_packages(package: Package) -> tuple[Package, ...]:
     """A package of one file for each short function that uses nothing else of its module."""
     small = []
     for path, text in package.sources.items():
-        module = ast.parse(text)
+        module = parse(text)
         defined = _names_of(module)
         for function in module.body:
             if not isinstance(function, ast.FunctionDef) or _length(function) > MAX_SMALL_LINES:
@@ -147,7 +148,7 @@ def _small_packages(package: Package) -> tuple[Package, ...]:
 def _tests_of(name: str, tests: Files) -> Iterator[str]:
     """The tests that use this function and nothing else of the package, and the helpers that they need."""
     for text in tests.values():
-        module = ast.parse(text)
+        module = parse(text)
         functions = [node for node in module.body if isinstance(node, ast.FunctionDef)]
         helpers = {node.name: node for node in functions if not node.name.startswith("test_")}
         own = [

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from random import Random
 
+from openclaw_rl.envs.swe.syntax import parse
+
 #: Kind of bug → what is wrong.
 KINDS = {
     "operator": "an operator is another one",
@@ -68,7 +70,7 @@ def bugs_in(text: str) -> list[Bug]:
     """Every bug that can be planted in the functions of a module."""
     changes = _Changes(text)
     data, bugs = text.encode(), []
-    for name, function in functions_of(ast.parse(text)):
+    for name, function in functions_of(parse(text)):
         for kind, start, end, replacement in changes.of_function(function):
             changed = (data[:start] + replacement.encode() + data[end:]).decode()
             if bug := make_bug(kind, name, text, changed):
@@ -87,7 +89,7 @@ def functions_of(module: ast.Module) -> Iterator[tuple[str, ast.FunctionDef]]:
 
 def renamed(bug: Bug, right: str, random: Random) -> Bug:
     """The same bug in a function whose arguments have other names. `right` is the text without the bug."""
-    function = next(function for name, function in functions_of(ast.parse(right)) if name == bug.function)
+    function = next(function for name, function in functions_of(parse(right)) if name == bug.function)
     arguments = [argument.arg for argument in function.args.args]
     used = {node.id for node in ast.walk(function) if isinstance(node, ast.Name)}
     names = random.sample([name for name in ARGUMENT_NAMES if name not in used], len(arguments))
@@ -101,7 +103,7 @@ def _with_names(text: str, pairs: Mapping[str, str]) -> str:
     """The text with other names in the place of some."""
     changes, data = _Changes(text), text.encode()
     places = []
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(parse(text)):
         if not isinstance(node, ast.Name | ast.arg):
             continue
         name = node.id if isinstance(node, ast.Name) else node.arg
@@ -180,7 +182,7 @@ def _other_constant(node: ast.expr) -> str | None:
 def make_bug(kind: str, function: str, right: str, wrong: str) -> Bug | None:
     """The bug with the edit that mends it; None if the text does not change, or is not Python any more."""
     try:
-        if ast.dump(ast.parse(right)) == ast.dump(ast.parse(wrong)):
+        if ast.dump(parse(right)) == ast.dump(parse(wrong)):
             return None
     except SyntaxError:
         return None

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from openclaw_rl.envs.choices import digest
+from openclaw_rl.envs.swe.syntax import parse
 
 FOLDER = Path(__file__).with_name("packages")
 FILE_MARK = "==> "
@@ -53,7 +54,7 @@ def packages_of(split: str) -> tuple[Package, ...]:
 def visible_tests(text: str) -> str:
     """A test file without its hidden tests."""
     lines = text.splitlines(keepends=True)
-    for node in reversed(ast.parse(text).body):
+    for node in reversed(parse(text).body):
         if isinstance(node, ast.FunctionDef) and node.name.endswith(HIDDEN_SUFFIX):
             del lines[node.lineno - 1 : node.end_lineno]
     return "".join(lines).rstrip() + "\n"

@@ -24,6 +24,7 @@ from typing import Any
 from openclaw_rl.envs.swe.packages import Files
 from openclaw_rl.envs.swe.plain_child import MAX_SHOWN
 from openclaw_rl.envs.swe.results import TestResult
+from openclaw_rl.envs.swe.syntax import literal, parse
 
 PREFIX = "test_"
 NOT_RUN = "it was not run to its end"
@@ -48,7 +49,7 @@ class Expectation:
         if len(shown) > MAX_SHOWN:
             return False
         try:
-            value = ast.literal_eval(shown)
+            value = literal(shown)
             if self.exception is None:
                 return bool(value == self.value)
         except CANNOT_BE_READ:
@@ -105,7 +106,7 @@ def prepare(files: Files) -> PlainTests:
     for file, text in files.items():
         replacer = _AssertReplacer(file)
         try:
-            source = ast.unparse(ast.fix_missing_locations(replacer.visit(ast.parse(text))))
+            source = ast.unparse(ast.fix_missing_locations(replacer.visit(parse(text))))
         except CANNOT_BE_READ as error:
             broken[file] = f"{type(error).__name__}: {error}".rstrip(": ")
             continue
