@@ -1,12 +1,14 @@
 """Measures our sampler, vLLM and `transformers.generate` on the CPU, and what our API adds to vLLM's own.
 
-    OPENCLAW_RL_VLLM=.venv-vllm/bin/python python benchmarks/engines.py
+    OPENCLAW_RL_VLLM=.venv-vllm/bin/python python benchmarks/engines.py [--only engines | api]
 
 OPENCLAW_RL_VLLM names a Python that has vLLM; without it, vLLM is left out. vLLM is started by our server, with the
 options of every vLLM server of ours, and the same server answers the requests that go around our API. All measurements
-alternate, so that a slow phase of the machine affects all. Run it on an otherwise idle machine.
+alternate, so that a slow phase of the machine affects all. Run it on an otherwise idle machine; both parts take twenty
+minutes on two cores.
 """
 
+import argparse
 import asyncio
 import contextlib
 import json
@@ -257,7 +259,7 @@ def address(run_dir: Path, pid: int) -> str:
 # --- The run ---------------------------------------------------------------------------------------------
 
 
-async def run(bare: str | None, ours: str | None) -> None:
+async def run_engines(bare: str | None) -> None:
     from transformers import AutoModelForCausalLM
 
     folder = model_folder()
@@ -276,21 +278,31 @@ async def run(bare: str | None, ours: str | None) -> None:
         await sampler.close()
     head = ("", "", "first token, ms", "tok/s", "of ours")
     table(f"Engines on the CPU (fp32, {PROMPT} + {ANSWER} tokens; {machine()})", head, rows)
+
+
+async def run_api(bare: str | None, ours: str | None) -> None:
     if bare is None or ours is None:
         print("\nvLLM was left out: OPENCLAW_RL_VLLM names no Python that has it.")
         return
-    api_rows = await measure_api(bare, ours)
-    table("Our API with vLLM as its sampler, and the same vLLM's own API", ("", "vLLM", "ours", "", "target"), api_rows)
+    rows = await measure_api(bare, ours)
+    title = f"Our API with vLLM as its sampler, and the same vLLM's own API ({machine()})"
+    table(title, ("", "vLLM", "ours", "", "target"), rows)
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--only", choices=("engines", "api"))
+    only = parser.parse_args().only
     random.seed(0)
     with contextlib.ExitStack() as stack:
         addresses: tuple[str | None, str | None] = (None, None)
         if VLLM:
             run_dir = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             addresses = stack.enter_context(our_server(model_folder(), run_dir))
-        asyncio.run(run(*addresses))
+        if only != "api":
+            asyncio.run(run_engines(addresses[0]))
+        if only != "engines":
+            asyncio.run(run_api(*addresses))
 
 
 if __name__ == "__main__":
