@@ -14,9 +14,10 @@ from openclaw_rl.judge.reader.kinds import Reading, ReplyKind
 from openclaw_rl.judge.reader.phrasebook import all_languages
 from openclaw_rl.judge.reader.tools import read_tool_results
 from openclaw_rl.judge.reader.users import read_user
+from openclaw_rl.judge.reader.wishes import read_wishes
 from openclaw_rl.rendering.chat import content_text
 
-__all__ = ["Reading", "ReplyKind", "instruct", "read_reply", "ready"]
+__all__ = ["Reading", "ReplyKind", "instruct", "read_reply", "read_wishes", "ready"]
 
 _warming = threading.Lock()
 _is_warm = threading.Event()

@@ -63,7 +63,7 @@ class Instructions:
     """Words that only introduce a wish."""
     listed: tuple[Instruction, ...]
 
-    def read(self, text: str, answer: AnswerForm) -> "Wish":
+    def read(self, text: str, answer: AnswerForm) -> "FormWishes":
         """The wishes in a normalised text: at most one instruction per matter."""
         instructions: dict[str, str] = {}
         rest = text
@@ -76,13 +76,13 @@ class Instructions:
         words = set(_WORD.findall(text)) & self.small_words
         more = set(_WORD.findall(rest)) - self.small_words - self.words_of_asking
         # Two matters may have the same instruction.
-        return Wish(" ".join(dict.fromkeys(instructions.values())), len(instructions), len(words), bool(more))
+        return FormWishes(" ".join(dict.fromkeys(instructions.values())), len(instructions), len(words), bool(more))
 
     def denies(self, before: str) -> bool:
         return bool(self.denial and self.denial.search(before))
 
 
-class Wish(NamedTuple):
+class FormWishes(NamedTuple):
     """The wishes that one language finds in a text."""
 
     say: str
