@@ -16,6 +16,7 @@ import uvicorn
 from openclaw_rl.api.app import create_app
 from openclaw_rl.api.service import ChatService, SamplingDefaults
 from openclaw_rl.ledger.ledger import Ledger
+from openclaw_rl.ledger.options import NotesOptions
 from openclaw_rl.rendering.chat import ChatRenderer
 from openclaw_rl.types import SampleRequest
 from support.fakes import ScriptedSampler
@@ -28,12 +29,17 @@ class Bench:
     """An application whose model always answers `says`."""
 
     def __init__(
-        self, folder: Path, ledger: Ledger | None = None, defaults: SamplingDefaults = DEFAULTS, **app: Any
+        self,
+        folder: Path,
+        ledger: Ledger | None = None,
+        defaults: SamplingDefaults = DEFAULTS,
+        notes: NotesOptions | None = None,
+        **app: Any,
     ) -> None:
         self.renderer = ChatRenderer(folder)
         self.says = "hello world"
         self.sampler = ScriptedSampler(self.script)
-        self.service = ChatService(self.sampler, self.renderer, defaults, ledger=ledger)
+        self.service = ChatService(self.sampler, self.renderer, defaults, ledger=ledger, notes=notes)
         self.app = create_app(self.service, MODEL, aliases=["owner/tiny"], **app)
         self.url = ""
 

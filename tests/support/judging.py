@@ -15,6 +15,7 @@ from openclaw_rl.judge.judges.llm import LlmJudge
 from openclaw_rl.judge.judges.panel import JudgePanel
 from openclaw_rl.judge.loop import JudgeLoop
 from openclaw_rl.judge.metrics import JudgeMetrics
+from openclaw_rl.judge.notes import NoteDistiller
 from openclaw_rl.judge.teacher import Teacher
 from openclaw_rl.ledger import changes
 from openclaw_rl.types import Source
@@ -72,6 +73,8 @@ async def judging(
     teacher: Teacher | None = None,
     workers: int = 4,
     judges_steps: bool = False,
+    keeps_notes: bool = False,
+    distiller: NoteDistiller | None = None,
     **options: Any,
 ) -> AsyncIterator[Judging]:
     registry = CollectorRegistry()
@@ -83,6 +86,8 @@ async def judging(
         JudgeMetrics(registry),
         workers=workers,
         judges_steps=judges_steps,
+        keeps_notes=keeps_notes,
+        distiller=distiller,
     )
     task = asyncio.create_task(made.run())
     try:

@@ -9,6 +9,12 @@ from openclaw_rl.ledger.schema import FILE, connect
 from openclaw_rl.types import SampleRequest, State, StoredTurn
 from support.harness import Bench
 
+#: What is emptied, in an order in which no row refers to one that is gone.
+ALL_TABLES = (
+    *("note_outcomes", "notes", "turn_notes", "plain_prompts", "verdicts", "episodes", "groups", "feedback", "turns"),
+    *("messages", "sessions", "update_turns", "updates"),
+)
+
 
 class Recording(Bench):
     """A server that captures, whose model spells: one token a byte, as no tokenizer would."""
@@ -41,7 +47,7 @@ class Recording(Bench):
     def empty(self) -> None:
         """Forget everything, so that tests can share a server."""
         with sqlite3.connect(self.db.execute("PRAGMA database_list").fetchone()["file"]) as db:
-            for table in ("episodes", "groups", "feedback", "turns", "messages", "sessions", "update_turns", "updates"):
+            for table in ALL_TABLES:
                 db.execute(f"DELETE FROM {table}")
         db.close()
         self.ledger._sequences.__init__(1 << 20)

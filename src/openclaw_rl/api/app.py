@@ -13,12 +13,23 @@ from openclaw_rl.api.encode import Encoder
 from openclaw_rl.api.loopback import LoopbackOnly
 from openclaw_rl.api.operations import NoOperations, Operations
 from openclaw_rl.api.options import ApiKey
-from openclaw_rl.api.routes import chat, completions, feedback, health, messages, models, policy, responses, sessions
+from openclaw_rl.api.routes import (
+    chat,
+    completions,
+    feedback,
+    health,
+    messages,
+    models,
+    notes,
+    policy,
+    responses,
+    sessions,
+)
 from openclaw_rl.api.service import ChatService
 from openclaw_rl.api.state import ServerState
 
 #: The topics, in the order in which an unknown path's error message lists their routes.
-TOPICS = (chat, messages, responses, completions, feedback, sessions, policy, models, health)
+TOPICS = (chat, messages, responses, completions, feedback, sessions, notes, policy, models, health)
 
 
 def create_app(
@@ -63,7 +74,7 @@ def create_app(
         app.add_middleware(
             CORSMiddleware,
             allow_origins=origins,
-            allow_methods=["GET", "POST"],
+            allow_methods=["GET", "POST", "PATCH", "DELETE"],
             allow_headers=["*"],
             expose_headers=["Retry-After"],
         )

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from openclaw_rl.api.capture.capture import Capture, IncomingRequest
 from openclaw_rl.api.capture.episodes import episode_of
+from openclaw_rl.api.capture.notes import NoteGiver
 from openclaw_rl.api.capture.open_turn import OpenTurn
 from openclaw_rl.api.completion import Choice, Completion
 from openclaw_rl.api.constrain import AnswerRules
@@ -20,6 +21,7 @@ from openclaw_rl.api.translated import TextRequest
 from openclaw_rl.api.wire import ChatRequest
 from openclaw_rl.engines.base import EngineUnavailable, QueueFull, Sampler
 from openclaw_rl.ledger.ledger import Ledger
+from openclaw_rl.ledger.options import NotesOptions
 from openclaw_rl.rendering.call_format import call_format
 from openclaw_rl.rendering.chat import ChatRenderer, RenderedPrompt
 from openclaw_rl.rendering.response import ResponseParser
@@ -77,8 +79,12 @@ class ChatService:
         seed: int = 0,
         ledger: Ledger | None = None,
         recorded_top: int = 0,
+        notes: NotesOptions | None = None,
     ) -> None:
-        """`recorded_top`: how many of the likeliest tokens are recorded with each token of a main turn."""
+        """`recorded_top`: how many of the likeliest tokens are recorded with each token of a main turn.
+
+        Without `notes`, no request gets notes.
+        """
         self.sampler, self.renderer, self.defaults = sampler, renderer, defaults
         self._parser = choose_parser(renderer.template.text) if tool_parser == "auto" else tool_parser
         thinks = "<think>" in renderer.template.text
@@ -86,27 +92,29 @@ class ChatService:
         self.reader = RequestReader(renderer, sampler, self.rules)
         self.recorded_top = recorded_top
         self.metrics = ServerMetrics(sampler.stats)
-        self.capture = Capture(ledger, renderer, self.metrics) if ledger else None
+        self.uses_notes = ledger is not None and notes is not None and notes.notes
+        giver = NoteGiver(ledger.notes, renderer, notes.note_probes, seed) if ledger and notes and notes.notes else None
+        self.capture = Capture(ledger, renderer, self.metrics, giver) if ledger else None
         self._capturing = ThreadPoolExecutor(1, thread_name_prefix="capture")
         self._seeds = (request_seed(seed, number) for number in count())
 
     async def begin(self, read: ReadRequest, owner: str, headers: Mapping[str, str], id_prefix: str) -> Completion:
         """Give a request to the sampler. Raises ApiError. The completion's id begins with `id_prefix`."""
-        request, prompt = read.request, read.prompt
+        request = read.request
         max_context = self.sampler.limits.max_context_tokens
         episode = episode_of(headers, request)
-        incoming = IncomingRequest(owner, headers, request, read.chat, prompt, max_context, episode)
-        turn = await self._open_turn(incoming)
+        incoming = IncomingRequest(owner, headers, request, read.chat, read.prompt, max_context, episode)
+        prompt, turn = await self._open_turn(incoming)
         try:
-            return self._start(read, owner, turn.prompt if turn else prompt, turn, id_prefix)
+            return self._start(read, owner, prompt, turn, id_prefix)
         except (QueueFull, EngineUnavailable, ApiError) as error:
             if turn is not None:
                 turn.close()
             raise error if isinstance(error, ApiError) else from_engine(error) from error
 
-    async def _open_turn(self, incoming: IncomingRequest) -> OpenTurn | None:
+    async def _open_turn(self, incoming: IncomingRequest) -> tuple[RenderedPrompt, OpenTurn | None]:
         if self.capture is None:
-            return None
+            return incoming.plain, None
         # A long history takes a while to compare with the record. One thread for all requests: they are taken in turn.
         return await asyncio.get_running_loop().run_in_executor(self._capturing, self.capture.open, incoming)
 

@@ -90,7 +90,15 @@ def build_rollout(config: Config) -> Rollout | None:
 
 
 def judge_setup(config: Config) -> JudgeSetup:
-    return JudgeSetup(config.judge, config.learning_method, config.asks_llm, config.run.seed, config.values())
+    return JudgeSetup(
+        config.judge,
+        config.learning_method,
+        config.asks_llm,
+        config.run.seed,
+        config.values(),
+        config.notes,
+        several_users=len(config.server.user_keys) > 1,
+    )
 
 
 def learn_setup(config: Config) -> LearnSetup:

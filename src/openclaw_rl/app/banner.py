@@ -67,6 +67,9 @@ def banner(config: Config, backend: str, version: int, port: int) -> None:
         "policy": beginning(config, version),
         "learning": learning(config),
         "judge": judging(config),
+        "notes": "what users ask for is given to the model from their next conversation on (openclaw-rl notes)"
+        if captures and config.notes.notes
+        else "off",
         "turns": f"recorded in {config.ledger_dir}" if captures else "not recorded (--no-capture)",
         "access": reach,
     }

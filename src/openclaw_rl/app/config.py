@@ -18,7 +18,7 @@ from openclaw_rl.engines.registry import default_backend, engine_sections, learn
 from openclaw_rl.judge.options import JudgeOptions
 from openclaw_rl.learn.checkpoints import Checkpoints
 from openclaw_rl.learn.options import TrainingOptions
-from openclaw_rl.ledger.options import CaptureOptions
+from openclaw_rl.ledger.options import CaptureOptions, NotesOptions
 from openclaw_rl.methods.base import Method
 from openclaw_rl.methods.options import MethodOptions
 from openclaw_rl.methods.registry import check_options, make_method
@@ -38,6 +38,7 @@ SECTIONS: tuple[type[Section], ...] = (
     ServerOptions,
     JudgeOptions,
     CaptureOptions,
+    NotesOptions,
     EngineOptions,
     *engine_sections(),
     RunOptions,
@@ -68,6 +69,7 @@ class Config:
     server = SectionOf(ServerOptions)
     judge = SectionOf(JudgeOptions)
     capture = SectionOf(CaptureOptions)
+    notes = SectionOf(NotesOptions)
     engine = SectionOf(EngineOptions)
     run = SectionOf(RunOptions)
 

@@ -126,6 +126,7 @@ async def run(
             seed=config.run.seed,
             ledger=ledger,
             recorded_top=config.learning_method.recorded_top,
+            notes=config.notes,
         )
         loops = await build_loops(stack, engines, ledger, policy, other, service.metrics.registry)
         server = make_server(config, service, loops, engines.sampler)

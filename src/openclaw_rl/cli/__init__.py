@@ -16,6 +16,7 @@ from openclaw_rl.cli import (
     forget,
     import_,
     merge,
+    notes,
     rejudge,
     report,
     rollback,
@@ -30,7 +31,7 @@ from openclaw_rl.terminal import printable
 
 #: In the order that --help lists them.
 COMMANDS = (
-    *(serve, demo, eval, rollout, chat, status, sessions, export, import_, rejudge),
+    *(serve, demo, eval, rollout, chat, status, sessions, notes, export, import_, rejudge),
     *(checkpoints, rollback, merge, report, forget),
 )
 #: Exit status for an error that the user can fix, as in argparse.

@@ -44,6 +44,7 @@ def run(options: argparse.Namespace) -> int:
     from openclaw_rl.learn.policies import Policies
     from openclaw_rl.ledger.lock import read_server
     from openclaw_rl.ledger.offline import open_offline
+    from openclaw_rl.ledger.status import plural
 
     if not (options.session or options.user or options.retrain or options.wipe):
         raise UserError("Give --session ID, --user KEY-NAME, --retrain or --wipe. See openclaw-rl forget --help.")
@@ -53,8 +54,14 @@ def run(options: argparse.Namespace) -> int:
     with open_offline(config.ledger_dir) as ledger:
         sessions = choose_sessions(ledger, options.session, options.user)
         ledger.infer_policies({state.version: state.step for state in config.checkpoints.states()})
-        turns = ledger.forget(sessions) if sessions else []
-        remains = ledger.wipe(beside_server=bool(read_server(run_dir))) if sessions or options.wipe else ""
+        notes = ledger.reader.notes(options.user, all_states=True) if options.user else []
+        if options.user and not sessions and not notes:
+            raise UserError(f"There is nothing of the user {options.user} in the ledger.")
+        turns = ledger.forget(sessions, options.user) if sessions or notes else []
+        found = bool(sessions or notes)
+        remains = ledger.wipe(beside_server=bool(read_server(run_dir))) if found or options.wipe else ""
+        if notes:
+            out.print(f"Forgot {plural(len(notes), 'note', 'notes')}.")
         if sessions:
             records.prune(run_dir / records.FILE, set(ledger.reader.turn_numbers()))
             say_forgotten(out, sessions, ledger.reader.steps_with(turns))
@@ -68,15 +75,12 @@ def run(options: argparse.Namespace) -> int:
 
 
 def choose_sessions(ledger: "OfflineLedger", session: str | None, user: str | None) -> list[SessionSummary]:
-    """The sessions of an id, of which the beginning is enough, or of a user. Raises UserError if there is none."""
+    """The sessions of an id, of which the beginning is enough, or of a user. Raises UserError for an unknown id."""
     from openclaw_rl.cli.sessions import complete_id
 
     if session is not None:
         return ledger.reader.sessions(id=complete_id(ledger.reader, session))
-    sessions = ledger.reader.sessions(owner=user) if user is not None else []
-    if user is not None and not sessions:
-        raise UserError(f"There is nothing of the user {user} in the ledger.")
-    return sessions
+    return ledger.reader.sessions(owner=user) if user is not None else []
 
 
 def say_forgotten(out: Console, sessions: Sequence[SessionSummary], steps: Sequence[int]) -> None:

@@ -14,7 +14,7 @@ from rich.text import Text
 from openclaw_rl.cli.parser import RUN_OPTIONS, add_command, run_config
 from openclaw_rl.errors import UserError
 from openclaw_rl.terminal import console
-from openclaw_rl.types import EpisodeSummary, Question, SessionSummary, StoredTurn, Verdict
+from openclaw_rl.types import ConversationNote, EpisodeSummary, Question, SessionSummary, StoredTurn, Verdict
 
 if TYPE_CHECKING:
     from openclaw_rl.ledger.reader import LedgerReader
@@ -165,6 +165,7 @@ def turn_body(turn: StoredTurn, method: "MethodOptions") -> Group:
 
     asked = [m for m in turn.messages if m["role"] in ("user", "tool") and not is_passing(m)][-1:]
     lines = [Text.assemble((f"{m['role']}: ", "cyan"), shown_text(m)) for m in asked]
+    lines += [Text(note_line(note), style="blue") for note in turn.notes]
     lines.append(Text.assemble(("assistant: ", "green"), shown_text(turn.message)))
     for call in turn.message.get("tool_calls") or []:
         lines.append(Text(f"  calls {call['function']['name']} {call['function']['arguments']}", style="green"))
@@ -175,8 +176,15 @@ def turn_body(turn: StoredTurn, method: "MethodOptions") -> Group:
         lines += verdict_lines(turn.verdict)
     if turn.episode is not None and (step := describe_step(turn.episode, shown_advantage(turn.episode, method))):
         lines.append(Text(step, style="bold yellow"))
-    sizes = f"{len(turn.prompt_ids)} prompt tokens, {len(turn.response_ids)} response tokens, {turn.finish_reason}"
+    plain = "" if turn.plain_ids is None else f" ({len(turn.plain_ids)} without notes)"
+    sizes = (
+        f"{len(turn.prompt_ids)} prompt tokens{plain}, {len(turn.response_ids)} response tokens, {turn.finish_reason}"
+    )
     return Group(*lines, Text(sizes, style="dim"))
+
+
+def note_line(note: ConversationNote) -> str:
+    return f"note {note.number}{'' if note.given else ' (withheld)'}: {note.text}"
 
 
 def verdict_lines(verdict: Verdict) -> list[Text]:

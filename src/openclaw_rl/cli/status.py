@@ -69,9 +69,20 @@ def show(config: Config, status: "Status") -> None:
     for reason, count in counts.dropped.items():
         out.print(Text(f"  dropped {count} × {reason}", style="dim"))
     out.print(f"step {counts.step}, policy version {status.version}, server: {status.server or 'not running'}")
+    if any(status.notes.values()):
+        out.print(Text.assemble(("Notes: ", "bold"), notes_line(status)))
     out.print(Text.assemble(("The next step: ", "bold"), status.waiting_for))
     for batch in status.quarantined[:MAX_BATCHES_SHOWN]:
         turns = ", ".join(map(str, batch.turns))
         out.print(Text(f"  set aside at step {batch.step}: turns {turns}: {batch.reason}", style="yellow"))
     if status.trouble:
         out.print(Text.assemble(("Judging: ", "bold yellow"), status.trouble))
+
+
+def notes_line(status: "Status") -> str:
+    from openclaw_rl.ledger.status import plural
+    from openclaw_rl.types import NoteState
+
+    active, retired = status.notes[NoteState.ACTIVE], status.notes[NoteState.RETIRED]
+    learned = f", and {retired} retired because the policy does without" if retired else ""
+    return f"{plural(active, 'note is', 'notes are')} given to the model{learned}. 'openclaw-rl notes' lists them."

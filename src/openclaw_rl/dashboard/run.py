@@ -17,7 +17,7 @@ from openclaw_rl.ledger.reader import LedgerReader, open_reader
 from openclaw_rl.ledger.status import Status, read_status
 from openclaw_rl.ledger.verdicts import ExampleKind
 from openclaw_rl.models import ADAPTER_CONFIG, EMBEDDED
-from openclaw_rl.types import EpisodeCounts, SessionSummary, StoredTurn, VerdictCounts, VerdictSummary
+from openclaw_rl.types import EpisodeCounts, Note, SessionSummary, StoredTurn, VerdictCounts, VerdictSummary
 
 #: Prompts that both models are asked.
 PROMPTS = 3
@@ -41,6 +41,8 @@ class Run:
     episodes: list[SessionSummary] = field(default_factory=list)
     """The latest sessions that are episodes."""
     episode_counts: EpisodeCounts | None = None
+    notes: list[Note] = field(default_factory=list)
+    """Of all users, removed ones among them."""
     missing: list[str] = field(default_factory=list)
     """What is missing or cannot be read, one sentence each."""
 
@@ -76,6 +78,7 @@ def read_ledger(run: Run, reader: LedgerReader, server: str | None, ready: Mappi
     run.prompts = first_prompts(reader, PROMPTS)
     run.episodes = reader.episodes(EPISODES_SHOWN)
     run.episode_counts = reader.episode_counts()
+    run.notes = reader.notes(all_states=True)
 
 
 def base_model(checkpoints: list[Checkpoint]) -> str:

@@ -56,7 +56,10 @@ class Reply:
 
 
 class Chat(Protocol):
-    """A model to ask. `session` names the conversation; with `keep=False` the server records nothing."""
+    """A model to ask.
+
+    `session` names the conversation; with `keep=False` the server records nothing, with `notes=False` it gives none.
+    """
 
     async def ask(
         self,
@@ -68,6 +71,7 @@ class Chat(Protocol):
         seed: int | None = None,
         session: str | None = None,
         keep: bool = True,
+        notes: bool = True,
     ) -> Reply:
         """Raises ChatFailed."""
         ...
@@ -115,6 +119,7 @@ class HttpChat:
         seed: int | None = None,
         session: str | None = None,
         keep: bool = True,
+        notes: bool = True,
     ) -> Reply:
         """Raises ChatTooLong if the prompt does not fit the model's context, ChatFailed if there is no reply."""
         optional = {
@@ -126,11 +131,11 @@ class HttpChat:
         }
         body = {**self._model, "messages": list(messages), "max_tokens": max_tokens}
         body |= {name: value for name, value in optional.items() if value is not None}
-        return read_reply(await self._send(json.dumps(body)))
+        return read_reply(await self._send(json.dumps(body), {} if notes else {"X-Notes": "off"}))
 
-    async def _send(self, content: str) -> Any:
+    async def _send(self, content: str, headers: Mapping[str, str]) -> Any:
         for attempt in range(MAX_ATTEMPTS):
-            response = await self._post(content)
+            response = await self._post(content, headers)
             if response.status_code not in BUSY_STATUSES or attempt == MAX_ATTEMPTS - 1:
                 break
             await asyncio.sleep(pause(response.headers, attempt))
@@ -143,9 +148,9 @@ class HttpChat:
         except (ValueError, RecursionError) as error:
             raise ChatFailed(f"{self.url} does not answer with JSON: check the address.") from error
 
-    async def _post(self, content: str) -> httpx.Response:
+    async def _post(self, content: str, headers: Mapping[str, str]) -> httpx.Response:
         try:
-            return await self._client.post(self.url, content=content)
+            return await self._client.post(self.url, content=content, headers=headers)
         except httpx.LocalProtocolError:
             # The error's text contains the key.
             raise ChatFailed("The API key cannot be sent in an HTTP header: check it.") from None

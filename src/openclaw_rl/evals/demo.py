@@ -30,7 +30,7 @@ from openclaw_rl.evals.screen import Screen
 from openclaw_rl.evals.server_process import ServerFailed, stoppable
 from openclaw_rl.evals.statistics import RUN, Interval
 from openclaw_rl.evals.summary import Summary, summarise
-from openclaw_rl.evals.trial import TrialOutcome, TrialPlan, run
+from openclaw_rl.evals.trial import Exam, TrialOutcome, TrialPlan, run
 
 #: The server's options in a demo, where it should learn within minutes from few people: larger steps than by default,
 #: kept near the base model, more from hints than from scores. Options after `--` come later and override these.
@@ -162,16 +162,18 @@ def plain(outcome: TrialOutcome) -> dict[str, Any]:
         "seed": plan.seed,
         "settings": list(plan.flags),
         "first_replies": outcome.first_replies,
-        "exams": [
-            {
-                "version": exam.version,
-                "seconds": round(exam.seconds, 1),
-                "sessions": exam.sessions,
-                "adherence": exam.adherence,
-                "answers": [{**asdict(answer), "passed": answer.passed} for answer in exam.answers],
-            }
-            for exam in outcome.exams
-        ],
+        "exams": [plain_exam(exam) for exam in outcome.exams],
+        **({"with_notes": plain_exam(outcome.noted)} if outcome.noted else {}),
+    }
+
+
+def plain_exam(exam: Exam) -> dict[str, Any]:
+    return {
+        "version": exam.version,
+        "seconds": round(exam.seconds, 1),
+        "sessions": exam.sessions,
+        "adherence": exam.adherence,
+        "answers": [{**asdict(answer), "passed": answer.passed} for answer in exam.answers],
     }
 
 
@@ -191,7 +193,9 @@ def command_line(machine: Machine, options: argparse.Namespace) -> str:
 def table(summaries: Sequence[Summary]) -> Table:
     """The demo's results. Each row has two lines, so that the table fits a terminal of 80 columns."""
     results = Table(title="Unseen questions answered as wanted, in % (95 % interval)", title_justify="left")
-    for heading in ("persona,\nmethod", "before", "after", "sensible\nanswers"):
+    noted = any(line.with_notes for line in summaries)
+    headings = ("persona,\nmethod", "before", "after", *(["with\nnotes"] if noted else []), "sensible\nanswers")
+    for heading in headings:
         results.add_column(heading, no_wrap=True)
     results.add_column(f"sessions until\n{RUN} in a row")
     results.add_column("min", no_wrap=True)
@@ -200,6 +204,7 @@ def table(summaries: Sequence[Summary]) -> Table:
             f"{line.persona}\n{line.method}",
             share(line.before),
             share(line.after),
+            *([share(line.with_notes)] if noted else []),
             share(line.quality_after),
             str(line.until or ""),
             f"{line.minutes:.1f}",

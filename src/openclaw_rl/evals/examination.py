@@ -36,13 +36,17 @@ async def examine(
     max_tokens: int,
     seed: int,
     on_answer: Callable[[ExamAnswer], None] | None = None,
+    notes: bool = False,
 ) -> tuple[ExamAnswer, ...]:
-    """Ask each question once. The server records none of it. Raises ChatFailed."""
+    """Ask each question once, without the notes of the person unless `notes`. The server records none of it.
+
+    Raises ChatFailed.
+    """
 
     async def one(numbered: tuple[int, EvalQuestion]) -> ExamAnswer:
         number, question = numbered
         message = {"role": "user", "content": question.text}
-        reply = await chat.ask([message], max_tokens=max_tokens, seed=seed + number, keep=False)
+        reply = await chat.ask([message], max_tokens=max_tokens, seed=seed + number, keep=False, notes=notes)
         answer = judge(persona, question, reply.text)
         if on_answer is not None:
             on_answer(answer)

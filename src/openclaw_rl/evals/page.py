@@ -59,6 +59,7 @@ def page(outcomes: Sequence[TrialOutcome], command: str, model: str) -> str:
         TEMPLATE,
         picture=curve_svg(outcomes),
         summaries=summaries,
+        noted=any(summary.with_notes for summary in summaries),
         headline=headline(summaries),
         improved=is_improved(headline(summaries)),
         sections=[section(group[0]) for group in grouped(outcomes).values()],

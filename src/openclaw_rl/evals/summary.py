@@ -38,6 +38,8 @@ class Summary:
     sessions: int
     minutes: float
     """The mean over seeds."""
+    with_notes: Interval | None = None
+    """Adherence of the last policy with notes in its prompt, if the method uses notes; `after` is without them."""
 
 
 def grouped(outcomes: Iterable[TrialOutcome]) -> dict[tuple[str, str], list[TrialOutcome]]:
@@ -81,6 +83,7 @@ def _summary(persona: str, method: str, group: Sequence[TrialOutcome]) -> Summar
         _until(group),
         sum(len(outcome.sessions) for outcome in group),
         fmean(max((exam.seconds for exam in outcome.exams), default=0.0) for outcome in group) / 60,
+        _share([outcome.noted for outcome in group if outcome.noted], is_adherent),
     )
 
 

@@ -16,6 +16,7 @@ from openclaw_rl.evals.personas.persona import Persona
 from openclaw_rl.evals.questions import EvalQuestion, questions
 from openclaw_rl.evals.server_process import RunningServer, run_server
 from openclaw_rl.evals.users import ModelUser, ScriptedUser, User
+from openclaw_rl.methods.registry import find_method
 
 #: Simulated people who talk at the same time.
 PEOPLE = 4
@@ -47,6 +48,11 @@ class TrialPlan:
     """The OpenAI-compatible address of a model that plays the person."""
     user_model: str = ""
     user_key: str = ""
+
+    @property
+    def uses_notes(self) -> bool:
+        """Whether the model is given notes of what the person asked for."""
+        return find_method(self.method).distils_notes
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +88,8 @@ class TrialOutcome:
     exams: list[Exam] = field(default_factory=list)
     sessions: list[HeldSession] = field(default_factory=list)
     """In the order in which they began."""
+    noted: Exam | None = None
+    """The last policy with the person's notes in its prompt, if the method uses notes."""
 
     @property
     def first_replies(self) -> list[bool]:
@@ -101,7 +109,9 @@ class TrialWatcher(Protocol):
 async def run(plan: TrialPlan, watch: TrialWatcher) -> TrialOutcome:
     """Run a trial on a server of its own. Raises ServerFailed, ChatFailed, or a group of them."""
     watch.starting(plan)
-    flags = ("--method", plan.method, "--seed", str(plan.seed), *plan.flags)
+    # A method that does not learn from notes is measured without them.
+    notes = () if plan.uses_notes else ("--no-notes",)
+    flags = ("--method", plan.method, "--seed", str(plan.seed), *notes, *plan.flags)
     async with contextlib.AsyncExitStack() as stack:
         player = None
         if plan.user_url:
@@ -140,7 +150,10 @@ class Trial:
                 for _ in range(PEOPLE):
                     people.create_task(self._talk())
             polling.cancel()
-        await self._examine(await self._last_version(), cycled(held_out, 0, LONG_EXAM))
+        last, asked = await self._last_version(), cycled(held_out, 0, LONG_EXAM)
+        await self._examine(last, asked)
+        if self.plan.uses_notes:
+            self.outcome.noted = await self._exam(last, asked, notes=True)
         self.outcome.sessions.sort(key=lambda held: held.number)
         return self.outcome
 
@@ -206,6 +219,12 @@ class Trial:
                 self._open.set()
 
     async def _examine(self, version: int, held_out: Sequence[EvalQuestion]) -> None:
+        """Examine the policy without notes."""
+        exam = await self._exam(version, held_out)
+        self.outcome.exams.append(exam)
+        self.watch.examined(self.outcome, exam)
+
+    async def _exam(self, version: int, held_out: Sequence[EvalQuestion], *, notes: bool = False) -> Exam:
         done = count()
         seconds, sessions = self.seconds, len(self.outcome.sessions)
 
@@ -220,10 +239,9 @@ class Trial:
             max_tokens=self.plan.persona.longest_answer,
             seed=self.plan.seed,
             on_answer=report,
+            notes=notes,
         )
-        exam = Exam(version, seconds, sessions, answers)
-        self.outcome.exams.append(exam)
-        self.watch.examined(self.outcome, exam)
+        return Exam(version, seconds, sessions, answers)
 
 
 def cycled(pool: Sequence[EvalQuestion], start: int, count: int) -> list[EvalQuestion]:

@@ -1,7 +1,7 @@
 """Builds the judges from the options, and checks them before anything starts."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,11 @@ from openclaw_rl.judge.judges.panel import JudgePanel
 from openclaw_rl.judge.judges.rules import FeedbackReader
 from openclaw_rl.judge.loop import JudgeLoop
 from openclaw_rl.judge.metrics import JudgeMetrics
+from openclaw_rl.judge.notes import NoteDistiller
 from openclaw_rl.judge.options import JudgeOptions
 from openclaw_rl.judge.teacher import Teacher
 from openclaw_rl.ledger.ledger import Ledger
+from openclaw_rl.ledger.options import NotesOptions
 from openclaw_rl.methods.base import Method
 from openclaw_rl.plugins import load_plugin
 from openclaw_rl.rendering.chat import ChatRenderer
@@ -46,6 +48,9 @@ class JudgeSetup:
     seed: int
     values: Mapping[str, Any]
     """All options of the server, for a custom judge."""
+    notes: NotesOptions = field(default_factory=NotesOptions)
+    several_users: bool = False
+    """Whether the server has keys for several users."""
 
     @property
     def uses_model(self) -> bool:
@@ -66,6 +71,10 @@ def build_loop(
     if wanted is not None:
         # Another teacher has the policy's vocabulary and reads the policy's prompts, so it uses the policy's renderer.
         teacher = Teacher((other or policy).sampler, policy.renderer, wanted, policy.sampler)
+    distiller = None
+    if setup.method.distils_notes and setup.notes.notes:
+        notes, personal = ledger.notes, setup.notes.distil_personal
+        distiller = NoteDistiller(notes, policy.sampler, personal=personal, several=setup.several_users)
     workers = setup.options.num_judge_workers
     return JudgeLoop(
         ledger,
@@ -75,6 +84,8 @@ def build_loop(
         JudgeMetrics(registry),
         workers=workers,
         judges_steps=setup.options.step_judge,
+        keeps_notes=setup.notes.notes,
+        distiller=distiller,
     )
 
 

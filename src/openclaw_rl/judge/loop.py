@@ -11,6 +11,8 @@ from openclaw_rl.judge.errors import TIMED_OUT, JudgeDown, JudgeError
 from openclaw_rl.judge.judges.llm import LlmJudge
 from openclaw_rl.judge.judges.panel import JudgePanel
 from openclaw_rl.judge.metrics import JudgeMetrics
+from openclaw_rl.judge.notes import NoteDistiller, wishes_after
+from openclaw_rl.judge.reader import ready
 from openclaw_rl.judge.teacher import Teacher
 from openclaw_rl.ledger.errors import LedgerError, UnknownTurn
 from openclaw_rl.ledger.ledger import Ledger
@@ -42,7 +44,8 @@ class JudgeLoop:
     """Judges ready turns and records a verdict for each.
 
     Guarantees:
-    - A verdict and the turn's new state are one transaction: after a crash a turn is either judged or still ready.
+    - A verdict, the turn's new state and the notes of what the user asked for are one transaction: after a crash a
+      turn is either judged or still ready.
     - A turn waits without limit for a judge that is down; `down` says why.
     - A turn that its judge cannot judge gets no score after TRIALS trials, and the reason is recorded.
     - An error in one turn does not stop the judging of others.
@@ -58,10 +61,16 @@ class JudgeLoop:
         *,
         workers: int = 4,
         judges_steps: bool = False,
+        keeps_notes: bool = False,
+        distiller: NoteDistiller | None = None,
     ) -> None:
-        """With `judges_steps`, judges score the turns of episodes too, where the environment gives no step reward."""
+        """With `judges_steps`, judges score the turns of episodes too, where the environment gives no step reward.
+
+        With `keeps_notes`, wishes in what users say become notes. A `distiller` is for a method that distils notes.
+        """
         self.ledger, self.panel, self.teacher = ledger, panel, teacher
         self.method, self.metrics, self.workers = method, metrics, workers
+        self.keeps_notes, self.distiller = keeps_notes, distiller
         self._step_judges = panel.without_feedback() if judges_steps else None
         self._llm = next((judge for judge in panel.judges if isinstance(judge, LlmJudge)), None)
         self._running: dict[int, asyncio.Task[None]] = {}
@@ -73,7 +82,8 @@ class JudgeLoop:
     @property
     def down(self) -> str | None:
         """Why turns wait for a judge or the teacher; None if they do not."""
-        return self.panel.down or (self.teacher.down if self.teacher else None)
+        asked = (self.teacher, self.distiller)
+        return self.panel.down or next((part.down for part in asked if part and part.down), None)
 
     async def run(self) -> None:
         """Judge until cancelled."""
@@ -145,9 +155,9 @@ class JudgeLoop:
     async def _consider(self, turn: StoredTurn) -> Verdict:
         """Ask the judges, and the teacher about their hints."""
         verdict = await self.panel.verdict(Case.of(turn), self.method.questions)
-        if not verdict.hints or self.teacher is None:
-            return verdict
-        return replace(verdict, hints=await self.teacher.consider(turn, verdict.hints))
+        if verdict.hints and self.teacher is not None:
+            verdict = replace(verdict, hints=await self.teacher.consider(turn, verdict.hints))
+        return verdict if self.distiller is None else await self.distiller.consider(turn, verdict)
 
     async def _judge_step(self, turn: StoredTurn) -> float | None:
         """What the judges give to a turn as a step of its episode; None if they are not asked or cannot say."""
@@ -158,8 +168,11 @@ class JudgeLoop:
 
     async def _store(self, turn: StoredTurn, verdict: Verdict, step_reward: float | None = None) -> None:
         sample, reason = self.method.sample_kind(verdict, turn.episode)
-        heard = len(turn.feedback)
-        if await self.ledger.record_verdict(turn.number, verdict, sample, reason, heard, step_reward):
+        heard, wishes = len(turn.feedback), None
+        if self.keeps_notes:
+            await ready()
+            wishes = wishes_after(turn)
+        if await self.ledger.record_verdict(turn.number, verdict, sample, reason, heard, step_reward, wishes):
             log.debug("Turn %d: score %s, %s", turn.number, verdict.score, sample or reason)
             self.metrics.count(verdict, Question.SCORE in self.method.questions, self._saved_votes(verdict))
             if verdict.source is not Source.ENVIRONMENT:

@@ -59,6 +59,8 @@ class StepReport:
     """Differences between the log-probs of sampler and learner; empty if the serving policy answered no turn."""
     of_episodes: Mapping[str, float] = field(default_factory=dict)
     """Numbers about the episodes in the batch; empty if it has none."""
+    notes: int = 0
+    """Samples that were accepted under notes and are trained on without them."""
 
     def as_json(self) -> dict[str, float]:
         """Every number by name, the method's among them."""
@@ -68,13 +70,17 @@ class StepReport:
 
     def line(self) -> str:
         return (
-            f"step {self.step}: {self.samples} samples ({self.opd_rl} opd+rl, {self.opd} opd, {self.rl} rl), "
+            f"step {self.step}: {self.samples} samples "
+            f"({self.opd_rl} opd+rl, {self.opd} opd, {self.rl} rl{self._notes()}), "
             f"reward {self.reward:+.2f}, {self._episodes()}"
             f"KL {self.kl_old:.4f} by this step and {self.kl_base:.4f} to the base before it, "
             f"clipped {self.clip_fraction:.1%}, gradient {self.grad_norm:.3g}, "
             f"staleness {self.staleness:.1f} versions, "
             f"{self.step_seconds:.1f} s; policy {self.version} serves {self.latency_seconds:.1f} s after the feedback"
         )
+
+    def _notes(self) -> str:
+        return f", {self.notes} notes" if self.notes else ""
 
     def _episodes(self) -> str:
         numbers = self.of_episodes
@@ -129,7 +135,7 @@ class Prometheus:
         for name, gauge in self._gauges.items():
             if name in numbers:
                 gauge.set(numbers[name])
-        for kind in ("opd_rl", "opd", "rl"):
+        for kind in ("opd_rl", "opd", "rl", "notes"):
             self._samples.labels(kind.replace("_", "+")).inc(getattr(report, kind))
         self._tokens.inc(report.tokens)
 
@@ -239,6 +245,7 @@ def make_report(
         opd_rl=kinds.count(SampleKind.OPD_RL),
         opd=kinds.count(SampleKind.OPD),
         rl=kinds.count(SampleKind.RL),
+        notes=kinds.count(SampleKind.NOTES),
         reward=fmean(scores) if scores else 0.0,
         loss=result.loss,
         kl_old=result.kl_old,

@@ -105,7 +105,7 @@ class StepRunner:
         without_signal: list[tuple[int, NoSignal]] = []
         for number in numbers:
             try:
-                turn = self.ledger.load_turn(number)
+                turn = self.method.prepared(self.ledger.load_turn(number))
                 self.method.lesson(turn)
                 turns.append(turn)
             except UnknownTurn:

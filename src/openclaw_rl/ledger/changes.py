@@ -9,7 +9,7 @@ from hashlib import blake2b
 from typing import Any
 
 from openclaw_rl.ledger.errors import CannotJudge, UnknownTurn
-from openclaw_rl.ledger.packing import pack_flags, pack_floats, pack_ids, pack_json, pack_top
+from openclaw_rl.ledger.packing import common_prefix, pack_flags, pack_floats, pack_ids, pack_json, pack_top
 from openclaw_rl.ledger.states import TRANSITIONS, IllegalTransition
 from openclaw_rl.types import EpisodeState, Feedback, Scores, SessionKey, State, Turn, TurnKind
 
@@ -81,6 +81,7 @@ def record_turn(
         "logprobs": pack_floats(turn.logprobs),
         "top": pack_top(turn.top),
         "forced": pack_flags(turn.forced),
+        "notes_from": turn.notes_from,
         "sampling": json.dumps({**asdict(turn.sampling), "stop_token_ids": sorted(turn.sampling.stop_token_ids)}),
         "finish_reason": turn.finish_reason,
         "request_key": turn.request_key,
@@ -88,7 +89,26 @@ def record_turn(
     }
     names, marks = ", ".join(values), ", ".join(f":{name}" for name in values)
     row = db.execute(f"INSERT INTO turns ({names}) VALUES ({marks}) RETURNING number", values).fetchone()
+    record_notes(db, int(row[0]), turn)
     return int(row[0])
+
+
+def record_notes(db: sqlite3.Connection, number: int, turn: Turn) -> None:
+    """Store the notes of a conversation that begins with a turn, and the turn's prompt without notes."""
+    if turn.notes:
+        db.execute("UPDATE turns SET notes_from = number WHERE number = ?", (number,))
+        db.executemany(
+            "INSERT INTO turn_notes (turn, place, note, text, given) VALUES (?, ?, ?, ?, ?)",
+            [(number, place, note.number, note.text, note.given) for place, note in enumerate(turn.notes)],
+        )
+    if turn.plain_ids is not None:
+        prompt, plain = list(turn.prompt_ids), list(turn.plain_ids)
+        start = common_prefix(prompt, plain)
+        end = min(common_prefix(prompt[::-1], plain[::-1]), len(prompt) - start, len(plain) - start)
+        db.execute(
+            "INSERT INTO plain_prompts (turn, start, stop, added) VALUES (?, ?, ?, ?)",
+            (number, start, len(prompt) - end, pack_ids(plain[start : len(plain) - end])),
+        )
 
 
 def capture(db: sqlite3.Connection, turns: Sequence[Turn], source: str, base: int | None, keep: int) -> list[int]:

@@ -44,6 +44,14 @@ class BadResult(LedgerError):
         self.field = field
 
 
+class UnknownNote(LedgerError):
+    """The owner has no such note."""
+
+
+class TooManyNotes(LedgerError):
+    """The owner has as many notes as a prompt may have."""
+
+
 class LedgerUnusable(UserError):
     """The ledger's file cannot be used; the message says why and what to do."""
 

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from openclaw_rl.ledger import changes, episodes, groups, policies, queries, updates, verdicts
 from openclaw_rl.ledger.errors import CaptureSuspended, TooLate, sqlite_errors_as_sentences
+from openclaw_rl.ledger.note_keeper import NoteKeeper
 from openclaw_rl.ledger.options import GROUP_SIZE, GROUP_TIMEOUT
 from openclaw_rl.ledger.schema import FILE, connect, create, migrate, transaction
 from openclaw_rl.ledger.writer import Writer
@@ -32,6 +33,7 @@ from openclaw_rl.types import (
     TurnEpisode,
     Verdict,
     VerdictSummary,
+    Wish,
 )
 
 T = TypeVar("T")
@@ -52,6 +54,7 @@ class Ledger:
     - Reads never wait for the writer. They happen at once, on the caller's thread, and are short look-ups by index.
     - If the disk is full or the database is locked, changes and reads fail with CaptureSuspended instead of holding up
       requests; writing resumes by itself.
+    - A note is written with the verdict on the turn after which it was said: both or neither.
     - Any thread may read. Other processes may read and change the same ledger (`reader`, `offline`).
     """
 
@@ -70,6 +73,7 @@ class Ledger:
         self._own = threading.local()
         self._readers: list[sqlite3.Connection] = []
         self._sequences = TokenCache[int](CACHED_SEQUENCES_BYTES)
+        self.notes = NoteKeeper(self._read, self._write)
 
     def close(self) -> None:
         self.writer.close()
@@ -134,8 +138,11 @@ class Ledger:
         reason: str,
         heard: int,
         step_reward: float | None = None,
+        wishes: Sequence[Wish] | None = None,
     ) -> bool:
-        return await self._write(lambda db: verdicts.record(db, turn, verdict, sample, reason, heard, step_reward))
+        return await self._write(
+            lambda db: verdicts.record(db, turn, verdict, sample, reason, heard, step_reward, wishes)
+        )
 
     async def settle_sessions(self, at_least_one: bool) -> list[int]:
         if not self._read(verdicts.any_unsettled):
@@ -264,6 +271,10 @@ class Ledger:
             tokens, _prompt_length = self._read(lambda db: queries.sequence(db, turn))
             self._sequences.put(turn, tokens)
         return tokens
+
+    def plain_sequence(self, turn: int) -> list[int]:
+        """The same without notes in the prompt."""
+        return self._read(lambda db: queries.plain_sequence(db, turn))
 
     def response(self, turn: int) -> list[int]:
         return self._read(lambda db: queries.response(db, turn))

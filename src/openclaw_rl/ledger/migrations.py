@@ -241,4 +241,51 @@ MIGRATIONS = (
     """
     ALTER TABLE turns ADD COLUMN forced BLOB;  -- a bit for each response token that a constraint forced; NULL: none
     """,
+    """
+    CREATE TABLE notes (
+        number INTEGER PRIMARY KEY AUTOINCREMENT,
+        owner TEXT NOT NULL,
+        text TEXT NOT NULL,
+        topic TEXT NOT NULL,
+        turn INTEGER REFERENCES turns ON DELETE CASCADE,  -- after which the user said it; NULL: the owner wrote it
+        created REAL NOT NULL,
+        state TEXT NOT NULL,
+        reason TEXT NOT NULL DEFAULT '',   -- why it is retired or removed
+        changed REAL NOT NULL,             -- when it got its state or its text: earlier outcomes no longer count
+        pinned INTEGER NOT NULL DEFAULT 0
+    );
+    CREATE INDEX notes_by_owner ON notes (owner, state);
+    CREATE INDEX notes_by_topic ON notes (topic);
+    CREATE INDEX notes_by_turn ON notes (turn);
+    -- The notes of the conversations that begin with a turn, as they stood then.
+    CREATE TABLE turn_notes (
+        turn INTEGER NOT NULL REFERENCES turns ON DELETE CASCADE,
+        place INTEGER NOT NULL,
+        note INTEGER NOT NULL,             -- stays when the note is forgotten
+        text TEXT NOT NULL,
+        given INTEGER NOT NULL,            -- 0: withheld
+        PRIMARY KEY (turn, place)
+    );
+    CREATE INDEX turn_notes_by_note ON turn_notes (note);
+    ALTER TABLE turns ADD COLUMN notes_from INTEGER;  -- the turn whose turn_notes its conversation has; NULL: none
+    -- The prompt of a turn with notes as it is without them: the tokens [start, stop) are replaced by `added`.
+    CREATE TABLE plain_prompts (
+        turn INTEGER PRIMARY KEY REFERENCES turns ON DELETE CASCADE,
+        start INTEGER NOT NULL,
+        stop INTEGER NOT NULL,
+        added BLOB NOT NULL,
+        logprobs BLOB NOT NULL DEFAULT x'' -- of the response after it, under the policy that answered
+    );
+    -- How the first answers of conversations were received.
+    CREATE TABLE note_outcomes (
+        turn INTEGER NOT NULL REFERENCES turns ON DELETE CASCADE,
+        note INTEGER NOT NULL REFERENCES notes ON DELETE CASCADE,
+        given INTEGER NOT NULL,
+        held INTEGER NOT NULL,
+        created REAL NOT NULL,
+        PRIMARY KEY (turn, note)
+    );
+    CREATE INDEX outcomes_by_note ON note_outcomes (note, given, created);
+    ALTER TABLE verdicts ADD COLUMN plain_problem TEXT NOT NULL DEFAULT '';  -- why nothing is distilled
+    """,
 )

@@ -5,14 +5,14 @@ import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from openclaw_rl.ledger import episodes, policies, schema, updates
+from openclaw_rl.ledger import episodes, notes, policies, schema, updates
 from openclaw_rl.ledger.errors import NoLedger, sqlite_errors_as_sentences
 from openclaw_rl.ledger.private import make_private
 from openclaw_rl.ledger.reader import LedgerReader
 from openclaw_rl.ledger.schema import FILE, connect, migrate, transaction
 from openclaw_rl.ledger.trajectories import Imported, import_file
 from openclaw_rl.rendering.chat import ChatRenderer
-from openclaw_rl.types import BASE_VERSION, Batch, SessionSummary
+from openclaw_rl.types import BASE_VERSION, Batch, Note, SessionSummary
 
 #: How long to wait for a lock that another program holds.
 LOCK_SECONDS = 10
@@ -34,10 +34,29 @@ class OfflineLedger:
         self._db, self._folder = db, folder
         self.reader = LedgerReader(db, folder)
 
-    def forget(self, sessions: Sequence[SessionSummary]) -> list[int]:
-        """Delete sessions with everything in them; the numbers of their turns."""
+    def forget(self, sessions: Sequence[SessionSummary], user: str | None = None) -> list[int]:
+        """Delete sessions with everything in them, and all notes of a user; the numbers of the sessions' turns."""
         with transaction(self._db):
+            if user is not None:
+                notes.forget(self._db, user)
             return episodes.forget(self._db, [summary.number for summary in sessions])
+
+    def add_note(self, owner: str, text: str, *, pinned: bool = False) -> Note:
+        """Raises TooManyNotes."""
+        with transaction(self._db):
+            return notes.add(self._db, owner, text, pinned=pinned)
+
+    def edit_note(self, number: int, *, text: str | None = None, pinned: bool | None = None) -> Note:
+        """Raises UnknownNote."""
+        with transaction(self._db):
+            return notes.edit(self._db, notes.load(self._db, number), text=text, pinned=pinned)
+
+    def remove_note(self, number: int) -> Note:
+        """Raises UnknownNote."""
+        with transaction(self._db):
+            note = notes.load(self._db, number)
+            notes.remove(self._db, note)
+            return note
 
     def wipe(self, *, beside_server: bool) -> str:
         """Remove what was deleted from the files too. If that cannot be done now: why, and what to do; else empty.

@@ -1,4 +1,4 @@
-"""The options for recording turns."""
+"""The options for recording turns and keeping notes."""
 
 from pathlib import Path
 
@@ -43,4 +43,28 @@ class CaptureOptions(Section):
         group="Capture",
         env="GROUP_TIMEOUT",
         gt=0,
+    )
+
+
+class NotesOptions(Section):
+    """Notes of what users ask for."""
+
+    notes: bool = option(
+        True,
+        "Keep notes of what users ask for, and give them to the model; --no-notes does neither.",
+        group="Notes",
+        env="NOTES",
+    )
+    note_probes: int = option(
+        8,
+        "One conversation in this many is answered without a note, to see whether the policy does without it; 0: none.",
+        group="Notes",
+        env="NOTE_PROBES",
+        ge=0,
+    )
+    distil_personal: bool = option(
+        False,
+        "Teach the policy also notes that only one of several users has, or that contradict another user's.",
+        group="Notes",
+        env="DISTIL_PERSONAL",
     )

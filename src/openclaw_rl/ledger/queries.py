@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from openclaw_rl.ledger import episodes, verdicts
+from openclaw_rl.ledger import episodes, notes, verdicts
 from openclaw_rl.ledger.changes import SUPERSEDED
 from openclaw_rl.ledger.errors import UnknownTurn
 from openclaw_rl.ledger.packing import unpack_flags, unpack_floats, unpack_ids, unpack_top
@@ -193,7 +193,24 @@ def load_turn(db: sqlite3.Connection, number: int) -> StoredTurn:
         sample=sample,
         episode=episodes.of_turn(db, number, row["session"]),
         forced=unpack_flags(row["forced"], len(tokens) - prompt_length),
+        notes=notes.of_conversation(db, number)[1],
+        plain_ids=plain_prompt(db, number, tokens[:prompt_length]),
     )
+
+
+def plain_prompt(db: sqlite3.Connection, turn: int, prompt: list[int]) -> list[int] | None:
+    """A turn's prompt without notes; None if its prompt has none."""
+    row = db.execute("SELECT * FROM plain_prompts WHERE turn = ?", (turn,)).fetchone()
+    if row is None:
+        return None
+    return [*prompt[: row["start"]], *unpack_ids(row["added"]), *prompt[row["stop"] :]]
+
+
+def plain_sequence(db: sqlite3.Connection, turn: int) -> list[int]:
+    """A turn's tokens, prompt and response, as they are without notes in the prompt. Raises UnknownTurn."""
+    tokens, prompt_length = sequence(db, turn)
+    plain = plain_prompt(db, turn, tokens[:prompt_length])
+    return tokens if plain is None else [*plain, *tokens[prompt_length:]]
 
 
 def load_messages(db: sqlite3.Connection, last: int) -> list[dict[str, Any]]:

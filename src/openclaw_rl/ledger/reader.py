@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from openclaw_rl.ledger import change_log, episodes, groups, policies, queries, updates, verdicts
+from openclaw_rl.ledger import change_log, episodes, groups, notes, policies, queries, updates, verdicts
 from openclaw_rl.ledger.change_log import Changes
 from openclaw_rl.ledger.errors import LedgerUnusable, NewerLedger, NoLedger, sqlite_errors_as_sentences
 from openclaw_rl.ledger.migrations import MIGRATIONS
@@ -18,6 +18,7 @@ from openclaw_rl.types import (
     Batch,
     Counts,
     EpisodeCounts,
+    Note,
     SessionKey,
     SessionSummary,
     StoredTurn,
@@ -143,6 +144,11 @@ class LedgerReader:
         """How many turns can be trained on."""
         with self.snapshot() as db:
             return groups.trainable(db)
+
+    def notes(self, owner: str | None = None, *, all_states: bool = False) -> list[Note]:
+        """The notes of one owner or of all, in the order in which they began; with `all_states` removed ones too."""
+        with self.snapshot() as db:
+            return notes.of_owner(db, owner, all_states=all_states)
 
     def steps_with(self, turns: Iterable[int]) -> list[int]:
         """The training steps that used these turns and made a policy, whether or not they count."""

@@ -6,10 +6,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from openclaw_rl.ledger import groups, updates, verdicts
+from openclaw_rl.ledger import groups, notes, updates, verdicts
 from openclaw_rl.ledger.episode_words import groups_waiting
 from openclaw_rl.ledger.queries import counts
-from openclaw_rl.types import BASE_VERSION, Counts, GroupProgress, State, StepOutcome, Update, VerdictSummary
+from openclaw_rl.types import (
+    BASE_VERSION,
+    Counts,
+    GroupProgress,
+    NoteState,
+    State,
+    StepOutcome,
+    Update,
+    VerdictSummary,
+)
 
 #: A part of the server that does not work reports this, followed by the reason.
 SUSPENDED = "suspended: "
@@ -76,6 +85,8 @@ class Status:
     """Turns of episodes without a reward; they are among those that await a next state."""
     groups: list[GroupProgress] = field(default_factory=list)
     """The groups that wait for attempts."""
+    notes: Mapping[NoteState, int] = field(default_factory=dict)
+    """How many notes of all users are in each state; removed ones are left out."""
 
     @property
     def version(self) -> int:
@@ -146,6 +157,7 @@ class Status:
             "judging_trouble": self.trouble,
             "learner": self.learner,
             "held": self.held,
+            "notes": {str(state): count for state, count in self.notes.items()},
             "groups_waiting": [asdict(group) for group in self.groups],
             "quarantined": [
                 {"step": batch.step, "turns": batch.turns, "reason": batch.reason, "created": batch.created}
@@ -177,6 +189,7 @@ def read_status(
         saved=saved,
         held=groups.queue(db).held if db else 0,
         groups=groups.waiting(db) if db else [],
+        notes=notes.count(db) if db else {},
     )
 
 

@@ -9,6 +9,7 @@ from dataclasses import asdict, replace
 from enum import StrEnum
 from statistics import fmean
 
+from openclaw_rl.ledger import notes
 from openclaw_rl.ledger.changes import QUARANTINED, move
 from openclaw_rl.ledger.packing import (
     pack_floats,
@@ -31,6 +32,7 @@ from openclaw_rl.types import (
     VerdictCounts,
     VerdictSummary,
     Vote,
+    Wish,
 )
 
 SUMMARIES = (
@@ -50,8 +52,11 @@ def record(
     reason: str,
     heard: int,
     step_reward: float | None = None,
+    wishes: Sequence[Wish] | None = None,
 ) -> bool:
     """Store a verdict: the turn is then judged, or dropped for a reason if there is nothing to train on.
+
+    `wishes` are what the user asked for in the next state, of which notes are kept; None if no notes are kept.
 
     `step_reward` is what a judge gives to the turn as a step of its episode, if it was asked.
     `heard` is how many pieces of explicit feedback the judge saw. If there are more by now, or the turn is no longer
@@ -65,6 +70,8 @@ def record(
     store(db, turn, verdict, sample)
     if step_reward is not None:
         db.execute("UPDATE episode_steps SET reward = ? WHERE turn = ?", (step_reward, turn))
+    if wishes is not None:
+        notes.listen(db, turn, verdict.score, wishes)
     move(db, turn, State.JUDGED if sample else State.DROPPED, "" if sample else whole_text(reason))
     return True
 
@@ -73,14 +80,16 @@ def store(db: sqlite3.Connection, turn: int, verdict: Verdict, sample: SampleKin
     """Store a verdict in place of an earlier one."""
     votes = pack_json([asdict(vote) for vote in verdict.votes])
     reason = whole_text(verdict.reason)
-    values = (turn, verdict.score, verdict.source, reason, votes, verdict.seconds, sample, time.time())
+    problem = whole_text(verdict.plain_problem)
+    values = (turn, verdict.score, verdict.source, reason, votes, verdict.seconds, sample, time.time(), problem)
     db.execute("DELETE FROM verdicts WHERE turn = ?", (turn,))
     db.execute("DELETE FROM hints WHERE turn = ?", (turn,))
     db.execute(
-        "INSERT INTO verdicts (turn, score, source, reason, votes, seconds, sample, created) "
-        "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+        "INSERT INTO verdicts (turn, score, source, reason, votes, seconds, sample, created, plain_problem) "
+        "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
         values,
     )
+    db.execute("UPDATE plain_prompts SET logprobs = ? WHERE turn = ?", (pack_floats(verdict.plain_logprobs), turn))
     for place, hint in enumerate(verdict.hints):
         db.execute(
             "INSERT INTO hints (turn, place, text, logprobs, problem, top, of_policy_top, policy_scores) "
@@ -106,6 +115,7 @@ def load(db: sqlite3.Connection, turn: int) -> tuple[Verdict, SampleKind | None]
     if row is None:
         return None
     hints = db.execute("SELECT * FROM hints WHERE turn = ? ORDER BY place", (turn,))
+    plain = db.execute("SELECT logprobs FROM plain_prompts WHERE turn = ?", (turn,)).fetchone()
     verdict = Verdict(
         score=row["score"],
         source=_source(row),
@@ -113,6 +123,8 @@ def load(db: sqlite3.Connection, turn: int) -> tuple[Verdict, SampleKind | None]
         votes=tuple(Vote(**{**vote, "question": Question(vote["question"])}) for vote in json.loads(row["votes"])),
         reason=row["reason"],
         seconds=row["seconds"],
+        plain_logprobs=unpack_floats(plain["logprobs"]) if plain else (),
+        plain_problem=row["plain_problem"],
     )
     return verdict, SampleKind(row["sample"]) if row["sample"] else None
 

@@ -87,6 +87,9 @@ class Method:
     metric_names: ClassVar[tuple[str, ...]] = ()
     """What `metrics` returns."""
 
+    distils_notes: ClassVar[bool] = False
+    """Whether answers that were accepted under notes are trained on without the notes (`SampleKind.NOTES`)."""
+
     topk: "TopK | None" = None
     """How likeliest tokens are distilled, if they are."""
     w_rl: float = 0.0
@@ -163,6 +166,10 @@ class Method:
         if not self.is_compared(episode) or group_advantage(episode, self.options.step_reward_coef):
             return ""
         return no_advantage(episode)
+
+    def prepared(self, turn: StoredTurn) -> StoredTurn:
+        """The turn as it is trained on: with the prompt and the old log-probs of its sample. Raises NoSignal."""
+        return turn
 
     def lesson(self, turn: StoredTurn, baseline: Baseline = NO_BASELINE) -> Lesson:
         """What each response token learns. Raises NoSignal; whether it does never depends on the baseline."""

@@ -12,6 +12,9 @@ BUILT_IN = {
     "opd": "openclaw_rl.methods.opd:Opd",
     "combine": "openclaw_rl.methods.combine:Combine",
     "topk-select": "openclaw_rl.methods.topk_select:TopkSelect",
+    "notes": "openclaw_rl.methods.notes:Notes",
+    "notes+combine": "openclaw_rl.methods.notes:NotesCombine",
+    "notes+topk-select": "openclaw_rl.methods.notes:NotesTopkSelect",
 }
 
 
@@ -21,7 +24,8 @@ class MethodOptions(Section):
     method: str = option(
         "combine",
         "Learning method: rl learns from scores, opd from hindsight hints, combine from both; topk-select distils the "
-        "likeliest tokens under the best of several hints; path/file.py:Name is your own method.",
+        "likeliest tokens under the best of several hints; notes teaches the policy to answer without notes as it was "
+        "accepted with them, alone or beside another method; path/file.py:Name is your own method.",
         group="Method",
         env="METHOD",
         choices=tuple(BUILT_IN),
@@ -60,6 +64,13 @@ class MethodOptions(Section):
         group="Method",
         env=("OPENCLAW_COMBINE_W_RL", "OPENCLAW_TOPK_W_RL"),
         ge=0,
+    )
+    w_notes: float = option(
+        1.0,
+        "With notes: weight of answers that were accepted under notes.",
+        group="Method",
+        env="W_NOTES",
+        gt=0,
     )
     topk_k: int = option(
         4,

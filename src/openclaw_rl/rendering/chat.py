@@ -5,6 +5,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ CHATML = (
     "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
+#: Marks where a template writes the system message. A Unicode noncharacter, which no template contains.
+SYSTEM_MARK = "\ufdd0"
 _OPENS_REASONING = re.compile(r"<think>\s*\Z")
 _ENDS_REASONING = re.compile(r"</think>\s*\Z")
 
@@ -84,6 +87,23 @@ class ChatRenderer:
             tools = ()
         guard = self.tokenizer.guard
         return self._render(map_text(chat, guard), map_text(list(tools), guard), options or {}, answer)
+
+    @cached_property
+    def default_system(self) -> str:
+        """The system message that the template writes where a conversation has none; empty if it writes none."""
+        user = {"role": "user", "content": "Hello"}
+        try:
+            before, mark, after = self.text([{"role": "system", "content": SYSTEM_MARK}, user]).partition(SYSTEM_MARK)
+            without = self.text([user])
+        except ChatError:
+            return ""
+        if (
+            not mark
+            or len(without) < len(before + after)
+            or not (without.startswith(before) and without.endswith(after))
+        ):
+            return ""
+        return without[len(before) : len(without) - len(after)]
 
     def prompt(self, text: str, at_most: int | None = None) -> RenderedPrompt:
         """Tokenise a text that `text` returned. Raises TooLong if it has more than `at_most` tokens."""

@@ -17,7 +17,7 @@ from openclaw_rl.types.episodes import (
     TurnEpisode,
     TurnResult,
 )
-from openclaw_rl.types.notes import Wish
+from openclaw_rl.types.notes import ConversationNote, Note, NoteOutcomes, NoteState, Wish
 from openclaw_rl.types.sampling import (
     BASE_VERSION,
     FinishReason,

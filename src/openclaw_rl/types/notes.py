@@ -1,6 +1,7 @@
-"""A wish about how to answer, as it is read from what a user says."""
+"""Wishes about how to answer, as they are read from what users say, and the notes that are kept of them."""
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 #: Separates the general part of a topic from the special one: "format/lists".
 TOPIC_SEPARATOR = "/"
@@ -26,3 +27,64 @@ class Wish:
         one, other = self.topic.split(TOPIC_SEPARATOR), older.topic.split(TOPIC_SEPARATOR)
         shared = min(len(one), len(other))
         return one[:shared] == other[:shared] or self.instruction == older.instruction
+
+
+class NoteState(StrEnum):
+    """Whether a note is in use."""
+
+    ACTIVE = "active"
+    """It is given to the model."""
+    RETIRED = "retired"
+    """The policy does without it; it comes back if its owner complains."""
+    REMOVED = "removed"
+    """Its owner removed it, or a later wish replaced it."""
+
+
+@dataclass(frozen=True, slots=True)
+class NoteOutcomes:
+    """How the first answers of conversations were received."""
+
+    held: int = 0
+    """Accepted."""
+    complained: int = 0
+    """The owner asked for the same again."""
+
+    @property
+    def total(self) -> int:
+        return self.held + self.complained
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """What one user asked for, as an instruction that the model is given."""
+
+    number: int
+    owner: str
+    """The name of the API key, as for sessions."""
+    text: str
+    topic: str
+    """As in a `Wish`."""
+    turn: int | None
+    """The turn after which the user said it; None if the owner wrote the note."""
+    created: float
+    state: NoteState
+    reason: str
+    """Why it is retired or removed."""
+    changed: float
+    """When it got its state or its text."""
+    pinned: bool
+    """A pinned note is always given: it is never withheld, retired or replaced by what the user says."""
+    given: NoteOutcomes = NoteOutcomes()
+    """Outcomes of answers that were given with the note."""
+    withheld: NoteOutcomes = NoteOutcomes()
+    """Outcomes of answers that were given without it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConversationNote:
+    """A note as it stood when a conversation began. The conversation keeps it so."""
+
+    number: int
+    text: str
+    given: bool
+    """False if it was withheld: as a test of the policy, or because it is retired."""

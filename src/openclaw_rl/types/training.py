@@ -18,6 +18,8 @@ class SampleKind(StrEnum):
     OPD_RL = "opd+rl"
     OPD = "opd"
     RL = "rl"
+    NOTES = "notes"
+    """An answer that was accepted under notes, after the prompt without them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -6,6 +6,7 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 from openclaw_rl.types.episodes import EpisodeSummary, TurnEpisode
+from openclaw_rl.types.notes import ConversationNote
 from openclaw_rl.types.sampling import Likeliest, SamplingParams
 from openclaw_rl.types.training import SampleKind
 from openclaw_rl.types.verdicts import Feedback, Verdict
@@ -70,6 +71,12 @@ class Turn:
     top: Likeliest | None = None
     forced: Sequence[bool] = ()
     """Which response tokens a constraint forced; empty if none."""
+    notes: Sequence[ConversationNote] = ()
+    """The notes of the conversation that begins with this turn; empty if it continues another or has none."""
+    notes_from: int | None = None
+    """The turn with which the conversation and its notes began; None if it begins here or has no notes."""
+    plain_ids: Sequence[int] | None = None
+    """The prompt without notes, if the prompt has notes."""
 
 
 class State(StrEnum):
@@ -122,6 +129,10 @@ class StoredTurn:
     """The episode of its session, if the session is one."""
     forced: list[bool] = field(default_factory=list)
     """Which response tokens a constraint forced, so that they teach nothing; empty if none."""
+    notes: list[ConversationNote] = field(default_factory=list)
+    """The notes of its conversation, those that were withheld among them."""
+    plain_ids: list[int] | None = None
+    """Its prompt without notes; None if no note was in the prompt."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,6 +82,10 @@ class Verdict:
     reason: str = ""
     """Why there is no score or no hint, or how the next state was read."""
     seconds: float = 0.0
+    plain_logprobs: Sequence[float] = ()
+    """The policy's log-probs of the response after the prompt without notes; empty if nothing is distilled."""
+    plain_problem: str = ""
+    """Why an accepted answer under notes is not distilled, if a method would."""
 
 
 class Sign(StrEnum):

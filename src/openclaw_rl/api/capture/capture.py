@@ -1,26 +1,27 @@
 """Looks at a request before it is answered: its session, its kind, the recorded turn that it continues, its tokens."""
 
+import contextlib
 import logging
 from collections.abc import Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 
 from openclaw_rl.api.capture.classify import kind_of
 from openclaw_rl.api.capture.episodes import truthy
 from openclaw_rl.api.capture.next_state import ReactionFinder
+from openclaw_rl.api.capture.notes import NO_NOTES, NoteGiver, RequestNotes, switched_off
 from openclaw_rl.api.capture.open_turn import OpenTurn
+from openclaw_rl.api.capture.prompts import PromptMaker
 from openclaw_rl.api.capture.sessions import named_session, new_session
 from openclaw_rl.api.metrics import ServerMetrics
 from openclaw_rl.api.translated import TextRequest
 from openclaw_rl.api.wire import ChatRequest
 from openclaw_rl.ledger.errors import LedgerError
 from openclaw_rl.ledger.ledger import Ledger
-from openclaw_rl.ledger.packing import common_prefix
 from openclaw_rl.ledger.queries import Ancestor
 from openclaw_rl.rendering import history
 from openclaw_rl.rendering.chat import ChatRenderer, RenderedPrompt
-from openclaw_rl.types import Continuation, EpisodeMode, SessionKey, TurnKind
+from openclaw_rl.types import EpisodeMode, SessionKey, TurnKind
 
 log = logging.getLogger(__name__)
 
@@ -52,12 +53,18 @@ class Capture:
       is continued (`TextRequest`) is no reaction and has none: only feedback or a reward judges it.
     - Users who have said the same so far stay apart: a request continues a turn that no other request continues, if
       there is one.
+    - A main request of a chat gets its conversation's notes; its turn has the exact prompts with and without them. A
+      request that is not recorded gets the owner's notes of today.
     - A request with `store: false` is not recorded, unless it has the header `X-Store: 1`: Codex always sends the
       former, and its owner can configure the latter.
     """
 
-    def __init__(self, ledger: Ledger, renderer: ChatRenderer, metrics: ServerMetrics) -> None:
-        self.ledger, self.renderer, self.metrics = ledger, renderer, metrics
+    def __init__(
+        self, ledger: Ledger, renderer: ChatRenderer, metrics: ServerMetrics, notes: NoteGiver | None = None
+    ) -> None:
+        """Without `notes`, no request gets notes."""
+        self.ledger, self.metrics, self.notes = ledger, metrics, notes
+        self._prompts = PromptMaker(ledger, renderer, notes)
         metrics.gauge(
             "openclaw_capture_suspended",
             "1 while the ledger cannot be written.",
@@ -65,19 +72,20 @@ class Capture:
         )
         self._continued: set[int] = set()
 
-    def open(self, incoming: IncomingRequest) -> OpenTurn | None:
-        """Begin a turn; None if the request is not to be recorded, or cannot be recorded now."""
-        if incoming.request.store is False and not truthy(incoming.headers.get("x-store")):
-            return None
+    def open(self, incoming: IncomingRequest) -> tuple[RenderedPrompt, OpenTurn | None]:
+        """The prompt, and the turn that begins: None if the request is not to be recorded, or cannot be now."""
         try:
-            return self._open(incoming)
+            if incoming.request.store is False and not truthy(incoming.headers.get("x-store")):
+                return self._unrecorded(incoming), None
+            turn = self._open(incoming)
+            return turn.chosen.prompt, turn
         except LedgerError as error:
             log.warning("A turn is not captured: %s", error)
         except Exception:
             # A bug in capture. The client still gets an answer, and the traceback helps to fix the bug.
             log.exception("A turn is not captured.")
         self.metrics.lost_turns.inc()
-        return None
+        return incoming.plain, None
 
     def _open(self, incoming: IncomingRequest) -> OpenTurn:
         request, messages = incoming.request, incoming.chat.messages
@@ -95,8 +103,9 @@ class Capture:
             if reaction := finder.find():
                 # The request does not wait until this is written.
                 self.ledger.set_next_state(*reaction).add_done_callback(report_failure)
-        prompt, continuation, shared_tokens = self._prompt(incoming, ancestor)
-        self.metrics.continuations[continuation].inc()
+        notes = self._notes(incoming, kind, ancestor)
+        chosen = self._prompts.make(incoming.chat, incoming.plain, ancestor, notes, incoming.max_context_tokens)
+        self.metrics.continuations[chosen.continuation].inc()
         if ancestor is not None:
             self._continued.add(ancestor.number)
         tools = incoming.chat.tools
@@ -104,35 +113,43 @@ class Capture:
             ledger=self.ledger,
             metrics=self.metrics,
             continued=self._continued,
-            prompt=prompt,
+            chosen=chosen,
             session=session,
             session_source=source,
             kind=kind,
             kind_reason=reason,
             messages=[{"role": "tools", "tools": tools}, *messages] if tools else list(messages),
             parent=ancestor.number if ancestor else None,
-            shared_tokens=shared_tokens,
-            continuation=continuation,
             request_key=keys.request,
             ends_session=truthy(incoming.headers.get("x-session-done")) or bool(request.session_done),
             episode=incoming.episode,
         )
 
-    def _prompt(self, incoming: IncomingRequest, ancestor: Ancestor | None) -> tuple[RenderedPrompt, Continuation, int]:
-        """The prompt, how it continues the turn before, and how many tokens it shares with that turn."""
-        if ancestor is None:
-            return incoming.plain, Continuation.NEW, 0
-        turn = history.RecordedTurn(
-            ids=self.ledger.sequence(ancestor.number),
-            response=self.ledger.response(ancestor.number),
-            request=partial(self.ledger.request, ancestor.number),
-            earlier=partial(self.ledger.earlier_responses, ancestor.number),
-        )
-        prompt, continuation = history.continue_turn(self.renderer, incoming.chat, incoming.plain, ancestor.depth, turn)
-        if continuation is Continuation.REALIGNED and len(prompt.ids) >= incoming.max_context_tokens:
-            # The record includes thoughts that the client left out; with them there is no room for an answer.
-            prompt, continuation = incoming.plain, Continuation.FORKED
-        return prompt, continuation, common_prefix(prompt.ids, turn.ids)
+    def _unrecorded(self, incoming: IncomingRequest) -> RenderedPrompt:
+        """The prompt of a request that is not recorded."""
+        kind, _reason = kind_of(incoming.headers, incoming.request, incoming.chat.messages)
+        if self.notes is None or not takes_notes(incoming, kind):
+            return incoming.plain
+        with contextlib.suppress(LedgerError):
+            notes = self.notes.current(incoming.owner)
+            if noted := self.notes.write(incoming.chat, notes, incoming.max_context_tokens):
+                return noted.prompt
+        return incoming.plain
+
+    def _notes(self, incoming: IncomingRequest, kind: TurnKind, ancestor: Ancestor | None) -> RequestNotes:
+        """The notes of the request's conversation."""
+        if self.notes is None:
+            return NO_NOTES
+        used = takes_notes(incoming, kind)
+        if ancestor is not None:
+            return replace(self.notes.proceed(ancestor.number), used=used)
+        return self.notes.begin(incoming.owner) if used else NO_NOTES
+
+
+def takes_notes(incoming: IncomingRequest, kind: TurnKind) -> bool:
+    """Whether a request is one of a chat with a person, which its notes are meant for."""
+    is_chat = kind is TurnKind.MAIN and not isinstance(incoming.request, TextRequest) and incoming.episode is None
+    return is_chat and not switched_off(incoming.headers)
 
 
 def report_failure(written: "Future[None]") -> None:

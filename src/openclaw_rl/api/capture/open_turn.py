@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from openclaw_rl.api.capture.prompts import ChosenPrompt
 from openclaw_rl.api.metrics import ServerMetrics
 from openclaw_rl.ledger.errors import LedgerError
 from openclaw_rl.ledger.ledger import Ledger
 from openclaw_rl.rendering import history
-from openclaw_rl.rendering.chat import Message, RenderedPrompt
+from openclaw_rl.rendering.chat import Message
 from openclaw_rl.types import (
-    Continuation,
     EpisodeMode,
     Likeliest,
     SampledToken,
@@ -43,16 +43,13 @@ class OpenTurn:
     metrics: ServerMetrics
     continued: set[int]
     """The turns that open requests continue; `close` removes this one's parent."""
-    prompt: RenderedPrompt
+    chosen: ChosenPrompt
     session: SessionKey
     session_source: str
     kind: TurnKind
     kind_reason: str
     messages: list[Message]
     parent: int | None
-    shared_tokens: int
-    """How many tokens the prompt shares with the parent, from the start."""
-    continuation: Continuation
     request_key: bytes
     ends_session: bool
     episode: EpisodeMode | None
@@ -67,7 +64,7 @@ class OpenTurn:
                 turns,
                 self.session_source,
                 self.parent,
-                self.shared_tokens,
+                self.chosen.shared_tokens,
                 done=self.ends_session,
                 episode=self.episode,
             )
@@ -97,17 +94,20 @@ class OpenTurn:
             version=version,
             messages=self.messages,
             message=choice.message,
-            prompt_ids=self.prompt.ids,
+            prompt_ids=self.chosen.prompt.ids,
             response_ids=[token.token_id for token in choice.tokens],
             logprobs=[token.logprob for token in choice.tokens],
             sampling=sampling,
             finish_reason=choice.finish_reason,
-            continuation=self.continuation,
+            continuation=self.chosen.continuation,
             parent=self.parent,
             request_key=self.request_key,
             end_key=history.extend(self.request_key, choice.message),
             top=likeliest(choice.tokens, sampling.top_logprobs),
             forced=[token.forced for token in choice.tokens],
+            notes=self.chosen.notes,
+            notes_from=self.chosen.notes_from,
+            plain_ids=self.chosen.plain_ids,
         )
 
 

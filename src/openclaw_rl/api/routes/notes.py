@@ -1,0 +1,123 @@
+"""Notes: what the owner of a key asked for. Nobody sees or changes another owner's."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Request
+from pydantic import AfterValidator, Field
+
+from openclaw_rl.api.errors import ApiError
+from openclaw_rl.api.schema import body_schema
+from openclaw_rl.api.state import server_of
+from openclaw_rl.api.wire import WireModel, parse
+from openclaw_rl.ledger.errors import CaptureSuspended, TooManyNotes, UnknownNote
+from openclaw_rl.ledger.notes import MAX_NOTE_CHARACTERS, one_line
+from openclaw_rl.types import Note
+
+router = APIRouter()
+
+#: The largest number that a row of the ledger can have.
+MAX_NUMBER = 2**63 - 1
+
+
+def not_blank(text: str) -> str:
+    if not one_line(text):
+        raise ValueError("a note says something")
+    return text
+
+
+NoteText = Annotated[str, Field(max_length=MAX_NOTE_CHARACTERS, strict=True), AfterValidator(not_blank)]
+
+
+class NoteRequest(WireModel):
+    """The body of POST /v1/notes."""
+
+    text: NoteText
+    pinned: bool = False
+
+
+class NoteChange(WireModel):
+    """The body of PATCH /v1/notes/{id}: what is to be changed."""
+
+    text: NoteText | None = None
+    pinned: bool | None = None
+
+
+@router.get("/v1/notes")
+async def list_notes(request: Request) -> dict[str, Any]:
+    """Your notes, in the order in which they began."""
+    server = server_of(request)
+    owner = server.keys.owner(request)
+    with errors_of_notes():
+        return {"object": "list", "data": [encode(note) for note in server.ledger().notes.of_owner(owner)]}
+
+
+@router.post("/v1/notes", openapi_extra=body_schema(NoteRequest))
+async def add_note(request: Request) -> dict[str, Any]:
+    """Write a note. It is given to the model from your next conversation on."""
+    server = server_of(request)
+    owner = server.keys.owner(request)
+    async with server.bodies.read(request) as content:
+        body = parse(NoteRequest, content)
+    ledger = server.ledger()
+    if not server.service.uses_notes:
+        raise ApiError(409, "This server uses no notes (--no-notes).", code="notes_off")
+    with errors_of_notes():
+        return encode(await ledger.notes.add(owner, body.text, pinned=body.pinned))
+
+
+@router.patch("/v1/notes/{number}", openapi_extra=body_schema(NoteChange))
+async def change_note(number: str, request: Request) -> dict[str, Any]:
+    """Change a note's text, or whether it is pinned."""
+    server = server_of(request)
+    owner = server.keys.owner(request)
+    async with server.bodies.read(request) as content:
+        body = parse(NoteChange, content)
+    with errors_of_notes():
+        edited = await server.ledger().notes.edit(owner, read_number(number), text=body.text, pinned=body.pinned)
+        return encode(edited)
+
+
+@router.delete("/v1/notes/{number}")
+async def remove_note(number: str, request: Request) -> dict[str, Any]:
+    """Remove a note. Conversations under way keep it."""
+    server = server_of(request)
+    owner = server.keys.owner(request)
+    with errors_of_notes():
+        await server.ledger().notes.remove(owner, read_number(number))
+    return {"id": int(number), "status": "removed"}
+
+
+def read_number(text: str) -> int:
+    """A note's number. Raises UnknownNote for a text that is none."""
+    if not (text.isascii() and text.isdigit() and len(text) < 20 and int(text) <= MAX_NUMBER):
+        raise UnknownNote(f"There is no note {text[:40]!r}: notes have numbers.")
+    return int(text)
+
+
+@contextlib.contextmanager
+def errors_of_notes() -> Iterator[None]:
+    try:
+        yield
+    except UnknownNote as error:
+        raise ApiError(404, str(error), code="unknown_note") from error
+    except TooManyNotes as error:
+        raise ApiError(409, str(error), code="too_many_notes") from error
+    except CaptureSuspended as error:
+        raise ApiError(503, f"Notes cannot be read or changed at the moment: {error}.") from error
+
+
+def encode(note: Note) -> dict[str, Any]:
+    return {
+        "id": note.number,
+        "object": "note",
+        "text": note.text,
+        "topic": note.topic,
+        "state": str(note.state),
+        "pinned": note.pinned,
+        "turn": note.turn,
+        "created": int(note.created),
+        "held": {"given": note.given.held, "withheld": note.withheld.held},
+        "complained": {"given": note.given.complained, "withheld": note.withheld.complained},
+    }

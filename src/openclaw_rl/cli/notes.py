@@ -1,0 +1,143 @@
+"""`openclaw-rl notes`: what users asked for, and how it is changed by hand."""
+
+import argparse
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+from rich.text import Text
+
+from openclaw_rl.app.config import FIELDS
+from openclaw_rl.cli.parser import RUN_OPTIONS, add_command, run_config
+from openclaw_rl.config.options import add_flags
+from openclaw_rl.errors import UserError
+from openclaw_rl.terminal import console
+from openclaw_rl.types import Note, NoteOutcomes
+
+if TYPE_CHECKING:
+    from openclaw_rl.ledger.offline import OfflineLedger
+    from openclaw_rl.ledger.reader import LedgerReader
+
+DOC = "list what users asked for, or add, edit, remove and pin notes of it"
+
+
+def add(commands: Any) -> None:
+    parser = add_command(commands, "notes", DOC, run, RUN_OPTIONS)
+    parser.add_argument("--user", metavar="KEY-NAME", default=None, help="the API key whose notes to show or add to")
+    parser.add_argument("--all", action="store_true", help="list removed notes too")
+    actions = parser.add_subparsers(metavar="ACTION", dest="action")
+    parser.set_defaults(change=None)
+    for name, doc, change, arguments in ACTIONS:
+        action = actions.add_parser(name, help=doc, description=f"{doc[0].upper()}{doc[1:]}.")
+        add_flags(action, FIELDS, only=RUN_OPTIONS)
+        if change is add_note:
+            action.add_argument("--user", metavar="KEY-NAME", default=argparse.SUPPRESS, help="whose note it is")
+        for argument, kind in arguments.items():
+            action.add_argument(argument, type=kind)
+        action.set_defaults(change=change)
+
+
+def run(options: argparse.Namespace) -> int:
+    from openclaw_rl.ledger.errors import TooManyNotes, UnknownNote
+    from openclaw_rl.ledger.offline import open_offline
+
+    config = run_config(options)
+    with open_offline(config.ledger_dir) as ledger:
+        if options.change is None:
+            list_notes(ledger.reader, options.user, all_states=options.all)
+            return 0
+        try:
+            said = options.change(ledger, options)
+        except (TooManyNotes, UnknownNote) as error:
+            raise UserError(f"{error} 'openclaw-rl notes' lists them.") from None
+    console().print(Text(said), soft_wrap=True)
+    return 0
+
+
+def list_notes(reader: "LedgerReader", user: str | None, *, all_states: bool) -> None:
+    out = console()
+    notes = reader.notes(user, all_states=all_states)
+    if not notes:
+        whose = f" of {user}" if user else ""
+        out.print(Text(f"There is no note{whose} yet: one is written when a user says how to answer."), soft_wrap=True)
+        return
+    out.print(notes_table(notes))
+
+
+def notes_table(notes: Sequence[Note]) -> Table:
+    """Notes with their source, how often they held, and their state."""
+    table = Table()
+    owners = len({note.owner for note in notes}) > 1
+    for heading in ("note", *(["owner"] if owners else []), "text", "said after", "held with", "without", "state"):
+        table.add_column(heading, overflow="fold")
+    for note in notes:
+        source = "written" if note.turn is None else f"turn {note.turn}"
+        since = time.strftime("%Y-%m-%d", time.localtime(note.created))
+        owner = [Text(note.owner)] if owners else []
+        counts = (share(note.given), share(note.withheld))
+        table.add_row(str(note.number), *owner, Text(note.text), f"{source}\n{since}", *counts, Text(state_cell(note)))
+    return table
+
+
+def share(outcomes: NoteOutcomes) -> str:
+    return f"{outcomes.held} of {outcomes.total}" if outcomes.total else "–"
+
+
+def state_cell(note: Note) -> str:
+    state = "pinned" if note.pinned and not note.reason else str(note.state)
+    return f"{state}: {note.reason}" if note.reason else state
+
+
+def add_note(ledger: "OfflineLedger", options: argparse.Namespace) -> str:
+    note = ledger.add_note(options.user or only_owner(ledger), read_text(options.text))
+    return f"Note {note.number} of {note.owner}: {note.text} It is given from the next conversation on."
+
+
+def edit_note(ledger: "OfflineLedger", options: argparse.Namespace) -> str:
+    note = ledger.edit_note(options.number, text=read_text(options.text))
+    return f"Note {note.number} is now: {note.text}"
+
+
+def remove_note(ledger: "OfflineLedger", options: argparse.Namespace) -> str:
+    note = ledger.remove_note(options.number)
+    return f"Removed note {note.number}: {note.text} Conversations under way keep it; 'forget' deletes its text."
+
+
+def pin_note(ledger: "OfflineLedger", options: argparse.Namespace) -> str:
+    note = ledger.edit_note(options.number, pinned=True)
+    return f"Note {note.number} is pinned: it is always given, and never retired or replaced by what the user says."
+
+
+def unpin_note(ledger: "OfflineLedger", options: argparse.Namespace) -> str:
+    return f"Note {ledger.edit_note(options.number, pinned=False).number} is no longer pinned."
+
+
+def read_text(text: str) -> str:
+    from openclaw_rl.ledger.notes import MAX_NOTE_CHARACTERS, one_line
+
+    if not one_line(text) or len(text) > MAX_NOTE_CHARACTERS:
+        raise UserError(f"A note has 1 to {MAX_NOTE_CHARACTERS} characters.")
+    return text
+
+
+def only_owner(ledger: "OfflineLedger") -> str:
+    """The one user of this run; the owner of a server without keys if there is none yet. Raises UserError."""
+    from openclaw_rl.api.auth import ANYONE
+    from openclaw_rl.ledger.trajectories import IMPORTED
+
+    owners = {session.key.owner for session in ledger.reader.sessions()} - {IMPORTED} or {ANYONE}
+    if len(owners) > 1:
+        raise UserError(f"Give --user: the users of this run are {', '.join(sorted(owners))}.")
+    return owners.pop()
+
+
+Change = Callable[["OfflineLedger", argparse.Namespace], str]
+#: Name, description, function and arguments of each action.
+ACTIONS: tuple[tuple[str, str, Change, dict[str, type]], ...] = (
+    ("add", "write a note, which the model is given from the next conversation on", add_note, {"text": str}),
+    ("edit", "change the text of a note", edit_note, {"number": int, "text": str}),
+    ("remove", "stop using a note", remove_note, {"number": int}),
+    ("pin", "give a note always, whatever the policy has learned", pin_note, {"number": int}),
+    ("unpin", "let a note be tested and retired again", unpin_note, {"number": int}),
+)

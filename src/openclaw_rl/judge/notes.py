@@ -1,0 +1,75 @@
+"""Notes in judging: what users wish, and answers under notes as lessons for the policy alone."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from openclaw_rl.engines.base import EngineError, EngineUnavailable, Sampler, VersionGone
+from openclaw_rl.judge.case import Case
+from openclaw_rl.judge.errors import JudgeDown
+from openclaw_rl.judge.reader import read_wishes
+from openclaw_rl.ledger.note_keeper import NoteKeeper
+from openclaw_rl.rendering.chat import content_text
+from openclaw_rl.types import ScoreRequest, Source, StoredTurn, Verdict, Wish
+
+
+def wishes_after(turn: StoredTurn) -> list[Wish]:
+    """The lasting wishes in what the user said after a turn, and in explicit feedback on it.
+
+    Results of tools yield none, and neither do episodes, where an environment speaks.
+    """
+    if turn.episode is not None:
+        return []
+    case = Case.of(turn)
+    said = [content_text(message.get("content")) for message in case.next_state if message.get("role") == "user"]
+    said += [word.text for word in case.feedback if word.source is Source.EXPLICIT and word.text]
+    wishes: list[Wish] = []
+    for text in said:
+        for wish in read_wishes(text, case.request, case.response):
+            if wish.lasting:
+                # What was said last counts.
+                wishes = [*(older for older in wishes if not wish.replaces(older)), wish]
+    return wishes
+
+
+class NoteDistiller:
+    """Prepares answers that were accepted under notes for training without them.
+
+    The policy that answered scores the response after the prompt without notes. A training step then starts from these
+    log-probs, as it does from those recorded while sampling.
+
+    - A note that is one user's own is not distilled where there are several users, unless `personal`.
+    - An answer that cannot be scored is not distilled, and the verdict says why.
+    """
+
+    def __init__(self, notes: NoteKeeper, policy: Sampler, *, personal: bool, several: bool) -> None:
+        """`several`: whether the server has keys for several users."""
+        self.notes, self.policy, self.personal, self.several = notes, policy, personal, several
+        self.down: str | None = None
+        """Why the policy could not be asked the last time; None if it could."""
+
+    async def consider(self, turn: StoredTurn, verdict: Verdict) -> Verdict:
+        """The verdict with the policy's log-probs, or with the reason why it has none. Raises JudgeDown."""
+        if turn.plain_ids is None or not turn.response_ids or verdict.score is None or verdict.score <= 0:
+            return verdict
+        reason = "" if self.personal else self.notes.why_personal(turn.number, several=self.several)
+        if reason:
+            return replace(verdict, plain_problem=reason)
+        try:
+            logprobs = await self._score(turn, turn.plain_ids)
+        except VersionGone:
+            return replace(verdict, plain_problem="the policy that answered is no longer loaded")
+        except EngineUnavailable as error:
+            self.down = str(error)
+            raise JudgeDown(str(error)) from error
+        except EngineError as error:
+            return replace(verdict, plain_problem=str(error))
+        self.down = None
+        if len(logprobs) != len(turn.response_ids) or not all(map(math.isfinite, logprobs)):
+            return replace(verdict, plain_problem="the policy's log-probs are not one finite number per token")
+        return replace(verdict, plain_logprobs=logprobs)
+
+    async def _score(self, turn: StoredTurn, prompt: Sequence[int]) -> list[float]:
+        ids = [*prompt, *turn.response_ids]
+        request = ScoreRequest(ids, len(turn.response_ids), turn.version, owner=turn.session.owner)
+        return (await self.policy.score(request)).logprobs

@@ -1,0 +1,276 @@
+"""Notes: how they are written, replaced, withheld, counted and retired."""
+
+import sqlite3
+import time
+from collections.abc import Sequence
+
+from openclaw_rl.ledger.errors import TooManyNotes, UnknownNote
+from openclaw_rl.ledger.packing import whole_text
+from openclaw_rl.ledger.retirement import RECENT_OUTCOMES, does_without
+from openclaw_rl.types import ConversationNote, Note, NoteOutcomes, NoteState, Wish
+
+#: A prompt has at most this many notes of one user.
+MAX_NOTES = 20
+MAX_NOTE_CHARACTERS = 300
+#: Why notes are retired or removed.
+DOES_WITHOUT = "the policy pleases as often without it"
+BY_OWNER = "by its owner"
+TOO_MANY = f"a user has at most {MAX_NOTES} notes"
+#: The topic of a note that its owner wrote begins with this, and ends with its text: nothing said replaces it.
+WRITTEN = "written/"
+NO_OUTCOMES = NoteOutcomes()
+IN_USE = (NoteState.ACTIVE, NoteState.RETIRED)
+
+
+def of_owner(db: sqlite3.Connection, owner: str | None = None, *, all_states: bool = False) -> list[Note]:
+    """The notes of one owner or of all, in the order in which they began; without removed ones unless asked for."""
+    states = tuple(NoteState) if all_states else IN_USE
+    rows = db.execute(
+        f"SELECT * FROM notes WHERE coalesce(?, owner) = owner AND state IN ({', '.join('?' * len(states))}) "
+        "ORDER BY number",
+        (owner, *states),
+    )
+    return [_note(db, row) for row in rows.fetchall()]
+
+
+def load(db: sqlite3.Connection, number: int, owner: str | None = None) -> Note:
+    """A note that was not removed; with `owner`, only if it is this owner's. Raises UnknownNote."""
+    row = db.execute(
+        "SELECT * FROM notes WHERE number = ? AND coalesce(?, owner) = owner AND state != ?",
+        (number, owner, NoteState.REMOVED),
+    ).fetchone()
+    if row is None:
+        raise UnknownNote(f"There is no note {number}{' of yours' if owner else ''}.")
+    return _note(db, row)
+
+
+def add(db: sqlite3.Connection, owner: str, text: str, *, pinned: bool = False) -> Note:
+    """Write a note by its owner's hand. Raises TooManyNotes."""
+    text = one_line(text)
+    same = db.execute(
+        "SELECT number FROM notes WHERE owner = ? AND text = ? AND state IN (?, ?)", (owner, text, *IN_USE)
+    ).fetchone()
+    if same is not None:
+        _set_state(db, same["number"], NoteState.ACTIVE)
+        return edit(db, load(db, same["number"]), pinned=pinned)
+    if len(_active(db, owner)) >= MAX_NOTES:
+        raise TooManyNotes(f"There are {MAX_NOTES} notes already, which is the most: remove one first.")
+    return load(db, _insert(db, owner, text, WRITTEN + text, None, pinned))
+
+
+def edit(db: sqlite3.Connection, note: Note, *, text: str | None = None, pinned: bool | None = None) -> Note:
+    """Change a note. A new text starts its counts anew; so does pinning a retired note, which is then given again."""
+    if text is not None and one_line(text) != note.text:
+        new = one_line(text)
+        values = (new, WRITTEN + new, NoteState.ACTIVE, time.time(), note.number)
+        db.execute("UPDATE notes SET text = ?, topic = ?, state = ?, reason = '', changed = ? WHERE number = ?", values)
+    if pinned is not None:
+        db.execute("UPDATE notes SET pinned = ? WHERE number = ?", (pinned, note.number))
+        if pinned and note.state is NoteState.RETIRED:
+            _set_state(db, note.number, NoteState.ACTIVE)
+    return load(db, note.number)
+
+
+def remove(db: sqlite3.Connection, note: Note, reason: str = BY_OWNER) -> None:
+    """Stop using a note. Its row stays, so that what was answered under it can be explained; `forget` deletes it."""
+    _set_state(db, note.number, NoteState.REMOVED, reason)
+
+
+def forget(db: sqlite3.Connection, owner: str) -> int:
+    """Delete all notes of an owner; how many there were."""
+    return db.execute("DELETE FROM notes WHERE owner = ?", (owner,)).rowcount
+
+
+def count(db: sqlite3.Connection) -> dict[NoteState, int]:
+    """How many notes of all owners are active, and how many retired."""
+    counts = {NoteState(row[0]): row[1] for row in db.execute("SELECT state, count(*) FROM notes GROUP BY state")}
+    return {state: counts.get(state, 0) for state in IN_USE}
+
+
+def begin(db: sqlite3.Connection, owner: str) -> list[tuple[Note, int]]:
+    """The notes that a new conversation of an owner has, each with the number of conversations that had it before."""
+    return [
+        (_bare(row), row["conversations"])
+        for row in db.execute(
+            "SELECT n.*, (SELECT count(*) FROM turn_notes t WHERE t.note = n.number) AS conversations FROM notes n "
+            "WHERE owner = ? AND state IN (?, ?) ORDER BY number",
+            (owner, *IN_USE),
+        )
+    ]
+
+
+def of_conversation(db: sqlite3.Connection, turn: int) -> tuple[int | None, list[ConversationNote]]:
+    """The turn with which a turn's conversation began its notes, if it has any, and the notes."""
+    row = db.execute("SELECT notes_from FROM turns WHERE number = ?", (turn,)).fetchone()
+    if row is None or row["notes_from"] is None:
+        return None, []
+    rows = db.execute("SELECT note, text, given FROM turn_notes WHERE turn = ? ORDER BY place", (row["notes_from"],))
+    return row["notes_from"], [ConversationNote(one["note"], one["text"], bool(one["given"])) for one in rows]
+
+
+def listen(db: sqlite3.Connection, turn: int, score: float | None, wishes: Sequence[Wish]) -> None:
+    """Learn from a verdict on a turn: count how the conversation's notes did, keep wishes, retire notes.
+
+    It is part of the transaction that records the verdict.
+    """
+    row = db.execute(
+        "SELECT s.owner, t.notes_from FROM turns t JOIN sessions s ON s.number = t.session WHERE t.number = ?", (turn,)
+    ).fetchone()
+    if row["notes_from"] == turn:
+        # Only the first answer of a conversation: later ones also follow what was said in between.
+        _count(db, turn, score, wishes)
+    for wish in wishes:
+        _keep(db, row["owner"], wish, turn)
+    if row["notes_from"] == turn:
+        _retire(db, turn)
+
+
+def why_personal(db: sqlite3.Connection, turn: int) -> str:
+    """Why the notes of a turn are one user's own and must not be learned by all; empty if all may learn them."""
+    _began, notes = of_conversation(db, turn)
+    for note in notes:
+        if note.given and (reason := _why_personal(db, note)):
+            return reason
+    return ""
+
+
+def several_owners(db: sqlite3.Connection) -> bool:
+    """Whether more than one user has talked to this server."""
+    return len(db.execute("SELECT DISTINCT owner FROM sessions WHERE source != 'import' LIMIT 2").fetchall()) > 1
+
+
+def one_line(text: str) -> str:
+    return whole_text(" ".join(text.split()))[:MAX_NOTE_CHARACTERS].rstrip()
+
+
+def _why_personal(db: sqlite3.Connection, note: ConversationNote) -> str:
+    row = db.execute("SELECT owner, topic FROM notes WHERE number = ?", (note.number,)).fetchone()
+    if row is None:
+        return "its note was forgotten"
+    wish, agrees = Wish(note.text, row["topic"], lasting=True), False
+    for other in db.execute(
+        "SELECT text, topic FROM notes WHERE owner != ? AND state IN (?, ?)", (row["owner"], *IN_USE)
+    ):
+        if other["text"] == note.text:
+            agrees = True
+        elif wish.replaces(Wish(other["text"], other["topic"], lasting=True)):
+            return "another user wants the opposite of its note (--distil-personal)"
+    return "" if agrees else "only one of several users has its note (--distil-personal)"
+
+
+def _count(db: sqlite3.Connection, turn: int, score: float | None, wishes: Sequence[Wish]) -> None:
+    """Record for each note of a conversation whether its first answer was accepted or complained about.
+
+    A complaint about something else says nothing about the note.
+    """
+    db.execute("DELETE FROM note_outcomes WHERE turn = ?", (turn,))
+    for row in db.execute(
+        "SELECT t.note, t.text, t.given, n.topic FROM turn_notes t JOIN notes n ON n.number = t.note WHERE t.turn = ?",
+        (turn,),
+    ).fetchall():
+        note = Wish(row["text"], row["topic"], lasting=True)
+        complained = any(wish.replaces(note) for wish in wishes)
+        if complained or (score is not None and score > 0):
+            db.execute(
+                "INSERT INTO note_outcomes (turn, note, given, held, created) VALUES (?, ?, ?, ?, ?)",
+                (turn, row["note"], row["given"], not complained, time.time()),
+            )
+
+
+def _keep(db: sqlite3.Connection, owner: str, wish: Wish, turn: int) -> None:
+    """Write a note of a wish, unless there is one. It replaces notes that it contradicts, except pinned ones."""
+    text = one_line(wish.instruction)
+    if not wish.lasting or not text:
+        return
+    older = [_bare(row) for row in _in_use(db, owner)]
+    older = [note for note in older if wish.replaces(Wish(note.text, note.topic, lasting=True))]
+    if any(note.pinned for note in older):
+        return
+    same = next((note for note in older if note.text == text), None)
+    if same is None:
+        number = _insert(db, owner, text, wish.topic, turn, pinned=False)
+    else:
+        number = same.number
+        if same.state is NoteState.RETIRED:
+            _set_state(db, number, NoteState.ACTIVE)
+    for note in older:
+        if note.number != number:
+            remove(db, note, f"replaced by note {number}")
+    active = [note for note in _active(db, owner) if not note.pinned]
+    for note in active[: max(0, len(_active(db, owner)) - MAX_NOTES)]:
+        remove(db, note, TOO_MANY)
+
+
+def _retire(db: sqlite3.Connection, turn: int) -> None:
+    """Retire those notes of a conversation without which the policy pleases as often as with them."""
+    for one in of_conversation(db, turn)[1]:
+        row = db.execute(
+            "SELECT * FROM notes WHERE number = ? AND state = ? AND NOT pinned", (one.number, NoteState.ACTIVE)
+        ).fetchone()
+        if row is not None and does_without(*(_recent(db, row, given=given) for given in (True, False))):
+            _set_state(db, one.number, NoteState.RETIRED, DOES_WITHOUT)
+
+
+def _recent(db: sqlite3.Connection, row: sqlite3.Row, *, given: bool) -> NoteOutcomes:
+    """The newest outcomes of a note since it became what it is."""
+    rows = db.execute(
+        "SELECT held FROM note_outcomes WHERE note = ? AND given = ? AND created >= ? ORDER BY created DESC LIMIT ?",
+        (row["number"], given, row["changed"], RECENT_OUTCOMES),
+    ).fetchall()
+    held = sum(one["held"] for one in rows)
+    return NoteOutcomes(held, len(rows) - held)
+
+
+def _insert(db: sqlite3.Connection, owner: str, text: str, topic: str, turn: int | None, pinned: bool) -> int:
+    now = time.time()
+    row = db.execute(
+        "INSERT INTO notes (owner, text, topic, turn, created, state, changed, pinned) VALUES (?, ?, ?, ?, ?, ?, ?, ?) "
+        "RETURNING number",
+        (owner, text, whole_text(topic), turn, now, NoteState.ACTIVE, now, pinned),
+    ).fetchone()
+    return int(row["number"])
+
+
+def _set_state(db: sqlite3.Connection, number: int, state: NoteState, reason: str = "") -> None:
+    db.execute(
+        "UPDATE notes SET state = ?, reason = ?, changed = ? WHERE number = ? AND state != ?",
+        (state, reason, time.time(), number, state),
+    )
+
+
+def _in_use(db: sqlite3.Connection, owner: str) -> list[sqlite3.Row]:
+    query = "SELECT * FROM notes WHERE owner = ? AND state IN (?, ?) ORDER BY number"
+    return db.execute(query, (owner, *IN_USE)).fetchall()
+
+
+def _active(db: sqlite3.Connection, owner: str) -> list[Note]:
+    return [_bare(row) for row in _in_use(db, owner) if row["state"] == NoteState.ACTIVE]
+
+
+def _note(db: sqlite3.Connection, row: sqlite3.Row) -> Note:
+    counts = {
+        bool(one["given"]): NoteOutcomes(one["held"], one["total"] - one["held"])
+        for one in db.execute(
+            "SELECT given, sum(held) AS held, count(*) AS total FROM note_outcomes WHERE note = ? GROUP BY given",
+            (row["number"],),
+        )
+    }
+    return _bare(row, counts.get(True, NO_OUTCOMES), counts.get(False, NO_OUTCOMES))
+
+
+def _bare(row: sqlite3.Row, given: NoteOutcomes = NO_OUTCOMES, withheld: NoteOutcomes = NO_OUTCOMES) -> Note:
+    """A note, with its outcomes if they are given."""
+    return Note(
+        row["number"],
+        row["owner"],
+        row["text"],
+        row["topic"],
+        row["turn"],
+        row["created"],
+        NoteState(row["state"]),
+        row["reason"],
+        row["changed"],
+        bool(row["pinned"]),
+        given,
+        withheld,
+    )

@@ -1,0 +1,196 @@
+"""Wishes become notes when a turn is judged, and answers under notes become lessons without them."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from openclaw_rl.engines.base import EngineError, EngineUnavailable, VersionGone
+from openclaw_rl.judge.judges.base import Opinion
+from openclaw_rl.judge.notes import NoteDistiller, wishes_after
+from openclaw_rl.ledger import changes, notes
+from openclaw_rl.methods.base import NO_BASELINE, NoSignal
+from openclaw_rl.types import (
+    ConversationNote,
+    Feedback,
+    NoteState,
+    SampleKind,
+    ScoreRequest,
+    Scores,
+    Source,
+    State,
+)
+from support.judging import ScriptedJudge, judging, until
+from support.methods import a_method
+from support.records import Book, a_turn
+
+pytestmark = pytest.mark.usefixtures("impatient")
+
+PLEASED = ScriptedJudge(lambda case: Opinion(1.0))
+DISPLEASED = ScriptedJudge(lambda case: Opinion(-1.0, hints=("Be brief.",)))
+
+
+class Policy:
+    """Scores with the same log-prob everywhere, or fails."""
+
+    def __init__(self, answer: float | Exception = -0.75) -> None:
+        self.answer = answer
+        self.asked: list[ScoreRequest] = []
+
+    async def score(self, request: ScoreRequest) -> Scores:
+        self.asked.append(request)
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return Scores([self.answer] * request.last_n)
+
+
+def came(book: Book, *messages: dict[str, Any], **given: Any) -> int:
+    turn = book.capture(a_turn(**given))
+    book.change(changes.set_next_state, turn, messages)
+    return turn
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def noted(book: Book, **given: Any) -> int:
+    """A turn that was answered under a note, and whose user was content."""
+    note = book.change(notes.add, "me", "Answer in one short sentence.")
+    then = [ConversationNote(note.number, note.text, True)]
+    values = {"prompt_ids": [1, 7, 8, 2], "plain_ids": [1, 2], "notes": then, **given}
+    return came(book, user("thanks"), **values)
+
+
+def distiller(book: Book, policy: Policy, *, personal: bool = False, several: bool = False) -> NoteDistiller:
+    return NoteDistiller(book.ledger.notes, policy, personal=personal, several=several)  # type: ignore[arg-type]
+
+
+async def test_a_wish_is_noted_with_the_verdict(book: Book) -> None:
+    async with judging(book, DISPLEASED, keeps_notes=True):
+        turn = came(book, user("Shorter, please."))
+        await until(lambda: book.state(turn) is State.JUDGED)
+    (note,) = notes.of_owner(book.db)
+    assert (note.owner, note.turn, note.topic, note.state) == ("me", turn, "length", NoteState.ACTIVE)
+
+
+async def test_without_notes_nothing_is_kept(book: Book) -> None:
+    async with judging(book, DISPLEASED):
+        turn = came(book, user("Shorter, please."))
+        await until(lambda: book.state(turn) is State.JUDGED)
+    assert notes.of_owner(book.db, all_states=True) == []
+
+
+def test_explicit_feedback_says_wishes_too_and_tools_do_not(book: Book) -> None:
+    turn = came(book, {"role": "tool", "content": "Shorter, please.", "tool_call_id": "1"})
+    assert wishes_after(book.read(turn)) == []
+    completion = book.read(turn).completion
+    book.change(changes.add_feedback, "me", completion, 0, Feedback(-1.0, "Shorter, please."))
+    assert [wish.topic for wish in wishes_after(book.read(turn))] == ["length"]
+    book.change(changes.add_feedback, "me", completion, 0, Feedback(-1.0, "Longer, please.", Source.ENVIRONMENT))
+    assert len(wishes_after(book.read(turn))) == 1
+
+
+def test_what_was_said_last_counts(book: Book) -> None:
+    turn = came(book, user("Shorter, please."), user("No, longer, please."))
+    (last,) = wishes_after(book.read(turn))
+    (alone,) = wishes_after(book.read(came(book, user("Longer, please."))))
+    assert last == alone
+
+
+async def test_an_accepted_answer_is_scored_after_the_prompt_without_notes(book: Book) -> None:
+    policy = Policy()
+    async with judging(book, PLEASED, method="notes", keeps_notes=True, distiller=distiller(book, policy)):
+        turn = noted(book)
+        await until(lambda: book.state(turn) is State.JUDGED)
+    stored = book.read(turn)
+    assert stored.sample is SampleKind.NOTES
+    (request,) = policy.asked
+    assert (list(request.ids), request.last_n, request.version) == ([1, 2, 4, 5], 2, stored.version)
+    trained = a_method("notes").prepared(stored)
+    assert (trained.prompt_ids, trained.response_ids, trained.logprobs) == ([1, 2], [4, 5], [-0.75, -0.75])
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (VersionGone("gone"), "not distilled: the policy that answered is no longer loaded"),
+        (EngineError("too long"), "not distilled: too long"),
+        (float("nan"), "not distilled: the policy's log-probs are not one finite number per token"),
+    ],
+)
+async def test_an_answer_that_cannot_be_scored_is_dropped_with_the_reason(
+    book: Book, error: Exception | float, reason: str
+) -> None:
+    part = distiller(book, Policy(error))
+    async with judging(book, PLEASED, method="notes", keeps_notes=True, distiller=part):
+        turn = noted(book)
+        await until(lambda: book.state(turn) is State.DROPPED)
+    assert book.read(turn).reason == reason
+
+
+async def test_a_policy_that_is_away_is_waited_for(book: Book) -> None:
+    policy = Policy(EngineUnavailable("it restarts"))
+    async with judging(book, PLEASED, method="notes", keeps_notes=True, distiller=distiller(book, policy)) as running:
+        turn = noted(book)
+        await until(lambda: running.down == "it restarts")
+        assert book.state(turn) is State.READY
+        policy.answer = -0.5
+        await until(lambda: book.state(turn) is State.JUDGED)
+    assert book.read(turn).sample is SampleKind.NOTES
+
+
+@pytest.mark.parametrize(
+    ("judge", "given", "reason"),
+    [
+        (PLEASED, {"plain_ids": None, "notes": ()}, "answered without notes"),
+        (DISPLEASED, {}, "it was not accepted"),
+        (ScriptedJudge(lambda case: Opinion(reason="who knows")), {}, "the judge abstained: custom: who knows"),
+    ],
+)
+async def test_nothing_else_is_imitated(book: Book, judge: ScriptedJudge, given: dict[str, Any], reason: str) -> None:
+    policy = Policy()
+    async with judging(book, judge, method="notes", keeps_notes=True, distiller=distiller(book, policy)):
+        turn = noted(book, **given)
+        await until(lambda: book.state(turn) is State.DROPPED)
+    assert book.read(turn).reason == reason
+    assert policy.asked == []
+
+
+@pytest.mark.parametrize(("personal", "sample"), [(False, None), (True, SampleKind.NOTES)])
+async def test_a_note_of_one_of_several_users_is_not_distilled(
+    book: Book, personal: bool, sample: SampleKind | None
+) -> None:
+    part = distiller(book, Policy(), personal=personal, several=True)
+    async with judging(book, PLEASED, method="notes", keeps_notes=True, distiller=part):
+        turn = noted(book)
+        await until(lambda: book.state(turn) is not State.READY)
+    assert book.read(turn).sample is sample
+    assert ("only one of several users" in book.read(turn).reason) is not personal
+
+
+@pytest.mark.parametrize("name", ["notes+combine", "notes+topk-select"])
+async def test_beside_another_method_accepted_answers_are_distilled_and_others_judged_as_before(
+    book: Book, name: str
+) -> None:
+    policy = Policy()
+    async with judging(book, PLEASED, method=name, keeps_notes=True, distiller=distiller(book, policy)):
+        accepted, plain = noted(book), came(book, user("thanks"))
+        await until(lambda: {book.state(accepted), book.state(plain)} == {State.JUDGED})
+    assert (book.read(accepted).sample, book.read(plain).sample) == (SampleKind.NOTES, SampleKind.RL)
+    method = a_method(name)
+    lesson = method.lesson(method.prepared(book.read(accepted)), method.baseline([book.read(plain)] * 2))
+    assert lesson.advantages == [1.0, 1.0], "it is not measured from a mean"
+    assert lesson.alternatives is None
+
+
+def test_a_sample_without_its_prompt_has_no_signal(book: Book) -> None:
+    turn = noted(book)
+    book.change(lambda db: db.execute("UPDATE turns SET state = 'ready'"))
+    method = a_method("notes")
+    stored = book.read(turn)
+    assert method.prepared(stored) is stored
+    with pytest.raises(NoSignal):
+        method.prepared(replace(stored, sample=SampleKind.NOTES, plain_ids=None))
+    with pytest.raises(NoSignal):
+        method.signals(replace(stored, sample=SampleKind.NOTES), NO_BASELINE)
