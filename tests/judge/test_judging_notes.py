@@ -8,6 +8,7 @@ import pytest
 from openclaw_rl.engines.base import EngineError, EngineUnavailable, VersionGone
 from openclaw_rl.judge.judges.base import Opinion
 from openclaw_rl.judge.notes import NoteDistiller, wishes_after
+from openclaw_rl.judge.reader import read_wishes
 from openclaw_rl.ledger import changes, notes
 from openclaw_rl.methods.base import NO_BASELINE, NoSignal
 from openclaw_rl.types import (
@@ -26,6 +27,7 @@ from support.records import Book, a_turn
 
 pytestmark = pytest.mark.usefixtures("impatient")
 
+LENGTH = read_wishes("Shorter, please.")[0].topic
 PLEASED = ScriptedJudge(lambda case: Opinion(1.0))
 DISPLEASED = ScriptedJudge(lambda case: Opinion(-1.0, hints=("Be brief.",)))
 
@@ -71,7 +73,7 @@ async def test_a_wish_is_noted_with_the_verdict(book: Book) -> None:
         turn = came(book, user("Shorter, please."))
         await until(lambda: book.state(turn) is State.JUDGED)
     (note,) = notes.of_owner(book.db)
-    assert (note.owner, note.turn, note.topic, note.state) == ("me", turn, "length", NoteState.ACTIVE)
+    assert (note.owner, note.turn, note.topic, note.state) == ("me", turn, LENGTH, NoteState.ACTIVE)
 
 
 async def test_without_notes_nothing_is_kept(book: Book) -> None:
@@ -86,7 +88,7 @@ def test_explicit_feedback_says_wishes_too_and_tools_do_not(book: Book) -> None:
     assert wishes_after(book.read(turn)) == []
     completion = book.read(turn).completion
     book.change(changes.add_feedback, "me", completion, 0, Feedback(-1.0, "Shorter, please."))
-    assert [wish.topic for wish in wishes_after(book.read(turn))] == ["length"]
+    assert [wish.topic for wish in wishes_after(book.read(turn))] == [LENGTH]
     book.change(changes.add_feedback, "me", completion, 0, Feedback(-1.0, "Longer, please.", Source.ENVIRONMENT))
     assert len(wishes_after(book.read(turn))) == 1
 

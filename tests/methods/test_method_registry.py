@@ -19,7 +19,10 @@ def test_every_built_in_method_is_found_by_its_name(name: str) -> None:
 
 
 def test_a_name_that_no_method_has_is_refused_with_those_there_are() -> None:
-    expected = "--method 'ppo' (from environment METHOD) is not valid: use one of rl, opd, combine, topk-select, or"
+    expected = (
+        "--method 'ppo' (from environment METHOD) is not valid: use one of "
+        "rl, opd, combine, topk-select, notes, notes+combine, notes+topk-select, or"
+    )
     with pytest.raises(ConfigError, match=re.escape(expected)):
         load({}, {"METHOD": "ppo"})
 
