@@ -14,9 +14,8 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
 from openclaw_rl import cli
-from openclaw_rl.dashboard import metrics, verdict_mix
 from openclaw_rl.dashboard.examples import first_prompts
-from openclaw_rl.dashboard.verdict_mix import BARS, portions
+from openclaw_rl.dashboard.views.verdicts import BARS, portions
 from openclaw_rl.learn.checkpoints import Checkpoints
 from openclaw_rl.ledger.lock import RunDirLock
 from openclaw_rl.ledger.migrations import MIGRATIONS
@@ -65,13 +64,6 @@ def report(folder: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str]) -
         return look((folder / "report.html").read_text("utf-8"))
 
     return run
-
-
-@pytest.fixture
-def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For tests that look at something else: they take most of the time."""
-    for module in (metrics, verdict_mix):
-        monkeypatch.setattr(module, "pictures", lambda _: [])
 
 
 @pytest.fixture(scope="module")
@@ -124,25 +116,25 @@ def test_every_kind_of_turn_is_shown_with_what_came_of_it(whole: Whole) -> None:
     by_turn = {name: next((t for t in shown if f"turn {number} " in t), "") for name, number in whole.turns.items()}
     assert by_turn["hint"].startswith("Learned from, with a hint")
     assert by_turn["hint"].endswith(
-        "asked Ask hint hello policy 0 Say hint hello<|im_end|> came next: user Next hint hello "
+        "user Ask hint hello policy 0 Say hint hello<|im_end|> came next: user Next hint hello "
         "score -1 by feedback sample: opd+rl judged asked to change hint Hint hello"
     )
     assert "score +1 by llm sample: rl judged Because hello" in by_turn["best"]
     assert by_turn["worst"].startswith("Rated worst")
     assert by_turn["silent"].startswith("Not judged")
-    assert "no score dropped Silence hello the judge abstained: hello" in by_turn["silent"]
+    assert "no score not trained on Silence hello the judge abstained: hello" in by_turn["silent"]
     assert "Its tokens have no colour" in by_turn["silent"]
-    assert by_turn["aside"].endswith("dropped quarantined: Refused hello")
-    assert "came next: explicit feedback +1 Told hello" in by_turn["explicit"]
+    assert by_turn["aside"].endswith("not trained on quarantined: Refused hello")
+    assert "explicit feedback +1 Told hello" in by_turn["explicit"]
     assert by_turn["waiting"] == ""
 
 
 def test_curves_and_verdicts_are_drawn_and_counted(whole: Whole) -> None:
     labels = [picture.attributes["aria-label"] for picture in whole.page.all("svg")]
-    assert "KL per token, over 5 steps: to the previous policy, last 0.01; to the base model, last 0.1." in labels
-    assert "Verdicts over time: 2 good, 0 neutral, 3 bad, 1 abstained." in labels
-    assert "Verdicts by llm over time: 1 good, 0 neutral, 1 bad, 0 abstained." in labels
-    assert "Share of verdicts with a hint over time: 17% of all." in labels
+    assert "KL per token, over 5 points: to the previous policy, last 0.01; to the base model, last 0.1." in labels
+    assert "Verdicts: over time, 2 good, 0 neutral, 3 bad, 1 abstained." in labels
+    assert "Verdicts by llm: over time, 1 good, 0 neutral, 1 bad, 0 abstained." in labels
+    assert any(label.startswith("Share of verdicts with a hint, over 6 points") for label in labels)
     rows = whole.page.rows()
     assert ["feedback", "0", "0", "2", "0", "1"] in rows
     assert ["Not judged", "0", "0", "0", "1", "0"] in rows
@@ -155,24 +147,26 @@ def test_batches_set_aside_and_checkpoints_are_listed(whole: Whole) -> None:
     assert ["step-000002-v2", "2", "2"] in [row[:3] for row in rows]
 
 
-@pytest.mark.usefixtures("no_pictures")
 def test_tokens_are_coloured_with_the_weights_that_were_given(
     book: Book, tokenizer: ChatTokenizer, report: Report
 ) -> None:
     fill(book, tokenizer)
 
     def coloured(seen: Seen) -> dict[str, int]:
-        return {name: len(seen.all("span", class_=name)) - 1 for name in ("up", "down")}
+        spans = [
+            span.attributes.get("class", "").split()[:1] for span in seen.all("span") if "title" in span.attributes
+        ]
+        return {name: spans.count([name]) for name in ("up", "down")}
 
     both, hints, scores = (report(*f) for f in ((), ("--method", "opd"), ("--method", "rl")))
     assert coloured(hints)["up"] > 0, "the teacher likes some of the tokens"
     assert coloured(scores)["down"] > coloured(both)["down"] - coloured(hints)["down"]
-    tips = [span.attributes["title"] for span in scores.all("span", class_="down") if "title" in span.attributes]
+    down = [span for span in scores.all("span") if span.attributes.get("class", "").startswith("down")]
+    tips = [span.attributes["title"] for span in down if "title" in span.attributes]
     assert tips
     assert all(tip.endswith("advantage -1.000") for tip in tips)
 
 
-@pytest.mark.usefixtures("no_pictures")
 @pytest.mark.parametrize("word", [HOSTILE, "x" * 25_000])
 def test_what_people_and_models_wrote_is_text(
     book: Book, tokenizer: ChatTokenizer, folder: Path, report: Report, word: str
@@ -183,7 +177,6 @@ def test_what_people_and_models_wrote_is_text(
     assert (folder / "report.html").stat().st_size < 3_000_000
 
 
-@pytest.mark.usefixtures("no_pictures")
 def test_half_a_character_in_a_message_is_no_error(book: Book, report: Report) -> None:
     asked = [{"role": "user", "content": "What is \ud83e?"}]
     turn = book.put(State.READY, messages=asked, message={"role": "assistant", "content": "a \ud83e"})
@@ -191,7 +184,6 @@ def test_half_a_character_in_a_message_is_no_error(book: Book, report: Report) -
     assert "What is \ufffd?" in report().text
 
 
-@pytest.mark.usefixtures("no_pictures")
 def test_tool_calls_and_parts_are_words(book: Book, report: Report) -> None:
     call = {"id": "1", "type": "function", "function": {"name": "look_up", "arguments": '{"city": "Bern"}'}}
     parts = [{"type": "text", "text": "How warm "}, {"type": "text", "text": "is it?"}]
@@ -209,7 +201,6 @@ def test_tool_calls_and_parts_are_words(book: Book, report: Report) -> None:
 # Runs that are in use, empty or broken
 
 
-@pytest.mark.usefixtures("no_pictures")
 def test_a_run_in_use_is_only_read(book: Book, tokenizer: ChatTokenizer, folder: Path, report: Report) -> None:
     fill(book, tokenizer)
     before = book.everything()
@@ -225,7 +216,6 @@ def test_a_run_in_use_is_only_read(book: Book, tokenizer: ChatTokenizer, folder:
     lock.close()
 
 
-@pytest.mark.usefixtures("no_pictures")
 def test_an_empty_folder_is_a_page_that_says_so(report: Report) -> None:
     seen = report()
     text = seen.text
@@ -249,7 +239,6 @@ def test_a_ledger_that_is_none_is_said_and_the_rest_is_shown(folder: Path, repor
     assert len(seen.all("svg")) == 8
 
 
-@pytest.mark.usefixtures("no_pictures")
 @pytest.mark.parametrize(("version", "word"), [(1, "an older version"), (len(MIGRATIONS) + 1, "a newer version")])
 def test_a_ledger_of_another_version_is_said(folder: Path, report: Report, version: int, word: str) -> None:
     db = connect(folder / FILE)
@@ -262,7 +251,6 @@ def test_a_ledger_of_another_version_is_said(folder: Path, report: Report, versi
     again.close()
 
 
-@pytest.mark.usefixtures("no_pictures")
 def test_damage_is_said_and_the_rest_is_shown(
     book: Book, tokenizer: ChatTokenizer, folder: Path, adapters: list[Path], report: Report
 ) -> None:
@@ -279,7 +267,6 @@ def test_damage_is_said_and_the_rest_is_shown(
     assert "step-000001-v1" in text
 
 
-@pytest.mark.usefixtures("no_pictures")
 def test_without_the_model_words_are_shown_and_nothing_is_fetched(
     book: Book, tokenizer: ChatTokenizer, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -291,7 +278,6 @@ def test_without_the_model_words_are_shown_and_nothing_is_fetched(
     assert "Say hint hello" in seen.text
 
 
-@pytest.mark.usefixtures("no_pictures")
 def test_a_damaged_tokenizer_is_said(
     book: Book, tokenizer: ChatTokenizer, folder: Path, tiny_model: Path, tmp_path: Path
 ) -> None:
@@ -305,7 +291,6 @@ def test_a_damaged_tokenizer_is_said(
 # The command
 
 
-@pytest.mark.usefixtures("no_pictures")
 def test_the_page_goes_where_it_is_wanted(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "a" / "b.html"
     assert cli.main(["report", "--no-answers", "--out", str(out), "--run-dir", str(folder)]) == 0
@@ -315,17 +300,15 @@ def test_the_page_goes_where_it_is_wanted(folder: Path, tmp_path: Path, capsys: 
     assert "cannot be written: Is a directory." in capsys.readouterr().err
 
 
-def test_no_folder_and_no_matplotlib_are_sentences(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_folder_is_a_sentence(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["report", str(folder / "nowhere")]) == 2
     assert "There is no folder" in capsys.readouterr().err
+
+
+def test_charts_need_no_matplotlib(book: Book, report: Report, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert cli.main(["report", str(folder)]) == 2
-    assert capsys.readouterr().err == (
-        f"openclaw-rl: openclaw-rl report needs matplotlib: {sys.executable} -m pip install matplotlib\n"
-    )
-    assert not (folder / "report.html").exists()
+    write_metrics(folder, [a_report(step) for step in (1, 2)])
+    assert report().all("svg")
 
 
 def test_a_folder_of_other_things_is_refused_and_left_alone(
@@ -355,7 +338,6 @@ def greedy(model: Path, adapter: Path | None, prompts: list[list[int]], count: i
     return [answer[0][len(ids) :].tolist() for answer, ids in zip(written, prompts, strict=True)]
 
 
-@pytest.mark.usefixtures("no_pictures")
 def test_both_models_are_asked_what_the_run_was_asked_first(
     book: Book,
     tokenizer: ChatTokenizer,
@@ -385,7 +367,6 @@ def decoded(tokenizer: ChatTokenizer, ids: list[int]) -> str:
     return str(tokenizer.backend.decode(ids, skip_special_tokens=True)) or "(nothing)"
 
 
-@pytest.mark.usefixtures("no_pictures")
 def test_a_model_that_cannot_be_loaded_is_said(
     book: Book, tokenizer: ChatTokenizer, folder: Path, adapters: list[Path], report: Report
 ) -> None:

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openclaw_rl.dashboard.metrics import PANELS, pictures, read_metrics, read_step
+from openclaw_rl.dashboard.metrics import read_metrics, read_step
+from openclaw_rl.dashboard.views.learning import PANELS, step_charts
 from openclaw_rl.learn.reporting import JsonLines
 from support.judged_run import a_report, write_metrics
 
@@ -52,20 +53,20 @@ def test_no_line_is_an_error(line: str) -> None:
 
 def test_no_file_has_no_steps(tmp_path: Path) -> None:
     assert read_metrics(tmp_path / "metrics.jsonl").steps == []
-    assert pictures([]) == []
+    assert step_charts([]) == []
 
 
 def test_every_number_that_is_asked_for_has_a_picture() -> None:
     shown = {name for panel in PANELS for name, _ in panel.lines}
     wanted = {"reward", "loss", "kl_old", "kl_base", "clip_fraction", "grad_norm", "staleness", "latency_seconds"}
     assert wanted <= shown
-    drawn = pictures([{**dict.fromkeys(shown, 0.5), "step": float(step)} for step in (1, 2)])
+    drawn = step_charts([{**dict.fromkeys(shown, 0.5), "step": float(step)} for step in (1, 2)])
     assert len(drawn) == len(PANELS)
-    assert any("from feedback to served weights, last 0.5" in picture for picture in drawn)
+    assert any("from feedback to served weights, last 0.5" in chart.svg for chart in drawn)
 
 
 @pytest.mark.parametrize("value", [0.0, -3.0, 1e30, float("nan"), float("inf")])
 def test_one_step_with_any_number_can_be_drawn(value: float) -> None:
     names = {name for panel in PANELS for name, _ in panel.lines}
-    drawn = pictures([{**dict.fromkeys(names, value), "step": 1.0}])
+    drawn = step_charts([{**dict.fromkeys(names, value), "step": 1.0}])
     assert len(drawn) == (len(PANELS) if abs(value) < 1e31 else 0)

@@ -37,16 +37,25 @@ class KeyCheck:
 
     def known_owner(self, request: Request) -> str | None:
         """The name of the key that the request carries; None if it carries no known key."""
-        if not self._keys:
-            return ANYONE
-        sent = sent_key(request)
+        return self.owner_of(sent_key(request)) if self._keys else ANYONE
+
+    @property
+    def are_set(self) -> bool:
+        """Whether the server has keys."""
+        return bool(self._keys)
+
+    def owner_of(self, sent: bytes) -> str | None:
+        """The name of a key; None if no key is like this one."""
         matches = [name for name, secret in self._keys if compare_digest(secret, sent)]
         return matches[0] if matches else None
 
+    def may_operate(self, owner: str) -> bool:
+        """Whether this owner may operate the server."""
+        return not self._keys or owner == self._keys[0][0]
+
     def check_operator(self, request: Request) -> None:
         """Raises 401 for a request without a known key, 403 for one whose key may not operate the server."""
-        owner = self.owner(request)
-        if self._keys and owner != self._keys[0][0]:
+        if not self.may_operate(self.owner(request)):
             raise ApiError(
                 403,
                 "This key may not operate the server: use the admin key (--admin-key, else the first of --api-key).",

@@ -87,7 +87,9 @@ class Completion:
         """Wait for the first tokens. Raises ApiError if there will be none, while an HTTP status can still be sent."""
         try:
             self._first = await anext(self._batches, None)
-            self._metrics.first_token.observe(time.perf_counter() - self._arrived)
+            seconds = time.perf_counter() - self._arrived
+            self._metrics.first_token.observe(seconds)
+            self._metrics.recent.add_first_token(seconds)
         except EngineUnavailable as error:
             self._end("failed")
             raise from_engine(error) from error
@@ -131,6 +133,7 @@ class Completion:
         taken, deltas = choice.parser.push(token.token_id for token in tokens)
         tokens = tokens[:taken]
         choice.tokens += tokens
+        self._metrics.recent.add_tokens(len(tokens))
         if tokens[-1].finish is not None or choice.parser.stopped:
             deltas += choice.parser.flush()
             choice.finish_reason = finish_reason(choice, tokens[-1].finish)
@@ -151,6 +154,7 @@ class Completion:
     def _count(self, status: str) -> None:
         usage = self.usage()
         self._metrics.requests[status].inc()
+        self._metrics.recent.add_request()
         self._metrics.prompt_tokens.inc(usage["prompt_tokens"])
         self._metrics.cached_tokens.inc(usage["prompt_tokens_details"]["cached_tokens"])
         self._metrics.completion_tokens.inc(usage["completion_tokens"])

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from openclaw_rl.api.recent import RecentActivity
 from openclaw_rl.engines.base import EngineStats
 from openclaw_rl.types import Continuation, TurnKind
 
@@ -16,6 +17,7 @@ class ServerMetrics:
 
     def __init__(self, stats: Callable[[], EngineStats]) -> None:
         self.registry = CollectorRegistry()
+        self.recent = RecentActivity()
         requests = self._counter("openclaw_requests", "Chat requests by how they ended.", "status")
         self.requests = {status: requests.labels(status) for status in ("ok", "cancelled", "failed", "refused")}
         tokens = self._counter("openclaw_tokens", "Tokens: prompt, cached (part of prompt), completion.", "kind")

@@ -23,6 +23,12 @@ class Operations(Protocol):
         With `retrain`, it is the newest that was not trained on deleted turns, and later ones are trained anew.
         """
 
+    async def hold(self, version: int) -> int:
+        """Load the checkpoint of a policy version for those who name it; under which version. Raises OperationFailed.
+
+        The policy that serves goes on serving.
+        """
+
 
 class OperationFailed(Exception):
     """The operation cannot be done; the message says why."""
@@ -42,3 +48,6 @@ class NoOperations:
 
     async def roll_back(self, version: int | None, *, retrain: bool = False) -> int:
         raise OperationFailed("This server does not learn, so there is nothing to roll back.")
+
+    async def hold(self, version: int) -> int:
+        raise OperationFailed("This server does not learn, so it has no checkpoints.")

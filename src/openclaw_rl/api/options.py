@@ -87,6 +87,12 @@ class ServerOptions(Section):
         env="ALLOW_ORIGIN",
         shown="none",
     )
+    dashboard: bool = option(
+        True,
+        "Serve the live page at /; --no-dashboard leaves it out.",
+        group="Server",
+        env="DASHBOARD",
+    )
     max_request_mb: float = option(
         8.0, "Largest request body, in megabytes.", group="Server", env="MAX_REQUEST_MB", gt=0
     )

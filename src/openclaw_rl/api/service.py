@@ -19,7 +19,7 @@ from openclaw_rl.api.metrics import ServerMetrics
 from openclaw_rl.api.reader import ReadRequest, RequestReader, context_length_exceeded
 from openclaw_rl.api.translated import TextRequest
 from openclaw_rl.api.wire import ChatRequest
-from openclaw_rl.engines.base import EngineUnavailable, QueueFull, Sampler
+from openclaw_rl.engines.base import EngineUnavailable, QueueFull, Sampler, VersionGone
 from openclaw_rl.ledger.ledger import Ledger
 from openclaw_rl.ledger.options import NotesOptions
 from openclaw_rl.rendering.call_format import call_format
@@ -98,19 +98,31 @@ class ChatService:
         self._capturing = ThreadPoolExecutor(1, thread_name_prefix="capture")
         self._seeds = (request_seed(seed, number) for number in count())
 
-    async def begin(self, read: ReadRequest, owner: str, headers: Mapping[str, str], id_prefix: str) -> Completion:
-        """Give a request to the sampler. Raises ApiError. The completion's id begins with `id_prefix`."""
+    async def begin(
+        self,
+        read: ReadRequest,
+        owner: str,
+        headers: Mapping[str, str],
+        id_prefix: str,
+        version: int | None = None,
+    ) -> Completion:
+        """Give a request to the sampler. Raises ApiError. The completion's id begins with `id_prefix`.
+
+        With `version`, that policy answers; it raises VersionGone if the sampler does not hold it.
+        """
         request = read.request
         max_context = self.sampler.limits.max_context_tokens
         episode = episode_of(headers, request)
         incoming = IncomingRequest(owner, headers, request, read.chat, read.prompt, max_context, episode)
         prompt, turn = await self._open_turn(incoming)
         try:
-            return self._start(read, owner, prompt, turn, id_prefix)
+            return self._start(read, owner, prompt, turn, id_prefix, version)
         except (QueueFull, EngineUnavailable, ApiError) as error:
             if turn is not None:
                 turn.close()
-            raise error if isinstance(error, ApiError) else from_engine(error) from error
+            if isinstance(error, ApiError) or (version is not None and isinstance(error, VersionGone)):
+                raise
+            raise from_engine(error) from error
 
     async def _open_turn(self, incoming: IncomingRequest) -> tuple[RenderedPrompt, OpenTurn | None]:
         if self.capture is None:
@@ -119,7 +131,13 @@ class ChatService:
         return await asyncio.get_running_loop().run_in_executor(self._capturing, self.capture.open, incoming)
 
     def _start(
-        self, read: ReadRequest, owner: str, prompt: RenderedPrompt, turn: OpenTurn | None, id_prefix: str
+        self,
+        read: ReadRequest,
+        owner: str,
+        prompt: RenderedPrompt,
+        turn: OpenTurn | None,
+        id_prefix: str,
+        version: int | None,
     ) -> Completion:
         request = read.request
         constraint = read.constraint and self.rules.for_prompt(read.constraint, prompt)
@@ -128,7 +146,8 @@ class ChatService:
         n = request.n or 1
         if n > self.sampler.limits.max_choices:
             raise ApiError(400, f"n must be at most {self.sampler.limits.max_choices} on this server.", param="n")
-        stream = self.sampler.sample(SampleRequest(prompt.ids, params, n, owner=owner, constraint=constraint))
+        sampled = SampleRequest(prompt.ids, params, n, version=version, owner=owner, constraint=constraint)
+        stream = self.sampler.sample(sampled)
         choices = [Choice(self._response_parser(request, prompt)) for _ in range(n)]
         return Completion(prompt, params, stream, choices, self.metrics, turn, read.arrived, id_prefix)
 

@@ -86,6 +86,18 @@ class BackgroundLoops:
         except (EngineError, LedgerError, OSError) as error:
             raise OperationFailed(f"The policy could not be loaded: {error}") from error
 
+    async def hold(self, version: int) -> int:
+        if self.learning is None:
+            raise OperationFailed("This server does not learn, so it has no checkpoints.")
+        try:
+            checkpoints = self.learning.line.checkpoints.all()
+            fitting = [checkpoint for checkpoint in checkpoints if version in checkpoint.versions]
+            if not fitting:
+                raise OperationFailed(f"There is no checkpoint of policy version {version} any more.")
+            return await self.learning.hold(fitting[-1])
+        except (EngineError, LedgerError, OSError) as error:
+            raise OperationFailed(f"The policy could not be loaded: {error}") from error
+
 
 def report_end(task: "asyncio.Task[None]") -> None:
     """Log the error of a task that fails."""

@@ -51,6 +51,11 @@ def beginning(config: Config, version: int) -> str:
     return f"continues from {config.training.resume_from_ckpt} (policy {version})"
 
 
+def page(config: Config, port: int) -> str:
+    """Where the live page is."""
+    return f"open {local_url(config.server, port)}/ in a browser" if config.server.dashboard else "off (--no-dashboard)"
+
+
 def banner(config: Config, backend: str, version: int, port: int) -> None:
     """Print the server's settings, and commands to try it with."""
     url = local_url(config.server, port) + "/v1"
@@ -62,6 +67,7 @@ def banner(config: Config, backend: str, version: int, port: int) -> None:
     )
     rows = {
         "URL": url,
+        "page": page(config, port),
         "model": f"{config.served_name}  ({config.policy_name})",
         "backend": backend,
         "policy": beginning(config, version),

@@ -5,7 +5,7 @@ import contextlib
 import logging
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 
 import uvicorn
@@ -24,12 +24,17 @@ class Server(uvicorn.Server):
     - A third Ctrl-C stops the server at once.
     """
 
-    def __init__(self, config: uvicorn.Config, sampler: Sampler, patience: float) -> None:
+    def __init__(
+        self, config: uvicorn.Config, sampler: Sampler, patience: float, on_stop: Callable[[], None] | None = None
+    ) -> None:
+        """`on_stop` is called first when the server stops: it ends streams that would never end by themselves."""
         super().__init__(config)
-        self.sampler, self.patience = sampler, patience
+        self.sampler, self.patience, self.on_stop = sampler, patience, on_stop
         self._hurried = asyncio.Event()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self.on_stop is not None:
+            self.on_stop()
         hurry = asyncio.create_task(self._close_sampler_later())
         await super().shutdown(sockets)
         hurry.cancel()

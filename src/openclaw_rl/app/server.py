@@ -33,6 +33,8 @@ from openclaw_rl.app.logs import console, start_logging
 from openclaw_rl.app.progress import show_learning
 from openclaw_rl.app.run_options import keep_options
 from openclaw_rl.app.startup_signals import Start
+from openclaw_rl.dashboard.live.dashboard import LiveRun
+from openclaw_rl.dashboard.live.routes import install
 from openclaw_rl.engines.base import EngineUnavailable, Sampler
 from openclaw_rl.errors import UserError
 from openclaw_rl.learn.imported import score_imported
@@ -142,7 +144,7 @@ async def run(
 
 
 def make_server(config: Config, service: ChatService, loops: BackgroundLoops, sampler: Sampler) -> Server:
-    """The HTTP server of the API."""
+    """The HTTP server of the API and of the live page."""
     app = create_app(
         service,
         config.served_name,
@@ -152,6 +154,8 @@ def make_server(config: Config, service: ChatService, loops: BackgroundLoops, sa
         operations=loops,
         origins=config.server.allowed_origins,
     )
+    run = LiveRun(config.learning_method, config.run.folder, config.checkpoints)
+    dashboard = install(app, run) if config.server.dashboard else None
     patience = config.server.shutdown_seconds
     settings = uvicorn.Config(
         app,
@@ -162,7 +166,7 @@ def make_server(config: Config, service: ChatService, loops: BackgroundLoops, sa
         lifespan="off",
         timeout_graceful_shutdown=math.ceil(patience) + GRACE_SECONDS,
     )
-    return Server(settings, sampler, patience)
+    return Server(settings, sampler, patience, on_stop=dashboard.close if dashboard else None)
 
 
 def work_beside(

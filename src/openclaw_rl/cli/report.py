@@ -28,7 +28,6 @@ def add(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from openclaw_rl.client import ready_state
-    from openclaw_rl.dashboard.components.charts import need_matplotlib
     from openclaw_rl.dashboard.components.render import write
     from openclaw_rl.dashboard.report import NAME, may_be_run, page
     from openclaw_rl.dashboard.run import read_run
@@ -36,7 +35,6 @@ def run(options: argparse.Namespace) -> int:
     from openclaw_rl.terminal import console
 
     config = run_config(options)
-    need_matplotlib("openclaw-rl report")
     folder, source = config.run.folder, source_of(config)
     if not folder.is_dir():
         raise UserError(f"There is no folder {folder}: give the run directory of a server.")

@@ -6,12 +6,14 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from openclaw_rl.dashboard import metrics, verdict_mix
+from openclaw_rl.dashboard import metrics
 from openclaw_rl.dashboard.answers import Compared, NoAnswers, compare
 from openclaw_rl.dashboard.components.render import render
 from openclaw_rl.dashboard.examples import TITLES, make_example
 from openclaw_rl.dashboard.run import Run
 from openclaw_rl.dashboard.source import RunSource
+from openclaw_rl.dashboard.views.learning import COLUMNS, step_charts, step_row
+from openclaw_rl.dashboard.views.verdicts import NOT_JUDGED, verdict_charts
 from openclaw_rl.ledger import episode_words
 from openclaw_rl.ledger.lock import was_served
 from openclaw_rl.ledger.schema import FILE as LEDGER
@@ -41,9 +43,11 @@ def page(source: RunSource, run: Run, *, answers: bool = True) -> str:
         run=run,
         status=run.status,
         method=source.method.name,
-        curves=metrics.pictures(run.metrics.steps),
-        mix=verdict_mix.pictures(run.verdicts),
-        not_judged=verdict_mix.NOT_JUDGED,
+        curves=step_charts(run.metrics.steps),
+        columns=COLUMNS,
+        rows=[step_row(update) for update in run.updates],
+        mix=verdict_charts(run.verdicts),
+        not_judged=NOT_JUDGED,
         examples=[make_example(TITLES[kind], turn, tokenizer, source.method) for kind, turn in run.examples],
         no_tokens=no_tokens,
         outcome=episode_words.outcome,

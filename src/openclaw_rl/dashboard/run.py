@@ -17,12 +17,21 @@ from openclaw_rl.ledger.reader import LedgerReader, open_reader
 from openclaw_rl.ledger.status import Status, read_status
 from openclaw_rl.ledger.verdicts import ExampleKind
 from openclaw_rl.models import ADAPTER_CONFIG, EMBEDDED
-from openclaw_rl.types import EpisodeCounts, Note, SessionSummary, StoredTurn, VerdictCounts, VerdictSummary
+from openclaw_rl.types import (
+    EpisodeCounts,
+    Note,
+    SessionSummary,
+    StoredTurn,
+    UpdateCard,
+    VerdictCounts,
+    VerdictSummary,
+)
 
 #: Prompts that both models are asked.
 PROMPTS = 3
 EXAMPLES_OF_A_KIND = 2
 EPISODES_SHOWN = 40
+STEPS_SHOWN = 100
 
 
 @dataclass(slots=True)
@@ -43,6 +52,8 @@ class Run:
     episode_counts: EpisodeCounts | None = None
     notes: list[Note] = field(default_factory=list)
     """Of all users, removed ones among them."""
+    updates: list[UpdateCard] = field(default_factory=list)
+    """The last training steps, the newest first."""
     missing: list[str] = field(default_factory=list)
     """What is missing or cannot be read, one sentence each."""
 
@@ -79,6 +90,7 @@ def read_ledger(run: Run, reader: LedgerReader, server: str | None, ready: Mappi
     run.episodes = reader.episodes(EPISODES_SHOWN)
     run.episode_counts = reader.episode_counts()
     run.notes = reader.notes(all_states=True)
+    run.updates = reader.update_page(None, STEPS_SHOWN)
 
 
 def base_model(checkpoints: list[Checkpoint]) -> str:

@@ -47,6 +47,8 @@ class Lineage:
         self._is_new_line = False
         """Whether the first policy must be saved, because the next start would continue from another one."""
         self._latest = BASE_VERSION
+        self._held: int | None = None
+        """The version that was loaded only to be compared with, if any."""
 
     @property
     def served_step(self) -> int:
@@ -140,6 +142,16 @@ class Lineage:
         version = self._new_version()
         await self.ledger.add_policy(version, parent)
         await self.sampler.publish(version, await asyncio.to_thread(self.policies.adopt, checkpoint.folder, version))
+        return version
+
+    async def hold(self, checkpoint: Checkpoint) -> int:
+        """Publish a checkpoint's policy under a new number, as a candidate that is never promoted. The one that was
+        held before is taken back."""
+        if self._held is not None:
+            self.sampler.retract(self._held)
+        self._held = version = self._new_version()
+        await self.ledger.add_policy(version, checkpoint.version)
+        await self.sampler.publish(version, policy_in(checkpoint.folder), candidate=True)
         return version
 
     async def go_back(self, checkpoint: Checkpoint, version: int, *, retrain: bool) -> int:

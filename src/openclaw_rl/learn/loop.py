@@ -187,6 +187,14 @@ class LearnLoop:
         log.info("Rolled back: policy %d serves now, which is %s.", version, source)
         return version
 
+    async def hold(self, checkpoint: Checkpoint) -> int:
+        """Load a checkpoint's policy for those who name it, beside the one that serves; under which version.
+
+        It waits for the running step, whose policy must get the next number.
+        """
+        async with self._lock:
+            return await self.line.hold(checkpoint)
+
     async def retrain(self) -> int:
         """Learn again without deleted turns: serve the newest policy without them, and delete those with them.
 

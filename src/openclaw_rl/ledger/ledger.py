@@ -14,6 +14,7 @@ from openclaw_rl.ledger import changes, episodes, groups, policies, queries, upd
 from openclaw_rl.ledger.errors import CaptureSuspended, TooLate, sqlite_errors_as_sentences
 from openclaw_rl.ledger.note_keeper import NoteKeeper
 from openclaw_rl.ledger.options import GROUP_SIZE, GROUP_TIMEOUT
+from openclaw_rl.ledger.reader import LedgerReader
 from openclaw_rl.ledger.schema import FILE, connect, create, migrate, transaction
 from openclaw_rl.ledger.writer import Writer
 from openclaw_rl.rendering.token_cache import TokenCache
@@ -75,6 +76,10 @@ class Ledger:
         self._sequences = TokenCache[int](CACHED_SEQUENCES_BYTES)
         self.notes = NoteKeeper(self._read, self._write)
 
+    @property
+    def folder(self) -> Path:
+        return self._file.parent
+
     def close(self) -> None:
         self.writer.close()
         for reader in self._readers:
@@ -117,6 +122,10 @@ class Ledger:
         if late:
             # Raised only here: that the attempt came too late is recorded.
             raise TooLate("The group of this episode takes no further attempts: it is complete or has timed out.")
+
+    async def forget(self, sessions: Sequence[int]) -> list[int]:
+        """Delete sessions with everything in them; the numbers of their turns."""
+        return await self._write(lambda db: episodes.forget(db, sessions))
 
     async def close_session(self, key: SessionKey) -> bool:
         return await self._write(lambda db: changes.close_session(db, key))
@@ -242,6 +251,10 @@ class Ledger:
             yield changed
         finally:
             self.writer.listeners.remove(notify)
+
+    def reader(self) -> LedgerReader:
+        """The read model, for this thread only."""
+        return LedgerReader(self._reader(), self.folder)
 
     def ready_turns(self, besides: Collection[int], limit: int) -> list[int]:
         return self._read(lambda db: queries.ready_turns(db, besides, limit))

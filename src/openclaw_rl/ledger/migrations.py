@@ -288,4 +288,12 @@ MIGRATIONS = (
     CREATE INDEX outcomes_by_note ON note_outcomes (note, given, created);
     ALTER TABLE verdicts ADD COLUMN plain_problem TEXT NOT NULL DEFAULT '';  -- why nothing is distilled
     """,
+    # Pages list an owner's sessions and groups, the newest first.
+    """
+    CREATE INDEX sessions_by_owner ON sessions (owner, last, number);
+    CREATE INDEX groups_by_owner ON groups (owner, number);
+    -- Turns are counted by state and reason whenever somebody looks.
+    DROP INDEX turns_by_state;
+    CREATE INDEX turns_by_state ON turns (state, reason);
+    """,
 )

@@ -2,11 +2,22 @@
 
 import contextlib
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from openclaw_rl.ledger import change_log, episodes, groups, notes, policies, queries, updates, verdicts
+from openclaw_rl.ledger import (
+    change_log,
+    episodes,
+    groups,
+    learning_pages,
+    notes,
+    pages,
+    policies,
+    queries,
+    updates,
+    verdicts,
+)
 from openclaw_rl.ledger.change_log import Changes
 from openclaw_rl.ledger.errors import LedgerUnusable, NewerLedger, NoLedger, sqlite_errors_as_sentences
 from openclaw_rl.ledger.migrations import MIGRATIONS
@@ -18,11 +29,19 @@ from openclaw_rl.types import (
     Batch,
     Counts,
     EpisodeCounts,
+    EpisodePoint,
+    GroupCard,
     Note,
+    PageChanges,
+    PagePlace,
+    SessionCard,
     SessionKey,
     SessionSummary,
     StoredTurn,
+    TurnCard,
     Update,
+    UpdateBatch,
+    UpdateCard,
     VerdictCounts,
     VerdictSummary,
 )
@@ -170,6 +189,55 @@ class LedgerReader:
         with self.snapshot() as db:
             return updates.lost(db, version)
 
+    def session_page(self, owner: str, after: PagePlace | None, limit: int, only: str = "") -> list[SessionCard]:
+        """An owner's sessions, the latest active first, after a place; `only` is "", "chats" or "episodes"."""
+        with self.snapshot() as db:
+            return pages.session_page(db, owner, after, limit, only)
+
+    def session_card(self, owner: str, number: int) -> SessionCard | None:
+        """An owner's session; None if there is none with this number."""
+        with self.snapshot() as db:
+            return pages.find_session(db, owner, number)
+
+    def turn_page(self, session: int, before: int | None, limit: int) -> list[TurnCard]:
+        """The last turns of a session before a turn, in the order they were recorded."""
+        with self.snapshot() as db:
+            return pages.turn_page(db, session, before, limit)
+
+    def turn_cards(self, owner: str, turns: Sequence[int]) -> list[TurnCard]:
+        """Those of these turns that are the owner's."""
+        with self.snapshot() as db:
+            return pages.find_turns(db, owner, turns)
+
+    def update_page(self, before: int | None, limit: int) -> list[UpdateCard]:
+        """Training steps before one, the newest first."""
+        with self.snapshot() as db:
+            return learning_pages.update_page(db, before, limit)
+
+    def update_card(self, number: int) -> UpdateCard | None:
+        with self.snapshot() as db:
+            return learning_pages.find_update(db, number)
+
+    def update_batch(self, update: UpdateCard, owner: str) -> UpdateBatch:
+        """The turns of a step, as far as the owner may see them."""
+        with self.snapshot() as db:
+            return learning_pages.update_batch(db, update, owner)
+
+    def step_metrics(self, limit: int) -> list[Mapping[str, Any]]:
+        """The metrics of the last steps that count, the oldest first."""
+        with self.snapshot() as db:
+            return learning_pages.step_metrics(db, limit)
+
+    def group_page(self, owner: str, before: int | None, limit: int) -> list[GroupCard]:
+        """An owner's groups before one, the newest first, with their attempts."""
+        with self.snapshot() as db:
+            return learning_pages.group_page(db, owner, before, limit)
+
+    def episode_points(self, owner: str, limit: int) -> list[EpisodePoint]:
+        """The rewards of an owner's last episodes, the oldest first."""
+        with self.snapshot() as db:
+            return learning_pages.episode_points(db, owner, limit)
+
     def cursor(self) -> int:
         """Where `changes_since` starts for a caller that has read everything in the same snapshot."""
         with self.snapshot() as db:
@@ -179,6 +247,11 @@ class LedgerReader:
         """What changed after a cursor, and the next cursor. Cursor 0 is before every ledger: it means "read all"."""
         with self.snapshot() as db:
             return change_log.changes_since(db, cursor)
+
+    def changes_for(self, cursor: int, owner: str) -> PageChanges:
+        """The same, as far as an owner may know."""
+        with self.snapshot() as db:
+            return pages.changes_for(db, cursor, owner)
 
 
 @contextlib.contextmanager

@@ -18,6 +18,16 @@ from openclaw_rl.types.episodes import (
     TurnResult,
 )
 from openclaw_rl.types.notes import ConversationNote, Note, NoteOutcomes, NoteState, Wish
+from openclaw_rl.types.pages import (
+    EpisodePoint,
+    GroupCard,
+    PageChanges,
+    PagePlace,
+    SessionCard,
+    TurnCard,
+    UpdateBatch,
+    UpdateCard,
+)
 from openclaw_rl.types.sampling import (
     BASE_VERSION,
     FinishReason,

@@ -1,14 +1,27 @@
 """Renders a page from a template and values. Text from models and people is escaped, so it is never markup."""
 
+import hashlib
 import time
+from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
 from openclaw_rl import __version__
 from openclaw_rl.errors import UserError
 from openclaw_rl.ledger.packing import whole_text
+
+FOLDER = Path(__file__).parent
+#: The files beside this one that a browser may fetch, and what they are.
+ASSETS = {
+    "style.css": "text/css",
+    "live.css": "text/css",
+    "live.js": "text/javascript",
+    "compare.js": "text/javascript",
+    "icon.svg": "image/svg+xml",
+}
 
 
 def render(template: str, **values: object) -> str:
@@ -28,6 +41,18 @@ def write(path: Path, page: str) -> None:
 
 
 @cache
+def asset(name: str) -> bytes:
+    """The content of one of the `ASSETS`."""
+    return (FOLDER / name).read_bytes()
+
+
+@cache
+def asset_url(name: str) -> str:
+    """Its address, which changes with its content: browsers may keep it for good."""
+    return f"/dashboard/assets/{hashlib.sha256(asset(name)).hexdigest()[:12]}/{name}"
+
+
+@cache
 def _environment() -> Environment:
     environment = Environment(
         loader=PackageLoader("openclaw_rl", "."),
@@ -36,13 +61,32 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["moment"] = moment
+    environment.filters |= {"moment": moment, "clock": clock, "iso": iso}
+    environment.globals |= {"asset_url": asset_url, "stylesheet": Markup(asset("style.css").decode())}
     return environment
 
 
 def moment(seconds: float) -> str:
     """A readable time, in the time zone of this machine."""
+    return _local(seconds, "%Y-%m-%d %H:%M") or "at an unknown time"
+
+
+def clock(seconds: float) -> str:
+    """The time of day if it is today, else the day."""
+    today = time.strftime("%Y-%m-%d")
+    return _local(seconds, "%H:%M" if _local(seconds, "%Y-%m-%d") == today else "%Y-%m-%d") or "?"
+
+
+def iso(seconds: float) -> str:
+    """A time for programs; empty if there is no such time."""
     try:
-        return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
+        return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
     except (OverflowError, ValueError, OSError):
-        return "at an unknown time"
+        return ""
+
+
+def _local(seconds: float, form: str) -> str:
+    try:
+        return time.strftime(form, time.localtime(seconds))
+    except (OverflowError, ValueError, OSError):
+        return ""

@@ -1,0 +1,160 @@
+"""What can be done on the page: log in and out, rate an answer, forget a session, roll the policy back.
+
+Every change is a form that carries the viewer's token. Scripts get JSON, browsers without scripts are sent back.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from urllib.parse import parse_qs, urlsplit
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from openclaw_rl.api.errors import ApiError
+from openclaw_rl.api.operations import OperationFailed
+from openclaw_rl.dashboard.live.access import Viewer, is_same_site
+from openclaw_rl.dashboard.live.dashboard import HEADERS, PART_HEADER, Dashboard, PageProblem, redirect
+from openclaw_rl.dashboard.live.pages import dashboard_of
+from openclaw_rl.learn import records
+from openclaw_rl.ledger.errors import CannotJudge, CaptureSuspended, LedgerUnusable, UnknownTurn
+from openclaw_rl.ledger.ledger import Ledger
+from openclaw_rl.ledger.offline import open_offline
+from openclaw_rl.types import Feedback
+
+#: The longest form.
+MAX_FORM_BYTES = 64_000
+MAX_TEXT_CHARACTERS = 4000
+
+Fields = dict[str, str]
+#: Returns a sentence about what was done, and where to go next; empty: stay.
+Action = Callable[[Dashboard, Viewer, Fields], Awaitable[tuple[str, str]]]
+
+
+async def read_form(request: Request) -> Fields:
+    """The fields of a form, each once. Raises ApiError."""
+    async with dashboard_of(request).server.bodies.read(request, MAX_FORM_BYTES) as body:
+        try:
+            return {name: values[0] for name, values in parse_qs(body.decode(), max_num_fields=20).items()}
+        except ValueError:
+            raise ApiError(400, "This is no form.") from None
+
+
+async def log_in(request: Request) -> Response:
+    dashboard = dashboard_of(request)
+    fields = await read_form(request)
+    # Only to a page of ours: anything else could lead to another site.
+    target = fields.get("next", "")
+    answer = redirect(target if target.startswith("/dashboard/") else "/dashboard/")
+    if not is_same_site(request) or not dashboard.access.log_in(fields.get("key", ""), request, answer):
+        return dashboard.login_page(request, "This key is not known to the server.")
+    return answer
+
+
+async def log_out(request: Request) -> Response:
+    dashboard = dashboard_of(request)
+    viewer, fields = dashboard.access.viewer(request), await read_form(request)
+    answer = redirect("/dashboard/")
+    if viewer is not None and dashboard.access.may_change(viewer, request, fields.get("token", "")):
+        dashboard.access.log_out(request, answer)
+    return answer
+
+
+def action(do: Action, *, operator_only: bool = False) -> Callable[[Request], Awaitable[Response]]:
+    """A route for a change that the page asks for."""
+
+    async def endpoint(request: Request) -> Response:
+        dashboard = dashboard_of(request)
+        viewer = dashboard.access.viewer(request)
+        if viewer is None:
+            return answer(request, 401, "Log in first.")
+        try:
+            fields = await read_form(request)
+            if not dashboard.access.may_change(viewer, request, fields.get("token", "")):
+                return answer(request, 403, "The page is out of date, or another site asked for this. Load it again.")
+            if operator_only and not viewer.is_operator:
+                return answer(request, 403, "This key may not do that: use the admin key.")
+            message, location = await do(dashboard, viewer, fields)
+        except PageProblem as error:
+            return answer(request, error.status, str(error))
+        except ApiError as error:
+            return answer(request, error.status, error.message)
+        except (CaptureSuspended, LedgerUnusable) as error:
+            return answer(request, 503, f"This cannot be recorded at the moment: {error}.")
+        return answer(request, 200, message, location)
+
+    return endpoint
+
+
+def answer(request: Request, status: int, message: str, location: str = "") -> Response:
+    if request.headers.get(PART_HEADER):
+        return JSONResponse({"message": message, "location": location}, status, HEADERS)
+    if status >= 400:
+        return Response(message, status, HEADERS, "text/plain")
+    back = urlsplit(request.headers.get("referer", "")).path
+    return redirect(location or (back if back.startswith("/dashboard/") else "/dashboard/"))
+
+
+def number_in(fields: Fields, name: str) -> int:
+    text = fields.get(name, "")
+    if not (text.isascii() and text.isdecimal() and len(text) < 19):
+        raise PageProblem(400, f"The form has no {name}.")
+    return int(text)
+
+
+def ledger_of(dashboard: Dashboard) -> Ledger:
+    if dashboard.ledger is None:
+        raise PageProblem(404, "This server records nothing (--no-capture).")
+    return dashboard.ledger
+
+
+async def rate(dashboard: Dashboard, viewer: Viewer, fields: Fields) -> tuple[str, str]:
+    """Explicit feedback on an answer, as POST /v1/feedback."""
+    ledger, number = ledger_of(dashboard), number_in(fields, "turn")
+    score = {"1": 1.0, "-1": -1.0}.get(fields.get("score", ""))
+    if score is None:
+        raise PageProblem(400, "Choose a thumb.")
+    cards = await dashboard.threads.read(lambda reader: reader.turn_cards(viewer.owner, [number]))
+    if not cards:
+        raise PageProblem(404, "You have no such turn.")
+    feedback = Feedback(score, fields.get("text", "").strip()[:MAX_TEXT_CHARACTERS])
+    try:
+        await ledger.add_feedback(viewer.owner, cards[0].completion, cards[0].choice, feedback)
+    except UnknownTurn as error:
+        raise PageProblem(404, str(error)) from error
+    except CannotJudge as error:
+        raise PageProblem(409, str(error)) from error
+    return "Recorded. The judge takes it as your verdict.", ""
+
+
+async def forget(dashboard: Dashboard, viewer: Viewer, fields: Fields) -> tuple[str, str]:
+    """Delete a session of the viewer for good."""
+    ledger, number = ledger_of(dashboard), number_in(fields, "session")
+    if await dashboard.threads.read(lambda reader: reader.session_card(viewer.owner, number)) is None:
+        raise PageProblem(404, "You have no such session.")
+    turns = await ledger.forget([number])
+    steps = await dashboard.threads.read(lambda reader: reader.steps_with(turns))
+    remains = await asyncio.to_thread(clean_files, ledger, dashboard)
+    said = f"Forgot the session with its {len(turns)} turns."
+    if steps:
+        named = ", ".join(map(str, steps[:8])) + (" …" if len(steps) > 8 else "")
+        said += f" Training steps {named} had used them: openclaw-rl forget --retrain trains again without them."
+    return f"{said} {remains}".strip(), "/dashboard/sessions"
+
+
+def clean_files(ledger: Ledger, dashboard: Dashboard) -> str:
+    """Remove deleted turns from all files too; why that could not be done, empty if it was."""
+    with open_offline(ledger.folder) as offline:
+        if dashboard.run.run_dir is not None:
+            records.prune(dashboard.run.run_dir / records.FILE, set(offline.reader.turn_numbers()))
+        remains = offline.wipe(beside_server=True)
+    return f"Remains are still in the ledger's files: {remains}." if remains else ""
+
+
+async def roll_back(dashboard: Dashboard, viewer: Viewer, fields: Fields) -> tuple[str, str]:
+    """Serve an earlier policy, as POST /v1/policy/rollback."""
+    version = number_in(fields, "version")
+    try:
+        served = await dashboard.server.operations.roll_back(version)
+    except OperationFailed as error:
+        raise PageProblem(409, str(error)) from error
+    return f"Rolled back: policy {served} serves now.", ""

@@ -1,0 +1,125 @@
+"""Learning and Environments: training steps with their batches, groups with their attempts."""
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from openclaw_rl.dashboard.components.render import render
+from openclaw_rl.dashboard.live.access import Viewer, is_same_site
+from openclaw_rl.dashboard.live.dashboard import HEADERS, Dashboard, PageProblem, whole_number
+from openclaw_rl.dashboard.live.pages import dashboard_of
+from openclaw_rl.dashboard.views.environments import reward_charts
+from openclaw_rl.dashboard.views.learning import COLUMNS, step_charts, step_row
+from openclaw_rl.dashboard.views.turns import from_card
+from openclaw_rl.engines.base import EngineError
+from openclaw_rl.learn.checkpoints import Checkpoint
+from openclaw_rl.learn.gate import answer_greedily
+from openclaw_rl.ledger import episode_words
+from openclaw_rl.ledger.reader import LedgerReader
+from openclaw_rl.types import BASE_VERSION
+
+STEPS_ON_A_PAGE, STEPS_IN_CHARTS = 50, 1000
+GROUPS_ON_A_PAGE, EPISODES_IN_CHARTS = 20, 400
+ANSWER_TOKENS = 200
+
+
+async def learning(request: Request) -> Response:
+    dashboard = dashboard_of(request)
+    before = whole_number(request, "before")
+
+    def read(reader: LedgerReader, _viewer: Viewer) -> dict[str, Any]:
+        updates = reader.update_page(before, STEPS_ON_A_PAGE + 1)
+        shown = updates[:STEPS_ON_A_PAGE]
+        return {
+            "charts_made": step_charts(reader.step_metrics(STEPS_IN_CHARTS)) if before is None else [],
+            "columns": COLUMNS,
+            "rows": [step_row(update) for update in shown],
+            "older": shown[-1].number if len(updates) > STEPS_ON_A_PAGE else None,
+            "before": before,
+            "checkpoints": checkpoints_of(dashboard),
+            "serving": dashboard.server.service.sampler.newest_version,
+            "learns": dashboard.server.operations.next_step() is not None or bool(updates),
+        }
+
+    return await dashboard.page(request, "learning", "learning", read, operator_only=True)
+
+
+def checkpoints_of(dashboard: Dashboard) -> list[Checkpoint]:
+    """The checkpoints of the run, the newest first."""
+    return dashboard.run.checkpoints.all()[::-1] if dashboard.run.checkpoints is not None else []
+
+
+async def step(request: Request) -> Response:
+    dashboard = dashboard_of(request)
+
+    def read(reader: LedgerReader, viewer: Viewer) -> dict[str, Any]:
+        update = reader.update_card(request.path_params["number"])
+        if update is None:
+            raise PageProblem(404, "There is no such training step.")
+        batch = reader.update_batch(update, viewer.owner)
+        return {
+            "update": update,
+            "row": step_row(update),
+            "columns": COLUMNS,
+            "batch": batch,
+            "turns": [from_card(card, with_next=True) for card in batch.cards],
+            "unlisted": update.turns - batch.others - batch.deleted - len(batch.cards),
+        }
+
+    return await dashboard.page(request, "learning", "step", read, operator_only=True)
+
+
+async def again(request: Request) -> Response:
+    """What the policies before and after a step answer to a turn's prompt, most likely tokens only."""
+    dashboard = dashboard_of(request)
+    viewer = dashboard.access.viewer(request)
+    if viewer is None:
+        return dashboard.login_page(request)
+    # Sampling costs something, so another site must not be able to ask for it.
+    if not viewer.is_operator or not is_same_site(request):
+        return Response("This is for the operator's key.", 403, HEADERS, "text/plain")
+    number = request.path_params["number"]
+
+    def read(reader: LedgerReader) -> tuple[list[int], int | None, int | None] | None:
+        update = reader.update_card(request.path_params["update"])
+        if update is None or not reader.turn_cards(viewer.owner, [number]):
+            return None
+        return reader.turn(number).prompt_ids, reader.update_batch(update, viewer.owner).parent, update.version
+
+    asked = await dashboard.threads.read(read)
+    if asked is None:
+        return Response("You have no such turn.", 404, HEADERS, "text/plain")
+    prompt, parent, version = asked
+    pairs = [(label, one) for label, one in (("before", parent), ("after", version)) if one is not None]
+    sides = [(label, one, await greedy_answer(dashboard, prompt, one)) for label, one in pairs]
+    return Response(render("dashboard/templates/again.html.j2", sides=sides), 200, HEADERS, "text/html")
+
+
+async def greedy_answer(dashboard: Dashboard, prompt: list[int], version: int) -> str:
+    service = dashboard.server.service
+    try:
+        return await answer_greedily(service.sampler, service.renderer, prompt, version, ANSWER_TOKENS)
+    except EngineError as error:
+        name = "The base model" if version == BASE_VERSION else f"Policy {version}"
+        return f"({name} cannot be asked: {error})"
+
+
+async def environments(request: Request) -> Response:
+    dashboard = dashboard_of(request)
+    before = whole_number(request, "before")
+
+    def read(reader: LedgerReader, viewer: Viewer) -> dict[str, Any]:
+        groups = reader.group_page(viewer.owner, before, GROUPS_ON_A_PAGE + 1)
+        shown = groups[:GROUPS_ON_A_PAGE]
+        points = reader.episode_points(viewer.owner, EPISODES_IN_CHARTS) if before is None else []
+        return {
+            "charts_made": reward_charts(points),
+            "groups": shown,
+            "older": shown[-1].number if len(groups) > GROUPS_ON_A_PAGE else None,
+            "before": before,
+            "episodes": reader.session_page(viewer.owner, None, GROUPS_ON_A_PAGE, "episodes") if before is None else [],
+            "outcome": episode_words.outcome,
+        }
+
+    return await dashboard.page(request, "environments", "environments", read)

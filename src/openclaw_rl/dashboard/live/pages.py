@@ -1,0 +1,156 @@
+"""The views that can be looked at: each reads a piece of the ledger for its viewer."""
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from openclaw_rl.api.routes.health import details
+from openclaw_rl.dashboard.components.render import ASSETS, asset, asset_url, render
+from openclaw_rl.dashboard.live.access import Viewer
+from openclaw_rl.dashboard.live.dashboard import HEADERS, Dashboard, PageProblem, whole_number
+from openclaw_rl.dashboard.live.memory import memory_bytes
+from openclaw_rl.dashboard.views.now import NowView, Tile, amount, now_view, size
+from openclaw_rl.dashboard.views.tokens import compare_hints, token_view
+from openclaw_rl.dashboard.views.turns import from_card
+from openclaw_rl.ledger import episode_words
+from openclaw_rl.ledger.pages import ONLY
+from openclaw_rl.ledger.reader import LedgerReader
+from openclaw_rl.types import PagePlace
+
+SESSIONS_ON_A_PAGE, LATEST_SESSIONS = 40, 8
+TURNS_ON_A_PAGE = 30
+#: An asset's address changes with its content.
+KEPT_FOR_GOOD = {"Cache-Control": "public, max-age=31536000, immutable", "X-Content-Type-Options": "nosniff"}
+
+
+def dashboard_of(request: Request) -> Dashboard:
+    dashboard: Dashboard = request.app.state.dashboard
+    return dashboard
+
+
+async def assets(request: Request) -> Response:
+    name = request.path_params["name"]
+    if name not in ASSETS or request.url.path != asset_url(name):
+        return Response("There is no such file.", 404, HEADERS, "text/plain")
+    return Response(asset(name), headers=KEPT_FOR_GOOD, media_type=f"{ASSETS[name]}; charset=utf-8")
+
+
+async def events(request: Request) -> Response:
+    dashboard = dashboard_of(request)
+    viewer = dashboard.access.viewer(request)
+    if viewer is None:
+        return Response("Log in first.", 401, HEADERS, "text/plain")
+    if dashboard.feed.is_full:
+        return Response("Too many pages are open.", 503, HEADERS, "text/plain")
+    last = request.headers.get("last-event-id", "")
+    since = int(last) if last.isascii() and last.isdecimal() else whole_number(request, "since") or 0
+    stream = dashboard.feed.events(viewer.owner, since, pulse="pulse" in request.query_params)
+    return StreamingResponse(stream, media_type="text/event-stream", headers={**HEADERS, "X-Accel-Buffering": "no"})
+
+
+async def now(request: Request) -> Response:
+    dashboard = dashboard_of(request)
+    ready = details(dashboard.server, dashboard.server.service.sampler.stats())
+
+    def read(reader: LedgerReader, viewer: Viewer) -> dict[str, Any]:
+        status = reader.status(str(request.base_url).rstrip("/"), ready)
+        return {
+            "now": now_of(dashboard, status, viewer),
+            "sessions": reader.session_page(viewer.owner, None, LATEST_SESSIONS),
+            "outcome": episode_words.outcome,
+            "url": status.server,
+        }
+
+    return await dashboard.page(request, "", "now", read)
+
+
+def now_of(dashboard: Dashboard, status: Any, viewer: Viewer) -> NowView:
+    service = dashboard.server.service
+    stats = service.sampler.stats()
+    tiles = [Tile("Policy version", str(service.sampler.newest_version))]
+    if viewer.is_operator:
+        activity = service.metrics.recent.read()
+        first = activity.first_token_seconds
+        tiles = [
+            Tile("Requests", str(activity.requests), "/ min"),
+            Tile("First token after", *(("–", "") if first is None else (amount(round(1000 * first)), "ms"))),
+            Tile("Tokens", amount(round(activity.tokens_per_second, 1)), "/ s"),
+            Tile("Being answered", str(stats.active)),
+            Tile("Waiting", str(stats.waiting)),
+            *tiles,
+            Tile("Memory", *size(memory_bytes())),
+        ]
+    next_step = dashboard.server.operations.next_step()
+    return now_view(status, tuple(tiles), next_step, stats.detail, is_operator=viewer.is_operator)
+
+
+async def sessions(request: Request) -> Response:
+    dashboard = dashboard_of(request)
+    only = request.query_params.get("only", "")
+    only = only if only in ONLY else ""
+    after = place_of(request.query_params.get("after", ""))
+
+    def read(reader: LedgerReader, viewer: Viewer) -> dict[str, Any]:
+        cards = reader.session_page(viewer.owner, after, SESSIONS_ON_A_PAGE + 1, only)
+        last = cards[SESSIONS_ON_A_PAGE - 1] if len(cards) > SESSIONS_ON_A_PAGE else None
+        return {
+            "sessions": cards[:SESSIONS_ON_A_PAGE],
+            "older": f"{last.last!r}-{last.number}" if last else "",
+            "after": after,
+            "only": only,
+            "outcome": episode_words.outcome,
+        }
+
+    return await dashboard.page(request, "sessions", "sessions", read)
+
+
+def place_of(text: str) -> PagePlace | None:
+    """A place in the list of sessions, as links write it; None if it is none."""
+    last, _, number = text.rpartition("-")
+    try:
+        return PagePlace(float(last), int(number)) if number.isdecimal() and len(number) < 19 else None
+    except ValueError:
+        return None
+
+
+async def session(request: Request) -> Response:
+    dashboard = dashboard_of(request)
+    before = whole_number(request, "before")
+
+    def read(reader: LedgerReader, viewer: Viewer) -> dict[str, Any]:
+        card = reader.session_card(viewer.owner, request.path_params["number"])
+        if card is None:
+            raise PageProblem(404, "You have no such session. It may have been forgotten.")
+        turns = reader.turn_page(card.number, before, TURNS_ON_A_PAGE + 1)
+        shown = turns[-TURNS_ON_A_PAGE:]
+        return {
+            "session": card,
+            "turns": [from_card(turn) for turn in shown],
+            "older": shown[0].number if len(turns) > TURNS_ON_A_PAGE else None,
+            "before": before,
+            "describe": episode_words.describe,
+        }
+
+    return await dashboard.page(request, "sessions", "session", read)
+
+
+async def tokens(request: Request) -> Response:
+    """The tokens of one answer, which a page loads when somebody wants to see them."""
+    dashboard = dashboard_of(request)
+    number = request.path_params["number"]
+    viewer = dashboard.access.viewer(request)
+    if viewer is None:
+        return dashboard.login_page(request)
+
+    def make() -> str | None:
+        reader = dashboard.threads.reader()
+        if not reader.turn_cards(viewer.owner, [number]):
+            return None
+        turn = reader.turn(number)
+        method, tokenizer = dashboard.run.method, dashboard.server.service.renderer.tokenizer.backend
+        view, overlaps = token_view(tokenizer, turn, method), compare_hints(turn, method.topk)
+        return render("dashboard/templates/tokens.html.j2", view=view, overlaps=overlaps)
+
+    page = await dashboard.threads.run(make)
+    return Response(page or "You have no such turn.", 200 if page else 404, HEADERS, "text/html")

@@ -1,0 +1,49 @@
+"""The addresses of the live page."""
+
+from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from openclaw_rl.api.errors import ApiError
+from openclaw_rl.dashboard.live import actions, compare, learning, pages
+from openclaw_rl.dashboard.live.dashboard import Dashboard, LiveRun, redirect
+
+
+async def root(request: Request) -> Response:
+    """Browsers are led to the page. Programs get the error that they got before there was one."""
+    if "text/html" not in request.headers.get("accept", ""):
+        raise ApiError(404, "There is no GET / here; the page for people is /dashboard/.", code="unknown_url")
+    return redirect("/dashboard/")
+
+
+ROUTES = (
+    Route("/", root),
+    Route("/dashboard", root),
+    Route("/dashboard/", pages.now),
+    Route("/dashboard/assets/{digest}/{name}", pages.assets),
+    Route("/dashboard/events", pages.events),
+    Route("/dashboard/sessions", pages.sessions),
+    Route("/dashboard/sessions/{number:int}", pages.session),
+    Route("/dashboard/turns/{number:int}/tokens", pages.tokens),
+    Route("/dashboard/learning", learning.learning),
+    Route("/dashboard/learning/{number:int}", learning.step),
+    Route("/dashboard/learning/{update:int}/again/{number:int}", learning.again),
+    Route("/dashboard/environments", learning.environments),
+    Route("/dashboard/compare", compare.page),
+    Route("/dashboard/compare", compare.compare, methods=["POST"]),
+    Route("/dashboard/vote", actions.action(compare.vote, operator_only=True), methods=["POST"]),
+    Route("/dashboard/login", actions.log_in, methods=["POST"]),
+    Route("/dashboard/logout", actions.log_out, methods=["POST"]),
+    Route("/dashboard/feedback", actions.action(actions.rate), methods=["POST"]),
+    Route("/dashboard/forget", actions.action(actions.forget), methods=["POST"]),
+    Route("/dashboard/rollback", actions.action(actions.roll_back, operator_only=True), methods=["POST"]),
+)
+
+
+def install(app: FastAPI, run: LiveRun) -> Dashboard:
+    """Add the live page to a server's application."""
+    dashboard = Dashboard(app.state.server, run)
+    app.state.dashboard = dashboard
+    app.router.routes.extend(ROUTES)
+    return dashboard

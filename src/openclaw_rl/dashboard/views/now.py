@@ -1,0 +1,91 @@
+"""Now: what the server does at the moment, and what the next step waits for."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from openclaw_rl.ledger.status import Status
+from openclaw_rl.types import NextStep, State
+
+#: The way of a turn, as a picture; dropped turns stand beside it.
+WAY = (State.AWAITING, State.READY, State.JUDGED, State.BATCHED, State.APPLIED)
+WORDS = {
+    State.CAPTURED: "to be scored",
+    State.AWAITING: "await what comes next",
+    State.READY: "to be judged",
+    State.JUDGED: "judged",
+    State.BATCHED: "in training",
+    State.APPLIED: "learned from",
+    State.DROPPED: "not trained on",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """A number and what it is."""
+
+    label: str
+    value: str
+    unit: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class NowView:
+    """What the first view shows."""
+
+    sentence: str
+    """What the next step waits for."""
+    tiles: tuple[Tile, ...]
+    way: tuple[tuple[str, int], ...]
+    dropped: int
+    dropped_reasons: Mapping[str, int]
+    next_step: NextStep | None = None
+    alerts: tuple[tuple[str, str], ...] = ()
+    """(heading, sentence)."""
+    quarantined: list[tuple[int, int, str]] = field(default_factory=list)
+    """(step, turns, reason)."""
+
+    @property
+    def progress(self) -> int:
+        """The next step's progress in percent."""
+        if self.next_step is None or not self.next_step.needed:
+            return 0
+        return min(100, round(100 * self.next_step.samples / self.next_step.needed))
+
+
+def now_view(
+    status: Status, tiles: tuple[Tile, ...], next_step: NextStep | None, detail: str = "", *, is_operator: bool = True
+) -> NowView:
+    """`detail` says why the engine is not ready; empty if it is. Reasons are for the operator: they may quote users."""
+    counts = status.counts
+    heads = (
+        ("The engine is not ready.", detail),
+        ("Nothing is recorded.", status.suspended or ""),
+        ("The judge cannot be asked.", status.judge_down or ""),
+        ("Judging.", status.trouble if is_operator else ""),
+    )
+    return NowView(
+        status.waiting_for,
+        tiles,
+        tuple((WORDS[state], counts.states[state]) for state in WAY),
+        counts.states[State.DROPPED],
+        counts.dropped if is_operator else {},
+        next_step,
+        tuple((head, sentence) for head, sentence in heads if sentence),
+        [(batch.step, len(batch.turns), batch.reason) for batch in status.quarantined] if is_operator else [],
+    )
+
+
+def amount(number: float) -> str:
+    """A number with at most three digits that matter."""
+    if number >= 100 or number == int(number):
+        return f"{number:,.0f}".replace(",", "\u2009")
+    return f"{number:.1f}" if number >= 10 else f"{number:.2f}"
+
+
+def size(number: float) -> tuple[str, str]:
+    """A number of bytes, and its unit."""
+    for unit in ("B", "KB", "MB"):
+        if number < 1000:
+            return amount(round(number, 1)), unit
+        number /= 1000
+    return amount(round(number, 1)), "GB"

@@ -1,0 +1,186 @@
+"""What pages show of sessions and turns. Each query reads a bounded piece by index, whatever the size of the ledger."""
+
+import json
+import sqlite3
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from openclaw_rl.ledger import change_log, episodes, verdicts
+from openclaw_rl.ledger.queries import SESSION
+from openclaw_rl.types import (
+    Feedback,
+    PageChanges,
+    PagePlace,
+    SessionCard,
+    SessionKey,
+    Sign,
+    Source,
+    State,
+    TurnCard,
+    TurnKind,
+)
+
+#: How many of a session's last verdicts a list shows.
+MAX_SIGNS = 14
+#: How much of a session's first message a list shows, in characters.
+MAX_QUESTION_CHARACTERS = 300
+#: The most messages between two answers that are shown; a request without an answer in it shows its last ones.
+MAX_NEW_MESSAGES = 40
+#: More changes at once are reported as "read everything again".
+MAX_LISTED_CHANGES = 400
+
+#: The beginning of a message's text, without reading a large body into this process.
+TEXT_START = (
+    "substr(CASE json_type(m.body, '$.content') WHEN 'text' THEN json_extract(m.body, '$.content') "
+    f"WHEN 'array' THEN json_extract(m.body, '$.content[0].text') END, 1, {MAX_QUESTION_CHARACTERS})"
+)
+ONLY = {
+    "": "",
+    "chats": "AND NOT EXISTS (SELECT 1 FROM episodes e WHERE e.session = s.number)",
+    "episodes": "AND EXISTS (SELECT 1 FROM episodes e WHERE e.session = s.number)",
+}
+
+
+def session_page(
+    db: sqlite3.Connection, owner: str, after: PagePlace | None, limit: int, only: str = ""
+) -> list[SessionCard]:
+    """An owner's sessions, the latest active first, after a place; `only` is a key of `ONLY`."""
+    where, values = ("AND (s.last, s.number) < (?, ?)", tuple(after)) if after else ("", ())
+    rows = db.execute(
+        f"SELECT * FROM sessions s WHERE s.owner = ? {where} {ONLY[only]} ORDER BY s.last DESC, s.number DESC LIMIT ?",
+        (owner, *values, limit),
+    ).fetchall()
+    return [session_card(db, row) for row in rows]
+
+
+def find_session(db: sqlite3.Connection, owner: str, number: int) -> SessionCard | None:
+    """An owner's session; None if there is none with this number."""
+    row = db.execute("SELECT * FROM sessions s WHERE s.owner = ? AND s.number = ?", (owner, number)).fetchone()
+    return None if row is None else session_card(db, row)
+
+
+def session_card(db: sqlite3.Connection, row: sqlite3.Row) -> SessionCard:
+    """The card of a row of `sessions`."""
+    number = row["number"]
+    (turns,) = db.execute("SELECT count(*) FROM turns WHERE session = ?", (number,)).fetchone()
+    first = db.execute(
+        f"SELECT {TEXT_START} AS text FROM messages m WHERE m.number = "
+        "(SELECT request FROM turns WHERE session = ? ORDER BY number LIMIT 1)",
+        (number,),
+    ).fetchone()
+    last = db.execute(
+        "SELECT t.version, v.turn, v.score FROM turns t LEFT JOIN verdicts v ON v.turn = t.number "
+        "WHERE t.session = ? ORDER BY t.number DESC LIMIT ?",
+        (number, MAX_SIGNS),
+    ).fetchall()
+    return SessionCard(
+        number=number,
+        key=SessionKey(row["owner"], row["id"]),
+        created=row["created"],
+        last=row["last"],
+        closed=row["closed"] is not None,
+        turns=turns,
+        question=str(first["text"] or "") if first else "",
+        version=last[0]["version"] if last else 0,
+        signs=tuple(None if turn["turn"] is None else sign_of(turn["score"]) for turn in reversed(last)),
+        episode=episodes.of_session(db, number),
+    )
+
+
+def sign_of(score: float | None) -> Sign:
+    if score is None:
+        return Sign.ABSTAINED
+    return Sign.GOOD if score > 0 else Sign.BAD if score < 0 else Sign.NEUTRAL
+
+
+def turn_page(db: sqlite3.Connection, session: int, before: int | None, limit: int) -> list[TurnCard]:
+    """The last turns of a session before a turn, in the order they were recorded."""
+    rows = db.execute(
+        f"{CARD} WHERE t.session = ? AND t.number < ? ORDER BY t.number DESC LIMIT ?",
+        (session, before if before is not None else 1 << 62, limit),
+    ).fetchall()
+    return [turn_card(db, row) for row in reversed(rows)]
+
+
+def find_turns(db: sqlite3.Connection, owner: str, numbers: Sequence[int]) -> list[TurnCard]:
+    """Those of these turns that are the owner's."""
+    marks = ", ".join("?" * len(numbers))
+    rows = db.execute(
+        f"{CARD} WHERE t.number IN ({marks}) AND s.owner = ? ORDER BY t.number", (*numbers, owner)
+    ).fetchall()
+    return [turn_card(db, row) for row in rows]
+
+
+#: Without the columns that hold tokens.
+CARD = (
+    "SELECT t.number, t.session, s.owner, s.id, t.completion, t.choice, t.kind, t.kind_reason, t.state, t.reason, "
+    "t.created, t.version, t.finish_reason, length(t.response) / 4 AS tokens, t.request, t.answer, t.next_state, "
+    f"(SELECT max(u.number) FROM update_turns u WHERE u.turn = t.number) AS used_by FROM turns t {SESSION}"
+)
+
+
+def turn_card(db: sqlite3.Connection, row: sqlite3.Row) -> TurnCard:
+    number = row["number"]
+    said = db.execute("SELECT score, text, source FROM feedback WHERE turn = ? ORDER BY rowid", (number,))
+    verdict, sample = verdicts.load(db, number) or (None, None)
+    return TurnCard(
+        number=number,
+        session=row["session"],
+        key=SessionKey(row["owner"], row["id"]),
+        completion=row["completion"],
+        choice=row["choice"],
+        kind=TurnKind(row["kind"]),
+        kind_reason=row["kind_reason"],
+        state=State(row["state"]),
+        reason=row["reason"],
+        created=row["created"],
+        version=row["version"],
+        finish_reason=row["finish_reason"],
+        tokens=row["tokens"],
+        asked=tuple(new_messages(db, row["request"])),
+        message=json.loads(row["answer"]),
+        came_next=tuple(json.loads(row["next_state"] or "[]")),
+        feedback=tuple(Feedback(one["score"], one["text"], Source(one["source"])) for one in said),
+        verdict=verdict,
+        sample=sample,
+        episode=episodes.of_turn(db, number, row["session"]),
+        update=row["used_by"],
+    )
+
+
+def new_messages(db: sqlite3.Connection, last: int) -> list[dict[str, Any]]:
+    """A request's messages after the last answer in it, without tools."""
+    messages: list[dict[str, Any]] = []
+    number: int | None = last
+    while number is not None and len(messages) < MAX_NEW_MESSAGES:
+        row = db.execute("SELECT parent, body FROM messages WHERE number = ?", (number,)).fetchone()
+        message = json.loads(row["body"])
+        if message.get("role") == "assistant":
+            break
+        if message.get("role") != "tools":
+            messages.append(message)
+        number = row["parent"]
+    return messages[::-1]
+
+
+def changes_for(db: sqlite3.Connection, since: int, owner: str) -> PageChanges:
+    """What changed after a cursor, as far as the owner may know."""
+    changes = change_log.changes_since(db, since)
+    turns = sorted({*changes.turns, *changes.verdicts})
+    if not changes.complete or len(turns) + len(changes.sessions) > MAX_LISTED_CHANGES:
+        return PageChanges(changes.cursor, complete=False)
+    turn_rows = _existing(db, f"SELECT t.number, t.session, s.owner FROM turns t {SESSION} WHERE t.number", turns)
+    rows = _existing(db, "SELECT number, number AS session, owner FROM sessions WHERE number", changes.sessions)
+    sessions = {row["session"] for row in (*turn_rows, *rows) if row["owner"] == owner}
+    return PageChanges(
+        changes.cursor,
+        sessions=tuple(sorted(sessions)),
+        turns=tuple(row["number"] for row in turn_rows if row["owner"] == owner),
+        updates=changes.updates,
+        deleted=len(turn_rows) < len(turns) or len(rows) < len(changes.sessions),
+    )
+
+
+def _existing(db: sqlite3.Connection, query: str, numbers: Iterable[int]) -> list[sqlite3.Row]:
+    given = tuple(numbers)
+    return db.execute(f"{query} IN ({', '.join('?' * len(given))}) ORDER BY 1", given).fetchall() if given else []
