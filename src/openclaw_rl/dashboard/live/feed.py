@@ -20,6 +20,7 @@ KEEPALIVE_SECONDS = 20.0
 #: The most pages that can be open at once.
 MAX_PAGES = 100
 KEEPALIVE = b": still here\n\n"
+PULSE = b"event: pulse\ndata: {}\n\n"
 
 
 class ChangeFeed:
@@ -75,7 +76,7 @@ class ChangeFeed:
                         quiet = 0.0
             if pulse and (now := self._pulse()) != numbers:
                 numbers = now
-                yield b"event: pulse\ndata: {}\n\n"
+                yield PULSE
                 quiet = 0.0
             await asyncio.sleep(MIN_INTERVAL_SECONDS)
             patience = PULSE_SECONDS if pulse else KEEPALIVE_SECONDS

@@ -1,0 +1,219 @@
+"""The live page: each view shows what is recorded, as text, and only to its owner."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from openclaw_rl.dashboard.components.render import ASSETS, asset_url
+from openclaw_rl.dashboard.live import pages
+from openclaw_rl.ledger import changes, updates
+from support.judged_run import a_report
+from support.live_page import LivePage, live_page
+from support.lively_run import CONVERSATIONS, change, fill_page
+from support.page_assertions import read_page
+from support.records import a_turn
+
+HOSTILE = "<script>alert(1)</script></main>\"'><img src=x onerror=alert(2)> \x1b[31mred\x1b[0m \u202eright to left"
+VIEWS = ("", "sessions", "sessions/1", "learning", "learning/12", "environments", "compare")
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[LivePage]:
+    with live_page(tiny_model, tmp_path_factory.mktemp("live")) as page:
+        fill_page(page)
+        yield page
+
+
+@pytest.fixture
+def fresh(tmp_path: Path, tiny_model: Path) -> Iterator[LivePage]:
+    with live_page(tiny_model, tmp_path / "run") as page:
+        yield page
+
+
+@pytest.mark.parametrize("path", VIEWS)
+def test_every_view_is_a_page_with_strict_headers(filled: LivePage, path: str) -> None:
+    with filled.visitor() as visitor:
+        answer = visitor.get(path)
+        assert answer.status_code == 200
+        seen = read_page(answer.text)
+    policy = answer.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    assert "frame-ancestors 'none'" in policy
+    assert answer.headers["cache-control"] == "no-store"
+    assert not any("style" in element.attributes for element in seen.elements), "the policy forbids inline styles"
+    assert not seen.all("style")
+    labels = [link.text for link in seen.all("a") if link.attributes.get("aria-current")]
+    assert labels
+
+
+def test_now_shows_where_the_run_stands(filled: LivePage) -> None:
+    with filled.visitor() as visitor:
+        seen = visitor.see("")
+    words = " ".join(seen.text.split())
+    assert "Nothing is judged (--judge none)" in words
+    assert "2 learned from" in words
+    tiles = dict(zip([e.text for e in seen.all("dt")], [e.text.split()[0] for e in seen.all("dd")], strict=True))
+    assert int(tiles["Requests"]) == 18
+    assert tiles["Policy version"] == "0"
+    assert len(seen.all("a", class_="row")) == pages.LATEST_SESSIONS
+
+
+def test_a_session_is_a_chat_with_what_was_made_of_it(filled: LivePage) -> None:
+    with filled.visitor() as visitor:
+        seen = visitor.see("sessions/1")
+    words = " ".join(seen.text.split())
+    for question, answer, _ in CONVERSATIONS["kitchen"]:
+        assert words.count(question) == 1, "each message once"
+        assert " ".join(answer.split()) in words
+    assert "score -1 by llm sample: opd+rl" in words
+    assert "Answer with the numbers only" in words
+    assert "3 votes" in words
+    thumbs = [button.attributes["aria-label"] for button in seen.all("button") if "aria-label" in button.attributes]
+    waiting = sum(score is None for _, _, score in CONVERSATIONS["kitchen"])
+    assert thumbs.count("Good answer") >= waiting
+
+
+def test_tokens_show_probabilities_and_advantages(filled: LivePage) -> None:
+    with filled.visitor() as visitor:
+        page = visitor.get("turns/1/tokens").text
+    assert 'class="down a' in page
+    assert "teacher" in page
+    assert "advantage" in page
+    assert "policy 61 %" in page, "e to the power of -0.5"
+
+
+def test_steps_are_drawn_listed_and_opened(filled: LivePage) -> None:
+    with filled.visitor() as visitor:
+        seen = visitor.see("learning")
+        step = visitor.see("learning/12")
+    labels = [chart.attributes["aria-label"] for chart in seen.all("svg", class_="chart")]
+    assert any(label.startswith("Reward: mean score of a batch, over 12 points") for label in labels)
+    assert [row[0] for row in seen.rows()[1:]] == [str(number) for number in range(12, 0, -1)]
+    assert "These turns made policy 12 from policy 11." in step.text
+    assert CONVERSATIONS["kitchen"][0][0] in step.text
+
+
+def test_groups_show_their_attempts(filled: LivePage) -> None:
+    with filled.visitor() as visitor:
+        seen = visitor.see("environments")
+    assert len(seen.all("li", id="group-1")) == 1
+    attempts = [link for link in seen.all("a") if link.attributes.get("class", "").startswith("attempt")]
+    assert [" ".join(link.text.split()) for link in attempts[:2]] == [
+        "+1 reward +1, solved",
+        "+0 reward +0, not solved",
+    ]
+    assert any("mean of 16 episodes" in chart.attributes["aria-label"] for chart in seen.all("svg", class_="chart"))
+
+
+def test_what_people_and_models_wrote_is_text(fresh: LivePage) -> None:
+    fresh.say(HOSTILE, [{"role": "user", "content": HOSTILE}], {"X-Session-Id": "h"})
+    with fresh.visitor() as visitor:
+        for path in ("", "sessions", "sessions/1"):
+            page = visitor.get(path).text
+            read_page(page)
+            assert "<script>alert" not in page
+            assert "<img" not in page
+            assert "&lt;script&gt;alert(1)" in page
+        assert "<script>alert" not in visitor.get("turns/1/tokens").text
+
+
+def test_a_message_of_a_megabyte_is_cut(fresh: LivePage) -> None:
+    messages = [{"role": "user", "content": "x y " * 250_000}]
+    turn = a_turn(owner="anyone", messages=messages, message={"role": "assistant", "content": "é" * 500_000})
+    change(fresh, changes.capture, [turn], "test", None, 0)
+    with fresh.visitor() as visitor:
+        assert len(visitor.get("sessions").text) < 10_000
+        assert len(visitor.get("sessions/1").text) < 60_000
+
+
+def test_sessions_are_paged_without_gaps(fresh: LivePage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages, "SESSIONS_ON_A_PAGE", 3)
+    for number in range(7):
+        fresh.say("hi", [{"role": "user", "content": f"hello {number}"}], {"X-Session-Id": f"s{number}"})
+    listed: list[str] = []
+    path: str | None = "sessions"
+    with fresh.visitor() as visitor:
+        while path:
+            seen = visitor.see(path)
+            listed += [row.attributes["id"] for row in seen.all("li") if "id" in row.attributes]
+            older = seen.all("a", rel="next")
+            path = older[0].attributes["href"].removeprefix("/dashboard/") if older else None
+    assert listed == [f"session-{number}" for number in range(7, 0, -1)]
+
+
+def test_turns_of_a_session_are_paged(fresh: LivePage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages, "TURNS_ON_A_PAGE", 2)
+    messages: list[dict] = []
+    for number in range(5):
+        messages.append({"role": "user", "content": f"question {number}"})
+        messages.append(fresh.say(f"answer {number}", messages, {"X-Session-Id": "s"}))
+    with fresh.visitor() as visitor:
+        newest = visitor.see("sessions/1")
+        earlier = visitor.see(newest.all("a", rel="prev")[0].attributes["href"].removeprefix("/dashboard/"))
+    assert [article.attributes["id"] for article in newest.all("article")] == ["turn-4", "turn-5"]
+    assert [article.attributes["id"] for article in earlier.all("article")] == ["turn-2", "turn-3"]
+    assert "question 3" in newest.text
+    assert "question 2" not in newest.text, "each turn shows only what was new"
+
+
+def test_a_script_gets_the_view_without_its_frame(filled: LivePage) -> None:
+    with filled.visitor() as visitor:
+        part = visitor.get("sessions", **{"X-Part": "main"}).text
+    assert '<nav aria-label="Views"' not in part
+    assert part.lstrip().startswith('<span data-version="0">')
+
+
+def test_unknown_things_are_pages_too(filled: LivePage) -> None:
+    with filled.visitor() as visitor:
+        for path in ("sessions/999", "learning/999", f"sessions/{10**18}"):
+            answer = visitor.get(path)
+            assert answer.status_code == 404
+            assert "Not here" in read_page(answer.text).text
+        assert visitor.get("turns/999/tokens").status_code == 404
+        for path in ("sessions?after=x", "sessions?after=nan-1", "sessions?only=x", "sessions/1?before=-1"):
+            assert visitor.get(path).status_code == 200
+
+
+def test_assets_are_kept_for_good_under_an_address_of_their_content(filled: LivePage) -> None:
+    for name, kind in ASSETS.items():
+        answer = httpx.get(f"{filled.url}{asset_url(name)}")
+        assert answer.status_code == 200
+        assert answer.headers["content-type"].startswith(kind)
+        assert "immutable" in answer.headers["cache-control"]
+    assert httpx.get(f"{filled.url}/dashboard/assets/000000000000/style.css").status_code == 404
+    assert httpx.get(f"{filled.url}/dashboard/assets/x/..%2frender.py").status_code == 404
+
+
+def test_only_browsers_are_led_to_the_page(filled: LivePage) -> None:
+    browser = httpx.get(filled.url, headers={"Accept": "text/html,application/xhtml+xml"})
+    assert (browser.status_code, browser.headers["location"]) == (303, "/dashboard/")
+    program = httpx.get(filled.url)
+    assert program.status_code == 404
+    assert program.json()["error"]["code"] == "unknown_url"
+    foreign = httpx.get(f"{filled.url}/dashboard/", headers={"Host": "evil.example.org"})
+    assert foreign.status_code == 403, "the page is as closed as the API"
+
+
+def test_a_refused_step_says_why(fresh: LivePage) -> None:
+    change(fresh, updates.apply, 1, 1, [], a_report(1).as_json())
+    change(fresh, updates.quarantine, 2, [], "the gate: 0.40 of the prompts passed, 0.90 before the step")
+    with fresh.visitor() as visitor:
+        assert any("refused: the gate" in " ".join(row) for row in visitor.see("learning").rows())
+        assert "the gate: 0.40" in visitor.see("").text
+
+
+def test_a_server_that_records_nothing_says_so(tiny_model: Path) -> None:
+    from openclaw_rl.dashboard.live.dashboard import LiveRun
+    from openclaw_rl.dashboard.live.routes import install
+    from support.harness import Bench, running
+    from support.methods import a_method
+
+    bench = Bench(tiny_model)
+    install(bench.app, LiveRun(a_method("combine")))
+    with running(bench):
+        answer = httpx.get(f"{bench.url}/dashboard/")
+        assert answer.status_code == 503
+        assert "--no-capture" in answer.text
