@@ -42,9 +42,11 @@ def test_nothing_is_shown_before_the_login(page: LivePage) -> None:
 def test_a_wrong_key_is_refused(page: LivePage) -> None:
     with page.visitor() as visitor:
         for wrong in ("", "wrong", ALICE.secret[:-1], ALICE.secret + "x", "alice"):
-            answer = visitor.log_in(wrong)
+            answer = visitor.log_in(wrong, next="/dashboard/sessions")
             assert answer.status_code == 401
-            assert "not known" in read_page(answer.text).text
+            seen = read_page(answer.text)
+            assert "not known" in seen.text
+            assert seen.all("input", name="next", value="/dashboard/sessions")
             assert "set-cookie" not in answer.headers
 
 

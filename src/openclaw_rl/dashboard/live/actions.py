@@ -44,9 +44,10 @@ async def log_in(request: Request) -> Response:
     fields = await read_form(request)
     # Only to a page of ours: anything else could lead to another site.
     target = fields.get("next", "")
-    answer = redirect(target if target.startswith("/dashboard/") else "/dashboard/")
+    target = target if target.startswith("/dashboard/") else "/dashboard/"
+    answer = redirect(target)
     if not is_same_site(request) or not dashboard.access.log_in(fields.get("key", ""), request, answer):
-        return dashboard.login_page(request, "This key is not known to the server.")
+        return dashboard.login_page(request, "This key is not known to the server.", target)
     return answer
 
 

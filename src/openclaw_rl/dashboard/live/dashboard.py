@@ -104,9 +104,9 @@ class Dashboard:
             "signs_words": signs_words,
         }
 
-    def login_page(self, request: Request, problem: str = "") -> Response:
-        """The form that asks for a key; 401 for what a script fetches."""
-        wanted = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+    def login_page(self, request: Request, problem: str = "", wanted: str = "") -> Response:
+        """The form that asks for a key, on the way to the page that was wanted; 401 for what a script fetches."""
+        wanted = wanted or request.url.path + (f"?{request.url.query}" if request.url.query else "")
         if request.headers.get(PART_HEADER):
             return Response("Log in first.", 401, HEADERS, "text/plain")
         values = {**self.frame(request, None, "", None), "problem": problem, "next": wanted}
