@@ -116,7 +116,7 @@ test-environments: $(VENV)/.installed-dev ## run 200 episodes of terminal and of
 	@OPENCLAW_RL_ENVIRONMENTS=1 $(BIN)/python -m pytest -rs -s $(wildcard tests/slow/test_swe_*.py tests/slow/test_terminal_*.py) $(ARGS)
 
 test-browser: $(VENV)/.installed-browser ## test our pages and the environment browser in Chromium (Debian: apt install chromium)
-	@OPENCLAW_RL_BROWSER=1 $(BIN)/python -m pytest -rs tests/dashboard/test_browser*.py tests/envs/test_browser_*.py \
+	@OPENCLAW_RL_BROWSER=1 OPENCLAW_RL_SOAK_SECONDS=600 $(BIN)/python -m pytest -rs tests/dashboard/test_browser*.py tests/envs/test_browser_*.py \
 		tests/slow/test_browser_soak.py $(ARGS)
 
 test-vllm: $(VENV)/.installed-dev $(VLLM)/.installed ## run the whole loop on real vLLM servers on the CPU (half an hour)

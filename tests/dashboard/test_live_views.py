@@ -214,6 +214,9 @@ def test_a_server_that_records_nothing_says_so(tiny_model: Path) -> None:
     bench = Bench(tiny_model)
     install(bench.app, LiveRun(a_method("combine")))
     with running(bench):
-        answer = httpx.get(f"{bench.url}/dashboard/")
-        assert answer.status_code == 503
-        assert "--no-capture" in answer.text
+        now = read_page(httpx.get(f"{bench.url}/dashboard/").text)
+        assert "Nothing is recorded (--no-capture)" in now.text
+        assert "First token after" in now.text
+        sessions = httpx.get(f"{bench.url}/dashboard/sessions")
+        assert sessions.status_code == 503
+        assert "--no-capture" in sessions.text

@@ -114,9 +114,19 @@ class Dashboard:
         return HTMLResponse(page, 401 if problem else 200, HEADERS)
 
     async def page(
-        self, request: Request, tab: str, template: str, read: ReadPage, *, operator_only: bool = False
+        self,
+        request: Request,
+        tab: str,
+        template: str,
+        read: ReadPage,
+        *,
+        without_ledger: Callable[[Viewer], dict[str, Any]] | None = None,
+        operator_only: bool = False,
     ) -> Response:
-        """A page for whoever asked: read from one moment of the ledger, rendered in a thread."""
+        """A page for whoever asked: read from one moment of the ledger, rendered in a thread.
+
+        On a server that records nothing, `without_ledger` provides what it shows.
+        """
         viewer = self.access.viewer(request)
         if viewer is None:
             return self.login_page(request)
@@ -124,6 +134,9 @@ class Dashboard:
             return self.problem(request, viewer, 403, "This page is for the operator's key.")
 
         def make() -> str:
+            if self.ledger is None and without_ledger is not None:
+                values = {**self.frame(request, viewer, tab, 0), **without_ledger(viewer)}
+                return render(f"dashboard/templates/{template}.html.j2", **values)
             reader = self.threads.reader()
             with reader.snapshot():
                 values = {**self.frame(request, viewer, tab, reader.cursor()), **read(reader, viewer)}

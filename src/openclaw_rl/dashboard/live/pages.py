@@ -16,7 +16,8 @@ from openclaw_rl.dashboard.views.turns import from_card
 from openclaw_rl.ledger import episode_words
 from openclaw_rl.ledger.pages import ONLY
 from openclaw_rl.ledger.reader import LedgerReader
-from openclaw_rl.types import PagePlace
+from openclaw_rl.ledger.status import Status, read_status
+from openclaw_rl.types import PagePlace, SessionCard
 
 SESSIONS_ON_A_PAGE, LATEST_SESSIONS = 40, 8
 TURNS_ON_A_PAGE = 30
@@ -53,19 +54,22 @@ async def now(request: Request) -> Response:
     dashboard = dashboard_of(request)
     ready = details(dashboard.server, dashboard.server.service.sampler.stats())
 
+    url = str(request.base_url).rstrip("/")
+
+    def values(status: Status, viewer: Viewer, sessions: list[SessionCard]) -> dict[str, Any]:
+        view = now_of(dashboard, status, viewer)
+        return {"now": view, "sessions": sessions, "outcome": episode_words.outcome, "url": url}
+
     def read(reader: LedgerReader, viewer: Viewer) -> dict[str, Any]:
-        status = reader.status(str(request.base_url).rstrip("/"), ready)
-        return {
-            "now": now_of(dashboard, status, viewer),
-            "sessions": reader.session_page(viewer.owner, None, LATEST_SESSIONS),
-            "outcome": episode_words.outcome,
-            "url": status.server,
-        }
+        return values(reader.status(url, ready), viewer, reader.session_page(viewer.owner, None, LATEST_SESSIONS))
 
-    return await dashboard.page(request, "", "now", read)
+    def without_ledger(viewer: Viewer) -> dict[str, Any]:
+        return values(read_status(None, url, ready), viewer, [])
+
+    return await dashboard.page(request, "", "now", read, without_ledger=without_ledger)
 
 
-def now_of(dashboard: Dashboard, status: Any, viewer: Viewer) -> NowView:
+def now_of(dashboard: Dashboard, status: Status, viewer: Viewer) -> NowView:
     service = dashboard.server.service
     stats = service.sampler.stats()
     tiles = [Tile("Policy version", str(service.sampler.newest_version))]
