@@ -5,7 +5,7 @@ import sqlite3
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from openclaw_rl.ledger import change_log, episodes, verdicts
+from openclaw_rl.ledger import change_log, episodes, notes, verdicts
 from openclaw_rl.ledger.queries import SESSION
 from openclaw_rl.types import (
     Feedback,
@@ -144,6 +144,7 @@ def turn_card(db: sqlite3.Connection, row: sqlite3.Row) -> TurnCard:
         verdict=verdict,
         sample=sample,
         episode=episodes.of_turn(db, number, row["session"]),
+        notes=tuple(notes.of_conversation(db, number)[1]),
         update=row["used_by"],
     )
 

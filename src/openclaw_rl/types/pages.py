@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from openclaw_rl.types.episodes import EpisodeSummary, TurnEpisode
+from openclaw_rl.types.notes import ConversationNote
 from openclaw_rl.types.training import SampleKind, StepOutcome
 from openclaw_rl.types.turns import SessionKey, State, TurnKind
 from openclaw_rl.types.verdicts import Feedback, Sign, Verdict
@@ -63,6 +64,8 @@ class TurnCard:
     verdict: Verdict | None
     sample: SampleKind | None
     episode: TurnEpisode | None = None
+    notes: tuple[ConversationNote, ...] = ()
+    """The notes of its conversation, those that were withheld among them."""
     update: int | None = None
     """The number of the last training step that used it."""
 

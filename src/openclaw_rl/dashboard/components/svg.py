@@ -13,6 +13,7 @@ LEFT, RIGHT, TOP, BOTTOM = 44, 12, 10, 24
 MAX_DOTS = 60
 #: Longer lines are thinned to about this many points.
 MAX_POINTS = 400
+MAX_BARS = 100
 #: How many lines the grid has, at most.
 MAX_TICKS = 4
 
@@ -87,7 +88,8 @@ def counted(series: Sequence[Series]) -> str:
 
 
 def bar_chart(title: str, layers: Sequence[Series], *, summary: str, whole: float | None = None) -> Chart:
-    """Stacked bars. All layers have the same places; `whole` is the height of the axis."""
+    """Stacked bars. All layers have the same places; `whole` is the height of the axis. Many bars are thinned."""
+    layers = [Series(one.label, thinned(list(one.points), MAX_BARS), one.style) for one in layers]
     places = sorted({x for layer in layers for x, _ in layer.points})
     heights = {place: sum(y for layer in layers for x, y in layer.points if x == place) for place in places}
     gap = min((b - a for a, b in pairwise(places)), default=1.0)
@@ -171,9 +173,9 @@ def finite(points: Sequence[Point]) -> list[Point]:
     return [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]
 
 
-def thinned(points: list[Point]) -> list[Point]:
-    """At most about `MAX_POINTS`, the last among them."""
-    step = max(1, len(points) // MAX_POINTS)
+def thinned(points: list[Point], most: int = MAX_POINTS) -> list[Point]:
+    """Every n-th point, so that there are about `most`, the last among them."""
+    step = max(1, len(points) // most)
     return points[:-1][::step] + points[-1:]
 
 

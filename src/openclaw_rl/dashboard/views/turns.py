@@ -9,6 +9,7 @@ from openclaw_rl.dashboard.views.words import spoken
 from openclaw_rl.ledger import episode_words
 from openclaw_rl.ledger.changes import ALREADY_USED
 from openclaw_rl.types import (
+    ConversationNote,
     Feedback,
     Question,
     SampleKind,
@@ -75,6 +76,7 @@ class TurnView:
     can_rate: bool = False
     update: int | None = None
     episode_line: str = ""
+    notes: tuple[ConversationNote, ...] = ()
     tokens: TokenView | None = None
     overlaps: Mapping[str, str] = field(default_factory=dict)
     """For each hint that was compared: what teacher and policy have in common under it."""
@@ -116,6 +118,7 @@ def from_card(card: TurnCard, *, with_next: bool = False) -> TurnView:
         is_side=card.kind is TurnKind.SIDE,
         can_rate=card.kind is TurnKind.MAIN and card.episode is None and card.state not in ALREADY_USED,
         update=card.update,
+        notes=card.notes,
         episode_line=step_line(card.episode),
     )
 
@@ -139,6 +142,7 @@ def from_turn(turn: StoredTurn, title: str, tokens: TokenView | None, overlaps: 
         finish_reason=turn.finish_reason,
         length=len(turn.response_ids),
         episode_line=step_line(turn.episode),
+        notes=tuple(turn.notes),
         tokens=tokens,
         overlaps=overlaps,
     )
