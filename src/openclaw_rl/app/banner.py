@@ -56,8 +56,8 @@ def page(config: Config, port: int) -> str:
     return f"open {local_url(config.server, port)}/ in a browser" if config.server.dashboard else "off (--no-dashboard)"
 
 
-def banner(config: Config, backend: str, version: int, port: int) -> None:
-    """Print the server's settings, and commands to try it with."""
+def banner(config: Config, backend: str, version: int, port: int, unread: str = "") -> None:
+    """Print the server's settings, commands to try it with, and what the rules did not understand so far."""
     url = local_url(config.server, port) + "/v1"
     keys, captures = config.server.api_keys, config.capture.capture
     reach = (
@@ -86,6 +86,8 @@ def banner(config: Config, backend: str, version: int, port: int) -> None:
     else:
         plain = "\n".join(f"{label:<10}{value}" for label, value in rows.items())
         out.print(plain, markup=False, highlight=False, soft_wrap=True)
+    if unread:
+        out.print(f"\n{unread}", markup=False, highlight=False, soft_wrap=True)
     run_dir = config.run.run_dir
     where = "" if run_dir == RunOptions().run_dir else f" --run-dir {shlex.quote(str(run_dir))}"
     out.print(

@@ -133,7 +133,8 @@ async def run(
         loops = await build_loops(stack, engines, ledger, policy, other, service.metrics.registry)
         server = make_server(config, service, loops, engines.sampler)
         port = listener.getsockname()[1]
-        banner(config, engines.sampler.describe(), engines.sampler.newest_version, port)
+        unread = ledger.unread_words() if ledger else ""
+        banner(config, engines.sampler.describe(), engines.sampler.newest_version, port, unread)
         beside = work_beside(config, ledger, loops, engines.sampler, port)
         go_on()
         loops.start(*beside)

@@ -77,6 +77,8 @@ def show(config: Config, status: "Status") -> None:
         out.print(Text(f"  set aside at step {batch.step}: turns {turns}: {batch.reason}", style="yellow"))
     if status.trouble:
         out.print(Text.assemble(("Judging: ", "bold yellow"), status.trouble))
+    if status.unread:
+        out.print(Text.assemble(("Not understood: ", "bold yellow"), status.unread))
 
 
 def notes_line(status: "Status") -> str:

@@ -31,6 +31,8 @@ from openclaw_rl.evals.server_process import ServerFailed, stoppable
 from openclaw_rl.evals.statistics import RUN, Interval
 from openclaw_rl.evals.summary import Summary, summarise
 from openclaw_rl.evals.trial import Exam, TrialOutcome, TrialPlan, run
+from openclaw_rl.ledger.errors import NoLedger
+from openclaw_rl.ledger.offline import open_offline
 
 #: The server's options in a demo, where it should learn within minutes from few people: larger steps than by default,
 #: kept near the base model, more from hints than from scores. Options after `--` come later and override these.
@@ -76,7 +78,19 @@ def finish(
         console.print(f"The base model could not score the answers: {error}", markup=False)
     write_results(outcomes, out, command, machine.policy_name)
     console.print(table(summarise(outcomes)))
+    for outcome in outcomes:
+        if unread := not_understood(outcome.plan):
+            console.print(f"{outcome.plan.run_dir.name}: {unread}", markup=False, highlight=False, soft_wrap=True)
     console.print(f"Picture: {out / 'curve.png'}   Page: {out / 'index.html'}", soft_wrap=True)
+
+
+def not_understood(plan: TrialPlan) -> str:
+    """That the judge's rules did not understand most of what the person said, with examples; empty if they did."""
+    try:
+        with open_offline(plan.run_dir) as ledger:
+            return ledger.reader.unread_words()
+    except NoLedger:
+        return ""
 
 
 def free_folder() -> Path:

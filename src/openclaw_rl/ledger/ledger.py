@@ -16,6 +16,7 @@ from openclaw_rl.ledger.note_keeper import NoteKeeper
 from openclaw_rl.ledger.options import GROUP_SIZE, GROUP_TIMEOUT
 from openclaw_rl.ledger.reader import LedgerReader
 from openclaw_rl.ledger.schema import FILE, connect, create, migrate, transaction
+from openclaw_rl.ledger.unread import unread_words
 from openclaw_rl.ledger.writer import Writer
 from openclaw_rl.rendering.token_cache import TokenCache
 from openclaw_rl.types import (
@@ -265,6 +266,10 @@ class Ledger:
 
     def recent_verdicts(self, count: int) -> list[VerdictSummary]:
         return self._read(lambda db: verdicts.recent(db, count))
+
+    def unread_words(self) -> str:
+        """That the rules do not understand most of what somebody says, with examples; empty if they do."""
+        return self._read(unread_words)
 
     def find_ancestor(
         self, owner: str, ends: Sequence[tuple[int, bytes]], session: str | None, claimed: set[int]

@@ -23,6 +23,7 @@ from openclaw_rl.ledger.errors import LedgerUnusable, NewerLedger, NoLedger, sql
 from openclaw_rl.ledger.migrations import MIGRATIONS
 from openclaw_rl.ledger.schema import FILE, connect
 from openclaw_rl.ledger.status import Status, read_status
+from openclaw_rl.ledger.unread import unread_words
 from openclaw_rl.ledger.verdicts import ExampleKind
 from openclaw_rl.types import (
     BASE_VERSION,
@@ -84,6 +85,11 @@ class LedgerReader:
         """Where the run stands; `server`, `ready` and `saved` as for `read_status`."""
         with self.snapshot() as db:
             return read_status(db, server, ready, saved)
+
+    def unread_words(self) -> str:
+        """That the rules do not understand most of what somebody says, with examples; empty if they do."""
+        with self.snapshot() as db:
+            return unread_words(db)
 
     def counts(self) -> Counts:
         with self.snapshot() as db:

@@ -9,6 +9,7 @@ from typing import Any
 from openclaw_rl.ledger import groups, notes, updates, verdicts
 from openclaw_rl.ledger.episode_words import groups_waiting
 from openclaw_rl.ledger.queries import counts
+from openclaw_rl.ledger.unread import unread_words
 from openclaw_rl.types import (
     BASE_VERSION,
     Counts,
@@ -76,6 +77,8 @@ class Status:
     """What the next training step waits for, as the running server reports it."""
     trouble: str = ""
     """What is wrong with the last verdicts."""
+    unread: str = ""
+    """That the rules do not understand most of what somebody says, with examples."""
     quarantined: list[Update] = field(default_factory=list)
     serving: int | None = None
     """The policy version that the running server serves: after a rollback it is not the last step's."""
@@ -155,6 +158,7 @@ class Status:
             "suspended": self.suspended,
             "judge_down": self.judge_down,
             "judging_trouble": self.trouble,
+            "not_understood": self.unread,
             "learner": self.learner,
             "held": self.held,
             "notes": {str(state): count for state, count in self.notes.items()},
@@ -184,6 +188,7 @@ def read_status(
         judge_down=why(ready, "judge"),
         learner=ready.get("learner", ""),
         trouble=judging_trouble(verdicts.recent(db, COLLAPSE_WINDOW)) if db else "",
+        unread=unread_words(db) if db else "",
         quarantined=updates.load(db, StepOutcome.QUARANTINED)[::-1] if db else [],
         serving=ready.get("policy_version"),
         saved=saved,

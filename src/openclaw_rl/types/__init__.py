@@ -56,6 +56,7 @@ from openclaw_rl.types.training import (
 )
 from openclaw_rl.types.turns import Continuation, Counts, SessionKey, SessionSummary, State, StoredTurn, Turn, TurnKind
 from openclaw_rl.types.verdicts import (
+    UNREAD,
     Feedback,
     Hint,
     Question,

@@ -6,6 +6,9 @@ from enum import StrEnum
 
 from openclaw_rl.types.sampling import Likeliest, Numbers
 
+#: The reason of a verdict that the rules do not give because they do not understand what came next.
+UNREAD = "what came next is unclear"
+
 
 class Source(StrEnum):
     """Where a verdict came from."""

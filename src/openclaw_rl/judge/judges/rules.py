@@ -4,7 +4,7 @@ from openclaw_rl.judge.case import Case
 from openclaw_rl.judge.judges.base import Opinion, Questions
 from openclaw_rl.judge.reader import ReplyKind, instruct, read_reply, ready
 from openclaw_rl.judge.votes import MIN_HINT
-from openclaw_rl.types import Source
+from openclaw_rl.types import UNREAD, Source
 
 #: The score of the response before each kind of reply. A rejection does not say what would be better.
 READINGS: dict[ReplyKind, float] = {
@@ -35,7 +35,7 @@ class FeedbackReader:
         reading = read_reply(case.request, case.response, case.next_state)
         score = READINGS.get(reading.kind)
         if score is None:
-            return Opinion(reason="what came next is unclear")
+            return Opinion(reason=UNREAD)
         hint = instruct(reading.hint, case.response) if reading.kind in ABOUT_FORM else reading.hint
         hints = (hint,) if len(hint) > MIN_HINT else () if score > 0 else None
         return Opinion(score, hints, reason=str(reading.kind))

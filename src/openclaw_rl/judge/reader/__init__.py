@@ -1,6 +1,6 @@
 """Reads a next state by rules: whether people are content, correct, reject, repeat or move on.
 
-It is deterministic and takes well under a millisecond. When in doubt it abstains (`ReplyKind.UNCLEAR`).
+It is deterministic and takes a few milliseconds. When in doubt it abstains (`ReplyKind.UNCLEAR`).
 Phrases are compiled at their first use, which takes seconds. On an event loop, await `ready` first.
 """
 
@@ -14,7 +14,8 @@ from openclaw_rl.judge.reader.kinds import Reading, ReplyKind
 from openclaw_rl.judge.reader.phrasebook import all_languages
 from openclaw_rl.judge.reader.tools import read_tool_results
 from openclaw_rl.judge.reader.users import read_user
-from openclaw_rl.judge.reader.wishes import read_wishes
+from openclaw_rl.judge.reader.wish_grammar import all_grammars
+from openclaw_rl.judge.reader.wishes import read_complaint, read_wishes
 from openclaw_rl.rendering.chat import content_text
 
 __all__ = ["Reading", "ReplyKind", "instruct", "read_reply", "read_wishes", "ready"]
@@ -32,7 +33,9 @@ def read_reply(request: str, response: str, next_state: Sequence[Mapping[str, An
     """
     user_texts = [text for text in texts(next_state, frozenset({"user"})) if text.strip()]
     if user_texts:
-        return read_user(request, response, "\n".join(user_texts))
+        message = "\n".join(user_texts)
+        reading = read_user(request, response, message)
+        return read_complaint(message, request, response) if reading.kind is ReplyKind.UNCLEAR else reading
     results = texts(next_state, _TOOL_ROLES)
     return Reading(read_tool_results(request, response, results) if results else ReplyKind.UNCLEAR)
 
@@ -57,6 +60,7 @@ def _warm_up() -> None:
 
 
 def _compile_all() -> None:
+    all_grammars()
     read_reply("", "run()", [{"role": "tool", "content": "Error: none"}])
     for language in all_languages():
         for phrases in language.signals.values():

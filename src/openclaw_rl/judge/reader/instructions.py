@@ -7,6 +7,7 @@ instruction), `to_short` and `to_structured` (instructions for an answer that is
 """
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
@@ -75,22 +76,26 @@ class Instructions:
             rest = rest.replace(match.group(), " ")
         words = set(_WORD.findall(text)) & self.small_words
         more = set(_WORD.findall(rest)) - self.small_words - self.words_of_asking
-        # Two matters may have the same instruction.
-        return FormWishes(" ".join(dict.fromkeys(instructions.values())), len(instructions), len(words), bool(more))
+        return FormWishes(instructions, len(words), bool(more))
 
     def denies(self, before: str) -> bool:
         return bool(self.denial and self.denial.search(before))
 
 
 class FormWishes(NamedTuple):
-    """The wishes that one language finds in a text."""
+    """The wishes about form that one language finds in a text."""
 
-    say: str
-    matters: int
+    instructions: Mapping[str, str]
+    """By matter."""
     familiar: int
     """How many words of the text are small words of the language."""
     more: bool
     """Whether the text says anything else."""
+
+    @property
+    def say(self) -> str:
+        # Two matters may have the same instruction.
+        return " ".join(dict.fromkeys(self.instructions.values()))
 
 
 def instruct(hint: str, response: str = "") -> str:
@@ -99,21 +104,26 @@ def instruct(hint: str, response: str = "") -> str:
     The instruction depends on the `response`: one that is already short must become shorter, and one with lists keeps
     them.
     """
+    wishes = form_wishes(hint, response)
+    if not wishes:
+        return hint
+    stop = "." if hint[-1:].isalnum() else ""
+    return f"{hint}{stop} {wishes.say}" if wishes.more else wishes.say
+
+
+def form_wishes(hint: str, response: str = "") -> FormWishes | None:
+    """The wishes about form in a hint; None if there are none, or if it has a number, which says it better."""
     text = normalise(hint)
     short = bool(response) and len(_WORD.findall(response)) <= SHORT_WORDS
     answer = AnswerForm(short, bool(_STRUCTURE.search(response) or _STRUCTURE.search(text)))
     if _NUMBER.search(text):
-        return hint
-    wishes = [
-        wish
-        for language in all_instructions()
-        if language.script.search(text) and (wish := language.read(text, answer)).say
-    ]
-    if not wishes:
-        return hint
-    best = max(wishes, key=lambda wish: (wish.matters, wish.familiar))
-    stop = "." if hint[-1:].isalnum() else ""
-    return f"{hint}{stop} {best.say}" if best.more else best.say
+        return None
+    read = (language.read(text, answer) for language in all_instructions() if language.script.search(text))
+    return max(
+        (wishes for wishes in read if wishes.instructions),
+        key=lambda wishes: (len(wishes.instructions), wishes.familiar),
+        default=None,
+    )
 
 
 def find(phrases: SignalPhrases, text: str) -> re.Match[str] | None:

@@ -10,6 +10,13 @@ from openclaw_rl.judge.reader.lexicon import lexicon_for
 from openclaw_rl.judge.reader.signals import read_sentence
 from openclaw_rl.judge.reader.text import read_plainly, sentences
 
+#: The beginning of error output.
+ERROR_OUTPUT = re.compile(
+    r"^(?:traceback \(most recent call last\):|(?:fatal |uncaught |unhandled |run-?time |php |[\w.]{1,40}: )?"
+    r"[\w.]{0,80}(?:error|exception)(?:\[\w+\]| '?\d+'?(?: \(\w+\))?)?: ?(?=\S|$)|panic: |fatal: "
+    r"|(?:[\w./-]+: ){0,3}command not found\b)",
+    re.I | re.M,
+)
 _COLON = re.compile(r"[:：]")
 _SENTENCE_END = re.compile(r"[.!?。！？\n]")
 _QUOTE = re.compile(r"[\s*_>-]{0,6}[\"'“„«‘「『]")

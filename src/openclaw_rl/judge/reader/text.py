@@ -8,7 +8,7 @@ HEAD, TAIL = 500, 250
 
 _FENCE = re.compile(r"```.*?(?:```|\Z)", re.DOTALL)
 _QUOTED_LINE = re.compile(r"^[ \t]*>.*$", re.MULTILINE)
-_QUOTATION = re.compile(r"\"[^\"\n]{1,200}\"|`[^`\n]{1,200}`|[“„«「『][^”“»」』\n]{1,200}[”“»」』]")
+QUOTATION = re.compile(r"\"[^\"\n]{1,200}\"|`[^`\n]{1,200}`|[“„«「『][^”“»」』\n]{1,200}[”“»」』]")
 _ACCENT = re.compile("[\u0300-\u036f]")
 _INVISIBLE = re.compile("[\u00ad\u200b-\u200f\u2060\ufe00-\ufe0f\ufeff\U0001f3fb-\U0001f3ff]")
 _STRETCHED = re.compile(r"([^\W\d_])\1{2,}")
@@ -37,7 +37,7 @@ def own_words(text: str) -> str:
 
 def without_quotations(text: str) -> str:
     """A message without the words inside quotation marks, which are somebody else's."""
-    return _QUOTATION.sub('""', text)
+    return QUOTATION.sub('""', text)
 
 
 def normalise(text: str) -> str:
@@ -51,7 +51,7 @@ def normalise(text: str) -> str:
 
 def sentences(text: str) -> list[tuple[int, int]]:
     """The start and end of each sentence, including its final mark. Quotations do not end sentences."""
-    text = _QUOTATION.sub(lambda match: "_" * len(match[0]), text)
+    text = QUOTATION.sub(lambda match: "_" * len(match[0]), text)
     ends = [match.span() for match in _SENTENCE_END.finditer(text)]
     spans = zip([0, *(end for _, end in ends)], [*(start for start, _ in ends), len(text)], strict=True)
     return [(start, end) for start, end in spans if text[start:end].strip(_NO_SENTENCE)]
