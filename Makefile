@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install run demo env test test-all test-whole test-parts test-benchmarks test-environments test-browser test-vllm test-sglang test-tinker test-verifiers test-chaos test-schemas tinker-server verifiers lint bench docs clean
+.PHONY: help install run demo env test test-all test-whole test-parts test-benchmarks test-environments test-browser test-vllm test-sglang test-tinker test-verifiers test-chaos test-schemas tinker-server verifiers lint bench docs package clean
 
 help: ## list these targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 24
@@ -158,5 +158,11 @@ bench: $(VENV)/.installed-dev ## run the benchmarks (half an hour)
 docs: $(VENV)/.installed ## update the tables of options
 	@$(BIN)/python docs/generate.py
 
+# In an environment of its own, so that nothing of .venv can stand in for what a package lacks.
+package: $(VENV)/.installed ## build dist/*.whl and dist/*.tar.gz, and try the wheel in a new environment
+	@$(BIN)/python -m pip install -q --disable-pip-version-check build
+	@rm -rf dist && $(BIN)/python -m build --outdir dist .
+	@PYTHON=$(PYTHON) sh tests/slow/try_wheel.sh dist/*.whl
+
 clean: ## remove .venv and caches
-	rm -rf $(VENV) $(VLLM) $(TINKER) $(SGLANG) $(VERIFIERS) .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf dist $(VENV) $(VLLM) $(TINKER) $(SGLANG) $(VERIFIERS) .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -20,7 +20,7 @@ LAYERS = (
     ("__main__",),
     ("cli",),
     ("app",),
-    ("api", "judge", "learn", "envs", "evals", "dashboard"),
+    ("api", "judge", "learn", "envs", "evals", "dashboard", "connect"),
     ("methods", "engines", "ledger", "rendering", "sandbox"),
     ("losses",),
     ("types", "config", "errors", "plugins", "models", "terminal", "client", "http_client", "aio"),

@@ -9,6 +9,7 @@ from typing import Any, Protocol, Self
 import httpx
 
 from openclaw_rl.errors import UserError
+from openclaw_rl.http_client import split_url, url_without_account
 
 #: How long a server on this machine may take to say how it is.
 PROBE_SECONDS = 2.0
@@ -40,6 +41,12 @@ class Client:
 
     def __init__(self, url: str, key: str = "") -> None:
         self.url, self._key = url, key
+        self.shown_url = url_without_account(url)
+        """For messages."""
+        try:
+            split_url(url)
+        except ValueError as error:
+            raise UserError(f"{self.shown_url} is not the URL of a server: {error}.") from None
         self._http = httpx.Client(base_url=url, headers=key_header(key), timeout=ANSWER_SECONDS, trust_env=False)
 
     def __enter__(self) -> Self:
@@ -54,17 +61,27 @@ class Client:
         """What the server says about itself; see `ready_state`."""
         return ready_state(self.url, self._key)
 
+    def model(self) -> dict[str, Any]:
+        """The model that the server serves, as `/v1/models` describes it."""
+        with self._ask("GET", "/v1/models") as response:
+            try:
+                model = json.loads(response.read())["data"][0]
+                return {"id": str(model["id"]), "max_input_tokens": int(model["max_input_tokens"])}
+            except (ValueError, KeyError, IndexError, TypeError, RecursionError):
+                raise UserError(f"The server at {self.shown_url} is not a server of openclaw-rl.") from None
+
     def roll_back(self, version: int | None, *, retrain: bool = False) -> int:
         """Roll back to a policy version, or to the previous checkpoint; returns the version that serves now.
 
         With `retrain`, to the newest that was not trained on deleted turns, and train later ones anew.
         """
-        with self._post("/v1/policy/rollback", {"version": version, "retrain": retrain}) as response:
+        with self._ask("POST", "/v1/policy/rollback", {"version": version, "retrain": retrain}) as response:
             return int(json.loads(response.read())["policy_version"])
 
-    def chat(self, messages: Sequence[Mapping[str, str]]) -> Iterator[dict[str, Any]]:
-        """The pieces of an answer, as they are written."""
-        with self._post("/v1/chat/completions", {"messages": messages, "stream": True}) as response:
+    def chat(self, messages: Sequence[Mapping[str, str]], **fields: Any) -> Iterator[dict[str, Any]]:
+        """The pieces of an answer, as they are written. `fields` are further fields of the request."""
+        body = {"messages": messages, "stream": True, **fields}
+        with self._ask("POST", "/v1/chat/completions", body) as response:
             for line in response.iter_lines():
                 if line.startswith(DATA + "{"):
                     event = json.loads(line.removeprefix(DATA))
@@ -73,9 +90,9 @@ class Client:
                     yield from (choice["delta"] for choice in event["choices"])
 
     @contextlib.contextmanager
-    def _post(self, path: str, body: Any) -> Iterator[httpx.Response]:
+    def _ask(self, method: str, path: str, body: Any = None) -> Iterator[httpx.Response]:
         try:
-            with self._http.stream("POST", path, json=body) as response:
+            with self._http.stream(method, path, json=body) as response:
                 if response.status_code != httpx.codes.OK:
                     response.read()
                     sentence, _code = read_error(response)
@@ -85,7 +102,9 @@ class Client:
                 yield response
         except httpx.HTTPError as error:
             reason = str(error) or type(error).__name__
-            raise ServerGone(f"The server at {self.url} does not answer: {reason}. Is it still running?") from None
+            raise ServerGone(
+                f"The server at {self.shown_url} does not answer: {reason}. Is it still running?"
+            ) from None
 
 
 def ready_state(url: str, key: str = "", timeout: float = PROBE_SECONDS) -> dict[str, Any]:

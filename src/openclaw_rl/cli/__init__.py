@@ -10,7 +10,10 @@ from openclaw_rl import __version__
 from openclaw_rl.cli import (
     chat,
     checkpoints,
+    completion,
+    connect,
     demo,
+    doctor,
     eval,
     export,
     forget,
@@ -31,8 +34,8 @@ from openclaw_rl.terminal import printable
 
 #: In the order that --help lists them.
 COMMANDS = (
-    *(serve, demo, eval, rollout, chat, status, sessions, notes, export, import_, rejudge),
-    *(checkpoints, rollback, merge, report, forget),
+    *(serve, demo, eval, rollout, chat, connect, doctor, status, sessions, notes, export, import_, rejudge),
+    *(checkpoints, rollback, merge, report, forget, completion),
 )
 #: Exit status for an error that the user can fix, as in argparse.
 USAGE_ERROR = 2
@@ -42,8 +45,12 @@ INTERRUPTED = 130
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit status."""
+    parser = build_parser()
     try:
-        options = build_parser().parse_args(arguments)
+        options = parser.parse_args(arguments)
+        if options.run is None:
+            parser.print_help()
+            return 0
         return int(options.run(options))
     except UserError as error:
         print(f"openclaw-rl: {printable(str(error))}", file=sys.stderr)  # noqa: T201
@@ -59,7 +66,8 @@ def build_parser() -> Parser:
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"openclaw-rl {__version__}")
-    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    parser.set_defaults(run=None)
+    commands = parser.add_subparsers(metavar="COMMAND")
     for command in COMMANDS:
         command.add(commands)
     return parser

@@ -18,10 +18,17 @@ SECRET_FLAGS = [flag(name) for name, field in FIELDS.items() if option_of(field)
 
 
 class Parser(argparse.ArgumentParser):
-    """Says in one sentence what is wrong with the arguments, and names the nearest flag. Raises ConfigError."""
+    """Says in one sentence what is wrong with the arguments, and names the nearest flag or word. Raises ConfigError."""
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{message[0].upper()}{message[1:]}. See {self.prog} --help.")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            name = action.metavar if isinstance(action.metavar, str) else action.dest
+            near = difflib.get_close_matches(str(value), list(action.choices), n=1)
+            hint = f"; did you mean {near[0]}?" if near else f". See {self.prog} --help."
+            raise ConfigError(f"There is no {name.lower()} {value!r}{hint}")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         known, unknown = super().parse_known_args(args, namespace)

@@ -106,6 +106,22 @@ def check_ledger(folder: Path) -> None:
         raise NoLedger(f"There is no ledger in {folder.absolute()}. Has a server run with this --run-dir?")
 
 
+def inspect_ledger(folder: Path) -> int | None:
+    """How many turns the ledger in a folder has; None if there is no ledger. Changes nothing.
+
+    Raises LedgerUnusable for a ledger that is damaged or cannot be read.
+    """
+    path = folder / FILE
+    if not path.is_file():
+        return None
+    with sqlite_errors_as_sentences(folder), contextlib.closing(connect(path, readonly=True)) as db:
+        (state,) = db.execute("PRAGMA quick_check(1)").fetchone()
+        if state != "ok":
+            raise sqlite3.DatabaseError(state)
+        (turns,) = db.execute("SELECT count(*) FROM turns").fetchone()
+    return int(turns)
+
+
 @contextlib.contextmanager
 def open_offline(folder: Path, *, create: bool = False) -> Iterator[OfflineLedger]:
     """The ledger in a folder, to read and change. Raises LedgerUnusable, also for what fails inside the block."""

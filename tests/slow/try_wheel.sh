@@ -1,0 +1,21 @@
+#!/bin/sh
+# Install a wheel into a new environment, outside the source tree, and use what it installs.
+set -eu
+wheel=$(realpath "$1")
+constraints=$(realpath constraints.txt)
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+"${PYTHON:-python3}" -m venv "$scratch/env"
+"$scratch/env/bin/python" -m pip install -q --disable-pip-version-check -c "$constraints" "$wheel"
+cd "$scratch"
+"$scratch/env/bin/openclaw-rl" --version
+"$scratch/env/bin/openclaw-rl" serve --dry-run >/dev/null
+"$scratch/env/bin/openclaw-rl" completion bash | bash -n
+# What templates, personas and phrases are for is loaded from the package.
+"$scratch/env/bin/python" -c '
+from openclaw_rl.dashboard import report
+from openclaw_rl.evals.personas.persona import load
+from openclaw_rl.judge.reader import reader
+load("brief")
+'
+echo "The wheel works."
