@@ -1,7 +1,7 @@
 """Tells a person's words from the text that clients add to user messages or write by themselves.
 
-The patterns are those of OpenClaw 2026.9.6. Each is a positive sign: a message without one is a person's. All of them
-take time proportional to the text, whatever it contains.
+Most patterns are those of OpenClaw 2026.9.6; `context_blocks` has those of coding agents. Each is a positive sign: a
+message without one is a person's. All of them take time proportional to the text, whatever it contains.
 """
 
 import re
@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from openclaw_rl.rendering.chat import content_text
+from openclaw_rl.rendering.context_blocks import is_context, words_between
 
 #: Begins a message that OpenClaw adds to the end of one request and does not keep in its history.
 TRANSIENT = "<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>"
@@ -65,20 +66,34 @@ COMMAND = re.compile(
 )
 #: Stands for the part of a conversation that the client has left out.
 SUMMARY = "summary of the conversation"
+#: Says where an agent runs and what its owner's files demand.
+CONTEXT = "context of the client"
 #: How other messages of the client begin, and what they are for.
 OWN_MESSAGES = (
     ("The conversation history before this point was compacted into the following summary:", SUMMARY),
     ("Pre-compaction memory flush.", "memory flush"),
     ("[cron:", "scheduled run"),
     ("A new session was started via /new or /reset", "session start"),
+    # Claude Code
+    ("This session is being continued from a previous conversation", SUMMARY),
+    ("[SUGGESTION MODE", "suggestion of a message"),
+    ("<policy_spec>", "check of a command"),
+    # Codex
+    ("Another language model started to solve this problem", SUMMARY),
+    ("You are performing a CONTEXT CHECKPOINT COMPACTION", "compaction"),
 )
+#: Claude Code asks for a summary with these words, after a varying beginning of at most so many characters.
+SUMMARY_TASK, SUMMARY_TASK_WITHIN = "create a detailed summary of the conversation", 1500
+#: Open WebUI's own requests begin with the first and have one of the others.
+TASK, TASK_PARTS = "### Task:\n", ("### Output:", "<chat_history>")
 
 
 def user_words(text: str) -> str:
     """The words of a user message that a person wrote; empty if the client wrote all of it."""
     if text.startswith(TRANSIENT):
         return ""
-    text = without_runtime(text)
+    begin, end = words_between(text)
+    text = without_runtime(text[begin:end])
     start = after_time(text, 0)
     for _ in range(MAX_PREAMBLES):
         preamble = PREAMBLE.match(text, start)
@@ -121,6 +136,12 @@ def client_purpose(text: str) -> str | None:
     for beginning, purpose in OWN_MESSAGES:
         if words.startswith(beginning):
             return purpose
+    if SUMMARY_TASK in words[:SUMMARY_TASK_WITHIN]:
+        return "compaction"
+    if words.startswith(TASK) and any(part in words for part in TASK_PARTS):
+        return "task of the client"
+    if is_context(text):
+        return CONTEXT
     if not words:
         return "heartbeat or system event" if "[OpenClaw " in text and not text.startswith(TRANSIENT) else None
     # OpenClaw gives the time of what a person wrote, unless it contains a time already.

@@ -1,22 +1,40 @@
 """Tells main turns, which can be trained on, from side turns, which a client makes for its own purposes.
 
-A request is a main turn if it ends with a message of the user or a tool, unless a positive sign says otherwise:
-OpenClaw's heartbeats, summaries and titles look like chats.
+A request is a main turn if it ends with a message of the user or a tool, unless a positive sign says otherwise: titles,
+summaries, heartbeats and probes look like chats. The signs are those of OpenClaw, Claude Code, Codex, opencode, aider
+and Open WebUI.
 """
 
 from collections.abc import Mapping, Sequence
 
+from openclaw_rl.api.demands import JsonSchemaFormat
 from openclaw_rl.api.wire import ChatRequest
 from openclaw_rl.rendering.chat import Message, content_text
-from openclaw_rl.rendering.clients import client_purpose, is_passing, user_words
+from openclaw_rl.rendering.clients import CONTEXT, client_purpose, is_passing, user_words
 from openclaw_rl.types import TurnKind
 
 #: How the system prompts of side turns begin, and what these turns are for.
 SIDE_TURN_PROMPTS = (
     ("You are a context summarization assistant", "compaction"),
+    ("You are a helpful AI assistant tasked with summarizing conversations", "compaction"),
+    ("*Briefly* summarize this partial conversation", "compaction"),
     ("Generate a concise session title", "session title"),
+    ("You are a title generator", "session title"),
+    ("You are an expert software engineer that generates concise", "commit message"),
     ("Current model identity", "one-off inference"),
 )
+#: Words anywhere in the system prompts of side turns.
+SIDE_TURN_WORDS = (("isNewTopic", "session title"), ("You are a security monitor", "check of a command"))
+#: How the last user messages of side turns begin. A person may write this too, but not in a request without tools.
+SIDE_TURN_INPUTS = (("<session>", "session title"), ("<transcript>", "check of a command"))
+#: Fields of a JSON answer that names a session, and nothing else.
+TITLE_FIELDS = {"title", "isNewTopic", "branch", "emoji"}
+#: What Codex names in its header: requests that no person reads the answer of.
+SUBAGENT_HEADER, SIDE_SUBAGENTS = "x-openai-subagent", {"compact": "compaction", "memory_consolidation": "memory"}
+#: Claude Code sends this word to warm a cache.
+WARM_UP = "Warmup"
+#: A question this short, with room for one token in the answer, only looks whether the server answers.
+MAX_PROBE_CHARACTERS = 12
 #: Main or side, and the reason.
 Classification = tuple[TurnKind, str]
 
@@ -28,21 +46,65 @@ def kind_of(
     said = (headers.get("x-turn-type") or request.turn_type or "").lower()
     if said in (TurnKind.MAIN, TurnKind.SIDE):
         return TurnKind(said), "the client said so"
-    return (TurnKind.MAIN, "episode") if in_episode else classify(messages, bool(request.tools))
+    if in_episode:
+        return TurnKind.MAIN, "episode"
+    if purpose := SIDE_SUBAGENTS.get(headers.get(SUBAGENT_HEADER, "")) or purpose_of_request(request, messages):
+        return TurnKind.SIDE, purpose
+    return classify(messages, bool(request.tools))
+
+
+def purpose_of_request(request: ChatRequest, messages: Sequence[Message]) -> str | None:
+    """What a request is for whose fields show that it is a side turn."""
+    if request.tools:
+        return None
+    wanted = request.response_format
+    if isinstance(wanted, JsonSchemaFormat):
+        fields = (wanted.json_schema.schema_ or {}).get("properties")
+        if isinstance(fields, dict) and "title" in fields and fields.keys() <= TITLE_FIELDS:
+            return "session title"
+    text = content_text(messages[-1].get("content")) if len(messages) == 1 else ""
+    is_short = 0 < len(text) <= MAX_PROBE_CHARACTERS and " " not in text
+    return "probe" if is_short and (request.max_completion_tokens or request.max_tokens) == 1 else None
 
 
 def classify(messages: Sequence[Message], tools: bool) -> Classification:
     """Main or side, judged by the messages."""
-    system = "\n".join(content_text(m.get("content")) for m in messages if m["role"] in ("system", "developer"))
-    if not tools:
-        for beginning, purpose in SIDE_TURN_PROMPTS:
-            if system.startswith(beginning):
-                return TurnKind.SIDE, purpose
-    kept = [message for message in messages if not is_passing(message)]
-    if not kept or kept[-1]["role"] not in ("user", "tool"):
-        return TurnKind.SIDE, "no user or tool message at the end"
-    # If tool results come last, the user message before them says whose tool calls they are.
-    last_user_text = next((content_text(m.get("content")) for m in reversed(kept) if m["role"] == "user"), "")
-    if own_purpose := client_purpose(last_user_text):
-        return TurnKind.SIDE, own_purpose
-    return TurnKind.MAIN, "subagent" if user_words(last_user_text).startswith("[Subagent Context]") else "chat"
+    if not tools and (purpose := purpose_of_system(messages)):
+        return TurnKind.SIDE, purpose
+    is_last = True
+    for message in reversed(messages):
+        text = text_of(message)
+        purpose = client_purpose(text) if message["role"] == "user" else None
+        if purpose == CONTEXT or is_passing(message):
+            continue
+        if is_last and message["role"] not in ("user", "tool"):
+            break
+        is_last = False
+        if message["role"] == "user":
+            # If tool results come last, the user message before them says whose tool calls they are.
+            return kind_of_words(user_words(text), purpose, tools)
+    return (TurnKind.SIDE, "no user or tool message at the end") if is_last else (TurnKind.MAIN, "chat")
+
+
+def kind_of_words(words: str, purpose: str | None, tools: bool) -> Classification:
+    """Main or side, judged by the last words of the user and what they are for according to `client_purpose`."""
+    if words.strip() == WARM_UP:
+        purpose = "warm-up"
+    elif purpose is None and not tools:
+        purpose = next((purpose for beginning, purpose in SIDE_TURN_INPUTS if words.startswith(beginning)), None)
+    if purpose:
+        return TurnKind.SIDE, purpose
+    return TurnKind.MAIN, "subagent" if words.startswith("[Subagent Context]") else "chat"
+
+
+def purpose_of_system(messages: Sequence[Message]) -> str | None:
+    """What a request without tools is for, according to its system prompt; None if that says nothing."""
+    system = "\n".join(text_of(m) for m in messages if m["role"] in ("system", "developer"))
+    for beginning, purpose in SIDE_TURN_PROMPTS:
+        if system.startswith(beginning):
+            return purpose
+    return next((purpose for words, purpose in SIDE_TURN_WORDS if words in system), None)
+
+
+def text_of(message: Message) -> str:
+    return content_text(message.get("content"))

@@ -16,6 +16,9 @@ NAMES: Mapping[str, str] = {
     "max_completion_tokens": "max_tokens",
     "response_format": "output_config.format",
 }
+#: Begins a line that Claude Code puts before its system prompt. It changes with every request, so with it no request
+#: would begin like the one before.
+ATTRIBUTION = "x-anthropic-billing-header:"
 #: How a chat request says what `tool_choice` says.
 TOOL_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
@@ -168,8 +171,8 @@ def parse_messages(body: bytes) -> ChatRequest:
 
 
 def chat_messages(request: MessagesRequest) -> Iterator[dict[str, Any]]:
-    if request.system:
-        yield {"role": "system", "content": joined(request.system, "\n\n")}
+    if system := system_prompt(request.system):
+        yield {"role": "system", "content": system}
     for message in request.messages:
         if isinstance(message.content, str):
             yield {"role": message.role, "content": message.content}
@@ -177,6 +180,14 @@ def chat_messages(request: MessagesRequest) -> Iterator[dict[str, Any]]:
             yield assistant_message(message.content)
         else:
             yield from user_messages(message.role, message.content)
+
+
+def system_prompt(system: str | list[MessagesText] | None) -> str:
+    if isinstance(system, list):
+        system = [block for block in system if not block.text.startswith(ATTRIBUTION)]
+    elif system and system.startswith(ATTRIBUTION):
+        system = system.partition("\n")[2].lstrip("\n")
+    return joined(system, "\n\n")
 
 
 def assistant_message(blocks: list[ContentBlock]) -> dict[str, Any]:
