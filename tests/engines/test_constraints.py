@@ -114,6 +114,40 @@ def test_text_that_is_certain_is_forced_and_so_is_the_end(model: UndecidedModel)
     assert (end.forced, end.mask.nonzero()[0].tolist()) == (True, [model.end, model.end + 1])
 
 
+LOOK = call("look", {"type": "object", "properties": {"at": {"type": "integer"}}, "required": ["at"]})
+FITS, OTHER = f'{LOOK.before}{{"at": 3}}{LOOK.after}', f'{LOOK.before}{{"at": "x"}}{LOOK.after}'
+
+
+@pytest.mark.parametrize(
+    ("text", "separator", "accepted"),
+    [
+        ("Hello <b> <tool", "\n", True),
+        (f"I look.\n{FITS}", "\n", True),
+        (f"I look.\n{FITS}\n{FITS} Done.", "\n", True),
+        (f"{FITS} Done.", None, True),
+        (f"{FITS}\n{FITS}", None, False),
+        (OTHER, "\n", False),
+        (f"{FITS}\n{OTHER}", "\n", False),
+        ("I <tool_call> you", "\n", False),
+        ("<think>\n<tool_call> or not?\n</think>\nHello", "\n", True),
+        (f"<think>\nhm\n</think>\n{OTHER}", "\n", False),
+    ],
+)
+def test_text_with_a_trigger_is_free_and_calls_in_it_fit(
+    model: UndecidedModel, text: str, separator: str | None, accepted: bool
+) -> None:
+    thinking = Thinking.OPTIONAL if text.startswith("<think>") else Thinking.NONE
+    constraint = Constraint(None, (LOOK,), separator, thinking, "<tool_call>")
+    automaton = Automaton.compile(model.vocabulary, constraint).copy([model.end])
+    ids = model.vocabulary.tokens.tokenize_str(text)
+    fits = [bool(automaton.allowed().mask[id]) and automaton.accept(id) for id in ids]
+    if accepted:
+        assert all(fits)
+        assert automaton.allowed().mask[model.end]
+    else:
+        assert not all(fits)
+
+
 @pytest.mark.parametrize("thinking", Thinking)
 @pytest.mark.parametrize("separator", [None, "\n"])
 def test_servers_are_told_the_same(separator: str | None, thinking: Thinking) -> None:
@@ -122,6 +156,7 @@ def test_servers_are_told_the_same(separator: str | None, thinking: Thinking) ->
         Constraint(JsonForm('{"type": "object"}'), thinking=thinking),
         Constraint(None, calls, separator, thinking),
         Constraint(JsonForm('{"type": "object"}'), calls, separator, thinking),
+        Constraint(None, calls, separator, thinking, "<tool_call>"),
     ):
         assert constraint_of(structural_tag(constraint)) == constraint
 

@@ -20,6 +20,11 @@ def constraint_of(text: str | None) -> Constraint | None:
     if thinking is not Thinking.NONE:
         thought, gap, body = body["elements"]
         assert (thought["end"], gap["type"]) == ("</think>", "regex")
+    if body["type"] == "triggered_tags":
+        assert not body["at_least_one"]
+        (trigger,) = body["triggers"]
+        separator = None if body["stop_after_first"] else "\n"
+        return Constraint(None, tuple(map(form_of, body["tags"])), separator, thinking, trigger)
     content, calls, separator = None, [], None
     for part in alternatives(body):
         if part["type"] == "tags_with_separator":

@@ -34,13 +34,26 @@ class AnswerRules:
         content = content_form(request)
         tools = self._demanded_tools(request, content is not None)
         if content is None and not tools:
-            return None
+            return self._strict_calls(request)
         field = "response_format" if content else "tool_choice"
         if not self.constrains:
             raise ApiError(400, f"This server's engine cannot restrict answers; leave {field} out.", param=field)
         one = isinstance(request.tool_choice, NamedTool) or request.parallel_tool_calls is False
         forms = tuple(self._call_form(tool) for tool in tools)
         return Constraint(None if must_call(request) else content, forms, None if one else self.calls.separator)
+
+    def _strict_calls(self, request: ChatRequest) -> Constraint | None:
+        """The constraint of free answers whose calls of strict tools must fit; None if no tool is strict.
+
+        Where the engine cannot constrain, calls are free, as those of other tools are: clients ask for strict tools by
+        default.
+        """
+        tools = [tool["function"] for tool in request.offered_tools]
+        if not self.constrains or not any(tool.get("strict") is True for tool in tools):
+            return None
+        forms = tuple(self._call_form(tool if tool.get("strict") is True else {"name": tool["name"]}) for tool in tools)
+        separator = None if request.parallel_tool_calls is False else self.calls.separator
+        return Constraint(None, forms, separator, trigger=self.calls.trigger)
 
     def for_prompt(self, constraint: Constraint, prompt: RenderedPrompt) -> Constraint:
         """The constraint with the reasoning that a prompt leaves room for."""

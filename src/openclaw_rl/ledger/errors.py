@@ -24,6 +24,10 @@ class CannotJudge(LedgerError):
     """Feedback comes too late for this turn, or the turn is never trained on."""
 
 
+class CannotDelete(LedgerError):
+    """An answer cannot be deleted by itself."""
+
+
 class UnknownSession(LedgerError):
     """The owner has no such session."""
 

@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar
 
-from openclaw_rl.ledger import changes, episodes, groups, policies, queries, updates, verdicts
+from openclaw_rl.ledger import changes, deletion, episodes, groups, policies, queries, updates, verdicts
 from openclaw_rl.ledger.errors import CaptureSuspended, TooLate, sqlite_errors_as_sentences
 from openclaw_rl.ledger.note_keeper import NoteKeeper
 from openclaw_rl.ledger.options import GROUP_SIZE, GROUP_TIMEOUT
@@ -308,6 +308,14 @@ class Ledger:
     def conversation(self, owner: str, completion: str) -> list[dict[str, Any]]:
         """The messages up to an owner's completion, its answer included. Raises UnknownTurn."""
         return self._read(lambda db: queries.conversation(db, owner, completion))
+
+    def find_turn(self, owner: str, completion: str) -> StoredTurn:
+        """The turn of an owner's completion (its first choice). Raises UnknownTurn."""
+        return self._read(lambda db: queries.load_turn(db, queries.turns_of(db, owner, completion)[0]))
+
+    async def delete_answer(self, owner: str, completion: str) -> None:
+        """Delete one answer, for good. Raises UnknownTurn and CannotDelete."""
+        await self._write(lambda db: deletion.delete_answer(db, owner, completion))
 
     async def _write(self, change: Callable[[sqlite3.Connection], T]) -> T:
         return await asyncio.wrap_future(self.writer.submit(change))

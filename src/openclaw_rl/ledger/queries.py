@@ -153,6 +153,17 @@ def conversation(db: sqlite3.Connection, owner: str, completion: str) -> list[di
     return [message for message in messages if message["role"] != "tools"]
 
 
+def turns_of(db: sqlite3.Connection, owner: str, completion: str) -> list[int]:
+    """The turns of an owner's completion, one for each choice. Raises UnknownTurn."""
+    rows = db.execute(
+        f"SELECT t.number FROM turns t {SESSION} WHERE t.completion = ? AND s.owner = ? ORDER BY t.choice",
+        (completion, owner),
+    ).fetchall()
+    if not rows:
+        raise UnknownTurn(f"There is no completion {completion} of yours.")
+    return [row["number"] for row in rows]
+
+
 def _field(db: sqlite3.Connection, name: str, turn: int) -> Any:
     row = db.execute(f"SELECT {name} FROM turns WHERE number = ?", (turn,)).fetchone()
     if row is None:

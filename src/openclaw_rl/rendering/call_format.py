@@ -24,6 +24,12 @@ class CallFormat:
         """The text of a call up to its arguments."""
         return f"{self.before_name}{json.dumps(name, ensure_ascii=False)[1:-1]}{self.before_arguments}"
 
+    @property
+    def trigger(self) -> str:
+        """How every call begins: with its tag, if it has one."""
+        tag, is_closed, _rest = self.before_name.partition(">")
+        return f"{tag}>" if tag.startswith("<") and is_closed else self.before_name
+
 
 #: The formats of the parsers, for templates that show no calls or several in another way.
 FORMATS = {

@@ -28,7 +28,10 @@ class JsonForm:
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """Restricts an answer to one JSON value (`content`) or to tool calls (`calls`); if both are given, to either."""
+    """Restricts an answer to one JSON value (`content`) or to tool calls (`calls`); if both are given, to either.
+
+    With a `trigger`, text is free, and only calls within it are restricted.
+    """
 
     content: JsonForm | None = None
     calls: tuple[JsonForm, ...] = ()
@@ -36,3 +39,5 @@ class Constraint:
     separator: str | None = None
     """The text between two calls; None if there is only one call."""
     thinking: Thinking = Thinking.NONE
+    trigger: str = ""
+    """How every call begins. Text that is not a call does not contain it."""

@@ -13,12 +13,10 @@ from openclaw_rl.api.wires.base import event
 from openclaw_rl.api.wires.blocks import BlockReader
 from openclaw_rl.api.wires.responses_events import ItemWriter, Piece
 from openclaw_rl.api.wires.responses_request import NAMES, ResponsesRequest, parse_responses, translate
+from openclaw_rl.api.wires.responses_stored import INSTRUCTED, RESPONSE
 from openclaw_rl.ledger.errors import CaptureSuspended, UnknownTurn
 from openclaw_rl.ledger.ledger import Ledger
 from openclaw_rl.rendering.chat import Message
-
-#: How the ids of responses begin whose request had instructions.
-INSTRUCTED = "resp_i_"
 
 
 class ResponsesWire:
@@ -29,7 +27,7 @@ class ResponsesWire:
       responses say which of them the recorded system message was.
     """
 
-    id_prefix, names = "resp_", NAMES
+    id_prefix, names = RESPONSE, NAMES
     request: ResponsesRequest
 
     def __init__(self, model: str, owner: str, ledger: Ledger | None) -> None:

@@ -1,6 +1,8 @@
 """Constraints as grammars that llguidance reads."""
 
 import json
+import re
+from dataclasses import replace
 
 from openclaw_rl.types import Constraint, JsonForm, Thinking
 
@@ -9,10 +11,14 @@ from openclaw_rl.types import Constraint, JsonForm, Thinking
 JSON_STYLE = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
 #: Reasoning up to its closing tag, and the line breaks that models write after it.
 THOUGHT = 'thought[lazy]: /(?s:.*)<\\/think>/\ngap: ("\\n" | "\\n\\n")?\n'
+#: Characters that mean something in a regular expression.
+SPECIAL_IN_REGEX = re.compile(r"[\\.^$|?*+(){}\[\]/]")
 
 
 def grammar_of(constraint: Constraint) -> str:
     """The grammar of a constraint, in llguidance's dialect of Lark."""
+    if constraint.trigger:
+        return triggered_grammar(constraint)
     forms = [form for form in (constraint.content, *constraint.calls) if form is not None]
     names = [f"form{number}" for number in range(len(forms))]
     answers = [names.pop(0)] if constraint.content else []
@@ -23,6 +29,20 @@ def grammar_of(constraint: Constraint) -> str:
     if names:
         several = "" if constraint.separator is None else f" ({text(constraint.separator)} call)*"
         lines += [f"calls: call{several}", f"call: {' | '.join(names)}"]
+    if constraint.thinking is not Thinking.NONE:
+        lines.append(THOUGHT)
+    return "\n".join(lines) + "\n"
+
+
+def triggered_grammar(constraint: Constraint) -> str:
+    """Free text, in which whatever begins with the trigger is one of the calls."""
+    trigger = SPECIAL_IN_REGEX.sub(r"\\\g<0>", constraint.trigger)
+    times = "?" if constraint.separator is None else "*"
+    forms = [replace(form, before=form.before.removeprefix(constraint.trigger)) for form in constraint.calls]
+    names = " | ".join(f"form{number}" for number in range(len(forms)))
+    lines = ["%llguidance {}", f"start: {start_of(constraint.thinking)} (lead ({names})){times} REST"]
+    lines += [f"lead[lazy]: /(?s:.*){trigger}/", f"REST: /(?s:.*)/ & ~/(?s:.*){trigger}(?s:.*)/"]
+    lines += [f"form{number}: {form_rule(form)}" for number, form in enumerate(forms)]
     if constraint.thinking is not Thinking.NONE:
         lines.append(THOUGHT)
     return "\n".join(lines) + "\n"

@@ -13,7 +13,7 @@ def structural_tag(constraint: Constraint) -> str:
     """A constraint as JSON."""
     answers = [] if constraint.content is None else [tag(constraint.content)]
     if constraint.calls:
-        answers.append(calls(constraint))
+        answers.append(triggered(constraint) if constraint.trigger else calls(constraint))
     body = either(answers)
     match constraint.thinking:
         case Thinking.NONE:
@@ -31,6 +31,17 @@ def calls(constraint: Constraint) -> dict[str, Any]:
     if constraint.separator is None:
         return either(tags)
     return {"type": "tags_with_separator", "tags": tags, "separator": constraint.separator, "at_least_one": True}
+
+
+def triggered(constraint: Constraint) -> dict[str, Any]:
+    """Free text with calls in it."""
+    return {
+        "type": "triggered_tags",
+        "triggers": [constraint.trigger],
+        "tags": [tag(form) for form in constraint.calls],
+        "at_least_one": False,
+        "stop_after_first": constraint.separator is None,
+    }
 
 
 def tag(form: JsonForm) -> dict[str, Any]:

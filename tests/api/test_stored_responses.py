@@ -1,0 +1,115 @@
+"""`GET` and `DELETE /v1/responses/{id}`: recorded answers are read and deleted by their owner, one at a time."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+from openclaw_rl.api.options import ApiKey
+from openclaw_rl.ledger import queries
+from openclaw_rl.types import State
+from support.harness import MODEL, Bench, running
+from support.recording import Recording
+
+CALL = '<tool_call>\n{"name": "look", "arguments": {"at": "the fox"}}\n</tool_call>'
+TOOLS = [{"type": "function", "name": "look", "parameters": {"type": "object"}, "strict": False}]
+
+
+@pytest.fixture(scope="module")
+def shared(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recording]:
+    keys = ApiKey.parse_all("alice=A,bob=B")
+    with running(Recording(tiny_model, tmp_path_factory.mktemp("ledger"), keys=keys)) as bench:
+        yield bench  # type: ignore[misc]
+        bench.ledger.close()  # type: ignore[attr-defined]
+
+
+@pytest.fixture
+def bench(shared: Recording) -> Recording:
+    shared.empty()
+    shared.says = "hello world"
+    return shared
+
+
+def client(bench: Bench, key: str = "A") -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{bench.url}/v1", api_key=key, max_retries=0)
+
+
+@pytest.mark.parametrize("says", ["hello world", f"<think>\nhm\n</think>\n\nI look.\n{CALL}\n{CALL}"])
+@pytest.mark.parametrize("instructions", [None, "be kind"])
+def test_a_response_is_read_as_it_was_given(bench: Recording, says: str, instructions: str | None) -> None:
+    bench.says = says
+    given = client(bench).responses.create(model=MODEL, input="hello", instructions=instructions, tools=TOOLS)
+    stored = client(bench).responses.retrieve(given.id)
+    for field in ("id", "status", "output", "instructions", "created_at", "temperature", "usage", "model"):
+        assert getattr(stored, field) == getattr(given, field), field
+    assert [tool.name for tool in stored.tools] == ["look"]
+
+
+def test_an_answer_that_was_cut_off_says_so(bench: Recording) -> None:
+    given = client(bench).responses.create(model=MODEL, input="hello", max_output_tokens=3)
+    stored = client(bench).responses.retrieve(given.id)
+    assert (stored.status, stored.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+
+
+def test_an_answer_of_another_wire_is_read_too(bench: Recording) -> None:
+    answer = client(bench).chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "hello"}])
+    assert client(bench).responses.retrieve(answer.id).output_text == "hello world"
+
+
+def test_only_its_owner_reads_and_deletes_a_response(bench: Recording) -> None:
+    given = client(bench).responses.create(model=MODEL, input="hello")
+    for act in (client(bench, "B").responses.retrieve, client(bench, "B").responses.delete):
+        with pytest.raises(openai.NotFoundError):
+            act(given.id)
+    assert httpx.get(f"{bench.url}/v1/responses/{given.id}").status_code == 401
+    assert httpx.delete(f"{bench.url}/v1/responses/{given.id}").status_code == 401
+    assert len(bench.turns()) == 1
+
+
+def test_a_deleted_response_is_gone(bench: Recording) -> None:
+    given = client(bench).responses.create(model=MODEL, input="a secret")
+    client(bench).responses.delete(given.id)
+    with pytest.raises(openai.NotFoundError):
+        client(bench).responses.retrieve(given.id)
+    for table in ("turns", "messages", "sessions"):
+        assert bench.db.execute(f"SELECT count(*) FROM {table}").fetchone()[0] == 0
+    with pytest.raises(openai.NotFoundError):
+        client(bench).responses.delete(given.id)
+
+
+def test_what_later_turns_contain_is_deleted_after_them(bench: Recording) -> None:
+    first = client(bench).responses.create(model=MODEL, input="hello")
+    second = client(bench).responses.create(model=MODEL, input="more", previous_response_id=first.id)
+    with pytest.raises(openai.ConflictError, match="Later turns"):
+        client(bench).responses.delete(first.id)
+    client(bench).responses.delete(second.id)
+    (turn,) = bench.turns()
+    assert (turn.completion, turn.next_state) == (first.id, [{"role": "user", "content": "more"}])
+    client(bench).responses.delete(first.id)
+    assert bench.turns() == []
+
+
+def test_a_turn_that_shares_tokens_with_a_deleted_one_keeps_them(bench: Recording) -> None:
+    first = client(bench).responses.create(model=MODEL, input="hello")
+    one = client(bench).responses.create(model=MODEL, input="left", previous_response_id=first.id)
+    other = client(bench).responses.create(model=MODEL, input="left again", previous_response_id=first.id)
+    before = {turn.completion: turn.prompt_ids for turn in bench.turns()}
+    client(bench).responses.delete(one.id)
+    after = {turn.completion: (turn.prompt_ids, [m["content"] for m in turn.messages]) for turn in bench.turns()}
+    assert after[other.id] == (before[other.id], ["hello", "hello world", "left again"])
+    (number,) = queries.turns_of(bench.db, "alice", other.id)
+    tokens, _length = queries.sequence(bench.db, number)
+    assert tokens[: len(before[other.id])] == before[other.id]
+
+
+def test_a_turn_in_training_and_a_turn_of_an_episode_stay(bench: Recording) -> None:
+    given = client(bench).responses.create(model=MODEL, input="hello")
+    bench.ledger.writer.submit(lambda db: db.execute("UPDATE turns SET state = ?", (State.BATCHED,))).result()
+    with pytest.raises(openai.ConflictError, match="being trained on"):
+        client(bench).responses.delete(given.id)
+    headers = {"X-Episode": "1", "X-Session-Id": "episode"}
+    in_episode = client(bench).responses.create(model=MODEL, input="hello", extra_headers=headers)
+    with pytest.raises(openai.ConflictError, match="episode"):
+        client(bench).responses.delete(in_episode.id)
