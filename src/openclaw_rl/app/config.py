@@ -15,6 +15,7 @@ from openclaw_rl.config.options import ConfigError, Section, fields_of, flag, op
 from openclaw_rl.config.run import RunOptions
 from openclaw_rl.engines.options import EngineOptions, ModelOptions
 from openclaw_rl.engines.registry import default_backend, engine_sections, learner_factory, sampler_factory
+from openclaw_rl.http_client import url_without_account
 from openclaw_rl.judge.options import JudgeOptions
 from openclaw_rl.learn.checkpoints import Checkpoints
 from openclaw_rl.learn.options import TrainingOptions
@@ -233,8 +234,14 @@ class Loaded:
                 value = "***" if value else None
             elif name in derived and value != derived[name]:
                 value, origin = derived[name], f"{origin}, resolved"
-            rows.append((flag(name), "none" if value is None else str(value), origin))
+            rows.append((flag(name), "none" if value is None else shown(value), origin))
         return rows
+
+
+def shown(value: Any) -> str:
+    """A value without the passwords of its URLs."""
+    text = str(value)
+    return ",".join(map(url_without_account, text.split(","))) if "://" in text and "@" in text else text
 
 
 def load(

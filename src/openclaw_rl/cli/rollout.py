@@ -88,6 +88,7 @@ def target(config: Config, options: argparse.Namespace) -> "Target":
     """The server that answers. Raises ConfigError."""
     from openclaw_rl.app.machine import machine_of
     from openclaw_rl.envs.rollout import SERVER_FLAGS, Target, new_folder
+    from openclaw_rl.http_client import url_without_account
     from openclaw_rl.ledger.lock import server_url
 
     if secret := next(filter(None, map(secret_flag, options.server)), None):
@@ -101,10 +102,10 @@ def target(config: Config, options: argparse.Namespace) -> "Target":
     if url:
         if useless := [name for name in OF_OWN_SERVER if name in vars(options)] + options.server:
             raise ConfigError(
-                f"{useless[0]} is for a server that this command starts, but {url} is used: stop that server, or add "
-                "--own-server."
+                f"{useless[0]} is for a server that this command starts, but {url_without_account(url)} is used: stop "
+                "that server, or add --own-server."
             )
-        return Target(url, user_key(config), facts={"url": url})
+        return Target(url, user_key(config), facts={"url": url_without_account(url)})
     method = config.method.method if "method" in config.given() else METHOD
     machine = machine_of(config)
     machine.fetch_model()

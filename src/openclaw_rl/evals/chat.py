@@ -13,6 +13,7 @@ import httpx
 
 from openclaw_rl.client import key_header, read_error
 from openclaw_rl.errors import UserError
+from openclaw_rl.http_client import url_without_account
 
 Message = dict[str, Any]
 Tool = Mapping[str, Any]
@@ -94,6 +95,8 @@ class HttpChat:
     ) -> None:
         root = base_url.rstrip("/").removesuffix("/v1")
         self.url = f"{root}/v1/chat/completions"
+        self.shown = url_without_account(self.url)
+        """For messages."""
         self._model = {"model": model} if model else {}
         headers = {"Content-Type": "application/json", **key_header(key)}
         self._client = httpx.AsyncClient(headers=headers, timeout=timeout, trust_env=not local)
@@ -142,11 +145,11 @@ class HttpChat:
         if response.status_code != 200:
             message, code = read_error(response)
             failure = ChatTooLong if code == TOO_LONG else ChatFailed
-            raise failure(f"{self.url} answers {response.status_code}: {message}")
+            raise failure(f"{self.shown} answers {response.status_code}: {message}")
         try:
             return response.json()
         except (ValueError, RecursionError) as error:
-            raise ChatFailed(f"{self.url} does not answer with JSON: check the address.") from error
+            raise ChatFailed(f"{self.shown} does not answer with JSON: check the address.") from error
 
     async def _post(self, content: str, headers: Mapping[str, str]) -> httpx.Response:
         try:
@@ -155,11 +158,13 @@ class HttpChat:
             # The error's text contains the key.
             raise ChatFailed("The API key cannot be sent in an HTTP header: check it.") from None
         except (httpx.ConnectError, httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
-            raise ChatFailed(f"No server answers at {self.url}: start the server or check the address.") from error
+            raise ChatFailed(f"No server answers at {self.shown}: start the server or check the address.") from error
         except httpx.TimeoutException as error:
-            raise ChatFailed(f"{self.url} took too long to reply.") from error
+            raise ChatFailed(f"{self.shown} took too long to reply.") from error
         except httpx.HTTPError as error:
-            raise ChatFailed(f"The connection to {self.url} broke: {type(error).__name__} {error}".rstrip()) from error
+            raise ChatFailed(
+                f"The connection to {self.shown} broke: {type(error).__name__} {error}".rstrip()
+            ) from error
 
 
 def pause(headers: Mapping[str, str], attempt: int) -> float:

@@ -31,6 +31,7 @@ from openclaw_rl.evals.server_process import ServerFailed, stoppable
 from openclaw_rl.evals.statistics import RUN, Interval
 from openclaw_rl.evals.summary import Summary, summarise
 from openclaw_rl.evals.trial import Exam, TrialOutcome, TrialPlan, run
+from openclaw_rl.http_client import url_without_account
 from openclaw_rl.ledger.errors import NoLedger
 from openclaw_rl.ledger.offline import open_offline
 
@@ -200,7 +201,7 @@ def command_line(machine: Machine, options: argparse.Namespace) -> str:
     if options.at_once > 1:
         words += ["--at-once", str(options.at_once)]
     if options.user_base_url:
-        words += ["--user-base-url", options.user_base_url, "--user-model", options.user_model]
+        words += ["--user-base-url", url_without_account(options.user_base_url), "--user-model", options.user_model]
     return shlex.join([*words, *(["--", *options.server] if options.server else [])])
 
 

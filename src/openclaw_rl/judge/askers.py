@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import httpx
 
 from openclaw_rl.engines.base import EngineError, Sampler
+from openclaw_rl.http_client import url_without_account
 from openclaw_rl.judge.errors import JudgeDown, JudgeFailed
 from openclaw_rl.rendering.chat import ChatError, ChatRenderer, Message
 from openclaw_rl.types import BASE_VERSION, FinishReason, Priority, SampledToken, SampleRequest, SamplingParams
@@ -120,6 +121,7 @@ class EndpointAsker:
         # The caller sets the timeout.
         self._client = httpx.AsyncClient(headers=headers, timeout=None)
         self._url = f"{base_url.rstrip('/')}/chat/completions"
+        self._shown_url = url_without_account(self._url)
 
     async def ask(self, chat: Sequence[Message], params: AskParams, seed: int) -> list[JudgeAnswer]:
         answers = await self._ask(chat, params, params.votes, seed)
@@ -148,7 +150,7 @@ class EndpointAsker:
             # The error's text would show the key.
             raise JudgeDown("the key for the judge cannot be sent in a header: check OPENCLAW_JUDGE_API_KEY") from None
         except httpx.HTTPError as error:
-            reason = f"{self._url} cannot be reached: {type(error).__name__} {error}".rstrip()
+            reason = f"{self._shown_url} cannot be reached: {type(error).__name__} {error}".rstrip()
             raise JudgeDown(reason, suspect=not isinstance(error, httpx.ConnectError)) from error
         return read_answers(self._checked(response, answer), time.monotonic() - started)
 
@@ -157,7 +159,7 @@ class EndpointAsker:
         status = response.status_code
         if status in DOWN_STATUSES or status >= 500:
             advice = f": {ADVICE[status]}" if status in ADVICE else ""
-            reason = f"{self._url} answers {status}{advice}"
+            reason = f"{self._shown_url} answers {status}{advice}"
             raise JudgeDown(reason, retry_after(response.headers), suspect=status >= 500)
         if status != 200:
             raise JudgeFailed(f"the judge answers {status}: {body[:200].decode(errors='replace')}")

@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry
 
 from openclaw_rl.config.options import ConfigError, read_text
 from openclaw_rl.engines.base import Sampler
+from openclaw_rl.http_client import url_without_account
 from openclaw_rl.judge.askers import Asker, AskParams, EndpointAsker, EngineAsker
 from openclaw_rl.judge.judges.base import Judge
 from openclaw_rl.judge.judges.custom import NAMES, OPTION, CustomJudge
@@ -153,8 +154,8 @@ def describe(setup: JudgeSetup, teacher: str | None) -> str:
     if not setup.asks_llm:
         small = "; the embedded model is too small to judge (--judge-base-url names another)"
         return rules + (small if options.kind == "auto" else "")
-    where = f"{options.judge_model} at {options.judge_base_url}" if options.judge_base_url else "the base model itself"
-    if teacher and not options.judge_base_url:
-        where = teacher
+    where = teacher or "the base model itself"
+    if options.judge_base_url:
+        where = f"{options.judge_model} at {url_without_account(options.judge_base_url)}"
     first = rules if options.kind == "auto" else "explicit feedback"
     return f"{first}, then {where} ({options.prm_m} votes)"

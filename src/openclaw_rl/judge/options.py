@@ -6,6 +6,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from openclaw_rl.config.options import Section, option
+from openclaw_rl.http_client import split_url
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
@@ -80,8 +81,11 @@ class JudgeOptions(Section):
             raise ValueError(
                 "--judge-base-url and --judge-model must be given together: the endpoint, and the judge's name there"
             )
-        if self.judge_base_url is not None and not self.judge_base_url.startswith(("http://", "https://")):
-            raise ValueError("--judge-base-url must begin with http:// or https://")
+        if self.judge_base_url is not None:
+            try:
+                split_url(self.judge_base_url)
+            except ValueError as error:
+                raise ValueError(f"--judge-base-url is not a server's URL: {error}") from None
         if not self.judge_api_key.isascii() or not self.judge_api_key.strip().isprintable():
             raise ValueError("--judge-api-key must be plain ASCII, because it is sent in an HTTP header")
         if self.judge == "custom" and self.custom_rm_path is None:

@@ -17,6 +17,7 @@ from openclaw_rl.engines.tinker.errors import CallFailed, Kind, LastWarning, rea
 from openclaw_rl.engines.tinker.heartbeat import Heartbeat
 from openclaw_rl.engines.tinker.logprob_probe import LogprobProbe
 from openclaw_rl.engines.tinker.traits import Traits, look_at
+from openclaw_rl.http_client import url_without_account
 
 log = logging.getLogger(__name__)
 
@@ -119,8 +120,9 @@ class Connection:
 
     def _no_session(self, error: CallFailed, version: str) -> str:
         if error.kind is Kind.LOST and self.account.base_url:
+            url = url_without_account(self.account.base_url)
             return (
-                f"The server at {self.account.base_url} does not understand version {version} of the SDK ({error}) "
+                f"The server at {url} does not understand version {version} of the SDK ({error}) "
                 "Install the version that it was made for; for SkyRL tx 0.3: pip install tinker==0.12.0."
             )
         return str(error)

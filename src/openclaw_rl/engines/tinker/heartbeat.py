@@ -6,6 +6,8 @@ from typing import Any, TypeVar
 
 import httpx
 
+from openclaw_rl.http_client import url_without_account
+
 T = TypeVar("T")
 
 BEAT_SECONDS = 5.0
@@ -38,7 +40,7 @@ class Heartbeat:
         try:
             await asyncio.wait([working, leaving], return_when=asyncio.FIRST_COMPLETED)
             if not working.done():
-                raise ConnectionError(f"no server answers at {self.base_url}")
+                raise ConnectionError(f"no server answers at {url_without_account(self.base_url or '')}")
             return working.result()
         finally:
             for task in (working, leaving):

@@ -21,6 +21,7 @@ from openclaw_rl.engines.tinker.policy import RemotePolicy
 from openclaw_rl.engines.tinker.policy_loader import PolicyLoader
 from openclaw_rl.engines.tinker.record import BadRecord, PolicyRecord
 from openclaw_rl.engines.versions import PolicyVersions
+from openclaw_rl.http_client import url_without_account
 from openclaw_rl.types import BASE_VERSION, Priority, SampleRequest, ScoreRequest, Scores
 
 log = logging.getLogger(__name__)
@@ -112,7 +113,7 @@ class TinkerSampler:
             generation.cancel()
 
     def describe(self) -> str:
-        where = self.connection.account.base_url or "in the cloud"
+        where = url_without_account(self.connection.account.base_url or "in the cloud")
         return f"{self.connection.traits.name} at {where}, context {self.limits.max_context_tokens} tokens"
 
     def sample(self, request: SampleRequest) -> TokenStream:

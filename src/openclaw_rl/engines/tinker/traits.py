@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 
 from openclaw_rl.engines.base import EngineAway
+from openclaw_rl.http_client import url_without_account
 
 SKYRL_TX = "Tinker API Mock"
 SCHEMA_TIMEOUT_SECONDS = 10.0
@@ -37,8 +38,8 @@ async def look_at(base_url: str | None) -> Traits:
         async with httpx.AsyncClient(timeout=SCHEMA_TIMEOUT_SECONDS) as client:
             answer = await client.get(f"{base_url.rstrip('/')}/openapi.json")
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        reason = str(error) or type(error).__name__
-        raise EngineAway(f"No Tinker server can be reached at {base_url} (--tinker-base-url): {reason}.") from error
+        reason, shown = str(error) or type(error).__name__, url_without_account(base_url)
+        raise EngineAway(f"No Tinker server can be reached at {shown} (--tinker-base-url): {reason}.") from None
     try:
         return read_schema(answer.json()) if answer.status_code == 200 else Traits()
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
