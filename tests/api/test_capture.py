@@ -4,7 +4,6 @@ import itertools
 import json
 import shutil
 import sqlite3
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -20,18 +19,9 @@ TOOLS = [{"type": "function", "function": {"name": "look", "description": "", "p
 OPENCLAW = {"role": "system", "content": "You are an agent. <!-- openclaw:attempt:STABLE -->"}
 
 
-@pytest.fixture(scope="module")
-def server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recording]:
-    with running(Recording(tiny_model, tmp_path_factory.mktemp("ledger"))) as bench:
-        yield bench  # type: ignore[misc]
-        bench.ledger.close()  # type: ignore[attr-defined]
-
-
 @pytest.fixture
-def bench(server: Recording) -> Recording:
-    """The shared server with an empty ledger."""
-    server.empty()
-    return server
+def bench(recording: Recording) -> Recording:
+    return recording
 
 
 def user(text: str) -> dict:

@@ -1,28 +1,17 @@
 """`/v1/completions`: a text is continued as it is."""
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import openai
 import pytest
 
 from openclaw_rl.types import State
-from support.harness import MODEL, running
+from support.harness import MODEL
 from support.recording import Recording
 
 
-@pytest.fixture(scope="module")
-def shared(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recording]:
-    with running(Recording(tiny_model, tmp_path_factory.mktemp("ledger"))) as bench:
-        yield bench  # type: ignore[misc]
-        bench.ledger.close()  # type: ignore[attr-defined]
-
-
 @pytest.fixture
-def bench(shared: Recording) -> Recording:
-    shared.empty()
-    shared.says = " world"
-    return shared
+def bench(recording: Recording) -> Recording:
+    recording.says = " world"
+    return recording
 
 
 def test_a_text_is_continued_without_the_template(bench: Recording) -> None:

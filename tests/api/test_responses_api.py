@@ -2,19 +2,15 @@
 
 import json
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import openai
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from openclaw_rl.api.options import ApiKey
 from openclaw_rl.ledger.errors import CaptureSuspended
 from openclaw_rl.types import StoredTurn
-from support.harness import MODEL, Bench, running
+from support.harness import MODEL, Bench, openai_error, running
 from support.recording import Recording
 
 TOOLS = [
@@ -23,26 +19,9 @@ TOOLS = [
 CALL = '<tool_call>\n{"name": "look", "arguments": {"at": "the fox"}}\n</tool_call>'
 
 
-@pytest.fixture(scope="module")
-def shared(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recording]:
-    with running(Recording(tiny_model, tmp_path_factory.mktemp("ledger"))) as bench:
-        yield bench  # type: ignore[misc]
-        bench.ledger.close()  # type: ignore[attr-defined]
-
-
 @pytest.fixture
-def bench(shared: Recording) -> Recording:
-    shared.empty()
-    shared.says = "hello world"
-    return shared
-
-
-def error(response: httpx.Response) -> dict:
-    """Every error has OpenAI's shape."""
-    body = response.json()
-    assert set(body) == {"error"}
-    assert set(body["error"]) == {"message", "type", "param", "code"}
-    return body["error"]
+def bench(recording: Recording) -> Recording:
+    return recording
 
 
 def test_a_whole_answer(bench: Recording) -> None:
@@ -149,7 +128,7 @@ def test_a_ledger_that_cannot_be_read_now_is_503(bench: Recording, monkeypatch: 
 
     monkeypatch.setattr(bench.ledger, "conversation", locked)
     refused = bench.send("responses", {"input": "more", "previous_response_id": "resp_1"})
-    assert (refused.status_code, error(refused)["code"]) == (503, None)
+    assert (refused.status_code, openai_error(refused)["code"]) == (503, None)
 
 
 def test_a_short_request_for_a_long_conversation_is_read_in_a_thread(
@@ -203,7 +182,7 @@ def test_without_capture_nothing_is_stored(tiny_model: Path) -> None:
         answer = bench.client.responses.create(model=MODEL, input="hello")
         assert answer.store is False  # type: ignore[attr-defined]
         refused = bench.send("responses", {"input": "more", "previous_response_id": answer.id})
-        assert "--no-capture" in error(refused)["message"]
+        assert "--no-capture" in openai_error(refused)["message"]
 
 
 def test_a_cut_answer_is_incomplete(bench: Recording) -> None:
@@ -274,7 +253,7 @@ def test_refusals_name_status_and_field(
     bench: Recording, body: object, status: int, param: str | None, words: str
 ) -> None:
     response = bench.send("responses", body)
-    refused = error(response)
+    refused = openai_error(response)
     assert (response.status_code, refused["param"]) == (status, param), refused
     assert words in refused["message"]
     assert not bench.sampler.requests
@@ -282,33 +261,7 @@ def test_refusals_name_status_and_field(
 
 def test_a_dying_engine_is_503_or_a_failed_response(bench: Recording) -> None:
     bench.sampler.dies_after = 2
-    assert error(bench.send("responses", {"input": "hello"}))["type"] == "server_error"
+    assert openai_error(bench.send("responses", {"input": "hello"}))["type"] == "server_error"
     last = list(bench.client.responses.create(model=MODEL, input="hello", stream=True))[-1]
     assert (last.type, last.response.status) == ("response.failed", "failed")
     assert "worker died" in last.response.error.message
-
-
-SHAPE = ("input", "role", "content", "type", "text", "tools", "name", "output", "call_id", "arguments")
-VALUES = (
-    "user",
-    "assistant",
-    "message",
-    "function_call",
-    "function_call_output",
-    "reasoning",
-    "function",
-    "input_text",
-)
-
-
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    body=st.recursive(
-        st.none() | st.booleans() | st.integers() | st.sampled_from(VALUES),
-        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(SHAPE), inner, max_size=4),
-        max_leaves=12,
-    )
-)
-def test_no_body_makes_the_server_stumble(bench: Recording, body: object) -> None:
-    for shaped in (body, {"input": body}, {"input": [{"role": "user", "content": body}]}):
-        assert bench.send("responses", shaped).status_code in (200, 400, 404)

@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from openclaw_rl.api.wires.messages_answer import MessagesWire
 from openclaw_rl.api.wires.responses_answer import ResponsesWire
 from openclaw_rl.types import SampledToken, SampleRequest, State
 from support.fakes import ScriptedStream
-from support.harness import MODEL, Bench, running
+from support.harness import MODEL, Bench
 from support.recording import Recording
 
 PARAMETERS = {"type": "object", "properties": {"at": {"type": "string"}}}
@@ -28,13 +28,6 @@ CHAT_TOOLS = [{"type": "function", "function": {**FUNCTION, "parameters": PARAME
 MESSAGES_TOOLS = [{**FUNCTION, "input_schema": PARAMETERS}]
 RESPONSES_TOOLS = [{"type": "function", **FUNCTION, "parameters": PARAMETERS}]
 CALL = '<tool_call>\n{"name": "look", "arguments": {"at": "the fox"}}\n</tool_call>'
-
-
-@pytest.fixture
-def recording(tiny_model: Path, tmp_path: Path) -> Iterator[Recording]:
-    with running(Recording(tiny_model, tmp_path / "run")) as bench:
-        yield bench  # type: ignore[misc]
-        bench.ledger.close()  # type: ignore[attr-defined]
 
 
 def answered(bench: Recording, path: str, says: str, body: dict[str, Any]) -> dict[str, Any]:

@@ -82,6 +82,15 @@ def running(bench: Bench, **settings: Any) -> Iterator[Bench]:
     thread.join()
 
 
+def openai_error(response: httpx.Response) -> dict[str, Any]:
+    """The error in an answer. Every error has OpenAI's shape."""
+    body = response.json()
+    assert set(body) == {"error"}
+    assert set(body["error"]) == {"message", "type", "param", "code"}
+    error: dict[str, Any] = body["error"]
+    return error
+
+
 def wait_for(condition: Callable[[], bool], seconds: float = 10) -> None:
     end = time.monotonic() + seconds
     while not condition():
