@@ -7,12 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
+from rich.console import Console
 
 from openclaw_rl.api.options import ApiKey
 from openclaw_rl.cli import main
-from openclaw_rl.cli.chat import NEW
-from openclaw_rl.client import GIVE_KEY
+from openclaw_rl.client import GIVE_KEY, Client
 from openclaw_rl.ledger.lock import RunDirLock
+from openclaw_rl.terminal import WordWriter
 from support.harness import Bench, running
 from support.records import Book
 
@@ -56,10 +60,75 @@ def test_an_answer_does_nothing_to_the_terminal(
 def test_a_new_conversation_knows_nothing_of_the_one_before(
     bench: Bench, book: Book, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert talk(book, monkeypatch, "Hello.", NEW, "Good morning.") == 0
+    assert talk(book, monkeypatch, "Hello.", "/new", "Good morning.") == 0
     first, second = (book.read(number) for number in (1, 2))
     assert first.next_state is None
     assert first.session != second.session
+
+
+def test_commands_are_never_messages(
+    bench: Bench, book: Book, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert talk(book, monkeypatch, "/help", "/nonsense", "/bad", "/undo", "Hello.", "//etc?", "/quit", "unheard") == 0
+    shown = capsys.readouterr().out
+    for expected in ("/good", "There is no command /nonsense", "no complete answer to rate", "nothing to take back"):
+        assert expected in shown
+    assert [m["content"] for m in book.read(2).messages] == ["Hello.", "hello world", "/etc?"]
+    assert len(bench.sampler.requests) == 2
+
+
+@pytest.mark.parametrize(("command", "score"), [("/good", 1.0), ("/bad too long", -1.0)])
+def test_answers_are_rated(
+    bench: Bench,
+    book: Book,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    command: str,
+    score: float,
+) -> None:
+    assert talk(book, monkeypatch, "Hello.", command) == 0
+    turn = book.read(1)
+    (feedback,) = turn.feedback
+    assert (feedback.score, feedback.text) == (score, command.partition(" ")[2])
+    shown = capsys.readouterr().out
+    assert turn.completion in shown
+    assert "Recorded." in shown
+
+
+def test_an_exchange_is_taken_back(bench: Bench, book: Book, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert talk(book, monkeypatch, "Hello.", "Wrong question.", "/undo", "Right question.") == 0
+    assert [m["content"] for m in book.read(3).messages] == ["Hello.", "hello world", "Right question."]
+
+
+def test_what_was_shown_of_a_stopped_answer_stays(
+    bench: Bench, book: Book, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pieces = Client.chat
+
+    def stopped(self: Client, messages: list[dict[str, str]]) -> Iterator[dict[str, str]]:
+        if len(messages) > 1:
+            yield from pieces(self, messages)
+            return
+        yield {"content": "hello "}
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Client, "chat", stopped)
+    assert talk(book, monkeypatch, "Hello.", "Too long.") == 0
+    assert [m["content"] for m in book.read(1).messages] == ["Hello.", "hello ", "Too long."]
+    assert "stays in the conversation" in capsys.readouterr().out
+
+
+@given(st.text(alphabet="ab 狐\n", max_size=60), st.integers(1, 9), st.integers(6, 20))
+def test_lines_break_between_words(text: str, size: int, width: int) -> None:
+    out = io.StringIO()
+    writer = WordWriter(Console(file=out, width=200), width)
+    for at in range(0, len(text), size):
+        writer.write(text[at : at + size])
+    writer.end()
+    shown = out.getvalue()
+    assert shown.split() == text.split()
+    for line in shown.splitlines():
+        assert cell_len(line.rstrip()) <= width or " " not in line.strip()
 
 
 def test_what_the_server_refuses_is_said_and_the_conversation_goes_on(

@@ -43,6 +43,8 @@ class Client:
         self.url, self._key = url, key
         self.shown_url = url_without_account(url)
         """For messages."""
+        self.answer_id = ""
+        """The id of the answer that `chat` has read last."""
         try:
             split_url(url)
         except ValueError as error:
@@ -78,6 +80,11 @@ class Client:
         with self._ask("POST", "/v1/policy/rollback", {"version": version, "retrain": retrain}) as response:
             return int(json.loads(response.read())["policy_version"])
 
+    def rate(self, answer_id: str, thumb: str, text: str = "") -> None:
+        """Rate an answer: `up` or `down`, and why."""
+        with self._ask("POST", "/v1/feedback", {"id": answer_id, "thumb": thumb, "text": text}):
+            pass
+
     def chat(self, messages: Sequence[Mapping[str, str]], **fields: Any) -> Iterator[dict[str, Any]]:
         """The pieces of an answer, as they are written. `fields` are further fields of the request."""
         body = {"messages": messages, "stream": True, **fields}
@@ -87,6 +94,7 @@ class Client:
                     event = json.loads(line.removeprefix(DATA))
                     if "error" in event:
                         raise ServerRefused(event["error"]["message"])
+                    self.answer_id = event["id"]
                     yield from (choice["delta"] for choice in event["choices"])
 
     @contextlib.contextmanager

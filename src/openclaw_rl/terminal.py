@@ -5,6 +5,7 @@ import re
 import sys
 from collections.abc import Iterable
 
+from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import Progress
 from rich.segment import Segment
@@ -15,6 +16,9 @@ from rich.text import Text
 WIDTH = 160
 #: Control characters other than tab and newline, and characters that reverse the direction of the text after them.
 CONTROL_CHARACTERS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+#: A word, or the white space between two.
+WORDS = re.compile(r"\s+|\S+")
 
 
 def printable(text: str) -> str:
@@ -42,6 +46,47 @@ def console(*, stderr: bool = False) -> SafeConsole:
 
 def on_terminal(*, stderr: bool = False) -> bool:
     return (sys.stderr if stderr else sys.stdout).isatty()
+
+
+class WordWriter:
+    """Writes text in pieces, and breaks lines only between words. Without a width, lines are never broken.
+
+    A word is shown when the blank after it is known, or at the end.
+    """
+
+    def __init__(self, out: Console, width: int | None) -> None:
+        self._out, self._width = out, width
+        self._column = 0
+        self._word, self._style = "", ""
+
+    def write(self, text: str, style: str = "") -> None:
+        if text and style != self._style:
+            self._flush()
+            self._style = style
+        for part in WORDS.findall(text):
+            if not part.isspace():
+                self._word += part
+                continue
+            self._flush()
+            self._put(part)
+
+    def end(self) -> None:
+        """Show what is left, and end the line."""
+        self._flush()
+        self._out.print()
+
+    def _flush(self) -> None:
+        if self._width is not None and self._column and self._column + cell_len(self._word) > self._width:
+            self._put("\n")
+        self._put(self._word)
+        self._word = ""
+
+    def _put(self, text: str) -> None:
+        if not text:
+            return
+        line = text.rpartition("\n")[2]
+        self._column = cell_len(line) + (0 if "\n" in text else self._column)
+        self._out.print(Text(text, style=self._style), end="", soft_wrap=True)
 
 
 def progress() -> Progress:

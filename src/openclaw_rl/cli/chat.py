@@ -13,15 +13,24 @@ from rich.text import Text
 
 from openclaw_rl.cli.parser import RUN_OPTIONS, add_command, run_config, user_key
 from openclaw_rl.errors import UserError
-from openclaw_rl.terminal import console
+from openclaw_rl.terminal import WordWriter, console, on_terminal
 
 if TYPE_CHECKING:
     from openclaw_rl.client import Client
 
 DOC = "talk to the running server, which learns from what you say"
 PROMPT = "you: "
-#: Typed instead of a message, it starts a new conversation.
-NEW = "/new"
+#: What can be typed instead of a message.
+COMMANDS = {
+    "/good": "rate the last answer as good; words after it say why",
+    "/bad": "rate the last answer as bad; words after it say why",
+    "/undo": "take your last message and its answer out of the conversation",
+    "/new": "start a new conversation",
+    "/help": "show this list",
+    "/quit": "leave, as Ctrl-D does",
+}
+#: Begins a message that begins with a slash.
+ESCAPED = "//"
 
 
 def add(commands: Any) -> None:
@@ -46,44 +55,94 @@ def run(options: argparse.Namespace) -> int:
 
 
 class Conversation:
-    """The messages so far, and how they are shown."""
+    """The messages so far, and how they are shown.
+
+    - A line that begins with a slash is a command and never sent; two slashes begin a message with one.
+    - Ctrl-C stops an answer. What was shown of it stays in the conversation, so that one can complain about it.
+    """
 
     def __init__(self, client: "Client") -> None:
         self.client = client
         self.messages: list[dict[str, str]] = []
         self.out = console()
+        self._rated_id = ""
+        """The id of the last answer, if it was complete."""
         self._shown_progress = ""
 
     def hold(self) -> None:
-        self._note(f"Your next message is feedback on the answer before. {NEW}: new chat; Ctrl-D: quit")
+        self._note("Your next message is feedback on the answer before. /help: commands; Ctrl-D: quit")
         for line in lines():
-            if line == NEW:
-                self.messages.clear()
+            if line.startswith("/") and not line.startswith(ESCAPED):
+                if not self._obey(line):
+                    return
             elif line:
-                self._exchange(line)
+                self._exchange(line.removeprefix("/") if line.startswith(ESCAPED) else line)
             self._show_progress()
 
+    def _obey(self, line: str) -> bool:
+        """Carry out a command. False if it ends the conversation."""
+        command, _, words = line.partition(" ")
+        match command:
+            case "/quit" | "/exit":
+                return False
+            case "/new":
+                self.messages, self._rated_id = [], ""
+            case "/undo":
+                self._undo()
+            case "/good" | "/bad":
+                self._rate("up" if command == "/good" else "down", words.strip())
+            case "/help":
+                self._note("\n".join(f"{name:<7}{about}" for name, about in COMMANDS.items()))
+            case _:
+                self._note(f"There is no command {command}. /help lists them; // begins a message with a slash.")
+        return True
+
+    def _undo(self) -> None:
+        if not self.messages:
+            self._note("There is nothing to take back.")
+            return
+        last = max(index for index, message in enumerate(self.messages) if message["role"] == "user")
+        self._note(f"Taken back: {self.messages[last]['content']}")
+        self.messages, self._rated_id = self.messages[:last], ""
+
+    def _rate(self, thumb: str, words: str) -> None:
+        from openclaw_rl.client import ServerRefused
+
+        if not self._rated_id:
+            self._note("There is no complete answer to rate.")
+            return
+        try:
+            self.client.rate(self._rated_id, thumb, words)
+        except ServerRefused as error:
+            self._note(str(error), style="yellow")
+        else:
+            self._note("Recorded.")
+
     def _exchange(self, text: str) -> None:
-        """One message and its answer. Ctrl-C stops the answer and takes the message back."""
+        """One message and its answer."""
         from openclaw_rl.client import ServerRefused
 
         messages = [*self.messages, {"role": "user", "content": text}]
-        answer = ""
+        answer, self._rated_id = "", ""
+        writer = WordWriter(self.out, self.out.width if on_terminal() else None)
         try:
             for delta in self.client.chat(messages):
                 content = delta.get("content") or ""
                 # Reasoning is shown, but is not part of the conversation.
-                self._write(delta.get("reasoning_content") or "", style="dim")
-                self._write(content)
+                writer.write(delta.get("reasoning_content") or "", style="dim")
+                writer.write(content)
                 answer += content
+            self._rated_id = self.client.answer_id
         except KeyboardInterrupt:
-            self._note(" …")
-            return
+            writer.write(" …")
         except ServerRefused as error:
+            writer.end()
             self._note(str(error), style="yellow")
             return
-        self.out.print()
-        self.messages = [*messages, {"role": "assistant", "content": answer}]
+        writer.end()
+        self._note(self._rated_id or "stopped; what is shown stays in the conversation")
+        if answer:
+            self.messages = [*messages, {"role": "assistant", "content": answer}]
 
     def _show_progress(self) -> None:
         """Say which policy answers and what the next step still needs, if that has changed."""
@@ -95,10 +154,6 @@ class Conversation:
         if progress != self._shown_progress:
             self._note(progress)
         self._shown_progress = progress
-
-    def _write(self, words: str, style: str = "") -> None:
-        if words:
-            self.out.print(Text(words, style=style), end="", soft_wrap=True)
 
     def _note(self, words: str, style: str = "dim") -> None:
         self.out.print(Text(words, style=style))
