@@ -8,7 +8,8 @@ ARGS ?=
 # Further arguments of pytest in `make test`.
 REPORT ?=
 BIN := $(VENV)/bin
-INSTALL := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt
+# Not silent: the first installation takes minutes, and a user should see that it goes on.
+INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
 .PHONY: help install run demo env test test-all test-whole test-parts test-benchmarks test-environments test-browser test-vllm test-sglang test-tinker test-verifiers test-chaos test-schemas tinker-server verifiers lint bench docs package clean

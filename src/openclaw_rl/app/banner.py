@@ -14,6 +14,9 @@ from openclaw_rl.judge.build import describe
 from openclaw_rl.terminal import console, on_terminal
 from openclaw_rl.types import BASE_VERSION
 
+#: What is said of the embedded model.
+FOR_TRYING = ", for trying the loop; for work, give a larger one with --model-name"
+
 
 def local_url(options: ServerOptions, port: int) -> str:
     """The server's URL on this machine."""
@@ -68,7 +71,7 @@ def banner(config: Config, backend: str, version: int, port: int, unread: str = 
     rows = {
         "URL": url,
         "page": page(config, port),
-        "model": f"{config.served_name}  ({config.policy_name})",
+        "model": f"{config.served_name}  ({config.policy_name})" + (FOR_TRYING if config.embedded else ""),
         "backend": backend,
         "policy": beginning(config, version),
         "learning": learning(config),

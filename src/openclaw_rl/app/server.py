@@ -67,6 +67,7 @@ def serve(config: Config, start: Start) -> None:
             listener = stack.enter_context(contextlib.closing(bind(config.server.host, config.server.proxy_port)))
             lock.tell(local_url(config.server, listener.getsockname()[1]))
             folder = model_folder(config)
+            log.info("Loading %s …", config.policy_name)
             # Only now: a model may be cached for several users.
             write_privately()
             captures = config.capture.capture
