@@ -75,7 +75,7 @@ def claude_code(server: ServerFacts) -> Setup:
         "API_TIMEOUT_MS": str(PATIENCE_MS),
     }
     path = folder("CLAUDE_CONFIG_DIR", ".claude") / "settings.json"
-    settings = {("env", name): value for name, value in environment.items()}
+    settings: Mapping[SettingPath, object] = {("env", name): value for name, value in environment.items()}
     return Setup(f"Start a new session: claude{warning(server)}", path, JsonEdit(settings))
 
 

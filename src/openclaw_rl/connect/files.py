@@ -46,8 +46,8 @@ class Change:
 
     def diff(self, secret: str) -> list[str]:
         """The lines that change, as a unified diff that shows neither this secret nor others."""
-        lines = (text.splitlines() for text in (self.old, self.new))
-        diff = difflib.unified_diff(*lines, str(self.path), str(self.path), lineterm="")
+        old, new = self.old.splitlines(), self.new.splitlines()
+        diff = difflib.unified_diff(old, new, str(self.path), str(self.path), lineterm="")
         return [hide(line, secret) for line in diff]
 
     def apply(self) -> None:

@@ -17,7 +17,7 @@ def stored_response(turn: StoredTurn, model: str) -> dict[str, Any]:
     is_cut = turn.finish_reason == "length"
     prompt, answer = len(turn.prompt_ids), len(turn.response_ids)
     writer = ItemWriter(turn.completion.removeprefix(INSTRUCTED).removeprefix(RESPONSE), is_encrypted=False)
-    tools = next((message["tools"] for message in turn.messages if message["role"] == "tools"), [])
+    tools: list[Any] = next((message["tools"] for message in turn.messages if message["role"] == "tools"), [])
     is_instructed = turn.completion.startswith(INSTRUCTED)
     system = next((message["content"] for message in turn.messages if message["role"] == "system"), None)
     return {

@@ -24,8 +24,9 @@ def answers(config: Config) -> Finding:
     """Whether the server of the run gives a real answer. Raises UserError if it does not."""
     url = server_url(config.run.folder)
     if url is None:
-        state = "is starting" if read_server(config.run.folder) else "is not running"
-        return note(f"it {state}", "" if "starting" in state else "openclaw-rl serve")
+        return (
+            note("it is starting") if read_server(config.run.folder) else note("it is not running", "openclaw-rl serve")
+        )
     key = first_key(config)
     state = ready_state(url, key)
     if not state.get("ready"):
