@@ -130,22 +130,23 @@ FITS, OTHER = f'{LOOK.before}{{"at": 3}}{LOOK.after}', f'{LOOK.before}{{"at": "x
         (f"{FITS}\n{OTHER}", "\n", False),
         ("I <tool_call> you", "\n", False),
         ("<think>\n<tool_call> or not?\n</think>\nHello", "\n", True),
+        (f"<think>\nhm\n</think>\n{FITS}", "\n", True),
         (f"<think>\nhm\n</think>\n{OTHER}", "\n", False),
+        ("<think>\nhm\n</think>\nI <tool_call> you", None, False),
     ],
 )
 def test_text_with_a_trigger_is_free_and_calls_in_it_fit(
     model: UndecidedModel, text: str, separator: str | None, accepted: bool
 ) -> None:
-    thinking = Thinking.OPTIONAL if text.startswith("<think>") else Thinking.NONE
-    constraint = Constraint(None, (LOOK,), separator, thinking, "<tool_call>")
-    automaton = Automaton.compile(model.vocabulary, constraint).copy([model.end])
-    ids = model.vocabulary.tokens.tokenize_str(text)
-    fits = [bool(automaton.allowed().mask[id]) and automaton.accept(id) for id in ids]
-    if accepted:
-        assert all(fits)
-        assert automaton.allowed().mask[model.end]
-    else:
-        assert not all(fits)
+    thoughts = (Thinking.OPTIONAL, Thinking.BEGUN) if text.startswith("<think>") else (Thinking.OPTIONAL, Thinking.NONE)
+    for thinking in thoughts:
+        constraint = Constraint(None, (LOOK,), separator, thinking, "<tool_call>")
+        automaton = Automaton.compile(model.vocabulary, constraint).copy([model.end])
+        shown = text.removeprefix("<think>") if thinking is Thinking.BEGUN else text
+        ids = model.vocabulary.tokens.tokenize_str(shown)
+        fits = all(bool(automaton.allowed().mask[id]) and automaton.accept(id) for id in ids)
+        assert fits is accepted, thinking
+        assert not accepted or automaton.allowed().mask[model.end]
 
 
 @pytest.mark.parametrize("thinking", Thinking)

@@ -35,16 +35,27 @@ def grammar_of(constraint: Constraint) -> str:
 
 
 def triggered_grammar(constraint: Constraint) -> str:
-    """Free text, in which whatever begins with the trigger is one of the calls."""
+    """Free text, in which whatever begins with the trigger is one of the calls.
+
+    The first lexeme that may end does end. So text before a call must not begin like reasoning, where that is possible:
+    a trigger in the reasoning would end it.
+    """
     trigger = SPECIAL_IN_REGEX.sub(r"\\\g<0>", constraint.trigger)
-    times = "?" if constraint.separator is None else "*"
     forms = [replace(form, before=form.before.removeprefix(constraint.trigger)) for form in constraint.calls]
-    names = " | ".join(f"form{number}" for number in range(len(forms)))
-    lines = ["%llguidance {}", f"start: {start_of(constraint.thinking)} (lead ({names})){times} REST"]
-    lines += [f"lead[lazy]: /(?s:.*){trigger}/", f"REST: /(?s:.*)/ & ~/(?s:.*){trigger}(?s:.*)/"]
+    call = f"({' | '.join(f'form{number}' for number in range(len(forms)))})"
+    more = f"(lead {call})" + ("?" if constraint.separator is None else "*")
+    lines = ["%llguidance {}", f"lead[lazy]: /(?s:.*){trigger}/", f"REST: /(?s:.*)/ & ~/(?s:.*){trigger}(?s:.*)/"]
+    match constraint.thinking:
+        case Thinking.NONE:
+            lines.append(f"start: {more} REST")
+        case Thinking.BEGUN:
+            lines += [f"start: thought gap {more} REST", THOUGHT]
+        case Thinking.OPTIONAL:
+            after_first = "" if constraint.separator is None else more
+            lines += [f"start: whole_thought gap {more} REST | (first {call} {after_first})? REST", THOUGHT]
+            lines += ["first[lazy]: FIRST", f"FIRST: /(?s:.*){trigger}/ & ~/<think>(?s:.*)/"]
+            lines.append("whole_thought[lazy]: /<think>(?s:.*)<\\/think>/")
     lines += [f"form{number}: {form_rule(form)}" for number, form in enumerate(forms)]
-    if constraint.thinking is not Thinking.NONE:
-        lines.append(THOUGHT)
     return "\n".join(lines) + "\n"
 
 
