@@ -1,14 +1,18 @@
 """What the page can do: rate, forget, roll back, compare; and the events that keep it up to date."""
 
+import asyncio
 import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
+import uvicorn
 
 from openclaw_rl.api.operations import NoOperations, OperationFailed
+from openclaw_rl.app.http_server import Server
 from openclaw_rl.dashboard.live import feed as feed_module
 from openclaw_rl.dashboard.live.feed import KEEPALIVE, PULSE, ChangeFeed
 from openclaw_rl.dashboard.live.reads import PageThreads
@@ -227,6 +231,29 @@ async def test_streams_end_when_the_server_stops(book: Book) -> None:
     assert await anext(stream) == KEEPALIVE
     feed.close()
     assert [event async for event in stream] == []
+
+
+async def test_an_open_page_does_not_keep_the_server_from_stopping(tmp_path: Path, tiny_model: Path) -> None:
+    page = LivePage(tiny_model, tmp_path / "run")
+    config = uvicorn.Config(page.app, port=0, log_level="error", lifespan="off", timeout_graceful_shutdown=60)
+    server = Server(config, page.sampler, 60.0, on_stop=page.dashboard.close)
+    serving = asyncio.create_task(server.serve())
+    while not server.started:
+        await asyncio.sleep(0.005)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    async with httpx.AsyncClient() as http, http.stream("GET", f"http://127.0.0.1:{port}/dashboard/events") as stream:
+        lines = stream.aiter_lines()
+        assert await anext(lines) == KEEPALIVE.decode().strip()
+        server.should_exit = True
+        async with asyncio.timeout(20):
+            assert [line async for line in lines if line.startswith("event")] in ([], ["event: change"])
+            await serving
+    page.ledger.close()
+
+
+def test_another_site_cannot_use_up_the_streams(page: LivePage) -> None:
+    with page.visitor() as visitor:
+        assert visitor.get("events", **{"Sec-Fetch-Site": "cross-site"}).status_code == 403
 
 
 async def test_numbers_that_change_without_the_ledger_are_a_pulse(book: Book, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -108,6 +108,28 @@ def test_groups_show_their_attempts(filled: LivePage) -> None:
     assert any("mean of 16 episodes" in chart.attributes["aria-label"] for chart in seen.all("svg", class_="chart"))
 
 
+def test_screenshots_of_the_run_can_be_looked_at_and_nothing_else(fresh: LivePage) -> None:
+    folder = fresh.folder / "screenshots" / "shop-1"
+    folder.mkdir(parents=True)
+    (folder / "000.png").write_bytes(b"picture")
+    (folder / "notes.txt").write_text("no picture")
+    (fresh.folder / "secret.png").write_bytes(b"secret")
+    with fresh.visitor() as visitor:
+        assert "shop-1" in visitor.see("environments").text
+        assert visitor.see("screenshots/shop-1").all("img", src="/dashboard/screenshots/shop-1/000.png")
+        image = visitor.get("screenshots/shop-1/000.png")
+        assert (image.content, image.headers["content-type"]) == (b"picture", "image/png")
+        for path in (
+            "shop-1/notes.txt",
+            "shop-1/001.png",
+            "..%2f/secret.png",
+            "%2e%2e/secret.png",
+            "shop-1/..%2f000.png",
+        ):
+            assert visitor.get(f"screenshots/{path}").status_code == 404
+        assert visitor.get("screenshots/none").status_code == 404
+
+
 def test_what_people_and_models_wrote_is_text(fresh: LivePage) -> None:
     fresh.say(HOSTILE, [{"role": "user", "content": HOSTILE}], {"X-Session-Id": "h"})
     with fresh.visitor() as visitor:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from openclaw_rl.ledger import change_log, episodes, notes, verdicts
+from openclaw_rl.ledger.packing import whole_text
 from openclaw_rl.ledger.queries import SESSION
 from openclaw_rl.types import (
     Feedback,
@@ -29,10 +30,11 @@ MAX_NEW_MESSAGES = 40
 #: More changes at once are reported as "read everything again".
 MAX_LISTED_CHANGES = 400
 
-#: The beginning of a message's text, without reading a large body into this process.
+#: The beginning of a message's text, without reading a large body into this process. As bytes: half a surrogate pair,
+#: which JSON can contain, is no UTF-8.
 TEXT_START = (
-    "substr(CASE json_type(m.body, '$.content') WHEN 'text' THEN json_extract(m.body, '$.content') "
-    f"WHEN 'array' THEN json_extract(m.body, '$.content[0].text') END, 1, {MAX_QUESTION_CHARACTERS})"
+    "CAST(substr(CASE json_type(m.body, '$.content') WHEN 'text' THEN json_extract(m.body, '$.content') "
+    f"WHEN 'array' THEN json_extract(m.body, '$.content[0].text') END, 1, {MAX_QUESTION_CHARACTERS}) AS BLOB)"
 )
 ONLY = {
     "": "",
@@ -80,11 +82,19 @@ def session_card(db: sqlite3.Connection, row: sqlite3.Row) -> SessionCard:
         last=row["last"],
         closed=row["closed"] is not None,
         turns=turns,
-        question=str(first["text"] or "") if first else "",
+        question=readable(first["text"]) if first else "",
         version=last[0]["version"] if last else 0,
         signs=tuple(None if turn["turn"] is None else sign_of(turn["score"]) for turn in reversed(last)),
         episode=episodes.of_session(db, number),
     )
+
+
+def readable(text: bytes | None) -> str:
+    """The text of these bytes; halves of surrogate pairs are replaced."""
+    try:
+        return whole_text((text or b"").decode("utf-8", "surrogatepass"))
+    except UnicodeDecodeError:
+        return (text or b"").decode("utf-8", "replace")
 
 
 def sign_of(score: float | None) -> Sign:

@@ -1,4 +1,4 @@
-"""Figures in one style: as SVG inside a page, in the page's colours, or as PNG files.
+"""Matplotlib's figures in one style, for the demo and for environments: as SVG inside a page, or as PNG files.
 
 Matplotlib is imported only where something is drawn, and never through pyplot, which keeps figures and may open
 windows. The same figure gives the same text every time.
@@ -19,18 +19,14 @@ from openclaw_rl.errors import UserError
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
-    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 #: Colours that people with every kind of colour vision can tell apart.
 SERIES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
-#: A shade beside those above, so that each colour has a name of its own in a page.
-GOOD, NEUTRAL, BAD, SILENT = "#009e74", "#9aa5b1", "#d55e01", "#dfe3e8"
 INK, FAINT, GRID, PAPER = "#1f2a37", "#5b6673", "#e3e7ec", "#ffffff"
 #: In a page, colours come from its style sheet, which has others for dark mode.
 VARIABLES = {
     **{colour: f"--series-{number}" for number, colour in enumerate(SERIES)},
-    **{GOOD: "--good", NEUTRAL: "--neutral", BAD: "--bad", SILENT: "--silent"},
     **{INK: "--ink", FAINT: "--faint", GRID: "--grid", PAPER: "--paper"},
 }
 #: Dots per inch: sharp on a screen of twice the usual density.
@@ -77,14 +73,6 @@ def dress(axes: "Axes", title: str = "", x: str = "", y: str = "") -> None:
         axes.set_title(title, loc="left", fontsize=10.5, color=INK, pad=9, fontweight="bold")
     axes.set_xlabel(x, fontsize=9, color=FAINT)
     axes.set_ylabel(y, fontsize=9, color=FAINT)
-
-
-def whole_numbers(*axes: "Axis") -> None:
-    """Ticks at whole numbers only."""
-    from matplotlib.ticker import MaxNLocator
-
-    for axis in axes:
-        axis.set_major_locator(MaxNLocator(integer=True, nbins=6))
 
 
 def add_legend(figure: "Figure", handles: "Sequence[Artist]") -> None:

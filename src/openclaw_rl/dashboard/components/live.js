@@ -55,15 +55,19 @@ function syncChildren(old, next) {
   }
 }
 
+// However much happens, a page is not fetched more often than this.
+const MIN_REFRESH_MS = 800;
 let refreshing = false;
 let again = false;
 
 export async function refresh() {
-  if (refreshing) {
+  if (refreshing || document.hidden) {
     again = true;
     return;
   }
   refreshing = true;
+  again = false;
+  const begun = performance.now();
   try {
     const answer = await fetch(location.href, { headers: { "X-Part": "main" } });
     if (answer.status === 401) return void location.reload();
@@ -77,13 +81,16 @@ export async function refresh() {
   } catch {
     show("lost");
   } finally {
-    refreshing = false;
-    if (again) {
-      again = false;
-      setTimeout(refresh, 200);
-    }
+    setTimeout(() => {
+      refreshing = false;
+      if (again) refresh();
+    }, Math.max(0, MIN_REFRESH_MS - (performance.now() - begun)));
   }
 }
+
+document.addEventListener("visibilitychange", () => {
+  if (!document.hidden && again) refresh();
+});
 
 // --- Events ---------------------------------------------------------------------------------------------------------
 

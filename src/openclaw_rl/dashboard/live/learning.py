@@ -9,6 +9,7 @@ from openclaw_rl.dashboard.components.render import render
 from openclaw_rl.dashboard.live.access import Viewer, is_same_site
 from openclaw_rl.dashboard.live.dashboard import HEADERS, Dashboard, PageProblem, whole_number
 from openclaw_rl.dashboard.live.pages import dashboard_of
+from openclaw_rl.dashboard.live.screenshots import attempts
 from openclaw_rl.dashboard.views.environments import reward_charts
 from openclaw_rl.dashboard.views.learning import COLUMNS, step_charts, step_row
 from openclaw_rl.dashboard.views.turns import from_card
@@ -120,6 +121,7 @@ async def environments(request: Request) -> Response:
             "before": before,
             "episodes": reader.session_page(viewer.owner, None, GROUPS_ON_A_PAGE, "episodes") if before is None else [],
             "outcome": episode_words.outcome,
+            "shots": attempts(dashboard) if viewer.is_operator and before is None else [],
         }
 
     return await dashboard.page(request, "environments", "environments", read)

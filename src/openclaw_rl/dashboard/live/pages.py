@@ -7,7 +7,7 @@ from starlette.responses import Response, StreamingResponse
 
 from openclaw_rl.api.routes.health import details
 from openclaw_rl.dashboard.components.render import ASSETS, asset, asset_url, render
-from openclaw_rl.dashboard.live.access import Viewer
+from openclaw_rl.dashboard.live.access import Viewer, is_same_site
 from openclaw_rl.dashboard.live.dashboard import HEADERS, Dashboard, PageProblem, whole_number
 from openclaw_rl.dashboard.live.memory import memory_bytes
 from openclaw_rl.dashboard.views.now import NowView, Tile, amount, now_view, size
@@ -42,6 +42,9 @@ async def events(request: Request) -> Response:
     viewer = dashboard.access.viewer(request)
     if viewer is None:
         return Response("Log in first.", 401, HEADERS, "text/plain")
+    # Another site must not use up the streams.
+    if not is_same_site(request):
+        return Response("This is for our own page.", 403, HEADERS, "text/plain")
     if dashboard.feed.is_full:
         return Response("Too many pages are open.", 503, HEADERS, "text/plain")
     last = request.headers.get("last-event-id", "")

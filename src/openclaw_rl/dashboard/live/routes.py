@@ -6,7 +6,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from openclaw_rl.api.errors import ApiError
-from openclaw_rl.dashboard.live import actions, compare, learning, pages
+from openclaw_rl.dashboard.live import actions, compare, learning, pages, screenshots
 from openclaw_rl.dashboard.live.dashboard import Dashboard, LiveRun, redirect
 
 
@@ -30,6 +30,8 @@ ROUTES = (
     Route("/dashboard/learning/{number:int}", learning.step),
     Route("/dashboard/learning/{update:int}/again/{number:int}", learning.again),
     Route("/dashboard/environments", learning.environments),
+    Route("/dashboard/screenshots/{folder}", screenshots.page),
+    Route("/dashboard/screenshots/{folder}/{name}", screenshots.image),
     Route("/dashboard/compare", compare.page),
     Route("/dashboard/compare", compare.compare, methods=["POST"]),
     Route("/dashboard/vote", actions.action(compare.vote, operator_only=True), methods=["POST"]),
