@@ -40,6 +40,14 @@ class TooLate(LedgerError):
     """The episode or its group no longer takes a reward, or its turns were trained on."""
 
 
+class UnknownLease(LedgerError):
+    """There is no such lease."""
+
+
+class LeaseRefused(LedgerError):
+    """The lease has ended without being confirmed."""
+
+
 class BadResult(LedgerError):
     """A field of an episode's result does not fit what is recorded."""
 

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from openclaw_rl.ledger import changes, deletion, episodes, groups, policies, queries, updates, verdicts
 from openclaw_rl.ledger.errors import CaptureSuspended, TooLate, sqlite_errors_as_sentences
+from openclaw_rl.ledger.lease_book import LeaseBook
 from openclaw_rl.ledger.note_keeper import NoteKeeper
 from openclaw_rl.ledger.options import GROUP_SIZE, GROUP_TIMEOUT
 from openclaw_rl.ledger.reader import LedgerReader
@@ -71,6 +72,7 @@ class Ledger:
             with transaction(connection):
                 pass
             self.writer = Writer(connection)
+        self.leases = LeaseBook(self.writer, self._read)
         self._file = directory / FILE
         self._own = threading.local()
         self._readers: list[sqlite3.Connection] = []

@@ -296,4 +296,22 @@ MIGRATIONS = (
     DROP INDEX turns_by_state;
     CREATE INDEX turns_by_state ON turns (state, reason);
     """,
+    # Turns that an outside trainer has claimed (see `leases`), and what its servers call the weights that it made.
+    """
+    ALTER TABLE policies ADD COLUMN label TEXT NOT NULL DEFAULT '';
+    CREATE TABLE leases (
+        number INTEGER PRIMARY KEY,
+        id TEXT NOT NULL UNIQUE,
+        created REAL NOT NULL,
+        expires REAL NOT NULL,
+        ended TEXT NOT NULL DEFAULT '',    -- how it ended; empty while it is open
+        step INTEGER                       -- the step that it was confirmed as
+    );
+    CREATE INDEX open_leases ON leases (expires) WHERE ended = '';
+    CREATE TABLE lease_turns (             -- only of leases that are open
+        lease INTEGER NOT NULL REFERENCES leases,
+        turn INTEGER NOT NULL PRIMARY KEY
+    );
+    CREATE INDEX turns_of_lease ON lease_turns (lease);
+    """,
 )

@@ -11,9 +11,18 @@ from collections.abc import Iterable
 from openclaw_rl.types import BASE_VERSION
 
 
-def add(db: sqlite3.Connection, version: int, parent: int) -> None:
-    """Record a policy before it serves or is saved. A number that another policy has raises sqlite3.IntegrityError."""
-    db.execute("INSERT INTO policies (version, parent) VALUES (?, ?)", (version, parent))
+def add(db: sqlite3.Connection, version: int, parent: int, label: str = "") -> None:
+    """Record a policy before it serves or is saved. A number that another policy has raises sqlite3.IntegrityError.
+
+    `label` is what the inference servers call its weights, if an outside trainer made them.
+    """
+    db.execute("INSERT INTO policies (version, parent, label) VALUES (?, ?, ?)", (version, parent, label))
+
+
+def label(db: sqlite3.Connection, version: int) -> str:
+    """What the inference servers call a policy's weights; empty if they are not an outside trainer's."""
+    row = db.execute("SELECT label FROM policies WHERE version = ?", (version,)).fetchone()
+    return str(row["label"]) if row else ""
 
 
 def is_known(db: sqlite3.Connection, version: int) -> bool:

@@ -23,6 +23,8 @@ from openclaw_rl.types import (
 
 #: A part of the server that does not work reports this, followed by the reason.
 SUSPENDED = "suspended: "
+#: So does a learner that is a trainer outside this program.
+OUTSIDE = "outside: "
 #: What to say about a part that the server was started without, in the order in which the parts work.
 SWITCHED_OFF = {
     "capture": "Nothing is recorded (--no-capture). Start the server without that option, and it learns from the "
@@ -117,6 +119,8 @@ class Status:
             if self.judge_down:
                 return f"{waiting} for the judge, which cannot be asked: {self.judge_down}."
             return f"{waiting} to be judged" + ("." if self.server else ", which the server does while it runs.")
+        if states[State.JUDGED] + states[State.BATCHED] and self.learner.startswith(OUTSIDE):
+            return f"The trainer is outside: {self.learner.removeprefix(OUTSIDE)}."
         if states[State.JUDGED] and self.learner:
             preparing = self.learner.startswith("preparing: ")
             return f"The learner: {self.learner}." if preparing else f"The next step has {self.learner}."

@@ -12,7 +12,7 @@ from typing import Any
 
 from openclaw_rl.ledger import episodes, groups, policies
 from openclaw_rl.ledger.changes import QUARANTINED, move
-from openclaw_rl.types import BASE_VERSION, Batch, State, StepOutcome, Update
+from openclaw_rl.types import BASE_VERSION, Batch, LeaseEnd, State, StepOutcome, Update
 
 #: How a turn that waits or was dropped becomes one that was trained on, if a policy that contains it is loaded.
 TOWARDS_APPLIED = {
@@ -58,7 +58,12 @@ def claim_again(db: sqlite3.Connection, turns: Sequence[int]) -> list[int]:
 
 
 def release(db: sqlite3.Connection) -> None:
-    """Return the turns of a step that did not happen to those that can be trained on."""
+    """Return the turns of a step that did not happen to those that can be trained on.
+
+    It also ends the leases of outside trainers: the caller's learner decides from now on.
+    """
+    db.execute("DELETE FROM lease_turns")
+    db.execute("UPDATE leases SET ended = ? WHERE ended = ''", (LeaseEnd.TAKEN_BACK,))
     for row in db.execute("SELECT number FROM turns WHERE state = ?", (State.BATCHED,)).fetchall():
         move(db, row["number"], State.JUDGED)
 
@@ -81,14 +86,14 @@ def apply(
     )
     if not undone.rowcount:
         policies.add(db, version, _newest_before(db, step, version) if parent is None else parent)
-        _record(db, step, version, StepOutcome.APPLIED, turns, metrics=metrics)
+        record_step(db, step, version, StepOutcome.APPLIED, turns, metrics=metrics)
     for turn in turns:
         move(db, turn, State.APPLIED)
 
 
 def quarantine(db: sqlite3.Connection, step: int, turns: Sequence[int], reason: str) -> None:
     """Record a step that was refused: its turns are set aside with the reason."""
-    _record(db, step, None, StepOutcome.QUARANTINED, turns, reason)
+    record_step(db, step, None, StepOutcome.QUARANTINED, turns, reason)
     for turn in turns:
         move(db, turn, State.DROPPED, f"{QUARANTINED}{reason}")
 
@@ -103,7 +108,7 @@ def reconcile(db: sqlite3.Connection, version: int, step: int, batches: Sequence
     for batch in batches:
         if not policies.is_known(db, batch.version):
             policies.add(db, batch.version, _newest_before(db, batch.step, batch.version))
-            _record(db, batch.step, batch.version, StepOutcome.UNDONE, batch.turns)
+            record_step(db, batch.step, batch.version, StepOutcome.UNDONE, batch.turns)
     infer_policies(db, {version: step})
     return follow(db, version, undo_after=version)
 
@@ -210,7 +215,7 @@ def load(db: sqlite3.Connection, outcome: StepOutcome | None = None) -> list[Upd
     ]
 
 
-def _record(
+def record_step(
     db: sqlite3.Connection,
     step: int,
     version: int | None,
@@ -219,6 +224,7 @@ def _record(
     reason: str = "",
     metrics: Mapping[str, Any] | None = None,
 ) -> None:
+    """Record a step and its turns, whose states stay as they are."""
     row = db.execute(
         "INSERT INTO updates (step, version, outcome, reason, metrics, created) VALUES (?, ?, ?, ?, ?, ?) "
         "RETURNING number",
