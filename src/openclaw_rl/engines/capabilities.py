@@ -42,3 +42,5 @@ class LearnerCapabilities:
 
     writes: frozenset[WeightForm]
     undo: bool = True
+    alternatives: bool = True
+    """Whether it trains on tokens that were not sampled (`Lesson.alternatives`)."""

@@ -50,6 +50,8 @@ class EngineSettings:
     """Whether anything is trained."""
     max_cache_gib: float | None = None
     """The most memory for the key-value cache; None: the engine's own options decide."""
+    other_urls: str = ""
+    """Servers to use in place of those that the engine's own options name."""
 
     def own(self, kind: type[S]) -> S:
         """An engine's own section."""
@@ -62,6 +64,19 @@ class EngineSettings:
         engine = self.engine.model_copy(update={"max_sequences": sequences, "policy_slots": 2})
         model = self.model.model_copy(update={"lora_rank": lora_rank})
         return replace(self, engine=engine, model=model, max_cache_gib=cache_gib)
+
+    def for_teacher(self) -> "EngineSettings":
+        """The settings of the sampler that judges and teaches. At servers of its own, only the base model is used."""
+        if not self.engine.teacher_url:
+            return self
+        engine = self.engine.model_copy(update={"learner": "auto"})
+        model = self.model.model_copy(update={"lora_rank": 1})
+        return replace(self, engine=engine, model=model, learns=False, other_urls=self.engine.teacher_url)
+
+    @property
+    def trains_outside(self) -> bool:
+        """Whether a trainer outside this program replaces the weights of the sampler's servers."""
+        return self.engine.trains_outside
 
     @property
     def policies_held(self) -> int:
@@ -83,6 +98,16 @@ class Resources:
             self.stack.push_async_callback(self._shared[kind].close)
         resource: C = self._shared[kind]
         return resource
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerStep:
+    """What a trainer outside has to know about its steps."""
+
+    batch_size: int
+    max_steps: int
+    hints: bool
+    """Whether hints are distilled."""
 
 
 class SamplerFactory(Protocol):
@@ -120,6 +145,9 @@ class LearnerFactory(Protocol):
 
     def open(self, settings: EngineSettings, resources: Resources, folder: Path, sampler: Sampler) -> Learner:
         """A learner for the policy that `sampler` serves. Raises EngineUnavailable."""
+
+    def trainer_command(self, settings: EngineSettings, step: TrainerStep) -> str:
+        """The command that starts its trainer, for a shell; empty if it runs in this program or is a service."""
 
 
 def check_pair(sampler: SamplerFactory, learner: LearnerFactory, settings: EngineSettings) -> None:

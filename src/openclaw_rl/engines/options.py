@@ -103,6 +103,14 @@ class EngineOptions(Section):
     learner_device: str = option(
         "", "CUDA device of the local learner, such as 1.", group="Engine", env="LEARNER_DEVICE", shown="the first"
     )
+    teacher_url: str = option(
+        "",
+        "With --sampler vllm or sglang: URLs of running servers of the same kind that judge and teach, with the model "
+        "of --teacher-model-name or else the policy's base model.",
+        group="Engine",
+        env="TEACHER_URL",
+        shown="no other servers",
+    )
     max_context_tokens: int | None = option(
         None,
         "Most tokens of a prompt and its answer together.",
@@ -150,6 +158,12 @@ class EngineOptions(Section):
         if devices and not all(part.strip().isdigit() for part in devices.split(",")):
             raise ValueError("give the numbers of CUDA devices, separated by commas")
         return devices.replace(" ", "")
+
+    @property
+    def trains_outside(self) -> bool:
+        """Whether the learner is a trainer outside this program."""
+        entry = LEARNERS.get(self.learner)
+        return entry is not None and entry.outside
 
     @property
     def sampler_devices(self) -> list[str]:

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from openclaw_rl.config.options import ConfigError, Section
 from openclaw_rl.engines.local.options import LocalOptions
+from openclaw_rl.engines.outside.options import OutsideOptions
 from openclaw_rl.engines.sglang.options import SglangOptions
+from openclaw_rl.engines.slime.options import SlimeOptions
 from openclaw_rl.engines.tinker.options import TinkerOptions
 from openclaw_rl.engines.vllm.options import VllmOptions
 
@@ -24,17 +26,21 @@ class Entry(NamedTuple):
     section: type[Section]
     asked_for: Callable[[Any], bool] = lambda _section: False
     """Whether the environment asks for this engine: --backend auto then chooses it."""
+    outside: bool = False
+    """Whether it is a trainer outside this program, which claims judged turns over HTTP."""
 
 
 LOCAL = Entry("openclaw_rl.engines.local.factory", LocalOptions)
 TINKER = Entry("openclaw_rl.engines.tinker.factory", TinkerOptions, lambda options: options.has_account)
 VLLM = Entry("openclaw_rl.engines.vllm.factory", VllmOptions)
+OUTSIDE = Entry("openclaw_rl.engines.outside.factory", OutsideOptions, outside=True)
+SLIME = Entry("openclaw_rl.engines.slime.factory", SlimeOptions, outside=True)
 SGLANG = Entry("openclaw_rl.engines.sglang.factory", SglangOptions)
 
 #: Engines that sample tokens: their modules have a `SamplerFactory` named SAMPLER.
 SAMPLERS = {"local": LOCAL, "tinker": TINKER, "vllm": VLLM, "sglang": SGLANG}
 #: Engines that compute gradients: their modules have a `LearnerFactory` named LEARNER.
-LEARNERS = {"local": LOCAL, "tinker": TINKER}
+LEARNERS = {"local": LOCAL, "tinker": TINKER, "outside": OUTSIDE, "slime": SLIME}
 
 
 def sampler_factory(name: str) -> "SamplerFactory":

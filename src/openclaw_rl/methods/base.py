@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from openclaw_rl.config.options import ConfigError
-from openclaw_rl.engines.capabilities import SamplerCapabilities
+from openclaw_rl.engines.capabilities import LearnerCapabilities, SamplerCapabilities
 from openclaw_rl.errors import UserError
 from openclaw_rl.methods.group_advantages import group_advantage, no_advantage
 from openclaw_rl.methods.options import MethodOptions
@@ -143,6 +143,14 @@ class Method:
                 f"sampler gives at most {most}: use another --method or --sampler.{advice}"
             )
 
+    def check_learner(self, learner: LearnerCapabilities) -> None:
+        """Refuse a learner that cannot use what the method teaches. Raises UserError."""
+        if self.topk is not None and not learner.alternatives:
+            raise UserError(
+                f"--method {self.name} also trains on tokens that were not sampled, and this learner cannot: use "
+                "--method rl, opd or combine."
+            )
+
     # What it makes of a verdict.
 
     def sample_kind(self, verdict: Verdict, episode: TurnEpisode | None = None) -> tuple[SampleKind | None, str]:
@@ -206,6 +214,10 @@ class Method:
         if score is None:
             raise NoSignal("it has no score")
         return score
+
+    def reward(self, turn: StoredTurn, baseline: Baseline = NO_BASELINE) -> float:
+        """The part of a turn's advantages that all its tokens share. Raises NoSignal."""
+        return self._reward(self.score(turn), baseline)
 
     def gaps(self, turn: StoredTurn) -> list[float] | None:
         """The teacher's log-prob minus the policy's at each sampled token, if a hint is trained on; 0 where forced.

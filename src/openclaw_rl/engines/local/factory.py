@@ -5,7 +5,7 @@ from pathlib import Path
 from openclaw_rl.config.options import ConfigError
 from openclaw_rl.engines.base import Learner, Sampler
 from openclaw_rl.engines.capabilities import LearnerCapabilities, SamplerCapabilities
-from openclaw_rl.engines.factory import EngineSettings, ModelFiles, Resources
+from openclaw_rl.engines.factory import EngineSettings, ModelFiles, Resources, TrainerStep
 from openclaw_rl.engines.local.families import runnable
 from openclaw_rl.engines.local.options import LocalOptions
 from openclaw_rl.engines.local.process.learner import LocalLearner
@@ -82,6 +82,9 @@ class LocalLearnerFactory(LocalFactory):
         )
         shared = sampler.shared_weights if isinstance(sampler, LocalSampler) else lambda: None
         return LocalLearner(options, shared)
+
+    def trainer_command(self, settings: EngineSettings, step: TrainerStep) -> str:
+        return ""
 
 
 def forms_of(settings: EngineSettings) -> frozenset[WeightForm]:

@@ -15,7 +15,8 @@ from openclaw_rl.engines.policy_ref import WeightForm
 from openclaw_rl.engines.remote.dialect import Dialect
 from openclaw_rl.engines.remote.full_weights import FullWeightSampler
 from openclaw_rl.engines.remote.http import InferenceServer
-from openclaw_rl.engines.remote.options import RemoteServers
+from openclaw_rl.engines.remote.options import RemoteServers, read_urls
+from openclaw_rl.engines.remote.outside_weights import OutsideWeightsSampler
 from openclaw_rl.engines.remote.process import ServerProcess
 from openclaw_rl.engines.remote.sampler import RemoteOptions, RemoteSampler
 from openclaw_rl.models import EMBEDDED
@@ -52,6 +53,7 @@ class RemoteSamplerFactory(ABC):
 
     def check(self, settings: EngineSettings) -> None:
         options = self.options(settings)
+        read_urls("--teacher", settings.engine.teacher_url)
         if options.urls:
             self._check_teacher(settings)
             return
@@ -70,14 +72,17 @@ class RemoteSamplerFactory(ABC):
 
     def _check_teacher(self, settings: EngineSettings) -> None:
         teacher = settings.model.teacher_model_name
-        if teacher not in (None, settings.model.model_name):
+        if teacher not in (None, settings.model.model_name) and not settings.engine.teacher_url:
             raise ConfigError(
                 f"--{self.name}-url names servers of the policy's model, so {teacher} would have no server: leave out "
-                f"--teacher-model-name or --{self.name}-url, or give a judge with --judge-base-url."
+                f"--teacher-model-name or --{self.name}-url, give its servers with --teacher-url, or a judge with "
+                "--judge-base-url."
             )
 
     def capabilities(self, settings: EngineSettings) -> SamplerCapabilities:
         """What a server may be able to do; the sampler knows once its server runs."""
+        if settings.trains_outside:
+            return SamplerCapabilities(loads=frozenset(), candidates=False, keeps_base=False, constrains=True)
         if settings.model.full_weights:
             return SamplerCapabilities(
                 loads=frozenset([WeightForm.MODEL]), candidates=False, keeps_base=False, constrains=True
@@ -86,16 +91,16 @@ class RemoteSamplerFactory(ABC):
 
     def open(self, settings: EngineSettings, resources: Resources, folder: Path, name: str) -> Sampler:
         options, engine = self.options(settings), settings.engine
+        urls = read_urls("--teacher", settings.other_urls) or options.urls
         servers: list[tuple[InferenceServer, ServerProcess | None]] = [
-            (InferenceServer(url, options.key), None) for url in options.urls
+            (InferenceServer(url, options.key), None) for url in urls
         ]
         if not servers:
             port = free_port()
             command = self.command(settings, str(folder), port)
             process = ServerProcess(self.name, command, self.environment(settings))
             servers.append((InferenceServer(f"http://{LOOPBACK}:{port}"), process))
-        made = FullWeightSampler if settings.model.full_weights else RemoteSampler
-        return made(
+        return self._sampler_type(settings)(
             self.dialect,
             servers,
             RemoteOptions(
@@ -109,6 +114,11 @@ class RemoteSamplerFactory(ABC):
                 learns=settings.learns,
             ),
         )
+
+    def _sampler_type(self, settings: EngineSettings) -> type[RemoteSampler]:
+        if settings.trains_outside:
+            return OutsideWeightsSampler
+        return FullWeightSampler if settings.model.full_weights else RemoteSampler
 
     def start_command(self, settings: EngineSettings) -> list[str]:
         if self.options(settings).urls:

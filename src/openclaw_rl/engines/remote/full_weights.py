@@ -263,7 +263,9 @@ class FullWeightSampler(RemoteSampler):
     def _model(self, policy: ServedPolicy, traits: ServerTraits) -> str:
         return traits.base_model
 
-    def _check_weights(self, replica: Replica, policy: ServedPolicy, weights: Sequence[str]) -> None:
+    def _check_weights(
+        self, replica: Replica, policy: ServedPolicy, weights: Sequence[str], stream: TokenStream | None = None
+    ) -> None:
         if any(name != policy.name for name in weights):
             replica.has_forgotten()
             raise EngineUnavailable(DIED)

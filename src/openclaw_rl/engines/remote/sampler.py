@@ -69,9 +69,8 @@ class RemoteSampler:
 
     * A request finishes on the version on which it began: a version is unloaded only when nobody uses it.
     * A new version serves only once every server that is up has loaded it.
-    * When a server dies, its requests fail with EngineUnavailable. Those that come while a server of our own is being
-      started wait for it. If it cannot be started, or only foreign servers are there and none answers, requests are
-      refused at once.
+    * When a server dies, its requests fail with EngineUnavailable. Requests that come while a server of our own is
+      being started wait for it. If there is no server to wait for, they are refused at once.
     * A request always gets its tokens or an error, whatever a server answers.
     * A version that cannot be loaded leaves the others as they were.
     * Policies are adapters; `FullWeightSampler` is for those that are whole models.
@@ -98,18 +97,18 @@ class RemoteSampler:
     @property
     def traits(self) -> ServerTraits:
         """What the servers have in common. Raises EngineUnavailable before the start."""
-        told = [replica.traits for replica in self.replicas if replica.traits is not None]
-        if not told:
+        known = [replica.traits for replica in self.replicas if replica.traits is not None]
+        if not known:
             raise EngineUnavailable(f"The {self.dialect.name} server is not up yet.")
         return ServerTraits(
-            told[0].product,
-            told[0].base_model,
-            min(traits.max_context for traits in told),
-            min((most for traits in told if (most := traits.max_top_logprobs) is not None), default=None),
-            all(traits.scores_targets for traits in told),
-            all(traits.prioritises for traits in told),
-            all(traits.mixes_base for traits in told),
-            all(traits.replaces_tied_head for traits in told),
+            known[0].product,
+            known[0].base_model,
+            min(traits.max_context for traits in known),
+            min((most for traits in known if (most := traits.max_top_logprobs) is not None), default=None),
+            all(traits.scores_targets for traits in known),
+            all(traits.prioritises for traits in known),
+            all(traits.mixes_base for traits in known),
+            all(traits.replaces_tied_head for traits in known),
         )
 
     @property
@@ -258,8 +257,7 @@ class RemoteSampler:
                 task.cancel()
 
     def forget(self, stream: TokenStream) -> None:
-        """A stream ended: stop its completions that still run. Those that have all tokens read the rest of the answer,
-        because an answer that is not read to its end costs the connection."""
+        """Stop the completions of a stream that ended. Those with all tokens read on, which keeps their connection."""
         if stream.id not in self._tasks:
             return
         for index, task in self._tasks.pop(stream.id).items():
@@ -298,7 +296,7 @@ class RemoteSampler:
             async with replica.working() as traits:
                 model = self._model(policy, traits)
                 async for piece in self.dialect.sample(replica.server, traits, model, request, index):
-                    self._check_weights(replica, policy, piece.weights)
+                    self._check_weights(replica, policy, piece.weights, stream)
                     if piece.cached_tokens is not None:
                         stream.cached_tokens = piece.cached_tokens
                     stream.feed(piece.tokens if marker is None else await asyncio.to_thread(marker.mark, piece.tokens))
@@ -310,8 +308,10 @@ class RemoteSampler:
             is_about_schema = request.constraint is not None and isinstance(error, RequestRefused)
             stream.fail((ConstraintRefused if is_about_schema else EngineUnavailable)(str(error)))
 
-    def _check_weights(self, replica: Replica, policy: ServedPolicy, weights: Sequence[str]) -> None:
-        """Raise EngineUnavailable if other weights than the policy's computed an answer."""
+    def _check_weights(
+        self, replica: Replica, policy: ServedPolicy, weights: Sequence[str], stream: TokenStream | None = None
+    ) -> None:
+        """Raise EngineUnavailable if other weights than the policy's computed an answer, which `stream` is to get."""
 
     async def _replica(self, ids: Sequence[int], policy: ServedPolicy) -> Replica:
         """The server for a request; waits while a server of our own is being started."""

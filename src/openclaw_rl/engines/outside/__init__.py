@@ -1,0 +1,1 @@
+"""A trainer outside this program, which claims judged turns over HTTP."""

@@ -1,0 +1,54 @@
+"""The learner that is a trainer outside this program: what it needs of the options."""
+
+from pathlib import Path
+
+from openclaw_rl.config.options import ConfigError
+from openclaw_rl.engines.base import EngineUnavailable, Learner, Sampler
+from openclaw_rl.engines.capabilities import LearnerCapabilities
+from openclaw_rl.engines.factory import EngineSettings, ModelFiles, Resources, TrainerStep
+from openclaw_rl.engines.sglang.options import SglangOptions
+from openclaw_rl.engines.vllm.options import VllmOptions
+
+#: What a server with an outside trainer does not have.
+LOST = "no undo or rollback, no gate, no candidates, no top-k distillation, no checkpoints here"
+
+
+class OutsideLearnerFactory:
+    """Implements `LearnerFactory` for any trainer that claims and confirms turns over HTTP.
+
+    * Its sampler is a server that runs already, because the trainer has to push its weights there.
+    * It trains on sampled tokens only: a claim has one advantage for each of them.
+    """
+
+    name = "outside"
+    model_files = ModelFiles.TOKENIZER
+    samplers: tuple[str, ...] = ("sglang", "vllm")
+    """The samplers whose servers it can push weights into."""
+
+    def check(self, settings: EngineSettings) -> None:
+        sampler = settings.engine.sampler
+        urls = {"sglang": settings.own(SglangOptions).sglang_url, "vllm": settings.own(VllmOptions).vllm_url}
+        if sampler not in self.samplers or not urls[sampler].strip():
+            wanted = " or ".join(f"--sampler {name} --{name}-url URL" for name in self.samplers)
+            raise ConfigError(
+                f"--learner {self.name} needs servers that run already, because the trainer pushes its weights into "
+                f"them: give {wanted}."
+            )
+        if settings.custom_loss is not None:
+            raise ConfigError(
+                f"--custom-loss-function-path belongs to a learner of this program; with --learner {self.name} the "
+                "trainer has its own loss."
+            )
+
+    def capabilities(self, settings: EngineSettings) -> LearnerCapabilities:
+        return LearnerCapabilities(writes=frozenset(), undo=False, alternatives=False)
+
+    def open(self, settings: EngineSettings, resources: Resources, folder: Path, sampler: Sampler) -> Learner:
+        raise EngineUnavailable(f"--learner {self.name} trains outside this program, so there is no learner here.")
+
+    def trainer_command(self, settings: EngineSettings, step: TrainerStep) -> str:
+        """Each trainer has its own command."""
+        return ""
+
+
+LEARNER = OutsideLearnerFactory()

@@ -1,0 +1,1 @@
+"""slime as an outside trainer: which command starts it."""

@@ -1,0 +1,32 @@
+"""slime as the learner: an outside trainer with SGLang servers of its own."""
+
+from openclaw_rl.config.options import ConfigError
+from openclaw_rl.engines.factory import EngineSettings, TrainerStep
+from openclaw_rl.engines.outside.factory import OutsideLearnerFactory
+from openclaw_rl.engines.slime.command import SlimeSplit, slime_command
+from openclaw_rl.engines.slime.options import SlimeOptions
+
+#: slime's loss is PPO's.
+LOSS = "ppo"
+
+
+class SlimeLearnerFactory(OutsideLearnerFactory):
+    """Implements `LearnerFactory` for slime, which claims turns with `openclaw_rl.integrations.slime`."""
+
+    name = "slime"
+    samplers = ("sglang",)
+
+    def check(self, settings: EngineSettings) -> None:
+        super().check(settings)
+        if settings.training.epochs != 1:
+            raise ConfigError("--train-epochs: slime makes one pass over the turns that it is given; leave it out.")
+        if settings.training.loss.kind != LOSS:
+            raise ConfigError(f"--loss-fn {settings.training.loss.kind}: slime's loss is {LOSS}; leave it out.")
+
+    def trainer_command(self, settings: EngineSettings, step: TrainerStep) -> str:
+        options = settings.own(SlimeOptions)
+        split = SlimeSplit(options.slime_actor_gpus, options.slime_rollout_gpus, options.slime_rollout_tp)
+        return slime_command(settings, step, split, options.slime_args)
+
+
+LEARNER = SlimeLearnerFactory()
