@@ -13,6 +13,9 @@ import pytest
 import pytest_asyncio
 import torch
 
+from openclaw_rl.app.checks import check_versions
+from openclaw_rl.app.config import load
+from openclaw_rl.config.options import ConfigError
 from openclaw_rl.engines import transaction as transaction_module
 from openclaw_rl.engines.base import EngineAway, EngineUnavailable, StepRefused
 from openclaw_rl.engines.local.training.lora import LoraWeights
@@ -27,8 +30,10 @@ from openclaw_rl.engines.tinker.sampler import SamplerOptions, TinkerSampler
 from openclaw_rl.engines.tinker.surrogate import loss_config, measure
 from openclaw_rl.engines.tinker.traits import Traits, read_schema
 from openclaw_rl.engines.tinker.weighted import CROSS_ENTROPY, slopes_of, to_weighted_data
+from openclaw_rl.errors import UserError
 from openclaw_rl.losses.policy import PolicyLoss
 from openclaw_rl.types import Alternatives, LossSettings, ScoreRequest, Span, TrainingSequence
+from support.methods import a_method
 from support.tinker_double import ALPHA, RANK, Cloud, failed_request, status_error, tensor, tinker, types
 from support.training_settings import USUAL, taken_out
 
@@ -484,3 +489,45 @@ def test_a_servers_schema_tells_what_it_is() -> None:
     assert read_schema(schema) == Traits("SkyRL tx", frozenset({"cross_entropy", "ppo"}), True, True)
     schema["info"]["title"] = "Something else"
     assert read_schema(schema) == Traits("Something else", frozenset({"cross_entropy", "ppo"}))
+
+
+def test_the_servers_of_skyrl_after_tx_are_recognised_with_what_they_lack() -> None:
+    losses = {"properties": {"loss_fn": {"enum": ["cross_entropy", "ppo", "cispo"]}, "loss_fn_config": {}}}
+    tensors = {"properties": {"data": {}}}
+    schema = {
+        "info": {"title": "Tinker API Mock"},
+        "components": {"schemas": {"ForwardBackwardInput": losses, "TensorData": tensors}},
+    }
+    traits = read_schema(schema)
+    assert (traits.name, traits.takes_tables, traits.pins_versions) == ("SkyRL", False, False)
+    assert not traits.samples_over_training
+    tensors["properties"]["shape"] = {}
+    assert read_schema(schema).takes_tables
+
+
+async def test_a_server_without_tables_or_pinned_versions_says_so(learner: TinkerLearner) -> None:
+    sampler, connection = learner.primitives.sampler, learner.primitives.connection
+    assert learner.capabilities.alternatives
+    assert sampler.capabilities.candidates
+    connection.traits = Traits("SkyRL", takes_tables=False, pins_versions=False)
+    assert not learner.capabilities.alternatives
+    with pytest.raises(UserError, match=r"--method topk-select .* use --method rl, opd or combine"):
+        a_method("topk-select").check_learner(learner.capabilities)
+    a_method("combine").check_learner(learner.capabilities)
+    can = sampler.capabilities
+    assert (can.candidates, can.keeps_base) == (False, False)
+    assert "newest weights only" in sampler.describe()
+
+
+async def test_what_such_a_server_cannot_do_is_refused(learner: TinkerLearner, tmp_path: Path) -> None:
+    learner.primitives.connection.traits = Traits("SkyRL", pins_versions=False)
+    can = learner.primitives.sampler.capabilities
+    given = {"backend": "tinker", "run_dir": str(tmp_path), "judge": "feedback", "method": "rl"}
+    check_versions(load(given, {}).config, can)
+    for more, said in (
+        ({"gate": "examples/gate.jsonl"}, "so --gate cannot examine a candidate"),
+        ({"method": "opd"}, "the teacher of --method opd cannot use the base model"),
+        ({"judge": "llm"}, "the judge cannot use the base model"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            check_versions(load({**given, **more}, {}).config, can)

@@ -6,10 +6,10 @@ from pathlib import Path
 from openclaw_rl.config.options import ConfigError
 from openclaw_rl.engines.base import EngineUnavailable, Learner, Sampler
 from openclaw_rl.engines.capabilities import LearnerCapabilities, SamplerCapabilities
-from openclaw_rl.engines.factory import EngineSettings, ModelFiles, Resources
+from openclaw_rl.engines.factory import EngineSettings, ModelFiles, Resources, TrainerStep
 from openclaw_rl.engines.tinker import sdk
 from openclaw_rl.engines.tinker.connection import Account, Connection
-from openclaw_rl.engines.tinker.learner import TinkerLearner, TinkerPrimitives
+from openclaw_rl.engines.tinker.learner import CAPABILITIES, TinkerLearner
 from openclaw_rl.engines.tinker.options import TinkerOptions
 from openclaw_rl.engines.tinker.run import TrainingRunOptions
 from openclaw_rl.engines.tinker.sampler import SamplerOptions, TinkerSampler, sampler_capabilities
@@ -72,7 +72,7 @@ class TinkerLearnerFactory(TinkerFactory):
                 raise ConfigError(f"{reason} on Tinker; leave it out, or use --backend local.")
 
     def capabilities(self, settings: EngineSettings) -> LearnerCapabilities:
-        return TinkerPrimitives.capabilities
+        return CAPABILITIES
 
     def open(self, settings: EngineSettings, resources: Resources, folder: Path, sampler: Sampler) -> Learner:
         assert isinstance(sampler, TinkerSampler)
@@ -86,6 +86,9 @@ class TinkerLearnerFactory(TinkerFactory):
             training=settings.training,
         )
         return TinkerLearner(connection, sampler, options)
+
+    def trainer_command(self, settings: EngineSettings, step: TrainerStep) -> str:
+        return ""
 
 
 def unsupported(settings: EngineSettings) -> list[tuple[bool, str]]:

@@ -7,6 +7,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Awaitable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -36,6 +37,8 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+CAPABILITIES = LearnerCapabilities(frozenset([WeightForm.REMOTE]))
+
 
 class TinkerPrimitives:
     """Implements `TrainingPrimitives`. The sampler knows the model's name and scores tokens under the base model.
@@ -46,7 +49,6 @@ class TinkerPrimitives:
       one after the other.
     """
 
-    capabilities = LearnerCapabilities(frozenset([WeightForm.REMOTE]))
     has_dropout = False
 
     def __init__(self, connection: Connection, sampler: TinkerSampler, options: TrainingRunOptions) -> None:
@@ -61,6 +63,10 @@ class TinkerPrimitives:
         """Whether the last pass was weighted."""
         self._proven: set[bool] = set()
         """The kinds of steps (weighted or not) that the service has made."""
+
+    @property
+    def capabilities(self) -> LearnerCapabilities:
+        return replace(CAPABILITIES, alternatives=self.connection.traits.takes_tables)
 
     async def start(self) -> None:
         await self.connection.open()

@@ -3,7 +3,7 @@
 import json
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 LONGEST_CONTEXT = 32768
 NO_TOP_K = "This Tinker server gives no log-probs of other tokens than the given ones (top-k)."
 CLOSING = "The server is shutting down."
+#: What a server costs that always samples from the newest weights, for the banner.
+ONLY_NEWEST = "it samples from the newest weights only, so an answer may begin on one version and end on the next"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,8 @@ class TinkerSampler:
 
     @property
     def capabilities(self) -> SamplerCapabilities:
-        return sampler_capabilities()
+        pins = self.connection.traits.pins_versions
+        return replace(sampler_capabilities(), candidates=pins, keeps_base=pins)
 
     @property
     def newest_version(self) -> int:
@@ -113,8 +116,10 @@ class TinkerSampler:
             generation.cancel()
 
     def describe(self) -> str:
+        traits = self.connection.traits
         where = url_without_account(self.connection.account.base_url or "in the cloud")
-        return f"{self.connection.traits.name} at {where}, context {self.limits.max_context_tokens} tokens"
+        newest = "" if traits.pins_versions else f"; {ONLY_NEWEST}"
+        return f"{traits.name} at {where}, context {self.limits.max_context_tokens} tokens{newest}"
 
     def sample(self, request: SampleRequest) -> TokenStream:
         version, policy = self._find(request.version)

@@ -1,8 +1,10 @@
 """How a self-hosted server differs from Tinker.
 
-Tinker itself behaves as the SDK describes. Other servers say in their schema (`/openapi.json`) which losses they know
-and which program they are. SkyRL tx 0.3, the self-hosted server that this is tested with, takes the mean where Tinker
-sums, and overwrites the weights in training with those that are loaded to sample from.
+Tinker itself behaves as the SDK describes. Other servers say in their schema (`/openapi.json`) which losses and fields
+they know, and which program they are. SkyRL tx 0.3, the self-hosted server that this is tested with, takes the mean
+where Tinker sums, and overwrites the weights in training with those that are loaded to sample from. The servers of
+SkyRL that came after it are recognised by the losses that 0.3 does not have. They sample from the newest weights,
+whichever are asked for.
 """
 
 from dataclasses import dataclass
@@ -14,6 +16,8 @@ from openclaw_rl.engines.base import EngineAway
 from openclaw_rl.http_client import url_without_account
 
 SKYRL_TX = "Tinker API Mock"
+#: A loss that SkyRL tx 0.3 does not know and the servers after it do.
+LATER_LOSS = "cispo"
 SCHEMA_TIMEOUT_SECONDS = 10.0
 
 
@@ -28,6 +32,11 @@ class Traits:
     """Whether its losses are means over a sequence's tokens and over sequences, not sums."""
     samples_over_training: bool = False
     """Whether a model must not be trained and sampled from under the same name."""
+    takes_tables: bool = True
+    """Whether targets may be tables (several tokens at each position), which top-k distillation needs."""
+    pins_versions: bool = True
+    """Whether it samples from the weights that are asked for. Otherwise it samples from the newest: there is no
+    candidate, no base model beside the policy, and an answer may begin on one version and end on the next."""
 
 
 async def look_at(base_url: str | None) -> Traits:
@@ -48,11 +57,16 @@ async def look_at(base_url: str | None) -> Traits:
 
 def read_schema(schema: dict[str, Any]) -> Traits:
     """Traits from an OpenAPI document. Raises KeyError and the like if it is not one."""
-    skyrl = schema["info"]["title"] == SKYRL_TX
-    known = schema["components"]["schemas"]["ForwardBackwardInput"]["properties"]["loss_fn"].get("enum")
+    types = schema["components"]["schemas"]
+    is_skyrl = schema["info"]["title"] == SKYRL_TX
+    losses = frozenset(types["ForwardBackwardInput"]["properties"]["loss_fn"].get("enum") or ())
+    is_later = is_skyrl and LATER_LOSS in losses
+    tensor = types.get("TensorData", {}).get("properties")
     return Traits(
-        name="SkyRL tx" if skyrl else str(schema["info"]["title"]),
-        losses=frozenset(known) if known else None,
-        takes_means=skyrl,
-        samples_over_training=skyrl,
+        name="SkyRL" if is_later else "SkyRL tx" if is_skyrl else str(schema["info"]["title"]),
+        losses=losses or None,
+        takes_means=is_skyrl,
+        samples_over_training=is_skyrl and not is_later,
+        takes_tables=tensor is None or "shape" in tensor,
+        pins_versions=not is_later,
     )
