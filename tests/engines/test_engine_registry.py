@@ -11,7 +11,7 @@ from openclaw_rl.config.options import ConfigError
 from openclaw_rl.engines.capabilities import SamplerCapabilities
 from openclaw_rl.engines.factory import check_pair, sampler_that_loads
 from openclaw_rl.engines.policy_ref import WeightForm
-from openclaw_rl.engines.registry import LEARNERS, SAMPLERS, engine_sections, learner_factory, sampler_factory
+from openclaw_rl.engines.registry import SAMPLERS, backends, engine_sections, learner_factory, sampler_factory
 from openclaw_rl.engines.tinker import sdk
 from openclaw_rl.errors import UserError
 from support.methods import a_method
@@ -29,7 +29,7 @@ def test_every_sampler_says_what_it_needs_and_loads(name: str) -> None:
     assert factory.capabilities(configured(sampler=name).engine_settings).loads
 
 
-@pytest.mark.parametrize("name", LEARNERS)
+@pytest.mark.parametrize("name", backends())
 def test_what_a_learner_writes_its_own_engines_sampler_loads(name: str) -> None:
     for rank in (0, 8):
         settings = configured(backend=name, lora_rank=rank).engine_settings

@@ -24,12 +24,13 @@ from openclaw_rl.api.routes import (
     policy,
     responses,
     sessions,
+    training,
 )
 from openclaw_rl.api.service import ChatService
 from openclaw_rl.api.state import ServerState
 
 #: The topics, in the order in which an unknown path's error message lists their routes.
-TOPICS = (chat, messages, responses, completions, feedback, sessions, notes, policy, models, health)
+TOPICS = (chat, messages, responses, completions, feedback, sessions, notes, policy, training, models, health)
 
 
 def create_app(

@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from openclaw_rl.types import NextStep
+from openclaw_rl.types import Claim, NextStep
 
 
 class Operations(Protocol):
@@ -29,9 +29,19 @@ class Operations(Protocol):
         The policy that serves goes on serving.
         """
 
+    async def claim(self, count: int | None, lease_seconds: float | None, wait_seconds: float) -> Claim:
+        """Lease judged turns to an outside trainer, waiting a while for them. Raises OperationFailed."""
+
+    async def confirm(self, lease: str) -> int:
+        """Record that leased turns were trained on; the step. Raises UnknownLease, LeaseRefused, OperationFailed."""
+
 
 class OperationFailed(Exception):
     """The operation cannot be done; the message says why."""
+
+
+#: Why a server hands out no turns.
+NO_TRAINER = "This server has no outside trainer, so no turns can be claimed: start it with --learner outside."
 
 
 class NoOperations:
@@ -51,3 +61,9 @@ class NoOperations:
 
     async def hold(self, version: int) -> int:
         raise OperationFailed("This server does not learn, so it has no checkpoints.")
+
+    async def claim(self, count: int | None, lease_seconds: float | None, wait_seconds: float) -> Claim:
+        raise OperationFailed(NO_TRAINER)
+
+    async def confirm(self, lease: str) -> int:
+        raise OperationFailed(NO_TRAINER)

@@ -13,12 +13,16 @@ from openclaw_rl.engines import custom
 from openclaw_rl.engines.base import Learner, Sampler
 from openclaw_rl.engines.custom import CustomSampler
 from openclaw_rl.engines.factory import ModelFiles, Resources, fetch
+from openclaw_rl.engines.outside.options import OutsideOptions
+from openclaw_rl.engines.remote.outside_weights import OutsideWeightsSampler
 from openclaw_rl.judge.build import JudgeSetup, JudgingModel, build_loop, check_teacher
 from openclaw_rl.learn.build import LearnSetup, build_learning, serve_learned, where_to_begin
+from openclaw_rl.learn.outside import OutsideSettings, OutsideTraining
 from openclaw_rl.ledger.ledger import Ledger
 from openclaw_rl.plugins import load_plugin
 from openclaw_rl.rendering.chat import ChatRenderer
 from openclaw_rl.rendering.tokenizer import ChatTokenizer
+from openclaw_rl.types import BASE_VERSION
 
 
 class Engines:
@@ -30,8 +34,9 @@ class Engines:
         self.sampler = self.open_sampler(folder, config.policy_name)
         """The policy's sampler. It must be started before a learner is opened."""
 
-    def open_sampler(self, folder: Path, name: str) -> Sampler:
-        return self.config.sampler.open(self.settings, self.resources, folder, name)
+    def open_sampler(self, folder: Path, name: str, *, teacher: bool = False) -> Sampler:
+        settings = self.settings.for_teacher() if teacher else self.settings
+        return self.config.sampler.open(settings, self.resources, folder, name)
 
     def open_learner(self) -> Learner:
         """The policy's learner. Raises EngineUnavailable."""
@@ -58,16 +63,15 @@ async def start_model(stack: contextlib.AsyncExitStack, sampler: Sampler, folder
 async def start_other_model(
     stack: contextlib.AsyncExitStack, engines: Engines, policy: JudgingModel
 ) -> JudgingModel | None:
-    """Start the model of --teacher-model-name, if it differs from the policy's and judges or teaches."""
+    """Start the model that judges and teaches, if one does and it is not the policy's own sampler."""
     config = engines.config
-    name = config.model.teacher_model_name
-    if name in (None, config.model.model_name) or not judge_setup(config).uses_model:
+    if not config.has_other_model or not judge_setup(config).uses_model:
         return None
-    assert name is not None
+    name = config.model.teacher_model_name or config.policy_name
     folder = fetch_files(config, name)
     if config.learning_method.teacher_request is not None:
         check_teacher(policy.renderer.tokenizer, ChatTokenizer(folder))
-    return await start_model(stack, engines.open_sampler(folder, name), folder)
+    return await start_model(stack, engines.open_sampler(folder, name, teacher=True), folder)
 
 
 def answering_sampler(config: Config, sampler: Sampler) -> Sampler:
@@ -117,12 +121,35 @@ async def build_loops(
     """Build the loops for judging and learning, and publish the newest policy."""
     config = engines.config
     judging = build_loop(judge_setup(config), ledger, policy, other, registry) if ledger else None
+    if config.engine.trains_outside:
+        outside = await begin_outside(config, ledger, policy.sampler)
+        return BackgroundLoops(judging, None, config.server.shutdown_seconds, outside)
     if ledger is None or not config.learns:
         await serve_learned(config.training, config.run.folder, config.ledger_dir, policy.sampler)
         return BackgroundLoops(judging, None, config.server.shutdown_seconds)
     learner = engines.open_learner()
+    # A server of another project says only now what it can do.
+    config.learning_method.check_learner(learner.capabilities)
     stack.push_async_callback(learner.close)
     learning = build_learning(learn_setup(config), ledger, learner, policy.sampler, policy.renderer, registry)
     beginning = await asyncio.to_thread(where_to_begin, config.training, config.run.folder)
     await learning.begin(beginning.checkpoint, own=beginning.own)
     return BackgroundLoops(judging, learning, config.server.shutdown_seconds)
+
+
+async def begin_outside(config: Config, ledger: Ledger | None, sampler: Sampler) -> OutsideTraining | None:
+    """Number the weights of an outside trainer. If turns are judged, also hand them to it."""
+    assert isinstance(sampler, OutsideWeightsSampler)
+    if ledger is None:
+        await sampler.begin(BASE_VERSION)
+        return None
+    await sampler.begin(ledger.latest_version(), ledger.leases.note_weights)
+    training, engines = config.training, config.engine_settings
+    settings = OutsideSettings(
+        trainer=config.learner.name,
+        batch_size=training.batch_size,
+        max_steps=training.max_steps,
+        max_staleness=training.max_staleness,
+        lease_seconds=engines.own(OutsideOptions).lease_seconds,
+    )
+    return OutsideTraining(ledger, config.learning_method, settings, sampler) if config.learns else None

@@ -5,27 +5,34 @@ import logging
 from collections.abc import Coroutine
 from typing import Any
 
-from openclaw_rl.api.operations import OperationFailed
+from openclaw_rl.api.operations import NO_TRAINER, OperationFailed
 from openclaw_rl.engines.base import EngineError
 from openclaw_rl.judge.loop import JudgeLoop
 from openclaw_rl.learn.loop import LearnLoop
+from openclaw_rl.learn.outside import NothingToClaim, OutsideTraining
 from openclaw_rl.learn.rollback import CannotRollBack, choose_checkpoint
 from openclaw_rl.ledger.errors import LedgerError
-from openclaw_rl.types import NextStep
+from openclaw_rl.types import Claim, NextStep
 
 log = logging.getLogger(__name__)
 
 
 class BackgroundLoops:
-    """Implements `Operations` for a server that may judge and learn."""
+    """Implements `Operations` for a server that may judge, and learn or hand its turns to an outside trainer."""
 
-    def __init__(self, judging: JudgeLoop | None, learning: LearnLoop | None, patience: float) -> None:
-        self.judging, self.learning, self.patience = judging, learning, patience
+    def __init__(
+        self,
+        judging: JudgeLoop | None,
+        learning: LearnLoop | None,
+        patience: float,
+        outside: OutsideTraining | None = None,
+    ) -> None:
+        self.judging, self.learning, self.outside, self.patience = judging, learning, outside, patience
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self, *others: Coroutine[Any, Any, None]) -> None:
         """Run the loops and other coroutines as tasks."""
-        loops = [loop.run() for loop in (self.judging, self.learning) if loop is not None]
+        loops = [loop.run() for loop in (self.judging, self.learning, self.outside) if loop is not None]
         self._tasks = [asyncio.create_task(work) for work in (*loops, *others)]
         for task in self._tasks:
             task.add_done_callback(report_end)
@@ -58,17 +65,24 @@ class BackgroundLoops:
 
     def learner(self) -> str:
         try:
-            return self.learning.status() if self.learning else "off"
+            training = self.learning or self.outside
+            return training.status() if training else "off"
         except LedgerError as error:
             return f"suspended: {error}"
 
     def next_step(self) -> NextStep | None:
         try:
-            return self.learning.progress() if self.learning else None
+            training = self.learning or self.outside
+            return training.progress() if training else None
         except LedgerError:
             return None
 
     async def roll_back(self, version: int | None, *, retrain: bool = False) -> int:
+        if self.outside is not None:
+            raise OperationFailed(
+                f"{self.outside.settings.trainer} trains this policy, so this server cannot roll it back: let the "
+                "trainer push an earlier checkpoint."
+            )
         if self.learning is None:
             raise OperationFailed("This server does not learn, so there is nothing to roll back.")
         try:
@@ -97,6 +111,19 @@ class BackgroundLoops:
             return await self.learning.hold(fitting[-1])
         except (EngineError, LedgerError, OSError) as error:
             raise OperationFailed(f"The policy could not be loaded: {error}") from error
+
+    async def claim(self, count: int | None, lease_seconds: float | None, wait_seconds: float) -> Claim:
+        if self.outside is None:
+            raise OperationFailed(NO_TRAINER)
+        try:
+            return await self.outside.claim(count, lease_seconds, wait_seconds)
+        except NothingToClaim as error:
+            raise OperationFailed(str(error)) from error
+
+    async def confirm(self, lease: str) -> int:
+        if self.outside is None:
+            raise OperationFailed(NO_TRAINER)
+        return await self.outside.confirm(lease)
 
 
 def report_end(task: "asyncio.Task[None]") -> None:

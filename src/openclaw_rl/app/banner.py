@@ -10,6 +10,7 @@ from openclaw_rl.api.options import ALL_ADDRESSES, LOOPBACK, ServerOptions
 from openclaw_rl.app.assembly import judge_setup
 from openclaw_rl.app.config import Config
 from openclaw_rl.config.run import RunOptions
+from openclaw_rl.engines.outside.factory import LOST
 from openclaw_rl.judge.build import describe
 from openclaw_rl.terminal import console, on_terminal
 from openclaw_rl.types import BASE_VERSION
@@ -29,6 +30,11 @@ def learning(config: Config) -> str:
     if not config.learns:
         return "off" if config.training.max_steps else "off (--max-steps 0)"
     method, model = config.learning_method, config.model
+    if config.engine.trains_outside:
+        return (
+            f"{method.name}: from {method.learns_from}; {config.learner.name} trains outside and claims judged turns "
+            f"here ({LOST}); recorded in {config.run.run_dir}"
+        )
     trained = "all weights" if model.full_weights else f"an adapter of rank {model.lora_rank}"
     how = f"{trained}, a step every {config.training.batch_size} judged turns"
     return f"{method.name}: from {method.learns_from}; {how}, in {config.run.run_dir}"
@@ -43,6 +49,8 @@ def judging(config: Config) -> str:
 
 def beginning(config: Config, version: int) -> str:
     """Where the first policy that serves comes from."""
+    if config.engine.trains_outside:
+        return f"what the servers hold, as policy {version}"
     if version == BASE_VERSION:
         return "the model as it is"
     for checkpoint in config.checkpoints.all():

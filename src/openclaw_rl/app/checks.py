@@ -7,6 +7,7 @@ from openclaw_rl.app.config import Config
 from openclaw_rl.config.options import ConfigError
 from openclaw_rl.engines.capabilities import SamplerCapabilities
 from openclaw_rl.engines.factory import check_pair
+from openclaw_rl.engines.remote.factory import RemoteSamplerFactory
 from openclaw_rl.judge.build import check_judges
 from openclaw_rl.learn.build import check_learning, where_to_begin
 from openclaw_rl.ledger.lock import check_usable
@@ -15,11 +16,15 @@ from openclaw_rl.ledger.lock import check_usable
 def check(config: Config) -> None:
     """Check everything that can be checked before a model is loaded. Raises UserError for the first mistake."""
     settings = config.engine_settings
-    config.sampler.check(settings)
     if config.learns:
         config.learner.check(settings)
+    config.sampler.check(settings)
+    if config.engine.teacher_url and not isinstance(config.sampler, RemoteSamplerFactory):
+        raise ConfigError("--teacher-url names servers of vLLM or SGLang: it needs --sampler vllm or --sampler sglang.")
+    if config.learns:
         check_pair(config.sampler, config.learner, settings)
         config.learning_method.check_sampler(config.sampler.capabilities(settings))
+        check_learner(config)
         check_learning(config.training)
     check_versions(config, config.sampler.capabilities(settings))
     check_judges(config.judge)
@@ -30,22 +35,36 @@ def check(config: Config) -> None:
         check_usable(folder, option)
 
 
+def check_learner(config: Config) -> None:
+    """Refuse a method or a start that the learner cannot use. Raises UserError."""
+    learner = config.learner
+    config.learning_method.check_learner(learner.capabilities(config.engine_settings))
+    if config.engine.trains_outside and config.training.resume_from_ckpt != "auto":
+        raise ConfigError(
+            f"--resume-from-ckpt belongs to a learner of this program; with --learner {learner.name} the trainer "
+            "resumes from its own checkpoints."
+        )
+
+
 def check_versions(config: Config, sampler: SamplerCapabilities) -> None:
     """Refuse what needs several policy versions at once, if the sampler holds only one. Raises ConfigError."""
-    holds = (
-        f"--lora-rank {config.model.lora_rank} with --sampler {config.sampler.name} holds one policy version at a time"
-    )
+    cause, otherwise = "This server", "use another --sampler"
+    if config.engine.trains_outside:
+        cause, otherwise = f"--learner {config.learner.name}", "use a learner of this program"
+    elif config.model.full_weights:
+        cause, otherwise = "--lora-rank 0", "train an adapter"
+    holds = f"{cause} with --sampler {config.sampler.name} holds one policy version at a time"
     if config.training.gate and not sampler.candidates:
-        raise ConfigError(
-            f"{holds}, so --gate cannot examine a candidate beside it: leave out --gate, or train an adapter."
-        )
-    has_other_model = config.model.teacher_model_name not in (None, config.model.model_name)
+        raise ConfigError(f"{holds}, so --gate cannot examine a candidate beside it: leave out --gate, or {otherwise}.")
     setup = judge_setup(config)
-    if not sampler.keeps_base and setup.uses_model and not has_other_model:
+    teacher = "give another model with --teacher-model-name"
+    if isinstance(config.sampler, RemoteSamplerFactory):
+        teacher += " or servers of the base model with --teacher-url"
+    if not sampler.keeps_base and setup.uses_model and not config.has_other_model:
         user = "the judge" if setup.method.teacher_request is None else f"the teacher of --method {setup.method.name}"
         raise ConfigError(
             f"{holds}, so {user} cannot use the base model: use --method rl with --judge feedback or --judge-base-url, "
-            "give another model with --teacher-model-name, or train an adapter."
+            f"{teacher}, or {otherwise}."
         )
 
 

@@ -140,9 +140,18 @@ class Config:
     @property
     def training_settings(self) -> TrainingSettings:
         """The settings of a training step."""
-        return self.training.settings(
-            full_weights=self.model.full_weights, epochs=self.method.train_epochs, seed=self.run.seed
-        )
+        # Trainers outside replace all weights.
+        full_weights = self.model.full_weights or self.engine.trains_outside
+        return self.training.settings(full_weights=full_weights, epochs=self.method.train_epochs, seed=self.run.seed)
+
+    @property
+    def trainer_command(self) -> str:
+        """The command that starts a trainer outside this program; empty if there is none."""
+        from openclaw_rl.engines.factory import TrainerStep
+
+        training, hints = self.training, self.learning_method.teacher_request is not None
+        step = TrainerStep(training.batch_size, training.max_steps, hints)
+        return self.learner.trainer_command(self.engine_settings, step)
 
     @property
     def policy_name(self) -> str:
@@ -164,6 +173,11 @@ class Config:
             known[EMBEDDED] = EMBEDDED_SERVED_NAME
         name = self.policy_name
         return known.get(name) or Path(name).resolve().name.removesuffix(".gguf").lower()
+
+    @property
+    def has_other_model(self) -> bool:
+        """Whether another model, or the base model on other servers, judges and teaches in place of the policy's."""
+        return self.model.teacher_model_name not in (None, self.model.model_name) or bool(self.engine.teacher_url)
 
     @property
     def ledger_dir(self) -> Path:

@@ -7,12 +7,13 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from openclaw_rl.learn.loop import LearnLoop
+from openclaw_rl.learn.outside import OutsideTraining
 from openclaw_rl.ledger.errors import LedgerError
 
 REFRESH_SECONDS = 0.5
 
 
-async def show_learning(learning: LearnLoop, console: Console) -> None:
+async def show_learning(learning: LearnLoop | OutsideTraining, console: Console) -> None:
     """Keep the line up to date until cancelled; the log scrolls above it."""
     columns = (TextColumn("{task.description}"), BarColumn(24), TextColumn("{task.completed}/{task.total}"))
     with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress:

@@ -25,7 +25,7 @@ from openclaw_rl.app.assembly import (
 )
 from openclaw_rl.app.background import BackgroundLoops
 from openclaw_rl.app.banner import banner, local_url
-from openclaw_rl.app.checks import check, own_folders
+from openclaw_rl.app.checks import check, check_versions, own_folders
 from openclaw_rl.app.config import Config
 from openclaw_rl.app.connections import connection_limits, connection_type
 from openclaw_rl.app.http_server import Server, bind, event_loop
@@ -120,6 +120,7 @@ async def run(
         if config.learns:
             # A server of another project says only now what it can do.
             config.learning_method.check_sampler(engines.sampler.capabilities)
+            check_versions(config, engines.sampler.capabilities)
         other = await start_other_model(stack, engines, policy)
         service = ChatService(
             answering_sampler(config, engines.sampler),
@@ -176,10 +177,11 @@ def work_beside(
 ) -> list[Coroutine[Any, Any, None]]:
     """The coroutines that run beside judging and learning until the server stops."""
     work = [end_idle_sessions(ledger, config.capture.session_timeout)] if ledger else []
-    if loops.learning is not None and ledger is not None:
+    training = loops.learning or loops.outside
+    if training is not None and ledger is not None:
         work.append(score_imported(ledger, sampler, config.learning_method.recorded_top))
         if on_terminal(stderr=True):
-            work.append(show_learning(loops.learning, console))
+            work.append(show_learning(training, console))
     rollout = build_rollout(config)
     if rollout is not None:
         work.append(rollout.run(local_url(config.server, port) + "/v1"))

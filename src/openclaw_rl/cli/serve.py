@@ -98,6 +98,9 @@ def show(loaded: Loaded) -> None:
     # Piped into a file, the table keeps its columns whole instead of being cut to 80 characters.
     console = Console() if sys.stdout.isatty() else Console(width=200)
     console.print(table)
-    command = loaded.config.sampler.start_command(loaded.config.engine_settings)
+    config = loaded.config
+    command = config.sampler.start_command(config.engine_settings)
     if command:
         console.print("It would start:", escape(shlex.join(command)), soft_wrap=True)
+    if config.learns and (line := config.trainer_command):
+        console.print("The trainer is started with:", escape(line), soft_wrap=True)
