@@ -23,7 +23,7 @@ LAYERS = (
     ("api", "judge", "learn", "envs", "evals", "dashboard", "connect"),
     ("methods", "engines", "ledger", "rendering", "sandbox"),
     ("losses",),
-    ("types", "config", "errors", "plugins", "models", "terminal", "client", "http_client", "aio"),
+    ("types", "config", "errors", "plugins", "models", "terminal", "client", "http_client", "aio", "integrations"),
 )
 #: These rooms share a row but never import each other.
 APART = {"api", "judge", "learn", "envs"}

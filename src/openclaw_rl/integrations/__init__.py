@@ -1,0 +1,1 @@
+"""What other projects call: functions for their own extension points."""
