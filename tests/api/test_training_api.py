@@ -143,6 +143,18 @@ def test_a_claim_waits_for_turns(bench: OutsideServer) -> None:
     assert answers[0]["lease"]
 
 
+def test_a_trainer_that_was_killed_while_it_waited_holds_no_turns(bench: OutsideServer) -> None:
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(
+            f"{bench.url}/v1/training/claim",
+            json={"wait_seconds": 60},
+            headers={"Authorization": f"Bearer {KEYS['alice']}"},
+            timeout=httpx.Timeout(10, read=0.1),
+        )
+    turns = [bench.judged(), bench.judged()]
+    assert [turn["turn"] for (turn,) in claim(bench)["groups"]] == turns
+
+
 def test_a_lease_that_ran_out_is_refused_and_its_turns_are_handed_out_again(
     bench: OutsideServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,6 +17,9 @@ from openclaw_rl.app.checks import check
 from openclaw_rl.app.config import Config, load
 from openclaw_rl.cli import main
 from openclaw_rl.config.options import ConfigError
+from openclaw_rl.engines.factory import Resources
+from openclaw_rl.engines.remote.outside_weights import OutsideWeightsSampler
+from openclaw_rl.engines.remote.sampler import RemoteSampler
 from openclaw_rl.errors import UserError
 from support.inference_servers import ServerDouble
 from support.server_program import SERVE, serving, until
@@ -88,6 +91,17 @@ def test_a_dry_run_prints_slimes_command_line(
     assert "${MODEL_ARGS[@]}" in words
 
 
+async def test_the_teacher_has_servers_of_its_own(tiny_model: Path, tmp_path: Path) -> None:
+    settings = config(tmp_path, model_name=str(tiny_model), method="opd", teacher_url="http://127.0.0.1:30200")
+    made = {}
+    async with contextlib.AsyncExitStack() as stack:
+        for name, of in (("policy", settings.engine_settings), ("teacher", settings.engine_settings.for_teacher())):
+            sampler = settings.sampler.open(of, Resources(stack), tiny_model, "tiny")
+            assert isinstance(sampler, RemoteSampler)
+            made[name] = (type(sampler), [replica.server.url for replica in sampler.replicas])
+    assert made == {"policy": (OutsideWeightsSampler, [URL]), "teacher": (RemoteSampler, ["http://127.0.0.1:30200"])}
+
+
 @contextlib.contextmanager
 def inference_server() -> Iterator[ServerDouble]:
     """A vLLM server without a model, in a thread."""
@@ -107,8 +121,8 @@ def test_the_whole_program_serves_while_a_trainer_outside_learns(
     tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with inference_server() as server:
-        flags = ("--learner", "outside", "--sampler", "vllm", "--vllm-url", server.url, "--method", "rl")
-        flags += ("--judge", "feedback", "--batch-size", "2", "--run-dir", str(tmp_path))
+        flags = ("--learner", "outside", "--sampler", "vllm", "--vllm-url", server.url, "--method", "combine")
+        flags += ("--judge", "feedback", "--batch-size", "2", "--run-dir", str(tmp_path), "--teacher-url", server.url)
         with serving(SERVE, tiny_model, *flags) as program:
 
             def post(path: str, **body: Any) -> dict[str, Any]:
@@ -130,11 +144,18 @@ def test_the_whole_program_serves_while_a_trainer_outside_learns(
             for score in (1, -1):
                 asked = post("chat/completions", messages=[{"role": "user", "content": f"hi {score}"}], max_tokens=3)
                 assert asked["system_fingerprint"] == "policy-1"
-                post("feedback", id=asked["id"], score=score)
+                post(
+                    "feedback",
+                    id=asked["id"],
+                    score=score,
+                    text="Too long! Answer in one sentence." if score < 0 else "",
+                )
             until(lambda: ready()["queue"]["to_train"] == 2, program)
             assert "The trainer is outside: 2 judged turns wait for outside to claim them" in waiting_for()
             claim = post("training/claim", wait_seconds=10)
             assert [turn["reward"] for (turn,) in claim["groups"]] == [1.0, -1.0]
+            # The double scores every token alike.
+            assert [turn["teacher_log_probs"] for (turn,) in claim["groups"]] == [None, [-0.5] * 3]
             assert {turn["weight_version"] for (turn,) in claim["groups"]} == {"default"}
             assert "outside claimed 2 turns" in waiting_for()
             server.model.weights = "2"

@@ -1,8 +1,12 @@
 """What the API asks of judging and learning, which it does not import."""
 
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from openclaw_rl.types import Claim, NextStep
+
+#: Whether the client of a request has disconnected.
+IsGone = Callable[[], Awaitable[bool]]
 
 
 class Operations(Protocol):
@@ -29,8 +33,13 @@ class Operations(Protocol):
         The policy that serves goes on serving.
         """
 
-    async def claim(self, count: int | None, lease_seconds: float | None, wait_seconds: float) -> Claim:
-        """Lease judged turns to an outside trainer, waiting a while for them. Raises OperationFailed."""
+    async def claim(
+        self, count: int | None, lease_seconds: float | None, wait_seconds: float, is_gone: IsGone
+    ) -> Claim:
+        """Lease judged turns to an outside trainer, waiting a while for them. Raises OperationFailed.
+
+        A trainer that is gone meanwhile gets none.
+        """
 
     async def confirm(self, lease: str) -> int:
         """Record that leased turns were trained on; the step. Raises UnknownLease, LeaseRefused, OperationFailed."""
@@ -62,7 +71,9 @@ class NoOperations:
     async def hold(self, version: int) -> int:
         raise OperationFailed("This server does not learn, so it has no checkpoints.")
 
-    async def claim(self, count: int | None, lease_seconds: float | None, wait_seconds: float) -> Claim:
+    async def claim(
+        self, count: int | None, lease_seconds: float | None, wait_seconds: float, is_gone: IsGone
+    ) -> Claim:
         raise OperationFailed(NO_TRAINER)
 
     async def confirm(self, lease: str) -> int:

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Coroutine
 from typing import Any
 
-from openclaw_rl.api.operations import NO_TRAINER, OperationFailed
+from openclaw_rl.api.operations import NO_TRAINER, IsGone, OperationFailed
 from openclaw_rl.engines.base import EngineError
 from openclaw_rl.judge.loop import JudgeLoop
 from openclaw_rl.learn.loop import LearnLoop
@@ -112,11 +112,13 @@ class BackgroundLoops:
         except (EngineError, LedgerError, OSError) as error:
             raise OperationFailed(f"The policy could not be loaded: {error}") from error
 
-    async def claim(self, count: int | None, lease_seconds: float | None, wait_seconds: float) -> Claim:
+    async def claim(
+        self, count: int | None, lease_seconds: float | None, wait_seconds: float, is_gone: IsGone
+    ) -> Claim:
         if self.outside is None:
             raise OperationFailed(NO_TRAINER)
         try:
-            return await self.outside.claim(count, lease_seconds, wait_seconds)
+            return await self.outside.claim(count, lease_seconds, wait_seconds, is_gone)
         except NothingToClaim as error:
             raise OperationFailed(str(error)) from error
 

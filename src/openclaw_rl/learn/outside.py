@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -78,8 +78,13 @@ class OutsideTraining:
                     log.warning("%d leases ran out without being confirmed. Their turns are handed out again.", ended)
             await asyncio.sleep(SWEEP_SECONDS)
 
-    async def claim(self, count: int | None, seconds: float | None, patience: float) -> Claim:
-        """Lease at least `count` turns, waiting up to `patience` seconds for them. Raises NothingToClaim."""
+    async def claim(
+        self, count: int | None, seconds: float | None, patience: float, is_gone: Callable[[], Awaitable[bool]]
+    ) -> Claim:
+        """Lease at least `count` turns, waiting up to `patience` seconds for them. Raises NothingToClaim.
+
+        A trainer that `is_gone` when there are enough gets none: they would be held until the lease runs out.
+        """
         count = self.settings.batch_size if count is None else count
         end = time.monotonic() + patience
         with self.ledger.watch() as changed:
@@ -90,10 +95,12 @@ class OutsideTraining:
                 if step >= self.settings.max_steps:
                     raise NothingToClaim(f"--max-steps {self.settings.max_steps} have been made.")
                 await self.ledger.leases.expire()
-                if self.ledger.trainable() >= count and (claim := await self._claim(count, step + 1, seconds)):
+                gone = await is_gone()
+                enough = not gone and self.ledger.trainable() >= count
+                if enough and (claim := await self._claim(count, step + 1, seconds)):
                     return claim
                 left = end - time.monotonic()
-                if left <= 0:
+                if gone or left <= 0:
                     return Claim(None, step + 1, (), f"{self.ledger.trainable()} of {count} judged turns are there")
                 # Leases that run out are no change of the ledger until somebody looks.
                 with contextlib.suppress(TimeoutError):

@@ -29,7 +29,8 @@ async def claim(request: Request) -> StreamingResponse:
     async with server.bodies.read(request) as content:
         body = parse(ClaimRequest, content or b"{}")
     try:
-        claimed = await server.operations.claim(body.count, body.lease_seconds, body.wait_seconds)
+        wanted = (body.count, body.lease_seconds, body.wait_seconds)
+        claimed = await server.operations.claim(*wanted, request.is_disconnected)
     except OperationFailed as error:
         raise ApiError(409, str(error), code="cannot_claim") from error
     except CaptureSuspended as error:
