@@ -14,13 +14,13 @@ from typing import Any
 import httpx
 import pytest
 
-from openclaw_rl.ledger import leases
-from openclaw_rl.types import State
+from openclaw_rl.ledger import changes, leases, verdicts
+from openclaw_rl.types import SampleKind, Source, State, Verdict
 from support.episodes import attempt, judge
 from support.harness import running
 from support.methods import a_method
 from support.outside_trainer import KEYS, OutsideServer, judged
-from support.records import Book
+from support.records import Book, a_turn
 
 METHOD = a_method("combine", w_opd=0.5, opd_clip=1.0)
 
@@ -86,6 +86,16 @@ def test_a_claim_gives_everything_that_a_trainer_needs(bench: OutsideServer) -> 
     assert second["teacher_log_probs"] == pytest.approx([-0.1, -3.25])
     assert second["reward"] == -1.0
     assert second["advantages"] == pytest.approx([-1.0 + 0.5 * 0.4, -1.0 - 0.5]), "clipped to 1, weighted by 0.5"
+
+
+def test_an_answer_accepted_under_notes_has_the_prompt_without_them(bench: OutsideServer) -> None:
+    bench.begin(a_method("notes", w_notes=0.5), batch_size=1)
+    number = bench.change(changes.record_turn, a_turn(plain_ids=[1, 9]), "test", None, 0, State.READY)
+    verdict = Verdict(1.0, Source.LLM, plain_logprobs=[-1.0, -2.0])
+    assert bench.change(verdicts.record, number, verdict, SampleKind.NOTES, "", 0)
+    ((turn,),) = claim(bench)["groups"]
+    assert (turn["prompt_ids"], turn["rollout_log_probs"]) == ([1, 9], [-1.0, -2.0])
+    assert (turn["advantages"], turn["reward"]) == ([0.5, 0.5], 0.5)
 
 
 def test_forced_tokens_are_masked(bench: OutsideServer) -> None:

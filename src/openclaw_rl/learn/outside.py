@@ -175,7 +175,7 @@ class OutsideTraining:
         without_signal: list[tuple[int, NoSignal]] = []
         for number in lease.turns:
             try:
-                turn = self.ledger.load_turn(number)
+                turn = self.method.prepared(self.ledger.load_turn(number))
                 if self.method.lesson(turn).alternatives is not None:
                     raise NoSignal("it teaches tokens that were not sampled, which an outside trainer cannot use")
                 turns.append(turn)
@@ -196,7 +196,8 @@ class OutsideTraining:
         return list(groups.values())
 
     def _sample(self, turn: StoredTurn, group: str | None, baseline: Baseline) -> OutsideSample:
-        verdict = turn.verdict
+        verdict, advantages = turn.verdict, self.method.lesson(turn, baseline).advantages
+        free = {x for x, forced in zip(advantages, forced_tokens(turn), strict=True) if not forced}
         return OutsideSample(
             turn=turn.number,
             session=turn.session.id,
@@ -208,8 +209,8 @@ class OutsideTraining:
             loss_mask=[0 if forced else 1 for forced in forced_tokens(turn)],
             rollout_log_probs=turn.logprobs,
             teacher_log_probs=teacher_logprobs(turn) if is_hinted(turn) else None,
-            advantages=self.method.lesson(turn, baseline).advantages,
-            reward=self.method.reward(turn, baseline),
+            advantages=advantages,
+            reward=free.pop() if len(free) == 1 else self.method.reward(turn, baseline),
             score=verdict.score if verdict else None,
             policy_version=turn.version,
             weight_version=self.ledger.leases.label(turn.version),
