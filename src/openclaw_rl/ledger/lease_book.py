@@ -3,19 +3,14 @@
 import asyncio
 import sqlite3
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from openclaw_rl.ledger import leases, policies
+from openclaw_rl.ledger.note_keeper import Read
 from openclaw_rl.ledger.writer import Writer
 from openclaw_rl.types import Lease, LeaseEnd
 
 T = TypeVar("T")
-
-
-class Read(Protocol):
-    """Makes a query on the caller's own connection."""
-
-    def __call__(self, query: Callable[[sqlite3.Connection], T]) -> T: ...
 
 
 class LeaseBook:
