@@ -105,15 +105,22 @@ async def test_the_teacher_has_servers_of_its_own(tiny_model: Path, tmp_path: Pa
 @contextlib.contextmanager
 def inference_server() -> Iterator[ServerDouble]:
     """A vLLM server without a model, in a thread."""
-    server, loop = ServerDouble(), asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    server, begun, ended = ServerDouble(), threading.Event(), threading.Event()
+
+    async def run() -> None:
+        await server.start()
+        begun.set()
+        await asyncio.to_thread(ended.wait)
+        await server.stop()
+
+    # It cancels what is left and closes the loop.
+    thread = threading.Thread(target=lambda: asyncio.run(run()))
     thread.start()
-    asyncio.run_coroutine_threadsafe(server.start(), loop).result(60)
     try:
+        assert begun.wait(60)
         yield server
     finally:
-        asyncio.run_coroutine_threadsafe(server.stop(), loop).result(60)
-        loop.call_soon_threadsafe(loop.stop)
+        ended.set()
         thread.join()
 
 
