@@ -76,7 +76,7 @@ run: install ## serve the embedded model on 127.0.0.1:30000; ARGS="--proxy-port 
 demo: install ## watch the model learn from a simulated person (ten minutes); ARGS="--method all" passes flags
 	@$(BIN)/openclaw-rl demo $(ARGS)
 
-env: install ## watch the model learn tool calls in an environment (ten minutes); ARGS="--method combine --seed 1" passes flags
+env: install ## watch the model learn tool calls in an environment (ten to fifteen minutes); ARGS="--method combine --seed 1" passes flags
 	@$(BIN)/openclaw-rl rollout --env toolcall --own-server --tasks 10000 --minutes 5 --max-tokens 80 --measure 200 $(ARGS)
 
 # Tests that start whole servers take half of the time. They run in parallel with the others.
