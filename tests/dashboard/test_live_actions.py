@@ -16,7 +16,8 @@ from openclaw_rl.app.http_server import Server
 from openclaw_rl.dashboard.live import feed as feed_module
 from openclaw_rl.dashboard.live.feed import KEEPALIVE, PULSE, ChangeFeed
 from openclaw_rl.dashboard.live.reads import PageThreads
-from openclaw_rl.ledger import updates
+from openclaw_rl.learn.checkpoints import Checkpoints
+from openclaw_rl.ledger import changes, updates
 from openclaw_rl.types import Source, State
 from support.judged_run import a_report
 from support.live_page import ALICE, BOB, LivePage, Visitor, live_page
@@ -147,6 +148,43 @@ def test_two_policies_answer_and_a_blind_vote_is_feedback_on_both(two_policies: 
         assert f"{better.capitalize()}: policy 5." in told
         assert {turn.version: turn.feedback[0].score for turn in two_policies.turns()} == {5: 1.0, 0: -1.0}
         assert visitor.do("vote", comparison=sent[-1]["vote"], better=better).status_code == 404, "once"
+
+
+def test_a_checkpoint_that_is_not_loaded_is_loaded_first(two_policies: LivePage, operations: Scripted) -> None:
+    async def write(folder: Path) -> None:
+        (folder / "adapter_config.json").write_text("{}")
+
+    asyncio.run(Checkpoints(two_policies.folder / "checkpoints", 3).save(3, 3, (), write))
+
+    async def held(_version: int) -> int:
+        two_policies.sampler.versions.add(4, None)
+        return 4
+
+    operations.held = held
+    with two_policies.visitor() as visitor:
+        assert "policy 3, checkpoint of step 3" in visitor.see("compare").text
+        sent = lines(visitor.do("compare", one=3, other=0, text="Who?"))
+        said = {side: "".join(line["text"] for line in sent if line.get("side") == side) for side in ("left", "right")}
+        assert sorted(said.values()) == ["I am 0", "I am 4"]
+        assert operations.asked == [("hold", 3)]
+        assert "policy 3" in visitor.do("vote", comparison=sent[-1]["vote"], better="same").json()["message"]
+        assert all(not turn.feedback for turn in two_policies.turns()), "no vote is no feedback"
+
+
+def test_a_step_shows_the_answers_before_and_after_it(two_policies: LivePage) -> None:
+    hello(two_policies)
+    for state in (State.READY, State.JUDGED, State.BATCHED):
+        change(two_policies, changes.move, 1, state)
+    change(two_policies, updates.apply, 1, 5, [1], a_report(1).as_json())
+    change(two_policies, updates.apply, 2, 6, [], a_report(2).as_json())
+    with two_policies.visitor() as visitor:
+        part = visitor.get("learning/1/again/1").text
+        assert "I am 0" in part
+        assert "I am 5" in part
+        assert "Policy 6 cannot be asked: Policy version 6 is not loaded." in visitor.get("learning/2/again/1").text
+        assert visitor.get("learning/1/again/9").status_code == 404
+        assert visitor.get("learning/9/again/1").status_code == 404
+        assert visitor.get("learning/1/again/1", **{"Sec-Fetch-Site": "cross-site"}).status_code == 403
 
 
 def test_the_sides_are_chance(two_policies: LivePage) -> None:

@@ -105,7 +105,9 @@ def test_groups_show_their_attempts(filled: LivePage) -> None:
         "+1 reward +1, solved",
         "+0 reward +0, not solved",
     ]
-    assert any("mean of 16 episodes" in chart.attributes["aria-label"] for chart in seen.all("svg", class_="chart"))
+    assert any(
+        "mean of the last 16 episodes" in chart.attributes["aria-label"] for chart in seen.all("svg", class_="chart")
+    )
 
 
 def test_screenshots_of_the_run_can_be_looked_at_and_nothing_else(fresh: LivePage) -> None:

@@ -45,18 +45,20 @@ def fill_page(page: LivePage, owner: str = "anyone") -> dict[str, int]:
     last: dict[str, int] = {}
     for session, turns in CONVERSATIONS.items():
         messages: list[dict[str, Any]] = []
-        for question, answer, score in turns:
+        for place, (question, answer, score) in enumerate(turns):
             messages.append({"role": "user", "content": question})
             messages.append(page.say(answer, messages, {"X-Session-Id": session}))
             last[session] = page.turns()[-1].number
             if score is not None:
-                change(page, changes.set_next_state, last[session], [{"role": "user", "content": "…"}])
+                change(page, changes.set_next_state, last[session], [{"role": "user", "content": turns[place + 1][0]}])
                 judge(page, last[session], score)
     for step in range(1, 13):
         train(page, step)
     for group in ("towers-of-hanoi-3", "grid-5"):
         for attempt, reward in enumerate((1.0, 0.0, 0.25, 1.0)):
             run_episode(page, f"{group}/{attempt}", group, reward)
+    # The conversations are the latest.
+    change(page, lambda db: db.execute("UPDATE sessions SET last = last + 1 WHERE number <= ?", (len(CONVERSATIONS),)))
     return last
 
 

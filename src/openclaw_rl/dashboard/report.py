@@ -12,6 +12,7 @@ from openclaw_rl.dashboard.components.render import render
 from openclaw_rl.dashboard.examples import TITLES, make_example
 from openclaw_rl.dashboard.run import Run
 from openclaw_rl.dashboard.source import RunSource
+from openclaw_rl.dashboard.views.environments import reward_charts
 from openclaw_rl.dashboard.views.learning import COLUMNS, step_charts, step_row
 from openclaw_rl.dashboard.views.verdicts import NOT_JUDGED, verdict_charts
 from openclaw_rl.ledger import episode_words
@@ -51,6 +52,7 @@ def page(source: RunSource, run: Run, *, answers: bool = True) -> str:
         examples=[make_example(TITLES[kind], turn, tokenizer, source.method) for kind, turn in run.examples],
         no_tokens=no_tokens,
         outcome=episode_words.outcome,
+        rewards=reward_charts(run.episode_points),
         compared=compared,
         no_answers=no_answers or no_model,
         now=time.time(),

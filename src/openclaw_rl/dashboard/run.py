@@ -19,6 +19,7 @@ from openclaw_rl.ledger.verdicts import ExampleKind
 from openclaw_rl.models import ADAPTER_CONFIG, EMBEDDED
 from openclaw_rl.types import (
     EpisodeCounts,
+    EpisodePoint,
     Note,
     SessionSummary,
     StoredTurn,
@@ -30,7 +31,7 @@ from openclaw_rl.types import (
 #: Prompts that both models are asked.
 PROMPTS = 3
 EXAMPLES_OF_A_KIND = 2
-EPISODES_SHOWN = 40
+EPISODES_SHOWN, EPISODES_IN_CHARTS = 40, 400
 STEPS_SHOWN = 100
 
 
@@ -50,6 +51,8 @@ class Run:
     episodes: list[SessionSummary] = field(default_factory=list)
     """The latest sessions that are episodes."""
     episode_counts: EpisodeCounts | None = None
+    episode_points: list[EpisodePoint] = field(default_factory=list)
+    """The rewards of the last episodes."""
     notes: list[Note] = field(default_factory=list)
     """Of all users, removed ones among them."""
     updates: list[UpdateCard] = field(default_factory=list)
@@ -89,6 +92,7 @@ def read_ledger(run: Run, reader: LedgerReader, server: str | None, ready: Mappi
     run.prompts = first_prompts(reader, PROMPTS)
     run.episodes = reader.episodes(EPISODES_SHOWN)
     run.episode_counts = reader.episode_counts()
+    run.episode_points = reader.episode_points(None, EPISODES_IN_CHARTS)
     run.notes = reader.notes(all_states=True)
     run.updates = reader.update_page(None, STEPS_SHOWN)
 

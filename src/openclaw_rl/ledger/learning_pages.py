@@ -94,11 +94,11 @@ def _group(db: sqlite3.Connection, row: sqlite3.Row) -> GroupCard:
     )
 
 
-def episode_points(db: sqlite3.Connection, owner: str, limit: int) -> list[EpisodePoint]:
-    """The rewards of an owner's last episodes, the oldest first."""
+def episode_points(db: sqlite3.Connection, owner: str | None, limit: int) -> list[EpisodePoint]:
+    """The rewards of an owner's last episodes, or of all, the oldest first."""
     rows = db.execute(
         "SELECT e.session, e.reward, e.solved FROM episodes e JOIN sessions s ON s.number = e.session "
-        "WHERE e.state = ? AND s.owner = ? ORDER BY e.session DESC LIMIT ?",
+        "WHERE e.state = ? AND s.owner = coalesce(?, s.owner) ORDER BY e.session DESC LIMIT ?",
         (EpisodeState.REWARDED, owner, limit),
     ).fetchall()
     return [

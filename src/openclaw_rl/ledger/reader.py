@@ -239,8 +239,8 @@ class LedgerReader:
         with self.snapshot() as db:
             return learning_pages.group_page(db, owner, before, limit)
 
-    def episode_points(self, owner: str, limit: int) -> list[EpisodePoint]:
-        """The rewards of an owner's last episodes, the oldest first."""
+    def episode_points(self, owner: str | None, limit: int) -> list[EpisodePoint]:
+        """The rewards of an owner's last episodes, or of all, the oldest first."""
         with self.snapshot() as db:
             return learning_pages.episode_points(db, owner, limit)
 

@@ -14,11 +14,13 @@ def reward_charts(points: Sequence[EpisodePoint]) -> list[Chart]:
     charts = []
     if points:
         rewards = running_mean([(place, point.reward) for place, point in enumerate(points, 1)])
-        charts.append(line_chart(f"Reward, mean of {WINDOW} episodes", [Series("", rewards, "s0")], unit="episode"))
+        charts.append(
+            line_chart(f"Reward, mean of the last {WINDOW} episodes", [Series("", rewards, "s0")], unit="episode")
+        )
     solved = [(place, float(point.solved)) for place, point in enumerate(points, 1) if point.solved is not None]
     if solved:
         series = [Series("", running_mean(solved), "s2")]
-        title = f"Solved, share of {WINDOW} episodes"
+        title = f"Solved, share of the last {WINDOW} episodes"
         charts.append(line_chart(title, series, unit="episode", lowest=0, highest=1, form=share))
     return charts
 
