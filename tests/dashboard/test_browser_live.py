@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from support.live_page import ALICE, LivePage, live_page
-from support.lively_run import fill_page
+from support.lively_run import HalfWay, fill_page
 from support.process_stats import memory_mib
 from support.server_program import SERVE, Program, serving
 
@@ -92,7 +92,7 @@ def tab(browser: Any) -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def filled(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[LivePage]:
-    with live_page(tiny_model, tmp_path_factory.mktemp("live")) as page:
+    with live_page(tiny_model, tmp_path_factory.mktemp("live"), operations=HalfWay()) as page:
         fill_page(page)
         yield page
 

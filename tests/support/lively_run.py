@@ -3,8 +3,9 @@
 import math
 from typing import Any
 
+from openclaw_rl.api.operations import NoOperations
 from openclaw_rl.ledger import changes, updates, verdicts
-from openclaw_rl.types import EpisodeResult, Hint, Question, SampleKind, Source, State, Verdict, Vote
+from openclaw_rl.types import EpisodeResult, Hint, NextStep, Question, SampleKind, Source, State, Verdict, Vote
 from support.judged_run import a_report
 from support.live_page import LivePage
 
@@ -40,6 +41,19 @@ CONVERSATIONS: dict[str, list[tuple[str, str, float | None]]] = {
 }
 
 
+class HalfWay(NoOperations):
+    """Judging is on, and the next step has some of its turns."""
+
+    def judge(self) -> str:
+        return "on"
+
+    def learner(self) -> str:
+        return "3 of the 8 judged turns that a step needs (--batch-size)"
+
+    def next_step(self) -> NextStep | None:
+        return NextStep(13, 3, 8)
+
+
 def fill_page(page: LivePage, owner: str = "anyone") -> dict[str, int]:
     """Record conversations, judge them, train steps on them, and run two groups of episodes; turns by session."""
     last: dict[str, int] = {}
@@ -58,7 +72,7 @@ def fill_page(page: LivePage, owner: str = "anyone") -> dict[str, int]:
         for attempt, reward in enumerate((1.0, 0.0, 0.25, 1.0)):
             run_episode(page, f"{group}/{attempt}", group, reward)
     # The conversations are the latest.
-    change(page, lambda db: db.execute("UPDATE sessions SET last = last + 1 WHERE number <= ?", (len(CONVERSATIONS),)))
+    change(page, lambda db: db.execute("UPDATE sessions SET last = last + 60 WHERE number <= ?", (len(CONVERSATIONS),)))
     return last
 
 
