@@ -389,6 +389,6 @@ def test_what_needs_several_versions_is_refused_in_a_sentence(
 def test_a_server_of_our_own_is_started_without_adapters(name: str) -> None:
     settings = load({"sampler": name, "lora_rank": 0, f"{name}_python": "/opt/python"}, {}).config.engine_settings
     factory: Any = sampler_factory(name)
-    command = " ".join(factory.start_command(settings))
+    command = " ".join(factory.start_commands(settings)[0])
     assert "lora" not in command.lower()
     assert ("VLLM_SERVER_DEV_MODE=1" in command) == (name == "vllm")

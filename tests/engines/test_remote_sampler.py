@@ -510,7 +510,7 @@ async def test_a_server_that_is_not_there_is_said_at_the_start(tiny_model: Path,
         ({"sampler": "vllm", "vllm_python": "/no/python"}, "--vllm-python /no/python is not a program"),
         ({"sampler": "sglang"}, "has no sglang: give the interpreter that has it with --sglang-python"),
         ({"sampler": "vllm", "vllm_args": "--a 'b"}, "--vllm-args .* cannot be read"),
-        ({"sampler": "vllm", "sampler_device": "cuda:1"}, "give the numbers of CUDA devices"),
+        ({"sampler": "vllm", "rollout_gpus": "cuda:1"}, "give a count of GPUs such as 4, or their numbers"),
     ],
 )
 def test_options_that_cannot_work_are_refused_in_a_sentence(given: dict[str, Any], sentence: str) -> None:
@@ -520,18 +520,18 @@ def test_options_that_cannot_work_are_refused_in_a_sentence(given: dict[str, Any
 
 @pytest.mark.parametrize("name", ["vllm", "sglang"])
 def test_the_command_of_a_server_of_our_own_says_what_the_options_say(name: str) -> None:
-    given = {"sampler": name, "max_context_tokens": 512, "lora_rank": 24, "sampler_device": "0,1"}
+    given = {"sampler": name, "max_context_tokens": 512, "lora_rank": 24, "rollout_gpus": "0,1"}
     given |= {f"{name}_args": "--own 'two words'", f"{name}_python": "/opt/python"}
     settings = load(given, {}).config.engine_settings
     factory: Any = sampler_factory(name)
-    command = " ".join(factory.command(settings, "/model", 8123))
+    command = " ".join(factory.command(settings, "/model", 8123, 2))
     assert command.startswith(f"/opt/python -m {name}.")
     assert command.endswith("--own two words")
     for part in ("--host 127.0.0.1 --port 8123", "--enable-lora", "--lora-target-modules", "513", "/model"):
         assert part in command
     assert f"--max-lora-rank {32 if name == 'vllm' else 24}" in command
-    assert factory.environment(settings)["CUDA_VISIBLE_DEVICES"] == "0,1"
-    shown = factory.start_command(settings)
+    assert ("--tensor-parallel-size 2" if name == "vllm" else "--tp-size 2") in command
+    (shown,) = factory.start_commands(settings)
     assert shown[0] == "env"
     assert "CUDA_VISIBLE_DEVICES=0,1" in shown
     assert "/opt/python" in shown

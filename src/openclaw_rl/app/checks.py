@@ -4,6 +4,7 @@ from pathlib import Path
 
 from openclaw_rl.app.assembly import check_own_code, judge_setup
 from openclaw_rl.app.config import Config
+from openclaw_rl.app.split import check_split
 from openclaw_rl.config.options import ConfigError
 from openclaw_rl.engines.capabilities import SamplerCapabilities
 from openclaw_rl.engines.factory import check_pair
@@ -16,6 +17,7 @@ from openclaw_rl.ledger.lock import check_usable
 def check(config: Config) -> None:
     """Check everything that can be checked before a model is loaded. Raises UserError for the first mistake."""
     settings = config.engine_settings
+    check_split(config)
     if config.learns:
         config.learner.check(settings)
     config.sampler.check(settings)
@@ -57,7 +59,7 @@ def check_versions(config: Config, sampler: SamplerCapabilities) -> None:
     if config.training.gate and not sampler.candidates:
         raise ConfigError(f"{holds}, so --gate cannot examine a candidate beside it: leave out --gate, or {otherwise}.")
     setup = judge_setup(config)
-    teacher = "give another model with --teacher-model-name"
+    teacher = "give another model with --teacher-model-name, GPUs of its own with --judge-gpus"
     if isinstance(config.sampler, RemoteSamplerFactory):
         teacher += " or servers of the base model with --teacher-url"
     if not sampler.keeps_base and setup.uses_model and not config.has_other_model:

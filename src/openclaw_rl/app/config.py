@@ -13,6 +13,7 @@ from openclaw_rl.api.options import ServerOptions
 from openclaw_rl.app.options import RolloutOptions
 from openclaw_rl.config.options import ConfigError, Section, fields_of, flag, option_of, problem, read, read_file
 from openclaw_rl.config.run import RunOptions
+from openclaw_rl.engines.gpus import GpuOptions, Split, Visible, visible_gpus
 from openclaw_rl.engines.options import EngineOptions, ModelOptions
 from openclaw_rl.engines.registry import default_backend, engine_sections, learner_factory, sampler_factory
 from openclaw_rl.http_client import url_without_account
@@ -42,6 +43,7 @@ SECTIONS: tuple[type[Section], ...] = (
     NotesOptions,
     EngineOptions,
     *engine_sections(),
+    GpuOptions,
     RunOptions,
 )
 FIELDS = fields_of(SECTIONS)
@@ -72,6 +74,7 @@ class Config:
     capture = SectionOf(CaptureOptions)
     notes = SectionOf(NotesOptions)
     engine = SectionOf(EngineOptions)
+    gpus = SectionOf(GpuOptions)
     run = SectionOf(RunOptions)
 
     @classmethod
@@ -133,9 +136,14 @@ class Config:
             training=self.training_settings,
             cache=self.run.cache,
             policies_folder=(self.run.folder / "policies").resolve(),
+            split=self.split(),
             custom_loss=self.training.custom_loss_function_path,
             learns=self.learns,
         )
+
+    def split(self, visible: Visible | None = None) -> Split:
+        """The GPUs of each role, of those that this process sees. Raises ConfigError."""
+        return self.gpus.split(visible or visible_gpus())
 
     @property
     def training_settings(self) -> TrainingSettings:
@@ -176,8 +184,9 @@ class Config:
 
     @property
     def has_other_model(self) -> bool:
-        """Whether another model, or the base model on other servers, judges and teaches in place of the policy's."""
-        return self.model.teacher_model_name not in (None, self.model.model_name) or bool(self.engine.teacher_url)
+        """Whether another model, or the base model on other servers or GPUs, judges and teaches."""
+        differs = self.model.teacher_model_name not in (None, self.model.model_name)
+        return differs or bool(self.engine.teacher_url) or bool(self.split().other)
 
     @property
     def ledger_dir(self) -> Path:

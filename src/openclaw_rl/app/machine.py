@@ -4,15 +4,15 @@ from openclaw_rl.app.config import FIELDS, Config
 from openclaw_rl.config.options import flag, option_of
 from openclaw_rl.evals.machine import Machine
 
-#: The group of the options for where a model runs and how much memory it may use.
-ENGINE_GROUP = "Engine"
+#: The groups of the options for where a model runs and how much memory it may use.
+ENGINE_GROUPS = ("Engine", "GPUs")
 #: The options of the server that are also options of `demo` and `eval`.
 TYPED = ("seed", "device", "model_name")
 
 
 def machine_of(config: Config) -> Machine:
     given = config.given()
-    of_engine = [name for name in given if option_of(FIELDS[name]).group == ENGINE_GROUP or name == "cache_dir"]
+    of_engine = [name for name in given if option_of(FIELDS[name]).group in ENGINE_GROUPS or name == "cache_dir"]
     typed = [name for name in TYPED if config.value(name) != FIELDS[name].default]
     return Machine(
         model_name=config.model.model_name,

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from openclaw_rl.app.config import FIELDS, Loaded
+from openclaw_rl.app.config import FIELDS, Config, Loaded
 from openclaw_rl.cli.parser import Parser, add_config_flag, load_options
 from openclaw_rl.config.options import add_flags
 
@@ -99,8 +99,23 @@ def show(loaded: Loaded) -> None:
     console = Console() if sys.stdout.isatty() else Console(width=200)
     console.print(table)
     config = loaded.config
-    command = config.sampler.start_command(config.engine_settings)
-    if command:
+    console.print(split_table(config))
+    for command in config.sampler.start_commands(config.engine_settings):
         console.print("It would start:", escape(shlex.join(command)), soft_wrap=True)
     if config.learns and (line := config.trainer_command):
         console.print("The trainer is started with:", escape(line), soft_wrap=True)
+
+
+def split_table(config: Config) -> Table:
+    """Which process runs on which GPUs, and the memory that it needs at least on each of them."""
+    from openclaw_rl.app.split import gib, parts_of
+    from openclaw_rl.engines.memory import Memory
+
+    columns = ("role", "process", "GPUs", *Memory().parts, "sum")
+    table = Table(*columns, title="GPUs, and GiB on each, activations aside", title_justify="left")
+    for part in parts_of(config):
+        memory = part.memory
+        sizes = [*memory.parts.values(), memory.total] if memory else []
+        devices = ", ".join(map(str, part.devices)) or "not chosen"
+        table.add_row(part.role, escape(part.process), devices, *(gib(size) if size else "" for size in sizes))
+    return table

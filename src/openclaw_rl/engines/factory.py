@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeVar
 from openclaw_rl.config.options import ConfigError, Section
 from openclaw_rl.engines.base import EngineUnavailable, Learner, Sampler
 from openclaw_rl.engines.capabilities import LearnerCapabilities, SamplerCapabilities
+from openclaw_rl.engines.gpus import NO_CHOICE, Split
 from openclaw_rl.engines.options import EngineOptions, ModelOptions
 from openclaw_rl.engines.policy_ref import WeightForm
 from openclaw_rl.engines.registry import SAMPLERS, sampler_factory
@@ -45,6 +46,8 @@ class EngineSettings:
     """The folder of downloaded models."""
     policies_folder: Path
     """Where the learner's policies are written."""
+    split: Split = NO_CHOICE
+    """The GPUs of each role."""
     custom_loss: str | None = None
     learns: bool = True
     """Whether anything is trained."""
@@ -68,7 +71,7 @@ class EngineSettings:
     def for_teacher(self) -> "EngineSettings":
         """The settings of the sampler that judges and teaches. At servers of its own, only the base model is used."""
         if not self.engine.teacher_url:
-            return self
+            return replace(self, split=self.split.for_other())
         engine = self.engine.model_copy(update={"learner": "auto"})
         model = self.model.model_copy(update={"lora_rank": 1})
         return replace(self, engine=engine, model=model, learns=False, other_urls=self.engine.teacher_url)
@@ -127,8 +130,8 @@ class SamplerFactory(Protocol):
     def open(self, settings: EngineSettings, resources: Resources, folder: Path, name: str) -> Sampler:
         """A sampler, not started yet, of the model `name`, whose files are in `folder`."""
 
-    def start_command(self, settings: EngineSettings) -> list[str]:
-        """The command that starts its server, to be shown; empty if it starts none."""
+    def start_commands(self, settings: EngineSettings) -> list[list[str]]:
+        """The commands that start its servers, to be shown; empty if it starts none."""
 
 
 class LearnerFactory(Protocol):

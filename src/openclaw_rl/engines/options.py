@@ -93,16 +93,6 @@ class EngineOptions(Section):
         env="LEARNER",
         choices=("auto", *LEARNERS),
     )
-    sampler_device: str = option(
-        "",
-        "CUDA devices of a vLLM or SGLang server of our own, such as 0,1.",
-        group="Engine",
-        env="SAMPLER_DEVICE",
-        shown="all",
-    )
-    learner_device: str = option(
-        "", "CUDA device of the local learner, such as 1.", group="Engine", env="LEARNER_DEVICE", shown="the first"
-    )
     teacher_url: str = option(
         "",
         "With --sampler vllm or sglang: URLs of running servers of the same kind that judge and teach, with the model "
@@ -152,33 +142,11 @@ class EngineOptions(Section):
             raise ValueError(f"use one of {', '.join(names)}")
         return name
 
-    @field_validator("sampler_device", "learner_device")
-    @classmethod
-    def _device_numbers(cls, devices: str) -> str:
-        if devices and not all(part.strip().isdigit() for part in devices.split(",")):
-            raise ValueError("give the numbers of CUDA devices, separated by commas")
-        return devices.replace(" ", "")
-
     @property
     def trains_outside(self) -> bool:
         """Whether the learner is a trainer outside this program."""
         entry = LEARNERS.get(self.learner)
         return entry is not None and entry.outside
-
-    @property
-    def sampler_devices(self) -> list[str]:
-        """The devices that --sampler-device names."""
-        return [device for device in self.sampler_device.split(",") if device]
-
-    @property
-    def devices_overlap(self) -> bool:
-        """Whether sampler and learner may use the same GPU."""
-        return not (self.sampler_device and self.learner_device) or self.learner_device in self.sampler_devices
-
-    @property
-    def visible_to_sampler(self) -> dict[str, str]:
-        """The environment that shows a server of our own its devices."""
-        return {"CUDA_VISIBLE_DEVICES": self.sampler_device} if self.sampler_device else {}
 
     def policies_held(self, *, full_weights: bool) -> int:
         """How many policy versions an engine keeps loaded. With full weights, each is as large as the base model."""

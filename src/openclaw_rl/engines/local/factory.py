@@ -1,11 +1,13 @@
 """Makes the local engine's sampler and learner from the options."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from openclaw_rl.config.options import ConfigError
 from openclaw_rl.engines.base import Learner, Sampler
 from openclaw_rl.engines.capabilities import LearnerCapabilities, SamplerCapabilities
 from openclaw_rl.engines.factory import EngineSettings, ModelFiles, Resources, TrainerStep
+from openclaw_rl.engines.gpus import environment_of
 from openclaw_rl.engines.local.families import runnable
 from openclaw_rl.engines.local.options import LocalOptions
 from openclaw_rl.engines.local.process.learner import LocalLearner
@@ -46,10 +48,11 @@ class LocalSamplerFactory(LocalFactory):
             cache_gib=local.kv_cache_gib or settings.max_cache_gib,
             policy_slots=settings.policies_held,
             lora_rank=settings.model.lora_rank,
+            cuda_device=cuda_names(settings.split.local_sampler),
         )
         return LocalSampler(options, engine.max_queue)
 
-    def start_command(self, settings: EngineSettings) -> list[str]:
+    def start_commands(self, settings: EngineSettings) -> list[list[str]]:
         return []
 
 
@@ -62,7 +65,7 @@ class LocalLearnerFactory(LocalFactory):
     def open(self, settings: EngineSettings, resources: Resources, folder: Path, sampler: Sampler) -> Learner:
         """A local sampler shares its copy of the base weights with the learner."""
         local, model = settings.own(LocalOptions), settings.model
-        shares = isinstance(sampler, LocalSampler)
+        shares = isinstance(sampler, LocalSampler) and settings.split.shares_gpus
         options = LearnerOptions(
             model=runnable(folder),
             device=local.device,
@@ -77,14 +80,18 @@ class LocalLearnerFactory(LocalFactory):
             offload=local.offload_optimizer_state,
             base_model=model.model_name or EMBEDDED,
             custom_loss=settings.custom_loss,
-            # The weights that a local sampler shares are on its own device.
-            cuda_device="" if shares else settings.engine.learner_device,
+            cuda_device=cuda_names(settings.split.local_learner(samples_here=isinstance(sampler, LocalSampler))),
         )
-        shared = sampler.shared_weights if isinstance(sampler, LocalSampler) else lambda: None
+        shared = sampler.shared_weights if isinstance(sampler, LocalSampler) and shares else lambda: None
         return LocalLearner(options, shared)
 
     def trainer_command(self, settings: EngineSettings, step: TrainerStep) -> str:
         return ""
+
+
+def cuda_names(devices: Sequence[int]) -> str:
+    """The devices as CUDA_VISIBLE_DEVICES names them; empty for all."""
+    return environment_of(devices).get("CUDA_VISIBLE_DEVICES", "")
 
 
 def forms_of(settings: EngineSettings) -> frozenset[WeightForm]:

@@ -4,13 +4,14 @@ import shutil
 import socket
 import subprocess
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from openclaw_rl.config.options import ConfigError
 from openclaw_rl.engines.base import Sampler
 from openclaw_rl.engines.capabilities import SamplerCapabilities
 from openclaw_rl.engines.factory import EngineSettings, ModelFiles, Resources
+from openclaw_rl.engines.gpus import environment_of, has_cuda
 from openclaw_rl.engines.policy_ref import WeightForm
 from openclaw_rl.engines.remote.dialect import Dialect
 from openclaw_rl.engines.remote.full_weights import FullWeightSampler
@@ -44,8 +45,8 @@ class RemoteSamplerFactory(ABC):
         """The engine's own options, read. Raises ConfigError."""
 
     @abstractmethod
-    def command(self, settings: EngineSettings, model: str, port: int) -> list[str]:
-        """The command that starts a server of our own."""
+    def command(self, settings: EngineSettings, model: str, port: int, gpus: int = 0) -> list[str]:
+        """The command that starts a server of our own, which splits its model over so many GPUs; 0: as it likes."""
 
     @abstractmethod
     def environment(self, settings: EngineSettings) -> Mapping[str, str]:
@@ -95,10 +96,10 @@ class RemoteSamplerFactory(ABC):
         servers: list[tuple[InferenceServer, ServerProcess | None]] = [
             (InferenceServer(url, options.key), None) for url in urls
         ]
-        if not servers:
+        for devices in () if servers else own_servers(settings):
             port = free_port()
-            command = self.command(settings, str(folder), port)
-            process = ServerProcess(self.name, command, self.environment(settings))
+            command = self.command(settings, str(folder), port, len(devices))
+            process = ServerProcess(self.name, command, self._variables(settings, devices))
             servers.append((InferenceServer(f"http://{LOOPBACK}:{port}"), process))
         return self._sampler_type(settings)(
             self.dialect,
@@ -120,15 +121,26 @@ class RemoteSamplerFactory(ABC):
             return OutsideWeightsSampler
         return FullWeightSampler if settings.model.full_weights else RemoteSampler
 
-    def start_command(self, settings: EngineSettings) -> list[str]:
+    def start_commands(self, settings: EngineSettings) -> list[list[str]]:
         if self.options(settings).urls:
             return []
-        variables = [f"{name}={value}" for name, value in self.environment(settings).items()]
+        model = settings.model.model_name or self.default_model
         return [
-            "env",
-            *variables,
-            *self.command(settings, settings.model.model_name or self.default_model, free_port()),
+            [
+                "env",
+                *(f"{name}={value}" for name, value in self._variables(settings, devices).items()),
+                *self.command(settings, model, free_port(), len(devices)),
+            ]
+            for devices in own_servers(settings)
         ]
+
+    def _variables(self, settings: EngineSettings, devices: Sequence[int]) -> dict[str, str]:
+        return {**self.environment(settings), **environment_of(devices)}
+
+
+def own_servers(settings: EngineSettings) -> Sequence[Sequence[int]]:
+    """The GPUs of each server of our own; without a choice there is one server, which sees all GPUs."""
+    return settings.split.policy or [()]
 
 
 def free_port() -> int:
@@ -136,11 +148,6 @@ def free_port() -> int:
         listener.bind((LOOPBACK, 0))
         port: int = listener.getsockname()[1]
         return port
-
-
-def has_cuda() -> bool:
-    """Whether this machine has an NVIDIA GPU, found out without loading PyTorch."""
-    return shutil.which("nvidia-smi") is not None
 
 
 def precision(dtype: str) -> str:

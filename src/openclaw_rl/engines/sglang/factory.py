@@ -23,7 +23,7 @@ class SglangSamplerFactory(RemoteSamplerFactory):
     def options(self, settings: EngineSettings) -> RemoteServers:
         return settings.own(SglangOptions).server
 
-    def command(self, settings: EngineSettings, model: str, port: int) -> list[str]:
+    def command(self, settings: EngineSettings, model: str, port: int, gpus: int = 0) -> list[str]:
         options, engine = self.options(settings), settings.engine
         values = {
             "model-path": model,
@@ -35,9 +35,9 @@ class SglangSamplerFactory(RemoteSamplerFactory):
         }
         if engine.max_context_tokens is not None:
             values["context-length"] = engine.max_context_tokens + 1
-        if engine.sampler_devices:
-            values["tp-size"] = len(engine.sampler_devices)
-        if settings.learns and engine.devices_overlap:
+        if gpus:
+            values["tp-size"] = gpus
+        if settings.learns and settings.split.shares_gpus:
             values["mem-fraction-static"] = SHARED_GPU
         flags = ["--enable-priority-scheduling"]
         if not settings.model.full_weights:
@@ -53,7 +53,7 @@ class SglangSamplerFactory(RemoteSamplerFactory):
         return [options.python, "-m", "sglang.launch_server", *pairs, *flags, *options.arguments]
 
     def environment(self, settings: EngineSettings) -> Mapping[str, str]:
-        return {"SGLANG_RETURN_ORIGINAL_LOGPROB": "1", **settings.engine.visible_to_sampler}
+        return {"SGLANG_RETURN_ORIGINAL_LOGPROB": "1"}
 
 
 SAMPLER = SglangSamplerFactory()

@@ -58,7 +58,7 @@ class TinkerSamplerFactory(TinkerFactory):
         )
         return TinkerSampler(connection_of(settings, resources), options)
 
-    def start_command(self, settings: EngineSettings) -> list[str]:
+    def start_commands(self, settings: EngineSettings) -> list[list[str]]:
         return []
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from openclaw_rl.engines.factory import EngineSettings
+from openclaw_rl.engines.gpus import has_cuda
 from openclaw_rl.engines.local.options import LocalOptions
 from openclaw_rl.engines.options import LINEAR_MODULES
 from openclaw_rl.engines.remote.factory import (
@@ -10,7 +11,6 @@ from openclaw_rl.engines.remote.factory import (
     MAX_TOP_LOGPROBS,
     SPARE_ADAPTERS,
     RemoteSamplerFactory,
-    has_cuda,
     precision,
 )
 from openclaw_rl.engines.remote.options import RemoteServers
@@ -35,7 +35,7 @@ class VllmSamplerFactory(RemoteSamplerFactory):
     def options(self, settings: EngineSettings) -> RemoteServers:
         return settings.own(VllmOptions).server
 
-    def command(self, settings: EngineSettings, model: str, port: int) -> list[str]:
+    def command(self, settings: EngineSettings, model: str, port: int, gpus: int = 0) -> list[str]:
         options, engine, local = self.options(settings), settings.engine, settings.own(LocalOptions)
         values = {
             "model": model,
@@ -50,11 +50,11 @@ class VllmSamplerFactory(RemoteSamplerFactory):
         if engine.max_context_tokens is not None:
             # One more, because vLLM takes prompts of one token less than its context.
             values["max-model-len"] = engine.max_context_tokens + 1
-        if engine.sampler_devices:
-            values["tensor-parallel-size"] = len(engine.sampler_devices)
+        if gpus:
+            values["tensor-parallel-size"] = gpus
         if has_cuda() and local.kv_cache_gib is not None:
             values["kv-cache-memory-bytes"] = int(local.kv_cache_gib * (1 << 30))
-        elif has_cuda() and settings.learns and engine.devices_overlap:
+        elif has_cuda() and settings.learns and settings.split.shares_gpus:
             values["gpu-memory-utilization"] = SHARED_GPU
         flags = ["--enable-scale-out", "--enable-prompt-tokens-details"]
         if not settings.model.full_weights:
@@ -69,8 +69,7 @@ class VllmSamplerFactory(RemoteSamplerFactory):
         cache = settings.own(LocalOptions).kv_cache_gib or CPU_CACHE_GIB
         # The endpoints that replace weights belong to vLLM's development mode. The server listens on loopback only.
         allows = "VLLM_SERVER_DEV_MODE" if settings.model.full_weights else "VLLM_ALLOW_RUNTIME_LORA_UPDATING"
-        environment = {allows: "1", "VLLM_CPU_KVCACHE_SPACE": str(max(1, round(cache)))}
-        return {**environment, **settings.engine.visible_to_sampler}
+        return {allows: "1", "VLLM_CPU_KVCACHE_SPACE": str(max(1, round(cache)))}
 
 
 def adapter_limits(settings: EngineSettings) -> dict[str, int]:

@@ -23,6 +23,8 @@ class WorkerOptions:
     policy_slots: int
     lora_rank: int
     """The highest rank of an adapter; 0 where a policy is a model with all its weights."""
+    cuda_device: str = ""
+    """The only GPU that the worker sees; empty: all."""
 
 
 @dataclass(frozen=True, slots=True)

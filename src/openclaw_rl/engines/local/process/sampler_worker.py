@@ -6,6 +6,7 @@ It ignores Ctrl-C and SIGTERM, which a terminal also sends to it: the server dec
 
 import contextlib
 import logging
+import os
 import signal
 from collections import deque
 from collections.abc import Iterator
@@ -246,6 +247,9 @@ def main(connection: Connection, options: WorkerOptions) -> None:
     """The process: load, then serve until the pipe closes."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
+    if options.cuda_device:
+        # PyTorch looks at the devices at its first use of one, which comes later.
+        os.environ["CUDA_VISIBLE_DEVICES"] = options.cuda_device
     # When the server is gone, there is nothing left to do.
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         try:

@@ -1,0 +1,90 @@
+"""Memory of models, from the numbers in their config.json."""
+
+from pathlib import Path
+
+import pytest
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from openclaw_rl.engines.local.model.decoder import load_decoder
+from openclaw_rl.engines.local.training.lora import LoraWeights
+from openclaw_rl.engines.memory import ModelSize, Trained, learner_memory, read_size, sampler_memory
+from openclaw_rl.engines.options import LINEAR_MODULES
+from openclaw_rl.models import read_json_object
+from support.tiny_models import save_tiny_model
+
+GIB = 1 << 30
+QWEN3_4B = {
+    "hidden_size": 2560,
+    "intermediate_size": 9728,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 151936,
+    "tie_word_embeddings": True,
+    "max_position_embeddings": 262144,
+}
+
+
+def qwen() -> ModelSize:
+    size = read_size(QWEN3_4B)
+    assert size is not None
+    return size
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_parameters_are_those_of_the_model(tmp_path: Path, tied: bool) -> None:
+    folder = save_tiny_model(tmp_path, tied=tied)
+    size = read_size(read_json_object(folder / "config.json"))
+    assert size is not None
+    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
+    assert size.parameters == sum(weight.numel() for weight in model.parameters())
+    import torch
+
+    decoder = load_decoder(folder, torch.float32, torch.device("cpu"))
+    adapter = LoraWeights.create(decoder.shape, 4, 8.0)
+    expected = sum(weight.numel() for weight in adapter.parameters())
+    assert size.adapter_parameters(4, LINEAR_MODULES) == expected
+
+
+def test_qwen3_4b_is_as_large_as_published() -> None:
+    assert qwen().parameters == pytest.approx(4.02e9, rel=0.002)
+    # 36 layers of 8 heads of 128 numbers of two bytes, keys and values.
+    assert qwen().cache_bytes(1, width=2) == 147456
+
+
+def test_an_adapter_is_trained_beside_weights_that_may_be_shared_or_sharded() -> None:
+    lora = Trained(rank=32, modules=LINEAR_MODULES, width=2, policies=4)
+    alone = learner_memory(qwen(), lora, ranks=1, sharded=False, has_weights=True)
+    shared = learner_memory(qwen(), lora, ranks=1, sharded=False, has_weights=False)
+    sharded = learner_memory(qwen(), lora, ranks=4, sharded=True, has_weights=True)
+    assert alone.weights / GIB == pytest.approx(7.49, abs=0.01)
+    assert (shared.weights, sharded.weights) == (0, alone.weights / 4)
+    adapter = qwen().adapter_parameters(32, LINEAR_MODULES)
+    assert (alone.gradients, alone.optimiser) == (4 * adapter, 16 * adapter)
+    assert sharded.gradients == alone.gradients
+    assert alone.total == sum(alone.parts.values())
+
+
+def test_all_weights_take_masters_gradients_and_moments_in_float32() -> None:
+    full = Trained(rank=0, modules=(), width=2, policies=2)
+    whole = learner_memory(qwen(), full, ranks=1, sharded=False, has_weights=True)
+    quarter = learner_memory(qwen(), full, ranks=4, sharded=True, has_weights=True)
+    count = qwen().parameters
+    assert (whole.weights, whole.gradients, whole.optimiser) == (8 * count, 4 * count, 8 * count)
+    assert quarter.total == whole.total / 4
+    # The sampler holds the base model and two policies.
+    assert sampler_memory(qwen(), full, gpus=1, context=0).weights == 3 * 2 * count
+
+
+def test_a_sampler_divides_everything_over_its_gpus() -> None:
+    lora = Trained(rank=32, modules=LINEAR_MODULES, width=2, policies=4)
+    one = sampler_memory(qwen(), lora, gpus=1, context=32768)
+    two = sampler_memory(qwen(), lora, gpus=2, context=32768)
+    assert one.kv_cache / GIB == 4.5
+    assert two.total == one.total / 2
+
+
+@pytest.mark.parametrize("change", [{"num_experts": 128}, {"hidden_size": None}, {"num_attention_heads": "many"}])
+def test_what_cannot_be_computed_is_unknown(change: dict[str, object]) -> None:
+    assert read_size({**QWEN3_4B, **change}) is None
