@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 DOC = "run episodes of an environment, and let the server learn from their rewards"
 #: The method of a server that this command starts: it learns from rewards alone.
 METHOD = "rl"
+#: Options of the server that are also this command's.
+OWN_OPTIONS = ("run_dir", *MODEL_OPTIONS, "method", "api_key")
 #: Options of the server that only count if this command starts it.
 OF_OWN_SERVER = ("method", "model_name", "device")
 
 
 def add(commands: Any) -> None:
-    parser = add_command(
-        commands, "rollout", DOC, run, ("run_dir", *MODEL_OPTIONS, "method", "api_key"), {"method": f"{METHOD} here"}
-    )
+    parser = add_command(commands, "rollout", DOC, run, OWN_OPTIONS, {"method": f"{METHOD} here"})
     add_flags(parser, FIELDS)
     parser.add_argument(
         "--env-arg",

@@ -1,0 +1,4 @@
+#!/usr/bin/env bash
+# Serve MODEL_PATH, and train an adapter from hints.
+# Options follow; --dry-run shows what would run. Variables: docs/launchers.md.
+exec bash "$(dirname "$0")/launch.sh" "$(basename "$0" .sh)" "$@"

@@ -1,0 +1,4 @@
+#!/usr/bin/env bash
+# Run episodes in a terminal, and train MODEL_PATH on their rewards.
+# Options follow; --dry-run shows what would run. Variables: docs/launchers.md.
+exec bash "$(dirname "$0")/launch.sh" "$(basename "$0" .sh)" "$@"

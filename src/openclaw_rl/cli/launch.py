@@ -1,0 +1,94 @@
+"""`openclaw-rl launch`: what the scripts in `launch/` run."""
+
+import argparse
+import os
+import shlex
+import sys
+from typing import Any
+
+from openclaw_rl.cli.parser import Parser, secret_flag
+from openclaw_rl.config.options import ConfigError
+from openclaw_rl.terminal import printable
+
+DOC = "run a setting of the published scripts, with their variables"
+#: Exit status of `train` if lines of a file were refused; the server can start all the same.
+SOME_REFUSED = 1
+
+
+def add(commands: Any) -> None:
+    parser: Parser = commands.add_parser("launch", help=DOC, description=f"{DOC[0].upper()}{DOC[1:]}.")
+    parser.add_argument("script", metavar="SCRIPT", help="the name of a file in launch/, without .sh")
+    parser.add_argument("flags", nargs=argparse.REMAINDER, metavar="…", help="options, such as --dry-run")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    from openclaw_rl.cli.launchers import ray
+    from openclaw_rl.cli.launchers.build import build, unread
+    from openclaw_rl.cli.launchers.scripts import SCRIPTS
+
+    on_cluster = options.script == ray.NAME
+    name, flags = options.script, options.flags
+    if on_cluster:
+        name, flags = ray.inner_script(flags), flags[1:]
+    if name not in SCRIPTS:
+        raise ConfigError(f"There is no script {name}: use one of {', '.join((*SCRIPTS, ray.NAME))}.")
+    launch = build(SCRIPTS[name], flags, os.environ)
+    for variable in unread(os.environ, SCRIPTS[name].runs):
+        sys.stderr.write(f"{variable} has no effect in {name}.\n")
+    for variable in os.environ.keys() - launch.environment.keys():
+        del os.environ[variable]
+    os.environ.update(launch.environment)
+    if on_cluster:
+        submitted = ray.job(launch.commands[-1], launch.environment)
+        show(submitted)
+        return check(launch.commands[-1]) if launch.dry_run else replace(ray.check_installed(), submitted)
+    for command in launch.commands:
+        show(["openclaw-rl", *command])
+        is_last = command is launch.commands[-1]
+        if launch.dry_run:
+            status = check(command)
+        elif is_last:
+            status = replace(sys.executable, [sys.executable, "-m", "openclaw_rl", *command])
+        else:
+            status = main(command)
+        if status not in (0, SOME_REFUSED):
+            return status
+    return 0
+
+
+def main(command: list[str]) -> int:
+    from openclaw_rl.cli import main
+
+    return main(command)
+
+
+def check(command: list[str]) -> int:
+    """Check a command without running it; its exit status."""
+    from openclaw_rl.cli import build_parser
+
+    if command[0] in ("serve", "train"):
+        return main([*command, "--dry-run"])
+    build_parser().parse_args(command)
+    return 0
+
+
+def replace(program: str, words: list[str]) -> int:
+    """Let a command take the place of this process."""
+    sys.stderr.flush()
+    os.execv(program, words)
+    return 0
+
+
+def show(command: list[str]) -> None:
+    sys.stderr.write(printable(shlex.join(without_secrets(command))) + "\n")
+
+
+def without_secrets(command: list[str]) -> list[str]:
+    """The command as it may be printed."""
+    shown = []
+    for before, word in zip(["", *command], command, strict=False):
+        if "=" in word and secret_flag(word):
+            word = f"{word.partition('=')[0]}=***"
+        shown.append("***" if secret_flag(before) and "=" not in before else word)
+    return shown
