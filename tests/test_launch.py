@@ -166,10 +166,16 @@ def test_trajectories_are_trained_on_before_serving_or_instead_of_it(tmp_path: P
 def test_the_last_command_replaces_the_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.jsonl").write_text("")
     replaced: list[list[str]] = []
-    monkeypatch.setattr(os, "execv", lambda program, words: replaced.append(words))
+
+    def replace(program: str, words: list[str]) -> None:
+        replaced.append(words)
+        raise SystemExit(0)
+
+    monkeypatch.setattr(os, "execv", replace)
     monkeypatch.setattr("openclaw_rl.cli.train.run", lambda options: 1)
     os.environ.update(MODEL_PATH="m", DATA_PATH=str(tmp_path), WANDB_KEY="w", WANDB_PROJECT="p", USE_WANDB="0")
-    assert main(["launch", SEVEN_B]) == 0
+    with pytest.raises(SystemExit):
+        main(["launch", SEVEN_B])
     assert [words[:4] for words in replaced] == [[sys.executable, "-m", "openclaw_rl", "serve"]]
     assert (os.environ["WANDB_API_KEY"], os.environ.get("WANDB_PROJECT")) == ("w", None)
 

@@ -21,7 +21,7 @@ import pytest
 import transformers
 
 from openclaw_rl.app.config import Config
-from openclaw_rl.app.server import model_folder
+from openclaw_rl.app.run_folder import model_folder
 from openclaw_rl.errors import UserError
 from openclaw_rl.learn.checkpoints import Checkpoints
 from openclaw_rl.ledger.lock import FILE as SERVER

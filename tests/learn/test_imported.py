@@ -33,7 +33,7 @@ class Scorer(ScriptedSampler):
 
 @contextlib.asynccontextmanager
 async def scoring(book: Book, sampler: Scorer) -> AsyncIterator[None]:
-    task = asyncio.create_task(score_imported(book.ledger, sampler))
+    task = asyncio.create_task(score_imported(book.ledger, sampler, batch_size=2))
     try:
         yield
     finally:
@@ -82,3 +82,19 @@ async def test_a_turn_that_the_engine_refuses_is_dropped_with_the_reason(book: B
     async with scoring(book, Scorer(EngineError("too long"))):
         await until_state(book, turn, State.DROPPED)
     assert book.read(turn).reason == "cannot be scored by the policy: too long"
+
+
+async def test_turns_are_scored_shortly_before_their_step_so_that_none_is_stale(
+    book: Book, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(imported, "POLL_SECONDS", 10 * SECONDS)
+    turns = [book.put(State.CAPTURED, response_ids=[4, 5, 6], logprobs=[]) for _ in range(5)]
+    async with scoring(book, Scorer()):
+        await until_state(book, turns[1], State.READY)
+        await asyncio.sleep(0.05)
+        assert [book.state(turn) for turn in turns[2:]] == [State.CAPTURED] * 3, "two are enough for a step"
+        # A verdict that gives nothing to train on makes room at once.
+        await book.ledger.drop(turns[0], "neutral")
+        await until_state(book, turns[2], State.READY)
+        await asyncio.sleep(0.05)
+        assert book.state(turns[3]) is State.CAPTURED

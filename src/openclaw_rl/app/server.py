@@ -19,19 +19,19 @@ from openclaw_rl.app.assembly import (
     answering_sampler,
     build_loops,
     build_rollout,
-    fetch_files,
     start_model,
     start_other_model,
 )
 from openclaw_rl.app.background import BackgroundLoops
 from openclaw_rl.app.banner import banner, local_url
-from openclaw_rl.app.checks import check, check_versions, own_folders
+from openclaw_rl.app.checks import check, check_versions
 from openclaw_rl.app.config import Config
 from openclaw_rl.app.connections import connection_limits, connection_type
 from openclaw_rl.app.http_server import Server, bind, event_loop
 from openclaw_rl.app.logs import console, start_logging
 from openclaw_rl.app.progress import show_learning
-from openclaw_rl.app.run_options import keep_options
+from openclaw_rl.app.run_folder import lock_folders, prepare_folders
+from openclaw_rl.app.split import check_seen
 from openclaw_rl.app.startup_signals import Start
 from openclaw_rl.dashboard.live.dashboard import LiveRun
 from openclaw_rl.dashboard.live.routes import install
@@ -40,9 +40,6 @@ from openclaw_rl.errors import UserError
 from openclaw_rl.learn.imported import score_imported
 from openclaw_rl.ledger.errors import CaptureSuspended
 from openclaw_rl.ledger.ledger import Ledger
-from openclaw_rl.ledger.lock import RunDirLock
-from openclaw_rl.ledger.private import write_privately
-from openclaw_rl.ledger.run_identity import keep_to_model
 from openclaw_rl.models import EMBEDDED_MAX_TOKENS, EMBEDDED_TEMPERATURE
 from openclaw_rl.terminal import on_terminal
 
@@ -58,23 +55,14 @@ def serve(config: Config, start: Start) -> None:
     """Run the server until a signal stops it. Raises KeyboardInterrupt if the signal comes before it is ready."""
     start_logging(config.run.log_level)
     check(config)
+    check_seen(config)
     try:
         with contextlib.ExitStack() as stack:
-            lock, *_ = [
-                stack.enter_context(contextlib.closing(RunDirLock(folder, option)))
-                for folder, option in own_folders(config).items()
-            ]
+            lock = lock_folders(stack, config)
             listener = stack.enter_context(contextlib.closing(bind(config.server.host, config.server.proxy_port)))
             lock.tell(local_url(config.server, listener.getsockname()[1]))
-            folder = model_folder(config)
-            log.info("Loading %s …", config.policy_name)
-            # Only now: a model may be cached for several users.
-            write_privately()
-            captures = config.capture.capture
-            for owned in own_folders(config) if captures else ():
-                keep_to_model(owned, config.served_name)
-            keep_options(config)
-            ledger = stack.enter_context(contextlib.closing(open_ledger(config))) if captures else None
+            folder = prepare_folders(config)
+            ledger = stack.enter_context(contextlib.closing(open_ledger(config))) if config.capture.capture else None
             runner = stack.enter_context(asyncio.Runner(loop_factory=event_loop))
             runner.run(begin(config, folder, ledger, listener, start))
     except EngineUnavailable as error:
@@ -90,17 +78,6 @@ async def begin(config: Config, folder: Path, ledger: Ledger | None, listener: s
 
 def open_ledger(config: Config) -> Ledger:
     return Ledger(config.ledger_dir, config.capture.group_size, config.capture.group_timeout)
-
-
-def model_folder(config: Config) -> Path:
-    """The folder of the policy's model. Raises UserError."""
-    try:
-        return fetch_files(config)
-    except OSError as error:
-        raise UserError(
-            f"The model cannot be stored in {config.run.cache}: {error}. "
-            "Set --cache-dir to a folder that can be written to."
-        ) from None
 
 
 def sampling_defaults(config: Config, folder: Path) -> SamplingDefaults:
@@ -179,7 +156,7 @@ def work_beside(
     work = [end_idle_sessions(ledger, config.capture.session_timeout)] if ledger else []
     training = loops.learning or loops.outside
     if training is not None and ledger is not None:
-        work.append(score_imported(ledger, sampler, config.learning_method.recorded_top))
+        work.append(score_imported(ledger, sampler, config.training.batch_size, config.learning_method.recorded_top))
         if on_terminal(stderr=True):
             work.append(show_learning(training, console))
     rollout = build_rollout(config)

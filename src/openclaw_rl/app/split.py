@@ -155,7 +155,10 @@ def learner_parts(config: Config, split: Split, size: ModelSize | None) -> list[
     for rank in range(ranks):
         # A local sampler and the learner on the same GPU use one copy of the base weights.
         shares = samples_here and devices[rank : rank + 1] == split.local_sampler
-        memory = size and learner_memory(size, trained_of(config), ranks=ranks, sharded=False, has_weights=not shares)
+        memory = None
+        if size is not None:
+            trained = trained_of(config)
+            memory = learner_memory(size, trained, ranks=ranks, sharded=False, has_weights=not shares)
         process = f"learner rank {rank}" if ranks > 1 else "local learner"
         parts.append(Part("learner", process, devices[rank : rank + 1], memory))
     return parts

@@ -18,6 +18,7 @@ from openclaw_rl.cli import (
     export,
     forget,
     import_,
+    launch,
     merge,
     notes,
     rejudge,
@@ -27,6 +28,7 @@ from openclaw_rl.cli import (
     serve,
     sessions,
     status,
+    train,
 )
 from openclaw_rl.cli.parser import Parser
 from openclaw_rl.errors import UserError
@@ -34,8 +36,8 @@ from openclaw_rl.terminal import printable
 
 #: In the order that --help lists them.
 COMMANDS = (
-    *(serve, demo, eval, rollout, chat, connect, doctor, status, sessions, notes, export, import_, rejudge),
-    *(checkpoints, rollback, merge, report, forget, completion),
+    *(serve, train, demo, eval, rollout, chat, connect, doctor, status, sessions, notes, export, import_, rejudge),
+    *(checkpoints, rollback, merge, report, forget, launch, completion),
 )
 #: Exit status for an error that the user can fix, as in argparse.
 USAGE_ERROR = 2

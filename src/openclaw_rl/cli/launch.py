@@ -4,7 +4,7 @@ import argparse
 import os
 import shlex
 import sys
-from typing import Any
+from typing import Any, NoReturn
 
 from openclaw_rl.cli.parser import Parser, secret_flag
 from openclaw_rl.config.options import ConfigError
@@ -42,16 +42,14 @@ def run(options: argparse.Namespace) -> int:
     if on_cluster:
         submitted = ray.job(launch.commands[-1], launch.environment)
         show(submitted)
-        return check(launch.commands[-1]) if launch.dry_run else replace(ray.check_installed(), submitted)
+        if not launch.dry_run:
+            replace(ray.check_installed(), submitted)
+        return check(launch.commands[-1])
     for command in launch.commands:
         show(["openclaw-rl", *command])
-        is_last = command is launch.commands[-1]
-        if launch.dry_run:
-            status = check(command)
-        elif is_last:
-            status = replace(sys.executable, [sys.executable, "-m", "openclaw_rl", *command])
-        else:
-            status = main(command)
+        if not launch.dry_run and command is launch.commands[-1]:
+            replace(sys.executable, [sys.executable, "-m", "openclaw_rl", *command])
+        status = check(command) if launch.dry_run else main(command)
         if status not in (0, SOME_REFUSED):
             return status
     return 0
@@ -73,11 +71,10 @@ def check(command: list[str]) -> int:
     return 0
 
 
-def replace(program: str, words: list[str]) -> int:
+def replace(program: str, words: list[str]) -> NoReturn:
     """Let a command take the place of this process."""
     sys.stderr.flush()
     os.execv(program, words)
-    return 0
 
 
 def show(command: list[str]) -> None:

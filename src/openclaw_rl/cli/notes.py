@@ -124,7 +124,7 @@ def read_text(text: str) -> str:
 def only_owner(ledger: "OfflineLedger") -> str:
     """The one user of this run; the owner of a server without keys if there is none yet. Raises UserError."""
     from openclaw_rl.api.auth import ANYONE
-    from openclaw_rl.ledger.trajectories import IMPORTED
+    from openclaw_rl.ledger.changes import IMPORTED
 
     owners = {session.key.owner for session in ledger.reader.sessions()} - {IMPORTED} or {ANYONE}
     if len(owners) > 1:

@@ -18,19 +18,27 @@ log = logging.getLogger(__name__)
 POLL_SECONDS = 5.0
 
 
-async def score_imported(ledger: Ledger, sampler: Sampler, top: int = 0) -> None:
-    """Score imported turns until cancelled, and record the policy's `top` likeliest tokens with them."""
-    while True:
-        try:
-            turn = ledger.first_unscored()
-            if turn is not None:
-                await score_turn(ledger, sampler, turn, top)
-                continue
-        except EngineUnavailable as error:
-            log.debug("Imported turns wait for the engine: %s", error)
-        except LedgerError as error:
-            log.debug("Imported turns wait for the ledger: %s", error)
-        await asyncio.sleep(POLL_SECONDS)
+async def score_imported(ledger: Ledger, sampler: Sampler, batch_size: int, top: int = 0) -> None:
+    """Score imported turns until cancelled, and record the policy's `top` likeliest tokens with them.
+
+    A turn is scored only while fewer than `batch_size` turns wait to be judged or trained on. Otherwise a large file
+    would be scored at once, and most of its turns would be stale before their step.
+    """
+    with ledger.watch() as changed:
+        while True:
+            changed.clear()
+            try:
+                turn = ledger.first_unscored()
+                if turn is not None and ledger.queue().to_judge + ledger.trainable() < batch_size:
+                    await score_turn(ledger, sampler, turn, top)
+                    continue
+            except (EngineUnavailable, LedgerError) as error:
+                log.debug("Imported turns wait: %s", error)
+                await asyncio.sleep(POLL_SECONDS)
+            # Not wait_for: in Python 3.11 it may swallow a cancellation.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(POLL_SECONDS):
+                    await changed.wait()
 
 
 async def score_turn(ledger: Ledger, sampler: Sampler, number: int, top: int) -> None:
@@ -46,4 +54,5 @@ async def score_turn(ledger: Ledger, sampler: Sampler, number: int, top: int) ->
         except EngineError as error:
             await ledger.drop(number, f"cannot be scored by the policy: {error}")
         else:
-            await ledger.set_logprobs(number, version, scores)
+            # A teacher that was asked about the policy's likeliest tokens has to be asked again about the new ones.
+            await ledger.set_logprobs(number, version, scores, keep_verdict=not top)

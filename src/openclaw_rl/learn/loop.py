@@ -85,6 +85,8 @@ class LearnLoop:
         self._stopping = False
         self._pause = FIRST_PAUSE
         self._small_batch_since: float | None = None
+        self._takes_rest = False
+        self._changed: asyncio.Event | None = None
         self._recovery = RecoveryBudget(settings.recovery_share)
 
     @property
@@ -147,19 +149,31 @@ class LearnLoop:
             return f"all {needed} judged turns that a step needs (--batch-size), and {waiting - needed} more"
         return f"{waiting} of the {needed} judged turns that a step needs (--batch-size)"
 
+    def take_rest(self, takes: bool) -> None:
+        """Train, or no longer train, on fewer turns than a batch at once, because no further ones come."""
+        self._takes_rest = takes
+        if takes and self._changed is not None:
+            self._changed.set()
+
     def stop_step(self) -> None:
         """Take back the step that is being made, so that `finish` need not wait for its end."""
         self.steps.learner.stop_step()
 
     async def finish(self) -> None:
-        """Let the running step end, and save what no checkpoint holds yet."""
+        """Let the running step end, start no other, and save what no checkpoint holds yet."""
         self._stopping = True
+        if await self.save():
+            log.info("Saved the policy of step %d. The next start continues from it.", self.step)
+
+    async def save(self) -> bool:
+        """Write a checkpoint of the steps that none holds yet, once the running step has ended; whether it did."""
         async with self._lock:
-            if self.line.unsaved and self.phase is not Phase.UNPREPARED:
-                self.phases.enter(Phase.SAVING)
-                with self._resting():
-                    await self.line.save()
-                log.info("Saved the policy of step %d. The next start continues from it.", self.step)
+            if not self.line.unsaved or self.phase is Phase.UNPREPARED:
+                return False
+            self.phases.enter(Phase.SAVING)
+            with self._resting():
+                await self.line.save()
+            return True
 
     async def roll_back(self, checkpoint: Checkpoint | None, *, retrain: bool = False) -> int:
         """Serve an earlier policy at once and continue learning from it; the version under which it serves now.
@@ -226,6 +240,7 @@ class LearnLoop:
     async def _learn(self) -> None:
         """Make steps until the phase is no longer WAITING."""
         with self.ledger.watch() as changed:
+            self._changed = changed
             while self.phase is Phase.WAITING:
                 changed.clear()
                 count = self._due()
@@ -258,7 +273,8 @@ class LearnLoop:
             return settings.batch_size
         self._small_batch_since = self._small_batch_since or time.monotonic()
         waited = time.monotonic() - self._small_batch_since
-        return waiting if settings.batch_timeout is not None and waited >= settings.batch_timeout else 0
+        overdue = settings.batch_timeout is not None and waited >= settings.batch_timeout
+        return waiting if overdue or self._takes_rest else 0
 
     async def _train(self, count: int) -> None:
         """Make one step, and save if that is due."""
@@ -270,9 +286,9 @@ class LearnLoop:
                 return
             self._pause = FIRST_PAUSE
             self._recovery.add_step(time.monotonic() - started)
-            await self._save()
+            await self._save_if_due()
 
-    async def _save(self) -> None:
+    async def _save_if_due(self) -> None:
         """Write a checkpoint or a recovery state, if one is due."""
         interval = self.settings.save_interval
         kept = self.step % interval == 0 or len(self.line.unsaved) >= interval

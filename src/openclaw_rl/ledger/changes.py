@@ -13,6 +13,8 @@ from openclaw_rl.ledger.packing import common_prefix, pack_flags, pack_floats, p
 from openclaw_rl.ledger.states import TRANSITIONS, IllegalTransition
 from openclaw_rl.types import EpisodeState, Feedback, Scores, SessionKey, State, Turn, TurnKind
 
+#: The owner of sessions that came from a file.
+IMPORTED = "imported"
 #: Reasons that are used in more than one place.
 SUPERSEDED = "superseded: the client asked again"
 NO_NEXT_STATE = "the session ended without a next state"
@@ -182,9 +184,16 @@ def set_next_state(db: sqlite3.Connection, turn: int, messages: Sequence[Mapping
         move(db, turn, State.READY)
 
 
-def set_logprobs(db: sqlite3.Connection, turn: int, version: int, scores: Scores) -> None:
-    """Score an imported turn: from now on it counts as sampled by that policy version. Its next state is known."""
+def set_logprobs(
+    db: sqlite3.Connection, turn: int, version: int, scores: Scores, *, keep_verdict: bool = False
+) -> None:
+    """Score an imported turn: from now on it counts as sampled by that policy version. Its next state is known.
+
+    With `keep_verdict`, a turn that has a verdict from an earlier epoch need not be judged again.
+    """
     move(db, turn, State.READY)
+    if keep_verdict and db.execute("SELECT 1 FROM verdicts WHERE turn = ?", (turn,)).fetchone():
+        move(db, turn, State.JUDGED)
     db.execute(
         "UPDATE turns SET version = ?, logprobs = ?, top = ? WHERE number = ?",
         (version, pack_floats(scores.logprobs), pack_top(scores.top), turn),

@@ -23,6 +23,7 @@ from openclaw_rl.rendering.token_cache import TokenCache
 from openclaw_rl.types import (
     BASE_VERSION,
     Batch,
+    Counts,
     EpisodeMode,
     EpisodeResult,
     Feedback,
@@ -52,7 +53,7 @@ class Ledger:
     - A change that was awaited is on the disk: it survives `kill -9` and a power cut.
     - A change happens as a whole or not at all; changes are made in the order in which they were submitted.
     - A turn moves only along the transitions in `states`; every dropped turn has a reason.
-    - A turn is in at most one training step that counts, also after a crash, a resume or a rollback.
+    - A turn is in at most one step that counts in each epoch, also after a crash, a resume or a rollback.
     - The turns of an episode wait for its reward. Those of a group are trained on together, once it is settled.
     - Reads never wait for the writer. They happen at once, on the caller's thread, and are short look-ups by index.
     - If the disk is full or the database is locked, changes and reads fail with CaptureSuspended instead of holding up
@@ -204,8 +205,12 @@ class Ledger:
     async def drop(self, turn: int, reason: str) -> None:
         await self._write(lambda db: changes.move(db, turn, State.DROPPED, reason))
 
-    async def set_logprobs(self, turn: int, version: int, scores: Scores) -> None:
-        await self._write(lambda db: changes.set_logprobs(db, turn, version, scores))
+    async def set_logprobs(self, turn: int, version: int, scores: Scores, *, keep_verdict: bool = False) -> None:
+        await self._write(lambda db: changes.set_logprobs(db, turn, version, scores, keep_verdict=keep_verdict))
+
+    async def begin_epoch(self, epoch: int) -> int:
+        """Let the imported turns that were trained on in fewer epochs be trained on again; how many they are."""
+        return await self._write(lambda db: updates.begin_epoch(db, epoch))
 
     def first_unscored(self) -> int | None:
         return self._read(queries.first_unscored)
@@ -220,6 +225,14 @@ class Ledger:
     def queue(self) -> Queue:
         """Turns on their way to a training step."""
         return self._read(groups.queue)
+
+    def counts(self) -> Counts:
+        return self._read(queries.counts)
+
+    def settles(self) -> bool:
+        """Whether a group or a session waits to be settled."""
+        before = time.time() - self.group_timeout
+        return self._read(lambda db: groups.any_to_settle(db, before) or verdicts.any_unsettled(db))
 
     def constant_groups(self) -> int:
         """How many groups were dropped since the last step because all their rewards were equal."""

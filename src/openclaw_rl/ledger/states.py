@@ -11,8 +11,8 @@ TRANSITIONS: dict[State, frozenset[State]] = {
     State.READY: frozenset({State.AWAITING, State.JUDGED, State.DROPPED}),
     State.JUDGED: frozenset({State.AWAITING, State.BATCHED, State.READY, State.DROPPED}),
     State.BATCHED: frozenset({State.APPLIED, State.JUDGED, State.DROPPED}),
-    # A step that was lost with the learner's memory is made again.
-    State.APPLIED: frozenset({State.JUDGED}),
+    # A step that was lost with the learner's memory is made again. In another epoch an imported turn is scored again.
+    State.APPLIED: frozenset({State.JUDGED, State.CAPTURED}),
     State.DROPPED: frozenset({State.READY}),
 }
 

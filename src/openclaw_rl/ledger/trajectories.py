@@ -19,6 +19,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field, ValidationError
 
 from openclaw_rl.ledger import changes, episodes, queries
+from openclaw_rl.ledger.changes import IMPORTED
 from openclaw_rl.ledger.errors import LedgerError, TooLate
 from openclaw_rl.ledger.options import GROUP_SIZE
 from openclaw_rl.ledger.packing import common_prefix, pack_json
@@ -51,8 +52,6 @@ from openclaw_rl.types import (
     TurnResult,
 )
 
-#: The owner of sessions that came from a file.
-IMPORTED = "imported"
 #: Why an imported episode has failed that had no reward when it was exported.
 NOT_REWARDED = "it had no reward when it was exported"
 #: The smallest group in which rewards can be compared.

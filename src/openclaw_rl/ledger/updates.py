@@ -1,7 +1,8 @@
 """Training steps: which turns a step takes, what became of it, and how the ledger is reconciled with a checkpoint.
 
-A turn is in at most one step that counts. A step counts (`applied`), was lost when the learner crashed or restarted
-(`undone`: its turns can be trained on again), was rolled back (`rolled_back`) or was refused (`quarantined`).
+A turn is in at most one step that counts; an imported turn in one for each epoch. A step counts (`applied`), was lost
+when the learner crashed or restarted (`undone`: its turns can be trained on again), was rolled back (`rolled_back`) or
+was refused (`quarantined`).
 """
 
 import json
@@ -11,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from openclaw_rl.ledger import episodes, groups, policies
-from openclaw_rl.ledger.changes import QUARANTINED, move
+from openclaw_rl.ledger.changes import IMPORTED, QUARANTINED, move
 from openclaw_rl.types import BASE_VERSION, Batch, LeaseEnd, State, StepOutcome, Update
 
 #: How a turn that waits or was dropped becomes one that was trained on, if a policy that contains it is loaded.
@@ -89,6 +90,28 @@ def apply(
         record_step(db, step, version, StepOutcome.APPLIED, turns, metrics=metrics)
     for turn in turns:
         move(db, turn, State.APPLIED)
+
+
+def begin_epoch(db: sqlite3.Connection, epoch: int) -> int:
+    """Let the imported turns that were trained on in fewer than `epoch` epochs be trained on again; how many they are.
+
+    Turns whose steps were rolled back stay as they are. The policy scores the others again first, and their groups are
+    settled again once all their turns are scored.
+    """
+    rows = db.execute(
+        "SELECT t.number FROM turns t JOIN sessions s ON s.number = t.session WHERE s.owner = ? AND t.state = ? AND "
+        "(SELECT count(*) FROM update_turns x JOIN updates u ON u.number = x.number "
+        "WHERE x.turn = t.number AND u.outcome = ?) BETWEEN 1 AND ?",
+        (IMPORTED, State.APPLIED, StepOutcome.APPLIED, epoch - 1),
+    ).fetchall()
+    for row in rows:
+        move(db, row["number"], State.CAPTURED)
+    db.execute(
+        "UPDATE groups SET settled = NULL WHERE number IN (SELECT e.group_number FROM episodes e "
+        "JOIN turns t ON t.session = e.session WHERE t.state = ?)",
+        (State.CAPTURED,),
+    )
+    return len(rows)
 
 
 def quarantine(db: sqlite3.Connection, step: int, turns: Sequence[int], reason: str) -> None:

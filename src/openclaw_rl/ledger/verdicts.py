@@ -201,11 +201,11 @@ def examples(db: sqlite3.Connection, each: int) -> list[tuple[ExampleKind, int]]
     return [(kind, turn) for turn, kind in chosen.items()]
 
 
-#: Sessions that have ended, whose turns are all judged, and that have not been settled since.
+#: Sessions that have ended, whose turns are all scored and judged, and that have not been settled since.
 ENDED = (
     "SELECT number, EXISTS (SELECT 1 FROM episodes e WHERE e.session = s.number) AS is_episode "
     "FROM sessions s WHERE closed IS NOT NULL AND NOT settled AND NOT EXISTS "
-    f"(SELECT 1 FROM turns t WHERE t.session = s.number AND t.state = '{State.READY}')"
+    f"(SELECT 1 FROM turns t WHERE t.session = s.number AND t.state IN ('{State.CAPTURED}', '{State.READY}'))"
 )
 
 
