@@ -1,7 +1,7 @@
 """`openclaw-rl notes` lists and changes notes; status, sessions and forget know them."""
 
 from openclaw_rl.ledger import changes, notes, verdicts
-from openclaw_rl.types import ConversationNote, SampleKind, Verdict, Wish
+from openclaw_rl.types import ConversationNote, HeardWishes, SampleKind, Verdict, Wish
 from support.commands import Program, status
 from support.records import Book, a_turn
 
@@ -11,7 +11,7 @@ SHORT = Wish("Answer in one short sentence.", "length", lasting=True)
 def said(book: Book, *wishes: Wish, owner: str = "me", score: float = -1.0, **given: object) -> int:
     turn = book.capture(a_turn(owner=owner, **given))
     book.change(changes.set_next_state, turn, [{"role": "user", "content": "next"}])
-    book.change(verdicts.record, turn, Verdict(score), SampleKind.RL, "", 0, None, wishes)
+    book.change(verdicts.record, turn, Verdict(score), SampleKind.RL, "", 0, None, HeardWishes((), wishes))
     return turn
 
 

@@ -7,13 +7,14 @@ import pytest
 
 from openclaw_rl.engines.base import EngineError, EngineUnavailable, VersionGone
 from openclaw_rl.judge.judges.base import Opinion
-from openclaw_rl.judge.notes import NoteDistiller, wishes_after
+from openclaw_rl.judge.notes import NoteDistiller, wishes_around
 from openclaw_rl.judge.reader import read_wishes
 from openclaw_rl.ledger import changes, notes
 from openclaw_rl.methods.base import NO_BASELINE, NoSignal
 from openclaw_rl.types import (
     ConversationNote,
     Feedback,
+    HeardWishes,
     NoteState,
     SampleKind,
     ScoreRequest,
@@ -85,18 +86,25 @@ async def test_without_notes_nothing_is_kept(book: Book) -> None:
 
 def test_explicit_feedback_says_wishes_too_and_tools_do_not(book: Book) -> None:
     turn = came(book, {"role": "tool", "content": "Shorter, please.", "tool_call_id": "1"})
-    assert wishes_after(book.read(turn)) == []
+    assert wishes_around(book.read(turn)) == HeardWishes()
     completion = book.read(turn).completion
     book.change(changes.add_feedback, "me", completion, 0, Feedback(-1.0, "Shorter, please."))
-    assert [wish.topic for wish in wishes_after(book.read(turn))] == [LENGTH]
+    assert [wish.topic for wish in wishes_around(book.read(turn)).replied] == [LENGTH]
     book.change(changes.add_feedback, "me", completion, 0, Feedback(-1.0, "Longer, please.", Source.ENVIRONMENT))
-    assert len(wishes_after(book.read(turn))) == 1
+    assert len(wishes_around(book.read(turn)).replied) == 1
+
+
+def test_the_opening_of_a_conversation_is_read_and_its_later_requests_are_not(book: Book) -> None:
+    opening = [user("Shorter, please.")]
+    assert [wish.topic for wish in wishes_around(book.read(came(book, user("ok"), messages=opening))).asked] == [LENGTH]
+    later = [*opening, {"role": "assistant", "content": "Yes."}, user("Shorter, please.")]
+    assert wishes_around(book.read(came(book, user("ok"), messages=later))).asked == ()
 
 
 def test_what_was_said_last_counts(book: Book) -> None:
     turn = came(book, user("Shorter, please."), user("No, longer, please."))
-    (last,) = wishes_after(book.read(turn))
-    (alone,) = wishes_after(book.read(came(book, user("Longer, please."))))
+    (last,) = wishes_around(book.read(turn)).replied
+    (alone,) = wishes_around(book.read(came(book, user("Longer, please.")))).replied
     assert last == alone
 
 

@@ -14,7 +14,17 @@ from openclaw_rl.ledger.errors import TooManyNotes, UnknownNote
 from openclaw_rl.ledger.offline import open_offline
 from openclaw_rl.ledger.retirement import LEVEL, MARGIN, RECENT_OUTCOMES, does_without
 from openclaw_rl.ledger.schema import FILE
-from openclaw_rl.types import ConversationNote, Note, NoteOutcomes, NoteState, SampleKind, State, Verdict, Wish
+from openclaw_rl.types import (
+    ConversationNote,
+    HeardWishes,
+    Note,
+    NoteOutcomes,
+    NoteState,
+    SampleKind,
+    State,
+    Verdict,
+    Wish,
+)
 from support.records import Book, a_turn, write_old_ledger
 
 SHORT = Wish("Answer in one short sentence.", "length", lasting=True)
@@ -25,11 +35,11 @@ CAME = [{"role": "user", "content": "what came next"}]
 GOOD, BAD = Verdict(1.0), Verdict(-1.0)
 
 
-def judge(book: Book, *wishes: Wish, verdict: Verdict = BAD, **given: Any) -> int:
-    """A turn of which the user said this next, judged."""
+def judge(book: Book, *wishes: Wish, verdict: Verdict = BAD, asked: tuple[Wish, ...] = (), **given: Any) -> int:
+    """A turn of which the user said this next, judged; `asked` was said as the conversation began."""
     turn = book.capture(a_turn(**given))
     book.change(changes.set_next_state, turn, CAME)
-    assert book.change(verdicts.record, turn, verdict, SampleKind.RL, "", 0, None, wishes)
+    assert book.change(verdicts.record, turn, verdict, SampleKind.RL, "", 0, None, HeardWishes(asked, wishes))
     return turn
 
 
@@ -77,7 +87,9 @@ def test_the_same_wish_again_is_the_same_note(book: Book) -> None:
 
 def test_a_verdict_that_is_not_stored_leaves_no_note(book: Book) -> None:
     turn = book.capture(a_turn())
-    assert not book.change(verdicts.record, turn, BAD, SampleKind.RL, "", 0, None, [SHORT]), "it is not ready"
+    assert not book.change(verdicts.record, turn, BAD, SampleKind.RL, "", 0, None, HeardWishes((), (SHORT,))), (
+        "it is not ready"
+    )
     assert all_notes(book) == []
 
 
@@ -107,7 +119,7 @@ def test_a_crash_while_a_verdict_is_stored_leaves_neither_verdict_nor_note(
 
     def record(db: sqlite3.Connection, last: int) -> bool:
         statements.clear()
-        return verdicts.record(Dying(db, last), turn, BAD, SampleKind.RL, "", 0, None, [SHORT])  # type: ignore[arg-type]
+        return verdicts.record(Dying(db, last), turn, BAD, SampleKind.RL, "", 0, None, HeardWishes((), (SHORT,)))  # type: ignore[arg-type]
 
     for last in range(100):
         try:
@@ -205,6 +217,23 @@ def test_a_note_is_retired_when_the_policy_does_without_it_and_comes_back(book: 
     assert only_note(book).state is NoteState.ACTIVE
     converse(book, note, given=True)
     assert only_note(book).state is NoteState.ACTIVE, "what was counted before its return no longer counts"
+
+
+def test_a_complaint_about_an_answer_without_the_note_repeats_the_note(book: Book) -> None:
+    """In whatever words: the reader words a wish by the answer that it is about."""
+    judge(book, SHORT)
+    note = only_note(book)
+    converse(book, note, Wish("Give a shorter answer.", "length", lasting=True), given=False, verdict=BAD)
+    assert texts(book) == [SHORT.instruction]
+    converse(book, note, LONG, given=True, verdict=BAD)
+    assert texts(book) == [LONG.instruction]
+
+
+def test_a_wish_in_the_opening_is_kept_and_is_no_complaint(book: Book) -> None:
+    judge(book, asked=(SHORT,))
+    note = only_note(book)
+    judge(book, asked=(SHORT,), verdict=GOOD, notes=[ConversationNote(note.number, note.text, True)])
+    assert only_note(book).given == NoteOutcomes(held=1)
 
 
 def test_a_pinned_note_is_never_retired(book: Book) -> None:

@@ -11,7 +11,7 @@ from openclaw_rl.judge.errors import TIMED_OUT, JudgeDown, JudgeError
 from openclaw_rl.judge.judges.llm import LlmJudge
 from openclaw_rl.judge.judges.panel import JudgePanel
 from openclaw_rl.judge.metrics import JudgeMetrics
-from openclaw_rl.judge.notes import NoteDistiller, wishes_after
+from openclaw_rl.judge.notes import NoteDistiller, wishes_around
 from openclaw_rl.judge.reader import ready
 from openclaw_rl.judge.teacher import Teacher
 from openclaw_rl.ledger.errors import LedgerError, UnknownTurn
@@ -171,7 +171,7 @@ class JudgeLoop:
         heard, wishes = len(turn.feedback), None
         if self.keeps_notes:
             await ready()
-            wishes = wishes_after(turn)
+            wishes = wishes_around(turn)
         if await self.ledger.record_verdict(turn.number, verdict, sample, reason, heard, step_reward, wishes):
             log.debug("Turn %d: score %s, %s", turn.number, verdict.score, sample or reason)
             self.metrics.count(verdict, Question.SCORE in self.method.questions, self._saved_votes(verdict))

@@ -10,26 +10,34 @@ from openclaw_rl.judge.errors import JudgeDown
 from openclaw_rl.judge.reader import read_wishes
 from openclaw_rl.ledger.note_keeper import NoteKeeper
 from openclaw_rl.rendering.chat import content_text
-from openclaw_rl.types import ScoreRequest, Source, StoredTurn, Verdict, Wish
+from openclaw_rl.rendering.clients import is_passing, message_words
+from openclaw_rl.types import HeardWishes, ScoreRequest, Source, StoredTurn, Verdict, Wish
 
 
-def wishes_after(turn: StoredTurn) -> list[Wish]:
-    """The lasting wishes in what the user said after a turn, and in explicit feedback on it.
+def wishes_around(turn: StoredTurn) -> HeardWishes:
+    """The lasting wishes in what the user said after a turn, in explicit feedback on it, and as the conversation began.
 
     Results of tools yield none, and neither do episodes, where an environment speaks.
     """
     if turn.episode is not None:
-        return []
+        return HeardWishes()
     case = Case.of(turn)
     said = [content_text(message.get("content")) for message in case.next_state if message.get("role") == "user"]
     said += [word.text for word in case.feedback if word.source is Source.EXPLICIT and word.text]
-    wishes: list[Wish] = []
-    for text in said:
-        for wish in read_wishes(text, case.request, case.response):
-            if wish.lasting:
-                # What was said last counts.
-                wishes = [*(older for older in wishes if not wish.replaces(older)), wish]
-    return wishes
+    replied = [wish for text in said for wish in read_wishes(text, case.request, case.response)]
+    began = [] if any(message["role"] == "assistant" for message in turn.messages) else turn.messages
+    openings = [message_words(message) for message in began if message["role"] == "user" and not is_passing(message)]
+    asked = [wish for text in openings for wish in read_wishes(text)]
+    return HeardWishes(last_of_each(asked), last_of_each(replied))
+
+
+def last_of_each(wishes: Sequence[Wish]) -> tuple[Wish, ...]:
+    """The lasting ones among wishes. What was said last counts."""
+    kept: list[Wish] = []
+    for wish in wishes:
+        if wish.lasting:
+            kept = [*(older for older in kept if not wish.replaces(older)), wish]
+    return tuple(kept)
 
 
 class NoteDistiller:

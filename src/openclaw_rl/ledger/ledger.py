@@ -27,6 +27,7 @@ from openclaw_rl.types import (
     EpisodeMode,
     EpisodeResult,
     Feedback,
+    HeardWishes,
     Queue,
     SampleKind,
     Scores,
@@ -37,7 +38,6 @@ from openclaw_rl.types import (
     TurnEpisode,
     Verdict,
     VerdictSummary,
-    Wish,
 )
 
 T = TypeVar("T")
@@ -151,7 +151,7 @@ class Ledger:
         reason: str,
         heard: int,
         step_reward: float | None = None,
-        wishes: Sequence[Wish] | None = None,
+        wishes: HeardWishes | None = None,
     ) -> bool:
         return await self._write(
             lambda db: verdicts.record(db, turn, verdict, sample, reason, heard, step_reward, wishes)

@@ -2,12 +2,12 @@
 
 import sqlite3
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from openclaw_rl.ledger.errors import TooManyNotes, UnknownNote
 from openclaw_rl.ledger.packing import whole_text
 from openclaw_rl.ledger.retirement import RECENT_OUTCOMES, does_without
-from openclaw_rl.types import ConversationNote, Note, NoteOutcomes, NoteState, Wish
+from openclaw_rl.types import ConversationNote, HeardWishes, Note, NoteOutcomes, NoteState, Wish
 
 #: A prompt has at most this many notes of one user.
 MAX_NOTES = 20
@@ -108,7 +108,7 @@ def of_conversation(db: sqlite3.Connection, turn: int) -> tuple[int | None, list
     return row["notes_from"], [ConversationNote(one["note"], one["text"], bool(one["given"])) for one in rows]
 
 
-def listen(db: sqlite3.Connection, turn: int, score: float | None, wishes: Sequence[Wish]) -> None:
+def listen(db: sqlite3.Connection, turn: int, score: float | None, wishes: HeardWishes) -> None:
     """Learn from a verdict on a turn: count how the conversation's notes did, keep wishes, retire notes.
 
     It is part of the transaction that records the verdict.
@@ -118,9 +118,12 @@ def listen(db: sqlite3.Connection, turn: int, score: float | None, wishes: Seque
     ).fetchone()
     if row["notes_from"] == turn:
         # Only the first answer of a conversation: later ones also follow what was said in between.
-        _count(db, turn, score, wishes)
-    for wish in wishes:
-        _keep(db, row["owner"], wish, turn)
+        _count(db, turn, score, wishes.replied)
+    withheld = {note.number for note in of_conversation(db, turn)[1] if not note.given}
+    for wish in wishes.asked:
+        _keep(db, row["owner"], wish, turn, frozenset())
+    for wish in wishes.replied:
+        _keep(db, row["owner"], wish, turn, withheld)
     if row["notes_from"] == turn:
         _retire(db, turn)
 
@@ -177,8 +180,11 @@ def _count(db: sqlite3.Connection, turn: int, score: float | None, wishes: Seque
             )
 
 
-def _keep(db: sqlite3.Connection, owner: str, wish: Wish, turn: int) -> None:
-    """Write a note of a wish, unless there is one. It replaces notes that it contradicts, except pinned ones."""
+def _keep(db: sqlite3.Connection, owner: str, wish: Wish, turn: int, withheld: Collection[int]) -> None:
+    """Write a note of a wish, unless there is one. It replaces notes that it contradicts, except pinned ones.
+
+    A complaint about an answer from which a note of the same topic was withheld repeats that note, in whatever words.
+    """
     text = one_line(wish.instruction)
     if not wish.lasting or not text:
         return
@@ -186,7 +192,7 @@ def _keep(db: sqlite3.Connection, owner: str, wish: Wish, turn: int) -> None:
     older = [note for note in older if wish.replaces(Wish(note.text, note.topic, lasting=True))]
     if any(note.pinned for note in older):
         return
-    same = next((note for note in older if note.text == text), None)
+    same = next((note for note in older if note.text == text or note.number in withheld), None)
     if same is None:
         number = _insert(db, owner, text, wish.topic, turn, pinned=False)
     else:

@@ -22,6 +22,7 @@ from openclaw_rl.ledger.packing import (
     whole_text,
 )
 from openclaw_rl.types import (
+    HeardWishes,
     Hint,
     Question,
     SampleKind,
@@ -32,7 +33,6 @@ from openclaw_rl.types import (
     VerdictCounts,
     VerdictSummary,
     Vote,
-    Wish,
 )
 
 SUMMARIES = (
@@ -52,11 +52,11 @@ def record(
     reason: str,
     heard: int,
     step_reward: float | None = None,
-    wishes: Sequence[Wish] | None = None,
+    wishes: HeardWishes | None = None,
 ) -> bool:
     """Store a verdict: the turn is then judged, or dropped for a reason if there is nothing to train on.
 
-    `wishes` are what the user asked for in the next state, of which notes are kept; None if no notes are kept.
+    `wishes` are what the user asked for around the turn, of which notes are kept; None if no notes are kept.
 
     `step_reward` is what a judge gives to the turn as a step of its episode, if it was asked.
     `heard` is how many pieces of explicit feedback the judge saw. If there are more by now, or the turn is no longer

@@ -17,7 +17,7 @@ from openclaw_rl.types.episodes import (
     TurnEpisode,
     TurnResult,
 )
-from openclaw_rl.types.notes import ConversationNote, Note, NoteOutcomes, NoteState, Wish
+from openclaw_rl.types.notes import ConversationNote, HeardWishes, Note, NoteOutcomes, NoteState, Wish
 from openclaw_rl.types.outside import Claim, Lease, LeaseEnd, OutsideSample
 from openclaw_rl.types.pages import (
     EpisodePoint,

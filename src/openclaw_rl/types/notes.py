@@ -29,6 +29,16 @@ class Wish:
         return one[:shared] == other[:shared] or self.instruction == older.instruction
 
 
+@dataclass(frozen=True, slots=True)
+class HeardWishes:
+    """The lasting wishes that a user expressed around a turn."""
+
+    asked: tuple[Wish, ...] = ()
+    """In the request that began the conversation."""
+    replied: tuple[Wish, ...] = ()
+    """In reply to the answer. One that is a note already is a complaint that the note did not hold."""
+
+
 class NoteState(StrEnum):
     """Whether a note is in use."""
 
