@@ -152,6 +152,16 @@ def test_a_pinned_note_is_not_replaced_by_what_is_said(book: Book) -> None:
     assert texts(book) == [SHORT.instruction]
 
 
+def test_a_written_note_replaces_others_of_its_topic_and_is_replaced_by_what_is_said(book: Book) -> None:
+    judge(book, SHORT, SAM)
+    written = book.change(notes.add, "me", LONG.instruction, "length")
+    assert texts(book) == [SAM.instruction, LONG.instruction]
+    judge(book, SHORT)
+    assert texts(book) == [SAM.instruction, SHORT.instruction]
+    with pytest.raises(UnknownNote):
+        notes.load(book.db, written.number)
+
+
 def test_a_note_is_edited_and_removed_by_its_owner_only(book: Book) -> None:
     note = book.change(notes.add, "me", "  Call me\n Sam. ")
     assert note.text == "Call me Sam."

@@ -21,6 +21,9 @@ class Operations(Protocol):
     def next_step(self) -> NextStep | None:
         """How far the next training step is; None if there will be none."""
 
+    async def topic_of(self, note: str) -> str:
+        """What a note is about; empty if nobody can say."""
+
     async def roll_back(self, version: int | None, *, retrain: bool = False) -> int:
         """Serve an earlier policy from now on; returns its new version. Raises OperationFailed.
 
@@ -64,6 +67,9 @@ class NoOperations:
 
     def next_step(self) -> NextStep | None:
         return None
+
+    async def topic_of(self, note: str) -> str:
+        return ""
 
     async def roll_back(self, version: int | None, *, retrain: bool = False) -> int:
         raise OperationFailed("This server does not learn, so there is nothing to roll back.")

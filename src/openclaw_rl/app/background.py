@@ -8,6 +8,8 @@ from typing import Any
 from openclaw_rl.api.operations import NO_TRAINER, IsGone, OperationFailed
 from openclaw_rl.engines.base import EngineError
 from openclaw_rl.judge.loop import JudgeLoop
+from openclaw_rl.judge.notes import topic_of
+from openclaw_rl.judge.reader import ready
 from openclaw_rl.learn.loop import LearnLoop
 from openclaw_rl.learn.outside import NothingToClaim, OutsideTraining
 from openclaw_rl.learn.rollback import CannotRollBack, choose_checkpoint
@@ -76,6 +78,10 @@ class BackgroundLoops:
             return training.progress() if training else None
         except LedgerError:
             return None
+
+    async def topic_of(self, note: str) -> str:
+        await ready()
+        return topic_of(note)
 
     async def roll_back(self, version: int | None, *, retrain: bool = False) -> int:
         if self.outside is not None:

@@ -90,12 +90,18 @@ def state_cell(note: Note) -> str:
 
 
 def add_note(ledger: "OfflineLedger", options: argparse.Namespace) -> str:
-    note = ledger.add_note(options.user or only_owner(ledger), read_text(options.text))
+    from openclaw_rl.judge.notes import topic_of
+
+    text = read_text(options.text)
+    note = ledger.add_note(options.user or only_owner(ledger), text, topic_of(text))
     return f"Note {note.number} of {note.owner}: {note.text} It is given from the next conversation on."
 
 
 def edit_note(ledger: "OfflineLedger", options: argparse.Namespace) -> str:
-    note = ledger.edit_note(options.number, text=read_text(options.text))
+    from openclaw_rl.judge.notes import topic_of
+
+    text = read_text(options.text)
+    note = ledger.edit_note(options.number, text=text, topic=topic_of(text))
     return f"Note {note.number} is now: {note.text}"
 
 

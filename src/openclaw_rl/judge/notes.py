@@ -40,6 +40,12 @@ def last_of_each(wishes: Sequence[Wish]) -> tuple[Wish, ...]:
     return tuple(kept)
 
 
+def topic_of(text: str) -> str:
+    """What a note is about that somebody wrote; empty if it cannot be read as one wish."""
+    wishes = read_wishes(text)
+    return wishes[0].topic if len(wishes) == 1 else ""
+
+
 class NoteDistiller:
     """Prepares answers that were accepted under notes for training without them.
 

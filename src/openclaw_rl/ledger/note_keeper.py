@@ -40,13 +40,19 @@ class NoteKeeper:
         """Why the notes of a turn must not be learned by all users; empty if they may, or if there is one user."""
         return self._read(lambda db: notes.why_personal(db, turn) if several or notes.several_owners(db) else "")
 
-    async def add(self, owner: str, text: str, *, pinned: bool = False) -> Note:
+    async def add(self, owner: str, text: str, topic: str = "", *, pinned: bool = False) -> Note:
         """Raises TooManyNotes."""
-        return await self._write(lambda db: notes.add(db, owner, text, pinned=pinned))
+        return await self._write(lambda db: notes.add(db, owner, text, topic, pinned=pinned))
 
-    async def edit(self, owner: str, number: int, *, text: str | None = None, pinned: bool | None = None) -> Note:
+    async def edit(
+        self, owner: str, number: int, *, text: str | None = None, topic: str = "", pinned: bool | None = None
+    ) -> Note:
         """Raises UnknownNote."""
-        return await self._write(lambda db: notes.edit(db, notes.load(db, number, owner), text=text, pinned=pinned))
+
+        def change(db: sqlite3.Connection) -> Note:
+            return notes.edit(db, notes.load(db, number, owner), text=text, topic=topic, pinned=pinned)
+
+        return await self._write(change)
 
     async def remove(self, owner: str, number: int) -> None:
         """Raises UnknownNote."""

@@ -16,7 +16,7 @@ MAX_NOTE_CHARACTERS = 300
 DOES_WITHOUT = "the policy pleases as often without it"
 BY_OWNER = "by its owner"
 TOO_MANY = f"a user has at most {MAX_NOTES} notes"
-#: The topic of a note that its owner wrote begins with this, and ends with its text: nothing said replaces it.
+#: Begins the topic of a note that its owner wrote and that cannot be read as a wish; its text follows.
 WRITTEN = "written/"
 NO_OUTCOMES = NoteOutcomes()
 IN_USE = (NoteState.ACTIVE, NoteState.RETIRED)
@@ -44,9 +44,10 @@ def load(db: sqlite3.Connection, number: int, owner: str | None = None) -> Note:
     return _note(db, row)
 
 
-def add(db: sqlite3.Connection, owner: str, text: str, *, pinned: bool = False) -> Note:
-    """Write a note by its owner's hand. Raises TooManyNotes."""
+def add(db: sqlite3.Connection, owner: str, text: str, topic: str = "", *, pinned: bool = False) -> Note:
+    """Write a note by its owner's hand; it replaces others of its topic, except pinned ones. Raises TooManyNotes."""
     text = one_line(text)
+    wish = Wish(text, topic or WRITTEN + text, lasting=True)
     same = db.execute(
         "SELECT number FROM notes WHERE owner = ? AND text = ? AND state IN (?, ?)", (owner, text, *IN_USE)
     ).fetchone()
@@ -55,14 +56,20 @@ def add(db: sqlite3.Connection, owner: str, text: str, *, pinned: bool = False) 
         return edit(db, load(db, same["number"]), pinned=pinned)
     if len(_active(db, owner)) >= MAX_NOTES:
         raise TooManyNotes(f"There are {MAX_NOTES} notes already, which is the most: remove one first.")
-    return load(db, _insert(db, owner, text, WRITTEN + text, None, pinned))
+    older = [note for note in map(_bare, _in_use(db, owner)) if not note.pinned and contradicts(wish, note)]
+    number = _insert(db, owner, text, wish.topic, None, pinned)
+    for note in older:
+        remove(db, note, f"replaced by note {number}")
+    return load(db, number)
 
 
-def edit(db: sqlite3.Connection, note: Note, *, text: str | None = None, pinned: bool | None = None) -> Note:
+def edit(
+    db: sqlite3.Connection, note: Note, *, text: str | None = None, topic: str = "", pinned: bool | None = None
+) -> Note:
     """Change a note. A new text starts its counts anew; so does pinning a retired note, which is then given again."""
     if text is not None and one_line(text) != note.text:
         new = one_line(text)
-        values = (new, WRITTEN + new, NoteState.ACTIVE, time.time(), note.number)
+        values = (new, topic or WRITTEN + new, NoteState.ACTIVE, time.time(), note.number)
         db.execute("UPDATE notes SET text = ?, topic = ?, state = ?, reason = '', changed = ? WHERE number = ?", values)
     if pinned is not None:
         db.execute("UPDATE notes SET pinned = ? WHERE number = ?", (pinned, note.number))
@@ -142,6 +149,11 @@ def several_owners(db: sqlite3.Connection) -> bool:
     return len(db.execute("SELECT DISTINCT owner FROM sessions WHERE source != 'import' LIMIT 2").fetchall()) > 1
 
 
+def contradicts(wish: Wish, note: Note) -> bool:
+    """Whether a wish is about the same as a note, so that only one of them can stand."""
+    return wish.replaces(Wish(note.text, note.topic, lasting=True))
+
+
 def one_line(text: str) -> str:
     return whole_text(" ".join(text.split()))[:MAX_NOTE_CHARACTERS].rstrip()
 
@@ -188,8 +200,7 @@ def _keep(db: sqlite3.Connection, owner: str, wish: Wish, turn: int, withheld: C
     text = one_line(wish.instruction)
     if not wish.lasting or not text:
         return
-    older = [_bare(row) for row in _in_use(db, owner)]
-    older = [note for note in older if wish.replaces(Wish(note.text, note.topic, lasting=True))]
+    older = [note for note in map(_bare, _in_use(db, owner)) if contradicts(wish, note)]
     if any(note.pinned for note in older):
         return
     same = next((note for note in older if note.text == text or note.number in withheld), None)

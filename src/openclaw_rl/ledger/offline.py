@@ -41,15 +41,15 @@ class OfflineLedger:
                 notes.forget(self._db, user)
             return episodes.forget(self._db, [summary.number for summary in sessions])
 
-    def add_note(self, owner: str, text: str, *, pinned: bool = False) -> Note:
+    def add_note(self, owner: str, text: str, topic: str = "") -> Note:
         """Raises TooManyNotes."""
         with transaction(self._db):
-            return notes.add(self._db, owner, text, pinned=pinned)
+            return notes.add(self._db, owner, text, topic)
 
-    def edit_note(self, number: int, *, text: str | None = None, pinned: bool | None = None) -> Note:
+    def edit_note(self, number: int, *, text: str | None = None, topic: str = "", pinned: bool | None = None) -> Note:
         """Raises UnknownNote."""
         with transaction(self._db):
-            return notes.edit(self._db, notes.load(self._db, number), text=text, pinned=pinned)
+            return notes.edit(self._db, notes.load(self._db, number), text=text, topic=topic, pinned=pinned)
 
     def remove_note(self, number: int) -> Note:
         """Raises UnknownNote."""

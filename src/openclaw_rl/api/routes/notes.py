@@ -63,8 +63,9 @@ async def add_note(request: Request) -> dict[str, Any]:
     ledger = server.ledger()
     if not server.service.uses_notes:
         raise ApiError(409, "This server uses no notes (--no-notes).", code="notes_off")
+    topic = await server.operations.topic_of(body.text)
     with errors_of_notes():
-        return encode(await ledger.notes.add(owner, body.text, pinned=body.pinned))
+        return encode(await ledger.notes.add(owner, body.text, topic, pinned=body.pinned))
 
 
 @router.patch("/v1/notes/{number}", openapi_extra=body_schema(NoteChange))
@@ -74,9 +75,10 @@ async def change_note(number: str, request: Request) -> dict[str, Any]:
     owner = server.keys.owner(request)
     async with server.bodies.read(request) as content:
         body = parse(NoteChange, content)
+    notes, text = server.ledger().notes, body.text
+    topic = await server.operations.topic_of(text) if text else ""
     with errors_of_notes():
-        edited = await server.ledger().notes.edit(owner, read_number(number), text=body.text, pinned=body.pinned)
-        return encode(edited)
+        return encode(await notes.edit(owner, read_number(number), text=text, topic=topic, pinned=body.pinned))
 
 
 @router.delete("/v1/notes/{number}")
