@@ -101,6 +101,13 @@ def test_the_opening_of_a_conversation_is_read_and_its_later_requests_are_not(bo
     assert wishes_around(book.read(came(book, user("ok"), messages=later))).asked == ()
 
 
+def test_a_wish_knows_what_it_would_be_after_a_short_answer(book: Book) -> None:
+    long = {"role": "assistant", "content": "word " * 200}
+    (after_long,) = wishes_around(book.read(came(book, user("Shorter, please."), message=long))).replied
+    (after_short,) = wishes_around(book.read(came(book, user("Shorter, please.")))).replied
+    assert after_long.instruction != after_short.instruction == after_long.stronger
+
+
 def test_what_was_said_last_counts(book: Book) -> None:
     turn = came(book, user("Shorter, please."), user("No, longer, please."))
     (last,) = wishes_around(book.read(turn)).replied

@@ -239,6 +239,16 @@ def test_a_complaint_about_an_answer_without_the_note_repeats_the_note(book: Boo
     assert texts(book) == [LONG.instruction]
 
 
+def test_a_stronger_instruction_is_not_replaced_by_a_weaker_one_of_the_same_words(book: Book) -> None:
+    """ "Shorter!" after a long answer must not undo what "Shorter!" after a short one became."""
+    weak = Wish("Give a shorter answer.", "length", lasting=True, stronger=SHORT.instruction)
+    judge(book, weak)
+    judge(book, SHORT)
+    assert texts(book) == [SHORT.instruction]
+    judge(book, weak)
+    assert texts(book) == [SHORT.instruction]
+
+
 def test_a_wish_in_the_opening_is_kept_and_is_no_complaint(book: Book) -> None:
     judge(book, asked=(SHORT,))
     note = only_note(book)

@@ -196,6 +196,7 @@ def _keep(db: sqlite3.Connection, owner: str, wish: Wish, turn: int, withheld: C
     """Write a note of a wish, unless there is one. It replaces notes that it contradicts, except pinned ones.
 
     A complaint about an answer from which a note of the same topic was withheld repeats that note, in whatever words.
+    So does one whose words once became the note after a shorter answer: the stronger instruction stays.
     """
     text = one_line(wish.instruction)
     if not wish.lasting or not text:
@@ -203,7 +204,8 @@ def _keep(db: sqlite3.Connection, owner: str, wish: Wish, turn: int, withheld: C
     older = [note for note in map(_bare, _in_use(db, owner)) if contradicts(wish, note)]
     if any(note.pinned for note in older):
         return
-    same = next((note for note in older if note.text == text or note.number in withheld), None)
+    wordings = (text, one_line(wish.stronger))
+    same = next((note for note in older if note.text in wordings or note.number in withheld), None)
     if same is None:
         number = _insert(db, owner, text, wish.topic, turn, pinned=False)
     else:

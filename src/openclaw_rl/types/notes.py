@@ -17,6 +17,8 @@ class Wish:
     """What it is about: "length", "language", "address", "units", "tone", "format/lists", or content words."""
     lasting: bool
     """False for a wish about one answer only: "in French this time"."""
+    stronger: str = ""
+    """The instruction that the same words become after an answer that is short already, if it is another one."""
 
     def replaces(self, older: "Wish") -> bool:
         """Whether it makes an older wish of the same user void.
