@@ -98,7 +98,7 @@ def test_a_port_that_is_taken(home: Path, tiny_model: Path) -> None:
 def test_a_ledger_is_counted_and_damage_is_found(book: Book, home: Path, tmp_path: Path, tiny_model: Path) -> None:
     book.capture(a_turn())
     folder = tmp_path / "run"
-    assert examine(folder, tiny_model)[1]["ledger"]["text"] == f"1 turns in {folder}"
+    assert examine(folder, tiny_model)[1]["ledger"]["text"] == f"1 turn in {folder}"
     damaged = home / "damaged"
     damaged.mkdir()
     (damaged / FILE).write_text("this is no database, whatever its name says " * 50)

@@ -266,4 +266,4 @@ def test_status_says_how_far_the_next_step_is(beside_a_server: str, book: Book, 
         book.put(State.JUDGED)
     told = f"{count} of the 4 judged turns that a step needs (--batch-size)"
     Readyz.answer = (200, json.dumps({"capture": "on", "judge": "on", "learner": told}).encode())
-    assert status(program)["waiting_for"] == f"The next step has {told}."
+    assert status(program)["waiting_for"] == f"{told} so far."

@@ -123,7 +123,7 @@ class Status:
             return f"The trainer is outside: {self.learner.removeprefix(OUTSIDE)}."
         if states[State.JUDGED] and self.learner:
             preparing = self.learner.startswith("preparing: ")
-            return f"The learner: {self.learner}." if preparing else f"The next step has {self.learner}."
+            return f"The learner: {self.learner}." if preparing else f"{self.learner.capitalize()} so far."
         under_way = states[State.JUDGED] + states[State.BATCHED]
         if under_way and not self.server:
             return (

@@ -71,4 +71,5 @@ def ledger(config: Config) -> Finding:
     if not config.capture.capture:
         return ok("turns are not recorded (--no-capture)")
     turns = inspect_ledger(config.ledger_dir)
-    return ok(f"none yet in {config.ledger_dir}" if turns is None else f"{turns} turns in {config.ledger_dir}")
+    count = "none yet" if turns is None else f"{turns} turn{'' if turns == 1 else 's'}"
+    return ok(f"{count} in {config.ledger_dir}")
