@@ -102,3 +102,4 @@ def test_what_a_server_says_when_it_is_ready_is_a_line_each_in_a_file(
     assert said["turns"] == f"recorded in {run_dir}"
     assert said["learning"].endswith(f"in {run_dir}")
     assert said["URL"] == "http://127.0.0.1:30000/v1"
+    assert said["page"] == "open http://127.0.0.1:30000/ in a browser"

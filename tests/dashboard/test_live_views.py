@@ -6,12 +6,19 @@ from pathlib import Path
 import httpx
 import pytest
 
+from openclaw_rl.app.background import BackgroundLoops
+from openclaw_rl.app.config import load
+from openclaw_rl.app.server import make_server
 from openclaw_rl.dashboard.components.render import ASSETS, asset_url
 from openclaw_rl.dashboard.live import pages
+from openclaw_rl.dashboard.live.dashboard import LiveRun
+from openclaw_rl.dashboard.live.routes import install
 from openclaw_rl.ledger import changes, updates
+from support.harness import Bench, running
 from support.judged_run import a_report
 from support.live_page import LivePage, live_page
 from support.lively_run import CONVERSATIONS, change, fill_page
+from support.methods import a_method
 from support.page_assertions import read_page
 from support.records import a_turn
 
@@ -229,12 +236,19 @@ def test_a_refused_step_says_why(fresh: LivePage) -> None:
         assert "the gate: 0.40" in visitor.see("").text
 
 
-def test_a_server_that_records_nothing_says_so(tiny_model: Path) -> None:
-    from openclaw_rl.dashboard.live.dashboard import LiveRun
-    from openclaw_rl.dashboard.live.routes import install
-    from support.harness import Bench, running
-    from support.methods import a_method
+@pytest.mark.parametrize("wanted", [True, False])
+def test_the_page_can_be_left_out(tiny_model: Path, tmp_path: Path, wanted: bool) -> None:
+    config = load({"run_dir": tmp_path, "dashboard": wanted}, {}).config
+    bench = Bench(tiny_model)
+    server = make_server(config, bench.service, BackgroundLoops(None, None, 1.0), bench.sampler)
+    bench.app = server.config.app
+    with running(bench):
+        assert httpx.get(f"{bench.url}/dashboard/").status_code == (200 if wanted else 404)
+        html = httpx.get(bench.url, headers={"Accept": "text/html"})
+        assert html.status_code == (303 if wanted else 404)
 
+
+def test_a_server_that_records_nothing_says_so(tiny_model: Path) -> None:
     bench = Bench(tiny_model)
     install(bench.app, LiveRun(a_method("combine")))
     with running(bench):

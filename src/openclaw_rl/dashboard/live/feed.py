@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Callable, Hashable
 from dataclasses import asdict
 
@@ -62,39 +63,35 @@ class ChangeFeed:
     async def _follow(self, changed: asyncio.Event, owner: str, since: int, pulse: bool) -> AsyncIterator[bytes]:
         # At once, so that a proxy passes the headers on.
         yield KEEPALIVE
+        numbers, last_sent = self._pulse(), time.monotonic()
         changed.set()
-        numbers = self._pulse()
-        quiet = 0.0
         while not self._closed:
-            if changed.is_set() and self._ledger is not None:
+            events: list[bytes] = []
+            if changed.is_set():
                 changed.clear()
                 changes = await self._changes(since, owner)
-                if changes is not None:
-                    since = changes.cursor
-                    if changes:
-                        yield message("change", changes)
-                        quiet = 0.0
+                since = changes.cursor
+                events += [message("change", changes)] if changes else []
             if pulse and (now := self._pulse()) != numbers:
                 numbers = now
-                yield PULSE
-                quiet = 0.0
+                events.append(PULSE)
+            if not events and time.monotonic() - last_sent >= KEEPALIVE_SECONDS:
+                events.append(KEEPALIVE)
+            for event in events:
+                yield event
+                last_sent = time.monotonic()
             await asyncio.sleep(MIN_INTERVAL_SECONDS)
-            patience = PULSE_SECONDS if pulse else KEEPALIVE_SECONDS
+            # Not wait_for: in Python 3.11 it may swallow a cancellation.
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(patience):
+                async with asyncio.timeout(PULSE_SECONDS if pulse else KEEPALIVE_SECONDS):
                     await changed.wait()
-                continue
-            quiet += patience
-            if quiet >= KEEPALIVE_SECONDS:
-                quiet = 0.0
-                yield KEEPALIVE
 
-    async def _changes(self, since: int, owner: str) -> PageChanges | None:
-        """None if the ledger cannot be read at the moment."""
+    async def _changes(self, since: int, owner: str) -> PageChanges:
+        """What changed; nothing if the ledger cannot be read at the moment: the next change is read with it."""
         try:
             return await self._threads.read(lambda reader: reader.changes_for(since, owner))
         except (CaptureSuspended, LedgerUnusable):
-            return None
+            return PageChanges(since)
 
 
 def message(name: str, changes: PageChanges) -> bytes:
