@@ -21,6 +21,7 @@ from openclaw_rl.judge.loop import JudgeLoop
 from openclaw_rl.judge.metrics import JudgeMetrics
 from openclaw_rl.judge.notes import NoteDistiller
 from openclaw_rl.judge.options import JudgeOptions
+from openclaw_rl.judge.own_answers import OwnAnswers
 from openclaw_rl.judge.teacher import Teacher
 from openclaw_rl.ledger.ledger import Ledger
 from openclaw_rl.ledger.options import NotesOptions
@@ -71,7 +72,9 @@ def build_loop(
     wanted, teacher = setup.method.teacher_request, None
     if wanted is not None:
         # Another teacher has the policy's vocabulary and reads the policy's prompts, so it uses the policy's renderer.
-        teacher = Teacher((other or policy).sampler, policy.renderer, wanted, policy.sampler)
+        sampler = (other or policy).sampler
+        own_answers = OwnAnswers(sampler, policy.renderer) if setup.options.check_hints else None
+        teacher = Teacher(sampler, policy.renderer, wanted, policy.sampler, own_answers)
     distiller = None
     if setup.method.distils_notes and setup.notes.notes:
         notes, personal = ledger.notes, setup.notes.distil_personal

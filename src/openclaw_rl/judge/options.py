@@ -50,6 +50,13 @@ class JudgeOptions(Section):
         group="Judge",
         env="STEP_JUDGE",
     )
+    check_hints: bool = option(
+        False,
+        "Before a hint is learned from, look at the teacher's own answers with it, and refuse the hint if they are "
+        "empty, repetitive or about something else.",
+        group="Judge",
+        env="CHECK_HINTS",
+    )
     num_judge_workers: int = option(4, "Turns judged at the same time.", group="Judge", env="NUM_JUDGE_WORKERS", ge=1)
     judge_timeout: float = option(
         120.0, "Seconds to wait for a judge's answers.", group="Judge", env="JUDGE_TIMEOUT", gt=0

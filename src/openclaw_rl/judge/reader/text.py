@@ -12,9 +12,11 @@ QUOTATION = re.compile(r"\"[^\"\n]{1,200}\"|`[^`\n]{1,200}`|[“„«「『][^�
 _ACCENT = re.compile("[\u0300-\u036f]")
 _INVISIBLE = re.compile("[\u00ad\u200b-\u200f\u2060\ufe00-\ufe0f\ufeff\U0001f3fb-\U0001f3ff]")
 _STRETCHED = re.compile(r"([^\W\d_])\1{2,}")
+#: The full stop of a title ends no sentence: "Dr. Lopez".
+_NO_TITLE = r"(?<!\bDr\.)(?<!\bMr\.)(?<!\bMs\.)(?<!\bMrs\.)(?<!\bProf\.)(?<!\bSr\.)(?<!\bSra\.)"
 #: The last alternative is for a missing full stop: "shorter pls Another question: why ...".
 _SENTENCE_END = re.compile(
-    r"(?<=[.!?;…])[.!?;…]*\s+|(?<=[。！？；])\s*|\n+|\s+[-–—]+\s+"
+    rf"(?<=[.!?;…]){_NO_TITLE}[.!?;…]*\s+|(?<=[。！？；])\s*|\n+|\s+[-–—]+\s+"
     r"|(?<=[a-zß-ÿ]) (?=[A-ZÀ-Þ]\w{1,15} (?:\w{1,15} ){0,2}\w{1,15} ?: )"
 )
 _NO_SENTENCE = " .!?;…。！？；\t"

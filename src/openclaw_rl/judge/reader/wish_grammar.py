@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
 
+from openclaw_rl.judge.reader.instructions import word_list
 from openclaw_rl.judge.reader.phrasebook import SCRIPTS, expand, tables
-from openclaw_rl.judge.reader.text import normalise
 
 _WORD = re.compile(r"[^\W\d_]+")
 #: Words of a topic that no table names.
@@ -51,6 +51,8 @@ class WishGrammar:
 
     script: re.Pattern[str]
     small_words: frozenset[str]
+    topic_noise: frozenset[str]
+    """Words that say nothing about the topic of a wish."""
     lead: re.Pattern[str]
     tail: re.Pattern[str]
     split: re.Pattern[str]
@@ -71,7 +73,7 @@ class WishGrammar:
         named = next((topic.name for topic in self.topics if topic.when.search(plain)), None)
         if named:
             return named
-        words = [word for word in _WORD.findall(plain) if word not in self.small_words]
+        words = [word for word in _WORD.findall(plain) if word not in self.topic_noise]
         return " ".join(words[:_MOST_TOPIC_WORDS]) or "other"
 
 
@@ -102,7 +104,8 @@ def read_grammar(table: dict[str, Any]) -> WishGrammar:
 
     return WishGrammar(
         script=SCRIPTS[table["script"]],
-        small_words=frozenset(normalise(" ".join(table.get("small_words", []))).split()),
+        small_words=word_list(table, "small_words"),
+        topic_noise=word_list(table, "small_words") | word_list(table, "words_of_asking"),
         lead=pattern(given["lead"]),
         tail=pattern(given["tail"]),
         split=pattern(given["split"]),

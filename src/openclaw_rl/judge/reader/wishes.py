@@ -94,6 +94,7 @@ def read_wishes(message: str, request: str = "", response: str = "") -> list[Wis
     wishes: list[Wish] = []
     for one in form_found(complaint, response):
         add(wishes, Wish(one.instruction, one.topic, lasts(one, text.words, bool(beside), about_document)))
+    told = {wish.topic.partition("/")[0] for wish in wishes}
     asked = False
     for sentence in text.said:
         found = list(read_sentence_wishes(sentence, text, bool(wishes)))
@@ -105,7 +106,8 @@ def read_wishes(message: str, request: str = "", response: str = "") -> list[Wis
             conditional = after_request or ((asked or asks_too) and one.topic not in _PERSONAL)
             about_text = about_document and one.topic != "address"
             lasting = lasts(one, sentence.plain, bool(beside), conditional or about_text)
-            if not any(covers(older, one) for older in wishes):
+            # A plain instruction says it better than the user's words.
+            if one.topic.partition("/")[0] not in told:
                 add(wishes, Wish(one.instruction, one.topic, lasting))
         asked = asked or (not beside and not found and begins_something(sentence, text.lexicon))
     return wishes if len(wishes) <= MOST_WISHES else []
@@ -179,11 +181,6 @@ def requests(before: str, text: Text) -> bool:
     return fresh or any(grammar.document.search(before) for grammar in grammars_for(before))
 
 
-def covers(older: Wish, one: Found) -> bool:
-    """Whether a plain instruction of the same message says the same as a wish in the user's words."""
-    return older.topic.partition("/")[0] == one.topic.partition("/")[0]
-
-
 def clauses(words: str, grammars: Sequence[WishGrammar]) -> list[tuple[int, int]]:
     """The start and end of each clause, and of the whole sentence if it has several."""
     masked = mask(words)
@@ -214,7 +211,8 @@ def read_own_words(words: str, plain: str, grammar: WishGrammar, context: Contex
     for when, say in grammar.rewritten:
         if match := when.fullmatch(aligned(mask(words))):
             parts = (words[match.start(n) : match.end(n)] for n in range(1, match.re.groups + 1))
-            return make(say.format(*map(lower_first, parts)), plain, grammar)
+            instruction = say.format(*map(lower_first, parts))
+            return make(instruction, normalise(instruction), grammar)
     patterns = [
         *grammar.wishes,
         *(grammar.standing_wishes if context.standing else ()),
