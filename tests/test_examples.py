@@ -132,6 +132,18 @@ def test_the_rollout_asks_and_rewards_through_the_api(bench: Bench, monkeypatch:
     ]
 
 
+@pytest.mark.parametrize("is_stopping", [True, False])
+def test_a_rollout_that_fails_because_the_server_stops_has_no_traceback(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, is_stopping: bool
+) -> None:
+    (tmp_path / "mine.py").write_text("async def rollout(base_url, config):\n    raise ConnectionError('refused')\n")
+    with caplog.at_level("INFO"):
+        asyncio.run(Rollout(str(tmp_path / "mine.py"), {}).run("http://127.0.0.1:9/v1", lambda: is_stopping))
+    (record,) = [record for record in caplog.records if record.name == "openclaw_rl.app.rollouts"]
+    assert (record.exc_info is None) is is_stopping
+    assert ("has ended with the server" in record.message) is is_stopping
+
+
 def test_the_gate_can_be_read() -> None:
     items = read_items(EXAMPLES / "gate.jsonl")
     assert items[0].passes("It is Paris.")

@@ -73,6 +73,7 @@ def test_it_is_not_said_to_have_learned_if_that_is_not_clear() -> None:
     assert seen(clear).all("h1")[0].text == "It learned from being used"
     for unclear in (a_trial(an_exam(half), an_exam([*half[:-1], True], 60.0)), a_trial(an_exam(half)), a_trial()):
         assert seen(unclear).all("h1")[0].text == "What was learned from being used"
+        assert "it learned" not in seen(unclear).all("title")[0].text
 
 
 @pytest.mark.usefixtures("no_picture")

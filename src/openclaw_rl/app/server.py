@@ -114,7 +114,7 @@ async def run(
         port = listener.getsockname()[1]
         unread = ledger.unread_words() if ledger else ""
         banner(config, engines.sampler.describe(), engines.sampler.newest_version, port, unread)
-        beside = work_beside(config, ledger, loops, engines.sampler, port)
+        beside = work_beside(config, ledger, loops, engines.sampler, port, lambda: server.should_exit)
         go_on()
         loops.start(*beside)
         # What has been loaded stays. The garbage collector need not look at it again, which takes a tenth of a second.
@@ -150,7 +150,12 @@ def make_server(config: Config, service: ChatService, loops: BackgroundLoops, sa
 
 
 def work_beside(
-    config: Config, ledger: Ledger | None, loops: BackgroundLoops, sampler: Sampler, port: int
+    config: Config,
+    ledger: Ledger | None,
+    loops: BackgroundLoops,
+    sampler: Sampler,
+    port: int,
+    is_stopping: Callable[[], bool],
 ) -> list[Coroutine[Any, Any, None]]:
     """The coroutines that run beside judging and learning until the server stops."""
     work = [end_idle_sessions(ledger, config.capture.session_timeout)] if ledger else []
@@ -161,7 +166,7 @@ def work_beside(
             work.append(show_learning(training, console))
     rollout = build_rollout(config)
     if rollout is not None:
-        work.append(rollout.run(local_url(config.server, port) + "/v1"))
+        work.append(rollout.run(local_url(config.server, port) + "/v1", is_stopping))
     return work
 
 
