@@ -157,7 +157,7 @@ def test_what_happens_appears_without_a_reload(tab: Any, program: Program) -> No
     first = client.chat.completions.create(messages=messages, **settings)
     tab.wait_for_selector("text=Say something.", timeout=SECONDS)
     tab.click("text=Say something.")
-    tab.wait_for_selector("text=awaits what comes next")
+    tab.wait_for_selector("text=waiting for what comes next")
     tab.evaluate("window.same = true")
     messages.append({"role": "assistant", "content": first.choices[0].message.content})
     messages.append({"role": "user", "content": "No, that is wrong. Shorter!"})

@@ -1,1 +1,1 @@
-"""`openclaw-rl report`: one page about a run, from what its directory holds, whether or not a server uses it."""
+"""A run as pages: live, served by the server itself, and in a file (`openclaw-rl report`)."""

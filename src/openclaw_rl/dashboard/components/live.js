@@ -60,7 +60,7 @@ const MIN_REFRESH_MS = 800;
 let refreshing = false;
 let again = false;
 
-export async function refresh() {
+async function refresh() {
   if (refreshing || document.hidden) {
     again = true;
     return;
@@ -121,7 +121,7 @@ if (main && document.body.dataset.cursor !== undefined) {
 
 // --- Actions --------------------------------------------------------------------------------------------------------
 
-export function toast(text) {
+function toast(text) {
   document.querySelector(".toast")?.remove();
   const note = document.createElement("div");
   note.className = "toast";
@@ -155,7 +155,7 @@ function confirmed(question) {
   });
 }
 
-export async function send(path, fields) {
+async function send(path, fields) {
   const body = new URLSearchParams({ ...fields, token });
   return fetch(path, { method: "POST", body, headers: { "X-Part": "main" } });
 }

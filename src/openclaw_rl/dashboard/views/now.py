@@ -3,20 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from openclaw_rl.dashboard.views.words import STATES
 from openclaw_rl.ledger.status import Status
 from openclaw_rl.types import NextStep, State
 
 #: The way of a turn, as a picture; dropped turns stand beside it.
 WAY = (State.AWAITING, State.READY, State.JUDGED, State.BATCHED, State.APPLIED)
-WORDS = {
-    State.CAPTURED: "to be scored",
-    State.AWAITING: "await what comes next",
-    State.READY: "to be judged",
-    State.JUDGED: "judged",
-    State.BATCHED: "in training",
-    State.APPLIED: "learned from",
-    State.DROPPED: "not trained on",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +58,7 @@ def now_view(
     return NowView(
         status.waiting_for,
         tiles,
-        tuple((WORDS[state], counts.states[state]) for state in WAY),
+        tuple((STATES[state], counts.states[state]) for state in WAY),
         counts.states[State.DROPPED],
         counts.dropped if is_operator else {},
         next_step,

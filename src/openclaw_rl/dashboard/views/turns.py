@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from openclaw_rl.dashboard.views.tokens import TokenView
-from openclaw_rl.dashboard.views.words import spoken
+from openclaw_rl.dashboard.views.words import STATES, spoken
 from openclaw_rl.ledger import episode_words
 from openclaw_rl.ledger.changes import ALREADY_USED
 from openclaw_rl.types import (
@@ -23,16 +23,6 @@ from openclaw_rl.types import (
     Vote,
 )
 
-#: What a state is called on a page, and whether that is good news.
-STATES = {
-    State.CAPTURED: "to be scored",
-    State.AWAITING: "awaits what comes next",
-    State.READY: "to be judged",
-    State.JUDGED: "judged",
-    State.BATCHED: "in training",
-    State.APPLIED: "learned from",
-    State.DROPPED: "not trained on",
-}
 ROLES = {"user": "user", "assistant": "assistant", "system": "system", "tool": "tool", "developer": "system"}
 
 

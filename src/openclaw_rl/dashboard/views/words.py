@@ -1,10 +1,22 @@
-"""Messages in words."""
+"""Messages and states in words."""
 
 import json
 from collections.abc import Mapping
 from typing import Any
 
 from openclaw_rl.rendering.chat import content_text
+from openclaw_rl.types import State
+
+#: What a turn's state is called on a page.
+STATES = {
+    State.CAPTURED: "to be scored",
+    State.AWAITING: "waiting for what comes next",
+    State.READY: "to be judged",
+    State.JUDGED: "judged",
+    State.BATCHED: "in training",
+    State.APPLIED: "learned from",
+    State.DROPPED: "not trained on",
+}
 
 
 def spoken(message: Mapping[str, Any]) -> str:
