@@ -55,7 +55,7 @@ def resolved(shown: str) -> dict[str, str]:
 def test_there_is_a_file_for_every_script_and_none_ends_processes() -> None:
     files = {path.stem for path in FOLDER.glob("run_*.sh")}
     assert files >= {*SCRIPTS, "run_ray"}
-    assert len(SCRIPTS) == 10 + 6 + 4 + 1
+    assert len(SCRIPTS) == 10 + 6 + 3 + 4 + 1
     for path in FOLDER.glob("*.sh"):
         assert os.access(path, os.X_OK)
         assert "kill" not in path.read_text()

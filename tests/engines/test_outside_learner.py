@@ -73,7 +73,7 @@ def test_a_dry_run_prints_slimes_command_line(
     tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags = ["--learner", "slime", "--sampler", "sglang", "--sglang-url", URL, "--teacher-url", URL]
-    flags += ["--judge", "feedback", "--method", "combine", "--batch-size", "16", "--slime-actor-gpus", "6"]
+    flags += ["--judge", "feedback", "--method", "combine", "--batch-size", "16", "--train-gpus", "6"]
     flags += ["--model-name", str(tiny_model), "--run-dir", str(tmp_path), "--slime-args", "--sglang-mem-fraction 0.8"]
     assert main(["serve", "--no-environment", "--dry-run", *flags]) == 0
     printed = capsys.readouterr().out

@@ -15,6 +15,8 @@ from openclaw_rl.models import BadModelFolder, ModelNotFound, find_model, read_j
 #: Engines whose servers this program can start on chosen GPUs.
 SERVERS = ("vllm", "sglang")
 LOCAL = "local"
+#: The learner whose GPUs are in its own command line, and perhaps on other machines.
+SLIME = "slime"
 #: The role of the model that is not the policy.
 OTHER = "judge and teacher"
 
@@ -38,6 +40,8 @@ def check_split(config: Config, visible: Visible | None = None) -> None:
     for role in config.gpus.given:
         if reason := why_unused(config, role):
             raise ConfigError(f"{flag(role)} {getattr(config.gpus, role)}: {reason}.")
+    if config.learner.name == SLIME:
+        return
     for option, sampler in (("--rollout-gpus", split), ("--judge-gpus with --teacher-gpus", split.for_other())):
         if len(sampler.sampling) > 1 and config.sampler.name == LOCAL:
             raise ConfigError(
@@ -56,13 +60,15 @@ def check_ranks(split: Split) -> None:
 
 def check_seen(config: Config) -> None:
     """Refuse chosen GPUs on a machine that shows none. Raises ConfigError."""
-    if config.gpus.given and visible_gpus().count is None:
+    if config.gpus.given and visible_gpus().count is None and config.learner.name != SLIME:
         role = config.gpus.given[0]
         raise ConfigError(f"{flag(role)} {getattr(config.gpus, role)}: this machine has no GPU (no nvidia-smi).")
 
 
 def why_unused(config: Config, role: str) -> str:
     """Why nothing would run on the GPUs of a role; empty if something would."""
+    if config.learner.name == SLIME and role in ("train_gpus", "rollout_gpus"):
+        return ""
     if role == "train_gpus":
         if not config.learns:
             return "nothing is trained"

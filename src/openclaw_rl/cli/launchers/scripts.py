@@ -16,6 +16,13 @@ METHODS: Mapping[str, Mapping[str, str]] = {
     "opd_topk": {"method": "topk-select", "w_rl": "0", "topk_max_cand": "1"},
     "topk_select": {"method": "topk-select", "eps_clip": "0.2", "eps_clip_high": "0.28"},
 }
+#: slime's own servers, and a server of the base model that judges and teaches.
+SLIME = {
+    "learner": "slime",
+    "sampler": "sglang",
+    "sglang_url": "http://127.0.0.1:30100",
+    "teacher_url": "http://127.0.0.1:30200",
+}
 ENVIRONMENTS = ("terminal", "gui", "swe", "toolcall")
 
 
@@ -51,6 +58,10 @@ def _servers() -> list[Script]:
             name = f"qwen3_7b_{middle}openclaw_{method}"
             defaults = {"run_dir": f"runs/{name}", "lora_rank": rank, **METHODS[method]}
             scripts.append(Script(f"run_{name}", Runs.SERVER, defaults, needs_model=True))
+    for method in ("rl", "opd", "combine"):
+        name = f"slime_openclaw_{method}"
+        defaults = {"model_name": CLOUD_MODEL, "run_dir": f"runs/{name}", "lora_rank": "0", **METHODS[method], **SLIME}
+        scripts.append(Script(f"run_{name}", Runs.SERVER, defaults))
     return scripts
 
 

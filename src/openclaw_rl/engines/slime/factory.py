@@ -24,9 +24,13 @@ class SlimeLearnerFactory(OutsideLearnerFactory):
             raise ConfigError(f"--loss-fn {settings.training.loss.kind}: slime's loss is {LOSS}; leave it out.")
 
     def trainer_command(self, settings: EngineSettings, step: TrainerStep) -> str:
-        options = settings.own(SlimeOptions)
-        split = SlimeSplit(options.slime_actor_gpus, options.slime_rollout_gpus, options.slime_rollout_tp)
-        return slime_command(settings, step, split, options.slime_args)
+        given, usual = settings.split, SlimeSplit()
+        split = SlimeSplit(
+            actor=len(given.learner) or usual.actor,
+            rollout=len(given.sampling) or usual.rollout,
+            rollout_tp=len(given.policy[0]) if given.policy else usual.rollout_tp,
+        )
+        return slime_command(settings, step, split, settings.own(SlimeOptions).slime_args)
 
 
 LEARNER = SlimeLearnerFactory()
