@@ -11,11 +11,13 @@ cd "$scratch"
 "$scratch/env/bin/openclaw-rl" --version
 "$scratch/env/bin/openclaw-rl" serve --dry-run >/dev/null
 "$scratch/env/bin/openclaw-rl" completion bash | bash -n
-# What templates, personas and phrases are for is loaded from the package.
+# Templates, phrases, questions and personas are loaded from the package.
 "$scratch/env/bin/python" -c '
-from openclaw_rl.dashboard import report
+from importlib.resources import files
 from openclaw_rl.evals.personas.persona import load
-from openclaw_rl.judge.reader import reader
+
 load("brief")
+for name in ("dashboard/report.html.j2", "judge/reader/phrases/en.toml", "evals/data/questions.jsonl"):
+    assert (files("openclaw_rl") / name).is_file(), name
 '
 echo "The wheel works."
