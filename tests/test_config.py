@@ -467,10 +467,15 @@ class TestCommandLine:
         assert "S3CRET" not in self.refused(capsys, "serve", "--api-kye", "S3CRET")
         assert "S3CRET" not in self.refused(capsys, "serve", "--api-kye=S3CRET")
 
+    def test_no_command_shows_the_commands(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main([]) == 0
+        out, err = capsys.readouterr()
+        assert "serve a model" in out
+        assert not err
+
     @pytest.mark.parametrize(
         ("arguments", "names"),
         [
-            ([], "COMMAND"),
             (["sreve"], "sreve"),
             (["serve", "--batch-size", "0"], "--batch-size '0'"),
             (["serve", "--batch-size"], "--batch-size"),
