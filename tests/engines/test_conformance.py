@@ -17,7 +17,14 @@ from support.engine_harness import (
     TinkerHarness,
     VllmHarness,
 )
-from support.learner_harness import LearnerHarness, LocalLearnerHarness, ScriptedLearnerHarness, TinkerLearnerHarness
+from support.learner_harness import (
+    LearnerHarness,
+    LocalLearnerHarness,
+    RankedLearnerHarness,
+    ScriptedLearnerHarness,
+    ShardedLearnerHarness,
+    TinkerLearnerHarness,
+)
 
 SAMPLERS: list[type[SamplerHarness]] = [
     LocalHarness,
@@ -28,7 +35,13 @@ SAMPLERS: list[type[SamplerHarness]] = [
     FullWeightsSglangHarness,
     ScriptedHarness,
 ]
-LEARNERS: list[type[LearnerHarness]] = [LocalLearnerHarness, TinkerLearnerHarness, ScriptedLearnerHarness]
+LEARNERS: list[type[LearnerHarness]] = [
+    LocalLearnerHarness,
+    RankedLearnerHarness,
+    ShardedLearnerHarness,
+    TinkerLearnerHarness,
+    ScriptedLearnerHarness,
+]
 
 # Starting a process takes seconds, so all tests of an engine share one.
 pytestmark = pytest.mark.asyncio(loop_scope="module")

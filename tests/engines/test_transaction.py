@@ -29,6 +29,9 @@ class ScriptedPrimitives:
         self.passing, self.stopped = asyncio.Event(), asyncio.Event()
         self.waits = False
 
+    def describe(self) -> str:
+        return "scripted"
+
     async def start(self) -> None: ...
 
     async def close(self) -> None:

@@ -11,7 +11,7 @@ from support.server_program import ROOT
 from support.tiny_models import save_tiny_model
 
 SCRIPTS = ["constrained", "engines", "environments", "freeze", "judge", "learning", "ledger", "sampling", "serving"]
-SCRIPTS += ["live", "scale", "study", "swapping", "topk"]
+SCRIPTS += ["live", "ranks", "scale", "study", "swapping", "topk"]
 HELPERS = {"browsing", "common", "fleet", "measuring", "repositories", "scale_model", "shapes", "shells"}
 
 runs = pytest.mark.skipif("OPENCLAW_RL_BENCHMARKS" not in os.environ, reason="make test-benchmarks runs them")

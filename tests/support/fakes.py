@@ -189,6 +189,9 @@ class ScriptedLearner:
             self.policy, self.before = [], None
             raise
 
+    def describe(self) -> str:
+        return "a scripted learner"
+
     async def start(self) -> None:
         await self._call("start")
 

@@ -10,6 +10,7 @@ import pytest
 
 from openclaw_rl.engines.base import Learner
 from openclaw_rl.engines.local.process.learner import LocalLearner
+from openclaw_rl.engines.local.process.learner_messages import RankOptions
 from openclaw_rl.types import LossSettings
 from support.fakes import ScriptedLearner
 from support.trainers import options
@@ -70,6 +71,25 @@ class LocalLearnerHarness(LearnerHarness):
 
     def kill(self) -> None:
         os.kill(self.learner.process.pid, signal.SIGKILL)
+
+
+class RankedLearnerHarness(LocalLearnerHarness):
+    """The local engine with two ranks. The second one is killed."""
+
+    def make(self) -> Learner:
+        ranks = RankOptions(("cpu", "cpu"))
+        return LocalLearner(options(model=self.model, dropout=0.2, training=replace(SETTINGS, epochs=2), ranks=ranks))
+
+    def kill(self) -> None:
+        os.kill(self.learner.process.pids[1], signal.SIGKILL)
+
+
+class ShardedLearnerHarness(RankedLearnerHarness):
+    """The local engine with all weights sharded over two ranks."""
+
+    def make(self) -> Learner:
+        ranks = RankOptions(("cpu", "cpu"), shards=True)
+        return LocalLearner(options(model=self.model, rank=0, training=replace(SETTINGS, epochs=2), ranks=ranks))
 
 
 class TinkerLearnerHarness(LearnerHarness):

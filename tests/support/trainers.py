@@ -6,6 +6,7 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import torch
 
@@ -48,6 +49,9 @@ class InProcessPrimitives:
     def has_dropout(self) -> bool:
         return bool(self.trainer.weights.dropout)
 
+    def describe(self) -> str:
+        return "in this process"
+
     async def start(self) -> None: ...
 
     async def close(self) -> None: ...
@@ -65,7 +69,9 @@ class InProcessPrimitives:
         return self.trainer.optim_step()
 
     async def snapshot(self) -> str:
-        return self.trainer.snapshot()
+        name = uuid4().hex
+        self.trainer.snapshot(name)
+        return name
 
     async def restore(self, snapshot: str) -> None:
         self.trainer.restore(snapshot)

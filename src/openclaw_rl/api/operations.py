@@ -18,6 +18,9 @@ class Operations(Protocol):
     def learner(self) -> str:
         """What the next training step waits for, in words."""
 
+    def where_learner_runs(self) -> str:
+        """Where and how the learner runs, in words; empty if there is none."""
+
     def next_step(self) -> NextStep | None:
         """How far the next training step is; None if there will be none."""
 
@@ -64,6 +67,9 @@ class NoOperations:
 
     def learner(self) -> str:
         return "off"
+
+    def where_learner_runs(self) -> str:
+        return ""
 
     def next_step(self) -> NextStep | None:
         return None

@@ -72,6 +72,9 @@ class BackgroundLoops:
         except LedgerError as error:
             return f"suspended: {error}"
 
+    def where_learner_runs(self) -> str:
+        return self.learning.line.learner.describe() if self.learning else ""
+
     def next_step(self) -> NextStep | None:
         try:
             training = self.learning or self.outside

@@ -67,7 +67,7 @@ def page(config: Config, port: int) -> str:
     return f"open {local_url(config.server, port)}/ in a browser" if config.server.dashboard else "off (--no-dashboard)"
 
 
-def banner(config: Config, backend: str, version: int, port: int, unread: str = "") -> None:
+def banner(config: Config, backend: str, version: int, port: int, unread: str = "", learner: str = "") -> None:
     """Print the server's settings, commands to try it with, and what the rules did not understand so far."""
     url = local_url(config.server, port) + "/v1"
     keys, captures = config.server.api_keys, config.capture.capture
@@ -81,6 +81,7 @@ def banner(config: Config, backend: str, version: int, port: int, unread: str = 
         "page": page(config, port),
         "model": f"{config.served_name}  ({config.policy_name})" + (FOR_TRYING if config.embedded else ""),
         "backend": backend,
+        **({"learner": learner} if learner else {}),
         "policy": beginning(config, version),
         "learning": learning(config),
         "judge": judging(config),

@@ -113,7 +113,8 @@ async def run(
         server = make_server(config, service, loops, engines.sampler)
         port = listener.getsockname()[1]
         unread = ledger.unread_words() if ledger else ""
-        banner(config, engines.sampler.describe(), engines.sampler.newest_version, port, unread)
+        learner = loops.where_learner_runs()
+        banner(config, engines.sampler.describe(), engines.sampler.newest_version, port, unread, learner)
         beside = work_beside(config, ledger, loops, engines.sampler, port, lambda: server.should_exit)
         go_on()
         loops.start(*beside)

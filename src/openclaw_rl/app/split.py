@@ -48,14 +48,7 @@ def check_split(config: Config, visible: Visible | None = None) -> None:
                 f"{option}: these are {len(sampler.sampling)} GPUs, and a local sampler uses one: give it one, or use "
                 "--sampler vllm or sglang."
             )
-    check_ranks(split)
     check_memory(config, visible)
-
-
-def check_ranks(split: Split) -> None:
-    """Refuse several GPUs for the learner. Raises ConfigError."""
-    if len(split.learner) > 1:
-        raise ConfigError(f"--train-gpus: these are {len(split.learner)} GPUs, and the learner uses one: give it one.")
 
 
 def check_seen(config: Config) -> None:
@@ -155,8 +148,8 @@ def learner_parts(config: Config, split: Split, size: ModelSize | None) -> list[
     if config.learner.name != LOCAL:
         return [Part("learner", f"{config.learner.name}, elsewhere", (), None)]
     samples_here = config.sampler.name == LOCAL
-    devices = split.local_learner(samples_here=samples_here)
-    ranks = max(1, len(devices))
+    devices, local = split.local_learner(samples_here=samples_here), config.section(LocalOptions)
+    ranks = len(local.rank_devices(len(split.learner)))
     parts = []
     for rank in range(ranks):
         # A local sampler and the learner on the same GPU use one copy of the base weights.
@@ -164,7 +157,7 @@ def learner_parts(config: Config, split: Split, size: ModelSize | None) -> list[
         memory = None
         if size is not None:
             trained = trained_of(config)
-            memory = learner_memory(size, trained, ranks=ranks, sharded=False, has_weights=not shares)
+            memory = learner_memory(size, trained, ranks=ranks, sharded=local.shard_weights, has_weights=not shares)
         process = f"learner rank {rank}" if ranks > 1 else "local learner"
         parts.append(Part("learner", process, devices[rank : rank + 1], memory))
     return parts

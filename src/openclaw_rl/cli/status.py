@@ -69,6 +69,8 @@ def show(config: Config, status: "Status") -> None:
     for reason, count in counts.dropped.items():
         out.print(Text(f"  dropped {count} × {reason}", style="dim"))
     out.print(f"step {counts.step}, policy version {status.version}, server: {status.server or 'not running'}")
+    for part, where in status.runs.items():
+        out.print(Text(f"  {part}: {where}", style="dim"), soft_wrap=True)
     if any(status.notes.values()):
         out.print(Text.assemble(("Notes: ", "bold"), notes_line(status)))
     out.print(Text.assemble(("The next step: ", "bold"), status.waiting_for))

@@ -175,6 +175,9 @@ class TrainingPrimitives(Protocol):
     def has_dropout(self) -> bool:
         """Whether the log-probs of `forward_backward` differ from those of `score` for the same weights."""
 
+    def describe(self) -> str:
+        """A phrase that says where and how it runs."""
+
     async def start(self) -> None: ...
 
     async def close(self) -> None:
@@ -225,6 +228,10 @@ class Learner(Protocol):
 
     @property
     def capabilities(self) -> "LearnerCapabilities": ...
+
+    def describe(self) -> str:
+        """A phrase that says where and how it runs."""
+
     async def start(self) -> None: ...
     async def close(self) -> None: ...
 

@@ -61,6 +61,9 @@ class TransactionalLearner:
     def capabilities(self) -> LearnerCapabilities:
         return self._primitives.capabilities
 
+    def describe(self) -> str:
+        return self._primitives.describe()
+
     async def start(self) -> None:
         async with self._calling:
             await self._primitives.start()

@@ -77,6 +77,8 @@ class Status:
     """Why turns wait for their judge, if they do."""
     learner: str = ""
     """What the next training step waits for, as the running server reports it."""
+    runs: Mapping[str, str] = field(default_factory=dict)
+    """Where each part of the running server runs."""
     trouble: str = ""
     """What is wrong with the last verdicts."""
     unread: str = ""
@@ -164,6 +166,7 @@ class Status:
             "judging_trouble": self.trouble,
             "not_understood": self.unread,
             "learner": self.learner,
+            "runs": dict(self.runs),
             "held": self.held,
             "notes": {str(state): count for state, count in self.notes.items()},
             "groups_waiting": [asdict(group) for group in self.groups],
@@ -191,6 +194,7 @@ def read_status(
         switched_off=next((says for part, says in SWITCHED_OFF.items() if ready.get(part) == "off"), ""),
         judge_down=why(ready, "judge"),
         learner=ready.get("learner", ""),
+        runs={part: where for part, where in ready.get("runs", {}).items() if where},
         trouble=judging_trouble(verdicts.recent(db, COLLAPSE_WINDOW)) if db else "",
         unread=unread_words(db) if db else "",
         quarantined=updates.load(db, StepOutcome.QUARANTINED)[::-1] if db else [],

@@ -11,11 +11,15 @@ from openclaw_rl.engines.gpus import environment_of
 from openclaw_rl.engines.local.families import runnable
 from openclaw_rl.engines.local.options import LocalOptions
 from openclaw_rl.engines.local.process.learner import LocalLearner
-from openclaw_rl.engines.local.process.learner_messages import LearnerOptions
+from openclaw_rl.engines.local.process.learner_messages import LearnerOptions, RankOptions
 from openclaw_rl.engines.local.process.sampler import LocalSampler
 from openclaw_rl.engines.local.process.sampler_messages import WorkerOptions
 from openclaw_rl.engines.policy_ref import WeightForm
 from openclaw_rl.models import EMBEDDED, can_be_fetched, find_model, longest_context
+
+
+#: Devices on which a process finds the weights that a local sampler shares.
+SAMPLERS_DEVICES = ("auto", "cpu", "cuda", "cuda:0")
 
 
 class LocalFactory:
@@ -57,7 +61,19 @@ class LocalSamplerFactory(LocalFactory):
 
 
 class LocalLearnerFactory(LocalFactory):
-    """Learners in a worker process on this machine."""
+    """Learners in one or several worker processes on this machine."""
+
+    def check(self, settings: EngineSettings) -> None:
+        super().check(settings)
+        local, gpus = settings.own(LocalOptions), len(settings.split.learner)
+        ranks = len(local.rank_devices(gpus))
+        if gpus and (local.names_gpus or gpus != ranks):
+            raise ConfigError(
+                f"--train-gpus: these are {gpus} GPUs, and --learner-ranks {local.learner_ranks} does not use these: leave "
+                "out one of the two options."
+            )
+        if local.shard_weights and ranks == 1:
+            raise ConfigError("--shard-weights needs several --learner-ranks or --train-gpus to shard over.")
 
     def capabilities(self, settings: EngineSettings) -> LearnerCapabilities:
         return LearnerCapabilities(writes=forms_of(settings))
@@ -65,10 +81,13 @@ class LocalLearnerFactory(LocalFactory):
     def open(self, settings: EngineSettings, resources: Resources, folder: Path, sampler: Sampler) -> Learner:
         """A local sampler shares its copy of the base weights with the learner."""
         local, model = settings.own(LocalOptions), settings.model
-        shares = isinstance(sampler, LocalSampler) and settings.split.shares_gpus
+        devices = local.rank_devices(len(settings.split.learner))
+        samples_here = isinstance(sampler, LocalSampler)
+        # The weights that a local sampler shares are on its own device, which must be that of the first rank.
+        shares = settings.split.learner[:1] in ((), settings.split.local_sampler)
         options = LearnerOptions(
             model=runnable(folder),
-            device=local.device,
+            device=devices[0],
             dtype=local.dtype,
             rank=model.lora_rank,
             alpha=model.lora_alpha or 2.0 * model.lora_rank,
@@ -80,10 +99,12 @@ class LocalLearnerFactory(LocalFactory):
             offload=local.offload_optimizer_state,
             base_model=model.model_name or EMBEDDED,
             custom_loss=settings.custom_loss,
-            cuda_device=cuda_names(settings.split.local_learner(samples_here=isinstance(sampler, LocalSampler))),
+            cuda_device="" if local.names_gpus else cuda_names(settings.split.local_learner(samples_here=samples_here)),
+            ranks=RankOptions(devices, local.shard_weights) if len(devices) > 1 else None,
         )
-        shared = sampler.shared_weights if isinstance(sampler, LocalSampler) and shares else lambda: None
-        return LocalLearner(options, shared)
+        if isinstance(sampler, LocalSampler) and shares and (len(devices) > 1 or devices[0] in SAMPLERS_DEVICES):
+            return LocalLearner(options, sampler.shared_weights)
+        return LocalLearner(options)
 
     def trainer_command(self, settings: EngineSettings, step: TrainerStep) -> str:
         return ""

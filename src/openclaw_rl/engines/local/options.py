@@ -1,8 +1,13 @@
 """The options of the local engine."""
 
+import re
 from typing import Literal
 
+from pydantic import field_validator
+
 from openclaw_rl.config.options import Section, option
+
+DEVICE = re.compile(r"cpu|cuda:\d+")
 
 
 class LocalOptions(Section):
@@ -39,6 +44,48 @@ class LocalOptions(Section):
         group="Training",
         env="GRADIENT_CHECKPOINTING",
     )
+    learner_ranks: str = option(
+        "auto",
+        "Processes that train together: a count, or their devices, such as cuda:0,cuda:1.",
+        group="Training",
+        env="LEARNER_RANKS",
+        shown="one for each of --train-gpus, else 1",
+    )
+    shard_weights: bool = option(
+        False,
+        "Shard the weights, gradients and optimiser state over the learner's ranks (FSDP2).",
+        group="Training",
+        env="SHARD_WEIGHTS",
+    )
     offload_optimizer_state: bool = option(
         False, "Move the optimiser's state off the GPU between steps.", group="Training", env="OFFLOAD_OPTIMIZER_STATE"
     )
+
+    @field_validator("learner_ranks")
+    @classmethod
+    def _count_or_devices(cls, given: str) -> str:
+        ranks = given.replace(" ", "")
+        if ranks == "auto" or (ranks.isdigit() and int(ranks) > 0):
+            return ranks
+        devices = ranks.split(",")
+        if not all(DEVICE.fullmatch(device) for device in devices):
+            raise ValueError("give a count, or devices such as cuda:0,cuda:1 or cpu,cpu")
+        if len({device.partition(":")[0] for device in devices}) > 1:
+            raise ValueError("the ranks must all run on the CPU or all on CUDA devices")
+        on_cuda = [device for device in devices if device != "cpu"]
+        if len(set(on_cuda)) < len(on_cuda):
+            raise ValueError("each rank needs a CUDA device of its own")
+        return ranks
+
+    @property
+    def names_gpus(self) -> bool:
+        """Whether --learner-ranks names CUDA devices."""
+        return self.learner_ranks.startswith("cuda:")
+
+    def rank_devices(self, train_gpus: int = 0) -> tuple[str, ...]:
+        """The device of each of the learner's ranks, if --train-gpus are so many (0: not given)."""
+        if self.learner_ranks == "auto":
+            return (self.device,) * max(1, train_gpus)
+        if self.learner_ranks.isdigit():
+            return (self.device,) * int(self.learner_ranks)
+        return tuple(self.learner_ranks.split(","))

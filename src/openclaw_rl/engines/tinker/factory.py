@@ -7,6 +7,7 @@ from openclaw_rl.config.options import ConfigError
 from openclaw_rl.engines.base import EngineUnavailable, Learner, Sampler
 from openclaw_rl.engines.capabilities import LearnerCapabilities, SamplerCapabilities
 from openclaw_rl.engines.factory import EngineSettings, ModelFiles, Resources, TrainerStep
+from openclaw_rl.engines.local.options import LocalOptions
 from openclaw_rl.engines.tinker import sdk
 from openclaw_rl.engines.tinker.connection import Account, Connection
 from openclaw_rl.engines.tinker.learner import CAPABILITIES, TinkerLearner
@@ -104,6 +105,7 @@ def unsupported(settings: EngineSettings) -> list[tuple[bool, str]]:
         (settings.custom_loss is not None, "--custom-loss-function-path: losses of your own are impossible"),
         (model.lora_dropout > 0, "--lora-dropout: the adapter's input cannot be dropped"),
         (model.lora_alpha is not None, "--lora-alpha: the adapter's scale cannot be chosen"),
+        (settings.own(LocalOptions).learner_ranks != "auto", "--learner-ranks: the learner's processes cannot be chosen"),
         (not halves, "--lora-target-modules: only all of the attention's and all of the MLP's can be chosen"),
     ]
 

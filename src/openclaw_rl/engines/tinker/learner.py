@@ -68,6 +68,9 @@ class TinkerPrimitives:
     def capabilities(self) -> LearnerCapabilities:
         return replace(CAPABILITIES, alternatives=self.connection.traits.takes_tables)
 
+    def describe(self) -> str:
+        return f"{self.connection.traits.name}, {self.connection.account.base_url or 'in the cloud'}"
+
     async def start(self) -> None:
         await self.connection.open()
 

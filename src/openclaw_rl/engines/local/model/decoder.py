@@ -172,8 +172,13 @@ def project(i: int, name: Projection, linear: Linear, x: Tensor, adapt: Adapt | 
     return y if adapt is None else adapt(i, name, x, y)
 
 
-def load_decoder(folder: Path, dtype: torch.dtype, device: torch.device) -> Decoder:
-    """Read a Transformers model folder (config.json and safetensors) onto a device. Raises UnsupportedModel."""
+def load_decoder(
+    folder: Path, dtype: torch.dtype, device: torch.device, keep: Callable[[Layer], Any] = lambda layer: layer
+) -> Decoder:
+    """Read a Transformers model folder (config.json and safetensors) onto a device. Raises UnsupportedModel.
+
+    `keep` is called with each layer as soon as it is read, and returns what is kept of it.
+    """
     config = read_model_config(folder)
     shape = Shape.from_config(config)
     rotary = config.rotary_frequencies(folder, device)
@@ -182,7 +187,7 @@ def load_decoder(folder: Path, dtype: torch.dtype, device: torch.device) -> Deco
     head = None if config.tie_word_embeddings else read("lm_head.weight")
     if head is None:
         check_tied(read, embed)
-    layers = [load_layer(read, f"model.layers.{i}.") for i in range(shape.layers)]
+    layers = [keep(load_layer(read, f"model.layers.{i}.")) for i in range(shape.layers)]
     return Decoder(shape, embed, layers, read("model.norm.weight"), head, rotary.inverse, rotary.scale)
 
 

@@ -56,15 +56,18 @@ def map_tensors(decoder: Decoder, change: Callable[[Tensor], Tensor]) -> Decoder
     return replace(changed, inverse_frequencies=decoder.inverse_frequencies)
 
 
-def open_model(folder: Path, base: Decoder, dtype: torch.dtype) -> TensorFiles:
-    """Open a model folder. Raises BadPolicy unless it has every weight of `base`, in the same size."""
+def open_model(folder: Path, base: Decoder, dtype: torch.dtype, device: torch.device | None = None) -> TensorFiles:
+    """Open a model folder. Raises BadPolicy unless it has every weight of `base`, in the same size.
+
+    The weights are read onto the device of `base`, unless another is given.
+    """
     if (folder / ADAPTER_CONFIG).exists():
         raise BadPolicy(
             f"{folder} holds an adapter, but --lora-rank 0 trains all weights: set --lora-rank to the adapter's rank, "
             "or start over with --resume-from-ckpt none"
         )
     try:
-        files = TensorFiles(folder, dtype, base.embed.device)
+        files = TensorFiles(folder, dtype, device or base.embed.device)
     except (UnsupportedModel, OSError, SafetensorError) as error:
         raise BadPolicy(f"{folder} does not hold a model that can be used: {error}") from error
     for name, tensor in take_apart(base).items():

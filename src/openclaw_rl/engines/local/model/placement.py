@@ -7,17 +7,19 @@ from openclaw_rl.engines.local.model.model_config import UnsupportedModel
 
 
 def placement(name: str, precision: str) -> tuple[torch.device, torch.dtype]:
-    """The device and precision for these options; either may be auto."""
+    """The device and precision for these options; either may be auto. A CUDA device may have a number."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name == "cuda" and not torch.cuda.is_available():
-        raise UnsupportedModel("--device cuda needs a CUDA device, and PyTorch finds none")
-    dtype = precision if precision != "auto" else {"cpu": "float32", "cuda": "bfloat16"}[name]
-    return torch.device(name), getattr(torch, dtype)
+    device = torch.device(name)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        wanted = "a CUDA device" if device.index is None else f"{device.index + 1} CUDA devices"
+        raise UnsupportedModel(f"the device {name} needs {wanted}, and PyTorch finds {torch.cuda.device_count()}")
+    dtype = precision if precision != "auto" else {"cpu": "float32", "cuda": "bfloat16"}[device.type]
+    return device, getattr(torch, dtype)
 
 
 def weight_bytes(decoder: Decoder) -> int:
-    """Memory of the base weights."""
+    """Memory of the base weights, whole."""
     return sum(tensor.nbytes for tensor in take_apart(decoder).values())
 
 

@@ -1,58 +1,65 @@
 """The local engine's learner as the server sees it: training primitives that a worker process carries out."""
 
 import asyncio
-import os
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from openclaw_rl.engines.base import EngineUnavailable, PassResult, SpanLogprobs, StepLost, StepRefused, StepStopped
 from openclaw_rl.engines.capabilities import LearnerCapabilities
+from openclaw_rl.engines.local.process.launcher import Launcher, ProcessLauncher, WorkerLink
 from openclaw_rl.engines.local.process.learner_messages import (
-    STOP_SIGNAL,
     Broken,
     Done,
     LearnerOptions,
+    RankPlace,
     Refused,
     Report,
     Started,
     TrainerCall,
 )
-from openclaw_rl.engines.local.process.link import Link
+from openclaw_rl.engines.local.process.rank_links import RankLinks
 from openclaw_rl.engines.policy_ref import PolicyRef, WeightForm, policy_in
 from openclaw_rl.engines.transaction import TransactionalLearner
 from openclaw_rl.types import TrainingSequence
 
 WORKER = "openclaw_rl.engines.local.process.learner_worker"
-#: Threads give up their core at once, because serving needs it. On 2 cores that write 4 answers, a step of 1,000 tokens
-#: then takes 19 s instead of 74, and the answers are no slower.
-SPINS = 0
 DIED = "The learner's process ended while it was working; if it ran out of memory, lower --micro-batch-tokens."
 
 
 class LearnerProcess:
-    """Implements `TrainingPrimitives` with one worker process.
+    """Implements `TrainingPrimitives` with one worker process, or with several ranks that work as one.
 
     - Calls are carried out in their order.
-    - If the process dies, the calls that wait for it raise EngineUnavailable; if none waits, the next call does.
-    - The call after that starts a new process, which has no snapshot and the base model as its policy.
+    - If a process dies, the others are ended too. The calls that wait for it raise EngineUnavailable; if none waits,
+      the next call does.
+    - The call after that starts new processes, which have no snapshot and the base model as their policy.
     """
 
-    def __init__(self, options: LearnerOptions, weights: Callable[[], bytes | None]) -> None:
+    def __init__(self, options: LearnerOptions, weights: Callable[[], bytes | None], launcher: Launcher) -> None:
         """`weights` returns the base weights that the sampler shares at the moment, if it does."""
-        self.options, self._weights = options, weights
+        self.options, self._weights, self._launcher = options, weights, launcher
         self.weight_bytes = 0
-        self._link: Link[TrainerCall, Report] | None = None
+        self._devices: tuple[str, ...] = ()
+        """Of the ranks that were started last."""
+        self._link: WorkerLink | None = None
         self._waiting: deque[asyncio.Future[Report]] = deque()
         """One for each report that the process owes."""
         self._reading: asyncio.Task[None] | None = None
         self._submitting = asyncio.Lock()
 
     @property
+    def pids(self) -> list[int]:
+        """The processes, one for each rank; none before they are started."""
+        return self._link.pids if self._link else []
+
+    @property
     def pid(self) -> int | None:
-        return self._link.process.pid if self._link else None
+        """The process that writes files."""
+        return self.pids[0] if self.pids else None
 
     @property
     def capabilities(self) -> LearnerCapabilities:
@@ -61,6 +68,13 @@ class LearnerProcess:
     @property
     def has_dropout(self) -> bool:
         return bool(self.options.rank and self.options.dropout)
+
+    def describe(self) -> str:
+        ranks = self.options.ranks
+        where = f" on {', '.join(dict.fromkeys(self._devices))}" if self._devices else ""
+        if ranks is None:
+            return f"local, one process{where}"
+        return f"local, {len(ranks.devices)} ranks{where}{', weights sharded' if ranks.shards else ''}"
 
     async def start(self) -> None:
         async with self._submitting:
@@ -78,8 +92,8 @@ class LearnerProcess:
         await self._call("reset")
 
     def stop_step(self) -> None:
-        if self.pid is not None:
-            os.kill(self.pid, STOP_SIGNAL)
+        if self._link is not None:
+            self._link.interrupt()
 
     async def forward_backward(self, sequences: Sequence[TrainingSequence]) -> PassResult:
         result: PassResult = await self._call("forward_backward", sequences=sequences)
@@ -90,7 +104,9 @@ class LearnerProcess:
         return norm
 
     async def snapshot(self) -> str:
-        name: str = await self._call("snapshot")
+        # Here, so that it is the same on every rank and never that of an earlier process.
+        name = uuid4().hex
+        await self._call("snapshot", name=name)
         return name
 
     async def restore(self, snapshot: str) -> None:
@@ -123,28 +139,43 @@ class LearnerProcess:
         assert isinstance(report, Done)
         return report.result
 
-    async def _ready(self) -> Link[TrainerCall, Report]:
+    async def _ready(self) -> WorkerLink:
         """The running process; starts one if there is none."""
         if self._reading is not None and self._reading.done() and self._link is not None:
             link, self._link = self._link, None
             raise died(link)
         if self._link is None:
             self._waiting = deque()
-            link = self._link = Link(WORKER, replace(self.options, shared=self._weights()), SPINS)
+            link = self._link = await self._start()
             self._reading = asyncio.create_task(self._read(link, self._waiting))
             report = await self._expect_report()
             if not isinstance(report, Started):
                 await self.close()
                 raise EngineUnavailable(report.reason if isinstance(report, Broken) else DIED)
-            self.weight_bytes = report.weight_bytes
+            self.weight_bytes, self._devices = report.weight_bytes, report.devices
         return self._link
+
+    async def _start(self) -> WorkerLink:
+        """Start the process, or all ranks. Raises OSError."""
+        options, ranks = replace(self.options, shared=self._weights()), self.options.ranks
+        if ranks is None:
+            return self._launcher.start(WORKER, options, options.device)
+        links: list[WorkerLink] = []
+        try:
+            for number, device in enumerate(ranks.devices):
+                place = RankPlace(number, len(ranks.devices), ranks.shards)
+                links.append(self._launcher.start(WORKER, replace(options, device=device, place=place), device))
+        except OSError:
+            await RankLinks(links).close(patience=0.0)
+            raise
+        return RankLinks(links)
 
     def _expect_report(self) -> "asyncio.Future[Report]":
         waiting: asyncio.Future[Report] = asyncio.get_running_loop().create_future()
         self._waiting.append(waiting)
         return waiting
 
-    async def _read(self, link: Link[TrainerCall, Report], waiting: "deque[asyncio.Future[Report]]") -> None:
+    async def _read(self, link: WorkerLink, waiting: "deque[asyncio.Future[Report]]") -> None:
         """Give each report to the call that waits for it, until the process ends."""
         async for report in link.reports():
             call = waiting.popleft()
@@ -158,14 +189,19 @@ class LearnerProcess:
                 call.set_exception(died(link))
 
 
-def died(link: Link[TrainerCall, Report]) -> EngineUnavailable:
+def died(link: WorkerLink) -> EngineUnavailable:
     return EngineUnavailable(f"{DIED} {link.end}".rstrip())
 
 
 class LocalLearner(TransactionalLearner):
     """The local engine's `Learner`: whole steps, carried out by a process of its own."""
 
-    def __init__(self, options: LearnerOptions, weights: Callable[[], bytes | None] = lambda: None) -> None:
+    def __init__(
+        self,
+        options: LearnerOptions,
+        weights: Callable[[], bytes | None] = lambda: None,
+        launcher: Launcher | None = None,
+    ) -> None:
         """`weights` returns the base weights that the sampler shares at the moment, if it does."""
-        self.process = LearnerProcess(options, weights)
+        self.process = LearnerProcess(options, weights, launcher or ProcessLauncher())
         super().__init__(self.process, options.training)

@@ -3,15 +3,43 @@
 The process reports when it has started. Then every call is answered by one report, in order.
 """
 
-import signal
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from openclaw_rl.types import TrainingSettings
 
-#: Tells the learner's process to end the step that it computes.
-STOP_SIGNAL = signal.SIGUSR1
+LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True)
+class RankPlace:
+    """The place of a process among the ranks that train one policy."""
+
+    number: int
+    """0 is the first rank, which writes files and whose answers count."""
+    count: int
+    shards: bool
+    """Whether each rank holds only a part of the weights."""
+    host: str = LOOPBACK
+    """Where the first rank waits for the others. Where they run on several machines, it is an address of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """The address where the first rank waits: its first report, and the first command to the others."""
+
+    host: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankOptions:
+    """The ranks that train one policy together."""
+
+    devices: tuple[str, ...]
+    """One for each rank; `auto` is the rank's own CUDA device, or the CPU where there is none."""
+    shards: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +66,10 @@ class LearnerOptions:
     """The number of the only CUDA device that the process may use; empty: all."""
     shared: bytes | None = None
     """The base weights as the sampler shares them; without it the process loads its own copy."""
+    ranks: RankOptions | None = None
+    """Only for the server: several processes train the policy together."""
+    place: RankPlace | None = None
+    """Only for a process: it is one of several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +85,8 @@ class Started:
     """The process has loaded the model."""
 
     weight_bytes: int
+    devices: tuple[str, ...]
+    """Where it runs: the device of each rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,4 +114,4 @@ class Broken:
     reason: str
 
 
-Report = Started | Done | Refused | Broken
+Report = Started | Done | Refused | Broken | Meeting

@@ -13,11 +13,10 @@ from multiprocessing.connection import Connection
 import torch
 
 from openclaw_rl.engines.base import StepLost, StepRefused, StepStopped
-from openclaw_rl.engines.local.model.decoder import Decoder, load_decoder
-from openclaw_rl.engines.local.model.placement import describe, placement, weight_bytes
+from openclaw_rl.engines.local.model.decoder import load_decoder
+from openclaw_rl.engines.local.model.placement import describe, placement
 from openclaw_rl.engines.local.model.shared_weights import take_up
 from openclaw_rl.engines.local.process.learner_messages import (
-    STOP_SIGNAL,
     Broken,
     Done,
     LearnerOptions,
@@ -26,7 +25,9 @@ from openclaw_rl.engines.local.process.learner_messages import (
     Started,
     TrainerCall,
 )
+from openclaw_rl.engines.local.process.link import STOP_SIGNAL
 from openclaw_rl.engines.local.training.policy_trainer import PolicyTrainer
+from openclaw_rl.engines.local.training.ranks import RankLost
 
 log = logging.getLogger(__name__)
 
@@ -47,23 +48,32 @@ def main(connection: Connection, options: LearnerOptions) -> None:
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         try:
-            decoder = take_up(options.shared) if options.shared else load_alone(options)
             torch.manual_seed(options.training.seed)
-            trainer = PolicyTrainer(decoder, options)
+            trainer = open_trainer(connection, options)
         except Exception as error:
             log.debug("loading failed", exc_info=True)
             connection.send(Broken(f"The learner could not load the model in {options.model}: {describe(error)}"))
             return
         signal.signal(STOP_SIGNAL, lambda _number, _frame: trainer.stop())
-        connection.send(Started(weight_bytes(decoder)))
+        connection.send(Started(trainer.weight_bytes, (str(trainer.device),)))
         while True:
-            connection.send(answer(trainer, connection.recv()))
+            try:
+                connection.send(answer(trainer, connection.recv()))
+            except RankLost as error:
+                log.debug("another rank is gone", exc_info=True)
+                raise SystemExit(1) from error
 
 
-def load_alone(options: LearnerOptions) -> Decoder:
-    """A copy of the weights for this process."""
+def open_trainer(connection: Connection, options: LearnerOptions) -> PolicyTrainer:
+    """Load the model; as one of several ranks, together with the others."""
+    if options.place is not None:
+        from openclaw_rl.engines.local.process.rank_worker import open_rank
+
+        return open_rank(options, options.place, connection)
+    if options.shared:
+        return PolicyTrainer(take_up(options.shared), options)
     device, dtype = placement(options.device, options.dtype)
-    return load_decoder(options.model, dtype, device)
+    return PolicyTrainer(load_decoder(options.model, dtype, device), options)
 
 
 def answer(trainer: PolicyTrainer, call: TrainerCall) -> Report:

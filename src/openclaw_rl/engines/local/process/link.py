@@ -20,6 +20,8 @@ from typing import Generic, TypeVar
 Command = TypeVar("Command")
 Report = TypeVar("Report")
 
+#: Tells a worker to end early what it computes.
+STOP_SIGNAL = signal.SIGUSR1
 #: Time that a worker gets to exit by itself once its pipe is closed.
 EXIT_SECONDS = 5.0
 #: How PyTorch's threads on a CPU wait for each other. By default they spin for long. That is harmless where a process
@@ -73,6 +75,10 @@ class Link(Generic[Command, Report]):
         self._killed = False
 
     @property
+    def pids(self) -> list[int]:
+        return [] if self.process.pid is None else [self.process.pid]
+
+    @property
     def end(self) -> str:
         """How the process ended, in a sentence; empty while it runs, if it exited in order, and if we killed it."""
         code = self.process.exitcode
@@ -84,6 +90,12 @@ class Link(Generic[Command, Report]):
 
     def send(self, command: Command) -> None:
         self._outbox.put(command)
+
+    def interrupt(self) -> None:
+        """Send the process `STOP_SIGNAL`."""
+        if self.process.is_alive():
+            for pid in self.pids:
+                os.kill(pid, STOP_SIGNAL)
 
     async def reports(self) -> AsyncIterator[Report]:
         """The reports of the worker, until it is gone."""

@@ -40,6 +40,9 @@ class FullWeights:
             pass
         return cls(map_tensors(masters, Tensor.requires_grad_), folder)
 
+    def complete(self) -> "FullWeights":
+        return self
+
     def save(self, folder: Path, base_model: str) -> None:
         """Write a model folder that other programs load."""
         folder.mkdir(parents=True, exist_ok=True)

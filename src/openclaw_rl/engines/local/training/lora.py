@@ -94,6 +94,9 @@ class LoraWeights:
             raise BadPolicy(f"{folder} adapts layers that this model does not have")
         return cls(shape, rank, alpha, config.get("lora_dropout", 0.0), a, b)
 
+    def complete(self) -> "LoraWeights":
+        return self
+
     def save(self, folder: Path, base_model: str) -> None:
         """Write the masters as a PEFT folder."""
         folder.mkdir(parents=True, exist_ok=True)

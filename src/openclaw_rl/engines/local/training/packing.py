@@ -79,6 +79,12 @@ def micro_batches(sequences: Sequence[TrainingSequence], budget: int, device: to
     return [micro_batch(sequences, [member for k in group for member in families[k]], device) for group in groups]
 
 
+def empty_batch(device: torch.device) -> MicroBatch:
+    """A micro-batch of no sequence, as short as a pass allows."""
+    nothing = torch.zeros(1, dtype=torch.long, device=device)
+    return MicroBatch((), (Segment(0, 1, 1),), nothing, nothing, nothing, nothing[:, None])
+
+
 class Member(NamedTuple):
     """A sequence among others that begin alike."""
 

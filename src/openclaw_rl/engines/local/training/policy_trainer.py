@@ -6,8 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
-from uuid import uuid4
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 from safetensors import SafetensorError
@@ -17,14 +16,19 @@ from torch import Tensor
 from openclaw_rl.engines.base import PassResult, SpanLogprobs, StepLost, StepRefused
 from openclaw_rl.engines.local.model.adapters import BadPolicy
 from openclaw_rl.engines.local.model.decoder import Decoder
+from openclaw_rl.engines.local.model.placement import weight_bytes
 from openclaw_rl.engines.local.model.tensor_files import write_tensors
 from openclaw_rl.engines.local.process.learner_messages import LearnerOptions
 from openclaw_rl.engines.local.training.full_weights import FullWeights
 from openclaw_rl.engines.local.training.lora import LoraWeights
+from openclaw_rl.engines.local.training.ranks import OneRank, Ranks, whole
 from openclaw_rl.engines.local.training.trainer import TrainedWeights, Trainer
 from openclaw_rl.losses.custom import LossFailed, load_loss
 from openclaw_rl.losses.policy import Loss, PolicyLoss
 from openclaw_rl.types import TrainingSequence
+
+if TYPE_CHECKING:  # it imports PyTorch's distributed package
+    from openclaw_rl.engines.local.training.sharded import ShardedDecoder, ShardedFullWeights, Sharding
 
 log = logging.getLogger(__name__)
 
@@ -58,10 +62,21 @@ class PolicyTrainer:
     - `optim_step` refuses a loss or gradient that is not finite before it touches the weights.
     - `restore` and `load` bring back weights, optimiser state and the source of dropout bit for bit.
     - The newest snapshot is kept, and no other.
+    - Several ranks that make the same calls have the same policy and raise the same errors. The first one writes files.
     """
 
-    def __init__(self, decoder: Decoder, options: LearnerOptions) -> None:
+    def __init__(
+        self,
+        decoder: "Decoder | ShardedDecoder",
+        options: LearnerOptions,
+        ranks: Ranks | None = None,
+        sharding: "Sharding | None" = None,
+    ) -> None:
+        """`sharding` is how the decoder is sharded, if it is."""
         self.decoder, self.options = decoder, options
+        self.ranks, self._sharding = ranks or OneRank(), sharding
+        self._sharded: ShardedFullWeights | None = None
+        """All weights, if they are trained and sharded: their memory is used again for every policy."""
         settings = PolicyLoss(**asdict(options.training.loss))
         self.loss: Loss = load_loss(options.custom_loss, settings) if options.custom_loss else settings
         self._snapshot: Snapshot | None = None
@@ -72,11 +87,24 @@ class PolicyTrainer:
 
     def reset(self) -> None:
         options, base = self.options, self.decoder
-        if not options.rank:
+        if options.rank:
+            settings = (options.rank, options.alpha, options.modules, options.dropout, options.training.seed)
+            self._take(LoraWeights.create(base.shape, *settings, self.device))
+        elif isinstance(base, Decoder):
             self._take(FullWeights.create(base, options.model))
-            return
-        settings = (options.rank, options.alpha, options.modules, options.dropout, options.training.seed)
-        self._take(LoraWeights.create(base.shape, *settings, base.embed.device))
+        else:
+            weights = self._sharded_weights(base)
+            weights.reset()
+            self._take(weights)
+
+    @property
+    def device(self) -> torch.device:
+        return self.decoder.embed.device
+
+    @property
+    def weight_bytes(self) -> int:
+        """Memory of the base weights on this rank."""
+        return weight_bytes(self.decoder) if isinstance(self.decoder, Decoder) else self.decoder.weight_bytes
 
     def stop(self) -> None:
         """End the step that is being computed with StepStopped. Also called from a signal's handler."""
@@ -112,25 +140,28 @@ class PolicyTrainer:
         if loss is None:
             raise StepRefused("there is no gradient to apply")
         self._loss_of_gradient = None
-        norm = float(torch.nn.utils.clip_grad_norm_(self.weights.parameters(), self.options.training.max_grad_norm))
+        clipped = torch.nn.utils.clip_grad_norm_(self.weights.parameters(), self.options.training.max_grad_norm)
+        norm = float(whole(clipped))
         if not math.isfinite(loss) or not math.isfinite(norm):
             raise StepRefused(f"the {'gradient' if math.isfinite(loss) else 'loss'} is not finite")
+        lost: StepLost | None = None
         try:
-            self._move_moments(self.decoder.embed.device)
+            self._move_moments(self.device)
             self.optimizer.step()
         except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
             if not out_of_memory(error):
                 raise
             # Some weights may have moved already: only the snapshot brings them back.
-            self._drop_gradient()
-            self._free_memory()
-            raise StepLost(StepRefused(DOES_NOT_FIT)) from error
+            lost = StepLost(StepRefused(DOES_NOT_FIT))
         self._drop_gradient()
+        if lost is not None:
+            self._free_memory()
+        self.ranks.raise_any(lost)
         if self.options.offload:
             self._move_moments(torch.device("cpu"))
         return norm
 
-    def snapshot(self) -> str:
+    def snapshot(self, name: str) -> None:
         """Keep all that a step changes, and begin again with micro-batches of the full size."""
         self.trainer.micro_batch_tokens = self.options.micro_batch_tokens
         self.trainer.is_stopped = False
@@ -139,8 +170,7 @@ class PolicyTrainer:
         copied: Any = {"copy": True} if self.options.rank else {"copy": True, "device": "cpu"}
         weights = [parameter.detach().to(dtype=torch.float32, **copied) for parameter in self.weights.parameters()]
         moments = {name: tensor.to(dtype=tensor.dtype, **copied) for name, tensor in self._moments().items()}
-        self._snapshot = Snapshot(uuid4().hex, weights, moments, self.trainer.micro_batches_seen)
-        return self._snapshot.name
+        self._snapshot = Snapshot(name, weights, moments, self.trainer.micro_batches_seen)
 
     @torch.no_grad()
     def restore(self, name: str) -> None:
@@ -160,36 +190,74 @@ class PolicyTrainer:
         return self._fitting(lambda: self.trainer.score(sequences, base=base))
 
     def write_policy(self, folder: Path) -> None:
-        self.weights.save(folder, self.options.base_model)
+        complete = self.weights.complete()
+        self.ranks.on_first(lambda: complete.save(folder, self.options.base_model))
 
     def save(self, folder: Path, steps: int) -> None:
         """Write the policy for other programs, and beside it everything that the next step depends on."""
         self.write_policy(folder)
-        write_tensors({name: tensor.cpu() for name, tensor in self._moments().items()}, folder / OPTIMIZER)
+        moments = self.ranks.collect(self._moments())
         state = {"steps": steps, "micro_batches": self.trainer.micro_batches_seen}
-        (folder / STATE).write_text(json.dumps(state) + "\n")
+
+        def write() -> None:
+            write_tensors(moments, folder / OPTIMIZER)
+            (folder / STATE).write_text(json.dumps(state) + "\n")
+
+        self.ranks.on_first(write)
 
     def load(self, folder: Path) -> int:
         """Continue from what `save` wrote; returns the number of steps. Raises StepRefused and changes nothing if it
         does not fit."""
+        refusal: StepRefused | None = None
         try:
-            weights = self._load_weights(folder)
-            moments = load_file(folder / OPTIMIZER)
+            take = self._read_weights(folder)
+            moments = self._read_moments(folder / OPTIMIZER)
             state = json.loads((folder / STATE).read_text())
             steps, micro_batches = int(state["steps"]), int(state["micro_batches"])
-        except (BadPolicy, SafetensorError, OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-            raise StepRefused(f"the checkpoint {folder} cannot be loaded: {error}") from error
-        self._take(weights)
+        except (BadPolicy, SafetensorError, OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+            refusal = StepRefused(f"the checkpoint {folder} cannot be loaded: {error}")
+        self.ranks.raise_any(refusal)
+        self._take(take())
         self.trainer.micro_batches_seen = micro_batches
         self._set_moments(moments)
         return steps
+
+    def _read_weights(self, folder: Path) -> Callable[[], TrainedWeights]:
+        """The trained weights of a checkpoint, as a function that puts them in place. Raises BadPolicy."""
+        if self.options.rank or isinstance(self.decoder, Decoder):
+            loaded = self._load_weights(folder)
+            return lambda: loaded
+        sharded = self._sharded_weights(self.decoder)
+        parts = sharded.read(folder)
+
+        def assign() -> TrainedWeights:
+            sharded.assign(parts)
+            return sharded
+
+        return assign
+
+    def _read_moments(self, path: Path) -> dict[str, Tensor]:
+        if self._sharded is None:
+            return load_file(path)
+        from openclaw_rl.engines.local.training.sharded import read_moments
+
+        return read_moments(path, self._sharded.parameters())
+
+    def _sharded_weights(self, base: "ShardedDecoder") -> "ShardedFullWeights":
+        if self._sharded is None:
+            from openclaw_rl.engines.local.training.sharded import ShardedFullWeights
+
+            assert self._sharding is not None
+            self._sharded = ShardedFullWeights(base, self._sharding, self.options.model)
+        return self._sharded
 
     def _load_weights(self, folder: Path) -> TrainedWeights:
         """The trained weights of a checkpoint. Raises BadPolicy."""
         options = self.options
         if not options.rank:
+            assert isinstance(self.decoder, Decoder)
             return FullWeights.load(folder, self.decoder, options.model)
-        lora = LoraWeights.load(folder, self.decoder.shape, self.decoder.embed.device)
+        lora = LoraWeights.load(folder, self.decoder.shape, self.device)
         if (lora.rank, sorted(lora.a)) != (options.rank, sorted(options.modules)):
             raise BadPolicy(
                 f"it has rank {lora.rank} on {', '.join(sorted(lora.a))}: give the same "
@@ -202,7 +270,9 @@ class PolicyTrainer:
         """Train these weights from now on, with a new optimiser."""
         options, training = self.options, self.options.training
         self.weights = weights
-        self.trainer = Trainer(self.decoder, weights, self.loss, options.micro_batch_tokens, options.checkpointing)
+        self.trainer = Trainer(
+            self.decoder, weights, self.loss, options.micro_batch_tokens, options.checkpointing, self.ranks
+        )
         self.optimizer = torch.optim.AdamW(
             weights.parameters(), lr=training.learning_rate, betas=training.betas, weight_decay=training.weight_decay
         )
@@ -232,7 +302,7 @@ class PolicyTrainer:
             self._free_memory()
 
     def _free_memory(self) -> None:
-        if self.decoder.embed.is_cuda:
+        if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
     def _drop_gradient(self) -> None:

@@ -5,9 +5,10 @@ their beginning, forward and backward. Logits are computed only for the spans' t
 activations of only one micro-batch exist at any time.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -16,13 +17,17 @@ from torch.utils.checkpoint import checkpoint
 
 from openclaw_rl.engines.base import PassResult, SpanLogprobs, StepStopped
 from openclaw_rl.engines.local.model import ops
-from openclaw_rl.engines.local.model.decoder import Decoder, Projection
-from openclaw_rl.engines.local.training.blocks import LowRank, block, no_adapters
+from openclaw_rl.engines.local.model.decoder import Decoder, Layer, Projection, Shape
+from openclaw_rl.engines.local.training.blocks import Angles, LowRank, PackedAttend, block, no_adapters
 from openclaw_rl.engines.local.training.packed_attention import packed_attention
-from openclaw_rl.engines.local.training.packing import MicroBatch, by_span, micro_batches, signals
+from openclaw_rl.engines.local.training.packing import MicroBatch, by_span, empty_batch, micro_batches, signals
+from openclaw_rl.engines.local.training.ranks import OneRank, Ranks
 from openclaw_rl.losses.logprobs import chunked_logprobs
 from openclaw_rl.losses.policy import Loss
 from openclaw_rl.types import TrainingSequence
+
+if TYPE_CHECKING:  # it imports PyTorch's distributed package
+    from openclaw_rl.engines.local.training.sharded import ShardedDecoder
 
 #: Matrix products are no faster with more tokens, and a 4B model's activations already take 11 GiB.
 MICRO_BATCH_TOKENS = 4096
@@ -31,7 +36,7 @@ MICRO_BATCH_TOKENS = 4096
 class Policy(NamedTuple):
     """The weights of one forward pass."""
 
-    decoder: Decoder
+    decoder: "Decoder | ShardedDecoder"
     adapters: list[dict[Projection, LowRank]]
     """For each layer."""
 
@@ -42,8 +47,12 @@ class TrainedWeights(Protocol):
     @property
     def dropout(self) -> float: ...
     def parameters(self) -> list[Tensor]: ...
-    def policy(self, base: Decoder, dropout_seed: int | None = None) -> Policy:
+    def policy(self, base: Any, dropout_seed: int | None = None) -> Policy:
         """For one forward and backward pass on the base weights; without a seed there is no dropout."""
+        ...
+
+    def complete(self) -> "TrainedWeights":
+        """All of the weights, on the first rank. Each rank calls this."""
         ...
 
     def save(self, folder: Path, base_model: str) -> None:
@@ -52,19 +61,24 @@ class TrainedWeights(Protocol):
 
 
 class Trainer:
-    """Computes gradients of a policy loss for the trained weights. The caller steps the optimiser."""
+    """Computes gradients of a policy loss for the trained weights. The caller steps the optimiser.
+
+    Several ranks share the micro-batches of a pass. Then every rank has the gradient and the result of all of them.
+    """
 
     def __init__(
         self,
-        decoder: Decoder,
+        decoder: "Decoder | ShardedDecoder",
         weights: TrainedWeights,
         loss: Loss,
         micro_batch_tokens: int = MICRO_BATCH_TOKENS,
         checkpointing: bool = False,
+        ranks: Ranks | None = None,
     ) -> None:
         """With `checkpointing` a layer keeps only its input and is computed twice: slower, for very long sequences."""
         self.decoder, self.weights, self.loss = decoder, weights, loss
         self.micro_batch_tokens, self.checkpointing = micro_batch_tokens, checkpointing
+        self.ranks = ranks or OneRank()
         self.micro_batches_seen = 0
         self.is_stopped = False
         """Whether to raise StepStopped before the next micro-batch."""
@@ -72,11 +86,20 @@ class Trainer:
     def forward_backward(self, sequences: Sequence[TrainingSequence]) -> PassResult:
         """Add the gradient of the batch's loss to the `.grad` of the trained weights."""
         batches = micro_batches(sequences, self.micro_batch_tokens, self._device)
-        sums, logprobs = torch.zeros(3, device=self._device), []
-        for batch in batches:
-            batch_sums, batch_logprobs = self._accumulate(sequences, batch)
-            sums += batch_sums
-            logprobs.append(batch_logprobs)
+        sums, logprobs = torch.zeros(3, device=self._device), self._no_logprobs(batches)
+        first = self.micro_batches_seen
+
+        def accumulate(number: int) -> None:
+            # Dropout is the same on whichever rank a micro-batch is computed.
+            self.micro_batches_seen = first + number
+            batch_sums, batch_logprobs = self._accumulate(sequences, batches[number])
+            sums.add_(batch_sums)
+            logprobs[number].copy_(batch_logprobs)
+
+        self.ranks.share_out(len(batches), accumulate, self._accumulate_nothing)
+        self.micro_batches_seen = first + len(batches)
+        if batches:
+            self.ranks.add_up([sums, *logprobs, *self._gradients()])
         loss, clipped, kl_base = sums.tolist()
         return PassResult(
             loss=loss,
@@ -92,7 +115,25 @@ class Trainer:
         """Log-probs of the spans' tokens under the policy or the base model. The spans need no signals for this."""
         batches = micro_batches(sequences, self.micro_batch_tokens, self._device)
         policy = self._base if base else self.weights.policy(self.decoder)
-        return in_order(sequences, batches, [self._logprobs(batch, policy)[:, 0] for batch in batches])
+        logprobs = self._no_logprobs(batches)
+
+        def score(number: int) -> None:
+            logprobs[number].copy_(self._logprobs(batches[number], policy)[:, 0])
+
+        self.ranks.share_out(len(batches), score, lambda: self._logprobs(empty_batch(self._device), policy))
+        self.ranks.add_up(logprobs)
+        return in_order(sequences, batches, logprobs)
+
+    def _no_logprobs(self, batches: Sequence[MicroBatch]) -> list[Tensor]:
+        """For each target of each micro-batch a 0, which stays if another rank computes the micro-batch."""
+        return [torch.zeros(len(batch.targets), device=self._device) for batch in batches]
+
+    def _gradients(self) -> list[Tensor]:
+        """The gradients of the trained weights; zeros on a rank that had no micro-batch."""
+        for parameter in self.weights.parameters():
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        return [parameter.grad for parameter in self.weights.parameters() if parameter.grad is not None]
 
     def _accumulate(self, sequences: Sequence[TrainingSequence], batch: MicroBatch) -> tuple[Tensor, Tensor]:
         """Forward and backward pass of one micro-batch: its (loss, clipped, KL from the base) and its log-probs."""
@@ -111,11 +152,25 @@ class Trainer:
         sums = torch.stack([loss.detach(), tokens.clipped.sum(), tokens.kl_base.sum()])
         return sums, logprobs[:, 0].detach()
 
+    def _accumulate_nothing(self) -> None:
+        """Take part in a micro-batch of the other ranks: its gradient here is 0."""
+        batch = empty_batch(self._device)
+        if self.loss.kl_coef:
+            with torch.no_grad():
+                self._logprobs(batch, self._base)
+        logprobs = self._logprobs(batch, self.weights.policy(self.decoder))
+        (logprobs * 0).sum().backward()  # type: ignore[no-untyped-call]
+
     def _logprobs(self, batch: MicroBatch, policy: Policy) -> Tensor:
         """Log-probs of a micro-batch's targets, [targets, 1 + n]. Raises StepStopped."""
         if self.is_stopped:
             raise StepStopped("the step was stopped")
         decoder, adapters = policy
+        if isinstance(decoder, Decoder):
+            return self._forward(batch, decoder, adapters)
+        return decoder.run(lambda weights: self._forward(batch, weights, adapters))
+
+    def _forward(self, batch: MicroBatch, decoder: Decoder, adapters: list[dict[Projection, LowRank]]) -> Tensor:
         shape = decoder.shape
         angles = decoder.angles(batch.positions)
         attend = packed_attention(batch.segments, self._device, decoder.embed.dtype)
@@ -123,15 +178,26 @@ class Trainer:
         for i, (layer, adapter) in enumerate(zip(decoder.layers, adapters, strict=True)):
             rotation = angles if shape.rotary_layers[i] else None
             rows = batch.rows if i + 1 == shape.layers else None
-            residual = self._run(block, shape, layer, adapter, residual, rotation, attend, rows)
+            compute = partial(self._block, shape, adapter, rotation, attend, rows)
+            residual = compute(layer, residual) if isinstance(layer, Layer) else layer(compute, residual)
         hidden = ops.rms_norm(residual, decoder.norm, shape.eps)
         return chunked_logprobs(hidden, decoder.head, batch.targets)
 
-    def _run(self, function: Callable[..., Tensor], *args: Any) -> Tensor:
+    def _block(
+        self,
+        shape: Shape,
+        adapters: dict[Projection, LowRank],
+        angles: Angles | None,
+        attend: PackedAttend,
+        rows: Tensor | None,
+        layer: Layer,
+        residual: Tensor,
+    ) -> Tensor:
+        args = (shape, layer, adapters, residual, angles, attend, rows)
         if not self.checkpointing:
-            return function(*args)
+            return block(*args)
         # Nothing here uses the global random generator, so there is no state to keep.
-        result: Tensor = checkpoint(function, *args, use_reentrant=False, preserve_rng_state=False)
+        result: Tensor = checkpoint(block, *args, use_reentrant=False, preserve_rng_state=False)
         return result
 
     @property

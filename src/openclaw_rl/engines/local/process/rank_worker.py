@@ -1,0 +1,58 @@
+"""How a process becomes one of the learner's ranks. It imports PyTorch's distributed package."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.distributed.fsdp import FSDPModule
+
+from openclaw_rl.engines.local.model.decoder import load_decoder
+from openclaw_rl.engines.local.model.model_config import UnsupportedModel
+from openclaw_rl.engines.local.model.placement import placement
+from openclaw_rl.engines.local.model.shared_weights import take_up
+from openclaw_rl.engines.local.process.learner_messages import LearnerOptions, RankPlace
+from openclaw_rl.engines.local.training.policy_trainer import PolicyTrainer
+from openclaw_rl.engines.local.training.rank_group import RankGroup, join
+from openclaw_rl.engines.local.training.sharded import Sharding
+
+CPU = torch.device("cpu")
+
+
+def open_rank(options: LearnerOptions, place: RankPlace, connection: Any) -> PolicyTrainer:
+    """Meet the other ranks and load the model. Raises UnsupportedModel."""
+    if place.shards and not hasattr(FSDPModule, "reset_iter_state"):
+        raise UnsupportedModel(f"--shard-weights needs PyTorch 2.13 or newer, and this is {torch.__version__}")
+    device, dtype = placement(own_device(options.device, place), options.dtype)
+    if device.type == "cpu":
+        # The ranks share the cores of this machine.
+        torch.set_num_threads(max(1, torch.get_num_threads() // place.count))
+    ranks = join(place, device, connection)
+    with_sampler = device == CPU or (device == torch.device("cuda", 0) and not place.shards)
+    return load_rank(options, ranks, dtype, options.shared if with_sampler else None)
+
+
+def load_rank(options: LearnerOptions, ranks: RankGroup, dtype: torch.dtype, shared: bytes | None) -> PolicyTrainer:
+    """Load the model, or this rank's part of it; `shared` are the weights that a sampler shares with this device."""
+    if not ranks.place.shards:
+        decoder = take_up(shared) if shared else load_decoder(options.model, dtype, ranks.device)
+        return PolicyTrainer(decoder, options, ranks)
+    sharding = Sharding(ranks)
+    layers: Any = sharding.layer
+    if shared:
+        whole = take_up(shared)
+        decoder = replace(whole, layers=[layers(layer) for layer in whole.layers])
+    else:
+        # From the CPU's memory each layer goes to the device when it is sharded, so that it never holds them all.
+        decoder = load_decoder(options.model, dtype, CPU, keep=layers)
+    return PolicyTrainer(sharding.model(decoder), options, ranks, sharding)
+
+
+def own_device(name: str, place: RankPlace) -> str:
+    """The device of a rank: each has a CUDA device of its own, unless they run on the CPU. Raises UnsupportedModel."""
+    if name not in ("auto", "cuda") or (name == "auto" and not torch.cuda.is_available()):
+        return name
+    if torch.cuda.device_count() < place.count:
+        raise UnsupportedModel(
+            f"--learner-ranks {place.count} needs as many CUDA devices, and PyTorch finds {torch.cuda.device_count()}"
+        )
+    return f"cuda:{place.number}"
