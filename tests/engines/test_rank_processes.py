@@ -16,6 +16,7 @@ from openclaw_rl.engines.local.process.learner import LocalLearner
 from openclaw_rl.engines.local.process.learner_messages import RankOptions
 from openclaw_rl.types import TrainingSequence
 from support.faulty_rank import FaultyLauncher
+from support.rank_processes import FastLauncher
 from support.trainers import InProcessLearner, batch, options
 
 # Starting processes takes seconds, so the tests share them and leave them usable.
@@ -113,7 +114,7 @@ async def test_a_step_that_is_stopped_leaves_everything_as_it_was(
 ) -> None:
     await learner.step(sequences)
     before, pids = await saved(learner, tmp_path / "before"), learner.process.pids
-    stepping = asyncio.create_task(learner.step(batch(in_process, count=1000)))
+    stepping = asyncio.create_task(learner.step(batch(in_process, count=300)))
     await asyncio.sleep(0.3)
     assert not stepping.done()
     learner.stop_step()
@@ -125,7 +126,7 @@ async def test_a_step_that_is_stopped_leaves_everything_as_it_was(
 
 async def test_a_model_that_cannot_be_loaded_is_a_sentence(tmp_path: Path) -> None:
     ranks = RankOptions(("cpu", "cpu"))
-    learner = LocalLearner(replace(options(model=tmp_path / "model"), ranks=ranks))
+    learner = LocalLearner(replace(options(model=tmp_path / "model"), ranks=ranks), launcher=FastLauncher())
     async with asyncio.timeout(60):
         with pytest.raises(EngineUnavailable, match="could not load the model"):
             await learner.start()

@@ -56,6 +56,7 @@ async def learner_of(config: Config, folder: Path, traits: Traits | None = None)
         {"kl_loss_coef": 0.1},
         {"custom_loss_function_path": "loss.py"},
         {"lora_dropout": 0.1},
+        {"learner_ranks": "2"},
         {"lora_alpha": 8.0},
         {"lora_target_modules": "q_proj,v_proj"},
     ],

@@ -11,20 +11,20 @@ from typing import Any
 import torch
 
 from openclaw_rl.engines.local.process import learner_worker
-from openclaw_rl.engines.local.process.launcher import SPINS, WorkerLink
+from openclaw_rl.engines.local.process.launcher import WorkerLink
 from openclaw_rl.engines.local.process.learner_messages import LearnerOptions
-from openclaw_rl.engines.local.process.link import Link
 from openclaw_rl.engines.local.training import blocks, policy_trainer, trainer
+from support.rank_processes import FastLauncher
 
 
-class FaultyLauncher:
+class FaultyLauncher(FastLauncher):
     """Starts ranks that die at the places for which there is a file `PLACE-NUMBER` in a folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def start(self, target: str, arguments: object, device: str) -> WorkerLink:
-        return Link(__name__, (arguments, self.folder), SPINS)
+        return super().start(__name__, (arguments, self.folder), device)
 
     def arm(self, place: str, number: int) -> None:
         (self.folder / f"{place}-{number}").touch()

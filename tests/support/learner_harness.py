@@ -13,6 +13,7 @@ from openclaw_rl.engines.local.process.learner import LocalLearner
 from openclaw_rl.engines.local.process.learner_messages import RankOptions
 from openclaw_rl.types import LossSettings
 from support.fakes import ScriptedLearner
+from support.rank_processes import FastLauncher
 from support.trainers import options
 from support.training_settings import USUAL
 
@@ -77,8 +78,8 @@ class RankedLearnerHarness(LocalLearnerHarness):
     """The local engine with two ranks. The second one is killed."""
 
     def make(self) -> Learner:
-        ranks = RankOptions(("cpu", "cpu"))
-        return LocalLearner(options(model=self.model, dropout=0.2, training=replace(SETTINGS, epochs=2), ranks=ranks))
+        given = options(model=self.model, dropout=0.2, training=replace(SETTINGS, epochs=2))
+        return LocalLearner(replace(given, ranks=RankOptions(("cpu", "cpu"))), launcher=FastLauncher())
 
     def kill(self) -> None:
         os.kill(self.learner.process.pids[1], signal.SIGKILL)
@@ -88,8 +89,8 @@ class ShardedLearnerHarness(RankedLearnerHarness):
     """The local engine with all weights sharded over two ranks."""
 
     def make(self) -> Learner:
-        ranks = RankOptions(("cpu", "cpu"), shards=True)
-        return LocalLearner(options(model=self.model, rank=0, training=replace(SETTINGS, epochs=2), ranks=ranks))
+        given = options(model=self.model, rank=0, training=replace(SETTINGS, epochs=2))
+        return LocalLearner(replace(given, ranks=RankOptions(("cpu", "cpu"), shards=True)), launcher=FastLauncher())
 
 
 class TinkerLearnerHarness(LearnerHarness):

@@ -1,7 +1,6 @@
 """Two processes that are ranks of one group and train together, for many trainings one after the other."""
 
 import contextlib
-import multiprocessing
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
@@ -16,6 +15,7 @@ from openclaw_rl.engines.local.process.learner_messages import LearnerOptions, M
 from openclaw_rl.engines.local.training.policy_trainer import PolicyTrainer
 from openclaw_rl.losses.custom import LossFailed
 from openclaw_rl.types import TrainingSequence
+from support.rank_processes import fast_context
 
 RANKS = 2
 #: A rank that is short of memory has room for micro-batches of so many tokens.
@@ -147,7 +147,7 @@ class RankPair:
     """Two ranks on the CPU."""
 
     def __init__(self) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = fast_context()
         self.connections: list[Connection] = []
         self.processes = []
         for number in range(RANKS):
@@ -171,6 +171,7 @@ class RankPair:
         for connection in self.connections:
             connection.close()
         for process in self.processes:
+            process.kill()
             process.join()
 
 

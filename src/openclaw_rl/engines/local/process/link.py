@@ -15,7 +15,7 @@ import threading
 from collections.abc import AsyncIterator, Iterator
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 Command = TypeVar("Command")
 Report = TypeVar("Report")
@@ -54,12 +54,13 @@ def waiting(spins: int) -> Iterator[None]:
 class Link(Generic[Command, Report]):
     """A running worker. Closing it, or the end of this process, ends the worker."""
 
-    def __init__(self, module: str, options: object, spins: int) -> None:
+    def __init__(self, module: str, options: object, spins: int, context: Any = None) -> None:
         """Run `main(connection, options)` of a module in a new process.
 
-        Its threads spin `spins` times, waiting for each other, before they give up their core.
+        Its threads spin `spins` times, waiting for each other, before they give up their core. `context` is that of
+        multiprocessing; by default a process is spawned, because a fork of a process with threads may hang.
         """
-        context = multiprocessing.get_context("spawn")
+        context = context or multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
         name = f"openclaw-rl-{module.rpartition('.')[2]}"
         self.process: BaseProcess = context.Process(
