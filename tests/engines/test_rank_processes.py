@@ -97,7 +97,7 @@ async def test_when_a_rank_is_killed_all_start_again_from_the_checkpoint(
     after = await saved(learner, tmp_path / "after")
     pids = learner.process.pids
     launcher.arm(place, number)
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         with pytest.raises(EngineUnavailable, match=rf"Rank {number}: .*SIGKILL"):
             await (learner.save(tmp_path / "torn") if place == "save" else learner.step(sequences))
     assert all(map(is_gone, pids))
@@ -127,7 +127,7 @@ async def test_a_step_that_is_stopped_leaves_everything_as_it_was(
 async def test_a_model_that_cannot_be_loaded_is_a_sentence(tmp_path: Path) -> None:
     ranks = RankOptions(("cpu", "cpu"))
     learner = LocalLearner(replace(options(model=tmp_path / "model"), ranks=ranks), launcher=FastLauncher())
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         with pytest.raises(EngineUnavailable, match="could not load the model"):
             await learner.start()
     assert learner.process.pids == []
