@@ -15,10 +15,12 @@ def configured(**given: Any) -> Config:
 
 
 def test_ranks_are_a_count_or_devices() -> None:
-    assert configured().section(LocalOptions).rank_devices == ("auto",)
-    assert configured(learner_ranks="3", device="cpu").section(LocalOptions).rank_devices == ("cpu",) * 3
+    assert configured().section(LocalOptions).rank_devices() == ("auto",)
+    assert configured().section(LocalOptions).rank_devices(train_gpus=4) == ("auto",) * 4
+    assert configured(learner_ranks="3", device="cpu").section(LocalOptions).rank_devices() == ("cpu",) * 3
     named = configured(learner_ranks="cuda:2, cuda:3", shard_weights=True).section(LocalOptions)
-    assert (named.rank_devices, named.rank_cuda_numbers) == (("cuda:2", "cuda:3"), ["2", "3"])
+    assert named.names_gpus
+    assert named.rank_devices() == ("cuda:2", "cuda:3")
 
 
 @pytest.mark.parametrize(
@@ -28,24 +30,11 @@ def test_ranks_are_a_count_or_devices() -> None:
         ({"learner_ranks": "gpu"}, "give a count, or devices"),
         ({"learner_ranks": "cpu,cuda:0"}, "all run on the CPU or all on CUDA"),
         ({"learner_ranks": "cuda:0,cuda:0"}, "a CUDA device of its own"),
-        ({"shard_weights": True}, "--shard-weights needs two or more --learner-ranks"),
-        ({"learner_ranks": "2", "learner_device": "1"}, "--learner-device is for one process"),
+        ({"shard_weights": True}, "--shard-weights needs several --learner-ranks"),
+        ({"learner_ranks": "2", "train_gpus": "0,1,2", "num_gpus": 4}, "--train-gpus: these are 3 GPUs"),
+        ({"learner_ranks": "cuda:0,cuda:1", "train_gpus": "2,3", "num_gpus": 4}, "leave out one of the two"),
     ],
 )
 def test_ranks_that_make_no_sense_are_refused(given: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         check(configured(**given))
-
-
-@pytest.mark.parametrize(
-    ("given", "overlap"),
-    [
-        ({}, True),
-        ({"sampler_device": "0,1", "learner_ranks": "cuda:2,cuda:3"}, False),
-        ({"sampler_device": "0,1", "learner_ranks": "cuda:1,cuda:2"}, True),
-        ({"sampler_device": "0,1", "learner_ranks": "2"}, True),
-        ({"sampler_device": "0", "learner_device": "1"}, False),
-    ],
-)
-def test_a_server_of_our_own_and_the_ranks_may_share_gpus(given: dict[str, Any], overlap: bool) -> None:
-    assert configured(sampler="vllm", **given).engine_settings.devices_overlap is overlap

@@ -17,7 +17,6 @@ from openclaw_rl.engines.local.process.sampler_messages import WorkerOptions
 from openclaw_rl.engines.policy_ref import WeightForm
 from openclaw_rl.models import EMBEDDED, can_be_fetched, find_model, longest_context
 
-
 #: Devices on which a process finds the weights that a local sampler shares.
 SAMPLERS_DEVICES = ("auto", "cpu", "cuda", "cuda:0")
 
@@ -69,8 +68,8 @@ class LocalLearnerFactory(LocalFactory):
         ranks = len(local.rank_devices(gpus))
         if gpus and (local.names_gpus or gpus != ranks):
             raise ConfigError(
-                f"--train-gpus: these are {gpus} GPUs, and --learner-ranks {local.learner_ranks} does not use these: leave "
-                "out one of the two options."
+                f"--train-gpus: these are {gpus} GPUs, and --learner-ranks {local.learner_ranks} does not use these: "
+                "leave out one of the two options."
             )
         if local.shard_weights and ranks == 1:
             raise ConfigError("--shard-weights needs several --learner-ranks or --train-gpus to shard over.")

@@ -105,7 +105,10 @@ def unsupported(settings: EngineSettings) -> list[tuple[bool, str]]:
         (settings.custom_loss is not None, "--custom-loss-function-path: losses of your own are impossible"),
         (model.lora_dropout > 0, "--lora-dropout: the adapter's input cannot be dropped"),
         (model.lora_alpha is not None, "--lora-alpha: the adapter's scale cannot be chosen"),
-        (settings.own(LocalOptions).learner_ranks != "auto", "--learner-ranks: the learner's processes cannot be chosen"),
+        (
+            settings.own(LocalOptions).learner_ranks != "auto",
+            "--learner-ranks: the learner's processes cannot be chosen",
+        ),
         (not halves, "--lora-target-modules: only all of the attention's and all of the MLP's can be chosen"),
     ]
 
