@@ -72,6 +72,12 @@ async def test_every_wish_is_sent(endpoint: Endpoint, chat: HttpChat):
     assert endpoint.bodies == [{"model": "tiny", "messages": HELLO, **wishes}]
 
 
+async def test_notes_can_be_switched_off(endpoint: Endpoint, chat: HttpChat) -> None:
+    for notes in (True, False):
+        await chat.ask(HELLO, notes=notes)
+    assert [headers.get("x-notes") for headers in endpoint.headers] == [None, "off"]
+
+
 @pytest.mark.parametrize("ending", ["", "/", "/v1", "/v1/"])
 async def test_the_address_may_have_its_ending_or_not(endpoint: Endpoint, ending: str):
     async with HttpChat(endpoint.url + ending) as chat:

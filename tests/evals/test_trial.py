@@ -45,9 +45,12 @@ class FakeServer:
 class FakeChat:
     def __init__(self, fails: bool = False) -> None:
         self.fails, self.asked = fails, 0
+        self.examined_with_notes: list[bool] = []
 
     async def ask(self, messages: Any, **given: Any) -> Reply:
         self.asked += 1
+        if not given.get("keep", True):
+            self.examined_with_notes.append(given["notes"])
         await asyncio.sleep(0.001)
         if self.fails and given.get("keep", True):
             raise ChatFailed("it does not answer")
@@ -61,7 +64,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def make(tmp_path: Path, tell: Callable[[], dict[str, Any]], chat: FakeChat, **given: Any) -> Trial:
-    plan = TrialPlan("rl", load("brief"), 0, tmp_path, **{"sessions": 6, "minutes": 1.0, **given})
+    method = given.pop("method", "rl")
+    plan = TrialPlan(method, load("brief"), 0, tmp_path, **{"sessions": 6, "minutes": 1.0, **given})
     return Trial(plan, FakeServer(tell), chat, Silent())  # type: ignore[arg-type]
 
 
@@ -69,6 +73,16 @@ async def test_a_trial_ends_after_its_sessions(tmp_path: Path) -> None:
     outcome = await make(tmp_path, lambda: READY, FakeChat()).run()
     assert [held.number for held in outcome.sessions] == list(range(6))
     assert [exam.version for exam in outcome.exams] == [0, 0]
+
+
+@pytest.mark.parametrize(("method", "exams"), [("combine", [False] * 6), ("notes+combine", [False] * 6 + [True] * 3)])
+async def test_policies_are_examined_without_notes_and_at_last_with_them(
+    tmp_path: Path, method: str, exams: list[bool]
+) -> None:
+    chat = FakeChat()
+    outcome = await make(tmp_path, lambda: READY, chat, method=method).run()
+    assert chat.examined_with_notes == exams
+    assert (outcome.noted is not None) is exams[-1]
 
 
 class Clock:
