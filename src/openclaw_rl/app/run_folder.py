@@ -28,12 +28,12 @@ def lock_folders(stack: contextlib.ExitStack, config: Config) -> RunDirLock:
 def prepare_folders(config: Config) -> Path:
     """Fetch the model, then mark the locked folders with it and with the options; the model's folder."""
     folder = model_folder(config)
-    log.info("Loading %s …", config.policy_name)
     # Only now: a model may be cached for several users.
     write_privately()
     for owned in own_folders(config) if config.capture.capture else ():
         keep_to_model(owned, config.served_name)
     keep_options(config)
+    log.info("Loading %s …", config.policy_name)
     return folder
 
 
