@@ -31,6 +31,15 @@ hypothesis.settings.register_profile("patient", deadline=None)
 hypothesis.settings.load_profile("patient")
 
 
+@pytest.fixture(autouse=True)
+def same_umask() -> Iterator[None]:
+    """Commands that run in the test's own process make new files private, as they should in theirs."""
+    before = os.umask(0o022)
+    os.umask(before)
+    yield
+    os.umask(before)
+
+
 @pytest.fixture
 def book(tmp_path: Path) -> Iterator[Book]:
     """A ledger, open as in a server."""

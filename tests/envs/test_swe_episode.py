@@ -1,5 +1,6 @@
 """One attempt in a repository: tools, edits and their refusals, and how the end is judged."""
 
+import os
 import threading
 from pathlib import Path
 
@@ -25,6 +26,16 @@ def test_one():
 """
 FILES, TEST_FILES = {"calc.py": CALC}, {"tests/test_calc.py": TESTS}
 ADD, ONE = "tests/test_calc.py::test_add", "tests/test_calc.py::test_one"
+
+
+async def test_a_strict_umask_hides_no_file_from_the_tests() -> None:
+    before = os.umask(0o077)
+    try:
+        episode = small_episode({**FILES, "deep/er.py": ""}, TEST_FILES, ADD, keep=(ONE,))
+        await episode.step(call("edit", path="calc.py", old="a - b", new="a + b"))
+        assert (await episode.outcome()).solved
+    finally:
+        os.umask(before)
 
 
 class TestTools:

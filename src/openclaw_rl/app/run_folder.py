@@ -1,7 +1,6 @@
 """The folders of a run: locked for one process, private to its owner, and marked with model and options."""
 
 import contextlib
-import logging
 from pathlib import Path
 
 from openclaw_rl.app.assembly import fetch_files
@@ -12,8 +11,6 @@ from openclaw_rl.errors import UserError
 from openclaw_rl.ledger.lock import RunDirLock
 from openclaw_rl.ledger.private import write_privately
 from openclaw_rl.ledger.run_identity import keep_to_model
-
-log = logging.getLogger(__name__)
 
 
 def lock_folders(stack: contextlib.ExitStack, config: Config) -> RunDirLock:
@@ -33,7 +30,6 @@ def prepare_folders(config: Config) -> Path:
     for owned in own_folders(config) if config.capture.capture else ():
         keep_to_model(owned, config.served_name)
     keep_options(config)
-    log.info("Loading %s …", config.policy_name)
     return folder
 
 

@@ -92,6 +92,7 @@ async def run(
     """Start the engines, serve, and stop everything. If a signal has come, `go_on` ends the start."""
     async with contextlib.AsyncExitStack() as stack:
         engines = Engines(stack, config, folder)
+        log.info("Loading %s …", config.policy_name)
         # The worker loads the weights while this process loads the tokenizer.
         policy = await start_model(stack, engines.sampler, folder)
         if config.learns:

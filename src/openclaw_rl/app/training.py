@@ -136,6 +136,7 @@ async def start_loops(
 ) -> BackgroundLoops:
     """Start the engines and the loops that score, judge and learn, as in a server. The stack stops them."""
     engines = Engines(stack, config, folder)
+    log.info("Loading %s …", config.policy_name)
     policy = await start_model(stack, engines.sampler, folder)
     method = config.learning_method
     # A server of another project says only now what it can do.

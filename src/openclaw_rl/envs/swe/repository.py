@@ -157,10 +157,14 @@ class Repository:
             yield from ((path, number, line) for number, line in enumerate(lines, 1) if wanted in line)
 
     def copy_to(self, folder: Path, *, judged: bool) -> None:
-        """Write a clean copy with the edits. If it is to be judged, without edits of protected files."""
+        """Write a clean copy with the edits. If it is to be judged, without edits of protected files.
+
+        Programs in a sandbox, which run as another user, can read it whatever the umask is.
+        """
         self.tree.copy_to(folder)
         for path, text in self.source_edits().items() if judged else self.edits.items():
             write(folder, path, text)
+        let_others_read(folder)
 
     def source_edits(self) -> dict[str, str]:
         """The edits that count at the end."""
@@ -203,6 +207,16 @@ def write(folder: Path, path: str, text: str) -> None:
         file.chmod(file.stat().st_mode | 0o600)
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_bytes(text.encode("utf-8", "replace"))
+
+
+def let_others_read(folder: Path) -> None:
+    """Let other users read what is in a folder; who can enter the folder itself does not change."""
+    for root, folders, files in os.walk(folder):
+        for path in (Path(root, name) for name in (*folders, *files)):
+            if not path.is_symlink():
+                mode = path.stat().st_mode
+                # Others may enter folders and run programs as their owner may.
+                path.chmod(mode | 0o044 | (mode & 0o100) >> 3 | (mode & 0o100) >> 6)
 
 
 def _kind_among(path: str, files: Collection[str]) -> str:
