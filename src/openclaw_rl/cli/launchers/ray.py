@@ -1,4 +1,4 @@
-"""The launcher for a Ray cluster: another script's server as a job, whose parts Ray places."""
+"""The launcher for a Ray cluster: another script's server as a job, whose processes share the node that Ray chooses."""
 
 import json
 import shutil
@@ -28,11 +28,11 @@ def job(command: Sequence[str], environment: Mapping[str, str]) -> list[str]:
     read = (name for field in FIELDS.values() if not option_of(field).secret for name in option_of(field).env)
     variables = {name: environment[name] for name in read if environment.get(name)}
     settings = ["--runtime-env-json", json.dumps({"env_vars": variables})] if variables else []
-    return ["ray", "job", "submit", *settings, "--", "openclaw-rl", *command, "--launcher", "ray"]
+    return ["ray", "job", "submit", *settings, "--", "openclaw-rl", *command]
 
 
 def check_installed() -> str:
     """Where the program `ray` is. Raises ConfigError."""
     if path := shutil.which("ray"):
         return path
-    raise ConfigError("There is no program ray: pip install 'openclaw-rl[ray]', or install Ray.")
+    raise ConfigError("There is no program ray: pip install 'ray[default]'.")
