@@ -80,7 +80,7 @@ env: install ## watch the model learn tool calls in an environment (ten to fifte
 	@$(BIN)/openclaw-rl rollout --env toolcall --own-server --tasks 10000 --minutes 5 --max-tokens 80 --measure 200 $(ARGS)
 
 # Tests that start whole servers take half of the time. They run in parallel with the others.
-WHOLE := $(wildcard tests/test_*.py) tests/evals tests/envs
+WHOLE := $(wildcard tests/test_*.py) tests/evals tests/envs tests/dashboard tests/connect
 test: $(VENV)/.installed-dev ## run the tests in two parallel halves; ARGS="-k stream" passes flags to pytest
 ifeq ($(ARGS),)
 	@$(MAKE) --no-print-directory -j2 test-whole test-parts
