@@ -60,21 +60,27 @@ async def log_out(request: Request) -> Response:
     return answer
 
 
+async def read_change(request: Request, *, operator_only: bool) -> tuple[Viewer, Fields]:
+    """Whoever asks for a change, and the form. Raises PageProblem if they may not, and ApiError."""
+    access = dashboard_of(request).access
+    viewer = access.viewer(request)
+    if viewer is None:
+        raise PageProblem(401, "Log in first.")
+    fields = await read_form(request)
+    if not access.may_change(viewer, request, fields.get("token", "")):
+        raise PageProblem(403, "The page is out of date, or another site asked for this. Load it again.")
+    if operator_only and not viewer.is_operator:
+        raise PageProblem(403, "This key may not do that: use the admin key.")
+    return viewer, fields
+
+
 def action(do: Action, *, operator_only: bool = False) -> Callable[[Request], Awaitable[Response]]:
     """A route for a change that the page asks for."""
 
     async def endpoint(request: Request) -> Response:
-        dashboard = dashboard_of(request)
-        viewer = dashboard.access.viewer(request)
-        if viewer is None:
-            return answer(request, 401, "Log in first.")
         try:
-            fields = await read_form(request)
-            if not dashboard.access.may_change(viewer, request, fields.get("token", "")):
-                return answer(request, 403, "The page is out of date, or another site asked for this. Load it again.")
-            if operator_only and not viewer.is_operator:
-                return answer(request, 403, "This key may not do that: use the admin key.")
-            message, location = await do(dashboard, viewer, fields)
+            viewer, fields = await read_change(request, operator_only=operator_only)
+            message, location = await do(dashboard_of(request), viewer, fields)
         except PageProblem as error:
             return answer(request, error.status, str(error))
         except ApiError as error:

@@ -14,7 +14,7 @@ from openclaw_rl.api.errors import ApiError
 from openclaw_rl.api.operations import OperationFailed
 from openclaw_rl.api.wire import parse_request
 from openclaw_rl.dashboard.live.access import Viewer
-from openclaw_rl.dashboard.live.actions import Fields, answer, number_in, read_form
+from openclaw_rl.dashboard.live.actions import Fields, answer, number_in, read_change
 from openclaw_rl.dashboard.live.comparisons import SIDES, Comparison
 from openclaw_rl.dashboard.live.dashboard import HEADERS, Dashboard, PageProblem
 from openclaw_rl.dashboard.live.pages import dashboard_of
@@ -64,15 +64,8 @@ def choices(dashboard: Dashboard) -> list[tuple[int, str]]:
 async def compare(request: Request) -> Response:
     """Ask both policies. The answer is a stream of JSON lines: pieces of text by side, then the comparison's name."""
     dashboard = dashboard_of(request)
-    viewer = dashboard.access.viewer(request)
-    if viewer is None:
-        return answer(request, 401, "Log in first.")
     try:
-        fields = await read_form(request)
-        if not dashboard.access.may_change(viewer, request, fields.get("token", "")):
-            return answer(request, 403, "The page is out of date, or another site asked for this. Load it again.")
-        if not viewer.is_operator:
-            return answer(request, 403, "This key may not do that: use the admin key.")
+        viewer, fields = await read_change(request, operator_only=True)
         versions, completions = await begin(dashboard, viewer, fields)
     except PageProblem as error:
         return answer(request, error.status, str(error))
