@@ -5,7 +5,7 @@ is not listed fails, and so does a listed one that is gone.
 """
 
 import ast
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -207,6 +207,12 @@ def written(folder: Path, **modules: str) -> Tree:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     return parse(folder)
+
+
+def test_test_modules_have_different_names() -> None:
+    """pytest cannot collect two modules of one name in one run."""
+    names = Counter(path.name for path in TESTS.rglob("test_*.py"))
+    assert [name for name, times in names.items() if times > 1] == []
 
 
 def test_an_import_that_goes_up_or_across_is_caught(tmp_path: Path) -> None:

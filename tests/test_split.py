@@ -12,29 +12,18 @@ from openclaw_rl.cli import main
 from openclaw_rl.config.options import ConfigError
 from openclaw_rl.engines.gpus import Visible
 from openclaw_rl.engines.registry import sampler_factory
+from support.model_sizes import QWEN3_4B
 
 GIB = 1 << 30
 EIGHT = Visible((80 * GIB,) * 8)
-SIZES = {
-    "architectures": ["Qwen3ForCausalLM"],
-    "model_type": "qwen3",
-    "hidden_size": 2560,
-    "intermediate_size": 9728,
-    "num_hidden_layers": 36,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "vocab_size": 151936,
-    "tie_word_embeddings": True,
-    "max_position_embeddings": 262144,
-}
+CONFIG = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", **QWEN3_4B}
 
 
 @pytest.fixture(scope="module")
 def qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with nothing of Qwen3-4B but its sizes."""
     folder = tmp_path_factory.mktemp("qwen")
-    (folder / "config.json").write_text(json.dumps(SIZES))
+    (folder / "config.json").write_text(json.dumps(CONFIG))
     return folder
 
 

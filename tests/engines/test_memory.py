@@ -10,20 +10,10 @@ from openclaw_rl.engines.local.training.lora import LoraWeights
 from openclaw_rl.engines.memory import ModelSize, Trained, learner_memory, read_size, sampler_memory
 from openclaw_rl.engines.options import LINEAR_MODULES
 from openclaw_rl.models import read_json_object
+from support.model_sizes import QWEN3_4B
 from support.tiny_models import save_tiny_model
 
 GIB = 1 << 30
-QWEN3_4B = {
-    "hidden_size": 2560,
-    "intermediate_size": 9728,
-    "num_hidden_layers": 36,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "vocab_size": 151936,
-    "tie_word_embeddings": True,
-    "max_position_embeddings": 262144,
-}
 
 
 def qwen() -> ModelSize:
