@@ -21,6 +21,7 @@ import uvicorn
 from common import machine, model_folder, percentile, sized, table, verdict
 
 from openclaw_rl.engines.base import EngineLimits, EngineStats
+from openclaw_rl.engines.capabilities import SamplerCapabilities
 from openclaw_rl.types import BASE_VERSION, FinishReason, SampledToken, SampleRequest
 
 CLIENTS = sized(64, 4)
@@ -39,6 +40,7 @@ class InstantSampler:
 
     limits = EngineLimits(max_context_tokens=1 << 20, max_sequences=CLIENTS, max_choices=CLIENTS)
     newest_version = BASE_VERSION
+    capabilities = SamplerCapabilities(loads=frozenset())
 
     def __init__(self, ids: list[int]) -> None:
         self.tokens = [SampledToken(0, id, -0.5) for id in ids[:-1]]

@@ -128,7 +128,12 @@ def our_step(problem: Problem) -> Step:
 
     def step() -> Tensor:
         turn: Any = SimpleNamespace(
-            top=top, response_ids=problem.sampled, logprobs=nothing, sample=SampleKind.OPD, verdict=Verdict(hints=hints)
+            top=top,
+            response_ids=problem.sampled,
+            logprobs=nothing,
+            forced=[],
+            sample=SampleKind.OPD,
+            verdict=Verdict(hints=hints),
         )
         own = METHOD.lesson(turn).alternatives
         assert own is not None

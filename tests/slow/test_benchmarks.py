@@ -1,4 +1,4 @@
-"""Every benchmark runs to its end, with tiny sizes. Run by `make test-benchmarks`."""
+"""Every benchmark runs to its end, with tiny sizes: the quick ones in `make test`, all by `make test-benchmarks`."""
 
 import os
 import subprocess
@@ -10,11 +10,11 @@ import pytest
 from support.server_program import ROOT
 from support.tiny_models import save_tiny_model
 
-SCRIPTS = ["constrained", "engines", "environments", "freeze", "judge", "learning", "ledger", "sampling", "serving"]
-SCRIPTS += ["live", "ranks", "scale", "study", "swapping", "topk"]
+QUICK = ["freeze", "ledger", "scale", "serving", "topk"]
+SLOWER = ["constrained", "engines", "environments", "judge", "learning", "live", "ranks", "sampling", "study", "swapping"]
 HELPERS = {"browsing", "common", "fleet", "measuring", "repositories", "scale_model", "shapes", "shells"}
 
-runs = pytest.mark.skipif("OPENCLAW_RL_BENCHMARKS" not in os.environ, reason="make test-benchmarks runs them")
+slow = pytest.mark.skipif("OPENCLAW_RL_BENCHMARKS" not in os.environ, reason="make test-benchmarks runs it")
 
 
 @pytest.fixture(scope="module")
@@ -23,11 +23,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_benchmark_is_run_here() -> None:
-    assert {path.stem for path in (ROOT / "benchmarks").glob("*.py")} == {*SCRIPTS, *HELPERS}
+    assert {path.stem for path in (ROOT / "benchmarks").glob("*.py")} == {*QUICK, *SLOWER, *HELPERS}
 
 
-@runs
-@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize("script", [*QUICK, *(pytest.param(name, marks=slow) for name in SLOWER)])
 def test_a_benchmark_runs_to_its_end(script: str, model: Path) -> None:
     environment = {**os.environ, "BENCH_SMOKE": "1", "BENCH_MODEL": str(model)}
     command = [sys.executable, str(ROOT / "benchmarks" / f"{script}.py")]
