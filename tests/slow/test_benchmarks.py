@@ -11,7 +11,18 @@ from support.server_program import ROOT
 from support.tiny_models import save_tiny_model
 
 QUICK = ["freeze", "ledger", "scale", "serving", "topk"]
-SLOWER = ["constrained", "engines", "environments", "judge", "learning", "live", "ranks", "sampling", "study", "swapping"]
+SLOWER = [
+    "constrained",
+    "engines",
+    "environments",
+    "judge",
+    "learning",
+    "live",
+    "ranks",
+    "sampling",
+    "study",
+    "swapping",
+]
 HELPERS = {"browsing", "common", "fleet", "measuring", "repositories", "scale_model", "shapes", "shells"}
 
 slow = pytest.mark.skipif("OPENCLAW_RL_BENCHMARKS" not in os.environ, reason="make test-benchmarks runs it")
