@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import multiprocessing
 import os
 import random
 import subprocess
@@ -190,10 +191,12 @@ async def chat(client: httpx.AsyncClient, url: str, question: str, tokens: int, 
                 yield event["usage"]["completion_tokens"] - pieces
 
 
-async def measure_api(bare: str, ours: str) -> list[list[str]]:
+async def measure_api(bare: str, relay: str, ours: str) -> list[list[str]]:
     async with httpx.AsyncClient(timeout=None, limits=httpx.Limits(max_connections=None)) as client:
-        # Our API records log-probs and so asks vLLM for them; the third kind tells what these alone cost.
-        kinds: list[tuple[str, dict[str, object]]] = [(bare, {}), (ours, {}), (bare, {"logprobs": True})]
+        # Our API records log-probs and so asks vLLM for them; the last two kinds tell what these cost, and what it
+        # costs to pass through any other process while vLLM occupies all cores.
+        with_logprobs: dict[str, object] = {"logprobs": True}
+        kinds = [(bare, {}), (ours, {}), (bare, with_logprobs), (relay, with_logprobs)]
         singles: list[list[float]] = [[] for _ in kinds]
         for number in range(SINGLE_REQUESTS + 4):
             for (url, fields), firsts in zip(kinds, singles, strict=True):
@@ -207,12 +210,13 @@ async def measure_api(bare: str, ours: str) -> list[list[str]]:
                 together[url].append(await timed([chat(client, url, topic, ANSWER) for topic in topics]))
             if round == 0:
                 together = {bare: [], ours: []}
-    alone, through_us, with_logprobs = (median(firsts[4:]) * 1e3 for firsts in singles)
+    alone, through_us, own_logprobs, relayed = (median(firsts[4:]) * 1e3 for firsts in singles)
     added = through_us - alone
     share = summary(together[ours]).rate / summary(together[bare]).rate
     rows = [
         ("first token of 1 request, ms", alone, through_us, f"{added:+.2f}"),
-        ("  vLLM's own with log-probs too, ms", with_logprobs, through_us, f"{through_us - with_logprobs:+.2f}"),
+        ("  vLLM's own with log-probs too, ms", own_logprobs, through_us, f"{through_us - own_logprobs:+.2f}"),
+        ("  the same through a process that copies bytes", relayed, through_us, f"{through_us - relayed:+.2f}"),
         (f"{REQUESTS[-1]} requests, tok/s", *(summary(together[url]).rate for url in (bare, ours)), f"×{share:.3f}"),
         (
             f"first token of {REQUESTS[-1]} requests, ms",
@@ -220,11 +224,43 @@ async def measure_api(bare: str, ours: str) -> list[list[str]]:
             "",
         ),
     ]
-    targets = (verdict(added, MAX_ADDED_MS, False), "", verdict(share, MIN_SHARE), "")
+    targets = (verdict(added, MAX_ADDED_MS, False), "", "", verdict(share, MIN_SHARE), "")
     return [
         [name, f"{a:.1f}", f"{b:.1f}", difference, target]
         for (name, a, b, difference), target in zip(rows, targets, strict=True)
     ]
+
+
+@contextlib.contextmanager
+def relayed_server(url: str) -> Iterator[str]:
+    """The address of a process that copies bytes between its clients and the server at the URL."""
+    context = multiprocessing.get_context("spawn")
+    ports: Any = context.Queue()
+    process = context.Process(target=run_relay, args=(httpx.URL(url).port, ports), daemon=True)
+    process.start()
+    try:
+        yield f"http://127.0.0.1:{ports.get(timeout=START_SECONDS)}"
+    finally:
+        process.kill()
+        process.join()
+
+
+def run_relay(target: int, ports: Any) -> None:
+    async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.closing(writer):
+            while data := await reader.read(1 << 16):
+                writer.write(data)
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        answers, requests = await asyncio.open_connection("127.0.0.1", target)
+        await asyncio.gather(copy(reader, requests), copy(answers, writer))
+
+    async def serve() -> None:
+        server = await asyncio.start_server(connected, "127.0.0.1", 0)
+        ports.put(server.sockets[0].getsockname()[1])
+        await server.serve_forever()
+
+    asyncio.run(serve())
 
 
 @contextlib.contextmanager
@@ -289,7 +325,8 @@ async def run_api(bare: str | None, ours: str | None) -> None:
     if bare is None or ours is None:
         print("\nvLLM was left out: OPENCLAW_RL_VLLM names no Python that has it.")
         return
-    rows = await measure_api(bare, ours)
+    with relayed_server(bare) as relay:
+        rows = await measure_api(bare, relay, ours)
     title = f"Our API with vLLM as its sampler, and the same vLLM's own API ({machine()})"
     table(title, ("", "vLLM", "ours", "", "target"), rows)
 
