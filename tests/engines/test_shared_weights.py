@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from openclaw_rl.engines.local.model import shared_weights
 from openclaw_rl.engines.local.model.decoder import Decoder, load_decoder
 from openclaw_rl.engines.local.model.shared_weights import share, take_up
 from openclaw_rl.engines.local.sampling.kv_cache import CpuKVCache
@@ -31,6 +32,7 @@ def logits(decoder: Decoder) -> torch.Tensor:
 
 def other_process(connection: Connection) -> None:
     decoder = take_up(connection.recv())
+    assert decoder is not None
     connection.send(logits(decoder).numpy())
     connection.recv()
     connection.send(float(decoder.norm[0]))
@@ -62,5 +64,13 @@ def test_a_tied_head_is_the_embedding_in_every_process(decoder: Decoder) -> None
     shared, handle = share(decoder)
     assert handle is not None
     for opened in (shared, take_up(handle)):
+        assert opened is not None
         assert opened.head is opened.embed
         assert torch.equal(opened.embed, decoder.embed)
+
+
+def test_weights_of_another_machine_are_not_opened(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, handle = share(decoder)
+    assert handle is not None
+    monkeypatch.setattr(shared_weights, "host_id", lambda: "another machine")
+    assert take_up(handle) is None

@@ -1,4 +1,4 @@
-"""One copy of the base weights for several processes: the sampler loads and shares it, the learner opens it.
+"""One copy of the base weights for several processes of a machine: the sampler shares it, the learner opens it.
 
 On Linux CPUs the weights are moved into anonymous shared memory. The kernel frees it when the last process that uses it
 ends, also after a crash. On CUDA the weights stay where they are and are opened through the driver. Elsewhere every
@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from openclaw_rl.engines.host_id import host_id
 from openclaw_rl.engines.local.model.decoder import Decoder
 
 #: Tensors start at multiples of this many bytes, as vector instructions need.
@@ -39,20 +40,37 @@ class SharedMemory:
     skeleton: Any
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class SharedFrom:
+    """Weights that a process shares, and which processes can open them."""
+
+    host: str
+    gpu: str
+    """The GPU that they are on; empty on a CPU."""
+    content: bytes
+
+
 def share(decoder: Decoder) -> tuple[Decoder, bytes | None]:
     """The decoder with shared weights, and the bytes with which `take_up` opens it (None if it cannot be shared)."""
     if decoder.embed.is_cuda:
         import torch.multiprocessing  # noqa: F401 - teaches the pickler about tensors on CUDA
 
-        return decoder, bytes(ForkingPickler.dumps(dataclasses.replace(decoder, ops=None)))
+        handles = bytes(ForkingPickler.dumps(dataclasses.replace(decoder, ops=None)))
+        return decoder, pickle.dumps(SharedFrom(host_id(), gpu_id(decoder.embed.device), handles))
     if not hasattr(os, "memfd_create"):
         return decoder, None
     return _share_memory(decoder)
 
 
-def take_up(shared: bytes) -> Decoder:
-    """Open the decoder that another process has shared, without copying its weights."""
-    content = pickle.loads(shared)
+def take_up(shared: bytes) -> Decoder | None:
+    """Open the decoder that another process has shared, without copying its weights.
+
+    None if they are on another machine, or on a GPU that is not the first one of this process.
+    """
+    origin: SharedFrom = pickle.loads(shared)
+    if origin.host != host_id() or (origin.gpu and origin.gpu != gpu_id(torch.device("cuda", 0))):
+        return None
+    content = pickle.loads(origin.content)
     if isinstance(content, SharedMemory):
         storage = torch.UntypedStorage.from_file(content.path, shared=True, nbytes=content.size)
         content = _with_views(content.skeleton, storage)
@@ -81,8 +99,15 @@ def _share_memory(decoder: Decoder) -> tuple[Decoder, bytes]:
     storage = torch.UntypedStorage.from_file(path, shared=True, nbytes=size)
     remaining = iter(tensors)
     moved = map_leaves(_with_views(skeleton, storage), Tensor, lambda view: view.copy_(next(remaining)))
-    shared = pickle.dumps(SharedMemory(path, size, skeleton))
-    return dataclasses.replace(moved, ops=decoder.ops), shared
+    shared = SharedFrom(host_id(), "", pickle.dumps(SharedMemory(path, size, skeleton)))
+    return dataclasses.replace(moved, ops=decoder.ops), pickle.dumps(shared)
+
+
+def gpu_id(device: torch.device) -> str:
+    """What a GPU is called in every process, whichever number it has there; empty if there is no such GPU."""
+    if (device.index or 0) >= torch.cuda.device_count():
+        return ""
+    return str(torch.cuda.get_device_properties(device).uuid)
 
 
 def _with_views(skeleton: Any, storage: Any) -> Any:

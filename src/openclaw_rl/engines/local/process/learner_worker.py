@@ -70,8 +70,9 @@ def open_trainer(connection: Connection, options: LearnerOptions) -> PolicyTrain
         from openclaw_rl.engines.local.process.rank_worker import open_rank
 
         return open_rank(options, options.place, connection)
-    if options.shared:
-        return PolicyTrainer(take_up(options.shared), options)
+    shared = take_up(options.shared) if options.shared else None
+    if shared is not None:
+        return PolicyTrainer(shared, options)
     device, dtype = placement(options.device, options.dtype)
     return PolicyTrainer(load_decoder(options.model, dtype, device), options)
 

@@ -23,7 +23,7 @@ def open_rank(options: LearnerOptions, place: RankPlace, connection: Any) -> Pol
     if place.shards and not hasattr(FSDPModule, "reset_iter_state"):
         raise UnsupportedModel(f"--shard-weights needs PyTorch 2.13 or newer, and this is {torch.__version__}")
     device, dtype = placement(own_device(options.device, place), options.dtype)
-    if device.type == "cpu":
+    if device.type == "cpu" and place.host:
         # The ranks share the cores of this machine.
         torch.set_num_threads(max(1, torch.get_num_threads() // place.count))
     ranks = join(place, device, connection)
@@ -33,13 +33,12 @@ def open_rank(options: LearnerOptions, place: RankPlace, connection: Any) -> Pol
 
 def load_rank(options: LearnerOptions, ranks: RankGroup, dtype: torch.dtype, shared: bytes | None) -> PolicyTrainer:
     """Load the model, or this rank's part of it; `shared` are the weights that a sampler shares with this device."""
+    whole = take_up(shared) if shared else None
     if not ranks.place.shards:
-        decoder = take_up(shared) if shared else load_decoder(options.model, dtype, ranks.device)
-        return PolicyTrainer(decoder, options, ranks)
+        return PolicyTrainer(whole or load_decoder(options.model, dtype, ranks.device), options, ranks)
     sharding = Sharding(ranks)
     layers: Any = sharding.layer
-    if shared:
-        whole = take_up(shared)
+    if whole is not None:
         decoder = replace(whole, layers=[layers(layer) for layer in whole.layers])
     else:
         # From the CPU's memory each layer goes to the device when it is sharded, so that it never holds them all.
@@ -51,6 +50,9 @@ def own_device(name: str, place: RankPlace) -> str:
     """The device of a rank: each has a CUDA device of its own, unless they run on the CPU. Raises UnsupportedModel."""
     if name not in ("auto", "cuda") or (name == "auto" and not torch.cuda.is_available()):
         return name
+    if not place.host:
+        # It was placed by itself, and sees no devices but its own.
+        return "cuda:0"
     if torch.cuda.device_count() < place.count:
         raise UnsupportedModel(
             f"--learner-ranks {place.count} needs as many CUDA devices, and PyTorch finds {torch.cuda.device_count()}"
