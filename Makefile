@@ -12,7 +12,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install run demo env test test-all test-whole test-parts test-benchmarks test-environments test-browser test-vllm test-sglang test-tinker test-verifiers test-chaos test-schemas tinker-server verifiers lint bench docs package clean
+.PHONY: help install run demo env test test-all test-whole test-parts test-benchmarks test-environments test-browser test-vllm test-sglang test-tinker test-verifiers test-ray test-chaos test-schemas tinker-server verifiers lint bench docs package clean
 
 help: ## list these targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 24
@@ -63,6 +63,10 @@ $(VERIFIERS)/.installed:
 	@$(VERIFIERS)/bin/python -m pip install -q --disable-pip-version-check verifiers==0.4.0
 	@touch $@
 
+$(VENV)/.installed-ray: $(VENV)/.installed-dev
+	@$(INSTALL) -e '.[ray]'
+	@touch $@
+
 $(VENV)/.installed-browser: $(VENV)/.installed-dev
 	@$(INSTALL) -e '.[browser]'
 	@$(INSTALL) --no-deps miniwob==1.1.0
@@ -97,7 +101,7 @@ test-parts: $(VENV)/.installed-dev
 # Suites with the environment that each needs. If the environment cannot be installed here, the suite is skipped.
 SLOW := test-benchmarks:$(VENV)/.installed-dev test-environments:$(VENV)/.installed-dev test-browser:$(VENV)/.installed-browser test-vllm:$(VLLM)/.installed \
 	test-sglang:$(SGLANG)/.installed test-tinker:$(TINKER)/.installed test-verifiers:$(VERIFIERS)/.installed \
-	test-chaos:$(VENV)/.installed-dev test-schemas:$(VENV)/.installed-dev
+	test-ray:$(VENV)/.installed-ray test-chaos:$(VENV)/.installed-dev test-schemas:$(VENV)/.installed-dev
 test-all: ## run every suite (two hours); prints what this machine cannot run, and why
 	@failed=; \
 	$(MAKE) --no-print-directory lint || failed=" lint"; \
@@ -138,6 +142,9 @@ verifiers: $(VENV)/.installed $(VERIFIERS)/.installed ## install what openclaw-r
 test-verifiers: $(VENV)/.installed-dev $(VERIFIERS)/.installed ## train a step in a real environment of the verifiers package
 	@OPENCLAW_RL_VERIFIERS=$(abspath $(VERIFIERS))/bin/python $(BIN)/python -m pytest -rs tests/slow/test_verifiers.py $(ARGS)
 
+test-ray: $(VENV)/.installed-ray ## run a server with two learner ranks on a Ray cluster of this machine, as a job
+	@OPENCLAW_RL_RAY=1 $(BIN)/python -m pytest -rs tests/slow/test_ray.py $(ARGS)
+
 test-schemas: $(VENV)/.installed-dev ## answers under 5,000 random JSON schemas
 	@OPENCLAW_RL_SCHEMAS=5000 $(BIN)/python -m pytest tests/slow/test_many_schemas.py $(ARGS)
 
@@ -154,7 +161,7 @@ lint: $(VENV)/.installed-dev ## check style and types
 
 bench: $(VENV)/.installed-dev ## run the benchmarks (half an hour)
 	@export OPENCLAW_RL_VLLM=$(wildcard $(abspath $(VLLM))/bin/python); \
-	for part in serving freeze sampling engines ledger judge learning ranks topk swapping environments live scale; do $(BIN)/python benchmarks/$$part.py || exit 1; done
+	for part in serving freeze sampling engines ledger judge learning ranks rank_scaling topk swapping environments live scale; do $(BIN)/python benchmarks/$$part.py || exit 1; done
 
 docs: $(VENV)/.installed ## update the tables of options
 	@$(BIN)/python docs/generate.py

@@ -18,6 +18,7 @@ SLOWER = [
     "judge",
     "learning",
     "live",
+    "rank_scaling",
     "ranks",
     "sampling",
     "study",
