@@ -91,7 +91,8 @@ def states(run_dir: Path) -> Counter[str]:
 def test_it_learns_while_it_serves_saves_when_it_is_stopped_and_goes_back_when_it_is_told_to(
     tiny_model: Path, tmp_path: Path
 ) -> None:
-    with learning(tiny_model, tmp_path) as program:
+    # Two ranks are to be nothing special.
+    with learning(tiny_model, tmp_path, "--learner-ranks", "2", "--device", "cpu") as program:
         stop, versions = threading.Event(), set()
 
         def talk(seed: int) -> int:
@@ -126,6 +127,7 @@ def test_it_learns_while_it_serves_saves_when_it_is_stopped_and_goes_back_when_i
         told = status(tmp_path)
         assert (told["step"], told["policy_version"], told["turns"]["applied"]) == (3, 3, 6)
         assert "judged turns that a step needs" in told["learner"]
+        assert told["runs"]["learner"] == "local, 2 ranks on cpu"
         assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 3
         assert program.metric("openclaw_step_version") == 3
         assert "step-000002-v2" in command(tmp_path, "checkpoints")
