@@ -1,6 +1,8 @@
 """The launchers of the published scripts: their variables mean here what they mean there, or are refused."""
 
+import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -219,12 +221,17 @@ def test_a_server_is_submitted_to_a_cluster(
     os.environ.update(MODEL_PATH="my/model", PRM_M="5", SGLANG_API_KEY="S3CRET")
     assert main(["launch", "run_ray", "run_qwen3_4b_openclaw_rl_lora", "--dry-run"]) == 0
     submitted = capsys.readouterr().err
-    assert submitted.startswith(
-        """ray job submit --runtime-env-json '{"env_vars": {"PRM_M": "5"}}' -- openclaw-rl serve """
-    )
+    words = shlex.split(submitted.splitlines()[0])
+    assert words[:4] == ["ray", "job", "submit", "--runtime-env-json"]
+    assert json.loads(words[4]) == {"env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": "120", "PRM_M": "5"}}
+    assert words[5:8] == ["--", "openclaw-rl", "serve"]
+    assert words[-2:] == ["--launcher", "ray"]
     monkeypatch.setattr("shutil.which", lambda name: None)
     assert main(["launch", "run_ray", "run_qwen3_4b_openclaw_rl_lora"]) == 2
     assert "There is no program ray" in capsys.readouterr().err
+    os.environ["DATA_PATH"] = __file__
+    assert main(["launch", "run_ray", "run_qwen3_4b_openclaw_rl_lora", "--dry-run"]) == 2
+    assert "run_ray.sh submits one command: with DATA_PATH" in capsys.readouterr().err
 
 
 def test_keys_are_not_shown(capsys: pytest.CaptureFixture[str]) -> None:

@@ -38,3 +38,23 @@ def test_ranks_are_a_count_or_devices() -> None:
 def test_ranks_that_make_no_sense_are_refused(given: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         check(configured(**given))
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"learner_ranks": "cuda:0,cuda:1"}, "Ray chooses the GPUs, so give a count"),
+        ({"train_gpus": "0,1"}, "--train-gpus 0,1: Ray chooses the GPUs, so give a count"),
+        ({"ray_address": "ray://10.0.0.1:10001"}, "give HOST:PORT of the cluster itself"),
+    ],
+)
+def test_what_ray_decides_is_refused(given: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    with pytest.raises(ConfigError, match=words):
+        check(configured(launcher="ray", **given))
+
+
+def test_without_ray_its_launcher_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"--launcher ray needs Ray: pip install 'openclaw-rl\[ray\]'"):
+        check(configured(launcher="ray"))

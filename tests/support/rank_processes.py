@@ -4,7 +4,9 @@ import functools
 import multiprocessing
 from typing import Any
 
-from openclaw_rl.engines.local.process.launcher import SPINS, WorkerLink
+from openclaw_rl.engines.local.process.launcher import WorkerLink
+from openclaw_rl.engines.local.process.learner import SPINS
+from openclaw_rl.engines.local.process.learner_messages import LOOPBACK
 from openclaw_rl.engines.local.process.link import Link
 
 
@@ -17,6 +19,8 @@ def fast_context() -> Any:
 
 class FastLauncher:
     """Implements `Launcher`."""
+
+    meeting_host = LOOPBACK
 
     def start(self, target: str, arguments: object, device: str) -> WorkerLink:
         return Link(target, arguments, SPINS, fast_context())

@@ -21,6 +21,9 @@ class Operations(Protocol):
     def where_learner_runs(self) -> str:
         """Where and how the learner runs, in words; empty if there is none."""
 
+    def where_judge_runs(self) -> str:
+        """Where and how the model that judges and teaches runs, in words; empty if it is none of its own."""
+
     def next_step(self) -> NextStep | None:
         """How far the next training step is; None if there will be none."""
 
@@ -69,6 +72,9 @@ class NoOperations:
         return "off"
 
     def where_learner_runs(self) -> str:
+        return ""
+
+    def where_judge_runs(self) -> str:
         return ""
 
     def next_step(self) -> NextStep | None:

@@ -121,12 +121,13 @@ async def build_loops(
     """Build the loops for judging and learning, and publish the newest policy."""
     config = engines.config
     judging = build_loop(judge_setup(config), ledger, policy, other, registry) if ledger else None
+    judge_model, patience = other.sampler if other else None, config.server.shutdown_seconds
     if config.engine.trains_outside:
         outside = await begin_outside(config, ledger, policy.sampler)
-        return BackgroundLoops(judging, None, config.server.shutdown_seconds, outside)
+        return BackgroundLoops(judging, None, patience, outside, judge_model)
     if ledger is None or not config.learns:
         await serve_learned(config.training, config.run.folder, config.ledger_dir, policy.sampler)
-        return BackgroundLoops(judging, None, config.server.shutdown_seconds)
+        return BackgroundLoops(judging, None, patience, None, judge_model)
     learner = engines.open_learner()
     # A server of another project says only now what it can do.
     config.learning_method.check_learner(learner.capabilities)
@@ -134,7 +135,7 @@ async def build_loops(
     learning = build_learning(learn_setup(config), ledger, learner, policy.sampler, policy.renderer, registry)
     beginning = await asyncio.to_thread(where_to_begin, config.training, config.run.folder)
     await learning.begin(beginning.checkpoint, own=beginning.own)
-    return BackgroundLoops(judging, learning, config.server.shutdown_seconds)
+    return BackgroundLoops(judging, learning, patience, None, judge_model)
 
 
 async def begin_outside(config: Config, ledger: Ledger | None, sampler: Sampler) -> OutsideTraining | None:

@@ -6,7 +6,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 from openclaw_rl.api.operations import NO_TRAINER, IsGone, OperationFailed
-from openclaw_rl.engines.base import EngineError
+from openclaw_rl.engines.base import EngineError, Sampler
 from openclaw_rl.judge.loop import JudgeLoop
 from openclaw_rl.judge.notes import topic_of
 from openclaw_rl.judge.reader import ready
@@ -28,8 +28,11 @@ class BackgroundLoops:
         learning: LearnLoop | None,
         patience: float,
         outside: OutsideTraining | None = None,
+        judge_model: Sampler | None = None,
     ) -> None:
+        """`judge_model` judges and teaches, if the policy's own sampler does not."""
         self.judging, self.learning, self.outside, self.patience = judging, learning, outside, patience
+        self.judge_model = judge_model
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self, *others: Coroutine[Any, Any, None]) -> None:
@@ -74,6 +77,9 @@ class BackgroundLoops:
 
     def where_learner_runs(self) -> str:
         return self.learning.line.learner.describe() if self.learning else ""
+
+    def where_judge_runs(self) -> str:
+        return self.judge_model.describe() if self.judge_model else ""
 
     def next_step(self) -> NextStep | None:
         try:

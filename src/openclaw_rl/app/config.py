@@ -14,6 +14,7 @@ from openclaw_rl.app.options import RolloutOptions
 from openclaw_rl.config.options import ConfigError, Section, fields_of, flag, option_of, problem, read, read_file
 from openclaw_rl.config.run import RunOptions
 from openclaw_rl.engines.gpus import GpuOptions, Split, Visible, visible_gpus
+from openclaw_rl.engines.local.options import LocalOptions
 from openclaw_rl.engines.options import EngineOptions, ModelOptions
 from openclaw_rl.engines.registry import default_backend, engine_sections, learner_factory, sampler_factory
 from openclaw_rl.http_client import url_without_account
@@ -142,8 +143,13 @@ class Config:
         )
 
     def split(self, visible: Visible | None = None) -> Split:
-        """The GPUs of each role, of those that this process sees. Raises ConfigError."""
-        return self.gpus.split(visible or visible_gpus())
+        """The GPUs of each role, of those that this process sees or Ray has. Raises ConfigError."""
+        return self.gpus.split(visible or self.visible)
+
+    @property
+    def visible(self) -> Visible:
+        """The GPUs that can be chosen. How many a Ray cluster has is not known before it is connected."""
+        return Visible(None) if self.section(LocalOptions).on_ray else visible_gpus()
 
     @property
     def training_settings(self) -> TrainingSettings:

@@ -7,7 +7,7 @@ from pathlib import Path
 from openclaw_rl.app.assembly import judge_setup
 from openclaw_rl.app.config import Config
 from openclaw_rl.config.options import ConfigError, flag
-from openclaw_rl.engines.gpus import GIB, Split, Visible, visible_gpus
+from openclaw_rl.engines.gpus import GIB, Split, Visible, read_choice, visible_gpus
 from openclaw_rl.engines.local.options import LocalOptions
 from openclaw_rl.engines.memory import Memory, ModelSize, Trained, learner_memory, read_size, sampler_memory
 from openclaw_rl.models import BadModelFolder, ModelNotFound, find_model, read_json_object
@@ -35,9 +35,11 @@ class Part:
 
 def check_split(config: Config, visible: Visible | None = None) -> None:
     """Refuse GPUs that nothing would use, and a split that does not fit. Raises ConfigError."""
-    visible = visible or visible_gpus()
+    visible = visible or config.visible
     split = config.split(visible)
     for role in config.gpus.given:
+        if config.section(LocalOptions).on_ray and not isinstance(read_choice(getattr(config.gpus, role)), int):
+            raise ConfigError(f"{flag(role)} {getattr(config.gpus, role)}: Ray chooses the GPUs, so give a count.")
         if reason := why_unused(config, role):
             raise ConfigError(f"{flag(role)} {getattr(config.gpus, role)}: {reason}.")
     if config.learner.name == SLIME:
@@ -53,6 +55,8 @@ def check_split(config: Config, visible: Visible | None = None) -> None:
 
 def check_seen(config: Config) -> None:
     """Refuse chosen GPUs on a machine that shows none. Raises ConfigError."""
+    if config.section(LocalOptions).on_ray:
+        return
     if config.gpus.given and visible_gpus().count is None and config.learner.name != SLIME:
         role = config.gpus.given[0]
         raise ConfigError(f"{flag(role)} {getattr(config.gpus, role)}: this machine has no GPU (no nvidia-smi).")
@@ -153,7 +157,7 @@ def learner_parts(config: Config, split: Split, size: ModelSize | None) -> list[
     parts = []
     for rank in range(ranks):
         # A local sampler and the learner on the same GPU use one copy of the base weights.
-        shares = samples_here and devices[rank : rank + 1] == split.local_sampler
+        shares = samples_here and not local.on_ray and devices[rank : rank + 1] == split.local_sampler
         memory = None
         if size is not None:
             trained = trained_of(config)

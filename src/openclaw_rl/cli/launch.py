@@ -40,6 +40,8 @@ def run(options: argparse.Namespace) -> int:
         del os.environ[variable]
     os.environ.update(launch.environment)
     if on_cluster:
+        if len(launch.commands) > 1:
+            raise ConfigError(f"{ray.NAME}.sh submits one command: with DATA_PATH, also set TRAIN_ONLY=1, or unset it.")
         submitted = ray.job(launch.commands[-1], launch.environment)
         show(submitted)
         if not launch.dry_run:

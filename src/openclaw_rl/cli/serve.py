@@ -109,13 +109,16 @@ def show(loaded: Loaded) -> None:
 def split_table(config: Config) -> Table:
     """Which process runs on which GPUs, and the memory that it needs at least on each of them."""
     from openclaw_rl.app.split import gib, parts_of
+    from openclaw_rl.engines.local.options import LocalOptions
     from openclaw_rl.engines.memory import Memory
 
     columns = ("role", "process", "GPUs", *Memory().parts, "sum")
     table = Table(*columns, title="GPUs, and GiB on each, activations aside", title_justify="left")
+    on_ray = config.section(LocalOptions).on_ray
     for part in parts_of(config):
         memory = part.memory
         sizes = [*memory.parts.values(), memory.total] if memory else []
-        devices = ", ".join(map(str, part.devices)) or "not chosen"
+        chosen = f"{len(part.devices)}, chosen by Ray" if on_ray else ", ".join(map(str, part.devices))
+        devices = chosen if part.devices else "not chosen"
         table.add_row(part.role, escape(part.process), devices, *(gib(size) if size else "" for size in sizes))
     return table

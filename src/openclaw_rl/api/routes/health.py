@@ -41,7 +41,11 @@ def details(server: ServerState, stats: EngineStats) -> dict[str, Any]:
         "capture": server.service.capture_status(),
         "judge": operations.judge(),
         "learner": operations.learner(),
-        "runs": {"sampler": server.service.sampler.describe(), "learner": operations.where_learner_runs()},
+        "runs": {
+            "sampler": server.service.sampler.describe(),
+            "learner": operations.where_learner_runs(),
+            "judge": operations.where_judge_runs(),
+        },
         "next_step": asdict(next_step) if next_step else None,
         "queue": queue(server),
     }

@@ -1,4 +1,4 @@
-"""The launcher for a Ray cluster: another script's server as a job, whose processes share the node that Ray chooses."""
+"""The launcher for a Ray cluster: another script's server as a job, whose workers are actors of the cluster."""
 
 import json
 import shutil
@@ -9,6 +9,8 @@ from openclaw_rl.cli.launchers.scripts import SCRIPTS, Runs
 from openclaw_rl.config.options import ConfigError, option_of
 
 NAME = "run_ray"
+#: How long `ray job stop` waits before it kills a server, which has to save a checkpoint. Ray's own default is 3 s.
+STOP_SECONDS = {"RAY_JOB_STOP_WAIT_TIME_S": "120"}
 
 
 def inner_script(flags: Sequence[str]) -> str:
@@ -25,14 +27,15 @@ def job(command: Sequence[str], environment: Mapping[str, str]) -> list[str]:
 
     Keys are not among them, because Ray shows the variables of a job to everybody: set them on the cluster.
     """
+    on_ray = [] if "--launcher" in command else ["--launcher", "ray"]
     read = (name for field in FIELDS.values() if not option_of(field).secret for name in option_of(field).env)
     variables = {name: environment[name] for name in read if environment.get(name)}
-    settings = ["--runtime-env-json", json.dumps({"env_vars": variables})] if variables else []
-    return ["ray", "job", "submit", *settings, "--", "openclaw-rl", *command]
+    settings = json.dumps({"env_vars": {**STOP_SECONDS, **variables}})
+    return ["ray", "job", "submit", "--runtime-env-json", settings, "--", "openclaw-rl", *command, *on_ray]
 
 
 def check_installed() -> str:
     """Where the program `ray` is. Raises ConfigError."""
     if path := shutil.which("ray"):
         return path
-    raise ConfigError("There is no program ray: pip install 'ray[default]'.")
+    raise ConfigError("There is no program ray: pip install 'openclaw-rl[ray]'.")

@@ -8,10 +8,13 @@ from openclaw_rl.engines.base import Learner, Sampler
 from openclaw_rl.engines.capabilities import LearnerCapabilities, SamplerCapabilities
 from openclaw_rl.engines.factory import EngineSettings, ModelFiles, Resources, TrainerStep
 from openclaw_rl.engines.gpus import environment_of
+from openclaw_rl.engines.launching import check_launcher, launcher_for
 from openclaw_rl.engines.local.families import runnable
 from openclaw_rl.engines.local.options import LocalOptions
+from openclaw_rl.engines.local.process.learner import SPINS as LEARNER_SPINS
 from openclaw_rl.engines.local.process.learner import LocalLearner
 from openclaw_rl.engines.local.process.learner_messages import LearnerOptions, RankOptions
+from openclaw_rl.engines.local.process.sampler import SPINS as SAMPLER_SPINS
 from openclaw_rl.engines.local.process.sampler import LocalSampler
 from openclaw_rl.engines.local.process.sampler_messages import WorkerOptions
 from openclaw_rl.engines.policy_ref import WeightForm
@@ -29,11 +32,13 @@ class LocalFactory:
 
     def check(self, settings: EngineSettings) -> None:
         check_model(settings)
-        check_device(settings.own(LocalOptions).device)
+        check_launcher(settings)
+        if not settings.own(LocalOptions).on_ray:
+            check_device(settings.own(LocalOptions).device)
 
 
 class LocalSamplerFactory(LocalFactory):
-    """Samplers in a worker process on this machine."""
+    """Samplers in a worker on this machine or on a Ray cluster."""
 
     default_model = EMBEDDED
 
@@ -51,16 +56,16 @@ class LocalSamplerFactory(LocalFactory):
             cache_gib=local.kv_cache_gib or settings.max_cache_gib,
             policy_slots=settings.policies_held,
             lora_rank=settings.model.lora_rank,
-            cuda_device=cuda_names(settings.split.local_sampler),
+            cuda_device="" if local.on_ray else cuda_names(settings.split.local_sampler),
         )
-        return LocalSampler(options, engine.max_queue)
+        return LocalSampler(options, engine.max_queue, launcher_for(settings, resources, "sampler", SAMPLER_SPINS))
 
     def start_commands(self, settings: EngineSettings) -> list[list[str]]:
         return []
 
 
 class LocalLearnerFactory(LocalFactory):
-    """Learners in one or several worker processes on this machine."""
+    """Learners in one or several workers on this machine or on a Ray cluster."""
 
     def check(self, settings: EngineSettings) -> None:
         super().check(settings)
@@ -81,7 +86,7 @@ class LocalLearnerFactory(LocalFactory):
         """A local sampler shares its copy of the base weights with the learner."""
         local, model = settings.own(LocalOptions), settings.model
         devices = local.rank_devices(len(settings.split.learner))
-        samples_here = isinstance(sampler, LocalSampler)
+        gpus = settings.split.local_learner(samples_here=isinstance(sampler, LocalSampler))
         # The weights that a local sampler shares are on its own device, which must be that of the first rank.
         shares = settings.split.learner[:1] in ((), settings.split.local_sampler)
         options = LearnerOptions(
@@ -98,12 +103,13 @@ class LocalLearnerFactory(LocalFactory):
             offload=local.offload_optimizer_state,
             base_model=model.model_name or EMBEDDED,
             custom_loss=settings.custom_loss,
-            cuda_device="" if local.names_gpus else cuda_names(settings.split.local_learner(samples_here=samples_here)),
+            cuda_device="" if local.names_gpus or local.on_ray else cuda_names(gpus),
             ranks=RankOptions(devices, local.shard_weights) if len(devices) > 1 else None,
         )
+        launcher = launcher_for(settings, resources, "learner", LEARNER_SPINS, workers=len(devices))
         if isinstance(sampler, LocalSampler) and shares and (len(devices) > 1 or devices[0] in SAMPLERS_DEVICES):
-            return LocalLearner(options, sampler.shared_weights)
-        return LocalLearner(options)
+            return LocalLearner(options, sampler.shared_weights, launcher)
+        return LocalLearner(options, launcher=launcher)
 
     def trainer_command(self, settings: EngineSettings, step: TrainerStep) -> str:
         return ""

@@ -57,6 +57,27 @@ class LocalOptions(Section):
         group="Training",
         env="SHARD_WEIGHTS",
     )
+    launcher: Literal["processes", "ray"] = option(
+        "processes",
+        "What starts samplers, learner ranks and inference servers: processes on this machine, or actors on a Ray "
+        "cluster.",
+        group="Engine",
+        env="LAUNCHER",
+    )
+    ray_address: str = option(
+        "",
+        "Address of the Ray cluster, such as 10.0.0.1:6379.",
+        group="Engine",
+        env="RAY_CLUSTER_ADDRESS",
+        shown="that of RAY_ADDRESS, or the cluster of this machine",
+    )
+    ray_cpus: int = option(
+        1,
+        "CPUs that each worker asks Ray for: so many threads compute, unless it has a GPU.",
+        group="Engine",
+        env="RAY_CPUS",
+        ge=1,
+    )
     offload_optimizer_state: bool = option(
         False, "Move the optimiser's state off the GPU between steps.", group="Training", env="OFFLOAD_OPTIMIZER_STATE"
     )
@@ -76,6 +97,20 @@ class LocalOptions(Section):
         if len(set(on_cuda)) < len(on_cuda):
             raise ValueError("each rank needs a CUDA device of its own")
         return ranks
+
+    @field_validator("ray_address")
+    @classmethod
+    def _is_no_client(cls, address: str) -> str:
+        if "://" in address:
+            raise ValueError(
+                "give HOST:PORT of the cluster itself; the server runs on one of its nodes, where 'ray job submit' "
+                "starts it"
+            )
+        return address.strip()
+
+    @property
+    def on_ray(self) -> bool:
+        return self.launcher == "ray"
 
     @property
     def names_gpus(self) -> bool:

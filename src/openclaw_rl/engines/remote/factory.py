@@ -12,12 +12,15 @@ from openclaw_rl.engines.base import Sampler
 from openclaw_rl.engines.capabilities import SamplerCapabilities
 from openclaw_rl.engines.factory import EngineSettings, ModelFiles, Resources
 from openclaw_rl.engines.gpus import environment_of, has_cuda
+from openclaw_rl.engines.launching import check_launcher, launcher_for
+from openclaw_rl.engines.local.options import LocalOptions
 from openclaw_rl.engines.policy_ref import WeightForm
 from openclaw_rl.engines.remote.dialect import Dialect
 from openclaw_rl.engines.remote.full_weights import FullWeightSampler
 from openclaw_rl.engines.remote.http import InferenceServer
 from openclaw_rl.engines.remote.options import RemoteServers, read_urls
 from openclaw_rl.engines.remote.outside_weights import OutsideWeightsSampler
+from openclaw_rl.engines.remote.placed_process import PlacedServerProcess
 from openclaw_rl.engines.remote.process import ServerProcess
 from openclaw_rl.engines.remote.sampler import RemoteOptions, RemoteSampler
 from openclaw_rl.models import EMBEDDED
@@ -54,6 +57,7 @@ class RemoteSamplerFactory(ABC):
 
     def check(self, settings: EngineSettings) -> None:
         options = self.options(settings)
+        check_launcher(settings)
         read_urls("--teacher", settings.engine.teacher_url)
         if options.urls:
             self._check_teacher(settings)
@@ -99,7 +103,7 @@ class RemoteSamplerFactory(ABC):
         for devices in () if servers else own_servers(settings):
             port = free_port()
             command = self.command(settings, str(folder), port, len(devices))
-            process = ServerProcess(self.name, command, self._variables(settings, devices))
+            process = self._process(settings, resources, command, devices)
             servers.append((InferenceServer(f"http://{LOOPBACK}:{port}"), process))
         return self._sampler_type(settings)(
             self.dialect,
@@ -115,6 +119,15 @@ class RemoteSamplerFactory(ABC):
                 learns=settings.learns,
             ),
         )
+
+    def _process(
+        self, settings: EngineSettings, resources: Resources, command: Sequence[str], devices: Sequence[int]
+    ) -> ServerProcess:
+        if not settings.own(LocalOptions).on_ray:
+            return ServerProcess(self.name, command, self._variables(settings, devices))
+        role = f"{self.name} server"
+        launcher = launcher_for(settings, resources, role, 0, gpus=len(devices) or None, on_this_node=True)
+        return PlacedServerProcess(self.name, command, self.environment(settings), launcher)
 
     def _sampler_type(self, settings: EngineSettings) -> type[RemoteSampler]:
         if settings.trains_outside:

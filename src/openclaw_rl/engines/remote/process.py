@@ -13,6 +13,7 @@ from pathlib import Path
 LOG_LINES = 12
 #: Time that the server gets to exit by itself; its guard then kills it.
 EXIT_SECONDS = 25.0
+GUARD = (sys.executable, "-m", "openclaw_rl.engines.remote.guard")
 
 
 class ServerProcess:
@@ -37,10 +38,10 @@ class ServerProcess:
         return self._process.pid if self._process else None
 
     async def start(self) -> None:
-        guard = [sys.executable, "-m", "openclaw_rl.engines.remote.guard", *self.command]
         with self.log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
-                *guard,
+                *GUARD,
+                *self.command,
                 stdin=asyncio.subprocess.PIPE,
                 stdout=log,
                 stderr=log,

@@ -1,17 +1,14 @@
-"""How a worker of the learner is started, and what the server needs of one that runs.
+"""How a worker is started, and what the server needs of one that runs.
 
-Today a worker is a process on this machine (`link`). Whoever starts workers in another way writes a `Launcher` and a
-`WorkerLink`; nothing else of the learner knows how they run.
+A worker is a process on this machine (`link`) or an actor of a Ray cluster (`engines.ray`). Nothing else of sampler and
+learner knows how their workers run.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, Protocol
 
+from openclaw_rl.engines.local.process.learner_messages import LOOPBACK
 from openclaw_rl.engines.local.process.link import EXIT_SECONDS, Link
-
-#: Threads give up their core at once, because serving needs it. On 2 cores that write 4 answers, a step of 1,000 tokens
-#: then takes 19 s instead of 74, and the answers are no slower.
-SPINS = 0
 
 
 class WorkerLink(Protocol):
@@ -25,6 +22,10 @@ class WorkerLink(Protocol):
     @property
     def pids(self) -> list[int]:
         """Its processes on this machine."""
+
+    @property
+    def nodes(self) -> list[str]:
+        """The nodes of the cluster that it runs on, as far as they are known; none where there is no cluster."""
 
     @property
     def end(self) -> str:
@@ -45,6 +46,10 @@ class WorkerLink(Protocol):
 class Launcher(Protocol):
     """Starts workers."""
 
+    @property
+    def meeting_host(self) -> str:
+        """Where the first of several ranks waits for the others; empty: at the address of its own machine."""
+
     def start(self, target: str, arguments: object, device: str) -> WorkerLink:
         """Run `main(connection, arguments)` of the module `target` in a new worker that may use `device`.
 
@@ -56,5 +61,17 @@ class Launcher(Protocol):
 class ProcessLauncher:
     """Starts workers as processes on this machine. They choose their device themselves, from their arguments."""
 
+    meeting_host = LOOPBACK
+
+    def __init__(self, spins: int) -> None:
+        """`spins`: how often a worker's threads look for each other before they give up their core."""
+        self.spins = spins
+
     def start(self, target: str, arguments: object, device: str) -> WorkerLink:
-        return Link(target, arguments, SPINS)
+        return Link(target, arguments, self.spins)
+
+
+def on_nodes(nodes: Sequence[str]) -> str:
+    """The nodes that workers run on, as a phrase that begins with a space; empty where there is no cluster."""
+    shown = nodes[:1] if len(set(nodes)) == 1 else nodes
+    return f" at {', '.join(shown)}" if shown else ""

@@ -22,7 +22,8 @@ class RankPlace:
     shards: bool
     """Whether each rank holds only a part of the weights."""
     host: str = LOOPBACK
-    """Where the first rank waits for the others. Where they run on several machines, it is an address of its own."""
+    """Where the first rank waits for the others: this machine's loopback, which they all share. Empty: each was placed
+    by itself, perhaps on a machine of its own, and they meet at the first one's address."""
 
 
 @dataclass(frozen=True, slots=True)

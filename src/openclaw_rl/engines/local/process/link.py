@@ -31,8 +31,10 @@ WAIT_SETTINGS = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 
 def run_worker(connection: Connection, module: str, options: object) -> None:
     """Entry of a worker process. The import is here so that the server never loads PyTorch."""
-    # Ctrl-C is for the server, which then ends this process. Importing PyTorch takes seconds in which it may come.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Ctrl-C is for the server, which then ends this process. Importing PyTorch takes seconds in which it may come; and
+    # so may the order to stop a step, when there is none yet.
+    for number in (signal.SIGINT, STOP_SIGNAL):
+        signal.signal(number, signal.SIG_IGN)
     # Drivers and kernels can crash without a message; this writes the line at fault to the server's log.
     faulthandler.enable()
     importlib.import_module(module).main(connection, options)
@@ -78,6 +80,10 @@ class Link(Generic[Command, Report]):
     @property
     def pids(self) -> list[int]:
         return [] if self.process.pid is None else [self.process.pid]
+
+    @property
+    def nodes(self) -> list[str]:
+        return []
 
     @property
     def end(self) -> str:

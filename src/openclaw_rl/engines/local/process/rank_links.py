@@ -28,6 +28,10 @@ class RankLinks:
         return [pid for link in self.links for pid in link.pids]
 
     @property
+    def nodes(self) -> list[str]:
+        return [node for link in self.links for node in link.nodes]
+
+    @property
     def end(self) -> str:
         ends = [f"Rank {number}: {link.end}" for number, link in enumerate(self.links) if link.end]
         # A rank that loses another one leaves too, with an exit code: what ended the other is the cause.

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from openclaw_rl.engines.admission import Admission
 from openclaw_rl.engines.base import ConstraintRefused, EngineLimits, EngineStats, EngineUnavailable
 from openclaw_rl.engines.capabilities import SamplerCapabilities
+from openclaw_rl.engines.local.process.launcher import Launcher, ProcessLauncher, on_nodes
 from openclaw_rl.engines.local.process.sampler_messages import (
     Add,
     Cancel,
@@ -30,6 +31,10 @@ from openclaw_rl.types import BASE_VERSION, SampleRequest, ScoreRequest, Scores
 
 log = logging.getLogger(__name__)
 
+#: How often the worker's threads look for each other before they give up their core: for a few microseconds, about as
+#: long as they need for their part of a small product.
+SPINS = 2000
+
 
 class LoadedPolicy(NamedTuple):
     """Where a version is in the worker, and where it was loaded from."""
@@ -49,12 +54,12 @@ class LocalSampler:
     * Users and background work have queues of their own, so neither is refused because of the other.
     """
 
-    def __init__(self, options: WorkerOptions, max_queue: int) -> None:
+    def __init__(self, options: WorkerOptions, max_queue: int, launcher: Launcher | None = None) -> None:
         self.options = options
         self._admission = Admission(options.max_sequences, max_queue)
         self._versions = PolicyVersions[LoadedPolicy](options.policy_slots)
         self._versions.add(BASE_VERSION, LoadedPolicy(0, options.model))
-        self._worker = Supervisor(options, self)
+        self._worker = Supervisor(options, self, launcher or ProcessLauncher(SPINS))
         self._ids = count(1)
         self._streams: dict[int, TokenStream] = {}
         self._scoring: dict[int, asyncio.Future[Scores]] = {}
@@ -107,7 +112,8 @@ class LocalSampler:
         ready = self.ready
         assert ready is not None
         gib = ready.weight_bytes / (1 << 30)
-        return f"local on {ready.device}, {ready.dtype}, {gib:.2g} GiB of weights, context {ready.max_context} tokens"
+        where = f"{ready.device}{on_nodes(self._worker.nodes)}"
+        return f"local on {where}, {ready.dtype}, {gib:.2g} GiB of weights, context {ready.max_context} tokens"
 
     def sample(self, request: SampleRequest) -> TokenStream:
         self._check_up()

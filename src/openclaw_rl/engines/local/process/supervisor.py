@@ -1,4 +1,4 @@
-"""Keeps the sampler's worker process running."""
+"""Keeps the sampler's worker running."""
 
 import asyncio
 import logging
@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from typing import NamedTuple, Protocol
 
 from openclaw_rl.engines.base import EngineUnavailable
-from openclaw_rl.engines.local.process.link import EXIT_SECONDS, Link
+from openclaw_rl.engines.local.process.launcher import Launcher, WorkerLink
+from openclaw_rl.engines.local.process.link import EXIT_SECONDS
 from openclaw_rl.engines.local.process.sampler_messages import (
     Add,
     Command,
@@ -22,8 +23,6 @@ from openclaw_rl.engines.local.process.sampler_messages import (
 log = logging.getLogger(__name__)
 
 WORKER = "openclaw_rl.engines.local.process.sampler_worker"
-#: A few microseconds, about as long as the other threads need for their part of a small product.
-SPINS = 2000
 #: If a worker dies after serving this long, its start is not to blame.
 STABLE_SECONDS = 10.0
 #: After more quick deaths in a row, requests are refused until a worker is ready again.
@@ -61,7 +60,7 @@ class WorkerEnd(NamedTuple):
 
 
 class Supervisor:
-    """One worker process, started again whenever it dies.
+    """One worker, started again whenever it dies.
 
     * Commands that come while no worker is ready are sent to the next one, unless they have been cancelled by then.
     * The client hears of every worker that died, before the next one is started.
@@ -69,14 +68,14 @@ class Supervisor:
       worker is ready again.
     """
 
-    def __init__(self, options: WorkerOptions, client: WorkerClient) -> None:
-        self.options, self.client = options, client
+    def __init__(self, options: WorkerOptions, client: WorkerClient, launcher: Launcher) -> None:
+        self.options, self.client, self.launcher = options, client, launcher
         self.ready: Ready | None = None
         """The ready message of the last worker that was ready."""
         self.failure = ""
         """Why requests are refused; empty if they are not."""
         self.restarts = 0
-        self._link: Link[Command, Report] | None = None
+        self._link: WorkerLink | None = None
         self._backlog: list[Command] = []
         self._task: asyncio.Task[None] | None = None
 
@@ -86,7 +85,12 @@ class Supervisor:
 
     @property
     def pid(self) -> int | None:
-        return self._link.process.pid if self._link else None
+        """The worker's process, if it runs on this machine."""
+        return next(iter(self._link.pids), None) if self._link else None
+
+    @property
+    def nodes(self) -> list[str]:
+        return self._link.nodes if self._link else []
 
     async def start(self) -> None:
         """Return when the first worker is ready. Raises EngineUnavailable if it does not get there."""
@@ -131,7 +135,7 @@ class Supervisor:
     async def _run_worker(self, first: asyncio.Future[None]) -> WorkerEnd:
         """One worker from its start to its end."""
         try:
-            link: Link[Command, Report] = Link(WORKER, self.options, SPINS)
+            link = self.launcher.start(WORKER, self.options, self.options.device)
         except OSError as error:
             return WorkerEnd(f"The model's worker process could not be started: {error}", "", 0.0)
         # While it loads the model, it does not notice that its pipe is closed.
@@ -153,7 +157,7 @@ class Supervisor:
             await link.close(exit_seconds)
         return WorkerEnd(reason, link.end, time.monotonic() - ready_at if ready_at else 0.0)
 
-    def _connect(self, link: Link[Command, Report], ready: Ready) -> None:
+    def _connect(self, link: WorkerLink, ready: Ready) -> None:
         self.ready, self.failure, self._link = ready, "", link
         backlog, self._backlog = self._backlog, []
         wanted = [c for c in backlog if not isinstance(c, Add | Score) or self.client.waits_for(c.id)]

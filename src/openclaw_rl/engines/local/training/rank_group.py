@@ -7,7 +7,6 @@ through gloo in a group of its own, so that it never gets between the weights an
 import contextlib
 import os
 import socket
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
@@ -16,8 +15,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from openclaw_rl.engines.addresses import address_of, interface_of
 from openclaw_rl.engines.base import StepLost, StepRefused, StepStopped
-from openclaw_rl.engines.local.process.learner_messages import LOOPBACK, Meeting, RankPlace
+from openclaw_rl.engines.local.process.learner_messages import Meeting, RankPlace
 from openclaw_rl.engines.local.training.ranks import RankLost, whole
 from openclaw_rl.losses.custom import LossFailed
 
@@ -147,29 +147,32 @@ def lost_unless_done() -> Iterator[None]:
 
 
 def join(place: RankPlace, device: torch.device, connection: Any) -> RankGroup:
-    """Meet the other ranks. The first one says through `connection` where it waits, and the others are told there."""
-    if place.host == LOOPBACK:
-        # On one machine nothing has to be reachable from outside.
-        loopback = "lo0" if sys.platform == "darwin" else "lo"
+    """Meet the other ranks. The first one says through `connection` where it waits, and the others are told there.
+
+    On one machine they use its loopback, so that nothing can be reached from outside. Otherwise they use the network
+    over which the server is connected.
+    """
+    host = place.host or address_of(connection.fileno())
+    if interface := interface_of(host):
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-            os.environ.setdefault(name, loopback)
+            os.environ.setdefault(name, interface)
     backend = "gloo"
     if device.type == "cuda":
         torch.cuda.set_device(device)
         backend = "cpu:gloo,cuda:nccl"
-    store = open_store(place, connection)
+    store = open_store(place, host, connection)
     dist.init_process_group(backend, store=store, rank=place.number, world_size=place.count, timeout=MAX_WAIT)
     return RankGroup(place, device)
 
 
-def open_store(place: RankPlace, connection: Any) -> Any:
+def open_store(place: RankPlace, host: str, connection: Any) -> Any:
     """The table through which the ranks find each other. It listens only on the address that the others are told."""
     if place.number == 0:
-        listener = socket.create_server((place.host, 0))
+        listener = socket.create_server((host, 0))
         port = listener.getsockname()[1]
         given = {"wait_for_workers": False, "master_listen_fd": listener.detach()}
-        store = TCP_STORE(place.host, port, place.count, True, MAX_WAIT, **given)
-        connection.send(Meeting(place.host, port))
+        store = TCP_STORE(host, port, place.count, True, MAX_WAIT, **given)
+        connection.send(Meeting(host, port))
         return store
     meeting: Meeting = connection.recv()
     return TCP_STORE(meeting.host, meeting.port, place.count, False, MAX_WAIT, wait_for_workers=False)

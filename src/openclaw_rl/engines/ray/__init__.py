@@ -1,0 +1,1 @@
+"""Workers as actors of a Ray cluster. Ray is imported only when it is used."""
