@@ -4,6 +4,7 @@ import asyncio
 import base64
 import contextlib
 import json
+import re
 from collections import deque
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, cast
@@ -294,3 +295,11 @@ def url_without_account(url: str) -> str:
         scheme, slashes, _ = url.rpartition("@")[0].partition("//")
         return f"{scheme}{slashes}{url.rpartition('@')[2]}" if slashes else url.rpartition("@")[2]
     return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+
+
+def text_without_accounts(text: str) -> str:
+    """An option's value or a word of a command. Its URLs, separated by commas, are without names and passwords."""
+    if "://" not in text or "@" not in text:
+        return text
+    # A password may contain a comma.
+    return ",".join(map(url_without_account, re.split(r",(?=\s*[a-z]+://)", text)))

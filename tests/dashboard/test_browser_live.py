@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from support.live_page import ALICE, LivePage, live_page
-from support.lively_run import HalfWay, fill_page
+from support.lively_run import LOOKED, HalfWay, fill_page
 from support.process_stats import memory_mib
 from support.server_program import SERVE, Program, serving
 
@@ -26,7 +26,7 @@ pytestmark = [
     pytest.mark.skipif("OPENCLAW_RL_BROWSER" not in os.environ, reason="make test-browser runs them"),
 ]
 HOSTILE = "<script>document.title='owned'</script><img src=x onerror=alert(1)> \x1b[31m \u202eabc " + "א" * 50
-VIEWS = ("", "sessions", "sessions/1", "learning", "learning/12", "environments", "compare")
+VIEWS = ("", "sessions", "sessions/1", "learning", "learning/12", "environments", f"screenshots/{LOOKED}", "compare")
 SECONDS = 60_000
 #: Contrast of all texts against what is behind them; returns those below the WCAG's bound.
 FAINT_TEXTS = """() => {
@@ -56,12 +56,14 @@ FAINT_TEXTS = """() => {
   return faint;
 }"""
 #: Controls without a name, and pictures without a description.
-UNNAMED = """() => [
-    ...document.querySelectorAll("button, a[href], input:not([type=hidden]), select, textarea, svg, progress, summary"),
-  ]
-  .filter((e) => !e.closest("[aria-hidden=true]") && e.getAttribute("aria-hidden") !== "true")
-  .filter((e) => !(e.textContent.trim() || e.getAttribute("aria-label") || e.labels?.[0]?.textContent.trim()))
-  .map((e) => e.outerHTML.slice(0, 120))"""
+UNNAMED = """() => {
+  const controls = "button, a[href], input:not([type=hidden]), select, textarea, svg, img, progress, summary";
+  const text = (e) => e.textContent.trim() || e.getAttribute("aria-label") || e.alt;
+  return [...document.querySelectorAll(controls)]
+    .filter((e) => !e.closest("[aria-hidden=true]") && e.getAttribute("aria-hidden") !== "true")
+    .filter((e) => !(text(e) || e.querySelector("img")?.alt || e.labels?.[0]?.textContent.trim()))
+    .map((e) => e.outerHTML.slice(0, 120));
+}"""
 
 FOCUSED = "(document.activeElement.getAttribute('aria-label') || document.activeElement.textContent).trim()"
 

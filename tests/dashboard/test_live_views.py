@@ -13,17 +13,18 @@ from openclaw_rl.dashboard.components.render import ASSETS, asset_url
 from openclaw_rl.dashboard.live import pages
 from openclaw_rl.dashboard.live.dashboard import LiveRun
 from openclaw_rl.dashboard.live.routes import install
-from openclaw_rl.ledger import changes, updates
+from openclaw_rl.ledger import changes, episodes, updates
+from openclaw_rl.types import EpisodeResult, SessionKey
 from support.harness import Bench, running
 from support.judged_run import a_report
-from support.live_page import LivePage, live_page
-from support.lively_run import CONVERSATIONS, change, fill_page
+from support.live_page import ALICE, BOB, LivePage, live_page
+from support.lively_run import CONVERSATIONS, LOOKED, PICTURE, change, fill_page, keep_screenshots
 from support.methods import a_method
 from support.page_assertions import read_page
 from support.records import a_turn
 
 HOSTILE = "<script>alert(1)</script></main>\"'><img src=x onerror=alert(2)> \x1b[31mred\x1b[0m \u202eright to left"
-VIEWS = ("", "sessions", "sessions/1", "learning", "learning/12", "environments", "compare")
+VIEWS = ("", "sessions", "sessions/1", "learning", "learning/12", "environments", f"screenshots/{LOOKED}", "compare")
 
 
 @pytest.fixture(scope="module")
@@ -117,26 +118,58 @@ def test_groups_show_their_attempts(filled: LivePage) -> None:
     )
 
 
-def test_screenshots_of_the_run_can_be_looked_at_and_nothing_else(fresh: LivePage) -> None:
-    folder = fresh.folder / "screenshots" / "shop-1"
-    folder.mkdir(parents=True)
-    (folder / "000.png").write_bytes(b"picture")
-    (folder / "notes.txt").write_text("no picture")
-    (fresh.folder / "secret.png").write_bytes(b"secret")
+def test_screenshots_are_shown_by_episode(fresh: LivePage) -> None:
+    task = {"role": "user", "content": "Book a table."}
+    fresh.say("click 1", [task], {"X-Session-Id": "browser-1-0", "X-Episode": "1"})
+    change(fresh, episodes.end, SessionKey("anyone", "browser-1-0"), EpisodeResult(1.0, task="browser/shop"), 1)
+    keep_screenshots(fresh, "browser-1-0", "002.png", "000.png", "001.png")
+    keep_screenshots(fresh, "forgotten-1", "000.png")
     with fresh.visitor() as visitor:
-        assert "shop-1" in visitor.see("environments").text
-        assert visitor.see("screenshots/shop-1").all("img", src="/dashboard/screenshots/shop-1/000.png")
+        listed = visitor.see("environments")
+        episode = visitor.see("sessions/1")
+        looks = visitor.see("screenshots/browser-1-0")
+    shown = {image.attributes["src"]: image.attributes["alt"] for image in listed.all("img")}
+    assert shown == {
+        "/dashboard/screenshots/browser-1-0/002.png": "The page: browser/shop: reward +1",
+        "/dashboard/screenshots/forgotten-1/000.png": "The page: forgotten-1",
+    }
+    for seen in (episode, looks):
+        sources = [image.attributes["src"] for image in seen.all("img")]
+        assert sources == [f"/dashboard/screenshots/browser-1-0/00{number}.png" for number in range(3)]
+    assert looks.all("a", href="/dashboard/sessions/1")
+
+
+def test_screenshots_of_the_run_can_be_looked_at_and_nothing_else(fresh: LivePage) -> None:
+    keep_screenshots(fresh, "shop-1", "000.png", "notes.txt")
+    keep_screenshots(fresh, "empty-1")
+    (fresh.folder / "secret.png").write_bytes(b"secret")
+    (fresh.folder / "screenshots" / "shop-1" / "003.png").symlink_to(fresh.folder / "nowhere")
+    with fresh.visitor() as visitor:
         image = visitor.get("screenshots/shop-1/000.png")
-        assert (image.content, image.headers["content-type"]) == (b"picture", "image/png")
+        assert (image.content, image.headers["content-type"]) == (PICTURE, "image/png")
+        assert image.headers["x-content-type-options"] == "nosniff"
         for path in (
             "shop-1/notes.txt",
             "shop-1/001.png",
+            "shop-1/003.png",
             "..%2f/secret.png",
             "%2e%2e/secret.png",
             "shop-1/..%2f000.png",
         ):
             assert visitor.get(f"screenshots/{path}").status_code == 404
-        assert visitor.get("screenshots/none").status_code == 404
+        for folder in ("none", "empty-1", "%2e%2e"):
+            assert visitor.get(f"screenshots/{folder}").status_code == 404
+
+
+def test_screenshots_are_for_the_operator(tmp_path: Path, tiny_model: Path) -> None:
+    with live_page(tiny_model, tmp_path / "run", keys=(ALICE, BOB)) as page:
+        keep_screenshots(page, "shop-1", "000.png")
+        for key, status in ((None, 403), (BOB, 403), (ALICE, 200)):
+            with page.visitor(key) as visitor:
+                assert visitor.get("screenshots/shop-1/000.png").status_code == status
+                if key:
+                    assert visitor.get("screenshots/shop-1").status_code == status
+                    assert bool(visitor.see("environments").all("img")) == (key is ALICE)
 
 
 def test_what_people_and_models_wrote_is_text(fresh: LivePage) -> None:

@@ -4,10 +4,12 @@ import asyncio
 import base64
 import importlib.util
 import os
+import re
 import shutil
 import signal
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -145,8 +147,8 @@ async def test_a_start_that_is_cancelled_leaves_no_browser_and_no_driver() -> No
 async def test_screenshots_are_kept_and_shown_to_models_that_take_images(tmp_path: Path) -> None:
     env = make_browser(images=True, screenshots=str(tmp_path / "shots"))
     task = next(env.tasks("train", 0))
-    for _ in range(2):
-        episode = env.open(task)
+    for session in ("browser-1-0", ""):
+        episode = env.open(replace(task, session=session))
         messages = await episode.start()
         text, image = messages[-1]["content"]
         assert text["text"].startswith(task.data["goal"])
@@ -157,8 +159,8 @@ async def test_screenshots_are_kept_and_shown_to_models_that_take_images(tmp_pat
         await episode.outcome()
         await episode.close()
     await env.close()
-    folders = sorted((tmp_path / "shots").iterdir())
-    assert len(folders) == 2
+    folders = [tmp_path / "shots" / name for name in ("browser-1-0", re.sub(r"[^\w.-]+", "-", task.id))]
+    assert set((tmp_path / "shots").iterdir()) == set(folders)
     assert [file.name for file in sorted(folders[0].iterdir())] == ["000.png", "001.png"]
     assert (folders[1] / "000.png").read_bytes() == kept
 

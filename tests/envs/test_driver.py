@@ -115,6 +115,7 @@ async def test_an_episode_is_a_session_with_its_exact_history(
     (result,) = tally.results
     assert (result.reward, result.turns, result.staleness, tally.version) == (reward, 2, 1, 2)
     assert env.log == ["closed train-3-0", "closed"]
+    assert env.sessions == [session], "it may keep something under this name"
 
 
 async def test_attempts_at_a_task_are_a_group(env: Guess, policy: PolicyServer, server: EpisodeServer) -> None:

@@ -7,6 +7,7 @@ import shlex
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -17,12 +18,15 @@ from openclaw_rl.app.config import Config, load
 from openclaw_rl.app.machine import machine_of
 from openclaw_rl.cli import build_parser, main
 from openclaw_rl.config.options import ConfigError
+from openclaw_rl.dashboard.evaluations import read_evaluations
 from openclaw_rl.errors import UserError
-from openclaw_rl.evals import coding, evaluate, trial
+from openclaw_rl.evals import coding, demo, eval_tasks, evaluate, scoreboard, trial
 from openclaw_rl.evals.chat import HttpChat
 from openclaw_rl.evals.demo import free_folder, make_plans, table
+from openclaw_rl.evals.eval_tasks import QUICK_CASES, EvalPlan, spread
 from openclaw_rl.evals.evaluate import check_writable, chosen_tasks, server_flags
 from openclaw_rl.evals.flags import METHODS, TASKS
+from openclaw_rl.evals.scoreboard import by_task
 from openclaw_rl.evals.scores import CaseScore, OnCase, TaskScores
 from openclaw_rl.evals.server_process import RunningServer
 from openclaw_rl.evals.summary import summarise
@@ -73,7 +77,7 @@ def test_an_evaluation_compares_a_checkpoint_with_the_base_model(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(evaluate, "BUILT_IN", ("brief",))
+    monkeypatch.setattr(eval_tasks, "BUILT_IN", ("brief",))
     checkpoint = tmp_path / "checkpoint"
     checkpoint.mkdir()
     for path in adapters[0].iterdir():
@@ -84,7 +88,7 @@ def test_an_evaluation_compares_a_checkpoint_with_the_base_model(
     line = ["eval", "--model-path", str(checkpoint), "--compare", "base", "--eval-tasks", "conversation"]
     assert main([*line, "--model-name", str(tiny_model), "--json", str(found)]) == 0
     shown = capsys.readouterr().out
-    assert "base: server started\nbase: conversation: 10 of 23 cases\n" in shown
+    assert "base: server started\nbase: conversation: 10 of 23 cases, about " in shown
     assert "base: conversation: done" in shown
     assert "\x1b" not in shown
     task = json.loads(found.read_text())["tasks"]["conversation"]
@@ -139,34 +143,120 @@ def test_a_server_that_refuses_ends_the_evaluation_with_a_sentence(
     shown = capsys.readouterr()
     assert "answers 401" in shown.err
     assert shown.err.count("\n") == 1
-    assert task not in shown.out
+    assert shown.out.endswith("server started\n"), "nothing was measured"
+
+
+def a_case(name: str = "first", *, passed: bool = True) -> CaseScore:
+    return CaseScore(name, passed, {}, "", "")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_evaluation_that_is_stopped_tells_what_is_done_and_stops_its_server(
-    number: signal.Signals, tiny_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    number: signal.Signals,
+    tiny_model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """In the second of two models."""
+    """In the middle of a task of the second of two models: what it did of that task counts, but is not compared."""
     urls: list[str] = []
 
-    async def stopped(chat: HttpChat, seed: int, on_case: OnCase) -> TaskScores:
+    async def code(chat: HttpChat, seed: int, on_case: OnCase) -> TaskScores:
         urls.append(chat.url)
+        return TaskScores("coding", (a_case("first"), a_case("second", passed=len(urls) == 1)))
+
+    async def tools(chat: HttpChat, seed: int, on_case: OnCase) -> TaskScores:
+        on_case(a_case("first"))
         if len(urls) == 2:
             signal.raise_signal(number)
             await asyncio.sleep(3600)
-        return TaskScores("coding", (CaseScore("first", True, {}, "", ""),))
+        return TaskScores("tool-use", (a_case("first"), a_case("second")))
 
-    monkeypatch.setitem(evaluate.RUNS, "coding", stopped)
-    line = ["eval", "--model-path", str(tiny_model), "--compare", "base", "--eval-tasks", "coding"]
-    assert main([*line, "--model-name", str(tiny_model)]) == 0
+    monkeypatch.setitem(evaluate.PLANS, "coding", lambda quick: EvalPlan("coding", 2, 10, code))
+    monkeypatch.setitem(evaluate.PLANS, "tool-use", lambda quick: EvalPlan("tool-use", 2, 10, tools))
+    found = tmp_path / "found.json"
+    line = ["eval", "--model-path", str(tiny_model), "--compare", "base", "--eval-tasks", "coding,tool-use"]
+    assert main([*line, "--model-name", str(tiny_model), "--json", str(found)]) == 0
     shown = capsys.readouterr()
+    assert shown.out.startswith("Cases: coding 2, tool-use 2 of each of 2 models. Ctrl-C stops")
     assert "Stopped." in shown.out
-    assert "1.00 (0.21 – 1.00)" in shown.out
-    assert "difference" not in shown.out
     assert not shown.err
+    tasks = json.loads(found.read_text())["tasks"]
+    assert tasks["coding"]["difference"]["mean"] == 0.5
+    assert (tasks["tool-use"]["planned"], len(tasks["tool-use"]["base"]["cases"])) == (2, 1)
+    assert "difference" not in tasks["tool-use"]
     for url in urls:
         with pytest.raises(httpx.ConnectError):
             httpx.get(url, trust_env=False)
+
+
+def test_a_table_of_what_was_measured_has_no_model_of_which_nothing_is_known() -> None:
+    plans = [EvalPlan(task, 2, 10, evaluate.PLANS["coding"](True).ask) for task in ("coding", "tool-use")]
+    whole = [TaskScores(plan.task, (a_case(), a_case("second"))) for plan in plans]
+    half = TaskScores("tool-use", (a_case(passed=False),))
+    console = Console(width=120)
+    with console.capture() as shown:
+        console.print(scoreboard.table(["mine"], by_task(plans, [[whole[0]]])))
+        console.print(scoreboard.table(["mine", "base"], by_task(plans, [whole, [whole[0], half]])))
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in shown.get().splitlines() if line[0] == "│"]
+    assert rows[0] == ["coding", "2", "1.00 (0.34 – 1.00)"]
+    assert rows[2] == ["tool-use", "2 and 1 of 2", "1.00 (0.34 – 1.00)", "0.00 (0.00 – 0.79)", "–", "–"]
+
+
+def test_a_quick_evaluation_asks_some_cases_of_every_kind() -> None:
+    for name in TASKS[:3]:
+        whole, quick = (evaluate.PLANS[name](is_quick) for is_quick in (False, True))
+        assert quick.size == QUICK_CASES < whole.size
+    assert list(spread(range(46), 4)) == [0, 11, 23, 34]
+    assert list(spread(range(3), 4)) == [0, 1, 2]
+    assert build_parser().parse_args(["eval", "--quick"]).quick
+
+
+class StoppedServer:
+    """Learns a policy after the first sessions; then the user presses Ctrl-C."""
+
+    def __init__(self, url: str) -> None:
+        self.url, self.asked = url, 0
+
+    async def state(self) -> dict[str, Any]:
+        self.asked += 1
+        if self.asked == 4:
+            signal.raise_signal(signal.SIGINT)
+        return {"policy_version": 4 if self.asked > 1 else 0, "learner": "", "next_step": None}
+
+
+def test_a_demo_that_is_stopped_leaves_a_picture_and_a_page_of_what_it_measured(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ctrl-C a second time skips what would still be measured then."""
+
+    async def skipped(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(trial, "LONG_EXAM", 3)
+    monkeypatch.setattr(trial, "SHORT_EXAM", 2)
+    monkeypatch.setattr(demo, "add_perplexity", skipped)
+    out = tmp_path / "demo"
+    with running(Bench(tiny_model)) as bench:
+
+        @contextlib.asynccontextmanager
+        async def serving(run_dir: Path, *_: str) -> AsyncIterator[StoppedServer]:
+            run_dir.mkdir(parents=True)
+            yield StoppedServer(bench.url)
+
+        monkeypatch.setattr(trial, "run_server", serving)
+        assert main(["demo", "--method", "rl", "--out", str(out), "--model-name", str(tiny_model)]) == 0
+    shown = capsys.readouterr()
+    assert "Stopped." in shown.out
+    assert "Skipped." in shown.out
+    assert not shown.err
+    (measured,) = json.loads((out / "results.json").read_text())["trials"]
+    assert [exam["version"] for exam in measured["exams"]] == [0, 4]
+    assert [(one.version, one.what) for one in read_evaluations(out / "rl-brief-0")] == [(0, "brief"), (4, "brief")]
+    assert not measured["complete"]
+    assert measured["first_replies"]
+    assert (out / "curve.png").read_bytes().startswith(b"\x89PNG")
+    assert "A trial was stopped before its end" in (out / "index.html").read_text()
 
 
 def test_a_file_that_cannot_be_written_is_said_before_anything_is_measured(

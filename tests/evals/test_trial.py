@@ -66,11 +66,17 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def make(tmp_path: Path, tell: Callable[[], dict[str, Any]], chat: FakeChat, **given: Any) -> Trial:
     method = given.pop("method", "rl")
     plan = TrialPlan(method, load("brief"), 0, tmp_path, **{"sessions": 6, "minutes": 1.0, **given})
-    return Trial(plan, FakeServer(tell), chat, Silent())  # type: ignore[arg-type]
+    return Trial(TrialOutcome(plan), FakeServer(tell), chat, Silent())  # type: ignore[arg-type]
+
+
+async def outcome_of(held: Trial) -> TrialOutcome:
+    await held.run()
+    assert held.outcome.is_complete
+    return held.outcome
 
 
 async def test_a_trial_ends_after_its_sessions(tmp_path: Path) -> None:
-    outcome = await make(tmp_path, lambda: READY, FakeChat()).run()
+    outcome = await outcome_of(make(tmp_path, lambda: READY, FakeChat()))
     assert [held.number for held in outcome.sessions] == list(range(6))
     assert [exam.version for exam in outcome.exams] == [0, 0]
 
@@ -80,7 +86,7 @@ async def test_policies_are_examined_without_notes_and_at_last_with_them(
     tmp_path: Path, method: str, exams: list[bool]
 ) -> None:
     chat = FakeChat()
-    outcome = await make(tmp_path, lambda: READY, chat, method=method).run()
+    outcome = await outcome_of(make(tmp_path, lambda: READY, chat, method=method))
     assert chat.examined_with_notes == exams
     assert (outcome.noted is not None) is exams[-1]
 
@@ -102,7 +108,7 @@ async def test_the_time_that_is_shown_never_runs_backwards(tmp_path: Path, monke
         held = make(tmp_path, lambda: READY, FakeChat(), minutes=1000.0)
         held.watch = screen
         screen.starting(held.plan)
-        outcome = await held.run()
+        outcome = await outcome_of(held)
     shown = re.findall(r"time .* (\d+\.\d) min", console.file.getvalue())  # type: ignore[attr-defined]
     minutes = [float(number) for number in shown]
     assert minutes == sorted(minutes)
@@ -135,7 +141,7 @@ async def test_a_request_that_fails_ends_the_trial(tmp_path: Path) -> None:
 
 async def test_nobody_waits_for_a_step_beyond_the_time(tmp_path: Path) -> None:
     async with asyncio.timeout(10):
-        outcome = await make(tmp_path, lambda: WAITING, FakeChat(), sessions=10_000, minutes=0.005).run()
+        outcome = await outcome_of(make(tmp_path, lambda: WAITING, FakeChat(), sessions=10_000, minutes=0.005))
     assert len(outcome.sessions) < 10_000
 
 

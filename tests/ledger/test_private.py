@@ -26,8 +26,9 @@ def open_run(tmp_path: Path) -> Path:
         book = Book(folder)
         book.capture(a_turn())
         book.close()
-        (folder / "checkpoints" / "step-000001-v1").mkdir(parents=True)
-        for name in ("options.toml", "metrics.jsonl", "checkpoints/step-000001-v1/learner.json"):
+        files = ("options.toml", "metrics.jsonl", "evaluations.jsonl", "screenshots/a/000.png")
+        for name in (*files, "checkpoints/step-000001-v1/learner.json"):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_text("{}")
         for path in (folder, *folder.rglob("*")):
             path.chmod(0o777 if path.is_dir() else 0o666)

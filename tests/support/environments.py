@@ -51,12 +51,14 @@ class Guess:
         self.turns = turns
         self.faults: dict[str, Callable[[], Any]] = {}
         self.log: list[str] = []
+        self.sessions: list[str] = []
 
     def tasks(self, split: str, seed: int) -> Iterator[Task]:
         random = Random(f"{split} {seed}")
         return (Task(f"{split}-{seed}-{number}", {"number": random.random()}) for number in count())
 
     def open(self, task: Task) -> GuessEpisode:
+        self.sessions.append(task.session)
         if "open" in self.faults:
             self.faults["open"]()
         return GuessEpisode(task, self.faults, self.log, self.turns)

@@ -1,14 +1,22 @@
-"""A run that looks like one that people use: conversations, verdicts, steps and environments."""
+"""A run that looks like one that people use: conversations, verdicts, steps, evaluations and environments."""
 
+import base64
 import math
 from typing import Any
 
 from openclaw_rl.api.operations import NoOperations
+from openclaw_rl.dashboard.evaluations import Evaluation, record_evaluations
+from openclaw_rl.dashboard.screenshots import FOLDER as SCREENSHOTS
 from openclaw_rl.ledger import changes, updates, verdicts
 from openclaw_rl.types import EpisodeResult, Hint, NextStep, Question, SampleKind, Source, State, Verdict, Vote
 from support.judged_run import a_report
 from support.live_page import LivePage
 
+#: The smallest picture, and the episode that it is of.
+PICTURE = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+)
+LOOKED = "browser-shop-1"
 #: What was asked and answered, what came next, and its score; None: nothing came next yet.
 CONVERSATIONS: dict[str, list[tuple[str, str, float | None]]] = {
     "kitchen": [
@@ -71,9 +79,19 @@ def fill_page(page: LivePage, owner: str = "anyone") -> dict[str, int]:
     for group in ("towers-of-hanoi-3", "grid-5"):
         for attempt, reward in enumerate((1.0, 0.0, 0.25, 1.0)):
             run_episode(page, f"{group}/{attempt}", group, reward)
+    measured = [Evaluation(version, "brief", 2 + 3 * version, 40) for version in range(0, 13, 4)]
+    record_evaluations(page.folder, measured)
+    keep_screenshots(page, LOOKED, "000.png", "001.png")
     # The conversations are the latest.
     change(page, lambda db: db.execute("UPDATE sessions SET last = last + 60 WHERE number <= ?", (len(CONVERSATIONS),)))
     return last
+
+
+def keep_screenshots(page: LivePage, folder: str, *names: str) -> None:
+    """As the browser environment does."""
+    (page.folder / SCREENSHOTS / folder).mkdir(parents=True)
+    for name in names:
+        (page.folder / SCREENSHOTS / folder / name).write_bytes(PICTURE)
 
 
 def change(page: LivePage, made: Any, *arguments: Any) -> Any:

@@ -55,7 +55,8 @@ def a_trial(
 ) -> TrialOutcome:
     """A trial with these examinations; `sessions` lists whether the first reply of each session passed."""
     plan = TrialPlan(method, load(persona), seed, Path("runs/trial"), planned, 10.0)
-    return TrialOutcome(plan, list(exams), [a_session(number, passed) for number, passed in enumerate(sessions)])
+    held = [a_session(number, passed) for number, passed in enumerate(sessions)]
+    return TrialOutcome(plan, list(exams), held, is_complete=True)
 
 
 def learning(method: str = "combine", persona: str = "brief", seed: int = 0) -> TrialOutcome:

@@ -21,6 +21,7 @@ def add(commands: Any) -> None:
         metavar="TASKS",
         help=f"some of {', '.join(TASKS)} (default: the first three; bfcl needs the package bfcl-eval)",
     )
+    parser.add_argument("--quick", action="store_true", help="ask at most 16 cases of each task")
     parser.add_argument("--compare", metavar="CKPT", help="another model to compare with, for example base")
     parser.add_argument("--json", type=Path, metavar="OUT.json", help="also write every case and answer to a file")
 

@@ -13,7 +13,7 @@ from openclaw_rl.dashboard.examples import TITLES, make_example
 from openclaw_rl.dashboard.run import Run
 from openclaw_rl.dashboard.source import RunSource
 from openclaw_rl.dashboard.views.environments import reward_charts
-from openclaw_rl.dashboard.views.learning import COLUMNS, step_charts, step_row
+from openclaw_rl.dashboard.views.learning import COLUMNS, evaluation_charts, step_charts, step_row
 from openclaw_rl.dashboard.views.verdicts import NOT_JUDGED, verdict_charts
 from openclaw_rl.ledger import episode_words
 from openclaw_rl.ledger.lock import was_served
@@ -44,7 +44,7 @@ def page(source: RunSource, run: Run, *, answers: bool = True) -> str:
         run=run,
         status=run.status,
         method=source.method.name,
-        curves=step_charts(run.metrics.steps),
+        curves=[*evaluation_charts(run.evaluations), *step_charts(run.metrics.steps)],
         columns=COLUMNS,
         rows=[step_row(update) for update in run.updates],
         mix=verdict_charts(run.verdicts),

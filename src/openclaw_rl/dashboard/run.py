@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from openclaw_rl.dashboard.evaluations import Evaluation, read_evaluations
 from openclaw_rl.dashboard.examples import Prompt, first_prompts
 from openclaw_rl.dashboard.metrics import FILE as METRICS
 from openclaw_rl.dashboard.metrics import Metrics, read_metrics
 from openclaw_rl.dashboard.source import RunSource
+from openclaw_rl.learn.checkpoints import FOLDER as CHECKPOINTS
 from openclaw_rl.learn.checkpoints import RECORD, UNFINISHED, Checkpoint
 from openclaw_rl.ledger.errors import LedgerUnusable
 from openclaw_rl.ledger.reader import LedgerReader, open_reader
@@ -44,6 +46,7 @@ class Run:
     metrics: Metrics
     model: str
     checkpoints: list[Checkpoint]
+    evaluations: list[Evaluation] = field(default_factory=list)
     verdicts: list[VerdictSummary] = field(default_factory=list)
     verdict_counts: list[VerdictCounts] = field(default_factory=list)
     examples: list[tuple[ExampleKind, StoredTurn]] = field(default_factory=list)
@@ -71,6 +74,7 @@ def read_run(source: RunSource, server: str | None, ready: Mapping[str, Any]) ->
         read_metrics(folder / METRICS),
         source.model_name or base_model(checkpoints) or EMBEDDED,
         checkpoints,
+        read_evaluations(folder),
     )
     try:
         # One snapshot: the whole page shows the same moment, even if a server writes meanwhile.
@@ -114,7 +118,7 @@ def gaps(run: Run) -> Iterator[str]:
     elif run.metrics.unreadable:
         yield f"Lines of {METRICS} that cannot be read and are left out: {run.metrics.unreadable}."
     usable = {checkpoint.folder for checkpoint in run.checkpoints}
-    folders = [path.parent for path in (run.folder / "checkpoints").glob(f"*/{RECORD}")]
+    folders = [path.parent for path in (run.folder / CHECKPOINTS).glob(f"*/{RECORD}")]
     for folder in sorted(folder for folder in folders if not folder.name.startswith(UNFINISHED)):
         if folder not in usable:
             yield f"The checkpoint {folder.name} is damaged and left out."

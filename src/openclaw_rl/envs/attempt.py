@@ -97,7 +97,7 @@ class Attempt:
         self, episode: HostedEpisode, record: AttemptRecord, task: Task, session: str, draws: random.Random
     ) -> None:
         limits = self.limits
-        tools, messages = await episode.start(task)
+        tools, messages = await episode.start(task, session)
         while len(record.answers) < limits.max_turns:
             try:
                 answer = await self.server.answer(

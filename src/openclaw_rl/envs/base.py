@@ -24,6 +24,8 @@ class Task:
 
     id: str
     data: Mapping[str, Any] = field(default_factory=dict)
+    session: str = field(default="", compare=False)
+    """The session of this attempt at the task, which the driver sets: for what an environment keeps of an attempt."""
 
 
 @dataclass(frozen=True, slots=True)

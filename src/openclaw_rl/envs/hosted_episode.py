@@ -1,6 +1,7 @@
 """An episode as the driver calls it: in the environment's thread, within time, and with results that were checked."""
 
 import contextlib
+from dataclasses import replace
 from functools import partial
 
 from openclaw_rl.envs.base import EnvFailed, Episode, Message, Outcome, Step, Task, Tool
@@ -23,11 +24,14 @@ class HostedEpisode:
         self._episode: Episode | None = None
         self._begun = self._closed = False
 
-    async def start(self, task: Task) -> tuple[list[Tool], list[Message]]:
+    async def start(self, task: Task, session: str = "") -> tuple[list[Tool], list[Message]]:
         """Open the episode; its tools and first messages."""
 
         async def begin() -> tuple[list[Tool], list[Message]]:
-            opened: Episode = await guarded("open", lambda: self.host.environment.open(task), self.seconds)
+            def open_episode() -> Episode:
+                return self.host.environment.open(replace(task, session=session))
+
+            opened: Episode = await guarded("open", open_episode, self.seconds)
             self._episode = opened
             if self._closed:
                 await self._close()

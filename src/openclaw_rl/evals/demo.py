@@ -31,7 +31,7 @@ from openclaw_rl.evals.server_process import ServerFailed, stoppable
 from openclaw_rl.evals.statistics import RUN, Interval
 from openclaw_rl.evals.summary import Summary, summarise
 from openclaw_rl.evals.trial import Exam, TrialOutcome, TrialPlan, run
-from openclaw_rl.http_client import url_without_account
+from openclaw_rl.http_client import text_without_accounts
 from openclaw_rl.ledger.errors import NoLedger
 from openclaw_rl.ledger.offline import open_offline
 
@@ -58,10 +58,10 @@ def demo(machine: Machine, options: argparse.Namespace) -> int:
         with stoppable(console):
             failed = asyncio.run(run_all(plans, outcomes, console, options.at_once))
     finally:
-        # Also after an error or Ctrl-C: the finished trials may have taken hours.
-        outcomes.sort(key=lambda outcome: plans.index(outcome.plan))
-        if outcomes:
-            finish(outcomes, out, command_line(machine, options), machine, folder, console)
+        # Also after an error or Ctrl-C: what was measured may have taken hours.
+        if examined := [outcome for outcome in outcomes if outcome.exams]:
+            examined.sort(key=lambda outcome: plans.index(outcome.plan))
+            finish(examined, out, command_line(machine, options), machine, folder, console)
     return 1 if failed else 0
 
 
@@ -70,13 +70,15 @@ def finish(
 ) -> None:
     """Write the demo's files and print its table."""
     try:
-        message = "Asking the base model how probable the answers are …"
+        message = "Asking the base model how probable the answers are (Ctrl-C skips this) …"
         if not console.is_terminal:
             console.print(message)
         with console.status(message):
             asyncio.run(add_perplexity(outcomes, machine, model))
     except EngineError as error:
         console.print(f"The base model could not score the answers: {error}", markup=False)
+    except KeyboardInterrupt:
+        console.print("Skipped.")
     write_results(outcomes, out, command, machine.policy_name)
     console.print(table(summarise(outcomes)))
     for outcome in outcomes:
@@ -134,15 +136,23 @@ def make_plans(machine: Machine, options: argparse.Namespace, out: Path) -> list
 
 
 async def run_all(plans: Sequence[TrialPlan], outcomes: list[TrialOutcome], console: Console, at_once: int) -> int:
-    """Run the trials, `at_once` at a time, and return how many failed. Outcomes are appended as they come."""
+    """Run the trials, `at_once` at a time, and return how many failed.
+
+    Outcomes are appended when trials begin, so that a trial that is stopped has one. Those that fail are removed.
+    """
     slots = asyncio.Semaphore(at_once)
+    failed = 0
     with Screen(console, len(plans)) as screen:
 
         async def one(plan: TrialPlan) -> None:
+            nonlocal failed
             async with slots:
+                outcomes.append(outcome := TrialOutcome(plan))
                 try:
-                    outcomes.append(await run(plan, screen))
+                    await run(outcome, screen)
                 except* (ServerFailed, ChatFailed) as errors:
+                    outcomes.remove(outcome)
+                    failed += 1
                     screen.failed(plan, str(first(errors)))
                 else:
                     screen.ended(plan)
@@ -150,7 +160,7 @@ async def run_all(plans: Sequence[TrialPlan], outcomes: list[TrialOutcome], cons
         async with asyncio.TaskGroup() as trials:
             for plan in plans:
                 trials.create_task(one(plan))
-    return len(plans) - len(outcomes)
+    return failed
 
 
 def first(errors: BaseException) -> BaseException:
@@ -175,7 +185,8 @@ def plain(outcome: TrialOutcome) -> dict[str, Any]:
         "method": plan.method,
         "persona": plan.persona.name,
         "seed": plan.seed,
-        "settings": list(plan.flags),
+        "settings": list(map(text_without_accounts, plan.flags)),
+        "complete": outcome.is_complete,
         "first_replies": outcome.first_replies,
         "exams": [plain_exam(exam) for exam in outcome.exams],
         **({"with_notes": plain_exam(outcome.noted)} if outcome.noted else {}),
@@ -193,7 +204,7 @@ def plain_exam(exam: Exam) -> dict[str, Any]:
 
 
 def command_line(machine: Machine, options: argparse.Namespace) -> str:
-    """The command that repeats this demo."""
+    """The command that repeats this demo, without the passwords of URLs."""
     words = ["openclaw-rl", "demo", "--method", options.methods, "--persona", options.persona]
     words += ["--minutes", f"{options.minutes:g}", "--sessions", str(options.sessions), "--seeds", str(options.seeds)]
     # The server's options that `demo` also takes, where they differ from the defaults.
@@ -201,8 +212,9 @@ def command_line(machine: Machine, options: argparse.Namespace) -> str:
     if options.at_once > 1:
         words += ["--at-once", str(options.at_once)]
     if options.user_base_url:
-        words += ["--user-base-url", url_without_account(options.user_base_url), "--user-model", options.user_model]
-    return shlex.join([*words, *(["--", *options.server] if options.server else [])])
+        words += ["--user-base-url", options.user_base_url, "--user-model", options.user_model]
+    words += ["--", *options.server] if options.server else []
+    return shlex.join(map(text_without_accounts, words))
 
 
 def table(summaries: Sequence[Summary]) -> Table:

@@ -62,6 +62,7 @@ def page(outcomes: Sequence[TrialOutcome], command: str, model: str) -> str:
         noted=any(summary.with_notes for summary in summaries),
         headline=headline(summaries),
         improved=is_improved(headline(summaries)),
+        stopped=any(not outcome.is_complete for outcome in outcomes),
         sections=[section(group[0]) for group in grouped(outcomes).values()],
         row=RUN,
         command=command,

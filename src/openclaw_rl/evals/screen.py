@@ -12,11 +12,12 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.markup import escape
 from rich.panel import Panel
-from rich.progress import Progress
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from openclaw_rl.evals.time_left import TimeLeft
 from openclaw_rl.evals.trial import Exam, TrialOutcome, TrialPlan
 
 #: How much of an answer is shown.
@@ -116,11 +117,17 @@ class Screen:
 
 
 class EvalProgress:
-    """The progress of the evaluation of a model: a bar in a terminal, lines elsewhere."""
+    """The progress of the evaluation of a model: a bar in a terminal, lines elsewhere. Both say how long it takes."""
 
-    def __init__(self, console: Console, model: str) -> None:
-        self.console, self.model = console, model
-        self.progress = Progress(console=console, transient=True)
+    def __init__(self, console: Console, model: str, time_left: TimeLeft) -> None:
+        self.console, self.model, self.time_left = console, model, time_left
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[left]}"),
+        )
+        self.progress = Progress(*columns, console=console, transient=True)
 
     def __enter__(self) -> "EvalProgress":
         if self.console.is_terminal:
@@ -131,19 +138,22 @@ class EvalProgress:
         if self.console.is_terminal:
             self.progress.stop()
 
-    def begin(self, what: str, total: int | None = None) -> Callable[[], None]:
-        """Start a new activity. Call the returned function after each case."""
+    def begin(self, what: str, total: int | None = None, max_tokens: int = 0) -> Callable[[], None]:
+        """Start a new activity. Call the returned function after each case, whose answer has at most `max_tokens`."""
         for previous in self.progress.task_ids:
             self.progress.remove_task(previous)
-        bar = self.progress.add_task(what, total=total)
+        bar = self.progress.add_task(what, total=total, left=str(self.time_left))
         if total is None:
             self.log(what)
+        self.time_left.begin()
         done = count(1)
 
         def advance() -> None:
-            self.progress.advance(bar)
+            self.time_left.advance(max_tokens)
+            left = str(self.time_left)
+            self.progress.update(bar, advance=1, left=left)
             if (number := next(done)) % LINE_INTERVAL == 0:
-                self.log(f"{what}: {number} of {total} cases")
+                self.log(f"{what}: {number} of {total} cases" + (f", {left}" if left else ""))
 
         return advance
 

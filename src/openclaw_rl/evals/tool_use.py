@@ -23,7 +23,7 @@ from openclaw_rl.evals import schema
 from openclaw_rl.evals.chat import Chat, ChatTooLong, Reply, Tool, ToolCall
 from openclaw_rl.evals.scores import CaseScore, OnCase, TaskScores, score_all
 
-TASK = "tool use"
+TASK = "tool-use"
 #: Longest reply in tokens: two calls and a few words before them. A model that reasons first needs more.
 MAX_TOKENS = 256
 #: Marks with which models begin calls. One that is left in the text is a call that could not be parsed.

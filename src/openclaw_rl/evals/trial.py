@@ -9,6 +9,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Protocol
 
+from openclaw_rl.dashboard.evaluations import Evaluation, record_evaluations
 from openclaw_rl.evals.chat import Chat, HttpChat
 from openclaw_rl.evals.conversation import Transcript, hold
 from openclaw_rl.evals.examination import ExamAnswer, examine
@@ -87,9 +88,11 @@ class TrialOutcome:
     plan: TrialPlan
     exams: list[Exam] = field(default_factory=list)
     sessions: list[HeldSession] = field(default_factory=list)
-    """In the order in which they began."""
+    """In the order in which they ended; sorted by their number when the trial is over."""
     noted: Exam | None = None
     """The last policy with the person's notes in its prompt, if the method uses notes."""
+    is_complete: bool = False
+    """Whether the trial came to its end; one that was stopped has what was measured until then."""
 
     @property
     def first_replies(self) -> list[bool]:
@@ -106,8 +109,12 @@ class TrialWatcher(Protocol):
     def examined(self, outcome: TrialOutcome, exam: Exam) -> None: ...
 
 
-async def run(plan: TrialPlan, watch: TrialWatcher) -> TrialOutcome:
-    """Run a trial on a server of its own. Raises ServerFailed, ChatFailed, or a group of them."""
+async def run(outcome: TrialOutcome, watch: TrialWatcher) -> None:
+    """Run a trial on a server of its own; what happens is added to its outcome at once.
+
+    Raises ServerFailed, ChatFailed, or a group of them.
+    """
+    plan = outcome.plan
     watch.starting(plan)
     # A method that does not learn from notes is measured without them.
     notes = () if plan.uses_notes else ("--no-notes",)
@@ -120,25 +127,32 @@ async def run(plan: TrialPlan, watch: TrialWatcher) -> TrialOutcome:
         server = await stack.enter_async_context(run_server(plan.run_dir, *flags))
         watch.started(plan)
         chat = await stack.enter_async_context(HttpChat(server.url, local=True))
-        return await Trial(plan, server, chat, watch, player).run()
+        await Trial(outcome, server, chat, watch, player).run()
 
 
 class Trial:
     """A running trial."""
 
     def __init__(
-        self, plan: TrialPlan, server: RunningServer, chat: Chat, watch: TrialWatcher, player: Chat | None = None
+        self, outcome: TrialOutcome, server: RunningServer, chat: Chat, watch: TrialWatcher, player: Chat | None = None
     ) -> None:
         """`player` is a model that plays the people; without it they follow a script."""
-        self.plan, self.server, self.chat, self.watch, self.player = plan, server, chat, watch, player
-        self.outcome = TrialOutcome(plan)
+        self.outcome, self.server, self.chat, self.watch, self.player = outcome, server, chat, watch, player
+        self.plan = outcome.plan
         self._numbers = count()
         self._began = 0.0
         #: Cleared during an examination or a training step, so that no session begins: it would compete for a small
         #: machine, and use a policy that is about to be replaced.
         self._open = asyncio.Event()
 
-    async def run(self) -> TrialOutcome:
+    async def run(self) -> None:
+        try:
+            await self._run()
+            self.outcome.is_complete = True
+        finally:
+            self.outcome.sessions.sort(key=lambda held: held.number)
+
+    async def _run(self) -> None:
         held_out = questions(self.plan.persona.name, "held-out", self.plan.seed)
         await self._examine(0, cycled(held_out, 0, LONG_EXAM))
         self._began = time.monotonic()
@@ -154,8 +168,7 @@ class Trial:
         await self._examine(last, asked)
         if self.plan.uses_notes:
             self.outcome.noted = await self._exam(last, asked, notes=True)
-        self.outcome.sessions.sort(key=lambda held: held.number)
-        return self.outcome
+            self._record(self.outcome.noted, f"{self.plan.persona.name}, with notes")
 
     @property
     def seconds(self) -> float:
@@ -222,7 +235,14 @@ class Trial:
         """Examine the policy without notes."""
         exam = await self._exam(version, held_out)
         self.outcome.exams.append(exam)
+        self._record(exam, self.plan.persona.name)
         self.watch.examined(self.outcome, exam)
+
+    def _record(self, exam: Exam, what: str) -> None:
+        """Add an examination to the run, whose page shows it. It may be missing: the demo's files have it too."""
+        passed = sum(answer.passed for answer in exam.answers)
+        with contextlib.suppress(OSError):
+            record_evaluations(self.plan.run_dir, [Evaluation(exam.version, what, passed, len(exam.answers))])
 
     async def _exam(self, version: int, held_out: Sequence[EvalQuestion], *, notes: bool = False) -> Exam:
         done = count()

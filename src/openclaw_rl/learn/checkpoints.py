@@ -22,6 +22,8 @@ from openclaw_rl.types import Batch
 log = logging.getLogger(__name__)
 
 RECORD = "checkpoint.json"
+#: In a run directory.
+FOLDER = "checkpoints"
 #: The prefix of folders that are not finished.
 UNFINISHED = ".unfinished-"
 
@@ -68,7 +70,7 @@ class Checkpoints:
 
     @classmethod
     def of_run(cls, run_dir: Path, keep: int) -> "Checkpoints":
-        return cls(run_dir / "checkpoints", keep)
+        return cls(run_dir / FOLDER, keep)
 
     @property
     def folders(self) -> tuple[Path, Path]:

@@ -61,6 +61,12 @@ def find_session(db: sqlite3.Connection, owner: str, number: int) -> SessionCard
     return None if row is None else session_card(db, row)
 
 
+def named_session(db: sqlite3.Connection, owner: str, id: str) -> SessionCard | None:
+    """An owner's session; None if there is none with this id."""
+    row = db.execute("SELECT * FROM sessions s WHERE s.owner = ? AND s.id = ?", (owner, id)).fetchone()
+    return None if row is None else session_card(db, row)
+
+
 def session_card(db: sqlite3.Connection, row: sqlite3.Row) -> SessionCard:
     """The card of a row of `sessions`."""
     number = row["number"]

@@ -16,11 +16,13 @@ NAMES = (
     "model.txt",
     "options.*",
     "metrics.jsonl",
+    "evaluations.jsonl",
     "records.*",
     "report*.html",
     "checkpoints",
     "policies",
     "recovery",
+    "screenshots",
     "tensorboard",
     "wandb",
 )

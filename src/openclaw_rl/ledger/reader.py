@@ -205,6 +205,10 @@ class LedgerReader:
         with self.snapshot() as db:
             return pages.find_session(db, owner, number)
 
+    def session_named(self, owner: str, id: str) -> SessionCard | None:
+        with self.snapshot() as db:
+            return pages.named_session(db, owner, id)
+
     def turn_page(self, session: int, before: int | None, limit: int) -> list[TurnCard]:
         """The last turns of a session before a turn, in the order they were recorded."""
         with self.snapshot() as db:

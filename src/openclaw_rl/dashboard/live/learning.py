@@ -6,12 +6,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from openclaw_rl.dashboard.components.render import render
+from openclaw_rl.dashboard.components.svg import Chart
+from openclaw_rl.dashboard.evaluations import read_evaluations
 from openclaw_rl.dashboard.live.access import Viewer, is_same_site
 from openclaw_rl.dashboard.live.dashboard import HEADERS, Dashboard, PageProblem, whole_number
 from openclaw_rl.dashboard.live.pages import dashboard_of
-from openclaw_rl.dashboard.live.screenshots import attempts
+from openclaw_rl.dashboard.live.screenshots import latest_shots
 from openclaw_rl.dashboard.views.environments import reward_charts
-from openclaw_rl.dashboard.views.learning import COLUMNS, step_charts, step_row
+from openclaw_rl.dashboard.views.learning import COLUMNS, evaluation_charts, step_charts, step_row
 from openclaw_rl.dashboard.views.turns import from_card
 from openclaw_rl.engines.base import EngineError
 from openclaw_rl.learn.checkpoints import Checkpoint
@@ -33,7 +35,7 @@ async def learning(request: Request) -> Response:
         updates = reader.update_page(before, STEPS_ON_A_PAGE + 1)
         shown = updates[:STEPS_ON_A_PAGE]
         return {
-            "charts_made": step_charts(reader.step_metrics(STEPS_IN_CHARTS)) if before is None else [],
+            "charts_made": learning_charts(dashboard, reader) if before is None else [],
             "columns": COLUMNS,
             "rows": [step_row(update) for update in shown],
             "older": shown[-1].number if len(updates) > STEPS_ON_A_PAGE else None,
@@ -44,6 +46,11 @@ async def learning(request: Request) -> Response:
         }
 
     return await dashboard.page(request, "learning", "learning", read, operator_only=True)
+
+
+def learning_charts(dashboard: Dashboard, reader: LedgerReader) -> list[Chart]:
+    evaluated = evaluation_charts(read_evaluations(dashboard.run.run_dir))
+    return [*evaluated, *step_charts(reader.step_metrics(STEPS_IN_CHARTS))]
 
 
 def checkpoints_of(dashboard: Dashboard) -> list[Checkpoint]:
@@ -121,7 +128,7 @@ async def environments(request: Request) -> Response:
             "before": before,
             "episodes": reader.session_page(viewer.owner, None, GROUPS_ON_A_PAGE, "episodes") if before is None else [],
             "outcome": episode_words.outcome,
-            "shots": attempts(dashboard) if viewer.is_operator and before is None else [],
+            "shots": latest_shots(dashboard, reader, viewer) if before is None else [],
         }
 
     return await dashboard.page(request, "environments", "environments", read)

@@ -10,6 +10,7 @@ from openclaw_rl.dashboard.components.render import ASSETS, asset, asset_url, re
 from openclaw_rl.dashboard.live.access import Viewer, is_same_site
 from openclaw_rl.dashboard.live.dashboard import HEADERS, Dashboard, PageProblem, whole_number
 from openclaw_rl.dashboard.live.memory import memory_bytes
+from openclaw_rl.dashboard.screenshots import images
 from openclaw_rl.dashboard.views.now import NowView, Tile, amount, now_view, size
 from openclaw_rl.dashboard.views.tokens import compare_hints, token_view
 from openclaw_rl.dashboard.views.turns import from_card
@@ -137,6 +138,7 @@ async def session(request: Request) -> Response:
             "older": shown[0].number if len(turns) > TURNS_ON_A_PAGE else None,
             "before": before,
             "describe": episode_words.describe,
+            "shots": images(dashboard.run.run_dir, card.key.id) if viewer.is_operator else [],
         }
 
     return await dashboard.page(request, "sessions", "session", read)

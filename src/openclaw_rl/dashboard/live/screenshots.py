@@ -1,7 +1,6 @@
-"""Screenshots of the browser environment, if they are kept in the folder `screenshots` of the run."""
+"""The screenshots of an episode in the browser environment, for the operator."""
 
-import re
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 from starlette.requests import Request
@@ -10,47 +9,45 @@ from starlette.responses import Response
 from openclaw_rl.dashboard.live.access import Viewer
 from openclaw_rl.dashboard.live.dashboard import HEADERS, Dashboard, PageProblem
 from openclaw_rl.dashboard.live.pages import dashboard_of
+from openclaw_rl.dashboard.screenshots import images, latest_folders, read_image
+from openclaw_rl.ledger import episode_words
 from openclaw_rl.ledger.reader import LedgerReader
+from openclaw_rl.types import SessionCard
 
-#: In the run directory; the environment makes a folder in it for each attempt.
-FOLDER = "screenshots"
-#: Attempts that are listed, the newest.
-MAX_LISTED = 40
-_FOLDER_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
-_IMAGE_NAME = re.compile(r"\d+\.png")
+#: Episodes whose last screenshot the list shows.
+MAX_LISTED = 24
 
 
-def attempts(dashboard: Dashboard) -> list[str]:
-    """The folders of the newest attempts."""
-    if dashboard.run.run_dir is None:
+@dataclass(frozen=True, slots=True)
+class EpisodeShots:
+    """The screenshots of one episode."""
+
+    folder: str
+    images: list[str]
+    session: SessionCard | None
+    """None if it was forgotten, or belongs to another key."""
+
+
+def latest_shots(dashboard: Dashboard, reader: LedgerReader, viewer: Viewer) -> list[EpisodeShots]:
+    """The screenshots of the latest episodes; none for those who do not operate the server."""
+    if not viewer.is_operator:
         return []
-    folders = [path for path in (dashboard.run.run_dir / FOLDER).glob("*") if _FOLDER_NAME.fullmatch(path.name)]
-    return [path.name for path in sorted(folders, key=changed, reverse=True)[:MAX_LISTED]]
+    shots = [shots_of(dashboard, reader, viewer, name) for name in latest_folders(dashboard.run.run_dir, MAX_LISTED)]
+    return [one for one in shots if one.images]
 
 
-def changed(path: Path) -> float:
-    """When a folder last changed; 0 if it has just been removed."""
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return 0.0
-
-
-def images(dashboard: Dashboard, folder: str) -> list[str]:
-    """The images of an attempt, in the order they were taken. Raises PageProblem."""
-    if dashboard.run.run_dir is None or not _FOLDER_NAME.fullmatch(folder):
-        raise PageProblem(404, "There are no such screenshots.")
-    names = [path.name for path in (dashboard.run.run_dir / FOLDER / folder).glob("*.png")]
-    if not names:
-        raise PageProblem(404, "There are no such screenshots.")
-    return sorted(name for name in names if _IMAGE_NAME.fullmatch(name))
+def shots_of(dashboard: Dashboard, reader: LedgerReader, viewer: Viewer, folder: str) -> EpisodeShots:
+    return EpisodeShots(folder, images(dashboard.run.run_dir, folder), reader.session_named(viewer.owner, folder))
 
 
 async def page(request: Request) -> Response:
-    dashboard, folder = dashboard_of(request), request.path_params["folder"]
+    dashboard = dashboard_of(request)
 
-    def read(_reader: LedgerReader, _viewer: Viewer) -> dict[str, Any]:
-        return {"folder": folder, "images": images(dashboard, folder)}
+    def read(reader: LedgerReader, viewer: Viewer) -> dict[str, Any]:
+        shots = shots_of(dashboard, reader, viewer, request.path_params["folder"])
+        if not shots.images:
+            raise PageProblem(404, "There are no such screenshots.")
+        return {"shots": shots, "outcome": episode_words.outcome}
 
     return await dashboard.page(request, "environments", "screenshots", read, operator_only=True)
 
@@ -58,20 +55,10 @@ async def page(request: Request) -> Response:
 async def image(request: Request) -> Response:
     dashboard = dashboard_of(request)
     viewer = dashboard.access.viewer(request)
-    folder: str = request.path_params["folder"]
-    name: str = request.path_params["name"]
     if viewer is None or not viewer.is_operator:
         return Response("This is for the operator's key.", 403, HEADERS, "text/plain")
-
-    def load() -> bytes | None:
-        try:
-            if dashboard.run.run_dir is None or name not in images(dashboard, folder):
-                return None
-            return (dashboard.run.run_dir / FOLDER / folder / name).read_bytes()
-        except (PageProblem, OSError):
-            return None
-
-    content = await dashboard.threads.run(load)
+    folder, name = request.path_params["folder"], request.path_params["name"]
+    content = await dashboard.threads.run(lambda: read_image(dashboard.run.run_dir, folder, name))
     if content is None:
         return Response("There is no such screenshot.", 404, HEADERS, "text/plain")
     return Response(content, headers=HEADERS, media_type="image/png")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from openclaw_rl.dashboard.components.svg import Chart, Series, bar_chart, line_chart, share
+from openclaw_rl.dashboard.evaluations import Evaluation
 from openclaw_rl.learn.reporting import MEAN_GAP
 from openclaw_rl.types import StepOutcome, UpdateCard
 
@@ -15,6 +16,10 @@ OUTCOMES = {
     StepOutcome.ROLLED_BACK: "rolled back",
     StepOutcome.QUARANTINED: "refused",
 }
+
+
+#: The style sheet has so many colours of lines.
+MAX_EVALUATED = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +105,22 @@ def cell(metrics: Mapping[str, Any], name: str, form: str) -> str:
 def step_charts(steps: Sequence[Mapping[str, Any]]) -> list[Chart]:
     """A small chart for each panel that has data."""
     return [draw(panel, steps) for panel in PANELS if any(points(steps, name) for name, _ in panel.lines)]
+
+
+def evaluation_charts(evaluations: Sequence[Evaluation]) -> list[Chart]:
+    """Adherence where evaluations ran: the share of cases that each policy passed. The last one of a policy counts."""
+    shares: dict[str, dict[int, float]] = {}
+    for evaluation in evaluations:
+        shares.setdefault(evaluation.what, {})[evaluation.version] = evaluation.share
+    if not shares:
+        return []
+    series = [
+        Series(what, [(float(version), passed) for version, passed in sorted(measured.items())], f"s{place}")
+        for place, (what, measured) in enumerate(list(shares.items())[:MAX_EVALUATED])
+    ]
+    only = f" ({series[0].label})" if len(series) == 1 else ""
+    title = f"Adherence: share of unseen cases answered as wanted{only}"
+    return [line_chart(title, series, unit="policy", lowest=0, highest=1, form=share)]
 
 
 def points(steps: Sequence[Mapping[str, Any]], name: str) -> list[tuple[float, float]]:

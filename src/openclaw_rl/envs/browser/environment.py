@@ -50,7 +50,7 @@ class BrowserEnvironment:
             self._source.examples(task, offers_tool=show.offers_tool),
             offers_tool=show.offers_tool,
             images=show.images,
-            record=ScreenshotFolder(show.screenshots, task.id) if show.screenshots else None,
+            record=ScreenshotFolder(show.screenshots, task.session or task.id) if show.screenshots else None,
         )
 
     async def close(self) -> None:

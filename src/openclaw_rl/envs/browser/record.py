@@ -1,4 +1,4 @@
-"""Screenshots that are kept: one folder for each attempt, one file for each look at the page."""
+"""Screenshots that are kept: a folder for each attempt, named after its session; a file for each look at the page."""
 
 import asyncio
 import re
@@ -8,17 +8,16 @@ from pathlib import Path
 from openclaw_rl.config.options import ConfigError
 from openclaw_rl.envs.browser.page import PageFailed, WebPage
 
-#: How much of a task's name stands in the name of its folder.
-MAX_NAME_CHARACTERS = 80
+#: How much of a session's or a task's name stands in the name of a folder; the driver's names are shorter.
+MAX_NAME_CHARACTERS = 120
 
 
 class ScreenshotFolder:
     """The screenshots of one attempt, as 000.png, 001.png …"""
 
-    def __init__(self, root: Path, task: str) -> None:
-        name = re.sub(r"[^A-Za-z0-9._-]+", "-", task)[:MAX_NAME_CHARACTERS]
+    def __init__(self, root: Path, name: str) -> None:
         self._folder: Path | None = None
-        self._root, self._name = root, name
+        self._root, self._name = root, re.sub(r"[^A-Za-z0-9._-]+", "-", name)[:MAX_NAME_CHARACTERS]
         self._numbers = count()
 
     async def save(self, page: WebPage) -> bytes:
@@ -38,9 +37,9 @@ class ScreenshotFolder:
 
 
 def new_folder(root: Path, name: str) -> Path:
-    """A folder of its own for each attempt at a task."""
+    """A new folder of this name; if there is one already, with a number behind it."""
     for number in count(1):
-        folder = root / f"{name}-{number}"
+        folder = root / (name if number == 1 else f"{name}-{number}")
         try:
             folder.mkdir(parents=True)
         except FileExistsError:

@@ -1,0 +1,105 @@
+"""The tasks that `openclaw-rl eval` asks a model, whole or in short."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from openclaw_rl.evals import coding, tool_use
+from openclaw_rl.evals.bfcl import bfcl_cases
+from openclaw_rl.evals.chat import Chat
+from openclaw_rl.evals.examination import ExamAnswer, examine
+from openclaw_rl.evals.flags import TASKS
+from openclaw_rl.evals.personas.persona import BUILT_IN, load
+from openclaw_rl.evals.questions import questions
+from openclaw_rl.evals.scores import Case, CaseScore, OnCase, TaskScores
+
+#: Longest answer in a conversation: detailed answers must fit.
+MAX_ANSWER_TOKENS = 200
+
+#: With --quick, at most this many cases of a task are asked.
+QUICK_CASES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class EvalPlan:
+    """What one task asks of a model."""
+
+    task: str
+    size: int
+    """The number of cases."""
+    max_tokens: int
+    """Longest answer: the measure of how long a case takes, compared with those of other tasks."""
+    ask: Callable[[Chat, int, OnCase], Awaitable[TaskScores]]
+
+    @property
+    def tokens(self) -> int:
+        return self.size * self.max_tokens
+
+
+def conversation(quick: bool) -> EvalPlan:
+    """Every persona's held-out questions, checked by its rules and the quality guard."""
+    most = QUICK_CASES // len(BUILT_IN) if quick else None
+
+    async def ask(chat: Chat, seed: int, on_case: OnCase) -> TaskScores:
+        cases: list[CaseScore] = []
+        for persona in map(load, BUILT_IN):
+            held_out = spread(questions(persona.name, "held-out", seed), most)
+            score = partial(case_score, persona.name)
+
+            def on_answer(answer: ExamAnswer, score: Callable[[ExamAnswer], CaseScore] = score) -> None:
+                on_case(score(answer))
+
+            length = MAX_ANSWER_TOKENS
+            answers = await examine(chat, persona, held_out, max_tokens=length, seed=seed, on_answer=on_answer)
+            cases += map(score, answers)
+        return TaskScores("conversation", tuple(cases))
+
+    size = sum(len(spread(questions(persona, "held-out"), most)) for persona in BUILT_IN)
+    return EvalPlan("conversation", size, MAX_ANSWER_TOKENS, ask)
+
+
+def case_score(persona: str, answer: ExamAnswer) -> CaseScore:
+    parts = {"rules": float(answer.keeps_rules), "sensible": float(not answer.faults)}
+    case = f"{persona}: {answer.question.text}"
+    return CaseScore(case, answer.passed, parts, answer.answer, ", ".join(answer.faults))
+
+
+def code(quick: bool) -> EvalPlan:
+    problems = spread(coding.problems(), QUICK_CASES if quick else None)
+
+    async def ask(chat: Chat, seed: int, on_case: OnCase) -> TaskScores:
+        return await coding.run(chat, problems=problems, seed=seed, on_case=on_case)
+
+    return EvalPlan(coding.TASK, len(problems), coding.MAX_TOKENS, ask)
+
+
+def tools(task: str, all_cases: Sequence[tool_use.ToolCase], quick: bool) -> EvalPlan:
+    cases = spread(all_cases, QUICK_CASES if quick else None)
+
+    async def ask(chat: Chat, seed: int, on_case: OnCase) -> TaskScores:
+        scores = await tool_use.run(chat, cases=cases, seed=seed, on_case=on_case)
+        return TaskScores(task, scores.cases)
+
+    return EvalPlan(task, len(cases), tool_use.MAX_TOKENS, ask)
+
+
+def spread(cases: Sequence[Case], most: int | None) -> Sequence[Case]:
+    """At most so many cases, at equal distances: tasks are sorted by difficulty or kind."""
+    if most is None or len(cases) <= most:
+        return cases
+    return [cases[place * len(cases) // most] for place in range(most)]
+
+
+#: In the order of `TASKS`.
+PLANS: dict[str, Callable[[bool], EvalPlan]] = dict(
+    zip(
+        TASKS,
+        (
+            conversation,
+            code,
+            lambda quick: tools(tool_use.TASK, tool_use.cases(), quick),
+            lambda quick: tools("bfcl", bfcl_cases(), quick),
+        ),
+        strict=True,
+    )
+)
