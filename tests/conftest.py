@@ -14,6 +14,9 @@ if not Path("/dev/nvidiactl").exists():
 # would take several times as long.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# No test asks the Hugging Face Hub: where a network drops packets, each question would take seconds.
+os.environ.setdefault("HF_ENDPOINT", "http://127.0.0.1:9")
+
 # Every client of httpx and of OpenAI reads all certificates of the machine, which takes 50 ms. Tests make thousands.
 ssl.create_default_context = functools.cache(ssl.create_default_context)
 

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from openclaw_rl.api.options import ApiKey
 from openclaw_rl.app.config import FIELDS, Config, Loaded, load
 from openclaw_rl.cli import main
-from openclaw_rl.config.options import ConfigError, add_flags, option_of, options_table
+from openclaw_rl.config.options import ConfigError, add_flags, option_of, options_table, shown_default
+from openclaw_rl.envs.options import FIELDS as DRIVER_FIELDS
 from openclaw_rl.types import LossSettings, TrainingSettings
 
 #: What users of the original scripts rely on: (flag, environment variable, default).
@@ -444,6 +445,20 @@ class TestCommandLine:
         assert rows["--api-key"] == ["alice=***, key-2=***", "flag"]
         assert rows["--prm-m"][0] == "5"
         assert "S3C" not in out + err
+
+    def test_dry_run_says_what_happens_without_a_value(
+        self, capsys: pytest.CaptureFixture[str], tiny_model: Path
+    ) -> None:
+        assert main(["serve", "--dry-run", "--no-environment", "--model-name", str(tiny_model), "--no-notes"]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        rows = {cells[1]: cells[2] for line in lines if len(cells := re.split(r"\s*│\s*", line)) == 5}
+        assert not {name for name, value in rows.items() if value in ("", "none", "None", "True", "False")}
+        assert (rows["--gate"], rows["--wandb-project"], rows["--notes"]) == ("no gate", "off", "off")
+        assert rows["--max-context-tokens"] == "what the model allows, at most 32768"
+
+    @pytest.mark.parametrize("fields", [FIELDS, DRIVER_FIELDS])
+    def test_the_docs_say_what_happens_without_a_value(self, fields: dict) -> None:
+        assert not {name for name, field in fields.items() if shown_default(field) in ("", "none", "None")}
 
     def test_dry_run_reads_a_file(self, capsys: pytest.CaptureFixture[str], tmp_path: Path, tiny_model: Path) -> None:
         path = tmp_path / "server.toml"

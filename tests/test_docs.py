@@ -5,7 +5,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+from openclaw_rl.engines.memory import Trained, learner_memory, read_size, sampler_memory
+from openclaw_rl.engines.options import LINEAR_MODULES
 from openclaw_rl.evals.personas.persona import load
+from openclaw_rl.models import EMBEDDED
+from support.model_sizes import MODEL_SIZES
 
 ROOT = Path(__file__).parent.parent
 
@@ -40,3 +44,20 @@ def test_the_persona_of_the_tutorial_is_one(tmp_path: Path) -> None:
     persona = load(str(tmp_path / "pirate.toml"))
     assert not persona.failed("Ahoy! The sky is blue because air scatters blue light.")
     assert persona.failed("The sky is blue because air scatters blue light.")
+
+
+def test_the_memory_of_recommended_models_is_what_the_program_computes() -> None:
+    """As --dry-run does: an adapter, one copy of the weights, and the keys and values of one context."""
+    table = (ROOT / "docs/engines.md").read_text().partition("## Which model\n")[2].partition("\n## ")[0]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines() if line.startswith("| ")]
+    stated = {row[0].split(" (")[0]: row[2] for row in rows[1:] if row[2]}
+    computed = {}
+    for name, config in MODEL_SIZES.items():
+        size = read_size(config)
+        assert size is not None
+        embedded = EMBEDDED.endswith(name)
+        trained = Trained(rank=32, modules=LINEAR_MODULES, width=4 if embedded else 2, policies=4)
+        sampler = sampler_memory(size, trained, gpus=1, context=8192)
+        learner = learner_memory(size, trained, ranks=1, sharded=False, has_weights=False)
+        computed[name] = f"{(sampler.total + learner.total) / 2**30:.1f}"
+    assert stated == computed

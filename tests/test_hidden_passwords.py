@@ -1,19 +1,24 @@
-"""The password in a URL appears in no message, banner or table."""
+"""The password in a URL appears in no message, banner or table, and in no file."""
 
 import asyncio
+import json
 from pathlib import Path
 
 import pytest
 
 from openclaw_rl.app.banner import judging
 from openclaw_rl.app.config import Config, load
-from openclaw_rl.cli import main
+from openclaw_rl.app.machine import machine_of
+from openclaw_rl.cli import build_parser, main
+from openclaw_rl.cli.launch import without_secrets
 from openclaw_rl.client import Client, ServerGone
 from openclaw_rl.config.options import ConfigError
 from openclaw_rl.engines.base import EngineAway
 from openclaw_rl.engines.tinker.heartbeat import Heartbeat
 from openclaw_rl.engines.tinker.traits import look_at
 from openclaw_rl.evals.chat import ChatFailed, HttpChat
+from openclaw_rl.evals.demo import command_line, make_plans, plain
+from openclaw_rl.evals.trial import TrialOutcome
 from openclaw_rl.judge.askers import AskParams, EndpointAsker
 from openclaw_rl.judge.errors import JudgeDown
 
@@ -61,6 +66,32 @@ def test_the_banner_and_the_dry_run(capsys: pytest.CaptureFixture[str], tmp_path
     main(["serve", "--dry-run", *flags])
     said = capsys.readouterr()
     assert "S3CRET" not in said.out + said.err
+
+
+def test_the_files_of_a_demo(tmp_path: Path) -> None:
+    server = ["--", "--judge-base-url", URL, "--judge-model", "judge", f"--teacher-url={URL},{URL}"]
+    options = build_parser().parse_args(["demo", "--user-base-url", URL, "--user-model", "x", *server])
+    machine = machine_of(Config.of(tinker_base_url=URL))
+    (plan,) = make_plans(machine, options, tmp_path)
+    assert plan.flags.count(URL) == 2, "the server itself is told"
+    written = json.dumps(plain(TrialOutcome(plan))) + command_line(machine, options)
+    assert "S3CRET" not in written
+    assert "--teacher-url=http://127.0.0.1:9/v1,http://127.0.0.1:9/v1" in written
+
+
+@pytest.mark.parametrize("command", [["demo"], ["rollout", "--env", "toolcall"]])
+def test_a_key_after_which_results_would_repeat(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*command, "--", "--api-key=S3CRET"]) == 2
+    said = capsys.readouterr()
+    assert "--api-key cannot be given after --" in said.err
+    assert "S3CRET" not in said.out + said.err
+
+
+def test_a_launched_command() -> None:
+    command = ["serve", "--judge-base-url", URL, f"--vllm-url={URL}", "--api-key", "S3CRET"]
+    assert without_secrets(command)[1:] == [
+        *("--judge-base-url", "http://127.0.0.1:9/v1", "--vllm-url=http://127.0.0.1:9/v1", "--api-key", "***")
+    ]
 
 
 @pytest.mark.parametrize("url", ["S3CRET@host", "http://a:S3CRET@", "http://a:S3CRET@host:0", "http://a:S3CRET@ho st"])

@@ -58,6 +58,30 @@ def test_secrets_and_what_belongs_to_one_start_are_not_kept(tmp_path: Path) -> N
     assert "S3CRET" not in (tmp_path / FILE).read_text()
 
 
+def test_the_passwords_of_urls_are_not_kept(tmp_path: Path) -> None:
+    urls = "http://a:S3CRET,S3CRET@one:8001,http://b:S3CRET@two:8002/v1"
+    told = kept(
+        tmp_path,
+        judge_base_url="https://alice:S3CRET@judge.example.org/v1",
+        judge_model="judge",
+        tinker_base_url="http://S3CRET@host:9",
+        vllm_url=urls,
+        sglang_url=urls,
+        teacher_url=urls,
+    )
+    without = "http://one:8001,http://two:8002/v1"
+    assert told == {
+        "judge-base-url": "https://judge.example.org/v1",
+        "judge-model": "judge",
+        "tinker-base-url": "http://host:9",
+        "vllm-url": without,
+        "sglang-url": without,
+        "teacher-url": without,
+    }
+    assert "S3CRET" not in (tmp_path / FILE).read_text()
+    assert "passwords in URLs, are left out" in (tmp_path / FILE).read_text()
+
+
 def test_places_are_kept_wherever_the_next_command_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("model", "run", "ledger"):

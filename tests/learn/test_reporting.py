@@ -93,13 +93,16 @@ def test_weights_and_biases_gets_every_step(tmp_path: Path, monkeypatch: pytest.
     wandb = pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
-    sink = WeightsAndBiases("learning", tmp_path, {"method": "combine"})
+    settings = {"method": "combine", "judge_base_url": "http://alice:S3CRET@judge:9/v1"}
+    sink = WeightsAndBiases("learning", tmp_path, settings)
     for step in (1, 2):
         Reporter([sink]).write(report(step))
     assert wandb.run.summary["loss"] == -0.5
     wandb.finish()
     (written,) = tmp_path.rglob("*.wandb")
     assert b"grad_norm" in written.read_bytes()
+    assert b"http://judge:9/v1" in written.read_bytes()
+    assert b"S3CRET" not in written.read_bytes()
 
 
 @pytest.mark.parametrize(("package", "option"), [("tensorboard", "--tensorboard"), ("wandb", "--wandb-project")])

@@ -85,7 +85,7 @@ class ServerOptions(Section):
         "https://chat.example.org; * for all, which needs a key.",
         group="Server",
         env="ALLOW_ORIGIN",
-        shown="none",
+        shown="no other origin",
     )
     dashboard: bool = option(
         True,

@@ -11,13 +11,23 @@ from pydantic import ValidationError
 
 from openclaw_rl.api.options import ServerOptions
 from openclaw_rl.app.options import RolloutOptions
-from openclaw_rl.config.options import ConfigError, Section, fields_of, flag, option_of, problem, read, read_file
+from openclaw_rl.config.options import (
+    ConfigError,
+    Section,
+    fields_of,
+    flag,
+    option_of,
+    problem,
+    read,
+    read_file,
+    shown_default,
+)
 from openclaw_rl.config.run import RunOptions
 from openclaw_rl.engines.gpus import GpuOptions, Split, Visible, visible_gpus
 from openclaw_rl.engines.local.options import LocalOptions
 from openclaw_rl.engines.options import EngineOptions, ModelOptions
 from openclaw_rl.engines.registry import default_backend, engine_sections, learner_factory, sampler_factory
-from openclaw_rl.http_client import url_without_account
+from openclaw_rl.http_client import text_without_accounts
 from openclaw_rl.judge.options import JudgeOptions
 from openclaw_rl.learn.checkpoints import Checkpoints
 from openclaw_rl.learn.options import TrainingOptions
@@ -244,9 +254,13 @@ class Loaded:
     origins: dict[str, str]
 
     def describe(self) -> list[tuple[str, str, str]]:
-        """(option, value, origin) of every option, for --dry-run. Secrets are hidden; derived values are shown."""
+        """(option, value, origin) of every option, for --dry-run.
+
+        Secrets are hidden. Derived values are shown, and where there is no value, what happens without one.
+        """
         config = self.config
         derived = {
+            "model_name": config.policy_name,
             "proxy_host": config.server.host,
             "learning_rate": config.training_settings.learning_rate,
             "served_model_name": config.served_name,
@@ -263,14 +277,17 @@ class Loaded:
                 value = "***" if value else None
             elif name in derived and value != derived[name]:
                 value, origin = derived[name], f"{origin}, resolved"
-            rows.append((flag(name), "none" if value is None else shown(value), origin))
+            is_default = value is None or value == field.default
+            words = shown_default(field) if is_default else shown(value)
+            rows.append((flag(name), words, origin))
         return rows
 
 
 def shown(value: Any) -> str:
-    """A value without the passwords of its URLs."""
-    text = str(value)
-    return ",".join(map(url_without_account, text.split(","))) if "://" in text and "@" in text else text
+    """A value in the words of the docs, without the passwords of its URLs."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return text_without_accounts(str(value))
 
 
 def load(

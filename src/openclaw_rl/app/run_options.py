@@ -11,10 +11,14 @@ from typing import Any
 
 from openclaw_rl.app.config import FIELDS, Config, Loaded, load
 from openclaw_rl.config.options import ConfigError, option_of
+from openclaw_rl.http_client import text_without_accounts
 
 #: In a run directory.
 FILE = "options.toml"
-HEAD = "# The options of the server that last learned in this run, without keys. For openclaw-rl serve --config.\n"
+HEAD = (
+    "# The options of the server that last learned in this run, for openclaw-rl serve --config.\n"
+    "# Keys, and names and passwords in URLs, are left out: give these options again.\n"
+)
 #: These options hold for one start only.
 NOT_KEPT = ("run_dir", "resume_from_ckpt")
 #: The options that commands about a run read from its directory: those that stay the same in all its servers.
@@ -23,9 +27,9 @@ ALSO_OF_THE_RUN = ("keep_checkpoints", "cache_dir")
 
 
 def keep_options(config: Config) -> None:
-    """Write the given options, without secrets, into the run directory. A server that does not learn keeps the file.
+    """Write the given options into the run directory, without keys and without the passwords of URLs.
 
-    Raises ConfigError if the file cannot be written.
+    A server that does not learn keeps the file. Raises ConfigError if the file cannot be written.
     """
     path = config.run.folder / FILE
     if path.exists() and not config.learns:
@@ -39,11 +43,13 @@ def keep_options(config: Config) -> None:
 
 
 def given(config: Config) -> dict[str, Any]:
-    """The options that were given. Files and folders that exist have absolute paths."""
+    """The options that were given. Files and folders that exist have absolute paths; URLs have no passwords."""
     return {name: _whole(name, value) for name, value in config.given().items() if name not in NOT_KEPT}
 
 
 def _whole(name: str, value: Any) -> Any:
+    if isinstance(value, str) and "://" in value:
+        return text_without_accounts(value)
     if not isinstance(value, Path) and not name.endswith(("model_name", "_path", "method")):
         return value
     # A path to the user's own code has the form file.py:name.

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from openclaw_rl.cli.parser import add_command, load_options
+from openclaw_rl.cli.parser import add_command, load_options, refuse_secrets
 from openclaw_rl.evals.flags import METHODS, MODEL_OPTIONS, USER_KEY
 from openclaw_rl.evals.personas.persona import BUILT_IN
 
@@ -45,4 +45,5 @@ def run(options: argparse.Namespace) -> int:
     from openclaw_rl.app.machine import machine_of
     from openclaw_rl.evals.demo import demo
 
+    refuse_secrets(options.server)
     return demo(machine_of(load_options(options).config), options)

@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 
 from openclaw_rl.cli.parser import Parser, secret_flag
 from openclaw_rl.config.options import ConfigError
+from openclaw_rl.http_client import text_without_accounts
 from openclaw_rl.terminal import printable
 
 DOC = "run a setting of the published scripts, with their variables"
@@ -89,5 +90,5 @@ def without_secrets(command: list[str]) -> list[str]:
     for before, word in zip(["", *command], command, strict=False):
         if "=" in word and secret_flag(word):
             word = f"{word.partition('=')[0]}=***"
-        shown.append("***" if secret_flag(before) and "=" not in before else word)
+        shown.append("***" if secret_flag(before) and "=" not in before else text_without_accounts(word))
     return shown

@@ -49,6 +49,12 @@ def secret_flag(word: str) -> str | None:
     return next((secret for secret in SECRET_FLAGS if secret.startswith(name)), None)
 
 
+def refuse_secrets(words: Sequence[str], otherwise: str = "") -> None:
+    """Refuse the flags of secrets among a server's options that results repeat. Raises ConfigError."""
+    if secret := next(filter(None, map(secret_flag, words)), None):
+        raise ConfigError(f"{secret} cannot be given after --, where it would be written to results{otherwise}.")
+
+
 def unexpected(argument: str, arguments: Sequence[str]) -> str:
     """Names an argument that belongs to nothing, unless it may be part of a secret."""
     given = [word.split("=")[0] for word in arguments if word.startswith("--")]

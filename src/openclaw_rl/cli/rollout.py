@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from openclaw_rl.app.config import Config
-from openclaw_rl.cli.parser import add_command, load_options, positive, secret_flag, user_key
+from openclaw_rl.cli.parser import add_command, load_options, positive, refuse_secrets, user_key
 from openclaw_rl.config.options import ConfigError, add_flags, problem, read
 from openclaw_rl.envs.options import FIELDS, DriverOptions
 from openclaw_rl.evals.flags import MODEL_OPTIONS
@@ -88,14 +88,10 @@ def target(config: Config, options: argparse.Namespace) -> "Target":
     """The server that answers. Raises ConfigError."""
     from openclaw_rl.app.machine import machine_of
     from openclaw_rl.envs.rollout import SERVER_FLAGS, Target, new_folder
-    from openclaw_rl.http_client import url_without_account
+    from openclaw_rl.http_client import text_without_accounts, url_without_account
     from openclaw_rl.ledger.lock import server_url
 
-    if secret := next(filter(None, map(secret_flag, options.server)), None):
-        raise ConfigError(
-            f"{secret} cannot be given after --, where it would be written to results: start that server with "
-            "openclaw-rl serve, and give --url."
-        )
+    refuse_secrets(options.server, ": start that server with openclaw-rl serve, and give --url")
     if options.url and options.own_server:
         raise ConfigError("--url and --own-server exclude each other.")
     url = options.url or ("" if options.own_server else server_url(config.run.folder) or "")
@@ -114,5 +110,9 @@ def target(config: Config, options: argparse.Namespace) -> "Target":
     return Target(
         run_dir=config.run.folder if "run_dir" in config.given() else new_folder(),
         flags=(*machine.flags, *SERVER_FLAGS, *fixed, *named, *options.server),
-        facts={"method": method, "model": machine.policy_name, "server": options.server},
+        facts={
+            "method": method,
+            "model": machine.policy_name,
+            "server": list(map(text_without_accounts, options.server)),
+        },
     )

@@ -42,7 +42,7 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--dry-run",
         action="store_true",
-        help="check options, files and folders, show the configuration, and exit; the port is not tried",
+        help="check options, files and names of models, show the configuration, and exit; the port is not tried",
     )
     parser.add_argument(
         "--no-environment",
@@ -90,7 +90,13 @@ def stop_with_input() -> None:
 
 
 def show(loaded: Loaded) -> None:
-    """Print every option with its value and the value's origin."""
+    """Print every option with its value and the value's origin, and what a start would run and download.
+
+    Raises ModelNotFound if the Hub does not have what a start would download.
+    """
+    from openclaw_rl.app.hub import check_downloads
+
+    downloads = check_downloads(loaded.config)
     table = Table("option", "value", "from", title="Configuration", title_justify="left")
     for name, value, origin in loaded.describe():
         style = None if origin.startswith("default") else "bold"
@@ -100,6 +106,8 @@ def show(loaded: Loaded) -> None:
     console.print(table)
     config = loaded.config
     console.print(split_table(config))
+    for sentence in downloads:
+        console.print(escape(sentence), soft_wrap=True)
     for command in config.sampler.start_commands(config.engine_settings):
         console.print("It would start:", escape(shlex.join(command)), soft_wrap=True)
     if config.learns and (line := config.trainer_command):

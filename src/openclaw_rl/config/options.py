@@ -203,7 +203,7 @@ def shown_default(field: FieldInfo) -> str:
         return shown
     if isinstance(field.default, bool):
         return "on" if field.default else "off"
-    return "none" if field.default is None else str(field.default)
+    return str(field.default)
 
 
 def options_table(fields: Fields) -> str:

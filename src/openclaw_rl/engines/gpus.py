@@ -40,14 +40,14 @@ class GpuOptions(Section):
         "GPUs of a server of its own for the model that judges and teaches.",
         group="GPUs",
         env=("JUDGE_GPUS", "PRM_GPUS"),
-        shown="none: it shares the policy's",
+        shown="no server of its own: it shares the policy's",
     )
     teacher_gpus: str = option(
         "",
         "More GPUs for the same server.",
         group="GPUs",
         env=("TEACHER_GPUS", "PRM_TEACHER_GPUS"),
-        shown="none",
+        shown="no more",
     )
     num_gpus: int | None = option(
         None, "GPUs that may be used.", group="GPUs", env="NUM_GPUS", shown="those of this machine", ge=0

@@ -132,6 +132,7 @@ class EngineOptions(Section):
         "Your own function that answers requests: path/file.py or package.module:name.",
         group="Server",
         env="CUSTOM_GENERATE_FUNCTION_PATH",
+        shown="the model answers",
     )
 
     @field_validator("backend", "sampler", "learner")

@@ -39,6 +39,7 @@ class DriverOptions(Section):
         "Tools that you define: a YAML or JSON file, for environments that take one.",
         group=EPISODES,
         env="TOOLS_CONFIG",
+        shown="the environment's own tools",
     )
     sandbox: Literal["auto", "bubblewrap", "fences", "docker", "podman"] = option(
         "auto",

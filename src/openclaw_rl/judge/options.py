@@ -29,19 +29,29 @@ class JudgeOptions(Section):
         shown="the base model on this server",
     )
     judge_model: str | None = option(
-        None, "Name of the judge model at that endpoint.", group="Judge", env="JUDGE_MODEL"
+        None,
+        "Name of the judge model at that endpoint.",
+        group="Judge",
+        env="JUDGE_MODEL",
+        shown="needed with --judge-base-url",
     )
     judge_api_key: str = option(
         "", "API key for that endpoint.", group="Judge", env="OPENCLAW_JUDGE_API_KEY", shown="no key", secret=True
     )
     judge_rubric: Path | None = option(
-        None, "File with your guidelines for the judge.", group="Judge", env="JUDGE_RUBRIC", flags=("--rubric",)
+        None,
+        "File with your guidelines for the judge.",
+        group="Judge",
+        env="JUDGE_RUBRIC",
+        flags=("--rubric",),
+        shown="no guidelines",
     )
     custom_rm_path: str | None = option(
         None,
         "Your own judge: path/file.py, path/file.py:name or package.module:name.",
         group="Judge",
         env="CUSTOM_RM_PATH",
+        shown="no judge of your own",
     )
     step_judge: bool = option(
         False,

@@ -91,6 +91,7 @@ class TrainingOptions(Section):
         "File of prompts with checks that a new policy must pass before it serves.",
         group="Training",
         env="GATE",
+        shown="no gate",
     )
     gate_margin: Fraction = option(
         0.0,
@@ -99,13 +100,17 @@ class TrainingOptions(Section):
         env="GATE_MARGIN",
     )
     custom_loss_function_path: str | None = option(
-        None, "Your own loss: path/file.py or package.module:name.", group="Training", env="CUSTOM_LOSS_FUNCTION_PATH"
+        None,
+        "Your own loss: path/file.py or package.module:name.",
+        group="Training",
+        env="CUSTOM_LOSS_FUNCTION_PATH",
+        shown="--loss-fn",
     )
     tensorboard: bool = option(
         False, "Write metrics for TensorBoard into the run directory.", group="Training", env="TENSORBOARD"
     )
     wandb_project: str | None = option(
-        None, "Send metrics to this project at Weights & Biases.", group="Training", env="WANDB_PROJECT"
+        None, "Send metrics to this project at Weights & Biases.", group="Training", env="WANDB_PROJECT", shown="off"
     )
 
     def rate(self, *, full_weights: bool) -> float:

@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from openclaw_rl.config.options import ConfigError
 from openclaw_rl.engines.base import StepResult
 from openclaw_rl.errors import UserError
+from openclaw_rl.http_client import text_without_accounts
 from openclaw_rl.learn.episode_metrics import EPISODE_METRICS, episode_metrics
 from openclaw_rl.methods.base import Method
 from openclaw_rl.types import SampleKind, StoredTurn
@@ -171,8 +172,10 @@ class WeightsAndBiases:
         self.check()
         import wandb
 
+        # It leaves this machine, and a copy stays in the run directory.
+        shown = {name: text_without_accounts(v) if isinstance(v, str) else v for name, v in settings.items()}
         try:
-            self._run = wandb.init(project=project, dir=str(folder), config=dict(settings))
+            self._run = wandb.init(project=project, dir=str(folder), config=shown)
         except wandb.Error as error:
             raise ConfigError(
                 f"--wandb-project {project}: {error} WANDB_MODE=offline keeps the metrics here."

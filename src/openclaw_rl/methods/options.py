@@ -43,6 +43,7 @@ class MethodOptions(Section):
         "with group, an episode's reward is measured from the mean of its group, and nothing else is changed.",
         group="Method",
         env="OPENCLAW_BASELINE",
+        shown="none: nothing is subtracted",
     )
     step_reward_coef: float = option(
         0.0,

@@ -7,6 +7,7 @@ from openclaw_rl.app.checks import check, own_folders
 from openclaw_rl.app.config import Config
 from openclaw_rl.app.doctor.finding import Finding, broken, note, ok
 from openclaw_rl.app.http_server import bind
+from openclaw_rl.app.hub import OnHub, ask_hub, is_downloaded
 from openclaw_rl.engines.factory import ModelFiles
 from openclaw_rl.ledger.lock import read_server
 from openclaw_rl.ledger.offline import inspect_ledger
@@ -23,6 +24,11 @@ def model(config: Config) -> Finding:
         return ok(f"{name}, which runs elsewhere ({config.sampler.name})")
     if folder := find_model(config.model.model_name, config.run.cache):
         return ok(f"{name} in {folder}")
+    if is_downloaded(name, config):
+        state = ask_hub(name)
+        if state is OnHub.MISSING:
+            return broken(f"{name} {state}", "give --model-name a folder, a GGUF file or a Hub id")
+        return note(f"{name} is not on this machine yet; it {state}")
     if can_be_fetched(config.model.model_name):
         return note(f"{name} is not on this machine yet", "the first start fetches it, which needs the network")
     return broken(f"there is no model {name}", "give --model-name a folder, a GGUF file or a Hub id")

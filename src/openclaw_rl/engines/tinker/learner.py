@@ -31,6 +31,7 @@ from openclaw_rl.engines.tinker.sampler import TinkerSampler
 from openclaw_rl.engines.tinker.surrogate import measure
 from openclaw_rl.engines.tinker.weighted import CROSS_ENTROPY, is_weighted, slopes_of, to_weighted_data
 from openclaw_rl.engines.transaction import TransactionalLearner
+from openclaw_rl.http_client import url_without_account
 from openclaw_rl.types import BASE_VERSION, ScoreRequest, TrainingSequence
 
 log = logging.getLogger(__name__)
@@ -69,7 +70,8 @@ class TinkerPrimitives:
         return replace(CAPABILITIES, alternatives=self.connection.traits.takes_tables)
 
     def describe(self) -> str:
-        return f"{self.connection.traits.name}, {self.connection.account.base_url or 'in the cloud'}"
+        where = url_without_account(self.connection.account.base_url or "in the cloud")
+        return f"{self.connection.traits.name}, {where}"
 
     async def start(self) -> None:
         await self.connection.open()

@@ -9,7 +9,11 @@ class TinkerOptions(Section):
     """Which Tinker server to use, and how to call it."""
 
     tinker_base_url: str | None = option(
-        None, "URL of a self-hosted Tinker server.", group="Engine", env=("TINKER_BASE_URL", "TINKER_HOST")
+        None,
+        "URL of a self-hosted Tinker server.",
+        group="Engine",
+        env=("TINKER_BASE_URL", "TINKER_HOST"),
+        shown="the service in the cloud",
     )
     tinker_stream_chunk: int = option(
         32,
