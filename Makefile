@@ -4,7 +4,10 @@ VLLM ?= .venv-vllm
 TINKER ?= .venv-tinker
 SGLANG ?= .sglang-types
 VERIFIERS ?= .venv-verifiers
+CLIENTS ?= .clients
 ARGS ?=
+# How long `make test-browser` keeps a page open to see whether memory grows.
+SOAK_SECONDS ?= 600
 # Further arguments of pytest in `make test`.
 REPORT ?=
 BIN := $(VENV)/bin
@@ -12,7 +15,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install run demo env test test-all test-whole test-parts test-benchmarks test-environments test-browser test-vllm test-sglang test-tinker test-verifiers test-ray test-chaos test-schemas tinker-server verifiers lint bench docs package clean
+.PHONY: help install run demo env test test-all test-whole test-parts test-benchmarks test-environments test-browser test-vllm test-sglang test-tinker test-verifiers test-ray test-clients test-chaos test-schemas tinker-server verifiers lint bench docs package clean
 
 help: ## list these targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 24
@@ -67,6 +70,17 @@ $(VENV)/.installed-ray: $(VENV)/.installed-dev
 	@$(INSTALL) -e '.[ray]'
 	@touch $@
 
+# Clients that are written for Node. A folder for each, because one that cannot be installed is left out. OpenClaw needs
+# Node 24, which the package `node` brings.
+$(CLIENTS)/.installed: $(VENV)/.installed-dev
+	@command -v npm >/dev/null || { echo "npm is needed (Debian: apt install npm)."; exit 1; }
+	@for client in node:node@24 claude-code:@anthropic-ai/claude-code@2.1.325 codex:@openai/codex@0.166.0 opencode:opencode-ai@1.18.18 openclaw:openclaw@2026.9.6; do \
+		echo "Installing $${client#*:} into $(CLIENTS) …"; mkdir -p $(CLIENTS)/$${client%%:*}; \
+		PATH="$(abspath $(CLIENTS))/node/node_modules/.bin:$$PATH" npm install --no-audit --no-fund --loglevel error --prefix $(CLIENTS)/$${client%%:*} $${client#*:} \
+			|| { rm -rf $(CLIENTS)/$${client%%:*}; echo "$${client#*:} cannot be installed here (the reason is above)."; }; \
+	done
+	@touch $@
+
 $(VENV)/.installed-browser: $(VENV)/.installed-dev
 	@$(INSTALL) -e '.[browser]'
 	@$(INSTALL) --no-deps miniwob==1.1.0
@@ -101,7 +115,7 @@ test-parts: $(VENV)/.installed-dev
 # Suites with the environment that each needs. If the environment cannot be installed here, the suite is skipped.
 SLOW := test-benchmarks:$(VENV)/.installed-dev test-environments:$(VENV)/.installed-dev test-browser:$(VENV)/.installed-browser test-vllm:$(VLLM)/.installed \
 	test-sglang:$(SGLANG)/.installed test-tinker:$(TINKER)/.installed test-verifiers:$(VERIFIERS)/.installed \
-	test-ray:$(VENV)/.installed-ray test-chaos:$(VENV)/.installed-dev test-schemas:$(VENV)/.installed-dev
+	test-ray:$(VENV)/.installed-ray test-clients:$(CLIENTS)/.installed test-chaos:$(VENV)/.installed-dev test-schemas:$(VENV)/.installed-dev
 test-all: ## run every suite (two hours); prints what this machine cannot run, and why
 	@failed=; \
 	$(MAKE) --no-print-directory lint || failed=" lint"; \
@@ -120,8 +134,8 @@ test-benchmarks: $(VENV)/.installed-dev ## run every benchmark to its end with t
 test-environments: $(VENV)/.installed-dev ## run 200 episodes of terminal and of swe, and look for what is left behind
 	@OPENCLAW_RL_ENVIRONMENTS=1 $(BIN)/python -m pytest -rs -s $(wildcard tests/slow/test_swe_*.py tests/slow/test_terminal_*.py) $(ARGS)
 
-test-browser: $(VENV)/.installed-browser ## test our pages and the environment browser in Chromium (Debian: apt install chromium)
-	@OPENCLAW_RL_BROWSER=1 OPENCLAW_RL_SOAK_SECONDS=600 $(BIN)/python -m pytest -rs tests/dashboard/test_browser*.py tests/envs/test_browser_*.py \
+test-browser: $(VENV)/.installed-browser ## test our pages and the environment browser in Chromium (Debian: apt install chromium); SOAK_SECONDS=60 for a shorter soak
+	@OPENCLAW_RL_BROWSER=1 OPENCLAW_RL_SOAK_SECONDS=$(SOAK_SECONDS) $(BIN)/python -m pytest -rs tests/dashboard/test_browser*.py tests/envs/test_browser_*.py \
 		tests/slow/test_browser_soak.py $(ARGS)
 
 test-vllm: $(VENV)/.installed-dev $(VLLM)/.installed ## run the whole loop on real vLLM servers on the CPU (half an hour)
@@ -144,6 +158,9 @@ test-verifiers: $(VENV)/.installed-dev $(VERIFIERS)/.installed ## train a step i
 
 test-ray: $(VENV)/.installed-ray ## run a server with two learner ranks on a Ray cluster of this machine, as a job
 	@OPENCLAW_RL_RAY=1 $(BIN)/python -m pytest -rs tests/slow/test_ray.py $(ARGS)
+
+test-clients: $(CLIENTS)/.installed ## test with the real Claude Code, Codex, opencode and OpenClaw from npm, and a scripted model
+	@OPENCLAW_RL_CLIENTS=$(abspath $(CLIENTS)) $(BIN)/python -m pytest -rs -s tests/slow/test_npm_clients.py $(ARGS)
 
 test-schemas: $(VENV)/.installed-dev ## answers under 5,000 random JSON schemas
 	@OPENCLAW_RL_SCHEMAS=5000 $(BIN)/python -m pytest tests/slow/test_many_schemas.py $(ARGS)
@@ -173,4 +190,4 @@ package: $(VENV)/.installed ## build dist/*.whl and dist/*.tar.gz, and try the w
 	@PYTHON=$(PYTHON) sh tests/slow/try_wheel.sh dist/*.whl
 
 clean: ## remove .venv and caches
-	rm -rf dist $(VENV) $(VLLM) $(TINKER) $(SGLANG) $(VERIFIERS) .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf dist $(VENV) $(VLLM) $(TINKER) $(SGLANG) $(VERIFIERS) $(CLIENTS) .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -23,6 +23,7 @@ SLOWER = [
     "sampling",
     "study",
     "swapping",
+    "temperature",
 ]
 HELPERS = {"browsing", "common", "fleet", "measuring", "repositories", "scale_model", "shapes", "shells"}
 
