@@ -4,7 +4,8 @@
 
 Questions are asked through a real server. A right answer names what the question is about; the quality guard of the
 demo looks at each answer too. Learning is the demo with persona `brief`, for a number of sessions instead of a time, so
-that a busy machine changes nothing; `--sessions 0` leaves it out. The tables are for docs/results/demo.md.
+that a busy machine changes nothing. `--samples 0` and `--sessions 0` leave out a part. The tables are for
+docs/results/demo.md.
 """
 
 import argparse
@@ -96,7 +97,8 @@ def main() -> None:
     options = parser.parse_args()
     temperatures = [float(part) for part in options.temperatures.split(",")]
     print(machine())
-    asyncio.run(ask_questions(temperatures, options.samples))
+    if options.samples:
+        asyncio.run(ask_questions(temperatures, options.samples))
     if options.sessions:
         rows = [
             learn(temperature, seed, options.sessions) for temperature in temperatures for seed in range(options.seeds)

@@ -44,6 +44,10 @@ SUMMARISE = "Answer with text only.\n\nYour task is to create a detailed summary
 ROWS: list[tuple[str, Messages, bool, TurnKind, str]] = [
     ("first words", [AGENT, user(f"{REMINDED}\nFix the bug.")], True, TurnKind.MAIN, "chat"),
     ("words in context", [AGENT, user(AGENTS), user(ENVIRONMENT), user("Fix it.")], True, TurnKind.MAIN, "chat"),
+    ("surroundings after words", [AGENT, user("Fix it."), system("# Environment\n…")], True, TurnKind.MAIN, "chat"),
+    ("surroundings after a result", [AGENT, user("Fix it."), CALLS, RESULT, AGENT], True, TurnKind.MAIN, "chat"),
+    ("only surroundings", [AGENT, system("# Environment\n…")], True, TurnKind.SIDE, "no user"),
+    ("surroundings after an answer", [*CHAT, AGENT], True, TurnKind.SIDE, "no user"),
     ("tool loop", [AGENT, user("Fix it."), CALLS, RESULT], True, TurnKind.MAIN, "chat"),
     ("reminder after a result", [AGENT, user("Fix it."), CALLS, RESULT, user(REMINDED)], True, TurnKind.MAIN, "chat"),
     (
@@ -148,6 +152,13 @@ BLOCKS = st.sampled_from([f"<{name}>x\ny</{name}>" for name in (REMINDER, *CONTE
 def test_a_persons_words_between_blocks(before: list[str], words: str, after: list[str]) -> None:
     text = "\n".join([*before, words, *after])
     assert user_words(text).strip() == words
+
+
+def test_a_client_that_asks_again_adds_no_words_of_a_person() -> None:
+    again = "[Your previous response had no visible output. Please continue and produce a user-visible response.]"
+    assert user_words(f"Fix it.\n{again}") == "Fix it."
+    assert user_words(again) == ""
+    assert user_words(f"Why do I see {again}?").endswith("?")
 
 
 def test_a_reminder_alone_is_passing_and_context_is_not() -> None:

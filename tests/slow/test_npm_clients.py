@@ -51,7 +51,8 @@ class Client:
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
-CODEX = ("codex", "exec", "--profile", "openclaw-rl", "--skip-git-repo-check")
+# Its sandbox does not start inside another one, and the only command is ours.
+CODEX = ("codex", "exec", "--profile", "openclaw-rl", "--skip-git-repo-check", "--sandbox", "danger-full-access")
 OPENCLAW = ("openclaw", "agent", "--local", "--agent", "main", "--session-key", "agent:main:try", "-m")
 ALL = (
     Client(
@@ -94,7 +95,8 @@ class Agent(Recording):
 
     def script(self, request: SampleRequest, index: int) -> list[int]:
         prompt = self.renderer.tokenizer.backend.decode(list(request.prompt_ids), skip_special_tokens=False)
-        self.says = self.answer_to(prompt)
+        # A client may want reasoning: then the template begins it.
+        self.says = ("\n</think>\n\n" if prompt.endswith("<think>\n") else "") + self.answer_to(prompt)
         return super().script(request, index)
 
     def answer_to(self, prompt: str) -> str:

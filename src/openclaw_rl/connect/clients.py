@@ -90,6 +90,11 @@ model = {json.dumps(server.model)}
 model_provider = "{PROVIDER}"
 model_context_window = {server.context_tokens}
 model_auto_compact_token_limit = {server.context_tokens * 4 // 5}
+# The server takes functions only: no search on OpenAI's servers, no tools in namespaces.
+web_search = "disabled"
+
+[features]
+multi_agent = false
 
 [model_providers.{PROVIDER}]
 name = "{PROVIDER}"

@@ -39,6 +39,7 @@ MAX_PREAMBLES = 16
 ASKED_AGAIN = re.compile(
     r"The previous (?:attempt|assistant turn) [^\n]{1,100}user-visible answer\. Continue from "
     r"|Continue the current task from the existing transcript, preserving completed work\."
+    r"|\[Your previous response had no visible output\. Please continue and produce a user-visible response\.\]"
 )
 #: From here to the end, an extension of the client wants the answer changed.
 REVISION = (

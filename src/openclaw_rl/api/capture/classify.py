@@ -35,6 +35,7 @@ SUBAGENT_HEADER, SIDE_SUBAGENTS = "x-openai-subagent", {"compact": "compaction",
 WARM_UP = "Warmup"
 #: A question this short, with room for one token in the answer, only looks whether the server answers.
 MAX_PROBE_CHARACTERS = 12
+SYSTEM_ROLES = ("system", "developer")
 #: Main or side, and the reason.
 Classification = tuple[TurnKind, str]
 
@@ -75,7 +76,8 @@ def classify(messages: Sequence[Message], tools: bool) -> Classification:
     for message in reversed(messages):
         text = text_of(message)
         purpose = client_purpose(text) if message["role"] == "user" else None
-        if purpose == CONTEXT or is_passing(message):
+        # Claude Code sends what it says about its surroundings as a system message after the person's words.
+        if message["role"] in SYSTEM_ROLES or purpose == CONTEXT or is_passing(message):
             continue
         if is_last and message["role"] not in ("user", "tool"):
             break
@@ -99,7 +101,7 @@ def kind_of_words(words: str, purpose: str | None, tools: bool) -> Classificatio
 
 def purpose_of_system(messages: Sequence[Message]) -> str | None:
     """What a request without tools is for, according to its system prompt; None if that says nothing."""
-    system = "\n".join(text_of(m) for m in messages if m["role"] in ("system", "developer"))
+    system = "\n".join(text_of(m) for m in messages if m["role"] in SYSTEM_ROLES)
     for beginning, purpose in SIDE_TURN_PROMPTS:
         if system.startswith(beginning):
             return purpose
