@@ -3,8 +3,10 @@
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -30,8 +32,6 @@ OBJECT_STORE = 80_000_000
 #: The longest wait for a cluster, a job, a step or their end.
 SECONDS = 240
 JOB = "openclaw-rl-test"
-#: What a learner's process adds to its niceness; a sampler adds nothing.
-NICENESS = 5
 LEARN = ("--method", "rl", "--judge", "feedback", "--batch-size", "2", "--save-interval", "1", "--lora-rank", "4")
 FAST = ("--learning-rate", "1e-3", "--max-kl", "100", "--kv-cache-gib", "0.1", "--max-staleness", "1000")
 ASK = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 6}
@@ -127,7 +127,7 @@ def actors() -> dict[int, int]:
 def ranks() -> set[int]:
     """Those of the learner, which are nicer than the sampler."""
     nice = actors()
-    return {pid for pid, value in nice.items() if value >= min(nice.values()) + NICENESS}
+    return {pid for pid, value in nice.items() if value > min(nice.values())}
 
 
 def teach(url: str) -> None:
@@ -174,8 +174,11 @@ def test_a_job_serves_learns_survives_the_death_of_a_rank_and_ends_in_order(
         teach(url)
         until(lambda version=version: ready().get("policy_version") == version, f"step {version}", cluster.logs)
     runs = ready()["runs"]
-    assert runs["sampler"].startswith(f"local on cpu at {NODE}, float32")
-    assert runs["learner"] == f"local, 2 ranks on cpu at {NODE}"
+    placed = re.match(r"local on cpu at (\S+), float32", runs["sampler"])
+    assert placed, runs
+    # Ray has an address of its own for this machine.
+    socket.create_server((placed[1], 0)).close()
+    assert runs["learner"] == f"local, 2 ranks on cpu at {placed[1]}"
     before = ranks()
     assert len(before) == 2
     os.kill(max(before), signal.SIGKILL)
@@ -183,7 +186,7 @@ def test_a_job_serves_learns_survives_the_death_of_a_rank_and_ends_in_order(
     until(lambda: ready().get("policy_version") == 3, "a step after the death", cluster.logs)
     assert len(ranks()) == 2
     assert not ranks() & before
-    assert ready()["runs"]["learner"] == f"local, 2 ranks on cpu at {NODE}"
+    assert ready()["runs"] == runs
     cluster.jobs("stop", JOB)
     until(lambda: cluster.job()["status"] == "STOPPED", "the end of the job", cluster.logs)
     until(lambda: not actors(), "the end of the actors", cluster.logs)

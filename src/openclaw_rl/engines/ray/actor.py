@@ -58,9 +58,15 @@ class WorkerActor:
 
     def node(self) -> str:
         """The address of the node that it runs on."""
-        from ray.util import get_node_ip_address
+        return node_address()
 
-        return str(get_node_ip_address())
+
+def node_address() -> str:
+    """The address that Ray has for the node of this process."""
+    import ray
+
+    here = ray.get_runtime_context().get_node_id()
+    return next(str(node["NodeManagerAddress"]) for node in ray.nodes() if node["NodeID"] == here)
 
 
 def pass_on(orders: Connection) -> None:

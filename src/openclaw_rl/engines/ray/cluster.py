@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from openclaw_rl.engines.ray.actor import Assignment, WorkerActor
+from openclaw_rl.engines.ray.actor import Assignment, WorkerActor, node_address
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +73,8 @@ class RayCluster:
 
     def this_node(self) -> str:
         """The address of the node that the server runs on."""
-        return str(self.connect().util.get_node_ip_address())
+        self.connect()
+        return node_address()
 
     def has_gpus(self) -> bool:
         return bool(self.connect().cluster_resources().get("GPU"))
