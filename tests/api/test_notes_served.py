@@ -10,7 +10,6 @@ import pytest
 from openclaw_rl.api.options import ApiKey
 from openclaw_rl.ledger import notes
 from openclaw_rl.ledger.options import NotesOptions
-from openclaw_rl.rendering.notes import HEADING
 from openclaw_rl.types import Note, NoteState, StoredTurn, TurnKind, Wish
 from support.harness import running
 from support.recording import Recording
@@ -18,7 +17,7 @@ from support.recording import Recording
 KEYS = (ApiKey("sam", "sk-sam"), ApiKey("kim", "sk-kim"))
 SAM, KIM = ({"Authorization": f"Bearer {key.secret}"} for key in KEYS)
 SHORT = Wish("Answer in one short sentence.", "length", lasting=True)
-BLOCK = f"{HEADING}\n- {SHORT.instruction}"
+BLOCK = SHORT.instruction
 TOOLS = [{"type": "function", "function": {"name": "look", "description": "", "parameters": {"type": "object"}}}]
 
 
@@ -138,7 +137,7 @@ def test_one_request_can_be_answered_without_notes(bench: Recording) -> None:
 def test_another_owner_gets_none_of_them(bench: Recording) -> None:
     note(bench)
     bench.say("hello", [user("hi")], KIM)
-    assert HEADING not in bench.shown()
+    assert BLOCK not in bench.shown()
     assert bench.turns()[0].notes == []
 
 
@@ -152,7 +151,7 @@ def test_another_owner_gets_none_of_them(bench: Recording) -> None:
 def test_side_turns_and_episodes_have_no_notes(bench: Recording, headers: dict, body: dict) -> None:
     note(bench)
     bench.say("hello", [user("hi")], {**SAM, **headers}, **body)
-    assert HEADING not in bench.shown()
+    assert BLOCK not in bench.shown()
 
 
 def test_a_request_that_is_not_recorded_has_notes_too(bench: Recording) -> None:
@@ -160,7 +159,7 @@ def test_a_request_that_is_not_recorded_has_notes_too(bench: Recording) -> None:
     bench.say("hello", [user("hi")], SAM, store=False)
     assert BLOCK in bench.shown()
     bench.say("hello", [user("hi")], {**SAM, "X-Notes": "off"}, store=False)
-    assert HEADING not in bench.shown()
+    assert BLOCK not in bench.shown()
     assert bench.turns() == []
 
 
@@ -201,7 +200,7 @@ def test_a_retired_note_is_not_given_but_still_counted(bench: Recording) -> None
         lambda db: db.execute("UPDATE notes SET state = ? WHERE number = ?", (NoteState.RETIRED, made.number))
     ).result(10)
     bench.say("hello", [user("hi")], SAM)
-    assert HEADING not in bench.shown()
+    assert BLOCK not in bench.shown()
     assert [one.given for one in bench.turns()[0].notes] == [False]
 
 
@@ -247,3 +246,17 @@ def test_a_note_that_cannot_be_is_refused(bench: Recording, body: object) -> Non
     answer = httpx.post(f"{bench.url}/v1/notes", json=body, headers=SAM)
     assert answer.status_code == 400
     assert answer.json()["error"]["message"]
+
+
+def test_tokens_of_notes_are_counted_and_nothing_is_recorded(bench: Recording) -> None:
+    """As the conversation will be answered: with the notes that it began with, or without them."""
+    note(bench)
+    conversation = [user("hi")]
+    for headers in (SAM, {**SAM, "X-Notes": "off"}, KIM):
+        counted = bench.send("messages/count_tokens", {"messages": conversation}, **headers).json()["input_tokens"]
+        assert not bench.turns()
+        bench.say("hello", conversation, headers)
+        (turn,) = bench.turns()
+        assert counted == len(turn.prompt_ids)
+        bench.empty()
+        note(bench)

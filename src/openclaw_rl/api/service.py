@@ -110,11 +110,7 @@ class ChatService:
 
         With `version`, that policy answers; it raises VersionGone if the sampler does not hold it.
         """
-        request = read.request
-        max_context = self.sampler.limits.max_context_tokens
-        episode = episode_of(headers, request)
-        incoming = IncomingRequest(owner, headers, request, read.chat, read.prompt, max_context, episode)
-        prompt, turn = await self._open_turn(incoming)
+        prompt, turn = await self._open_turn(self._incoming(read, owner, headers))
         try:
             return self._start(read, owner, prompt, turn, id_prefix, version)
         except (QueueFull, EngineUnavailable, ApiError) as error:
@@ -123,6 +119,18 @@ class ChatService:
             if isinstance(error, ApiError) or (version is not None and isinstance(error, VersionGone)):
                 raise
             raise from_engine(error) from error
+
+    async def count(self, read: ReadRequest, owner: str, headers: Mapping[str, str]) -> int:
+        """How many tokens the model would be given for a request. Nothing is sampled or recorded."""
+        if self.capture is None:
+            return len(read.prompt.ids)
+        incoming = self._incoming(read, owner, headers)
+        prompt = await asyncio.get_running_loop().run_in_executor(self._capturing, self.capture.prompt, incoming)
+        return len(prompt.ids)
+
+    def _incoming(self, read: ReadRequest, owner: str, headers: Mapping[str, str]) -> IncomingRequest:
+        limit, episode = self.sampler.limits.max_context_tokens, episode_of(headers, read.request)
+        return IncomingRequest(owner, headers, read.request, read.chat, read.prompt, limit, episode)
 
     async def _open_turn(self, incoming: IncomingRequest) -> tuple[RenderedPrompt, OpenTurn | None]:
         if self.capture is None:

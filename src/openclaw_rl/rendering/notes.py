@@ -1,11 +1,13 @@
-"""Notes in a prompt: at the end of the system message, in one fixed form."""
+"""Notes in a prompt: at the end of the system message, a line for each.
+
+They stand there as plain instructions. Under a heading that says where they come from, a small model keeps to them half
+as often (docs/results/notes.md).
+"""
 
 from collections.abc import Sequence
 
 from openclaw_rl.rendering.chat import Message, content_text
 
-#: What stands before the notes. It never changes within a run, so that equal notes make equal tokens.
-HEADING = "The user has asked for the following. Keep to it in every answer:"
 SYSTEM_ROLES = ("system", "developer")
 
 
@@ -15,7 +17,7 @@ def with_notes(messages: Sequence[Message], notes: Sequence[str], default_system
     What stands before them stays as it is, so that a cached prefix is used. If there is no system message, one is
     added, which begins with the text that the model's template would write in its place (`default_system`).
     """
-    block = "\n".join([HEADING, *(f"- {note}" for note in notes)])
+    block = "\n".join(notes)
     place = next((i for i, message in enumerate(messages) if message["role"] in SYSTEM_ROLES), None)
     if place is None:
         return [{"role": "system", "content": joined(default_system, block)}, *messages]

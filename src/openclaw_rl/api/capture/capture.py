@@ -11,8 +11,8 @@ from openclaw_rl.api.capture.episodes import truthy
 from openclaw_rl.api.capture.next_state import ReactionFinder
 from openclaw_rl.api.capture.notes import NO_NOTES, NoteGiver, RequestNotes, switched_off
 from openclaw_rl.api.capture.open_turn import OpenTurn
-from openclaw_rl.api.capture.prompts import PromptMaker
-from openclaw_rl.api.capture.sessions import named_session, new_session
+from openclaw_rl.api.capture.prompts import ChosenPrompt, PromptMaker
+from openclaw_rl.api.capture.sessions import NamedSession, named_session, new_session
 from openclaw_rl.api.metrics import ServerMetrics
 from openclaw_rl.api.translated import TextRequest
 from openclaw_rl.api.wire import ChatRequest
@@ -40,6 +40,19 @@ class IncomingRequest:
     """The model's limit, answer included."""
     episode: EpisodeMode | None = None
     """Given if the request is part of an episode."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedRequest:
+    """Where a request stands among the recorded turns."""
+
+    keys: history.ConversationKeys
+    named: NamedSession | None
+    """The session that the client names, and how it does."""
+    ancestor: Ancestor | None
+    """The turn that it continues."""
+    kind: TurnKind
+    kind_reason: str
 
 
 class Capture:
@@ -75,7 +88,7 @@ class Capture:
     def open(self, incoming: IncomingRequest) -> tuple[RenderedPrompt, OpenTurn | None]:
         """The prompt, and the turn that begins: None if the request is not to be recorded, or cannot be now."""
         try:
-            if incoming.request.store is False and not truthy(incoming.headers.get("x-store")):
+            if not is_recorded(incoming):
                 return self._unrecorded(incoming), None
             turn = self._open(incoming)
             return turn.chosen.prompt, turn
@@ -87,24 +100,26 @@ class Capture:
         self.metrics.lost_turns.inc()
         return incoming.plain, None
 
+    def prompt(self, incoming: IncomingRequest) -> RenderedPrompt:
+        """The prompt with which a request would be answered. Records nothing."""
+        with contextlib.suppress(LedgerError):
+            if not is_recorded(incoming):
+                return self._unrecorded(incoming)
+            return self._choose(incoming, self._place(incoming)).prompt
+        return incoming.plain
+
     def _open(self, incoming: IncomingRequest) -> OpenTurn:
         request, messages = incoming.request, incoming.chat.messages
-        is_text = isinstance(request, TextRequest)
-        # A text has other tokens than a chat of the same words, so no chat may continue it.
-        keys = history.keys(f"{incoming.owner} text" if is_text else incoming.owner, messages)
-        in_episode = incoming.episode is not None
-        named = named_session(incoming.headers, request, messages, in_episode=in_episode)
-        ancestor = self.ledger.find_ancestor(incoming.owner, keys.ends, named[0] if named else None, self._continued)
+        placed = self._place(incoming)
+        named, ancestor = placed.named, placed.ancestor
         name, source = named or ((ancestor.session.id, "history") if ancestor else new_session())
         session = SessionKey(incoming.owner, name)
-        kind, reason = kind_of(incoming.headers, request, messages, in_episode=in_episode)
-        if kind is TurnKind.MAIN and not is_text:
-            finder = ReactionFinder(self.ledger, session, named is not None, messages, ancestor, keys.request)
+        if placed.kind is TurnKind.MAIN and not isinstance(request, TextRequest):
+            finder = ReactionFinder(self.ledger, session, named is not None, messages, ancestor, placed.keys.request)
             if reaction := finder.find():
                 # The request does not wait until this is written.
                 self.ledger.set_next_state(*reaction).add_done_callback(report_failure)
-        notes = self._notes(incoming, kind, ancestor)
-        chosen = self._prompts.make(incoming.chat, incoming.plain, ancestor, notes, incoming.max_context_tokens)
+        chosen = self._choose(incoming, placed)
         self.metrics.continuations[chosen.continuation].inc()
         if ancestor is not None:
             self._continued.add(ancestor.number)
@@ -116,14 +131,29 @@ class Capture:
             chosen=chosen,
             session=session,
             session_source=source,
-            kind=kind,
-            kind_reason=reason,
+            kind=placed.kind,
+            kind_reason=placed.kind_reason,
             messages=[{"role": "tools", "tools": tools}, *messages] if tools else list(messages),
             parent=ancestor.number if ancestor else None,
-            request_key=keys.request,
+            request_key=placed.keys.request,
             ends_session=truthy(incoming.headers.get("x-session-done")) or bool(request.session_done),
             episode=incoming.episode,
         )
+
+    def _place(self, incoming: IncomingRequest) -> PlacedRequest:
+        request, messages = incoming.request, incoming.chat.messages
+        # A text has other tokens than a chat of the same words, so no chat may continue it.
+        owner = f"{incoming.owner} text" if isinstance(request, TextRequest) else incoming.owner
+        keys = history.keys(owner, messages)
+        in_episode = incoming.episode is not None
+        named = named_session(incoming.headers, request, messages, in_episode=in_episode)
+        ancestor = self.ledger.find_ancestor(incoming.owner, keys.ends, named[0] if named else None, self._continued)
+        kind, reason = kind_of(incoming.headers, request, messages, in_episode=in_episode)
+        return PlacedRequest(keys, named, ancestor, kind, reason)
+
+    def _choose(self, incoming: IncomingRequest, placed: PlacedRequest) -> ChosenPrompt:
+        notes = self._notes(incoming, placed.kind, placed.ancestor)
+        return self._prompts.make(incoming.chat, incoming.plain, placed.ancestor, notes, incoming.max_context_tokens)
 
     def _unrecorded(self, incoming: IncomingRequest) -> RenderedPrompt:
         """The prompt of a request that is not recorded."""
@@ -144,6 +174,11 @@ class Capture:
         if ancestor is not None:
             return replace(self.notes.proceed(ancestor.number), used=used)
         return self.notes.begin(incoming.owner) if used else NO_NOTES
+
+
+def is_recorded(incoming: IncomingRequest) -> bool:
+    """Whether the client lets a request be recorded."""
+    return incoming.request.store is not False or truthy(incoming.headers.get("x-store"))
 
 
 def takes_notes(incoming: IncomingRequest, kind: TurnKind) -> bool:

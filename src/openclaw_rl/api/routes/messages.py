@@ -21,12 +21,13 @@ async def messages(request: Request) -> Response:
 
 @router.post("/v1/messages/count_tokens", openapi_extra=body_schema(MessagesRequest))
 async def count_tokens(request: Request) -> dict[str, int]:
-    """How many tokens a conversation has. Nothing is sampled or recorded."""
+    """How many tokens the model would be given, notes included. Nothing is sampled or recorded."""
     server = server_of(request)
-    server.keys.owner(request)
+    owner = server.keys.owner(request)
     wire = MessagesWire(server.model)
     try:
         incoming = await read(request, wire)
+        tokens = await server.service.count(incoming, owner, request.headers)
     except ApiError as error:
         raise renamed(error, wire.names) from error
-    return {"input_tokens": len(incoming.prompt.ids)}
+    return {"input_tokens": tokens}
