@@ -10,6 +10,7 @@ ONE = "Answer in one short sentence only."
 PLAIN = "Answer in one paragraph of plain text."
 DETAIL = "Give a longer and more detailed answer, with an example."
 SHORTER = "Give a much shorter answer, in one or two sentences."
+PRAISE = 'Start with a kind word such as "Great question!", then answer.'
 
 
 @pytest.mark.parametrize(
@@ -33,7 +34,9 @@ SHORTER = "Give a much shorter answer, in one or two sentences."
         ("Can you make it a paragraph instead of a list?", PLAIN),
         ("Please write it as one paragraph.", PLAIN),
         ("I asked for plain text, not a list, and no bold.", PLAIN),
-        ("Please add some praise.", "Be warm, kind and encouraging."),
+        ("Please add some praise.", PRAISE),
+        ("You forgot to praise the question.", PRAISE),
+        ("Could you begin with something encouraging?", PRAISE),
         ("Too harsh. Please be kinder.", "Be warm, kind and encouraging."),
         ("I'd prefer it without the box.", "Write the result in plain words, without \\boxed."),
         ("I asked for an explanation, not a one-liner.", DETAIL),

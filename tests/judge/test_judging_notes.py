@@ -101,7 +101,7 @@ def test_the_opening_of_a_conversation_is_read_and_its_later_requests_are_not(bo
     assert wishes_around(book.read(came(book, user("ok"), messages=later))).asked == ()
 
 
-def test_a_wish_knows_what_it_would_be_after_a_short_answer(book: Book) -> None:
+def test_a_wish_knows_the_stronger_instruction_for_the_same(book: Book) -> None:
     long = {"role": "assistant", "content": "word " * 200}
     (after_long,) = wishes_around(book.read(came(book, user("Shorter, please."), message=long))).replied
     (after_short,) = wishes_around(book.read(came(book, user("Shorter, please.")))).replied

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from openclaw_rl.judge.own_answers import FEWEST_LOOKS, MAX_TOKENS, MOST_LOOKS, OwnAnswers, fault_of
+from openclaw_rl.judge.own_answers import FEWEST_LOOKS, MAX_TOKENS, MOST_LOOKS, TEMPERATURE, OwnAnswers, fault_of
 from openclaw_rl.judge.teacher import Teacher
 from openclaw_rl.rendering.chat import ChatRenderer
 from openclaw_rl.types import BASE_VERSION, Priority, SampleRequest, StoredTurn
@@ -60,7 +60,8 @@ async def test_a_hint_is_refused_in_the_turn_that_the_teacher_answers_badly(book
     asked = fake.requests[0]
     assert (asked.version, asked.priority, asked.owner) == (BASE_VERSION, Priority.BACKGROUND, turn.session.owner)
     assert asked.params.max_tokens == MAX_TOKENS
-    assert asked.params.temperature == 0
+    assert asked.params.temperature == TEMPERATURE
+    assert len({request.params.seed for request in fake.requests}) == 2, "another draw each time"
 
 
 async def test_a_hint_that_mostly_fails_is_refused_without_another_look(book: Book, renderer: ChatRenderer) -> None:
@@ -68,7 +69,7 @@ async def test_a_hint_that_mostly_fails_is_refused_without_another_look(book: Bo
     turn = record(book, renderer)
     hints = [await teacher.teach(turn, HINT) for _ in range(FEWEST_LOOKS + 3)]
     assert len(fake.requests) == FEWEST_LOOKS
-    assert hints[-1].problem == "the teacher's own answers with this hint are bad in 8 of 8 turns"
+    assert hints[-1].problem == "the teacher's own answers with this hint are bad in 12 of 12 turns"
     assert not (await teacher_that_says([SENSIBLE], renderer)[0].teach(turn, HINT)).problem
 
 

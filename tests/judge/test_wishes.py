@@ -70,7 +70,10 @@ def test_reads_every_complaint_of_the_people_of_the_evaluation(name: str, tmp_pa
     complaints = [phrase for rule in persona.rules for said in rule.displeased.by_language.values() for phrase in said]
     again = [phrase for said in persona.asks_again.by_language.values() for phrase in said]
     complaints += [phrase.replace("{question}", REQUEST) for phrase in again]
-    assert [said for said in complaints if not lasting(said)] == []
+    once = [said for said in complaints if not lasting(said)]
+    # "Can you add an example?" asks for more of one answer.
+    assert all(said.endswith(("?", "？")) and read_wishes(said, REQUEST, RESPONSE) for said in once)
+    assert once == [] or name == "teaching-assistant"
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
@@ -188,3 +191,8 @@ def test_long_messages_take_no_time(piece: str) -> None:
     start = time.perf_counter()
     read_wishes(piece * 20_000, REQUEST, RESPONSE)
     assert time.perf_counter() - start < 1.0
+
+
+def test_a_quotation_at_the_end_of_a_wish_stays_whole() -> None:
+    (wish,) = lasting('Please add something like "great question".')
+    assert wish.instruction == 'Add something like "great question".'

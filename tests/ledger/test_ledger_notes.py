@@ -249,6 +249,28 @@ def test_a_stronger_instruction_is_not_replaced_by_a_weaker_one_of_the_same_word
     assert texts(book) == [SHORT.instruction]
 
 
+def test_a_note_that_did_not_help_becomes_the_stronger_instruction(book: Book) -> None:
+    weak = Wish("Give a shorter answer.", "length", lasting=True, stronger=SHORT.instruction)
+    judge(book, weak)
+    note = only_note(book)
+    converse(book, note, weak, given=False, verdict=BAD)
+    assert texts(book) == [weak.instruction], "it was not given"
+    converse(book, note, weak, given=True, verdict=BAD)
+    assert texts(book) == [SHORT.instruction]
+    assert [(one.state, one.reason) for one in all_notes(book)][:1] == [(NoteState.REMOVED, "replaced by note 2")]
+
+
+def test_a_stronger_note_of_another_topic_covers_a_wish(book: Book) -> None:
+    """ "No bold" is part of "one paragraph of plain text", which is a note about lists."""
+    paragraph = Wish("Answer in one paragraph of plain text.", "format/lists", lasting=True)
+    judge(book, paragraph)
+    note = only_note(book)
+    plain = Wish("Use plain text.", "format/bold", lasting=True, stronger=paragraph.instruction)
+    converse(book, note, plain, given=True, verdict=BAD)
+    assert texts(book) == [paragraph.instruction]
+    assert only_note(book).given == NoteOutcomes(complained=1)
+
+
 def test_a_wish_in_the_opening_is_kept_and_is_no_complaint(book: Book) -> None:
     judge(book, asked=(SHORT,))
     note = only_note(book)

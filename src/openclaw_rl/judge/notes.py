@@ -13,9 +13,6 @@ from openclaw_rl.rendering.chat import content_text
 from openclaw_rl.rendering.clients import is_passing, message_words
 from openclaw_rl.types import HeardWishes, ScoreRequest, Source, StoredTurn, Verdict, Wish
 
-#: An answer that nobody would call long.
-SHORT_ANSWER = "Yes."
-
 
 def wishes_around(turn: StoredTurn) -> HeardWishes:
     """The lasting wishes in what the user said after a turn, in explicit feedback on it, and as the conversation began.
@@ -27,20 +24,11 @@ def wishes_around(turn: StoredTurn) -> HeardWishes:
     case = Case.of(turn)
     said = [content_text(message.get("content")) for message in case.next_state if message.get("role") == "user"]
     said += [word.text for word in case.feedback if word.source is Source.EXPLICIT and word.text]
-    replied = [wish for text in said for wish in read_reply_wishes(text, case)]
+    replied = [wish for text in said for wish in read_wishes(text, case.request, case.response)]
     began = [] if any(message["role"] == "assistant" for message in turn.messages) else turn.messages
     openings = [message_words(message) for message in began if message["role"] == "user" and not is_passing(message)]
     asked = [wish for text in openings for wish in read_wishes(text)]
     return HeardWishes(last_of_each(asked), last_of_each(replied))
-
-
-def read_reply_wishes(text: str, case: Case) -> list[Wish]:
-    """The wishes in a reply to an answer, each with the instruction that it would be after a short answer."""
-    after_short = {wish.topic: wish.instruction for wish in read_wishes(text, case.request, SHORT_ANSWER)}
-    return [
-        replace(wish, stronger=after_short.get(wish.topic, ""))
-        for wish in read_wishes(text, case.request, case.response)
-    ]
 
 
 def last_of_each(wishes: Sequence[Wish]) -> tuple[Wish, ...]:

@@ -16,10 +16,12 @@ from openclaw_rl.types import BASE_VERSION, Priority, SampleRequest, SamplingPar
 
 #: Tokens of an own answer: enough to see what it is about.
 MAX_TOKENS = 48
+#: Own answers are drawn as those of users are: the likeliest one is better than most.
+TEMPERATURE = 0.7
 #: Own answers after which a hint is trusted or refused without another one, and after which it can be refused.
-MOST_LOOKS, FEWEST_LOOKS = 16, 8
+MOST_LOOKS, FEWEST_LOOKS = 16, 12
 #: The share of bad own answers above which a hint is refused.
-MOST_BAD = 1 / 4
+MOST_BAD = 1 / 3
 #: Hints that are remembered, the last ones.
 _MOST_HINTS = 256
 #: The share of content words, of the smaller set, that an answer has in common with the request and the response.
@@ -49,7 +51,7 @@ class OwnAnswers:
     """Asks the teacher for its own answers under hints, and refuses hints under which they are bad.
 
     - A turn is refused if the teacher's own answer to it is empty, repeats itself or is about something else.
-    - A hint with which that happened in more than a quarter of at least eight turns is refused in all turns.
+    - A hint with which that happened in more than a third of at least twelve turns is refused in all turns.
     - At most sixteen answers of 48 tokens are sampled for a hint, as background work.
     """
 
@@ -62,7 +64,8 @@ class OwnAnswers:
         record = self._record(hint)
         fault = ""
         if record.looks < MOST_LOOKS and not record.refused:
-            fault = fault_of(await self._answer(prompt, turn), last_request(turn.messages), as_text(turn.message))
+            answer = await self._answer(prompt, turn, record.looks)
+            fault = fault_of(answer, last_request(turn.messages), as_text(turn.message))
             record.looks += 1
             record.bad += bool(fault)
         if record.refused:
@@ -76,11 +79,10 @@ class OwnAnswers:
             self._records.popitem(last=False)
         return record
 
-    async def _answer(self, prompt: Sequence[int], turn: StoredTurn) -> str:
+    async def _answer(self, prompt: Sequence[int], turn: StoredTurn, seed: int) -> str:
         room = self.sampler.limits.max_context_tokens - len(prompt)
-        params = SamplingParams(
-            min(MAX_TOKENS, max(1, room)), 0.0, stop_token_ids=frozenset(self.renderer.tokenizer.eos_ids)
-        )
+        stops = frozenset(self.renderer.tokenizer.eos_ids)
+        params = SamplingParams(min(MAX_TOKENS, max(1, room)), TEMPERATURE, seed=seed, stop_token_ids=stops)
         request = SampleRequest(
             list(prompt), params, version=BASE_VERSION, priority=Priority.BACKGROUND, owner=turn.session.owner
         )

@@ -2,7 +2,7 @@
 
 import sqlite3
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 
 from openclaw_rl.ledger.errors import TooManyNotes, UnknownNote
 from openclaw_rl.ledger.packing import whole_text
@@ -126,11 +126,11 @@ def listen(db: sqlite3.Connection, turn: int, score: float | None, wishes: Heard
     if row["notes_from"] == turn:
         # Only the first answer of a conversation: later ones also follow what was said in between.
         _count(db, turn, score, wishes.replied)
-    withheld = {note.number for note in of_conversation(db, turn)[1] if not note.given}
+    was_given = {note.number: note.given for note in of_conversation(db, turn)[1]}
     for wish in wishes.asked:
-        _keep(db, row["owner"], wish, turn, frozenset())
+        _keep(db, row["owner"], wish, turn, {})
     for wish in wishes.replied:
-        _keep(db, row["owner"], wish, turn, withheld)
+        _keep(db, row["owner"], wish, turn, was_given)
     if row["notes_from"] == turn:
         _retire(db, turn)
 
@@ -192,20 +192,23 @@ def _count(db: sqlite3.Connection, turn: int, score: float | None, wishes: Seque
             )
 
 
-def _keep(db: sqlite3.Connection, owner: str, wish: Wish, turn: int, withheld: Collection[int]) -> None:
+def _keep(db: sqlite3.Connection, owner: str, wish: Wish, turn: int, was_given: Mapping[int, bool]) -> None:
     """Write a note of a wish, unless there is one. It replaces notes that it contradicts, except pinned ones.
 
-    A complaint about an answer from which a note of the same topic was withheld repeats that note, in whatever words.
-    So does one whose words once became the note after a shorter answer: the stronger instruction stays.
+    `was_given` has the notes of the conversation, if the wish complains about an answer. If a note of the same topic
+    was withheld from that answer, the complaint repeats the note, in whatever words. If the same note was given and
+    did not help, the note becomes the stronger instruction. A stronger one stays.
     """
-    text = one_line(wish.instruction)
+    text, stronger = one_line(wish.instruction), one_line(wish.stronger)
     if not wish.lasting or not text:
         return
     older = [note for note in map(_bare, _in_use(db, owner)) if contradicts(wish, note)]
     if any(note.pinned for note in older):
         return
-    wordings = (text, one_line(wish.stronger))
-    same = next((note for note in older if note.text in wordings or note.number in withheld), None)
+    if stronger and any(note.text == text and was_given.get(note.number) for note in older):
+        text = stronger
+    wordings = (text, stronger)
+    same = next((note for note in older if note.text in wordings or was_given.get(note.number) is False), None)
     if same is None:
         number = _insert(db, owner, text, wish.topic, turn, pinned=False)
     else:

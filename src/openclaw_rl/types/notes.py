@@ -18,7 +18,7 @@ class Wish:
     lasting: bool
     """False for a wish about one answer only: "in French this time"."""
     stronger: str = ""
-    """The instruction that the same words become after an answer that is short already, if it is another one."""
+    """The instruction for somebody who wishes the same again, if it is another one."""
 
     def replaces(self, older: "Wish") -> bool:
         """Whether it makes an older wish of the same user void.
@@ -28,7 +28,11 @@ class Wish:
         """
         one, other = self.topic.split(TOPIC_SEPARATOR), older.topic.split(TOPIC_SEPARATOR)
         shared = min(len(one), len(other))
-        return one[:shared] == other[:shared] or self.instruction == older.instruction
+        return one[:shared] == other[:shared] or self.repeats(older)
+
+    def repeats(self, older: "Wish") -> bool:
+        """Whether an older wish says all that it says, in the same words or in stronger ones."""
+        return older.instruction in (self.instruction, self.stronger)
 
 
 @dataclass(frozen=True, slots=True)

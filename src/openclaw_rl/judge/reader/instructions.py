@@ -3,7 +3,8 @@
 A teacher reads a hint beside the request. It follows "Answer in one short sentence only." far more often than "shorter
 pls", above all if it is a small model. The `[[instructions]]` of each phrase file have: `when` (phrases), `say` (the
 instruction), `to_short` and `to_structured` (instructions for an answer that is already short, or has lists or code),
-`complaint` (the phrases say what was wrong, not what is wished), and `about` (only the first match per matter counts).
+`again` (the instruction if the first one did not help), `complaint` (the phrases say what was wrong, not what is
+wished), and `about` (only the first match per matter counts).
 """
 
 import re
@@ -27,6 +28,14 @@ SHORT_WORDS = 60
 _STRUCTURE = re.compile(r"```|^\s*(?:[-*+•]|\d+[.)])\s|\b(?:list|bullets?|table|code)\b", re.MULTILINE | re.IGNORECASE)
 
 
+class FormInstruction(NamedTuple):
+    """An instruction about form."""
+
+    text: str
+    stronger: str = ""
+    """The instruction for somebody who wishes the same again, if it is another one."""
+
+
 @dataclass(frozen=True, slots=True)
 class Instruction:
     """An instruction, and the phrases that it replaces."""
@@ -38,11 +47,17 @@ class Instruction:
     """The instruction if the answer is already short."""
     to_structured: str | None
     """The instruction if there are lists or code."""
+    again: str | None
+    """The instruction if it is wished again."""
     complaint: bool
     """Whether `when` says what was wrong. A "not" before it then changes nothing."""
 
-    def of(self, answer: "AnswerForm") -> str:
-        return (answer.short and self.to_short) or (answer.structured and self.to_structured) or self.say
+    def of(self, answer: "AnswerForm") -> FormInstruction:
+        if answer.short and self.to_short:
+            return FormInstruction(self.to_short)
+        if answer.structured and self.to_structured:
+            return FormInstruction(self.to_structured, self.say)
+        return FormInstruction(self.say, self.again or self.to_short or "")
 
 
 class AnswerForm(NamedTuple):
@@ -66,7 +81,7 @@ class Instructions:
 
     def read(self, text: str, answer: AnswerForm) -> "FormWishes":
         """The wishes in a normalised text: at most one instruction per matter."""
-        instructions: dict[str, str] = {}
+        instructions: dict[str, FormInstruction] = {}
         rest = text
         for one in self.listed:
             match = find(one.when, text)
@@ -85,7 +100,7 @@ class Instructions:
 class FormWishes(NamedTuple):
     """The wishes about form that one language finds in a text."""
 
-    instructions: Mapping[str, str]
+    instructions: Mapping[str, FormInstruction]
     """By matter."""
     familiar: int
     """How many words of the text are small words of the language."""
@@ -95,7 +110,7 @@ class FormWishes(NamedTuple):
     @property
     def say(self) -> str:
         # Two matters may have the same instruction.
-        return " ".join(dict.fromkeys(self.instructions.values()))
+        return " ".join(dict.fromkeys(one.text for one in self.instructions.values()))
 
 
 def instruct(hint: str, response: str = "") -> str:
@@ -144,6 +159,7 @@ def read_instructions(table: dict[str, Any]) -> Instructions:
             one["say"],
             one.get("to_short"),
             one.get("to_structured"),
+            one.get("again"),
             one.get("complaint", False),
         )
         for one in table["instructions"]

@@ -5,6 +5,7 @@ All values are regular expressions over normalised text, with the word groups of
 - lead, tail: courtesy and introductions ("could you", "from now on") before and after a wish; they are removed
 - split: where a clause ends, besides commas, colons and semicolons
 - standing, once: the wish is for all answers, or for one
+- follow_up: a question that only asks for more of this answer: an example, details, sources
 - reported: the sentence reports what others say
 - never: clauses that look like a wish but are none
 - document: a request for a text or a program, whose form a wish after it is about
@@ -58,6 +59,7 @@ class WishGrammar:
     split: re.Pattern[str]
     standing: re.Pattern[str]
     once: re.Pattern[str]
+    follow_up: re.Pattern[str]
     reported: re.Pattern[str]
     never: re.Pattern[str]
     document: re.Pattern[str]
@@ -111,6 +113,7 @@ def read_grammar(table: dict[str, Any]) -> WishGrammar:
         split=pattern(given["split"]),
         standing=pattern(given["standing"]),
         once=pattern(given["once"]),
+        follow_up=pattern(given["follow_up"]),
         reported=pattern(given["reported"]),
         never=pattern(given["never"]),
         document=pattern(given["document"]),

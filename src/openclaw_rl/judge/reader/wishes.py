@@ -72,6 +72,8 @@ class Found(NamedTuple):
     """It says that it is for all answers."""
     conditional: bool = False
     """It comes after a request in the same sentence: "Write a letter, no emojis please"."""
+    stronger: str = ""
+    """The instruction for somebody who wishes the same again."""
 
 
 def read_wishes(message: str, request: str = "", response: str = "") -> list[Wish]:
@@ -91,9 +93,11 @@ def read_wishes(message: str, request: str = "", response: str = "") -> list[Wis
     complains = reading.kind in _COMPLAINTS and not tells
     complaint = beside or (whole_sentence(reading.hint, text.words) if complains else "")
     about_document = any(grammar.document.search(normalise(shorten(request))) for grammar in all_grammars())
+    for_this_answer = about_document or is_follow_up(text)
     wishes: list[Wish] = []
     for one in form_found(complaint, response):
-        add(wishes, Wish(one.instruction, one.topic, lasts(one, text.words, bool(beside), about_document)))
+        lasting = lasts(one, text.words, bool(beside), for_this_answer)
+        add(wishes, Wish(one.instruction, one.topic, lasting, one.stronger))
     told = {wish.topic.partition("/")[0] for wish in wishes}
     asked = False
     for sentence in text.said:
@@ -105,10 +109,11 @@ def read_wishes(message: str, request: str = "", response: str = "") -> list[Wis
             after_request = one.conditional and reading.kind not in _COMPLAINTS
             conditional = after_request or ((asked or asks_too) and one.topic not in _PERSONAL)
             about_text = about_document and one.topic != "address"
-            lasting = lasts(one, sentence.plain, bool(beside), conditional or about_text)
+            about_this = about_text or is_follow_up(text)
+            lasting = lasts(one, sentence.plain, bool(beside), conditional or about_this)
             # A plain instruction says it better than the user's words.
             if one.topic.partition("/")[0] not in told:
-                add(wishes, Wish(one.instruction, one.topic, lasting))
+                add(wishes, Wish(one.instruction, one.topic, lasting, one.stronger))
         asked = asked or (not beside and not found and begins_something(sentence, text.lexicon))
     return wishes if len(wishes) <= MOST_WISHES else []
 
@@ -154,7 +159,8 @@ def form_found(words: str, response: str = "") -> Iterator[Found]:
     for about, instruction in form.instructions.items() if form else ():
         topic = _TOPICS.get(about, about)
         special = (grammar.topic(plain) for grammar in grammars_for(plain))
-        yield Found(instruction, next((one for one in special if one.startswith(f"{topic}/")), topic))
+        topic = next((one for one in special if one.startswith(f"{topic}/")), topic)
+        yield Found(instruction.text, topic, stronger=instruction.stronger)
 
 
 def read_sentence_wishes(sentence: Sentence, text: Text, beside: bool) -> Iterator[Found]:
@@ -239,16 +245,22 @@ def is_plain(text: str) -> bool:
 
 def strip_courtesy(words: str, grammar: WishGrammar) -> str:
     """A clause without courtesy and introductions before and after it."""
-    words = words.strip(_EDGES)
+    words = trim(words)
     for _ in range(_MOST_STRIPPED):
         plain = aligned(mask(words))
         if (lead := grammar.lead.match(plain)) and lead.end() < len(words):
-            words = words[lead.end() :].strip(_EDGES)
+            words = trim(words[lead.end() :])
         elif (tail := grammar.tail.search(plain)) and tail.start() > 0:
-            words = words[: tail.start()].strip(_EDGES)
+            words = trim(words[: tail.start()])
         else:
             break
     return words
+
+
+def trim(words: str) -> str:
+    """A clause without marks around it. A quotation at its end stays whole."""
+    trimmed = words.strip(_EDGES)
+    return f'{trimmed}"' if trimmed.count('"') % 2 and words.rstrip(_ENDS)[-1:] == '"' else trimmed
 
 
 def asks_beside(sentence: Sentence, text: Text, found: Sequence[Found]) -> bool:
@@ -258,6 +270,16 @@ def asks_beside(sentence: Sentence, text: Text, found: Sequence[Found]) -> bool:
     words = text.words[sentence.start : sentence.end]
     before, colon, after = words.replace("\uff1a", ":").partition(":")
     return bool(colon and before and len(after.split()) > 1) and not sentence.has("announcement")
+
+
+def is_follow_up(text: Text) -> bool:
+    """Whether a message only asks for more of this answer: "Can you give an example?".
+
+    If it also says what was wrong ("Too abstract. …", "Thanks, but …"), it is a complaint.
+    """
+    if len(text.said) != 1 or text.has("contrast"):
+        return False
+    return any(grammar.follow_up.match(text.said[0].plain) for grammar in grammars_for(text.plain))
 
 
 def lasts(found: Found, said: str, repeats: bool, conditional: bool) -> bool:
@@ -276,9 +298,10 @@ def lower_first(words: str) -> str:
 
 
 def add(wishes: list[Wish], wish: Wish) -> None:
-    """Add a wish in place of earlier ones of the same topic."""
-    wishes[:] = [one for one in wishes if not wish.replaces(one)]
-    wishes.append(wish)
+    """Add a wish in place of earlier ones of the same topic, unless one of them says all that it says."""
+    if not any(wish.repeats(one) for one in wishes):
+        wishes[:] = [one for one in wishes if not wish.replaces(one)]
+        wishes.append(wish)
 
 
 def mask(text: str) -> str:
