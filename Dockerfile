@@ -32,4 +32,4 @@ HEALTHCHECK --interval=30s --timeout=5s --start-period=300s \
 # Ctrl-C and `docker stop` let running requests finish.
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["openclaw-rl"]
-CMD ["serve"]
+CMD ["serve", "--preset", "personal"]

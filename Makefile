@@ -88,8 +88,8 @@ $(VENV)/.installed-browser: $(VENV)/.installed-dev
 
 install: $(VENV)/.installed ## install into .venv
 
-run: install ## serve the embedded model on 127.0.0.1:30000; ARGS="--proxy-port 31000" passes flags
-	@$(BIN)/python run.py $(ARGS)
+run: install ## serve the embedded model on 127.0.0.1:30000, with the settings that learn; ARGS="--proxy-port 31000" passes flags
+	@$(BIN)/python run.py --preset personal $(ARGS)
 
 demo: install ## watch the model learn from a simulated person (ten minutes); ARGS="--method all" passes flags
 	@$(BIN)/openclaw-rl demo $(ARGS)

@@ -18,6 +18,7 @@ from openclaw_rl.api.options import ApiKey
 from openclaw_rl.app.config import FIELDS, Config, Loaded, load
 from openclaw_rl.cli import main
 from openclaw_rl.config.options import ConfigError, add_flags, option_of, options_table, shown_default
+from openclaw_rl.config.presets import PRESETS
 from openclaw_rl.envs.options import FIELDS as DRIVER_FIELDS
 from openclaw_rl.types import LossSettings, TrainingSettings
 
@@ -117,6 +118,27 @@ class TestSources:
         loaded = load({}, {})
         assert set(loaded.origins) == set(FIELDS)
         assert len(loaded.describe()) == len(FIELDS)
+
+
+class TestPreset:
+    """A preset has defaults of its own; what is given comes first."""
+
+    def test_its_values_are_used_and_shown(self, tmp_path: Path) -> None:
+        path = tmp_path / "server.toml"
+        path.write_text('preset = "personal"\nw-rl = 0.25')
+        loaded = load({"batch_size": "5"}, {"LORA_RANK": "8"}, path)
+        config = loaded.config
+        assert config.method.method == PRESETS["personal"]["method"]
+        assert (config.training.batch_size, config.model.lora_rank, config.method.w_rl) == (5, 8, 0.25)
+        assert shown(loaded, "--baseline") == ("batch", "preset personal")
+        assert shown(loaded, "--max-steps") == ("1000", "default")
+
+    def test_without_it_the_defaults_stay(self) -> None:
+        changed = {name: configured().value(name) for name in PRESETS["personal"]}
+        assert all(changed[name] != value for name, value in PRESETS["personal"].items())
+
+    def test_there_is_no_other(self) -> None:
+        assert "--preset 'mine'" in mistake(preset="mine")
 
 
 class TestOptions:

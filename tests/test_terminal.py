@@ -103,3 +103,6 @@ def test_what_a_server_says_when_it_is_ready_is_a_line_each_in_a_file(
     assert said["learning"].endswith(f"in {run_dir}")
     assert said["URL"] == "http://127.0.0.1:30000/v1"
     assert said["page"] == "open http://127.0.0.1:30000/ in a browser"
+    assert "--preset personal" in said["settings"]
+    banner(load({"preset": "personal"}, {}).config, "local", 0, 30000)
+    assert "settings  preset personal" in capsys.readouterr().err

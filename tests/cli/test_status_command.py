@@ -55,6 +55,7 @@ def test_status_for_people(book: Book, program: Program) -> None:
     ):
         assert expected in out
     assert "The next step: 1 turn waits for what comes next" in out
+    assert "--preset personal has those" in out
 
 
 @pytest.mark.parametrize("columns", [None, "80"])

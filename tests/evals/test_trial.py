@@ -91,6 +91,21 @@ async def test_policies_are_examined_without_notes_and_at_last_with_them(
     assert (outcome.noted is not None) is exams[-1]
 
 
+async def test_no_session_begins_while_the_judge_lags_behind(tmp_path: Path) -> None:
+    """A person comes back later than that, so what they asked for has been read."""
+    lagging = {**READY, "queue": {"to_judge": trial.MOST_UNJUDGED + 1}}
+    states = iter([*[lagging] * 40, {**READY, "queue": {"to_judge": trial.MOST_UNJUDGED}}])
+    chat, asked = FakeChat(), []
+
+    def tell() -> dict[str, Any]:
+        asked.append(chat.asked)
+        return next(states, READY)
+
+    outcome = await make(tmp_path, tell, chat).run()
+    assert len(outcome.sessions) == 6
+    assert set(asked[:40]) == {3}, "only the first examination"
+
+
 class Clock:
     """A minute goes by whenever somebody looks."""
 

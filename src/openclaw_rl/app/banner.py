@@ -9,6 +9,7 @@ from rich.table import Table
 from openclaw_rl.api.options import ALL_ADDRESSES, LOOPBACK, ServerOptions
 from openclaw_rl.app.assembly import judge_setup
 from openclaw_rl.app.config import Config
+from openclaw_rl.config.presets import describe_preset
 from openclaw_rl.config.run import RunOptions
 from openclaw_rl.engines.outside.factory import LOST
 from openclaw_rl.judge.build import describe
@@ -84,6 +85,7 @@ def banner(config: Config, backend: str, version: int, port: int, unread: str = 
         **({"learner": learner} if learner else {}),
         "policy": beginning(config, version),
         "learning": learning(config),
+        **({"settings": describe_preset(config.run.preset)} if config.learns else {}),
         "judge": judging(config),
         "notes": "what users ask for is given to the model from their next conversation on (openclaw-rl notes)"
         if captures and config.notes.notes

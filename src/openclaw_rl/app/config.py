@@ -22,6 +22,7 @@ from openclaw_rl.config.options import (
     read_file,
     shown_default,
 )
+from openclaw_rl.config.presets import with_preset
 from openclaw_rl.config.run import RunOptions
 from openclaw_rl.engines.gpus import GpuOptions, Split, Visible, visible_gpus
 from openclaw_rl.engines.local.options import LocalOptions
@@ -91,6 +92,7 @@ class Config:
     @classmethod
     def of(cls, **values: Any) -> "Config":
         """Build from options by name; the others keep their defaults. Raises ValidationError and ConfigError."""
+        values = with_preset(values)
         unknown = values.keys() - FIELDS.keys()
         if unknown:
             raise ConfigError(f"There is no option {', '.join(map(flag, sorted(unknown)))}.")
@@ -300,6 +302,7 @@ def load(
     in_file = read_file(file, FIELDS) if file else {}
     wanted = {name: value for name, value in in_file.items() if only(name)}
     values, origins = read(FIELDS, flags, os.environ if environment is None else environment, wanted, file)
+    origins |= dict.fromkeys(with_preset(values).keys() - values.keys(), f"preset {values.get('preset')}")
     try:
         return Loaded(Config.of(**values), origins)
     except ValidationError as error:

@@ -23,7 +23,7 @@ HEAD = (
 NOT_KEPT = ("run_dir", "resume_from_ckpt")
 #: The options that commands about a run read from its directory: those that stay the same in all its servers.
 OF_THE_RUN = ("Method", "Model", "Capture")
-ALSO_OF_THE_RUN = ("keep_checkpoints", "cache_dir")
+ALSO_OF_THE_RUN = ("keep_checkpoints", "cache_dir", "preset")
 
 
 def keep_options(config: Config) -> None:

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from openclaw_rl.app.config import Config
 from openclaw_rl.cli.parser import KEY_OPTIONS, RUN_OPTIONS, add_command, operator_key, run_config
+from openclaw_rl.config.presets import describe_preset
 from openclaw_rl.terminal import console, print_titled
 
 if TYPE_CHECKING:
@@ -71,6 +72,8 @@ def show(config: Config, status: "Status") -> None:
     out.print(f"step {counts.step}, policy version {status.version}, server: {status.server or 'not running'}")
     for part, where in status.runs.items():
         out.print(Text(f"  {part}: {where}", style="dim"), soft_wrap=True)
+    if config.learns:
+        out.print(Text.assemble(("Settings: ", "bold"), describe_preset(config.run.preset)), soft_wrap=True)
     if any(status.notes.values()):
         out.print(Text.assemble(("Notes: ", "bold"), notes_line(status)))
     out.print(Text.assemble(("The next step: ", "bold"), status.waiting_for))

@@ -1,7 +1,8 @@
 """How options are defined, read and shown.
 
 Each part of the program defines its own options in a `Section`. Their names are unique over all sections, so flags,
-variables and files are flat. A value comes from the first of: flag, environment, configuration file (TOML), default.
+variables and files are flat. A value comes from the first of: flag, environment, configuration file (TOML), preset,
+default.
 """
 
 import argparse

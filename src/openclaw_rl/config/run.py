@@ -19,6 +19,14 @@ class RunOptions(Section):
         env="OPENCLAW_RL_CACHE",
     )
     seed: int = option(0, "Seed of every random stream.", group="General", env="SEED", ge=0)
+    preset: Literal["none", "personal"] = option(
+        "none",
+        "Defaults of other options that belong together; personal: the settings that learned best from one person "
+        "(docs/results/notes.md).",
+        group="General",
+        env="PRESET",
+        shown="none: each option has its own default",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = option(
         "info", "Least severe messages to log.", group="General", env="LOG_LEVEL"
     )

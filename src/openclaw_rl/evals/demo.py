@@ -16,6 +16,7 @@ from rich.table import Table
 
 from openclaw_rl import terminal
 from openclaw_rl.config.options import ConfigError
+from openclaw_rl.config.presets import PERSONAL
 from openclaw_rl.dashboard.components import charts
 from openclaw_rl.engines.base import EngineError
 from openclaw_rl.errors import UserError
@@ -35,13 +36,8 @@ from openclaw_rl.http_client import text_without_accounts
 from openclaw_rl.ledger.errors import NoLedger
 from openclaw_rl.ledger.offline import open_offline
 
-#: The server's options in a demo, where it should learn within minutes from few people: larger steps than by default,
-#: kept near the base model, more from hints than from scores. Options after `--` come later and override these.
-SERVER_FLAGS = (
-    *("--judge", "feedback", "--batch-size", "8", "--learning-rate", "3e-4", "--lora-rank", "16"),
-    *("--w-rl", "0.5", "--opd-clip", "3", "--topk-adv-diff-clip", "3", "--baseline", "batch", "--kl-loss-coef", "0.02"),
-    *("--kv-cache-gib", "1", "--save-interval", "8"),
-)
+#: The server's options in a demo. Options after `--` come later and override these.
+SERVER_FLAGS = ("--preset", PERSONAL, "--judge", "feedback", "--kv-cache-gib", "1", "--save-interval", "8")
 #: Where a demo is written without `--out`.
 DEFAULT_OUT = Path("runs/demo")
 

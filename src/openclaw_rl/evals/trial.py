@@ -27,6 +27,8 @@ TURNS = 2
 SHORT_EXAM, LONG_EXAM = 16, 40
 #: How often to check for a new policy.
 POLL_SECONDS = 0.5
+#: With more turns to judge than this, no session begins: the judge has read what a person said before they come back.
+MOST_UNJUDGED = PEOPLE
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +189,7 @@ class Trial:
         plan = self.plan
         while True:
             await self._open.wait()
+            await self._judge_catches_up()
             number = next(self._numbers)
             if number >= plan.sessions or self._is_late():
                 return
@@ -201,6 +204,13 @@ class Trial:
                 seed=seed,
             )
             self.outcome.sessions.append(HeldSession(number, self.seconds, conversation))
+
+    async def _judge_catches_up(self) -> None:
+        while not self._is_late():
+            queue = (await self.server.state()).get("queue") or {}
+            if queue.get("to_judge", 0) <= MOST_UNJUDGED:
+                return
+            await asyncio.sleep(POLL_SECONDS)
 
     def _is_late(self) -> bool:
         return self.seconds >= 60 * self.plan.minutes
