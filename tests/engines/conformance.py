@@ -146,6 +146,9 @@ class SamplerConformance:
         for index in range(2):
             completion = [token for token in together[0] if token.index == index]
             answer = text.decode(ids(completion), skip_special_tokens=True)
+            if completion[-1].finish is FinishReason.LENGTH and "\n" in answer:
+                # The server's grammar allows whitespace, which a model with random weights writes without end.
+                continue
             value = json.loads(answer.removeprefix("<answer>").removesuffix("</answer>"))
             assert isinstance(value["ok"], bool)
             assert value.get("n", 1) in (1, 22)

@@ -36,7 +36,8 @@ SEQUENCES, RANK, POLICIES, CONTEXT = 16, 8, 4, 1024
 #: vLLM and our learner compute the same log-probs in float32, in another order: the mean difference, and the largest
 #: one of 99% of the tokens.
 MAX_MEAN_GAP, MAX_P99_GAP = 1e-3, 1e-2
-LEARN = ("--sampler", "vllm", "--judge", "feedback", "--batch-size", "2", "--save-interval", "1")
+#: Without notes, so that the same question is always the same prompt.
+LEARN = ("--sampler", "vllm", "--judge", "feedback", "--batch-size", "2", "--save-interval", "1", "--no-notes")
 FAST = ("--lora-rank", str(RANK), "--learning-rate", "3e-4", "--max-kl", "100", "--max-staleness", "1000")
 QUESTIONS = ("What is the capital of France?", "What is the capital of Italy?", "Where is the Eiffel Tower?")
 HINT = "Answer in one short sentence and name the city first."
