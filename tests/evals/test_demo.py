@@ -125,7 +125,8 @@ def test_where_the_model_runs_is_the_owner_s_choice(tmp_path: Path) -> None:
         assert "abc" not in flags
     assert build_parser().parse_args(["serve", *server_flags(machine, "base")]).kv_cache_gib == "3.0"
     # The demo's own settings stay what they are.
-    assert (told.kv_cache_gib, told.batch_size) == ("1", "8")
+    assert (told.kv_cache_gib, told.preset) == ("1", "personal")
+    assert "batch_size" not in told, "that of the preset is used"
 
 
 @pytest.mark.parametrize("task", TASKS[:3])
