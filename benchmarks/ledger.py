@@ -167,6 +167,7 @@ async def measure(scratch: Path) -> None:
     sizes = await growing_session(folders[3])
     found = await finding(folders[4])
     p99 = percentile(found, 0.99)
+    median_verdict, tail_verdict = (verdict(percentile(busy, share), ms, False) for share, ms in ((0.5, 5), (0.99, 25)))
 
     def both(latencies: list[float]) -> str:
         return f"{percentile(latencies, 0.5):.3f} / {percentile(latencies, 0.99):.3f}"
@@ -175,7 +176,7 @@ async def measure(scratch: Path) -> None:
         ("durable turns/s, one commit each", f"{serial:.0f}", ""),
         (f"durable turns/s, {CONCURRENT} requests at once", f"{rate:.0f}", f"×{rate / serial:.1f}"),
         ("added to a request, idle, p50 / p99 ms", both(idle), ""),
-        ("the same, busy, p50 / p99 ms", both(busy), ""),
+        (f"the same, {CONCURRENT} at once, p50 / p99 ms", both(busy), f"{median_verdict}; {tail_verdict}"),
         (f"find a session among {SESSIONS:,}, p50 / p99 ms", both(found), verdict(p99, 1, False)),
     ]
     table(f"Ledger ({machine()}; {PROMPT_TOKENS}-token prompts)", ("", "measured", ""), rows)

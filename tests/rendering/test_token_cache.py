@@ -3,13 +3,13 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openclaw_rl.rendering.token_cache import TokenCache, array, entry_bytes
+from openclaw_rl.rendering.token_cache import TokenCache, entry_bytes
 
 texts = st.text("abc狐", min_size=1, max_size=6)
 
 
 def size(text: str) -> int:
-    return entry_bytes(text, array("I", ids(text)))
+    return entry_bytes(text, ids(text))
 
 
 def ids(text: str) -> list[int]:
@@ -38,8 +38,18 @@ def test_many_small_and_a_few_large_entries_take_no_more_than_the_limit() -> Non
     for number in range(20_000):
         cache.put(f"text {number}", [number])
         assert cache.bytes <= 1_000_000
-    cache.put("large", list(range(240_000)))
+    cache.put("large", list(range(120_000)))
     assert "large" in cache
     assert "text 19000" not in cache
-    cache.put("too large", list(range(250_000)))
+    cache.put("too large", list(range(125_000)))
     assert cache.bytes == 0
+
+
+def test_equal_ids_are_one_object_in_every_cache() -> None:
+    segments, sequences = TokenCache[str](10_000), TokenCache[int](10_000)
+    segments.put("a", [int("70001"), int("70002")])
+    sequences.put(1, [int("70001")])
+    sequences.put(2, [int("70001"), int("70002")], base=1, keep=1)
+    first, second = segments.get("a") or [], sequences.get(2) or []
+    assert first == second == [70001, 70002]
+    assert all(one is other for one, other in zip(first, second, strict=True))

@@ -34,12 +34,19 @@ def open_session(db: sqlite3.Connection, key: SessionKey, source: str, now: floa
     return int(row[0])
 
 
-def store_messages(db: sqlite3.Connection, session: int, messages: Sequence[Mapping[str, Any]]) -> int:
-    """Follow the session's tree of messages, adding new ones; the number of the last message."""
-    parent: int | None = None
-    for message in messages:
-        body = pack_json(message)
-        digest = blake2b(body.encode(), digest_size=16).digest()
+def store_messages(
+    db: sqlite3.Connection, session: int, messages: Sequence[Mapping[str, Any]], base: int | None = None
+) -> int:
+    """Follow the session's tree of messages, adding new ones; the number of the last message.
+
+    Turn `base` has probably the same messages at the beginning. They are read at once instead of one by one.
+    """
+    bodies = [pack_json(message) for message in messages]
+    digests = [blake2b(body.encode(), digest_size=16).digest() for body in bodies]
+    path = [] if base is None else stored_path(db, session, base)
+    shared = common_prefix(digests, [digest for _number, digest in path])
+    parent: int | None = path[shared - 1][0] if shared else None
+    for body, digest in zip(bodies[shared:], digests[shared:], strict=True):
         row = db.execute(
             "SELECT number FROM messages WHERE session = ? AND coalesce(parent, 0) = ? AND digest = ?",
             (session, parent or 0, digest),
@@ -53,6 +60,20 @@ def store_messages(db: sqlite3.Connection, session: int, messages: Sequence[Mapp
     if parent is None:
         raise ValueError("a request without messages")
     return parent
+
+
+def stored_path(db: sqlite3.Connection, session: int, turn: int) -> list[tuple[int, bytes]]:
+    """The messages of a turn's request, as numbers and digests; empty if it is a turn of another session."""
+    rows = db.execute(
+        "WITH RECURSIVE line (number, parent, digest, depth) AS ("
+        " SELECT m.number, m.parent, m.digest, 0 FROM turns t JOIN messages m ON m.number = t.request"
+        " WHERE t.number = ? AND t.session = ?"
+        " UNION ALL SELECT m.number, m.parent, m.digest, line.depth + 1"
+        " FROM messages m JOIN line ON m.number = line.parent)"
+        " SELECT number, digest FROM line ORDER BY depth DESC",
+        (turn, session),
+    )
+    return [(row["number"], row["digest"]) for row in rows]
 
 
 def record_turn(
@@ -73,7 +94,7 @@ def record_turn(
         "version": turn.version,
         "continuation": turn.continuation,
         "parent": turn.parent,
-        "request": store_messages(db, session, turn.messages),
+        "request": store_messages(db, session, turn.messages, base),
         "answer": pack_json(turn.message),
         "base": base,
         "keep": keep,

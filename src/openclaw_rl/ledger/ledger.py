@@ -42,8 +42,8 @@ from openclaw_rl.types import (
 
 T = TypeVar("T")
 
-#: How much memory token sequences may take: a conversation's next request needs those of its last turn. Enough for a
-#: hundred conversations of 64,000 tokens.
+#: How much memory token sequences may take: a conversation's next request needs those of its last turn. Enough for
+#: sixty conversations of 64,000 tokens.
 CACHED_SEQUENCES_BYTES = 32_000_000
 
 
@@ -111,7 +111,7 @@ class Ledger:
 
         numbers = await self._write(change)
         for number, turn in zip(numbers, turns, strict=True):
-            self._sequences.put(number, [*turn.prompt_ids, *turn.response_ids])
+            self._sequences.put(number, [*turn.prompt_ids, *turn.response_ids], base, keep)
 
     def set_next_state(self, turn: int, messages: Sequence[Mapping[str, Any]]) -> "Future[None]":
         """Not awaited, unlike the others: it is made before every change that is submitted after it."""

@@ -17,7 +17,11 @@ _HALF = re.compile("[\ud800-\udfff]")
 def pack_json(value: Any) -> str:
     """Compact JSON. A lone surrogate, which UTF-8 cannot encode, is escaped."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=_listed)
-    return _HALF.sub(lambda half: f"\\u{ord(half[0]):04x}", text)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return _HALF.sub(lambda half: f"\\u{ord(half[0]):04x}", text)
+    return text
 
 
 def _listed(value: Any) -> Any:
@@ -87,8 +91,8 @@ def unpack_table(data: bytes | None) -> Numbers | None:
     return None if data is None else np.frombuffer(data[4:], "<f4").reshape(-1, unpack_ids(data[:4])[0])
 
 
-def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many tokens two sequences have in common from the start."""
+def common_prefix(one: Sequence[Any], other: Sequence[Any]) -> int:
+    """How many items, such as tokens, two sequences have in common from the start."""
     low, high = 0, min(len(one), len(other))
     while low < high:
         middle = (low + high + 1) // 2
