@@ -65,9 +65,10 @@ def decode(tokenizer: Tokenizer, ids: list[int]) -> str:
     return tokenizer.decode(ids, skip_special_tokens=True)
 
 
-def stream(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
+def stream(tokenizer: Tokenizer, ids: list[int], at_once: int = 1) -> list[str]:
     decoder = Detokenizer(tokenizer).stream()
-    return [*(decoder.push(sampled) for sampled in ids), decoder.flush()]
+    groups = [ids[start : start + at_once] for start in range(0, len(ids), at_once)]
+    return [*(decoder.push(group) for group in groups), decoder.flush()]
 
 
 def ids_of(tokenizer: Tokenizer) -> st.SearchStrategy[list[int]]:
@@ -82,11 +83,11 @@ def ids_of(tokenizer: Tokenizer) -> st.SearchStrategy[list[int]]:
 
 
 @every_tokenizer
-@given(data=st.data())
+@given(data=st.data(), at_once=st.integers(1, 20))
 @settings(max_examples=300)
-def test_pieces_join_to_the_whole_decode(tokenizer: Tokenizer, data: st.DataObject) -> None:
+def test_pieces_join_to_the_whole_decode(tokenizer: Tokenizer, data: st.DataObject, at_once: int) -> None:
     ids = data.draw(ids_of(tokenizer))
-    assert "".join(stream(tokenizer, ids)) == decode(tokenizer, ids)
+    assert "".join(stream(tokenizer, ids, at_once)) == decode(tokenizer, ids)
 
 
 @every_tokenizer
@@ -97,22 +98,23 @@ def test_no_piece_of_well_formed_text_holds_half_a_character(tokenizer: Tokenize
     assert not any(REPLACEMENT in piece for piece in stream(tokenizer, ids))
 
 
-@given(data=st.data())
+@given(data=st.data(), at_once=st.integers(1, 20))
 @settings(max_examples=200)
-def test_byte_level_holds_back_the_last_character_at_most(data: st.DataObject) -> None:
+def test_byte_level_holds_back_the_last_character_at_most(data: st.DataObject, at_once: int) -> None:
     tokenizer = TOKENIZERS["byte-level"]
     ids = data.draw(ids_of(tokenizer))
     decoder = Detokenizer(tokenizer).stream()
     out = ""
-    for n, sampled in enumerate(ids, start=1):
-        out += decoder.push(sampled)
-        assert out == decode(tokenizer, ids[:n]).removesuffix(REPLACEMENT)
+    for start in range(0, len(ids), at_once):
+        out += decoder.push(ids[start : start + at_once])
+        assert out == decode(tokenizer, ids[: start + at_once]).removesuffix(REPLACEMENT)
 
 
 def test_byte_fallback_holds_back_a_run_of_bytes_until_it_ends() -> None:
     tokenizer = TOKENIZERS["llama-2"]
     ids = [token_id(tokenizer, token) for token in ("a", "<0xC3>", "<0xA9>", "▁a", "€", "<0xC3>")]
     assert stream(tokenizer, ids) == ["a", "", "", "é a", "€", "", REPLACEMENT]
+    assert stream(tokenizer, ids, at_once=3) == ["a", "é a€", REPLACEMENT]
 
 
 class CountingTokenizer:
@@ -154,7 +156,7 @@ def test_cost_per_token_is_constant(name: str, make_ids: Callable[[Tokenizer], l
 def test_a_flushed_decoder_has_nothing_left() -> None:
     tokenizer = TOKENIZERS["byte-level"]
     decoder = Detokenizer(tokenizer).stream()
-    decoder.push(token_id(tokenizer, "ÿ"))
+    decoder.push([token_id(tokenizer, "ÿ")])
     assert [decoder.flush(), decoder.flush()] == [REPLACEMENT, ""]
 
 

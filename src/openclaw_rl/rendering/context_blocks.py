@@ -12,6 +12,9 @@ CONTEXTS = (
     *("local-command-caveat", "local-command-stdout", "local-command-stderr", "task-notification"),
     *("command-name", "command-message", "command-args", "bash-input", "bash-stdout", "bash-stderr"),
 )
+#: How these blocks begin and end.
+OPENING_TAGS = tuple(f"<{name}>" for name in (REMINDER, *CONTEXTS))
+CLOSING_TAGS = tuple(f"</{name}>" for name in (REMINDER, *CONTEXTS))
 #: The line before a block of INSTRUCTIONS.
 INSTRUCTIONS_HEADING = "# AGENTS.md instructions"
 #: How many blocks are looked for on each side.
@@ -40,24 +43,24 @@ def after_block(text: str, start: int, end: int) -> int | None:
     if text.startswith(INSTRUCTIONS_HEADING, first):
         line = text.find("\n", first, end)
         return end if line < 0 else line
-    for name in (REMINDER, *CONTEXTS):
-        if text.startswith(f"<{name}>", first):
-            close = text.find(f"</{name}>", first, end)
-            if close < 0:
-                return None
-            after = close + len(name) + 3
-            return after + leading_space(text, after, end)
-    return None
+    if not text.startswith(OPENING_TAGS, first):
+        return None
+    name = text[first + 1 : text.index(">", first)]
+    close = text.find(f"</{name}>", first, end)
+    if close < 0:
+        return None
+    after = close + len(name) + 3
+    return after + leading_space(text, after, end)
 
 
 def before_block(text: str, start: int, end: int) -> int | None:
     """Where the text before a block ends that ends at `end`, white space aside; None if none ends there."""
     last = end - trailing_space(text, start, end)
-    for name in (REMINDER, *CONTEXTS):
-        if text.endswith(f"</{name}>", start, last):
-            begin = text.rfind(f"<{name}>", start, last)
-            return None if begin < 0 else begin - trailing_space(text, start, begin)
-    return None
+    if not text.endswith(CLOSING_TAGS, start, last):
+        return None
+    name = text[text.rindex("/", start, last) + 1 : last - 1]
+    begin = text.rfind(f"<{name}>", start, last)
+    return None if begin < 0 else begin - trailing_space(text, start, begin)
 
 
 def leading_space(text: str, start: int, end: int) -> int:

@@ -1,10 +1,11 @@
-"""From sampled token ids to text, one token at a time.
+"""From sampled token ids to text, as they come.
 
 Takes ids and a `tokenizers.Tokenizer`; returns text, or the raw bytes of one token. Nothing here knows about chat
 formats. Special tokens are dropped, as with `skip_special_tokens=True`.
 """
 
 import re
+from collections.abc import Iterable
 
 from tokenizers import Tokenizer
 
@@ -55,34 +56,42 @@ class StreamDecoder:
         self._shared = shared
         self._window: list[int] = []
         self._settled = 0  # how many characters of the window's text have been returned
+        self._in_run = False  # whether it ends with a run of byte tokens that have not been decoded
+        self._holds = False  # whether it has text that has not been returned
 
-    def push(self, token_id: int) -> str:
-        """Add the next id; return the text that has become certain."""
-        if token_id not in self._shared.visible:
-            return ""
-        self._window.append(token_id)
-        if token_id in self._shared.single_bytes:
-            return ""
-        text = self._settled_text()
-        piece = text[self._settled :]
-        if len(self._window) >= _MAX_WINDOW_TOKENS:
+    def push(self, token_ids: Iterable[int]) -> str:
+        """Add the next ids; return the text that has become certain. The fewer calls, the less it costs."""
+        visible = [token_id for token_id in token_ids if token_id in self._shared.visible]
+        run = len(visible)
+        while run and visible[run - 1] in self._shared.single_bytes:
+            run -= 1
+        piece = self._settle(visible[:run]) if run else ""
+        if run < len(visible):
+            self._window += visible[run:]
+            self._in_run = self._holds = True
+        return piece
+
+    def _settle(self, ids: list[int]) -> str:
+        """Add ids; return the text that has become certain."""
+        if len(self._window) >= _MAX_WINDOW_TOKENS and not self._in_run:
             # The first token of a decode may lose its leading space. So the window keeps tokens whose text has been
             # returned, and one of them is the first.
             del self._window[:-_CONTEXT_TOKENS]
-            text = self._settled_text()
-        self._settled = len(text)
+            self._settled = len(self._text().removesuffix(_REPLACEMENT))
+        self._window += ids
+        text = self._text()
+        # An unfinished character decodes to exactly one U+FFFD, and only the last character can be unfinished.
+        certain = text.removesuffix(_REPLACEMENT)
+        piece = certain[self._settled :]
+        self._settled, self._in_run, self._holds = len(certain), False, len(certain) < len(text)
         return piece
 
     def flush(self) -> str:
         """End of the response: return what was held back, with U+FFFD for bytes that are no character."""
-        piece = self._text()[self._settled :]
+        piece = self._text()[self._settled :] if self._holds else ""
         self._window.clear()
-        self._settled = 0
+        self._settled, self._in_run, self._holds = 0, False, False
         return piece
-
-    def _settled_text(self) -> str:
-        # An unfinished character decodes to exactly one U+FFFD, and only the last character can be unfinished.
-        return self._text().removesuffix(_REPLACEMENT)
 
     def _text(self) -> str:
         return self._shared.tokenizer.decode(self._window, skip_special_tokens=True)

@@ -37,9 +37,12 @@ def keys(owner: str, messages: Sequence[Message]) -> ConversationKeys:
     ends = []
     for number, message in enumerate(messages, start=1):
         # Clients may change the system prompt from turn to turn within one conversation.
-        if message["role"] in ("system", "developer") or is_passing(message):
+        if message["role"] in ("system", "developer"):
             continue
-        key = extend(key, message)
+        words = message_words(message)
+        if not words and is_passing(message):
+            continue
+        key = digest(key, meaning(message, words))
         if message["role"] == "assistant":
             ends.append((number, key))
     return ConversationKeys(key, ends[::-1])
@@ -47,15 +50,19 @@ def keys(owner: str, messages: Sequence[Message]) -> ConversationKeys:
 
 def extend(key: bytes, message: Mapping[str, Any]) -> bytes:
     """The key of a conversation with one more message."""
-    text = json.dumps(meaning(message), ensure_ascii=False, sort_keys=True)
+    return digest(key, meaning(message))
+
+
+def digest(key: bytes, said: list[Any]) -> bytes:
+    text = json.dumps(said, ensure_ascii=False, sort_keys=True)
     return blake2b(text.encode("utf-8", "surrogatepass"), key=key, digest_size=16).digest()
 
 
-def meaning(message: Mapping[str, Any]) -> list[Any]:
-    """What a message says, without what clients change when they send it back."""
+def meaning(message: Mapping[str, Any], words: str | None = None) -> list[Any]:
+    """What a message says, without what clients change when they send it back. `words` are its words, if known."""
     if message["role"] == "tools":
         return ["tools", message["tools"]]
-    text = message_words(message)
+    text = message_words(message) if words is None else words
     if message["role"] != "assistant":
         return [message["role"], text]
     calls = [call["function"] for call in message.get("tool_calls") or []]

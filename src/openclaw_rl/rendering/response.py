@@ -1,6 +1,6 @@
 """From sampled tokens to text, reasoning and tool calls, each as soon as it is certain."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from openclaw_rl.rendering.detokenize import Detokenizer
@@ -39,6 +39,7 @@ class ResponseParser:
         self._splitter = ReasoningSplitter(starts_inside=opens_reasoning) if splits_reasoning else WholeText()
         self._tools = tools
         self._one_call = one_call
+        self._may_stop = one_call or bool(stops)
         self.called_tools = False
 
     @property
@@ -55,13 +56,15 @@ class ResponseParser:
         """The stop string that ended the response, if one did."""
         return self._stops.found
 
-    def push(self, token_ids: Iterable[int]) -> tuple[int, list[Delta]]:
+    def push(self, token_ids: Sequence[int]) -> tuple[int, list[Delta]]:
         """Add tokens up to the one that stops the response; return how many were added, and what is certain now."""
+        if not self._may_stop:
+            return len(token_ids), self._read(self._decoder.push(token_ids))
         taken, text = 0, ""
         deltas: list[Delta] = []
         for token_id in token_ids:
             taken += 1
-            text += self._stops.push(self._decoder.push(token_id))
+            text += self._stops.push(self._decoder.push([token_id]))
             if self._one_call:
                 deltas += self._read(text)
                 text = ""

@@ -9,6 +9,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator
+from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,7 @@ class ChatTokenizer:
         names = [re.escape(name) for name in sorted(self._control, key=len, reverse=True)]
         self._control_pattern = re.compile("|".join(names) if names else MATCHES_NOTHING)
         self._longest_control = max(map(len, self._control), default=0)
+        self._control_starts = {name[0] for name in self._control}
         self._add_no_space_before_segments()
         self._segments = TokenCache[str](MAX_CACHED_BYTES)
 
@@ -72,7 +74,7 @@ class ChatTokenizer:
             splitter.prepend_scheme = "never"
             self.backend.pre_tokenizer = splitter
 
-    @property
+    @cached_property
     def special_tokens(self) -> dict[str, str]:
         """`bos_token` and so on, under the names that templates use."""
         named = {key: value for key, value in self.settings.items() if key.endswith("_token")}
@@ -81,9 +83,12 @@ class ChatTokenizer:
 
     def guard(self, text: str) -> str:
         """The text of a message, changed so that no control token is recognised in it."""
-        if not text.isascii():
-            # JSON can contain half of a surrogate pair, which tokenizers refuse.
-            text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        text = without_surrogates(text)
+        for start in self._control_starts:
+            if start in text and next(self._controls(text), None) is not None:
+                break
+        else:
+            return text
         for control in self._control:
             if control in text:
                 text = text.replace(control, control[0] + GUARD + control[1:])
@@ -97,7 +102,7 @@ class ChatTokenizer:
 
     def encode_text(self, text: str) -> list[int]:
         """The ids of plain text. Control tokens in it become ordinary text."""
-        return self._encode(text)
+        return list(self._encode(text))
 
     @property
     def beginning(self) -> list[int]:
@@ -108,16 +113,21 @@ class ChatTokenizer:
         """The ids of a rendered chat. Raises TooLong as soon as it is certain that there are more than `at_most`."""
         limit = sys.maxsize if at_most is None else at_most
         ids: list[int] = []
-        for part, is_control in self._parts(text):
-            if is_control:
-                ids.append(self._control[part])
-            elif self._is_longer(part, limit - len(ids)):
-                raise TooLong
-            else:
-                ids += self._encode(part)
-            if len(ids) > limit:
-                raise TooLong
+        start, after = 0, ""
+        for control in self._controls(text):
+            self._add(ids, self._segment(text[start : control.start()], after, control[0]), limit)
+            ids.append(self._control[control[0]])
+            start, after = control.end(), control[0]
+        self._add(ids, self._segment(text[start:], after, ""), limit)
         return ids
+
+    def _add(self, ids: list[int], text: str, limit: int) -> None:
+        """Add the ids of a segment. Raises TooLong."""
+        if self._is_longer(text, limit - len(ids)):
+            raise TooLong
+        ids += self._encode(text)
+        if len(ids) > limit:
+            raise TooLong
 
     def _is_longer(self, text: str, tokens: int) -> bool:
         """Whether a long text has more tokens than that. Tokenises pieces of it, until it is certain."""
@@ -127,17 +137,13 @@ class ChatTokenizer:
         pieces = (text[start : start + PIECE_CHARACTERS] for start in range(0, len(text), PIECE_CHARACTERS))
         return any(count > tokens for count in accumulate(len(self._tokenize(piece)) for piece in pieces))
 
-    def _parts(self, text: str) -> Iterator[tuple[str, bool]]:
-        """Control tokens and the segments between them. Some control tokens remove the spaces next to them."""
-        start, after = 0, ""
-        for control in self._controls(text):
-            yield from self._segment(text[start : control.start()], after, control[0])
-            yield control[0], True
-            start, after = control.end(), control[0]
-        yield from self._segment(text[start:], after, "")
-
     def _controls(self, text: str) -> Iterator[re.Match[str]]:
         """The control tokens in a text. One search looks at a bounded part of it, so that other threads can go on."""
+        if len(text) <= PIECE_CHARACTERS:
+            return self._control_pattern.finditer(text)
+        return self._controls_in_pieces(text)
+
+    def _controls_in_pieces(self, text: str) -> Iterator[re.Match[str]]:
         start = 0
         while start < len(text):
             end = start + PIECE_CHARACTERS
@@ -148,16 +154,15 @@ class ChatTokenizer:
             else:
                 start = end
 
-    def _segment(self, text: str, after: str, before: str) -> Iterator[tuple[str, bool]]:
+    def _segment(self, text: str, after: str, before: str) -> str:
+        """The text between two control tokens. Some control tokens remove the spaces next to them."""
         if after in self._strips_right:
             text = text.lstrip()
-        if before in self._strips_left:
-            text = text.rstrip()
-        if text:
-            yield text, False
+        return text.rstrip() if before in self._strips_left else text
 
     def _encode(self, text: str) -> list[int]:
-        ids = self._segments.get(text)
+        """The ids of a segment. The list belongs to the cache."""
+        ids = self._segments.get(text) if text else []
         if ids is None:
             ids = self._tokenize(text).ids
             self._segments.put(text, ids)
@@ -166,6 +171,15 @@ class ChatTokenizer:
     def _tokenize(self, text: str) -> Encoding:
         # `encode` holds the interpreter's lock and would stop all other threads; `encode_batch_fast` does not.
         return self.backend.encode_batch_fast([text.replace(GUARD, "")], add_special_tokens=False)[0]
+
+
+def without_surrogates(text: str) -> str:
+    """A text that UTF-8 can encode. JSON can contain half of a surrogate pair, which tokenizers refuse."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
 
 
 def read_json(path: Path) -> dict[str, Any]:
