@@ -4,16 +4,20 @@
 
 Each runs in its own process under uvicorn with the same settings. Our server has its real API, renderer and
 tokenizer (the embedded model's), with a sampler that answers at once, so that only the server is measured.
-The other wires are compared with chat completions, whole and streamed, on the same conversations.
+The other wires are compared with chat completions, whole and streamed, on the same conversations. The last table has
+agents with long prompts, each with a conversation of its own, at a server that records them and at one that does not.
 """
 
 import asyncio
 import json
 import multiprocessing
 import socket
+import tempfile
 import time
 from collections.abc import AsyncIterator
+from functools import partial
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -22,6 +26,7 @@ from common import machine, model_folder, percentile, sized, table, verdict
 
 from openclaw_rl.engines.base import EngineLimits, EngineStats
 from openclaw_rl.engines.capabilities import SamplerCapabilities
+from openclaw_rl.ledger.ledger import Ledger
 from openclaw_rl.types import BASE_VERSION, FinishReason, SampledToken, SampleRequest
 
 CLIENTS = sized(64, 4)
@@ -30,6 +35,8 @@ SINGLE_REQUESTS, WARM_UP = sized((400, 300), (4, 4))
 AGENT_TURNS = sized(40, 2)
 ROUNDS = sized(3, 1)
 WIRE_REQUESTS = sized(200, 2)
+#: Turns of each agent's conversation: of one agent alone, and of each of many at once.
+LONE_TURNS, RECORDED_TURNS = sized((40, 8), (2, 2))
 ANSWER = "Sure, here is a short answer to that question of yours."
 
 Body = dict[str, Any]
@@ -85,15 +92,19 @@ def serve_echo(port: int) -> None:
     uvicorn.run(app, port=port, log_level="error", access_log=False, lifespan="off")
 
 
-def serve_ours(port: int) -> None:
+def serve_ours(port: int, ledger: Ledger | None = None) -> None:
     from openclaw_rl.api.app import create_app
     from openclaw_rl.api.service import ChatService, SamplingDefaults
     from openclaw_rl.rendering.chat import ChatRenderer
 
     renderer = ChatRenderer(model_folder())
     ids = [*renderer.tokenizer.backend.encode(ANSWER).ids, *renderer.tokenizer.eos_ids]
-    app = create_app(ChatService(InstantSampler(ids), renderer, SamplingDefaults()), "bench")
+    app = create_app(ChatService(InstantSampler(ids), renderer, SamplingDefaults(), ledger=ledger), "bench")
     uvicorn.run(app, port=port, log_level="error", access_log=False, lifespan="off")
+
+
+def serve_recording(folder: Path, port: int) -> None:
+    serve_ours(port, Ledger(folder))
 
 
 class Server:
@@ -153,8 +164,11 @@ def short_chat() -> Body:
     return {"model": "bench", "messages": [{"role": "user", "content": "Hello, what can you do for me today?"}]}
 
 
-def agent_turns(turns: int) -> list[Body]:
-    """The requests of one agent's conversation: a 50 KB system prompt, 12 tools, a history that grows."""
+def agent_turns(turns: int, task: str = "", answer: str = ANSWER * 6) -> list[Body]:
+    """The requests of one agent's conversation: a 50 KB system prompt, 12 tools, a history that grows.
+
+    Agents with different tasks have different conversations. `answer` is what the history says that the model said.
+    """
     words = "You are a careful agent. Use your tools one step at a time. Rule {}: do what the owner wants.\n"
     system = "".join(words.format(number) for number in range(620))
     properties = {f"argument_{i}": {"type": "string", "description": "what it is for"} for i in range(6)}
@@ -174,10 +188,10 @@ def agent_turns(turns: int) -> list[Body]:
     for turn in range(turns):
         messages = [
             *messages,
-            {"role": "user", "content": f"Step {turn}: look at the next file and tell me more. " * 8},
+            {"role": "user", "content": f"Step {turn}{task}: look at the next file and tell me more. " * 8},
         ]
         requests.append({"model": "bench", "messages": messages, "tools": tools})
-        messages = [*messages, {"role": "assistant", "content": ANSWER * 6}]
+        messages = [*messages, {"role": "assistant", "content": answer}]
     return requests
 
 
@@ -299,14 +313,14 @@ async def measure(echo: int, ours: int) -> None:
             median(singles[echo]),
             median(singles[ours]),
             f"+{added:.2f}",
-            verdict(added, 3, False),
+            verdict(added, 0.3, False),
         ),
         (
             f"{CLIENTS} clients, requests/s",
             max(rates[echo]),
             max(rates[ours]),
             f"×{share:.2f}",
-            verdict(share, 0.35),
+            verdict(share, 0.5),
         ),
         ("agent, first turn, ms", turns[echo][0], turns[ours][0], f"+{first_added:.1f}", ""),
         (
@@ -314,7 +328,7 @@ async def measure(echo: int, ours: int) -> None:
             median(turns[echo][1:]),
             median(turns[ours][1:]),
             f"+{follow_added:.2f}",
-            verdict(follow_added, 10, False),
+            verdict(follow_added, 3, False),
         ),
         ("agent, follow-up turn, p99 ms", percentile(turns[echo][1:], 0.99), p99, "", ""),
     ]
@@ -324,7 +338,38 @@ async def measure(echo: int, ours: int) -> None:
     table(title, ("", "echo", "ours", "difference", "target"), cells)
 
 
+async def agents(port: int, clients: int, turns: int) -> tuple[list[float], float]:
+    """Agents at once, each with a new conversation: milliseconds of their follow-up turns, and requests per second."""
+    tasks = [f" of {clients} tasks, task {number}" for number in range(clients)]
+    conversations = [[payload(body) for body in agent_turns(turns, task, ANSWER)] for task in tasks]
+    start = time.perf_counter()
+    times = await asyncio.gather(*(latencies(port, conversation) for conversation in conversations))
+    rate = clients * turns / (time.perf_counter() - start)
+    return [milliseconds for own in times for milliseconds in own[1:]], rate
+
+
+async def measure_recording(ports: list[int]) -> None:
+    """What recording costs: the echo, our server without recording, and our server that records."""
+    rows: list[tuple[str, ...]] = []
+    for clients, turns in ((1, LONE_TURNS), (CLIENTS, RECORDED_TURNS)):
+        measured = [await agents(port, clients, turns) for port in ports]
+        who = f"{clients} agent{'s' if clients > 1 else ''}"
+        for name, share in (("p50", 0.5), ("p99", 0.99)):
+            echo, ours, recording = (percentile(times, share) for times, _rate in measured)
+            cells = (f"{echo:.2f}", f"{ours:.2f}", f"{recording:.2f}", f"+{recording - ours:.2f}")
+            rows.append((f"{who}, follow-up turn, {name} ms", *cells))
+        rates = [rate for _times, rate in measured]
+        rows.append((f"{who}, requests/s", *(f"{rate:.0f}" for rate in rates), f"×{rates[2] / rates[1]:.2f}"))
+    head = ("", "echo", "ours, not recording", "ours, recording", "for recording")
+    table(f"Agents with {len(payload(agent_turns(1)[0])) // 1000} KB prompts ({machine()})", head, rows)
+
+
 if __name__ == "__main__":
     with Server(serve_echo) as echo_server, Server(serve_ours) as our_server:
         asyncio.run(measure(echo_server.port, our_server.port))
         asyncio.run(measure_wires(our_server.port))
+        with (
+            tempfile.TemporaryDirectory() as scratch,
+            Server(partial(serve_recording, Path(scratch))) as recording_server,
+        ):
+            asyncio.run(measure_recording([echo_server.port, our_server.port, recording_server.port]))

@@ -1,7 +1,6 @@
 """An answer is given whether or not it can be recorded."""
 
 from pathlib import Path
-from uuid import UUID
 
 import pytest
 
@@ -15,7 +14,7 @@ def test_a_turn_that_the_ledger_refuses_is_served_all_the_same(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stream: bool
 ) -> None:
     """Refused for whatever reason: here two completions that have the same id."""
-    monkeypatch.setattr(completion, "uuid4", lambda: UUID(int=7))
+    monkeypatch.setattr(completion, "token_hex", lambda _bytes: "7" * 32)
     ledger = Ledger(tmp_path)
     with running(Bench(tiny_model, ledger)) as bench:
         for _ in range(2):

@@ -4,8 +4,8 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
+from secrets import token_hex
 from typing import Any
-from uuid import uuid4
 
 from openclaw_rl.api.capture.open_turn import AnsweredChoice, OpenTurn
 from openclaw_rl.api.errors import from_engine
@@ -56,7 +56,7 @@ class Completion:
         arrived: float,
         id_prefix: str,
     ) -> None:
-        self.id = f"{id_prefix}{uuid4().hex}"
+        self.id = id_prefix + token_hex(16)
         self.created = int(time.time())
         self.prompt, self.params, self.choices = prompt, params, choices
         self._stream, self._metrics, self._turn = stream, metrics, turn
@@ -130,7 +130,7 @@ class Completion:
                     yield self._advance(index, choice, new_tokens)
 
     def _advance(self, index: int, choice: Choice, tokens: list[SampledToken]) -> ChoiceUpdate:
-        taken, deltas = choice.parser.push(token.token_id for token in tokens)
+        taken, deltas = choice.parser.push([token.token_id for token in tokens])
         tokens = tokens[:taken]
         choice.tokens += tokens
         self._metrics.recent.add_tokens(len(tokens))

@@ -31,6 +31,8 @@ class AnswerRules:
 
     def constraint(self, request: ChatRequest) -> Constraint | None:
         """The constraint of a request's answers, without regard to reasoning; None if they are free."""
+        if request.response_format is None and not request.tools and not must_call(request):
+            return None
         content = content_form(request)
         tools = self._demanded_tools(request, content is not None)
         if content is None and not tools:
@@ -86,7 +88,7 @@ class AnswerRules:
 
 
 def must_call(request: ChatRequest) -> bool:
-    return request.tool_choice == "required" or isinstance(request.tool_choice, NamedTool)
+    return request.tool_choice not in (None, "none", "auto")
 
 
 def content_form(request: ChatRequest) -> JsonForm | None:

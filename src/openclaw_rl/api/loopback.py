@@ -6,6 +6,7 @@ it is a foreign name if somebody has pointed their own domain at this machine (D
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
@@ -16,6 +17,8 @@ from openclaw_rl.api.errors import ApiError
 
 #: These change nothing, and a browser does not show their answers to a page of another site.
 READING_METHODS = ("GET", "HEAD")
+#: A server has few names, and few pages use it.
+MAX_KNOWN_ADDRESSES = 64
 HOW_TO_SET_A_KEY = "start the server with a key (SGLANG_API_KEY or --api-key)"
 
 
@@ -48,6 +51,7 @@ def refusal(method: str, headers: Headers, origins: Sequence[str]) -> ApiError |
     return None
 
 
+@lru_cache(maxsize=MAX_KNOWN_ADDRESSES)
 def is_loopback(url: str) -> bool:
     """Whether an address is a loopback address or `localhost`, which always mean this machine."""
     try:

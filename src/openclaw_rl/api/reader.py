@@ -2,11 +2,11 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from openclaw_rl.api.body import MAX_SMALL_BODY_BYTES, MAX_VALUES, count_values
+from openclaw_rl.api.body import MAX_SMALL_BODY_BYTES, MAX_VALUES, count_values, most_values
 from openclaw_rl.api.constrain import AnswerRules
 from openclaw_rl.api.errors import ApiError
 from openclaw_rl.api.translated import TextRequest
@@ -66,15 +66,14 @@ class RequestReader:
 
     def _read(self, body: bytes, parse: Callable[[bytes], ChatRequest], arrived: float) -> ReadRequest:
         limit = self.sampler.limits.max_context_tokens
-        too_long = context_length_exceeded(f"more than {MAX_CONTEXTS * limit}", limit)
         if len(body) > max(MAX_SMALL_BODY_BYTES, MAX_BYTES_PER_TOKEN * limit):
-            raise too_long
-        values = count_values(body)
-        check_values(values)
+            raise far_too_long(limit)
+        check_values([body])
         request = parse(body)
         messages = request.plain_messages()
         calls = [call["function"] for message in messages for call in message.get("tool_calls", ())]
-        check_values(values + sum(count_values(utf8(call["arguments"])) for call in calls))
+        if calls:
+            check_values([body, *(utf8(call["arguments"]) for call in calls)])
         chat = TemplateInput(messages, request.offered_tools, request.chat_template_kwargs)
         try:
             if isinstance(request, TextRequest):
@@ -84,7 +83,7 @@ class RequestReader:
         except ChatError as error:
             raise ApiError(400, str(error), param="messages") from error
         except TooLong:
-            raise too_long from None
+            raise far_too_long(limit) from None
         return ReadRequest(request, chat, prompt, arrived, self.rules.constraint(request))
 
 
@@ -97,11 +96,16 @@ def context_length_exceeded(tokens: int | str, limit: int) -> ApiError:
     )
 
 
+def far_too_long(limit: int) -> ApiError:
+    return context_length_exceeded(f"more than {MAX_CONTEXTS * limit}", limit)
+
+
 def utf8(text: str) -> bytes:
     """Also for halves of surrogate pairs, which JSON can contain."""
     return text.encode("utf-8", "surrogatepass")
 
 
-def check_values(count: int) -> None:
-    if count > MAX_VALUES:
+def check_values(texts: Sequence[bytes]) -> None:
+    """Raise ApiError if these texts have too many JSON values together."""
+    if sum(map(most_values, texts)) > MAX_VALUES and sum(map(count_values, texts)) > MAX_VALUES:
         raise ApiError(400, f"The request has more than {MAX_VALUES} JSON values.", code="too_many_values")

@@ -8,7 +8,7 @@ from fastapi.responses import StreamingResponse
 from openclaw_rl.api.completion import Completion
 from openclaw_rl.api.errors import ApiError
 from openclaw_rl.api.reader import ReadRequest
-from openclaw_rl.api.state import server_of
+from openclaw_rl.api.state import ServerState, server_of
 from openclaw_rl.api.wires.base import Wire, renamed
 
 #: Tells proxies to pass a stream on piece by piece.
@@ -20,7 +20,7 @@ async def answer(request: Request, wire: Wire) -> Response:
     server = server_of(request)
     try:
         owner = server.keys.owner(request)
-        incoming = await read(request, wire)
+        incoming = await read(server, request, wire)
         completion = await server.service.begin(incoming, owner, request.headers, wire.id_prefix)
     except ApiError as error:
         server.service.metrics.requests["refused"].inc()
@@ -35,9 +35,8 @@ async def answer(request: Request, wire: Wire) -> Response:
     return StreamingResponse(wire.events(completion), media_type="text/event-stream", headers=STREAM_HEADERS)
 
 
-async def read(request: Request, wire: Wire) -> ReadRequest:
+async def read(server: ServerState, request: Request, wire: Wire) -> ReadRequest:
     """The request and its prompt. Raises ApiError."""
-    server = server_of(request)
     async with server.bodies.read(request, server.bodies.max_bytes) as content:
         incoming = await server.service.reader.read(content, wire.parse)
     if incoming.request.model is not None:

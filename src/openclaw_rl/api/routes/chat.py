@@ -4,14 +4,14 @@ from fastapi import APIRouter, Request, Response
 
 from openclaw_rl.api.encode import ChatWire
 from openclaw_rl.api.routes.answering import answer
-from openclaw_rl.api.schema import body_schema
+from openclaw_rl.api.routes.plain import post
 from openclaw_rl.api.state import server_of
 from openclaw_rl.api.wire import ChatRequest
 
 router = APIRouter()
 
 
-@router.post("/v1/chat/completions", openapi_extra=body_schema(ChatRequest))
+@post(router, "/v1/chat/completions", ChatRequest)
 async def chat_completions(request: Request) -> Response:
     """Answer a conversation, either at once or as a stream of server-sent events."""
     return await answer(request, ChatWire(server_of(request).encoder))

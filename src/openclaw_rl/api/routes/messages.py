@@ -4,6 +4,7 @@ from fastapi import APIRouter, Request, Response
 
 from openclaw_rl.api.errors import ApiError
 from openclaw_rl.api.routes.answering import answer, read
+from openclaw_rl.api.routes.plain import post
 from openclaw_rl.api.schema import body_schema
 from openclaw_rl.api.state import server_of
 from openclaw_rl.api.wires.base import renamed
@@ -13,7 +14,7 @@ from openclaw_rl.api.wires.messages_request import MessagesRequest
 router = APIRouter()
 
 
-@router.post("/v1/messages", openapi_extra=body_schema(MessagesRequest))
+@post(router, "/v1/messages", MessagesRequest)
 async def messages(request: Request) -> Response:
     """Answer a conversation of Anthropic's clients, either at once or as a stream of server-sent events."""
     return await answer(request, MessagesWire(server_of(request).model))
@@ -26,7 +27,7 @@ async def count_tokens(request: Request) -> dict[str, int]:
     owner = server.keys.owner(request)
     wire = MessagesWire(server.model)
     try:
-        incoming = await read(request, wire)
+        incoming = await read(server, request, wire)
         tokens = await server.service.count(incoming, owner, request.headers)
     except ApiError as error:
         raise renamed(error, wire.names) from error

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request, Response
 
 from openclaw_rl.api.errors import ApiError
 from openclaw_rl.api.routes.answering import answer
-from openclaw_rl.api.schema import body_schema
+from openclaw_rl.api.routes.plain import post
 from openclaw_rl.api.state import server_of
 from openclaw_rl.api.wires.responses_answer import ResponsesWire
 from openclaw_rl.api.wires.responses_request import ResponsesRequest
@@ -16,7 +16,7 @@ from openclaw_rl.ledger.errors import CannotDelete, CaptureSuspended, UnknownTur
 router = APIRouter()
 
 
-@router.post("/v1/responses", openapi_extra=body_schema(ResponsesRequest))
+@post(router, "/v1/responses", ResponsesRequest)
 async def responses(request: Request) -> Response:
     """Answer input items, either at once or as a stream of server-sent events."""
     server = server_of(request)
