@@ -18,6 +18,7 @@ SLOWER = [
     "judge",
     "learning",
     "live",
+    "products",
     "rank_scaling",
     "ranks",
     "sampling",

@@ -1,0 +1,137 @@
+"""Measures the matrix products of a model on this machine's CPU, in each precision that PyTorch offers.
+
+    python benchmarks/products.py
+
+Each number is the time of all products of one forward pass, each layer with weights of its own, so that no weight is in
+the processor's cache when its turn comes. One row is a token of one answer; 8 and 16 rows are as many answers at once;
+512 rows are part of a prompt, or of a training step. Run it on an otherwise idle machine.
+"""
+
+import warnings
+from collections.abc import Callable, Iterator
+
+import torch
+import torch.nn.functional as F
+from common import machine, model_folder, sized, table
+from measuring import best
+from torch import Tensor
+
+from openclaw_rl.engines.local.model.decoder import PROJECTIONS, Shape
+from openclaw_rl.engines.local.model.model_config import read_model_config
+
+ROWS = sized((1, 8, 16, 512), (1, 4))
+#: Weights that share a scale, as in a GGUF file.
+GROUP = 32
+#: Passes in one measurement.
+PASSES = sized(3, 1)
+
+Product = Callable[[Tensor], Tensor]
+
+
+def in_dtype(dtype: torch.dtype) -> Callable[[Tensor], Product]:
+    """Weights and activations in a 16-bit or 32-bit type. Activations arrive and leave in float32."""
+
+    def make(weight: Tensor) -> Product:
+        narrow = weight.to(dtype)
+        return lambda x: F.linear(x.to(dtype), narrow).float()
+
+    return make
+
+
+def int8_weights(weight: Tensor) -> Product:
+    """Weights in int8 with a scale for each output; the arithmetic is in float32."""
+    scales = weight.abs().amax(1) / 127
+    quantised = (weight / scales[:, None]).round().to(torch.int8)
+    return lambda x: torch.ops.aten._weight_int8pack_mm(x, quantised, scales)
+
+
+def int8_dynamic(weight: Tensor) -> Product:
+    """Weights and activations in int8, through QNNPACK (Arm) or FBGEMM (x86)."""
+    warnings.filterwarnings("ignore", message=".*quantized.*")
+    scale = float(weight.abs().max()) / 127
+    quantised = torch.quantize_per_tensor(weight, scale, 0, torch.qint8)
+    packed = torch.ops.quantized.linear_prepack(quantised, None)
+    return lambda x: torch.ops.quantized.linear_dynamic(x, packed)
+
+
+def int4_groups(weight: Tensor) -> Product:
+    """Weights in 4 bits in groups of 32, activations in int8, through KleidiAI (Arm only)."""
+    outputs, inputs = weight.shape
+    groups = weight.view(outputs, -1, GROUP)
+    scales = groups.abs().amax(2) / 7
+    values = (groups / scales[..., None]).round().clamp(-8, 7).view(outputs, inputs).to(torch.int32) + 8
+    halves = (values[:, 1::2] << 4 | values[:, ::2]).to(torch.uint8)
+    sizes = (GROUP, inputs, outputs)
+    packed = torch.ops.aten._dyn_quant_pack_4bit_weight(halves, scales.to(torch.bfloat16), None, *sizes)
+    return lambda x: torch.ops.aten._dyn_quant_matmul_4bit(x, packed, *sizes)
+
+
+#: How a product is made of a weight, by name; and the bytes of a weight.
+KINDS: dict[str, tuple[Callable[[Tensor], Product], float]] = {
+    "fp32": (in_dtype(torch.float32), 4),
+    "fp16": (in_dtype(torch.float16), 2),
+    "bf16": (in_dtype(torch.bfloat16), 2),
+    "int8 weights, fp32 products": (int8_weights, 1),
+    "int8 weights and activations": (int8_dynamic, 1),
+    "int4 weights, int8 activations": (int4_groups, 0.5 + 2 / GROUP),
+}
+
+
+def weights(shape: Shape) -> Iterator[Tensor]:
+    """The weights of one pass, in order: those of the layers, then the head."""
+    for _ in range(shape.layers):
+        for name in PROJECTIONS:
+            yield torch.randn(*reversed(shape.projection_sizes(name)))
+    yield torch.randn(shape.vocab, shape.hidden)
+
+
+def forward(products: list[tuple[int, Product]], rows: int) -> Callable[[], None]:
+    """All products of a pass; the head computes one row for every sequence, and so one of a long prompt."""
+    inputs = {width: torch.randn(rows, width) for width in {width for width, _ in products}}
+    last = torch.randn(rows if rows < ROWS[-1] else 1, products[-1][0])
+
+    def run() -> None:
+        for _ in range(PASSES):
+            for width, product in products[:-1]:
+                product(inputs[width])
+            products[-1][1](last)
+
+    return run
+
+
+@torch.inference_mode()
+def measure(shape: Shape) -> dict[str, list[float] | str]:
+    """Milliseconds of a pass at each number of rows, by kind; or why there are none."""
+    found: dict[str, list[float] | str] = {}
+    for name, (make, _bytes) in KINDS.items():
+        try:
+            products = [(weight.shape[1], make(weight)) for weight in weights(shape)]
+            found[name] = [1e3 * best(forward(products, rows))[0] / PASSES for rows in ROWS]
+        except (RuntimeError, AttributeError, NotImplementedError) as error:
+            found[name] = str(error).splitlines()[0][:80]
+    return found
+
+
+def show(shape: Shape, found: dict[str, list[float] | str]) -> None:
+    base = found["fp32"]
+    assert not isinstance(base, str)
+    elements = sum(weight.numel() for weight in weights(shape))
+    rows = []
+    for name, times in found.items():
+        size = f"{elements * KINDS[name][1] / 1e6:.0f}"
+        if isinstance(times, str):
+            rows.append((name, size, *["–"] * len(ROWS), times))
+        else:
+            cells = [f"{time:.2f} (× {first / time:.2f})" for time, first in zip(times, base, strict=True)]
+            rows.append((name, size, *cells, ""))
+    head = ("products", "MB", *(f"{count} rows, ms" for count in ROWS), "")
+    table(
+        f"Products of one pass ({machine()}; {torch.get_num_threads()} threads, PyTorch {torch.__version__})",
+        head,
+        rows,
+    )
+
+
+if __name__ == "__main__":
+    model = Shape.from_config(read_model_config(model_folder()))
+    show(model, measure(model))
