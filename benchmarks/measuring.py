@@ -54,3 +54,10 @@ def peak(step: Step, device: str) -> int:
     step()
     wait()
     return torch.cuda.max_memory_allocated() - before
+
+
+def matmul_rate() -> float:
+    """FLOP/s of a large matrix product in bf16 on the GPU."""
+    left, right = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    product: Step = lambda: [left @ right for _ in range(10)]  # noqa: E731
+    return 10 * 2 * 8192**3 / best(product)[0]

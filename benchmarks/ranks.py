@@ -66,7 +66,6 @@ def options(rank: int, device: str) -> LearnerOptions:
         modules=ALL_MODULES,
         training=training,
         micro_batch_tokens=4096,
-        checkpointing=False,
         offload=False,
         base_model="random",
     )

@@ -73,15 +73,15 @@ def plain_loss(model: torch.nn.Module, sequences: list[TrainingSequence]) -> tor
     return total
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("free", [None, 0])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_weight_gets_the_gradient_of_autograd(family: str, checkpointing: bool, tmp_path: Path) -> None:
+def test_every_weight_gets_the_gradient_of_autograd(family: str, free: int | None, tmp_path: Path) -> None:
     theirs = save_family(family, tmp_path)
     sequences = [*ragged(), *relatives()]
     plain_loss(theirs, sequences).backward()
     decoder = load_decoder(tmp_path, torch.float32, CPU)
     weights = FullWeights.create(decoder, tmp_path)
-    trainer = Trainer(decoder, weights, PolicyLoss(), micro_batch_tokens=64, checkpointing=checkpointing)
+    trainer = Trainer(decoder, weights, PolicyLoss(), micro_batch_tokens=64, free=lambda _: free)
     metrics = trainer.forward_backward(sequences)
     assert metrics.response_tokens == sum(span.stop - span.start for s in sequences for span in s.spans)
     ours = dict(theirs.named_parameters())

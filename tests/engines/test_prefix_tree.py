@@ -166,10 +166,10 @@ def test_rocm_does_not_use_the_kernel_of_cuda(monkeypatch: pytest.MonkeyPatch) -
 
 
 def passed(
-    decoder: Decoder, weights: TrainedWeights, checkpointing: bool = False
+    decoder: Decoder, weights: TrainedWeights, free: int | None = None
 ) -> tuple[PassResult, SpanLogprobs, list[Tensor]]:
     """A pass with a penalty for leaving the base model, base scores, and the gradients of a mixed batch."""
-    trainer = Trainer(decoder, weights, PolicyLoss(kl_coef=0.1), 220, checkpointing)
+    trainer = Trainer(decoder, weights, PolicyLoss(kl_coef=0.1), 220, free=lambda _: free)
     mixed = [*relatives(), *ragged(), *relatives(1)]
     result = trainer.forward_backward(mixed)
     return result, trainer.score(mixed, base=True), [p.grad for p in weights.parameters() if p.grad is not None]
@@ -183,16 +183,16 @@ def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return load_decoder(folder, torch.float32, CPU)
 
 
-@pytest.mark.parametrize(("every_weight", "checkpointing"), [(False, False), (False, True), (True, False)])
+@pytest.mark.parametrize(("every_weight", "free"), [(False, None), (False, 0), (True, None)])
 def test_losses_and_gradients_are_those_of_separate_sequences(
-    family: Decoder, every_weight: bool, checkpointing: bool, monkeypatch: pytest.MonkeyPatch
+    family: Decoder, every_weight: bool, free: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def weights() -> TrainedWeights:
         return FullWeights.create(family, Path()) if every_weight else trained_lora(family)
 
-    together, base, gradients = passed(family, weights(), checkpointing)
+    together, base, gradients = passed(family, weights(), free)
     separately(monkeypatch)
-    apart, base_apart, expected = passed(family, weights(), checkpointing)
+    apart, base_apart, expected = passed(family, weights(), free)
     assert together.tokens < 0.6 * apart.tokens
     assert (together.response_tokens, together.clipped) == (apart.response_tokens, apart.clipped)
     assert (together.loss, together.kl_base) == pytest.approx((apart.loss, apart.kl_base), rel=1e-5)

@@ -100,7 +100,7 @@ def test_an_adapter_is_trained_as_by_one_process(
     changes: dict[str, Any] = {
         "plain": {},
         "epochs": {"epochs": 2, "dropout": 0.3},
-        "divergence": {"loss": LossSettings(kl_coef=0.5), "checkpointing": True},
+        "divergence": {"loss": LossSettings(kl_coef=0.5)},
     }[case]
     equal_to_one_process(pair, replace(changed(job, **changes), shards=shards), tmp_path)
 

@@ -136,7 +136,6 @@ def options(**given: Any) -> LearnerOptions:
         "modules": MODULES,
         "training": given.pop("training", None) or taken_out(given),
         "micro_batch_tokens": 64,
-        "checkpointing": False,
         "offload": False,
         "base_model": "tiny",
     }

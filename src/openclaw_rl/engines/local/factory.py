@@ -99,7 +99,6 @@ class LocalLearnerFactory(LocalFactory):
             modules=model.adapted_modules,
             training=settings.training,
             micro_batch_tokens=local.micro_batch_tokens,
-            checkpointing=local.gradient_checkpointing,
             offload=local.offload_optimizer_state,
             base_model=model.model_name or EMBEDDED,
             custom_loss=settings.custom_loss,

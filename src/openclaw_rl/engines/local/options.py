@@ -38,12 +38,6 @@ class LocalOptions(Section):
         env="MICRO_BATCH_TOKENS",
         ge=1,
     )
-    gradient_checkpointing: bool = option(
-        False,
-        "Recompute activations in the backward pass instead of storing them: less memory, a third slower.",
-        group="Training",
-        env="GRADIENT_CHECKPOINTING",
-    )
     learner_ranks: str = option(
         "auto",
         "Processes that train together: a count, or their devices, such as cuda:0,cuda:1.",

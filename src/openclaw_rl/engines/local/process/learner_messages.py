@@ -57,7 +57,6 @@ class LearnerOptions:
     modules: tuple[str, ...]
     training: TrainingSettings
     micro_batch_tokens: int
-    checkpointing: bool
     offload: bool
     """Whether the optimiser's state leaves the device between steps."""
     base_model: str

@@ -27,10 +27,8 @@ class LowRank:
 
     down: Tensor
     """[modules * rank, in]"""
-    ups: tuple[Tensor, ...]
-    """For each module [out, rank], with the adapter's scale in it."""
-    columns: tuple[slice, ...]
-    """The columns of each module in the fused projection."""
+    up: Tensor
+    """[modules * rank, out], with the adapter's scale in it: a block for each module, and zeros elsewhere."""
     dropout: Callable[[Tensor], Tensor] | None = None
     """The dropout mask for an input of the adapter; the same on every call."""
 
@@ -104,7 +102,7 @@ def project(source: InputSource, kept: Tensor, linear: Linear, adapter: LowRank 
     """A projection of the input that `source` computes, with its adapter if it has one."""
     if linear.weight.requires_grad:
         return linear(source.forward(kept))
-    factors = () if adapter is None else (adapter.down, *adapter.ups)
+    factors = () if adapter is None else (adapter.down, adapter.up)
     y: Tensor = _Project.apply(kept, source, linear, adapter, *factors)  # type: ignore[no-untyped-call]
     return y
 
@@ -134,8 +132,7 @@ class _Project(torch.autograd.Function):
         y = linear(x)
         inner = None if adapter is None else dropped(x, adapter) @ adapter.down.t()
         if adapter is not None and inner is not None:
-            for part, up, columns in zip(by_module(inner, adapter), adapter.ups, adapter.columns, strict=True):
-                y[:, columns].addmm_(part, up.t())
+            y.addmm_(inner, adapter.up)
         ctx.save_for_backward(kept, inner)
         ctx.source, ctx.linear, ctx.adapter = source, linear, adapter
         return y
@@ -146,24 +143,15 @@ class _Project(torch.autograd.Function):
         adapter: LowRank | None = ctx.adapter
         if adapter is None:
             return ctx.source.backward(grad @ ctx.linear.weight, kept)[1], None, None, None
-        parts = [grad[:, columns] for columns in adapter.columns]
-        grad_inner = torch.cat([part @ up for part, up in zip(parts, adapter.ups, strict=True)], dim=1)
-        # Transposed twice: a product with few rows is faster than one with few columns.
-        grad_ups = [
-            (part_inner.t() @ part).t() for part, part_inner in zip(parts, by_module(inner, adapter), strict=True)
-        ]
+        grad_inner = grad @ adapter.up.t()
+        grad_up = inner.t() @ grad
         if ctx.needs_input_grad[0]:
             grad_x = grad @ ctx.linear.weight
             add_dropped(grad_x, grad_inner, adapter)
             x, grad_kept = ctx.source.backward(grad_x, kept)
         else:
             x, grad_kept = ctx.source.forward(kept), None
-        return grad_kept, None, None, None, grad_inner.t() @ dropped(x, adapter), *grad_ups
-
-
-def by_module(inner: Tensor, adapter: LowRank) -> tuple[Tensor, ...]:
-    """The columns [tokens, rank] of each module."""
-    return inner.chunk(len(adapter.ups), dim=1)
+        return grad_kept, None, None, None, grad_inner.t() @ dropped(x, adapter), grad_up
 
 
 def dropped(x: Tensor, adapter: LowRank) -> Tensor:
@@ -198,5 +186,5 @@ class _Turn(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         (heads,), (grad_q, grad_k, grad_v) = ctx.saved_tensors, grads
         cos, sin = ctx.angles
-        grad = gradients.turn_heads_backward(grad_q, grad_k, grad_v, heads, cos, sin, ctx.norms, ctx.eps)
+        grad = gradients.turn_heads_backward((grad_q, grad_k, grad_v), heads, cos, sin, ctx.norms, ctx.eps)
         return grad, None, None, None, None

@@ -60,4 +60,4 @@ class FullWeights:
 
     def policy(self, base: Decoder, dropout_seed: int | None = None) -> Policy:
         decoder = map_tensors(self.masters, lambda tensor: tensor.to(base.embed.dtype))
-        return Policy(dataclasses.replace(decoder, ops=base.ops), no_adapters(base.shape))
+        return Policy(decoder, no_adapters(base.shape))

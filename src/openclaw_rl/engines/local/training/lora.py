@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from openclaw_rl.engines.local.model.adapters import MODULES, BadPolicy, read_adapter
@@ -133,21 +134,26 @@ class LoraWeights:
     def adapters(self, dtype: torch.dtype, dropout_seed: int | None = None) -> list[dict[Projection, LowRank]]:
         """Each layer's factors for one forward and backward pass; without a seed there is no dropout."""
         layers: list[dict[Projection, LowRank]] = [{} for _ in range(self.shape.layers)]
-        scale = self.alpha / self.rank
         for number, (projection, names) in enumerate(MODULES.items()):
             present = [name for name in names if name in self.a]
             if not present:
                 continue
             # Unbinding one tensor of all layers collects its gradient once instead of once per layer.
             downs = torch.cat([self.a[name] for name in present], dim=1).to(dtype).unbind(0)
-            ups = [(scale * self.b[name]).to(dtype).unbind(0) for name in present]
-            columns = tuple(module_columns(self.shape, projection)[name] for name in present)
-            for i, (layer, down, *layer_ups) in enumerate(zip(layers, downs, *ups, strict=True)):
+            ups = self._ups(projection, present, dtype).unbind(0)
+            for i, (layer, down, up) in enumerate(zip(layers, downs, ups, strict=True)):
                 dropout = None
                 if dropout_seed is not None and self.dropout:
                     dropout = Dropout(self.dropout, (dropout_seed * self.shape.layers + i) * len(MODULES) + number)
-                layer[projection] = LowRank(down, tuple(layer_ups), columns, dropout)
+                layer[projection] = LowRank(down, up, dropout)
         return layers
+
+    def _ups(self, projection: Projection, names: Sequence[str], dtype: torch.dtype) -> Tensor:
+        """[layers, modules * rank, out]: each module in its own rows and columns, so that one product adds them all."""
+        columns, width = module_columns(self.shape, projection), self.shape.projection_sizes(projection)[1]
+        scaled = [(self.alpha / self.rank * self.b[name]).to(dtype).transpose(1, 2) for name in names]
+        padding = [(columns[name].start, width - columns[name].stop) for name in names]
+        return torch.cat([F.pad(up, around) for up, around in zip(scaled, padding, strict=True)], dim=1)
 
 
 def fused_order(modules: Sequence[str] | set[str]) -> list[str]:

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from openclaw_rl.engines.local.training.blocks import PackedAttend
+from openclaw_rl.engines.local.training.packing import copied
 from openclaw_rl.engines.local.training.prefix_tree import Segment
 
 
@@ -160,7 +161,7 @@ class FlashKernel:
     def __init__(self, call: AttentionCall, device: torch.device) -> None:
         self.call = call
         lengths = (call.query_lengths, call.key_lengths)
-        ends = [torch.tensor([0, *accumulate(parts)], dtype=torch.int32, device=device) for parts in lengths]
+        ends = [copied(torch.tensor([0, *accumulate(parts)], dtype=torch.int32), device) for parts in lengths]
         self._parts = (*ends, *map(max, lengths), 0.0, call.causal)
         # Stands for the state of the random generator, which dropout would need.
         self._no_state = torch.zeros(2, dtype=torch.uint64, device=device)

@@ -145,9 +145,9 @@ def micro_batch(sequences: Sequence[TrainingSequence], members: Sequence[Member]
     return MicroBatch(
         indices=tuple(member.sequence for member in members),
         segments=tuple(tree.segments),
-        ids=torch.tensor(tree.ids, device=device),
-        positions=torch.tensor(tree.positions, device=device),
-        rows=torch.from_numpy(np.concatenate([at[span.start - 1 : span.stop - 1] for at, _, span in spans])).to(device),
+        ids=copied(torch.tensor(tree.ids), device),
+        positions=copied(torch.tensor(tree.positions), device),
+        rows=copied(torch.from_numpy(np.concatenate([at[s.start - 1 : s.stop - 1] for at, _, s in spans])), device),
         targets=beside(
             (s.ids[span.start : span.stop] for _, s, span in spans),
             [others.ids if (others := span.alternatives) else None for _, _, span in spans],
@@ -189,7 +189,7 @@ def by_span(values: Sequence[float], spans: Sequence[Span]) -> list[list[float]]
 
 
 def flat(parts: Iterable[Iterable[float]], dtype: torch.dtype, device: torch.device) -> Tensor:
-    return torch.tensor(list(chain.from_iterable(parts)), dtype=dtype).to(device)
+    return copied(torch.tensor(list(chain.from_iterable(parts)), dtype=dtype), device)
 
 
 def beside(
@@ -207,7 +207,12 @@ def beside(
         if table is not None:
             part[:, 1 : 1 + table.shape[1]] = torch.from_numpy(np.array(table))
         parts.append(part)
-    return torch.cat(parts).to(device)
+    return copied(torch.cat(parts), device)
+
+
+def copied(tensor: Tensor, device: torch.device) -> Tensor:
+    """A copy on the device. The host does not wait for it, so that it stays ahead of a GPU."""
+    return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
 
 
 def check_spans(sequence: TrainingSequence) -> None:

@@ -270,9 +270,7 @@ class PolicyTrainer:
         """Train these weights from now on, with a new optimiser."""
         options, training = self.options, self.options.training
         self.weights = weights
-        self.trainer = Trainer(
-            self.decoder, weights, self.loss, options.micro_batch_tokens, options.checkpointing, self.ranks
-        )
+        self.trainer = Trainer(self.decoder, weights, self.loss, options.micro_batch_tokens, self.ranks)
         self.optimizer = torch.optim.AdamW(
             weights.parameters(), lr=training.learning_rate, betas=training.betas, weight_decay=training.weight_decay
         )

@@ -5,7 +5,7 @@ their beginning, forward and backward. Logits are computed only for the spans' t
 activations of only one micro-batch exist at any time.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -22,6 +22,7 @@ from openclaw_rl.engines.local.training.blocks import Angles, LowRank, PackedAtt
 from openclaw_rl.engines.local.training.packed_attention import packed_attention
 from openclaw_rl.engines.local.training.packing import MicroBatch, by_span, empty_batch, micro_batches, signals
 from openclaw_rl.engines.local.training.ranks import OneRank, Ranks
+from openclaw_rl.engines.local.training.recompute import free_memory, recomputed_layers
 from openclaw_rl.losses.logprobs import chunked_logprobs
 from openclaw_rl.losses.policy import Loss
 from openclaw_rl.types import TrainingSequence
@@ -72,12 +73,12 @@ class Trainer:
         weights: TrainedWeights,
         loss: Loss,
         micro_batch_tokens: int = MICRO_BATCH_TOKENS,
-        checkpointing: bool = False,
         ranks: Ranks | None = None,
+        free: Callable[[torch.device], int | None] = free_memory,
     ) -> None:
-        """With `checkpointing` a layer keeps only its input and is computed twice: slower, for very long sequences."""
+        """`free` returns the bytes that activations may take. Layers that do not fit are computed twice."""
         self.decoder, self.weights, self.loss = decoder, weights, loss
-        self.micro_batch_tokens, self.checkpointing = micro_batch_tokens, checkpointing
+        self.micro_batch_tokens, self.free = micro_batch_tokens, free
         self.ranks = ranks or OneRank()
         self.micro_batches_seen = 0
         self.is_stopped = False
@@ -175,10 +176,11 @@ class Trainer:
         angles = decoder.angles(batch.positions)
         attend = packed_attention(batch.segments, self._device, decoder.embed.dtype)
         residual = F.embedding(batch.ids, decoder.embed)
+        recomputed = self._recomputed_layers(batch, decoder)
         for i, (layer, adapter) in enumerate(zip(decoder.layers, adapters, strict=True)):
             rotation = angles if shape.rotary_layers[i] else None
             rows = batch.rows if i + 1 == shape.layers else None
-            compute = partial(self._block, shape, adapter, rotation, attend, rows)
+            compute = partial(self._block, shape, adapter, rotation, attend, rows, i < recomputed)
             residual = compute(layer, residual) if isinstance(layer, Layer) else layer(compute, residual)
         hidden = ops.rms_norm(residual, decoder.norm, shape.eps)
         return chunked_logprobs(hidden, decoder.head, batch.targets)
@@ -190,15 +192,24 @@ class Trainer:
         angles: Angles | None,
         attend: PackedAttend,
         rows: Tensor | None,
+        again: bool,
         layer: Layer,
         residual: Tensor,
     ) -> Tensor:
+        """A layer; with `again` it is computed a second time in the backward pass."""
         args = (shape, layer, adapters, residual, angles, attend, rows)
-        if not self.checkpointing:
+        if not again:
             return block(*args)
         # Nothing here uses the global random generator, so there is no state to keep.
         result: Tensor = checkpoint(block, *args, use_reentrant=False, preserve_rng_state=False)
         return result
+
+    def _recomputed_layers(self, batch: MicroBatch, decoder: Decoder) -> int:
+        """The first layers are those: their activations would be kept the longest."""
+        if not torch.is_grad_enabled():
+            return 0
+        recorded, itemsize = decoder.norm.requires_grad, decoder.embed.dtype.itemsize
+        return recomputed_layers(decoder.shape, len(batch.ids), itemsize, self.free(self._device), recorded=recorded)
 
     @property
     def _device(self) -> torch.device:
