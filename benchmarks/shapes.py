@@ -1,12 +1,20 @@
-"""Decoders with random weights at real shapes, for measurements without a checkpoint."""
+"""Decoders with random weights at real shapes, for measurements without a checkpoint.
 
+python benchmarks/shapes.py FOLDER   writes a model folder with random weights at the shape of Qwen3-4B, 8 GB
+"""
+
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from openclaw_rl.engines.local.model.decoder import PROJECTIONS, Decoder, Layer, Linear, Shape
+from openclaw_rl.engines.local.model.decoder import PROJECTIONS, Decoder, Layer, Linear, Shape, take_apart
+from openclaw_rl.engines.local.model.tensor_files import write_tensors
+
+WEIGHTS = "model.safetensors"
 
 QWEN3_4B = Shape(
     vocab=151936,
@@ -45,11 +53,11 @@ def random_decoder(shape: Shape, dtype: torch.dtype, device: torch.device) -> De
     return Decoder(shape, embed, layers, ones(shape.hidden), None, 1.0 / 1e6**exponents)
 
 
-def transformers_model(shape: Shape, device: str) -> Any:
-    """The baseline: a model of the same sizes, also with random weights."""
-    from transformers import AutoModelForCausalLM, Qwen3Config
+def qwen3_config(shape: Shape) -> Any:
+    from transformers import Qwen3Config
 
-    config = Qwen3Config(
+    return Qwen3Config(
+        architectures=["Qwen3ForCausalLM"],
         vocab_size=shape.vocab,
         hidden_size=shape.hidden,
         intermediate_size=shape.intermediate,
@@ -58,6 +66,46 @@ def transformers_model(shape: Shape, device: str) -> Any:
         num_key_value_heads=shape.kv_heads,
         head_dim=shape.head_dim,
         tie_word_embeddings=True,
+        max_position_embeddings=shape.max_context,
+        rms_norm_eps=shape.eps,
     )
+
+
+def transformers_model(shape: Shape, device: str) -> Any:
+    """The baseline: a model of the same sizes, also with random weights."""
+    from transformers import AutoModelForCausalLM
+
     with torch.device(device):
-        return AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+        return AutoModelForCausalLM.from_config(qwen3_config(shape), dtype=torch.bfloat16)
+
+
+#: ChatML, for a model that answers with random words.
+TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def save_random_model(folder: Path, shape: Shape, device: str) -> None:
+    """A model folder with random weights, and a tokenizer that has a word for every id."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    control = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    words = [*letters, *(f"Ġw{n}" for n in range(shape.vocab - len(letters) - len(control))), *control]
+    tokenizer = Tokenizer(models.BPE(vocab={word: i for i, word in enumerate(words)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(word, special=True) for word in control])
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=control[2], pad_token=control[0])
+    fast.chat_template = TEMPLATE
+    fast.save_pretrained(folder)
+    qwen3_config(shape).save_pretrained(folder)
+    with torch.inference_mode():
+        tensors = take_apart(random_decoder(shape, torch.bfloat16, torch.device(device)))
+        write_tensors({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, folder / WEIGHTS)
+
+
+if __name__ == "__main__":
+    save_random_model(Path(sys.argv[1]), QWEN3_4B, "cuda" if torch.cuda.is_available() else "cpu")

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -19,8 +20,11 @@ if DEVICE == "cpu":
     os.environ["TRITON_INTERPRET"] = "1"
 pytest.importorskip("triton")
 
-from openclaw_rl.engines.local.model import kernels, ops  # noqa: E402
+from openclaw_rl.engines.local.model import kernels, ops, thin_products  # noqa: E402
+from openclaw_rl.engines.local.model.decoder import Linear  # noqa: E402
 from openclaw_rl.engines.local.sampling import paged_attention  # noqa: E402
+from openclaw_rl.engines.local.sampling.head_kernels import place_heads  # noqa: E402
+from openclaw_rl.engines.local.sampling.prompt_attention import Prompt, paged_prompts, tiles  # noqa: E402
 
 # The interpreter truncates to bfloat16 where hardware rounds, so that dtype is compared on a GPU only.
 DTYPES = [torch.float32, torch.float16] + ([torch.bfloat16] if DEVICE == "cuda" else [])
@@ -101,45 +105,40 @@ def test_silu_mul_saturates(extreme: float, device: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("normed", [True, False])
-@pytest.mark.parametrize(("tokens", "heads", "dim"), [(1, 1, 16), (3, 5, 80), (2, 32, 128), (5, 9, 64), (1, 3, 256)])
-def test_norm_rotate(tokens: int, heads: int, dim: int, normed: bool, dtype: torch.dtype, device: str) -> None:
-    buffer, (_, turned, _) = fused_qkv(tokens, [2, heads, 1], dim, device, dtype)
-    cos, sin = angles(tokens, dim // 2, device)
-    weight = random(dim, device=device, dtype=dtype, seed=3) if normed else None
-    expected = buffer.clone()
-    source = turned if weight is None else ops.rms_norm(turned, weight, EPS)
-    expected.view(tokens, -1, dim)[:, 2 : 2 + heads] = ops.rotate(source, cos, sin).to(dtype)
-    kernels.norm_rotate(turned, cos, sin, weight, EPS)
-    assert_close(buffer, expected, **ROUNDING[dtype])
-    untouched = [*range(2), 2 + heads]
-    assert torch.equal(buffer.view(tokens, -1, dim)[:, untouched], expected.view(tokens, -1, dim)[:, untouched])
-
-
-def test_norm_rotate_returns_what_it_overwrote(device: str) -> None:
-    heads = random(2, 3, 16, device=device)
-    cos, sin = angles(2, 8, device)
-    expected = ops.rotate(heads, cos, sin)
-    turned = kernels.norm_rotate(heads, cos, sin, None, EPS)
-    assert turned is heads
-    assert_close(turned, expected)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("tokens", "heads", "dim"), [(1, 1, 16), (6, 2, 64), (5, 9, 80), (3, 8, 128)])
-def test_store_kv(tokens: int, heads: int, dim: int, dtype: torch.dtype, device: str) -> None:
-    _, (_, k, v) = fused_qkv(tokens, [heads + 1, heads, heads], dim, device, dtype)
-    k_pages = random(4, PAGE_SIZE, heads, dim, device=device, dtype=dtype, seed=4)
-    v_pages = random(4, PAGE_SIZE, heads, dim, device=device, dtype=dtype, seed=5)
+@pytest.mark.parametrize(("normed", "rotated"), [(True, True), (False, True), (False, False)])
+@pytest.mark.parametrize(
+    ("tokens", "heads", "dim"), [(1, (1, 1), 16), (5, (9, 3), 64), (6, (4, 2), 80), (3, (32, 8), 128)]
+)
+def test_place_heads(
+    tokens: int, heads: tuple[int, int], dim: int, normed: bool, rotated: bool, dtype: torch.dtype, device: str
+) -> None:
+    """Queries in place, keys and values in the cache, padding nowhere, and nothing else changes."""
+    queries, kv = heads
+    buffer, (q, k, v) = fused_qkv(tokens, [queries, kv, kv], dim, device, dtype)
+    turning = angles(tokens, dim // 2, device) if rotated else None
+    norms = (random(dim, device=device, dtype=dtype, seed=3), random(dim, device=device, dtype=dtype, seed=8))
+    pages = [random(4, PAGE_SIZE, kv, dim, device=device, dtype=dtype, seed=seed) for seed in (4, 5)]
     slots = torch.randperm(4 * PAGE_SIZE, generator=torch.Generator().manual_seed(6))[:tokens].to(device)
     slots[1::3] = -1
+    expected = [turned(part, turning, norms[i] if normed else None) for i, part in enumerate((q, k))]
+    cache = [side.clone() for side in pages]
     written = slots >= 0
-    expected_k, expected_v = k_pages.clone(), v_pages.clone()
-    expected_k.view(-1, heads, dim)[slots[written]] = k[written]
-    expected_v.view(-1, heads, dim)[slots[written]] = v[written]
-    paged_attention.store_kv(k, v, k_pages, v_pages, slots)
-    assert torch.equal(k_pages, expected_k)
-    assert torch.equal(v_pages, expected_v)
+    for side, part in zip(cache, (expected[1], v), strict=True):
+        side.view(-1, kv, dim)[slots[written]] = part[written]
+    kept = buffer.clone()[:, queries * dim :]
+    found = place_heads(buffer, turning, norms if normed else None, EPS, *pages, slots)
+    assert_close(found, expected[0], **ROUNDING[dtype])
+    assert_close(pages[0], cache[0], **ROUNDING[dtype])
+    assert torch.equal(pages[1], cache[1])
+    untouched = torch.ones(4 * PAGE_SIZE, dtype=torch.bool)
+    untouched[slots[written].cpu()] = False
+    assert torch.equal(pages[0].view(-1, kv, dim)[untouched], cache[0].view(-1, kv, dim)[untouched])
+    assert torch.equal(buffer[:, queries * dim :], kept)
+
+
+def turned(heads: Tensor, turning: tuple[Tensor, Tensor] | None, norm: Tensor | None) -> Tensor:
+    heads = heads.clone() if norm is None else ops.rms_norm(heads, norm, EPS)
+    return heads if turning is None else ops.rotate(heads, *turning).to(heads.dtype)
 
 
 def paged_cache(
@@ -173,9 +172,8 @@ def check_paged_decode(lengths: list[int], heads: tuple[int, int], dim: int, dev
     k_pages, v_pages, table = paged_cache(lengths, kv_heads, dim, device, dtype)
     _, (q, _) = fused_qkv(len(lengths), [query_heads, 2 * kv_heads], dim, device, dtype)
     counted = torch.tensor(lengths, dtype=torch.int32, device=device)
-    out = paged_attention.paged_decode(q, k_pages, v_pages, table, counted, dim**-0.5)
-    assert out.dtype == dtype
-    assert out.shape == (len(lengths), query_heads, dim)
+    out = torch.full_like(q, torch.nan, memory_format=torch.contiguous_format)
+    paged_attention.paged_decode(q, k_pages, v_pages, table, counted, dim**-0.5, out)
     for row, length in enumerate(lengths):
         owned = table[row, : -(-length // PAGE_SIZE)].long()
         k, v = (pages[owned].flatten(0, 1)[:length] for pages in (k_pages, v_pages))
@@ -205,6 +203,7 @@ def test_paged_decode_head_sizes(dim: int, dtype: torch.dtype, device: str) -> N
         [63, 64, 65, 127, 128, 129],
         [2500, 3, 0, 640],
         [5] * 20,
+        [70, 0, 3] * 100,
     ],
 )
 def test_paged_decode_lengths(lengths: list[int], device: str) -> None:
@@ -214,7 +213,8 @@ def test_paged_decode_lengths(lengths: list[int], device: str) -> None:
 def test_paged_decode_survives_large_scores(device: str) -> None:
     k_pages, v_pages, table = paged_cache([40], 1, 64, device, torch.float32)
     q = random(1, 4, 64, device=device)
-    out = paged_attention.paged_decode(q, k_pages, v_pages, table, torch.tensor([40], device=device).int(), 100.0)
+    out = torch.empty_like(q)
+    paged_attention.paged_decode(q, k_pages, v_pages, table, torch.tensor([40], device=device).int(), 100.0, out)
     owned = table[0, :3].long()
     k, v = (pages[owned].flatten(0, 1)[:40] for pages in (k_pages, v_pages))
     assert_close(out[0], attend(q[0], k, v, 100.0), rtol=1e-3, atol=1e-3)
@@ -223,7 +223,8 @@ def test_paged_decode_survives_large_scores(device: str) -> None:
 def test_split_count_follows_shapes() -> None:
     assert paged_attention._split_count(batch=1, kv_heads=8, max_keys=1 << 20) == paged_attention.MAX_SPLITS
     assert paged_attention._split_count(batch=1, kv_heads=8, max_keys=64) == 1
-    assert paged_attention._split_count(batch=64, kv_heads=8, max_keys=1 << 20) == 2
+    assert paged_attention._split_count(batch=32, kv_heads=8, max_keys=1 << 20) == 2
+    assert paged_attention._split_count(batch=64, kv_heads=8, max_keys=1 << 20) == 1
     assert paged_attention._split_count(batch=4096, kv_heads=8, max_keys=1 << 20) == 1
 
 
@@ -231,6 +232,75 @@ def test_strided_last_dimension_is_refused(device: str) -> None:
     with pytest.raises(ValueError, match="contiguous"):
         kernels.rms_norm(random(8, 4, device=device).T, random(8, device=device), EPS)
     pages = random(8, PAGE_SIZE, 2, 16, device=device)[::2]
-    heads = random(1, 2, 16, device=device)
+    slots = torch.zeros(1, dtype=torch.int64, device=device)
     with pytest.raises(ValueError, match="contiguous"):
-        paged_attention.store_kv(heads, heads, pages, pages, torch.zeros(1, dtype=torch.int64, device=device))
+        place_heads(random(1, 96, device=device), None, None, EPS, pages, pages, slots)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("heads", "dim"), [((8, 2), 64), ((9, 3), 64), ((3, 3), 80), ((24, 1), 128)])
+def test_prompts_of_a_step_attend_in_one_call(
+    heads: tuple[int, int], dim: int, dtype: torch.dtype, device: str
+) -> None:
+    """Prompts of several tiles and of part of one, with and without tokens that the cache held before."""
+    starts, counts = [0, 0, 130, 37], [70, 1, 40, 3]
+    check_paged_prompts(starts, counts, heads, dim, device, dtype)
+
+
+@pytest.mark.parametrize(("start", "count"), [(0, 2), (64, 64), (63, 65), (500, 33)])
+def test_prompts_at_the_borders_of_blocks(start: int, count: int, device: str) -> None:
+    check_paged_prompts([start], [count], (4, 2), 32, device, torch.float32)
+
+
+def check_paged_prompts(
+    starts: list[int], counts: list[int], heads: tuple[int, int], dim: int, device: str, dtype: torch.dtype
+) -> None:
+    """Compare with dense attention, token by token; the places before the first prompt stay as they are."""
+    before = 3
+    lengths = [start + count for start, count in zip(starts, counts, strict=True)]
+    k_pages, v_pages, table = paged_cache(lengths, heads[1], dim, device, dtype)
+    _, (q, _) = fused_qkv(before + sum(counts), [heads[0], 2 * heads[1]], dim, device, dtype)
+    places = [before + sum(counts[:i]) for i in range(len(counts))]
+    prompts = [Prompt(*prompt) for prompt in zip(places, starts, counts, strict=True)]
+    cut = torch.tensor(tiles(prompts, heads[0] // heads[1]), dtype=torch.int32, device=device)
+    out = torch.full_like(q, torch.nan, memory_format=torch.contiguous_format)
+    paged_prompts(q, k_pages, v_pages, table, cut, dim**-0.5, out)
+    assert out[:before].isnan().all()
+    tolerance = {"rtol": ATTENTION_TOLERANCE[dtype], "atol": ATTENTION_TOLERANCE[dtype]}
+    for row, (place, start, count) in enumerate(zip(places, starts, counts, strict=True)):
+        owned = table[row, : -(-lengths[row] // PAGE_SIZE)].long()
+        k, v = (pages[owned].flatten(0, 1) for pages in (k_pages, v_pages))
+        for i in range(0, count, max(1, count // 7)):
+            visible = start + i + 1
+            expected = attend(q[place + i], k[:visible], v[:visible], dim**-0.5)
+            assert_close(out[place + i].float(), expected, **tolerance)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("biased", "adapted"), [(False, False), (True, True)])
+@pytest.mark.parametrize(("rows", "inputs", "outputs"), [(1, 64, 6), (1, 2560, 37), (3, 1100, 8), (4, 576, 130)])
+def test_thin_products(
+    rows: int, inputs: int, outputs: int, biased: bool, adapted: bool, dtype: torch.dtype, device: str
+) -> None:
+    """With and without adapters, of which a row may have none."""
+    x = random(rows, inputs + 16, device=device, dtype=dtype)[:, :inputs]
+    weight = random(2 * outputs, inputs, device=device, dtype=dtype, seed=1) / inputs**0.5
+    bias = random(2 * outputs, device=device, dtype=dtype, seed=2) if biased else None
+    gain, residual = (random(n, device=device, dtype=dtype, seed=3) for n in (inputs, 2 * outputs))
+    residual = residual.expand(rows, -1).contiguous()
+    linear, adapters = Linear(weight, bias), None
+    base, straight = F.linear(ops.rms_norm(x, gain, EPS), weight, bias), F.linear(x, weight, bias)
+    if adapted:
+        down, up = (random(3, 12, n, device=device, dtype=dtype, seed=7) / 8 for n in (inputs, 2 * outputs))
+        slots = torch.tensor([2, 0, 3, 1], dtype=torch.int32, device=device)[:rows]
+        adapters = thin_products.RowAdapters(down, up, slots)
+        for row, slot in enumerate(slots.tolist()):
+            if slot:
+                base[row] += ops.rms_norm(x[row], gain, EPS) @ down[slot - 1].t() @ up[slot - 1]
+                straight[row] += x[row] @ down[slot - 1].t() @ up[slot - 1]
+    # The order of the sums differs, so that single results are rounded to the other side.
+    tolerance = {"rtol": 4 * ROUNDING[dtype]["rtol"], "atol": {torch.float32: 2e-5}.get(dtype, 4e-2)}
+    assert_close(thin_products.norm_product(x, (gain, EPS), linear, adapters), base, **tolerance)
+    found = thin_products.norm_gated_product(x, (gain, EPS), linear, adapters)
+    assert_close(found, ops.silu_mul(base), **tolerance)
+    assert_close(thin_products.product_plus(x, linear, residual, adapters), straight + residual, **tolerance)

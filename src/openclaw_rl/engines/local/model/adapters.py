@@ -100,6 +100,11 @@ class AdapterSlots:
 
         return adapt
 
+    def factors(self, layer: int, projection: Projection) -> tuple[Tensor, Tensor]:
+        """The adapters of all slots: [slots, width, in] and [slots, width, out]."""
+        factors = self._factors[layer][projection]
+        return factors.down, factors.up
+
     def _room(self, projection: Projection) -> Factors:
         n_in, n_out = self.shape.projection_sizes(projection)
         width = self.rank * len(MODULES[projection])

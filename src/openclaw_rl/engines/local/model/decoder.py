@@ -2,10 +2,9 @@
 
 `Decoder.forward` takes a flat run of tokens. Its caller provides attention (over a paged cache, when sampling) and the
 function that adds adapters to a projection, so a batch may mix any sequences and adapters. The learner computes the
-same function with other fusions (`blocks`), from the same weights.
+same function with other fusions (`blocks`), from the same weights, and so does the sampler on CUDA (`cuda_forward`).
 """
 
-import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ import torch.nn.functional as F
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from openclaw_rl.engines.local.model import ops as torch_ops
+from openclaw_rl.engines.local.model import ops
 from openclaw_rl.engines.local.model.model_config import ModelConfig, UnsupportedModel, read_model_config
 
 Projection = Literal["qkv", "o", "gate_up", "down"]
@@ -117,8 +116,6 @@ class Decoder:
     """[vocabulary, hidden]; None if the embedding is also the head."""
     inverse_frequencies: Tensor
     rotary_scale: float = 1.0
-    ops: Any = dataclasses.field(default=torch_ops)
-    """`ops` everywhere, or `kernels` for sampling on CUDA."""
 
     @property
     def head(self) -> Tensor:
@@ -132,7 +129,7 @@ class Decoder:
 
     def forward(self, ids: Tensor, positions: Tensor, attend: Attend, adapt: Adapt | None = None) -> Tensor:
         """Final hidden states [tokens, hidden] of a flat run of tokens [tokens]."""
-        shape, ops = self.shape, self.ops
+        shape = self.shape
         cos, sin = self.angles(positions)
         residual = F.embedding(ids, self.embed)
         x: Tensor = ops.rms_norm(residual, self.layers[0].input_norm, shape.eps)
@@ -153,7 +150,7 @@ class Decoder:
 
     def _heads(self, i: int, layer: Layer, qkv: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Split the fused projection into queries, keys, values and rotate the first two to their positions."""
-        shape, ops = self.shape, self.ops
+        shape = self.shape
         heads = qkv.view(-1, shape.heads + 2 * shape.kv_heads, shape.head_dim)
         turned = shape.heads + shape.kv_heads
         qk, v = heads[:, :turned], heads[:, turned:]

@@ -14,12 +14,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-SILU_BLOCK = 1024
+from openclaw_rl.engines.local.model.chaining import chained, wait_for_previous
 
-# Eight heads have at least 64 elements for every head size from 16 up. With no more threads than elements, Triton gives
-# each element one owner, so rotating in place has no races.
-HEADS_BLOCK = 8
-HEADS_WARPS = 2
+SILU_BLOCK = 1024
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -45,36 +42,8 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     tokens, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty((tokens, width), dtype=gate_up.dtype, device=gate_up.device)
     grid = (tokens, triton.cdiv(width, SILU_BLOCK))
-    _silu_mul_kernel[grid](gate_up, out, gate_up.stride(0), WIDTH=width, BLOCK=SILU_BLOCK)
+    _silu_mul_kernel[grid](gate_up, out, gate_up.stride(0), WIDTH=width, BLOCK=SILU_BLOCK, **chained(gate_up))
     return out
-
-
-def norm_rotate(heads: Tensor, cos: Tensor, sin: Tensor, weight: Tensor | None, eps: float) -> Tensor:
-    """Norm each head of [tokens, heads, dim] if a weight is given, then rotate it: in place, and returned.
-
-    `heads` may be a view into a wider buffer, whose other elements do not change. The angles are [tokens, dim / 2], as
-    in `ops.rotate`.
-    """
-    require_dense_last(heads, cos, sin)
-    tokens, count, dim = heads.shape
-    _norm_rotate_kernel[(tokens, triton.cdiv(count, HEADS_BLOCK))](
-        heads,
-        cos,
-        sin,
-        weight,
-        heads.stride(0),
-        heads.stride(1),
-        cos.stride(0),
-        sin.stride(0),
-        eps,
-        HEADS=count,
-        HALF=dim // 2,
-        HEADS_BLOCK=HEADS_BLOCK,
-        HALF_BLOCK=triton.next_power_of_2(dim // 2),
-        NORM=weight is not None,
-        num_warps=HEADS_WARPS,
-    )
-    return heads
 
 
 def _launch_rms_norm(
@@ -96,6 +65,7 @@ def _launch_rms_norm(
         ADD=residual is not None,
         # Sixteen elements per thread: two 16-byte loads of a 16-bit dtype.
         num_warps=min(max(block // 512, 1), 16),
+        **chained(x),
     )
 
 
@@ -118,26 +88,29 @@ def _rms_norm_kernel(
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
     ADD: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):
     """One program norms one row."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < WIDTH
+    gain = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
+    wait_for_previous(CHAINED)
     value = tl.load(x + row * x_stride + column, mask=inside, other=0.0).to(tl.float32)
     if ADD:
         value += tl.load(residual + row * residual_stride + column, mask=inside, other=0.0).to(tl.float32)
         rounded = value.to(total.dtype.element_ty)
         tl.store(total + row * WIDTH + column, rounded, mask=inside)
         value = rounded.to(tl.float32)
-    gain = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
     inverse = tl.rsqrt(tl.sum(value * value, axis=0) / WIDTH + eps)
     result = value * inverse * gain
     tl.store(normed + row * WIDTH + column, result.to(normed.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def _silu_mul_kernel(gate_up, out, row_stride, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+def _silu_mul_kernel(gate_up, out, row_stride, WIDTH: tl.constexpr, BLOCK: tl.constexpr, CHAINED: tl.constexpr):
     """One program covers `BLOCK` columns of one row."""
+    wait_for_previous(CHAINED)
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < WIDTH
@@ -146,44 +119,3 @@ def _silu_mul_kernel(gate_up, out, row_stride, WIDTH: tl.constexpr, BLOCK: tl.co
     up = tl.load(gate_at + WIDTH, mask=inside, other=0.0).to(tl.float32)
     silu = (gate / (1.0 + tl.exp(-gate))).to(out.dtype.element_ty).to(tl.float32)
     tl.store(out + row * WIDTH + column, (silu * up).to(out.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def _norm_rotate_kernel(
-    heads,
-    cos,
-    sin,
-    weight,
-    token_stride,
-    head_stride,
-    cos_stride,
-    sin_stride,
-    eps,
-    HEADS: tl.constexpr,
-    HALF: tl.constexpr,
-    HEADS_BLOCK: tl.constexpr,
-    HALF_BLOCK: tl.constexpr,
-    NORM: tl.constexpr,
-):
-    """One program rotates `HEADS_BLOCK` heads of one token."""
-    dtype = heads.dtype.element_ty
-    token = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1) * HEADS_BLOCK + tl.arange(0, HEADS_BLOCK)
-    lane = tl.arange(0, HALF_BLOCK)
-    in_half = lane < HALF
-    inside = (head < HEADS)[:, None] & in_half[None, :]
-    first_at = heads + token * token_stride + head[:, None] * head_stride + lane[None, :]
-    second_at = first_at + HALF
-    first = tl.load(first_at, mask=inside, other=0.0).to(tl.float32)
-    second = tl.load(second_at, mask=inside, other=0.0).to(tl.float32)
-    if NORM:
-        first_gain = tl.load(weight + lane, mask=in_half, other=0.0).to(tl.float32)
-        second_gain = tl.load(weight + HALF + lane, mask=in_half, other=0.0).to(tl.float32)
-        power = tl.sum(first * first + second * second, axis=1) / (2 * HALF)
-        inverse = tl.rsqrt(power + eps)[:, None]
-        first = (first * inverse * first_gain[None, :]).to(dtype).to(tl.float32)
-        second = (second * inverse * second_gain[None, :]).to(dtype).to(tl.float32)
-    cosine = tl.load(cos + token * cos_stride + lane, mask=in_half, other=0.0)[None, :]
-    sine = tl.load(sin + token * sin_stride + lane, mask=in_half, other=0.0)[None, :]
-    tl.store(first_at, (first * cosine - second * sine).to(dtype), mask=inside)
-    tl.store(second_at, (second * cosine + first * sine).to(dtype), mask=inside)

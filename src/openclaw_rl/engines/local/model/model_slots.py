@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from openclaw_rl.engines.local.model.adapters import BadPolicy
-from openclaw_rl.engines.local.model.decoder import Adapt, Decoder, TensorFiles, take_apart
+from openclaw_rl.engines.local.model.decoder import Adapt, Decoder, Projection, TensorFiles, take_apart
 from openclaw_rl.engines.local.model.model_config import UnsupportedModel
 from openclaw_rl.engines.local.model.shared_weights import map_leaves
 from openclaw_rl.models import ADAPTER_CONFIG
@@ -46,6 +46,9 @@ class ModelSlots:
         return None
 
     def adapt_masked(self, mask: Tensor) -> Adapt:
+        raise AssertionError("a policy that trains all weights has no adapter")
+
+    def factors(self, layer: int, projection: Projection) -> tuple[Tensor, Tensor]:
         raise AssertionError("a policy that trains all weights has no adapter")
 
 

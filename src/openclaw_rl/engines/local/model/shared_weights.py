@@ -55,7 +55,7 @@ def share(decoder: Decoder) -> tuple[Decoder, bytes | None]:
     if decoder.embed.is_cuda:
         import torch.multiprocessing  # noqa: F401 - teaches the pickler about tensors on CUDA
 
-        handles = bytes(ForkingPickler.dumps(dataclasses.replace(decoder, ops=None)))
+        handles = bytes(ForkingPickler.dumps(decoder))
         return decoder, pickle.dumps(SharedFrom(host_id(), gpu_id(decoder.embed.device), handles))
     if not hasattr(os, "memfd_create"):
         return decoder, None
@@ -74,9 +74,7 @@ def take_up(shared: bytes) -> Decoder | None:
     if isinstance(content, SharedMemory):
         storage = torch.UntypedStorage.from_file(content.path, shared=True, nbytes=content.size)
         content = _with_views(content.skeleton, storage)
-    from openclaw_rl.engines.local.model import ops
-
-    decoder: Decoder = dataclasses.replace(content, ops=ops)
+    decoder: Decoder = content
     return decoder
 
 
@@ -91,7 +89,7 @@ def _share_memory(decoder: Decoder) -> tuple[Decoder, bytes]:
         tensors.append(tensor)
         return reserved
 
-    skeleton = map_leaves(dataclasses.replace(decoder, ops=None), Tensor, place)
+    skeleton = map_leaves(decoder, Tensor, place)
     # The descriptor stays open until this process ends, because others open the memory through its path.
     number = os.memfd_create("openclaw-rl-weights", os.MFD_CLOEXEC)
     os.ftruncate(number, size)
@@ -100,7 +98,7 @@ def _share_memory(decoder: Decoder) -> tuple[Decoder, bytes]:
     remaining = iter(tensors)
     moved = map_leaves(_with_views(skeleton, storage), Tensor, lambda view: view.copy_(next(remaining)))
     shared = SharedFrom(host_id(), "", pickle.dumps(SharedMemory(path, size, skeleton)))
-    return dataclasses.replace(moved, ops=decoder.ops), pickle.dumps(shared)
+    return moved, pickle.dumps(shared)
 
 
 def gpu_id(device: torch.device) -> str:

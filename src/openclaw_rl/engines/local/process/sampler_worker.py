@@ -35,10 +35,9 @@ from openclaw_rl.engines.local.process.sampler_messages import (
 )
 from openclaw_rl.engines.local.sampling.cache_size import cache_bytes, context_limit
 from openclaw_rl.engines.local.sampling.constrained import allowed_tokens
-from openclaw_rl.engines.local.sampling.draw import draw
-from openclaw_rl.engines.local.sampling.kv_cache import CpuKVCache, CudaKVCache, bytes_per_page
+from openclaw_rl.engines.local.sampling.kv_cache import CpuKVCache, bytes_per_page
 from openclaw_rl.engines.local.sampling.pages import PAGE_SIZE, PagePool
-from openclaw_rl.engines.local.sampling.runner import CudaRunner, PolicyWeights, Runner
+from openclaw_rl.engines.local.sampling.runner import CpuRunner, PolicyWeights, Runner
 from openclaw_rl.engines.local.sampling.scheduler import Scheduler, Sequence
 from openclaw_rl.engines.local.sampling.scoring import Scoring
 from openclaw_rl.models import BadModelFolder
@@ -79,10 +78,11 @@ class Worker:
     def _runner(self, decoder: Decoder, pages: int, options: WorkerOptions) -> Runner:
         device = decoder.embed.device
         if device.type == "cpu":
-            return Runner(decoder, CpuKVCache(decoder.shape, pages, decoder.embed.dtype), self.policies)
-        from openclaw_rl.engines.local.model import kernels
+            return CpuRunner(decoder, CpuKVCache(decoder.shape, pages, decoder.embed.dtype), self.policies)
+        # These import Triton, which not every machine has.
+        from openclaw_rl.engines.local.sampling.cuda_kv_cache import CudaKVCache
+        from openclaw_rl.engines.local.sampling.cuda_runner import CudaRunner
 
-        decoder.ops = kernels
         cache = CudaKVCache(decoder.shape, pages, decoder.embed.dtype, device)
         runner = CudaRunner(decoder, cache, self.policies, options.max_sequences, self.max_context)
         runner.warm_up()
@@ -128,15 +128,14 @@ class Worker:
     def step(self) -> Tokens:
         """Run the next batch, and draw the next token of each sequence that has been read."""
         work = self.scheduler.plan()
-        logits = self.runner.run(work)
+        result = self.runner.run(work)
         self.scheduler.commit(work)
         drawing = [item.sequence for item in work if item.draws]
         tokens: dict[int, list[SampledToken]] = {}
         cached: dict[int, int] = {}
         allowed, refused = allowed_tokens(drawing)
         if drawing:
-            masks = {row: choice.mask for row, choice in allowed.items()}
-            draws = draw(logits, [s.params for s in drawing], [s.rng.random() for s in drawing], masks)
+            draws = result.draw({row: choice.mask for row, choice in allowed.items()})
             for row, sequence in enumerate(drawing):
                 if sequence.request in refused:
                     continue

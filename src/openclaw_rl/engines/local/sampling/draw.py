@@ -35,6 +35,12 @@ class Draws:
     top: list[tuple[tuple[int, float], ...]]
 
 
+def is_plain(params: SamplingParams) -> bool:
+    """Whether the draw needs no ranking of tokens: temperature alone, and no likeliest tokens to return."""
+    truncated = params.temperature >= MIN_TEMPERATURE and (params.top_p < 1 or params.top_k > 0)
+    return not truncated and not params.top_logprobs
+
+
 def draw(
     logits: Tensor,
     params: Sequence[SamplingParams],

@@ -1,9 +1,8 @@
-"""The paged key-value cache and attention over it, on CPU and on CUDA.
+"""The memory of the paged key-value cache, and attention over it on the CPU (on CUDA: `cuda_kv_cache`).
 
-Both keep keys and values as [layers, pages, page, kv heads, dim] and read what `scheduler` planned: rows of new
-tokens, each attending to all of its own sequence and to nothing else. They differ in how they read a row: the CPU
-attends over a view where a sequence's pages are consecutive (they mostly are), CUDA uses a kernel that walks the
-page table.
+Keys and values are [layers, pages, page, kv heads, dim]. A step is what `scheduler` planned: rows of new tokens, each
+of which attends to all of its own sequence and to nothing else. The CPU attends over a view where a sequence's pages
+are consecutive, which they mostly are. CUDA uses kernels that walk the page table.
 """
 
 from collections.abc import Sequence
@@ -103,66 +102,3 @@ def causal_mask(count: int, length: int, dtype: torch.dtype) -> Tensor:
     """For the last `count` of `length` tokens: minus infinity where a token may not attend."""
     mask = torch.full((count, length), float("-inf"), dtype=dtype)
     return mask.triu_(length - count + 1)
-
-
-class CudaKVCache:
-    """Generated tokens go through one kernel over the page tables; prompts are gathered for flash attention."""
-
-    def __init__(self, shape: Shape, pages: int, dtype: torch.dtype, device: torch.device) -> None:
-        self.shape, self.device = shape, device
-        self.keys, self.values = allocate(shape, pages, dtype, device)
-
-    def attend(self, work: Sequence[Work]) -> Attend:
-        """For steps that read prompts; `work` has the rows of one token first."""
-        single = sum(item.count == 1 for item in work)
-        slots = torch.tensor(token_slots(work), device=self.device)
-        tables = [torch.tensor(w.sequence.pages, device=self.device, dtype=torch.int32) for w in work]
-        table = torch.nn.utils.rnn.pad_sequence(tables[:single], batch_first=True) if single else slots
-        lengths = torch.tensor([w.stop for w in work[:single]], device=self.device, dtype=torch.int32)
-
-        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            self._store(layer, k, v, slots)
-            outputs, start = [], single
-            if single:
-                outputs.append(self._read_pages(layer, q[:single], table, lengths))
-            for item, pages in zip(work[single:], tables[single:], strict=True):
-                outputs.append(self._read_prompt(layer, q[start : start + item.count], item.stop, pages))
-                start += item.count
-            return torch.cat(outputs)
-
-        return attend
-
-    def decode(self, slots: Tensor, table: Tensor, lengths: Tensor) -> Attend:
-        """One new token per row. All that varies is in tensors, as a CUDA graph needs it."""
-
-        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            self._store(layer, k, v, slots)
-            return self._read_pages(layer, q, table, lengths)
-
-        return attend
-
-    def _store(self, layer: int, k: Tensor, v: Tensor, slots: Tensor) -> None:
-        from openclaw_rl.engines.local.sampling import paged_attention
-
-        paged_attention.store_kv(k, v, self.keys[layer], self.values[layer], slots)
-
-    def _read_pages(self, layer: int, q: Tensor, table: Tensor, lengths: Tensor) -> Tensor:
-        from openclaw_rl.engines.local.sampling import paged_attention
-
-        keys, values, scale = self.keys[layer], self.values[layer], self.shape.head_dim**-0.5
-        return paged_attention.paged_decode(q, keys, values, table, lengths, scale).flatten(1)
-
-    def _read_prompt(self, layer: int, q: Tensor, length: int, table: Tensor) -> Tensor:
-        # Imports PyTorch's compiler, which takes two seconds that a worker on a CPU saves.
-        from torch.nn.attention.bias import causal_lower_right
-
-        keys = self.keys[layer].index_select(0, table).flatten(0, 1)[:length]
-        values = self.values[layer].index_select(0, table).flatten(0, 1)[:length]
-        out = F.scaled_dot_product_attention(
-            q.transpose(0, 1)[None],
-            keys.transpose(0, 1)[None],
-            values.transpose(0, 1)[None],
-            attn_mask=causal_lower_right(len(q), length),
-            enable_gqa=True,
-        )
-        return out[0].transpose(0, 1).flatten(1)

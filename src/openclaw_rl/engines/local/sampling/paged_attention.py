@@ -1,4 +1,4 @@
-"""Writing to and attending over a paged key-value cache, as Triton kernels.
+"""Attention of one new token per sequence over a paged key-value cache, as Triton kernels.
 
 For sampling on CUDA, with the guarantees of `kernels.py`: launches and allocations follow from shapes alone, so
 every function may be captured in a CUDA graph once a first call has compiled it.
@@ -8,13 +8,15 @@ every function may be captured in a CUDA graph once a first call has compiled it
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 
 import math
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from openclaw_rl.engines.local.model.kernels import HEADS_BLOCK, HEADS_WARPS, require_dense_last
+from openclaw_rl.engines.local.model.chaining import chained, wait_for_previous
+from openclaw_rl.engines.local.model.kernels import require_dense_last
 
 KEYS_BLOCK = 64
 # The tensor cores multiply no fewer than 16 rows, however few query heads share a kv head.
@@ -23,58 +25,34 @@ MIN_DOT_ROWS = 16
 # memory with which several programs fit on a multiprocessor and hide each other's latency.
 ATTEND_STAGES = 3
 ATTEND_WARPS = 4
-# Four programs for each of an H200's 132 multiprocessors, as many as its registers hold at once.
-TARGET_PROGRAMS = 4 * 132
+# Nearly four programs for each of an H200's 132 multiprocessors, as many as its registers hold at once: 64 sequences
+# with eight kv heads are enough of them, and sequences that are not split need no second kernel.
+TARGET_PROGRAMS = 512
 MAX_SPLITS = 32
 
 
-def store_kv(k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, slots: Tensor) -> None:
-    """Write each token's [kv heads, dim] key and value to its slot, `page * page_size + offset`.
-
-    Pages are contiguous [pages, page_size, kv heads, dim]. A token with a negative slot is padding
-    and writes nothing.
-    """
-    require_dense_last(k, v)
-    _require_contiguous(k_pages, v_pages, slots)
-    tokens, count, dim = k.shape
-    _store_kv_kernel[(tokens, triton.cdiv(count, HEADS_BLOCK))](
-        k,
-        v,
-        k_pages,
-        v_pages,
-        slots,
-        k.stride(0),
-        k.stride(1),
-        v.stride(0),
-        v.stride(1),
-        HEADS=count,
-        DIM=dim,
-        HEADS_BLOCK=HEADS_BLOCK,
-        DIM_BLOCK=triton.next_power_of_2(dim),
-        num_warps=HEADS_WARPS,
-    )
-
-
 def paged_decode(
-    q: Tensor, k_pages: Tensor, v_pages: Tensor, page_table: Tensor, lengths: Tensor, scale: float
-) -> Tensor:
+    q: Tensor, k_pages: Tensor, v_pages: Tensor, page_table: Tensor, lengths: Tensor, scale: float, out: Tensor
+) -> None:
     """Attention of one query token per sequence, [batch, query heads, dim], over its cached tokens.
 
-    Sequence b's token t lies in page `page_table[b, t // page_size]`, its own query token included
-    in `lengths[b]`; nothing beyond the length is read. A sequence of length 0 yields zeros. Heads
-    are grouped: query head h attends kv head `h // (query heads / kv heads)`.
+    The result goes into `out`, which has the size of `q`. Sequence b's token t lies in page
+    `page_table[b, t // page_size]`, its own query token included in `lengths[b]`; nothing beyond the length is read.
+    A sequence of length 0 yields zeros. Heads are grouped: query head h attends kv head
+    `h // (query heads / kv heads)`.
     """
     require_dense_last(q, page_table)
-    _require_contiguous(k_pages, v_pages, lengths)
+    _require_contiguous(k_pages, v_pages, lengths, out)
     batch, heads, dim = q.shape
     page_size, kv_heads = k_pages.shape[1], k_pages.shape[2]
     splits = _split_count(batch, kv_heads, page_table.shape[1] * page_size)
     dim_block = triton.next_power_of_2(dim)
     group = heads // kv_heads
-    sums = torch.empty((batch, heads, splits, dim), dtype=torch.float32, device=q.device)
-    peaks = torch.empty((batch, heads, splits), dtype=torch.float32, device=q.device)
-    weights = torch.empty((batch, heads, splits), dtype=torch.float32, device=q.device)
-    out = torch.empty((batch, heads, dim), dtype=q.dtype, device=q.device)
+    options: Any = {"dtype": torch.float32, "device": q.device}
+    # One split leaves its result; several leave parts of it.
+    sums = out if splits == 1 else torch.empty((batch, heads, splits, dim), **options)
+    peaks = None if splits == 1 else torch.empty((batch, heads, splits), **options)
+    weights = None if splits == 1 else torch.empty((batch, heads, splits), **options)
     # Neighbouring programs read neighbouring heads of the same tokens, which lie side by side.
     _attend_split_kernel[(kv_heads, splits, batch)](
         q,
@@ -96,11 +74,15 @@ def paged_decode(
         GROUP_BLOCK=max(MIN_DOT_ROWS, triton.next_power_of_2(group)),
         DIM_BLOCK=dim_block,
         KEYS_BLOCK=KEYS_BLOCK,
+        WHOLE=splits == 1,
         num_warps=ATTEND_WARPS,
         num_stages=ATTEND_STAGES,
+        **chained(q),
     )
-    _combine_splits_kernel[(batch * heads,)](sums, peaks, weights, out, DIM=dim, SPLITS=splits, DIM_BLOCK=dim_block)
-    return out
+    if splits > 1:
+        _combine_splits_kernel[(batch * heads,)](
+            sums, peaks, weights, out, DIM=dim, SPLITS=splits, DIM_BLOCK=dim_block, **chained(q)
+        )
 
 
 def _split_count(batch: int, kv_heads: int, max_keys: int) -> int:
@@ -113,37 +95,7 @@ def _split_count(batch: int, kv_heads: int, max_keys: int) -> int:
 
 def _require_contiguous(*tensors: Tensor) -> None:
     if not all(tensor.is_contiguous() for tensor in tensors):
-        raise ValueError("pages, slots and lengths must be contiguous")
-
-
-@triton.jit
-def _store_kv_kernel(
-    k,
-    v,
-    k_pages,
-    v_pages,
-    slots,
-    k_token_stride,
-    k_head_stride,
-    v_token_stride,
-    v_head_stride,
-    HEADS: tl.constexpr,
-    DIM: tl.constexpr,
-    HEADS_BLOCK: tl.constexpr,
-    DIM_BLOCK: tl.constexpr,
-):
-    """One program copies `HEADS_BLOCK` heads of one token."""
-    token = tl.program_id(0).to(tl.int64)
-    head = (tl.program_id(1) * HEADS_BLOCK + tl.arange(0, HEADS_BLOCK))[:, None]
-    lane = tl.arange(0, DIM_BLOCK)[None, :]
-    inside = (head < HEADS) & (lane < DIM)
-    slot = tl.load(slots + token).to(tl.int64)
-    if slot >= 0:
-        key = tl.load(k + token * k_token_stride + head * k_head_stride + lane, mask=inside)
-        value = tl.load(v + token * v_token_stride + head * v_head_stride + lane, mask=inside)
-        target = slot * (HEADS * DIM) + head * DIM + lane
-        tl.store(k_pages + target, key, mask=inside)
-        tl.store(v_pages + target, value, mask=inside)
+        raise ValueError("pages, lengths and the result must be contiguous")
 
 
 @triton.jit
@@ -155,11 +107,14 @@ def _split_bounds(length, split, splits, KEYS_BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _attend_block(query, key, value, valid, log2_scale, peak, weight, total):
-    """Add one block of keys to a running softmax: the new peak, sum of weights and weighted sum of values."""
+def attend_block(query, key, value, visible, log2_scale, peak, weight, total):
+    """Add one block of keys to a running softmax: the new peak, sum of weights and weighted sum of values.
+
+    `visible` says which keys a row of queries attends to. The first block of a row has a visible key, so that the
+    peak is finite.
+    """
     score = tl.dot(query, tl.trans(key), input_precision="ieee") * log2_scale
-    score = tl.where(valid[None, :], score, float("-inf"))
-    # A block is entered only if its first key is valid, so the new peak is finite.
+    score = tl.where(visible, score, float("-inf"))
     new_peak = tl.maximum(peak, tl.max(score, axis=1))
     fade = tl.exp2(peak - new_peak)
     share = tl.exp2(score - new_peak[:, None])
@@ -190,12 +145,16 @@ def _attend_split_kernel(
     GROUP_BLOCK: tl.constexpr,
     DIM_BLOCK: tl.constexpr,
     KEYS_BLOCK: tl.constexpr,
+    WHOLE: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):
     """One program attends all query heads of one kv head over one split of one sequence.
 
     Leaves, per query head, the peak score (base 2), the sum of weights relative to that peak and
-    the weighted sum of values. A split past the end of its sequence leaves (-inf, 0, 0).
+    the weighted sum of values. A split past the end of its sequence leaves (-inf, 0, 0). If the split is the `WHOLE`
+    sequence, it leaves the weighted mean instead.
     """
+    wait_for_previous(CHAINED)
     kv_head = tl.program_id(0)
     split, splits = tl.program_id(1), tl.num_programs(1)
     sequence = tl.program_id(2).to(tl.int64)
@@ -223,17 +182,31 @@ def _attend_split_kernel(
         readable = valid[:, None] & in_dim
         key = tl.load(k_pages + offset, mask=readable, other=0.0)
         value = tl.load(v_pages + offset, mask=readable, other=0.0)
-        peak, weight, total = _attend_block(query, key, value, valid, log2_scale, peak, weight, total)
+        peak, weight, total = attend_block(query, key, value, valid[None, :], log2_scale, peak, weight, total)
 
     part = (sequence * (KV_HEADS * GROUP) + head) * splits + split
-    tl.store(peaks + part, peak, mask=in_group)
-    tl.store(weights + part, weight, mask=in_group)
-    tl.store(sums + part[:, None] * DIM + lane[None, :], total, mask=in_group[:, None] & in_dim)
+    if WHOLE:
+        total = total / tl.where(weight > 0.0, weight, 1.0)[:, None]
+    else:
+        tl.store(peaks + part, peak, mask=in_group)
+        tl.store(weights + part, weight, mask=in_group)
+    result = total.to(sums.dtype.element_ty)
+    tl.store(sums + part[:, None] * DIM + lane[None, :], result, mask=in_group[:, None] & in_dim)
 
 
 @triton.jit
-def _combine_splits_kernel(sums, peaks, weights, out, DIM: tl.constexpr, SPLITS: tl.constexpr, DIM_BLOCK: tl.constexpr):
+def _combine_splits_kernel(
+    sums,
+    peaks,
+    weights,
+    out,
+    DIM: tl.constexpr,
+    SPLITS: tl.constexpr,
+    DIM_BLOCK: tl.constexpr,
+    CHAINED: tl.constexpr,
+):
     """One program merges the splits of one query head of one sequence."""
+    wait_for_previous(CHAINED)
     row = tl.program_id(0).to(tl.int64)
     part = row * SPLITS + tl.arange(0, SPLITS)
     lane = tl.arange(0, DIM_BLOCK)

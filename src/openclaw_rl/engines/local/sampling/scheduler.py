@@ -159,14 +159,16 @@ class Scheduler:
     def plan(self) -> list[Work]:
         """The next step: rows of one token first (by slot, so that adapters run in few spans), then prompts."""
         self._admit()
+        admitted = len(self.running)
         generating = sorted((s for s in self.running if s.remaining == 1), key=lambda s: s.slot)
         reading = [s for s in self.running if s.remaining > 1]
         work = [Work(s, s.computed, 1) for s in generating if self._make_room(s, 1)]
         for sequence, count in self._shares(reading):
             if count and self._make_room(sequence, count):
                 work.append(Work(sequence, sequence.computed, count))
-        # Making room for one sequence may have sent another, planned before it, back to the queue.
-        work = [item for item in work if item.sequence in self.running]
+        if len(self.running) < admitted:
+            # Making room for one sequence has sent another back to the queue, perhaps one planned before it.
+            work = [item for item in work if item.sequence in self.running]
         return sorted(work, key=lambda item: item.count > 1)
 
     def _shares(self, reading: list[Sequence]) -> list[tuple[Sequence, int]]:
@@ -262,15 +264,17 @@ class Scheduler:
 
     def _make_room(self, sequence: Sequence, count: int) -> bool:
         """Get pages for the sequence's next `count` tokens, from less urgent sequences if necessary."""
-        while sequence in self.running:
-            if len(sequence.pages) >= pages_for(sequence.computed + count):
-                return True
+        needed = pages_for(sequence.computed + count)
+        # A sequence that was sent back to the queue has no pages.
+        while len(sequence.pages) < needed:
+            if sequence not in self.running:
+                return False
             page = self.pool.allocate(sequence.pages[-1] if sequence.pages else None)
             if page is None:
                 self._preempt()
             else:
                 sequence.pages.append(page)
-        return False
+        return True
 
     def _preempt(self) -> None:
         """Send the least urgent sequence back to the queue; its tokens will be computed again."""

@@ -1,0 +1,169 @@
+"""Runs steps on CUDA.
+
+A step in which every sequence generates one token is replayed from a captured graph, with the drawing of tokens in it:
+at one token per sequence, launching the kernels one by one takes longer than the kernels do.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from openclaw_rl.engines.local.model.decoder import Decoder
+from openclaw_rl.engines.local.sampling.cuda_forward import AdaptedRows, CudaBatch, hidden_states, next_logits
+from openclaw_rl.engines.local.sampling.cuda_kv_cache import CudaKVCache, on_device
+from openclaw_rl.engines.local.sampling.draw import MIN_TEMPERATURE
+from openclaw_rl.engines.local.sampling.draw_kernels import draw_tokens
+from openclaw_rl.engines.local.sampling.pages import PAGE_SIZE
+from openclaw_rl.engines.local.sampling.prompt_attention import ROWS_BLOCK
+from openclaw_rl.engines.local.sampling.runner import PolicyWeights, Runner, StepLogits, adapter_spans, read_scores
+from openclaw_rl.engines.local.sampling.scheduler import Sequence as Completion
+from openclaw_rl.engines.local.sampling.scheduler import Work, pages_for
+from openclaw_rl.types import SamplingParams
+
+#: Graphs are captured for these numbers of rows (and no more than the engine allows); others are padded up.
+GRAPH_ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+
+
+class GraphKey(NamedTuple):
+    """Which steps a captured graph can replay."""
+
+    rows: int
+    slot: int
+    """Whose weights it reads."""
+    adapted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeGraph:
+    """A captured step: write the inputs into its tensors, replay, read what it drew."""
+
+    graph: torch.cuda.CUDAGraph
+    logits: Tensor
+    drawn: Tensor
+
+
+class GraphInputs:
+    """The inputs of every graph, one row per sequence, in memory that stays in place.
+
+    Padding rows write nothing to the cache and read nothing from it.
+    """
+
+    def __init__(self, max_sequences: int, max_context: int, device: torch.device) -> None:
+        self.device = device
+        self._columns = torch.zeros(7, max_sequences, dtype=torch.int32, device=device)
+        self.ids, self.positions, self.slots, self.lengths, self.adapters = self._columns[:5]
+        self.uniforms, self.temperatures = self._columns[5:].view(torch.float32)
+        self.table = torch.zeros(max_sequences, pages_for(max_context), dtype=torch.int32, device=device)
+        self._table = np.zeros(self.table.shape, np.int32)
+        self._pages: list[tuple[list[int], int]] = [([], 0)] * max_sequences
+        """What each row of the table holds: a sequence's list of pages, and how many of them."""
+
+    def write(self, work: Sequence[Work], uniforms: Sequence[float]) -> None:
+        columns = np.zeros((7, self._columns.shape[1]), np.int32)
+        columns[2] = -1
+        rows = slice(0, len(work))
+        sequences = [item.sequence for item in work]
+        starts = np.asarray([item.start for item in work], np.int32)
+        pages = np.asarray([item.sequence.pages[item.start // PAGE_SIZE] for item in work], np.int32)
+        columns[0, rows] = [item.sequence.tokens[item.start] for item in work]
+        columns[1, rows] = starts
+        columns[2, rows] = pages * PAGE_SIZE + starts % PAGE_SIZE
+        columns[3, rows] = starts + 1
+        columns[4, rows] = [sequence.slot for sequence in sequences]
+        columns[5:].view(np.float32)[:, rows] = uniforms, [temperature(sequence.params) for sequence in sequences]
+        self._columns.copy_(torch.from_numpy(columns).pin_memory(), non_blocking=True)
+        self._write_table(sequences)
+
+    def _write_table(self, sequences: Sequence[Completion]) -> None:
+        """Pages are only ever added to a sequence's list, so that most rows stay as they are."""
+        changed = False
+        for row, sequence in enumerate(sequences):
+            pages, count = sequence.pages, len(sequence.pages)
+            held, known = self._pages[row]
+            if held is pages and known == count:
+                continue
+            self._table[row, :count] = pages
+            self._pages[row] = pages, count
+            changed = True
+        if changed:
+            block = len(sequences), max(len(sequence.pages) for sequence in sequences)
+            self.table[: block[0], : block[1]] = on_device(self._table[: block[0], : block[1]], self.device)
+
+
+def temperature(params: SamplingParams) -> float:
+    """As the kernels take it: 0 for the likeliest token."""
+    return params.temperature if params.temperature >= MIN_TEMPERATURE else 0.0
+
+
+class CudaRunner(Runner):
+    """Replays graphs for steps without prompts. Graphs are captured when first needed and kept."""
+
+    def __init__(
+        self, decoder: Decoder, cache: CudaKVCache, policies: PolicyWeights, max_sequences: int, max_context: int
+    ) -> None:
+        super().__init__(decoder, policies)
+        self.cache, self.device = cache, decoder.embed.device
+        self.sizes = [size for size in GRAPH_ROWS if size < max_sequences] + [max_sequences]
+        self.inputs = GraphInputs(max_sequences, max_context, self.device)
+        self.graphs: dict[GraphKey, DecodeGraph] = {}
+        self.memory = torch.cuda.graph_pool_handle()
+
+    @torch.inference_mode()
+    def warm_up(self) -> None:
+        """Capture the graphs of the base model and compile the kernels of prompts, so that no request waits for it."""
+        for rows in reversed(self.sizes):
+            key = GraphKey(rows, slot=0, adapted=False)
+            self.inputs.write([], [])
+            self.graphs[key] = self._capture(key)
+        nobody = Completion(0, 0, [0] * (ROWS_BLOCK + 1), SamplingParams(1), 0, 0, (0, 0))
+        nobody.pages = [0] * pages_for(len(nobody.tokens))
+        # One row generates and one is a prompt, as in a step that has both.
+        self._run(0, [Work(nobody, ROWS_BLOCK, 1), Work(nobody, 0, ROWS_BLOCK)], [0.0])
+
+    def _run(self, slot: int, work: Sequence[Work], uniforms: Sequence[float]) -> StepLogits:
+        if len(uniforms) < len(work) or any(item.count > 1 for item in work):
+            return self._run_prompts(slot, work, uniforms)
+        rows = next(size for size in self.sizes if size >= len(work))
+        key = GraphKey(rows, slot, adapted=not slot and any(item.sequence.slot for item in work))
+        self.inputs.write(work, uniforms)
+        graph = self.graphs.get(key)
+        if graph is None:
+            graph = self.graphs[key] = self._capture(key)
+        graph.graph.replay()
+        return StepLogits(graph.logits[: len(work)], graph.drawn[:, : len(work)])
+
+    def _run_prompts(self, slot: int, work: Sequence[Work], uniforms: Sequence[float]) -> StepLogits:
+        decoder = self.policies.model(slot) or self.decoder
+        batch, adapt = self.cache.batch(work), self.policies.adapt(adapter_spans(work))
+        hidden = hidden_states(decoder, self.cache.pages, batch, adapt)
+        logits = F.linear(hidden[read_scores(decoder, work, hidden)], decoder.head)
+        if not uniforms:
+            return StepLogits(logits)
+        temperatures = [temperature(item.sequence.params) for item in work if item.draws]
+        chances = on_device(np.asarray([temperatures, uniforms], np.float32), self.device)
+        return StepLogits(logits, draw_tokens(logits, *chances))
+
+    def _capture(self, key: GraphKey) -> DecodeGraph:
+        rows, decoder, inputs = key.rows, self.policies.model(key.slot) or self.decoder, self.inputs
+        attend = self.cache.decode(inputs.table[:rows], inputs.lengths[:rows])
+        batch = CudaBatch(inputs.ids[:rows], inputs.positions[:rows], inputs.slots[:rows], attend)
+
+        def forward() -> tuple[Tensor, Tensor]:
+            adapted = AdaptedRows(self.policies, inputs.adapters[:rows]) if key.adapted else None
+            logits = next_logits(decoder, self.cache.pages, batch, adapted)
+            return logits, draw_tokens(logits, inputs.temperatures[:rows], inputs.uniforms[:rows])
+
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            forward()  # compiles kernels and sizes work spaces, which must not happen while capturing
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self.memory):
+            logits, drawn = forward()
+        return DecodeGraph(graph, logits, drawn)

@@ -1,0 +1,126 @@
+"""The forward pass of fused kernels computes what the decoder computes, for every family, whatever a step holds.
+
+Runs compiled where there is a GPU and in Triton's interpreter where there is none, like `test_kernels`.
+"""
+
+import os
+import sys
+from collections.abc import Sequence as Items
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+if DEVICE == "cpu":
+    if "triton" in sys.modules and os.environ.get("TRITON_INTERPRET") != "1":
+        pytest.skip("Triton was imported compiled: set TRITON_INTERPRET=1", allow_module_level=True)
+    os.environ["TRITON_INTERPRET"] = "1"
+pytest.importorskip("triton")
+
+from openclaw_rl.engines.local.model.adapters import AdapterSlots  # noqa: E402
+from openclaw_rl.engines.local.model.decoder import Decoder, load_decoder  # noqa: E402
+from openclaw_rl.engines.local.sampling.cuda_forward import (  # noqa: E402
+    AdaptedRows,
+    CudaBatch,
+    hidden_states,
+    next_logits,
+)
+from openclaw_rl.engines.local.sampling.cuda_kv_cache import CudaKVCache, page_table  # noqa: E402
+from openclaw_rl.engines.local.sampling.pages import PAGE_SIZE  # noqa: E402
+from openclaw_rl.engines.local.sampling.scheduler import Sequence, Work, pages_for  # noqa: E402
+from openclaw_rl.types import SamplingParams  # noqa: E402
+from support.decoders import FAMILIES, causal  # noqa: E402
+
+PAGES = 40
+
+
+@pytest.fixture(params=["llama-biased-tied", "qwen3", "smollm3"])
+def decoder(request: pytest.FixtureRequest, tmp_path: Path) -> Decoder:
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(FAMILIES[request.param])
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    model.save_pretrained(tmp_path)
+    return load_decoder(tmp_path, torch.float32, torch.device(DEVICE))
+
+
+def sequences(lengths: Items[int]) -> list[Sequence]:
+    """Random tokens, each sequence with pages of its own from all over the cache."""
+    generator = torch.Generator().manual_seed(1)
+    free = torch.randperm(PAGES, generator=generator).tolist()
+    made = []
+    for number, length in enumerate(lengths):
+        ids = torch.randint(0, 200, (length,), generator=generator).tolist()
+        sequence = Sequence(number, 0, ids, SamplingParams(max_tokens=1), 0, 0, (0, number))
+        sequence.pages = [free.pop() for _ in range(pages_for(length))]
+        made.append(sequence)
+    return made
+
+
+@torch.inference_mode()
+def reference(decoder: Decoder, ids: list[int]) -> Tensor:
+    run = torch.tensor(ids, device=DEVICE)
+    return decoder.logits(decoder.forward(run, torch.arange(len(ids), device=DEVICE), causal))
+
+
+@torch.inference_mode()
+def test_prompts_beside_generated_tokens_in_one_step(decoder: Decoder) -> None:
+    """One sequence generates, one is read whole and one has a beginning in the cache."""
+    first, second, third = sequences([50, 37, 90])
+    cache = CudaKVCache(decoder.shape, PAGES, torch.float32, torch.device(DEVICE))
+    for side in cache.pages:
+        side.fill_(torch.nan)
+    hidden_states(decoder, cache.pages, cache.batch([Work(first, 0, 49), Work(third, 0, 2 * PAGE_SIZE)]))
+    work = [Work(first, 49, 1), Work(second, 0, 37), Work(third, 2 * PAGE_SIZE, 90 - 2 * PAGE_SIZE)]
+    found = decoder.logits(hidden_states(decoder, cache.pages, cache.batch(work)))
+    expected = torch.cat([reference(decoder, item.sequence.tokens)[item.start : item.stop] for item in work])
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def one_token_each(cache: CudaKVCache, made: list[Sequence]) -> CudaBatch:
+    """The last token of each sequence, and a row of padding."""
+    ids, positions, slots, _ = cache.batch([Work(one, len(one.tokens) - 1, 1) for one in made])
+    table = torch.from_numpy(page_table([*(one.pages for one in made), [0]])).to(DEVICE)
+    lengths = torch.tensor([*(len(one.tokens) for one in made), 0], dtype=torch.int32, device=DEVICE)
+    none = torch.zeros(1, dtype=torch.int32, device=DEVICE)
+    columns = [torch.cat([column, padding]) for column, padding in ((ids, none), (positions, none), (slots, none - 1))]
+    return CudaBatch(*columns, cache.decode(table, lengths))
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("rows", [1, 3, 6])
+def test_one_token_of_each_row(decoder: Decoder, rows: int) -> None:
+    """As many rows as fused products take, and more."""
+    made = sequences([20 + 7 * i for i in range(rows)])
+    cache = CudaKVCache(decoder.shape, PAGES, torch.float32, torch.device(DEVICE))
+    hidden_states(decoder, cache.pages, cache.batch([Work(one, 0, len(one.tokens) - 1) for one in made]))
+    found = next_logits(decoder, cache.pages, one_token_each(cache, made))
+    expected = torch.stack([reference(decoder, one.tokens)[-1] for one in made])
+    torch.testing.assert_close(found[:rows], expected, rtol=1e-4, atol=1e-4)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("rows", [3, 6])
+def test_rows_with_different_adapters(tiny_model: Path, adapters: list[Path], rows: int) -> None:
+    device = torch.device(DEVICE)
+    decoder = load_decoder(tiny_model, torch.float32, device)
+    policies = AdapterSlots(decoder.shape, 3, 4, torch.float32, device)
+    for slot, folder in enumerate(adapters, start=1):
+        policies.load(slot, folder)
+    made, slots = sequences([20 + 7 * i for i in range(rows)]), [i % 4 for i in range(rows)]
+    cache = CudaKVCache(decoder.shape, PAGES, torch.float32, device)
+    for one, slot in zip(made, slots, strict=True):
+        count = len(one.tokens) - 1
+        batch = cache.batch([Work(one, 0, count)])
+        hidden_states(decoder, cache.pages, batch, policies.adapt([(0, count, slot)]))
+    chosen = torch.tensor([*slots, 0], dtype=torch.int32, device=device)
+    found = next_logits(decoder, cache.pages, one_token_each(cache, made), AdaptedRows(policies, chosen))
+    for row, (one, slot) in enumerate(zip(made, slots, strict=True)):
+        ids, places = torch.tensor(one.tokens, device=device), torch.arange(len(one.tokens), device=device)
+        adapt = policies.adapt([(0, len(one.tokens), slot)])
+        expected = decoder.logits(decoder.forward(ids, places, causal, adapt))[-1]
+        torch.testing.assert_close(found[row], expected, rtol=1e-3, atol=1e-3)
