@@ -242,34 +242,16 @@ def _low_rank_kernel(
     tl.store(inner + row * WIDTH + output, result, mask=output < WIDTH)
 
 
+# fmt: off
 @triton.jit
 def _product_kernel(
-    x,
-    weight,
-    bias,
-    gain,
-    inner,
-    up,
-    slots,
-    residual,
-    out,
-    x_stride,
-    eps,
-    ROWS: tl.constexpr,
-    ROWS_BLOCK: tl.constexpr,
-    LOW_RANK: tl.constexpr,
-    LOW_RANK_BLOCK: tl.constexpr,
-    WIDTH: tl.constexpr,
-    INPUTS: tl.constexpr,
-    OUTPUTS_BLOCK: tl.constexpr,
-    INPUTS_BLOCK: tl.constexpr,
-    NORM: tl.constexpr,
-    GATED: tl.constexpr,
-    BIAS: tl.constexpr,
-    ADD: tl.constexpr,
-    CHAINED: tl.constexpr,
+    x, weight, bias, gain, inner, up, slots, residual, out, x_stride, eps, ROWS: tl.constexpr,
+    ROWS_BLOCK: tl.constexpr, LOW_RANK: tl.constexpr, LOW_RANK_BLOCK: tl.constexpr, WIDTH: tl.constexpr,
+    INPUTS: tl.constexpr, OUTPUTS_BLOCK: tl.constexpr, INPUTS_BLOCK: tl.constexpr, NORM: tl.constexpr,
+    GATED: tl.constexpr, BIAS: tl.constexpr, ADD: tl.constexpr, CHAINED: tl.constexpr,
 ):
     """One program computes `OUTPUTS_BLOCK` columns of the result for every row. An item is one result."""
+    # fmt: on
     dtype = out.dtype.element_ty
     item = tl.arange(0, ROWS_BLOCK * OUTPUTS_BLOCK)
     row, output = item // OUTPUTS_BLOCK, tl.program_id(0) * OUTPUTS_BLOCK + item % OUTPUTS_BLOCK

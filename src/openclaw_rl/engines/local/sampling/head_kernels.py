@@ -71,29 +71,15 @@ def place_heads(
     return qkv[:, : heads * dim].view(tokens, heads, dim)
 
 
+# fmt: off
 @triton.jit
 def _place_heads_kernel(
-    qkv,
-    cos,
-    sin,
-    q_norm,
-    k_norm,
-    k_pages,
-    v_pages,
-    slots,
-    token_stride,
-    angle_stride,
-    eps,
-    HEADS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    HALF: tl.constexpr,
-    HEADS_BLOCK: tl.constexpr,
-    HALF_BLOCK: tl.constexpr,
-    NORM: tl.constexpr,
-    ROTATE: tl.constexpr,
-    CHAINED: tl.constexpr,
+    qkv, cos, sin, q_norm, k_norm, k_pages, v_pages, slots, token_stride, angle_stride, eps, HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr, HALF: tl.constexpr, HEADS_BLOCK: tl.constexpr, HALF_BLOCK: tl.constexpr,
+    NORM: tl.constexpr, ROTATE: tl.constexpr, CHAINED: tl.constexpr,
 ):
     """One program takes `HEADS_BLOCK` heads of one token."""
+    # fmt: on
     wait_for_previous(CHAINED)
     dtype = qkv.dtype.element_ty
     token = tl.program_id(0).to(tl.int64)

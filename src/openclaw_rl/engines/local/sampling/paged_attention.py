@@ -124,28 +124,12 @@ def attend_block(query, key, value, visible, log2_scale, peak, weight, total):
 
 
 # Page tables of any width share one compiled kernel: a mixed batch must not wait for a compiler.
+# fmt: off
 @triton.jit(do_not_specialize=["table_stride"])
 def _attend_split_kernel(
-    q,
-    k_pages,
-    v_pages,
-    page_table,
-    lengths,
-    sums,
-    peaks,
-    weights,
-    q_batch_stride,
-    q_head_stride,
-    table_stride,
-    log2_scale,
-    KV_HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    DIM: tl.constexpr,
-    PAGE_SIZE: tl.constexpr,
-    GROUP_BLOCK: tl.constexpr,
-    DIM_BLOCK: tl.constexpr,
-    KEYS_BLOCK: tl.constexpr,
-    WHOLE: tl.constexpr,
+    q, k_pages, v_pages, page_table, lengths, sums, peaks, weights, q_batch_stride, q_head_stride, table_stride,
+    log2_scale, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, PAGE_SIZE: tl.constexpr,
+    GROUP_BLOCK: tl.constexpr, DIM_BLOCK: tl.constexpr, KEYS_BLOCK: tl.constexpr, WHOLE: tl.constexpr,
     CHAINED: tl.constexpr,
 ):
     """One program attends all query heads of one kv head over one split of one sequence.
@@ -154,6 +138,7 @@ def _attend_split_kernel(
     the weighted sum of values. A split past the end of its sequence leaves (-inf, 0, 0). If the split is the `WHOLE`
     sequence, it leaves the weighted mean instead.
     """
+    # fmt: on
     wait_for_previous(CHAINED)
     kv_head = tl.program_id(0)
     split, splits = tl.program_id(1), tl.num_programs(1)
