@@ -24,7 +24,7 @@ from openclaw_rl.engines.local.model import kernels, ops, thin_products  # noqa:
 from openclaw_rl.engines.local.model.decoder import Linear  # noqa: E402
 from openclaw_rl.engines.local.sampling import paged_attention  # noqa: E402
 from openclaw_rl.engines.local.sampling.head_kernels import place_heads  # noqa: E402
-from openclaw_rl.engines.local.sampling.prompt_attention import Prompt, paged_prompts, tiles  # noqa: E402
+from openclaw_rl.engines.local.sampling.prompt_attention import PromptRun, paged_prompts, tiles  # noqa: E402
 
 # The interpreter truncates to bfloat16 where hardware rounds, so that dtype is compared on a GPU only.
 DTYPES = [torch.float32, torch.float16] + ([torch.bfloat16] if DEVICE == "cuda" else [])
@@ -261,7 +261,7 @@ def check_paged_prompts(
     k_pages, v_pages, table = paged_cache(lengths, heads[1], dim, device, dtype)
     _, (q, _) = fused_qkv(before + sum(counts), [heads[0], 2 * heads[1]], dim, device, dtype)
     places = [before + sum(counts[:i]) for i in range(len(counts))]
-    prompts = [Prompt(*prompt) for prompt in zip(places, starts, counts, strict=True)]
+    prompts = [PromptRun(*prompt) for prompt in zip(places, starts, counts, strict=True)]
     cut = torch.tensor(tiles(prompts, heads[0] // heads[1]), dtype=torch.int32, device=device)
     out = torch.full_like(q, torch.nan, memory_format=torch.contiguous_format)
     paged_prompts(q, k_pages, v_pages, table, cut, dim**-0.5, out)

@@ -26,7 +26,7 @@ Norm = tuple[Tensor, float]
 MAX_ROWS = 4
 
 
-class Tile(NamedTuple):
+class ProductTile(NamedTuple):
     """What one program computes: `outputs` columns of the result, `inputs` columns of the weights at a time."""
 
     outputs: int
@@ -46,7 +46,7 @@ class RowAdapters(NamedTuple):
 
 
 #: Few outputs for each program, so that also small matrices keep every multiprocessor reading.
-TILE = Tile(outputs=4, inputs=1024, warps=4)
+TILE = ProductTile(outputs=4, inputs=1024, warps=4)
 
 
 def norm_product(x: Tensor, norm: Norm, linear: Linear, adapters: RowAdapters | None = None) -> Tensor:

@@ -14,7 +14,7 @@ from openclaw_rl.engines.local.sampling.cuda_forward import AttendPages, CudaBat
 from openclaw_rl.engines.local.sampling.kv_cache import allocate
 from openclaw_rl.engines.local.sampling.paged_attention import paged_decode
 from openclaw_rl.engines.local.sampling.pages import PAGE_SIZE
-from openclaw_rl.engines.local.sampling.prompt_attention import Prompt, paged_prompts, tiles
+from openclaw_rl.engines.local.sampling.prompt_attention import PromptRun, paged_prompts, tiles
 from openclaw_rl.engines.local.sampling.scheduler import Work
 
 
@@ -53,7 +53,7 @@ class CudaKVCache:
         lengths = on_device(np.asarray([item.stop for item in work[:single]], np.int32), self.device)
         prompts, place = [], single
         for item in work[single:]:
-            prompts.append(Prompt(place, item.start, item.count))
+            prompts.append(PromptRun(place, item.start, item.count))
             place += item.count
         cut = np.asarray(tiles(prompts, self.shape.heads // self.shape.kv_heads), np.int32).reshape(-1, 4)
         prompt_tiles = on_device(cut, self.device)

@@ -25,7 +25,7 @@ WARPS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class PromptRun:
     """The tokens of a prompt that go through the model in this step."""
 
     place: int
@@ -35,7 +35,7 @@ class Prompt:
     count: int
 
 
-def tiles(prompts: Sequence[Prompt], group: int) -> list[tuple[int, int, int, int]]:
+def tiles(prompts: Sequence[PromptRun], group: int) -> list[tuple[int, int, int, int]]:
     """(row of the page table, place in the run, position, number of tokens) of each tile, longest prompts first.
 
     `group` is the number of query heads that share a kv head.

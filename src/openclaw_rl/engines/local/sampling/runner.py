@@ -46,7 +46,7 @@ class StepLogits(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class StepResult:
+class RanStep:
     """A step that has run, or on CUDA is still running: the host may do other things before it draws."""
 
     rows: StepLogits
@@ -82,7 +82,7 @@ class Runner(ABC):
         self.decoder, self.policies = decoder, policies
 
     @torch.inference_mode()
-    def run(self, work: Sequence[Work]) -> StepResult:
+    def run(self, work: Sequence[Work]) -> RanStep:
         """Run a step, with its scoring. The rows that draw are in the order of `work`."""
         drawing = [item.sequence for item in work if item.draws]
         params, uniforms = [sequence.params for sequence in drawing], [sequence.rng.random() for sequence in drawing]
@@ -92,12 +92,12 @@ class Runner(ABC):
             parts.setdefault(slot if self.policies.model(slot) else 0, []).append(item)
         if len(parts) == 1:
             ((slot, part),) = parts.items()
-            return StepResult(self._run(slot, part, uniforms), params, uniforms)
+            return RanStep(self._run(slot, part, uniforms), params, uniforms)
         chosen = dict(zip(drawing, uniforms, strict=True))
         drawn = {slot: [item.sequence for item in part if item.draws] for slot, part in parts.items()}
         results = [self._run(slot, part, [chosen[one] for one in drawn[slot]]) for slot, part in parts.items()]
         ran = [sequence for sequences in drawn.values() for sequence in sequences]
-        return StepResult(in_order(results, [ran.index(sequence) for sequence in drawing]), params, uniforms)
+        return RanStep(in_order(results, [ran.index(sequence) for sequence in drawing]), params, uniforms)
 
     @abstractmethod
     def _run(self, slot: int, work: Sequence[Work], uniforms: Sequence[float]) -> StepLogits:
