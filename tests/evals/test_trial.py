@@ -101,7 +101,7 @@ async def test_no_session_begins_while_the_judge_lags_behind(tmp_path: Path) -> 
         asked.append(chat.asked)
         return next(states, READY)
 
-    outcome = await make(tmp_path, tell, chat).run()
+    outcome = await outcome_of(make(tmp_path, tell, chat))
     assert len(outcome.sessions) == 6
     assert set(asked[:40]) == {3}, "only the first examination"
 
