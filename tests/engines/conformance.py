@@ -16,12 +16,12 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from openclaw_rl.engines.base import (
+from openclaw_rl.engines.base import Sampler
+from openclaw_rl.engines.errors import (
     ConstraintRefused,
     EngineError,
     EngineUnavailable,
     QueueFull,
-    Sampler,
     StepRefused,
     VersionGone,
 )

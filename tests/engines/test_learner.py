@@ -16,7 +16,7 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from openclaw_rl.engines.base import EngineUnavailable, StepRefused, StepStopped
+from openclaw_rl.engines.errors import EngineUnavailable, StepRefused, StepStopped
 from openclaw_rl.engines.local.model.decoder import load_decoder
 from openclaw_rl.engines.local.process.learner import LocalLearner
 from openclaw_rl.engines.local.process.sampler import LocalSampler

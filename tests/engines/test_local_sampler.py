@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from openclaw_rl.engines.base import EngineUnavailable
+from openclaw_rl.engines.errors import EngineUnavailable
 from openclaw_rl.engines.local.process.sampler import LocalSampler
 from openclaw_rl.engines.local.process.sampler_messages import WorkerOptions
 from openclaw_rl.engines.policy_ref import PolicyRef, WeightForm, policy_in

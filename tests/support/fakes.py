@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from openclaw_rl.engines.admission import Admission
-from openclaw_rl.engines.base import EngineStats, EngineUnavailable, QueueFull, StepRefused, StepResult
+from openclaw_rl.engines.base import EngineStats, StepResult
 from openclaw_rl.engines.capabilities import LearnerCapabilities, SamplerCapabilities
+from openclaw_rl.engines.errors import EngineUnavailable, QueueFull, StepRefused
 from openclaw_rl.engines.measures import check_move
 from openclaw_rl.engines.policy_ref import PolicyRef, WeightForm, policy_in
 from openclaw_rl.engines.versions import PolicyVersions

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from openclaw_rl.engines.base import EngineError
+from openclaw_rl.engines.errors import EngineError
 from openclaw_rl.engines.local.process.learner_messages import LearnerOptions, Meeting, RankPlace
 from openclaw_rl.engines.local.training.policy_trainer import PolicyTrainer
 from openclaw_rl.losses.custom import LossFailed

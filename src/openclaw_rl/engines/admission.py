@@ -2,7 +2,8 @@
 
 from typing import Protocol
 
-from openclaw_rl.engines.base import EngineLimits, QueueFull
+from openclaw_rl.engines.base import EngineLimits
+from openclaw_rl.engines.errors import QueueFull
 from openclaw_rl.types import Priority, SampleRequest
 
 

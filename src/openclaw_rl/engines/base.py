@@ -1,4 +1,4 @@
-"""The protocols that engines implement, and the errors that they raise.
+"""The protocols that engines implement. The errors that they raise are in `engines.errors`.
 
 The rest of the code does not know which engine it has. A new engine is a module or package beside this one that
 implements `Sampler`, `Learner` or both. `tests/engines/conformance.py` holds it to what is promised here.
@@ -7,41 +7,12 @@ implements `Sampler`, `Learner` or both. `tests/engines/conformance.py` holds it
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
+from openclaw_rl.engines.capabilities import LearnerCapabilities, SamplerCapabilities
+from openclaw_rl.engines.errors import EngineError
+from openclaw_rl.engines.policy_ref import PolicyRef
 from openclaw_rl.types import SampledToken, SampleRequest, ScoreRequest, Scores, TrainingSequence
-
-if TYPE_CHECKING:  # both raise the errors below
-    from openclaw_rl.engines.capabilities import LearnerCapabilities, SamplerCapabilities
-    from openclaw_rl.engines.policy_ref import PolicyRef
-
-
-class EngineError(Exception):
-    """The engine could not do what was asked. A client may read the message."""
-
-
-class QueueFull(EngineError):
-    """Too many requests wait already. Try again after `retry_after` seconds."""
-
-    def __init__(self, waiting: int, retry_after: int = 1) -> None:
-        super().__init__(f"The queue is full ({waiting} sequences wait already). Try again shortly.")
-        self.retry_after = retry_after
-
-
-class EngineUnavailable(EngineError):
-    """The engine stopped while it worked on this request, or cannot start."""
-
-
-class VersionGone(EngineUnavailable):
-    """The policy version that was asked for is not held any more, and will not come back."""
-
-
-class ConstraintRefused(EngineUnavailable):
-    """The request's constraint cannot be enforced. The message says why, and the request alone is at fault."""
-
-
-class EngineAway(EngineUnavailable):
-    """The engine cannot be reached or refuses access. The request itself is not at fault."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,27 +108,6 @@ class PassResult:
     """Of the policy during this pass."""
 
 
-class StepRefused(EngineError):
-    """The step would have harmed the policy, or could not be made. The policy is as it was before."""
-
-
-class StepStopped(StepRefused):
-    """`stop_step` ended the step early. The policy is as it was before, and no batch is to blame."""
-
-
-class StepUnsupported(EngineAway):
-    """The engine cannot make steps of this kind, so no batch is to blame. The policy is as it was before."""
-
-
-class StepLost(EngineError):
-    """A primitive failed in a way that may pass: the step is worth another trial from its snapshot."""
-
-    def __init__(self, final: EngineError) -> None:
-        """`final` is raised instead if the last trial fails in this way."""
-        super().__init__(str(final))
-        self.final = final
-
-
 class TrainingPrimitives(Protocol):
     """What an engine implements in order to train; `TransactionalLearner` makes whole steps of it.
 
@@ -170,7 +120,7 @@ class TrainingPrimitives(Protocol):
     """
 
     @property
-    def capabilities(self) -> "LearnerCapabilities": ...
+    def capabilities(self) -> LearnerCapabilities: ...
     @property
     def has_dropout(self) -> bool:
         """Whether the log-probs of `forward_backward` differ from those of `score` for the same weights."""
@@ -207,7 +157,7 @@ class TrainingPrimitives(Protocol):
         With `base`, under the base model, and only for the first sequences if it cannot be asked about all.
         """
 
-    async def write_policy(self, folder: Path) -> "PolicyRef": ...
+    async def write_policy(self, folder: Path) -> PolicyRef: ...
 
     async def save(self, folder: Path, steps: int, *, lasting: bool = True) -> None:
         """Write the policy, the optimiser's state, and the number of steps made so far.
@@ -227,7 +177,7 @@ class Learner(Protocol):
     """
 
     @property
-    def capabilities(self) -> "LearnerCapabilities": ...
+    def capabilities(self) -> LearnerCapabilities: ...
 
     def describe(self) -> str:
         """A phrase that says where and how it runs."""
@@ -247,7 +197,7 @@ class Learner(Protocol):
     async def undo(self) -> None:
         """Take the last step back. Raises StepRefused if there is none."""
 
-    async def write_policy(self, folder: Path) -> "PolicyRef":
+    async def write_policy(self, folder: Path) -> PolicyRef:
         """Write the policy into a folder, in one of the forms that the learner declares."""
 
     async def save(self, folder: Path, *, lasting: bool = True) -> None:
@@ -270,7 +220,7 @@ class Sampler(Protocol):
     """
 
     @property
-    def capabilities(self) -> "SamplerCapabilities": ...
+    def capabilities(self) -> SamplerCapabilities: ...
     @property
     def limits(self) -> EngineLimits: ...
     @property
@@ -291,7 +241,7 @@ class Sampler(Protocol):
     async def score(self, request: ScoreRequest) -> Scores:
         """Log-probs of given tokens, as background work. Raises EngineError if they cannot be computed."""
 
-    async def publish(self, version: int, policy: "PolicyRef", *, candidate: bool = False) -> None:
+    async def publish(self, version: int, policy: PolicyRef, *, candidate: bool = False) -> None:
         """Load a policy that a learner wrote as `version`. Requests that name no version then sample from it.
 
         A candidate serves only requests that name it, until it is promoted or retracted. Raises EngineUnavailable.

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from openclaw_rl.engines.base import EngineUnavailable
+from openclaw_rl.engines.errors import EngineUnavailable
 from openclaw_rl.engines.policy_ref import PolicyRef, WeightForm
 
 

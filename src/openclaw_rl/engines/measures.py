@@ -3,7 +3,8 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from openclaw_rl.engines.base import SpanLogprobs, StepRefused
+from openclaw_rl.engines.base import SpanLogprobs
+from openclaw_rl.engines.errors import StepRefused
 from openclaw_rl.types import MAX_LOG_RATIO
 
 

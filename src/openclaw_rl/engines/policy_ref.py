@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from openclaw_rl.engines.base import EngineUnavailable
+from openclaw_rl.engines.errors import EngineUnavailable
 from openclaw_rl.models import ADAPTER_CONFIG, ON_TINKER
 
 

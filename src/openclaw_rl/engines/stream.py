@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Protocol
 
-from openclaw_rl.engines.base import EngineUnavailable
+from openclaw_rl.engines.errors import EngineUnavailable
 from openclaw_rl.types import SampledToken
 
 

@@ -7,17 +7,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from openclaw_rl.engines.base import (
-    PassResult,
-    SpanLogprobs,
-    StepLost,
-    StepRefused,
-    StepResult,
-    StepStopped,
-    StepUnsupported,
-    TrainingPrimitives,
-)
+from openclaw_rl.engines.base import PassResult, SpanLogprobs, StepResult, TrainingPrimitives
 from openclaw_rl.engines.capabilities import LearnerCapabilities
+from openclaw_rl.engines.errors import StepLost, StepRefused, StepStopped, StepUnsupported
 from openclaw_rl.engines.measures import check_move, distance
 from openclaw_rl.engines.policy_ref import PolicyRef
 from openclaw_rl.types import TrainingSequence, TrainingSettings

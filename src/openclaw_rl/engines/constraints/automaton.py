@@ -9,8 +9,8 @@ import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from numpy.typing import NDArray
 
-from openclaw_rl.engines.base import ConstraintRefused
 from openclaw_rl.engines.constraints.grammar import grammar_of
+from openclaw_rl.engines.errors import ConstraintRefused
 from openclaw_rl.models import BadModelFolder
 from openclaw_rl.types import Constraint, Thinking
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-from openclaw_rl.engines.base import ConstraintRefused
 from openclaw_rl.engines.constraints.automaton import Automaton, Vocabulary
+from openclaw_rl.engines.errors import ConstraintRefused
 from openclaw_rl.types import Constraint
 
 #: The longest that a request waits for its constraint, behind others too.

@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from openclaw_rl.engines.base import EngineError, EngineUnavailable
 from openclaw_rl.engines.capabilities import SamplerCapabilities
+from openclaw_rl.engines.errors import EngineError, EngineUnavailable
 from openclaw_rl.engines.policy_ref import PolicyRef, WeightForm
 from openclaw_rl.engines.remote.dialect import Dialect, ServerTraits
 from openclaw_rl.engines.remote.http import InferenceServer, InferenceServerGone

@@ -11,15 +11,9 @@ from typing import NamedTuple
 
 from openclaw_rl.aio import gather_or_cancel
 from openclaw_rl.engines.admission import Admission
-from openclaw_rl.engines.base import (
-    ConstraintRefused,
-    EngineError,
-    EngineLimits,
-    EngineStats,
-    EngineUnavailable,
-    VersionGone,
-)
+from openclaw_rl.engines.base import EngineLimits, EngineStats
 from openclaw_rl.engines.capabilities import SamplerCapabilities
+from openclaw_rl.engines.errors import ConstraintRefused, EngineError, EngineUnavailable, VersionGone
 from openclaw_rl.engines.policy_ref import PolicyRef, WeightForm
 from openclaw_rl.engines.remote.dialect import Dialect, ServerTraits
 from openclaw_rl.engines.remote.forced import ForcedTokens

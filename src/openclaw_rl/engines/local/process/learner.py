@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from openclaw_rl.engines.base import EngineUnavailable, PassResult, SpanLogprobs, StepLost, StepRefused, StepStopped
+from openclaw_rl.engines.base import PassResult, SpanLogprobs
 from openclaw_rl.engines.capabilities import LearnerCapabilities
+from openclaw_rl.engines.errors import EngineUnavailable, StepLost, StepRefused, StepStopped
 from openclaw_rl.engines.local.process.launcher import Launcher, ProcessLauncher, WorkerLink, on_nodes
 from openclaw_rl.engines.local.process.learner_messages import (
     Broken,

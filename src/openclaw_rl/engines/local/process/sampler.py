@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from openclaw_rl.engines.admission import Admission
-from openclaw_rl.engines.base import ConstraintRefused, EngineLimits, EngineStats, EngineUnavailable
+from openclaw_rl.engines.base import EngineLimits, EngineStats
 from openclaw_rl.engines.capabilities import SamplerCapabilities
+from openclaw_rl.engines.errors import ConstraintRefused, EngineUnavailable
 from openclaw_rl.engines.local.process.launcher import Launcher, ProcessLauncher, on_nodes
 from openclaw_rl.engines.local.process.sampler_messages import (
     Add,

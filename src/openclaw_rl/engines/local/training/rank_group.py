@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from openclaw_rl.engines.addresses import address_of, interface_of
-from openclaw_rl.engines.base import StepLost, StepRefused, StepStopped
+from openclaw_rl.engines.errors import StepLost, StepRefused, StepStopped
 from openclaw_rl.engines.local.process.learner_messages import Meeting, RankPlace
 from openclaw_rl.engines.local.training.ranks import RankLost, whole
 from openclaw_rl.losses.custom import LossFailed
