@@ -10,7 +10,7 @@ import pytest
 from support.server_program import ROOT
 from support.tiny_models import save_tiny_model
 
-QUICK = ["freeze", "ledger", "scale", "serving", "topk"]
+QUICK = ["freeze", "ledger", "scale", "serving"]
 SLOWER = [
     "constrained",
     "engines",
@@ -24,6 +24,7 @@ SLOWER = [
     "sampling",
     "study",
     "swapping",
+    "topk",
     "temperature",
 ]
 HELPERS = {"browsing", "common", "fleet", "measuring", "repositories", "scale_model", "shapes", "shells"}
