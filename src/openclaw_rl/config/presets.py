@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 PERSONAL = "personal"
-#: What learned best from one person in docs/results: more of each answer and larger steps than by default, near the
+#: What learned well from one person in docs/results: more of each answer and larger steps than by default, near the
 #: base model, hints before scores, and notes.
 PRESETS: Mapping[str, Mapping[str, Any]] = {
     PERSONAL: {
@@ -32,4 +32,4 @@ def describe_preset(preset: str) -> str:
     """Where the settings of learning come from, and how to get better ones."""
     if preset in PRESETS:
         return f"preset {preset} ('openclaw-rl serve --preset {preset} --dry-run' shows its values)"
-    return f"the defaults; --preset {PERSONAL} has those that learned best from one person"
+    return f"the defaults; --preset {PERSONAL} has those that learned well from one person"

@@ -21,7 +21,7 @@ class RunOptions(Section):
     seed: int = option(0, "Seed of every random stream.", group="General", env="SEED", ge=0)
     preset: Literal["none", "personal"] = option(
         "none",
-        "Defaults of other options that belong together; personal: the settings that learned best from one person "
+        "Defaults of other options that belong together; personal: the settings that learned well from one person "
         "(docs/results/notes.md).",
         group="General",
         env="PRESET",
