@@ -159,6 +159,19 @@ class SamplerConformance:
                 assert [token.logprob for token in completion] == pytest.approx(expected, abs=1e-4)
         assert not any(token.forced for token in together[1])
 
+    async def test_free_text_in_which_calls_are_constrained_has_raw_logprobs(self, engine: SamplerHarness) -> None:
+        if not engine.sampler.capabilities.constrains:
+            pytest.skip("this engine cannot constrain completions")
+        call = JsonForm('{"type": "object"}', "<tool_call>", "</tool_call>")
+        tokens = await collect(
+            engine.sampler, replace(request(20), constraint=Constraint(calls=(call,), trigger="<tool_call>"))
+        )
+        assert not any(token.forced for token in tokens)
+        if engine.has_model:
+            rows = engine.reference([*PROMPT, *ids(tokens)])[len(PROMPT) - 1 :]
+            expected = [float(row[token.token_id]) for row, token in zip(rows, tokens, strict=False)]
+            assert [token.logprob for token in tokens] == pytest.approx(expected, abs=1e-4)
+
     async def test_a_schema_that_cannot_be_enforced_is_refused_with_the_reason(self, engine: SamplerHarness) -> None:
         if not engine.sampler.capabilities.constrains:
             pytest.skip("this engine cannot constrain completions")

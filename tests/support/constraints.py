@@ -1,9 +1,18 @@
-"""Structural tags as constraints, for the doubles of servers that take them."""
+"""Structural tags as constraints, and the log-probs under them, for the doubles of servers that take them."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
-from openclaw_rl.types import Constraint, JsonForm, Thinking
+from openclaw_rl.types import Constraint, JsonForm, SampledToken, SampleRequest, Thinking
+
+
+def after_the_mask(token: SampledToken, request: SampleRequest) -> SampledToken:
+    """A token as a server reports it: log-probs are larger where its grammar has ruled other tokens out."""
+    constraint = request.constraint
+    if constraint is None or (constraint.trigger and not token.forced):
+        return token
+    return replace(token, logprob=token.logprob / 2, top=tuple((id, logprob / 2) for id, logprob in token.top))
 
 
 def constraint_of(text: str | None) -> Constraint | None:

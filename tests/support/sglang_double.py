@@ -19,7 +19,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from openclaw_rl.types import Priority, SampledToken, SampleRequest, SamplingParams, ScoreRequest
-from support.constraints import constraint_of
+from support.constraints import after_the_mask, constraint_of
 from support.model_server import ModelServer, NoSuchModel, new_app, serve
 
 SGLANG = os.environ.get("OPENCLAW_RL_SGLANG", "")
@@ -181,8 +181,8 @@ async def stream(
     so_far: list[SampledToken] = []
     async with model.working(), contextlib.aclosing(model.sample(request, slot)) as batches:
         async for tokens, cached in batches:
-            so_far += tokens
-            shown = tokens if options.incremental_streaming_output else so_far
+            so_far += [after_the_mask(token, request) for token in tokens]
+            shown = so_far[-len(tokens) :] if options.incremental_streaming_output else so_far
             finish = {"type": str(tokens[-1].finish)} if tokens[-1].finish else None
             if finish == {"type": "length"}:
                 finish["length"] = len(so_far)  # type: ignore[assignment]

@@ -18,7 +18,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from openclaw_rl.types import Priority, SampledToken, SampleRequest, SamplingParams, ScoreRequest
-from support.constraints import constraint_of
+from support.constraints import after_the_mask, constraint_of
 from support.model_server import ModelServer, NoSuchModel, new_app, serve
 
 FIELDS = {"model", "token_ids", "stream", "stream_options", "sampling_params", "priority", "cache_salt"}
@@ -198,7 +198,7 @@ async def stream(model: ModelServer, body: dict[str, Any], slot: int) -> AsyncIt
                     "index": 0,
                     "token_ids": [token.token_id],
                     "finish_reason": token.finish,
-                    "logprobs": {"content": [logprobs_of(token, params["logprobs"])]},
+                    "logprobs": {"content": [logprobs_of(after_the_mask(token, request), params["logprobs"])]},
                 }
                 if token.finish:
                     choice["weight_versions"] = [{"version": model.weights, "start": 0, "end": count}]

@@ -91,6 +91,8 @@ class ScoreRequest:
     """Also return the log-probs of these tokens: an array [last_n, n] with n tokens for each position."""
     owner: str = ""
     """As in a `SampleRequest`."""
+    priority: Priority = Priority.BACKGROUND
+    """Before which requests it goes, where the engine has an order of its own."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -65,17 +65,16 @@ class Automaton:
         self._vocabulary, self._matcher, self._stop_ids = vocabulary, matcher, list(stop_ids)
 
     @classmethod
-    def compile(cls, vocabulary: Vocabulary, constraint: Constraint) -> "Automaton":
+    def compile(cls, vocabulary: Vocabulary, constraint: Constraint, *, any_whitespace: bool = False) -> "Automaton":
         """The state before the first token. Other threads run meanwhile. Raises ConstraintRefused."""
-        automaton = cls._begin(vocabulary, replace(constraint, thinking=Thinking.NONE))
+        automaton = cls._begin(vocabulary, replace(constraint, thinking=Thinking.NONE), any_whitespace)
         # Every text may be reasoning. So what comes after it was looked at alone first.
-        return automaton if constraint.thinking is Thinking.NONE else cls._begin(vocabulary, constraint)
+        return automaton if constraint.thinking is Thinking.NONE else cls._begin(vocabulary, constraint, any_whitespace)
 
     @classmethod
-    def _begin(cls, vocabulary: Vocabulary, constraint: Constraint) -> "Automaton":
-        automaton = cls(
-            vocabulary, LLMatcher(vocabulary.tokens, grammar_of(constraint), log_level=0, limits=LIMITS), ()
-        )
+    def _begin(cls, vocabulary: Vocabulary, constraint: Constraint, any_whitespace: bool) -> "Automaton":
+        grammar = grammar_of(constraint, any_whitespace=any_whitespace)
+        automaton = cls(vocabulary, LLMatcher(vocabulary.tokens, grammar, log_level=0, limits=LIMITS), ())
         # Much of the work is done for the first token.
         automaton.allowed()
         return automaton
@@ -105,6 +104,11 @@ class Automaton:
     def accept(self, token: int) -> bool:
         """Add the completion's next token. False if the constraint does not allow it; the completion is then over."""
         return token in self._stop_ids or self._matcher.consume_token(token)
+
+    def spelling(self, token: int) -> bytes:
+        """The text of one token, which may end within a character."""
+        text: bytes = self._vocabulary.tokens.decode_bytes([token])
+        return text
 
     def _check(self) -> None:
         if problem := self._matcher.get_error():

@@ -26,8 +26,17 @@ class Compiler:
     * Constraints are compiled one at a time, and a request waits at most `COMPILE_SECONDS`.
     """
 
-    def __init__(self, folder: Path, size: int | None = None, woken: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        size: int | None = None,
+        woken: Callable[[], None] = lambda: None,
+        *,
+        any_whitespace: bool = False,
+    ) -> None:
+        """`any_whitespace`: for completions of engines that write JSON with whitespace as they like."""
         self._folder, self._size, self._woken = folder, size, woken
+        self._any_whitespace = any_whitespace
         self._vocabulary: Vocabulary | None = None
         self._results: OrderedDict[Constraint, tuple[Future[Automaton], float]] = OrderedDict()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="compile")
@@ -69,7 +78,7 @@ class Compiler:
     def _compile(self, constraint: Constraint) -> Automaton:
         self.prepare()
         assert self._vocabulary is not None
-        return Automaton.compile(self._vocabulary, constraint)
+        return Automaton.compile(self._vocabulary, constraint, any_whitespace=self._any_whitespace)
 
     def _make_room(self, size: int) -> None:
         """Forget the constraints that were not used for longest. Those that are being compiled stay."""

@@ -15,8 +15,8 @@ from openclaw_rl.engines.base import EngineLimits, EngineStats
 from openclaw_rl.engines.capabilities import SamplerCapabilities
 from openclaw_rl.engines.errors import ConstraintRefused, EngineError, EngineUnavailable, VersionGone
 from openclaw_rl.engines.policy_ref import PolicyRef, WeightForm
+from openclaw_rl.engines.remote.constrained import ConstrainedCompletions
 from openclaw_rl.engines.remote.dialect import Dialect, ServerTraits
-from openclaw_rl.engines.remote.forced import ForcedTokens
 from openclaw_rl.engines.remote.http import InferenceServer, RequestRefused
 from openclaw_rl.engines.remote.probes import check_adapters, check_raw, unload_leftovers, write_zero_adapter
 from openclaw_rl.engines.remote.process import ServerProcess
@@ -81,7 +81,7 @@ class RemoteSampler:
         self._prefix = f"openclaw-{secrets.token_hex(4)}"
         self.replicas = [Replica(dialect, server, process, self._folders, self._give_up) for server, process in servers]
         self._router = Router(self.replicas)
-        self._forced = ForcedTokens(options.model)
+        self._constrained = ConstrainedCompletions(options.model)
         self._admission = Admission(options.max_sequences, options.max_queue)
         self._ids = count(1)
         self._tasks: dict[int, dict[int, asyncio.Task[None]]] = {}
@@ -152,7 +152,7 @@ class RemoteSampler:
         await gather_or_cancel([replica.start() for replica in self.replicas])
         for replica in self.replicas:
             await check_raw(self.dialect, replica)
-        self._forced.prepare()
+        self._constrained.prepare()
         await self._prepare_policies()
 
     async def _prepare_policies(self) -> None:
@@ -181,7 +181,7 @@ class RemoteSampler:
         self._closed = True
         await asyncio.gather(*(replica.close() for replica in self.replicas))
         await asyncio.gather(*self._background, return_exceptions=True)
-        self._forced.close()
+        self._constrained.close()
 
     def sample(self, request: SampleRequest) -> TokenStream:
         self._check_up()
@@ -285,7 +285,7 @@ class RemoteSampler:
     async def _complete(self, stream: TokenStream, policy: ServedPolicy, request: SampleRequest, index: int) -> None:
         """Feed one completion to its stream."""
         try:
-            marker = await self._forced.marker(request)
+            constrained = await self._constrained.follow(request)
             replica = await self._replica(request.prompt_ids, policy)
             async with replica.working() as traits:
                 model = self._model(policy, traits)
@@ -293,7 +293,12 @@ class RemoteSampler:
                     self._check_weights(replica, policy, piece.weights, stream)
                     if piece.cached_tokens is not None:
                         stream.cached_tokens = piece.cached_tokens
-                    stream.feed(piece.tokens if marker is None else await asyncio.to_thread(marker.mark, piece.tokens))
+                    tokens = await asyncio.to_thread(constrained.add, piece.tokens) if constrained else piece.tokens
+                    stream.feed(tokens)
+                if constrained and constrained.held:
+                    answer = await self.dialect.score(replica.server, traits, model, constrained.scoring())
+                    self._check_weights(replica, policy, answer.weights, stream)
+                    stream.feed(constrained.scored(answer.scores))
             if stream.is_open(index):
                 raise EngineUnavailable("The inference server ended its answer without a last token.")
         except EngineUnavailable as error:

@@ -85,7 +85,7 @@ class SglangDialect:
         self, server: InferenceServer, traits: ServerTraits, model: str, request: ScoreRequest
     ) -> ServerScores:
         body = {
-            **self._common(traits, model, Priority.BACKGROUND, request.owner),
+            **self._common(traits, model, request.priority, request.owner),
             "input_ids": list(request.ids),
             # The first token from here has no log-prob, so one more is asked for.
             "logprob_start_len": len(request.ids) - request.last_n - 1,

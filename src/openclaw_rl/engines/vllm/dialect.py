@@ -123,7 +123,7 @@ class VllmDialect:
             params["prompt_logprob_start"] = len(request.ids) - request.last_n - 1
         body = {"model": model, "token_ids": list(request.ids), "sampling_params": {**params, "detokenize": False}}
         answer = await server.post(
-            GENERATE, {**body, **priority_of(Priority.BACKGROUND, traits), **salt_of(request.owner)}
+            GENERATE, {**body, **priority_of(request.priority, traits), **salt_of(request.owner)}
         )
         rows = answer["prompt_logprobs"][-request.last_n :]
         given = [known(row[str(id)]["logprob"]) for row, id in zip(rows, request.ids[-request.last_n :], strict=True)]
