@@ -216,7 +216,7 @@ def test_others_run_while_a_large_schema_is_compiled(compiler: Compiler) -> None
 def test_a_request_does_not_wait_for_ever(compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiling, "COMPILE_SECONDS", 0.0)
     gate = threading.Event()
-    monkeypatch.setattr(Automaton, "compile", lambda *_given: gate.wait(60))
+    monkeypatch.setattr(Automaton, "compile", lambda *_given, **_options: gate.wait(60))
     constraint = Constraint(JsonForm("{}"))
     while not compiler.compiled(constraint):
         pass

@@ -7,6 +7,8 @@ from openclaw_rl.types import Constraint, JsonForm, Thinking
 
 #: The line breaks that models write after their reasoning.
 GAP = {"type": "regex", "pattern": "\\n?\\n?"}
+#: Without a bound, a small model may write whitespace until its answer is cut off. Old versions ignore the bound.
+MAX_WHITESPACE = 1
 
 
 def structural_tag(constraint: Constraint) -> str:
@@ -45,7 +47,7 @@ def triggered(constraint: Constraint) -> dict[str, Any]:
 
 
 def tag(form: JsonForm) -> dict[str, Any]:
-    schema = {"type": "json_schema", "json_schema": json.loads(form.schema)}
+    schema = {"type": "json_schema", "json_schema": json.loads(form.schema), "max_whitespace_cnt": MAX_WHITESPACE}
     return {"type": "tag", "begin": form.before, "content": schema, "end": form.after}
 
 
