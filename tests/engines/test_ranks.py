@@ -23,6 +23,12 @@ from support.training_sequences import ragged, sequence
 
 CPU = torch.device("cpu")
 SHARDS = pytest.mark.parametrize("shards", [False, True], ids=["copies", "shards"])
+#: Each rank with a copy of the weights, with a part of them that is whole during a pass, and with a part whose layers
+#: are gathered for each use and computed twice.
+HELD = pytest.mark.parametrize(
+    "held", [{}, {"shards": True}, {"shards": True, "free": 0}], ids=["copies", "shards", "short"]
+)
+Held = dict[str, Any]
 WEIGHTS = {True: "adapter_model.safetensors", False: "model.safetensors"}
 
 
@@ -53,9 +59,9 @@ def changed(job: Training, **changes: Any) -> Training:
 
 
 def alone(job: Training, saved: Path) -> Trained:
-    """The same training in one process."""
+    """The same training in one process that has enough memory."""
     decoder = load_decoder(job.options.model, torch.float32, CPU)
-    return train(PolicyTrainer(decoder, job.options), replace(job, saved=saved))
+    return train(PolicyTrainer(decoder, job.options), replace(job, saved=saved, free=None))
 
 
 def differences(one: Path, other: Path) -> dict[str, float]:
@@ -69,12 +75,19 @@ def differences(one: Path, other: Path) -> dict[str, float]:
     return worst
 
 
+def train_alike(pair: RankPair, job: Training) -> Trained:
+    """What the first rank measured, which the second one measured too."""
+    first, second = pair.train(job)
+    assert isinstance(first, Trained), first
+    # They may have computed different numbers of layers twice.
+    assert first == second._replace(recomputed=first.recomputed)
+    return first
+
+
 def equal_to_one_process(pair: RankPair, job: Training, tmp_path: Path) -> Trained:
     """Train with two ranks and with one process, and compare everything that is measured and saved."""
     expected = alone(job, tmp_path / "alone")
-    first, second = pair.train(job)
-    assert isinstance(first, Trained), first
-    assert first == second
+    first = train_alike(pair, job)
     for ours, theirs in zip(first.passes, expected.passes, strict=True):
         result, reference = ours[0], theirs[0]
         assert result.loss == pytest.approx(reference.loss, abs=1e-5)
@@ -92,29 +105,53 @@ def equal_to_one_process(pair: RankPair, job: Training, tmp_path: Path) -> Train
     return first
 
 
-@SHARDS
+@HELD
 @pytest.mark.parametrize("case", ["plain", "epochs", "divergence"])
 def test_an_adapter_is_trained_as_by_one_process(
-    pair: RankPair, job: Training, tmp_path: Path, case: str, shards: bool
+    pair: RankPair, job: Training, tmp_path: Path, case: str, held: Held
 ) -> None:
     changes: dict[str, Any] = {
         "plain": {},
         "epochs": {"epochs": 2, "dropout": 0.3},
         "divergence": {"loss": LossSettings(kl_coef=0.5)},
     }[case]
-    equal_to_one_process(pair, replace(changed(job, **changes), shards=shards), tmp_path)
+    job = replace(changed(job, **changes), **held)
+    job = replace(job, batches=job.batches[:3]) if "free" in held else job
+    assert bool(equal_to_one_process(pair, job, tmp_path).recomputed) == ("free" in held)
 
 
-@SHARDS
+@HELD
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 def test_all_weights_are_trained_as_by_one_process(
-    pair: RankPair, job: Training, tied_model: Path, tmp_path: Path, shards: bool, tied: bool
+    pair: RankPair, job: Training, tied_model: Path, tmp_path: Path, held: Held, tied: bool
 ) -> None:
     job = changed(job, rank=0, model=tied_model if tied else job.options.model, learning_rate=1e-4)
+    job = replace(job, batches=job.batches[:3]) if "free" in held else job
     whole = alone(job, tmp_path / "reference").weight_bytes
-    trained = equal_to_one_process(pair, replace(job, shards=shards), tmp_path)
+    trained = equal_to_one_process(pair, replace(job, **held), tmp_path)
     # The rows of a few small weights cannot be divided by two.
-    assert trained.weight_bytes == pytest.approx(whole / 2, rel=0.02) if shards else trained.weight_bytes == whole
+    assert trained.weight_bytes == (pytest.approx(whole / 2, rel=0.02) if held else whole)
+
+
+@pytest.mark.parametrize("rank", [4, 0], ids=["lora", "all"])
+def test_weights_that_fit_are_gathered_once_in_a_pass(pair: RankPair, job: Training, rank: int) -> None:
+    layers = load_decoder(job.options.model, torch.float32, CPU).shape.layers
+    job = replace(changed(job, rank=rank), shards=True, batches=job.batches[4:])
+    (batch,) = job.batches
+    rounds = -(-len(micro_batches(batch, 64, CPU)) // 2)
+    assert rounds > 1
+    free, short = pair.train(job)[0], pair.train(replace(job, free=0))[0]
+    # A pass with gradients, and one each for the scores of the policy and of the base model.
+    assert free.gathered == 3 * (layers + 1)
+    assert free.recomputed == 0
+    # Where memory is short, a layer is gathered for the forward pass and for the backward pass of each micro-batch.
+    assert short.gathered >= 2 * rounds * layers
+    assert short.recomputed == rounds * layers
+
+
+def test_copies_that_compute_layers_twice_train_as_one_process(pair: RankPair, job: Training, tmp_path: Path) -> None:
+    job = replace(job, batches=job.batches[:2], free=0)
+    assert equal_to_one_process(pair, job, tmp_path).recomputed > 0
 
 
 @SHARDS
@@ -146,23 +183,32 @@ def test_a_rank_without_a_micro_batch_takes_part(
     equal_to_one_process(pair, job, tmp_path)
 
 
-@SHARDS
+@HELD
 @pytest.mark.parametrize("fault", ["short_in_forward", "short_in_backward"])
 def test_a_rank_that_is_short_of_memory_has_all_try_smaller_micro_batches(
-    pair: RankPair, job: Training, tmp_path: Path, fault: str, shards: bool
+    pair: RankPair, job: Training, tmp_path: Path, fault: str, held: Held
 ) -> None:
-    for rank in (4, 0) if shards else (4,):
-        given = replace(changed(job, rank=rank, learning_rate=1e-4), batches=job.batches[2:4])
-        given = replace(given, shards=shards, fault=fault, saved=tmp_path / f"saved-{rank}")
-        first, second = pair.train(given)
-        assert isinstance(first, Trained), first
-        assert first == second
+    for rank in (4, 0) if held else (4,):
+        batches = job.batches[2:3] if "free" in held else job.batches[2:4]
+        given = replace(changed(job, rank=rank, learning_rate=1e-4), batches=batches)
+        given = replace(given, **held, fault=fault, saved=tmp_path / f"saved-{rank}")
+        train_alike(pair, given)
         small = changed(given, micro_batch_tokens=32)
         alone(small, tmp_path / f"alone-{rank}")
         assert max(differences(given.saved, tmp_path / f"alone-{rank}").values()) <= 1e-6
 
 
-@SHARDS
+@pytest.mark.parametrize("rank", [4, 0], ids=["lora", "all"])
+def test_weights_do_not_stay_whole_after_memory_ran_out(
+    pair: RankPair, job: Training, tmp_path: Path, rank: int
+) -> None:
+    job = replace(changed(job, rank=rank, learning_rate=1e-4), batches=job.batches[2:3], shards=True)
+    assert isinstance(pair.train(replace(job, fault="short_while_whole"))[0], Trained)
+    alone(changed(job, micro_batch_tokens=32), tmp_path / "alone")
+    assert max(differences(job.saved, tmp_path / "alone").values()) <= 1e-6
+
+
+@HELD
 @pytest.mark.parametrize(
     ("fault", "kind", "words"),
     [
@@ -172,16 +218,14 @@ def test_a_rank_that_is_short_of_memory_has_all_try_smaller_micro_batches(
     ],
 )
 def test_an_error_of_one_rank_is_raised_by_all(
-    pair: RankPair, job: Training, fault: str, kind: type[Exception], words: str, shards: bool
+    pair: RankPair, job: Training, fault: str, kind: type[Exception], words: str, held: Held
 ) -> None:
-    for error in pair.train(replace(job, fault=fault, shards=shards)):
+    for error in pair.train(replace(job, fault=fault, **held)):
         assert type(error) is kind
         assert words in str(error)
     assert not job.saved.exists()
     # And the ranks still understand each other.
-    first, second = pair.train(replace(job, shards=shards, batches=job.batches[:1]))
-    assert isinstance(first, Trained)
-    assert first == second
+    train_alike(pair, replace(job, **held, batches=job.batches[:1]))
 
 
 def test_a_policy_that_the_first_rank_cannot_write_is_refused_by_all(pair: RankPair, job: Training) -> None:

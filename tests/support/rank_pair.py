@@ -1,16 +1,19 @@
 """Two processes that are ranks of one group and train together, for many trainings one after the other."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from openclaw_rl.engines.errors import EngineError
+from openclaw_rl.engines.local.model.decoder import Decoder
 from openclaw_rl.engines.local.process.learner_messages import LearnerOptions, Meeting, RankPlace
 from openclaw_rl.engines.local.training.policy_trainer import PolicyTrainer
 from openclaw_rl.losses.custom import LossFailed
@@ -31,6 +34,8 @@ class Training:
     batches: list[list[TrainingSequence]]
     saved: Path
     shards: bool = False
+    free: int | None = None
+    """Bytes that a rank finds free before each pass, if it is not what the machine has."""
     resumed: Path | None = None
     """The checkpoint to begin with."""
     fault: str = ""
@@ -41,19 +46,45 @@ class Trained(NamedTuple):
     passes: list[Any]
     """What each pass and its update measured."""
     weight_bytes: int
+    recomputed: int
+    """How often a layer was set to be computed twice."""
+    gathered: int
+    """How often FSDP gathered the weights of a module."""
 
 
 def train(trainer: PolicyTrainer, job: Training) -> Trained:
     if job.resumed is not None:
         trainer.load(job.resumed)
+    if job.free is not None:
+        trainer.trainer.free = lambda _: job.free
     passes: list[Any] = []
-    for number, batch in enumerate(job.batches):
-        trainer.snapshot(str(number))
-        for _ in range(job.options.training.epochs):
-            passes.append((trainer.forward_backward(batch), trainer.optim_step()))
-        passes[-1] = (*passes[-1], trainer.score(batch), trainer.score(batch[:1], base=True))
+    with (
+        counted(trainer.trainer, "_recomputed_layers", int) as recomputed,
+        counted(dist, "all_gather_single") as gathers,
+    ):
+        for number, batch in enumerate(job.batches):
+            trainer.snapshot(str(number))
+            for _ in range(job.options.training.epochs):
+                passes.append((trainer.forward_backward(batch), trainer.optim_step()))
+            passes[-1] = (*passes[-1], trainer.score(batch), trainer.score(batch[:1], base=True))
     trainer.save(job.saved, 7)
-    return Trained(passes, trainer.weight_bytes)
+    return Trained(passes, trainer.weight_bytes, sum(recomputed), sum(gathers))
+
+
+@contextlib.contextmanager
+def counted(owner: Any, name: str, count: Callable[[Any], int] = lambda _: 1) -> Iterator[list[int]]:
+    """A list that gets a number for the result of each call of a function."""
+    function = getattr(owner, name)
+    numbers: list[int] = []
+
+    def call(*args: Any, **given: Any) -> Any:
+        result = function(*args, **given)
+        numbers.append(count(result))
+        return result
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(owner, name, call)
+        yield numbers
 
 
 def short_in_forward(trainer: PolicyTrainer) -> None:
@@ -81,6 +112,18 @@ def short_in_backward(trainer: PolicyTrainer) -> None:
         if result.requires_grad and trainer.trainer.micro_batch_tokens > ROOM:
             result.register_hook(fail)
         return result
+
+    trainer.trainer._block = cramped  # type: ignore[method-assign]
+
+
+def short_while_whole(trainer: PolicyTrainer) -> None:
+    """A layer does not fit while the others stay whole."""
+    block, model = trainer.trainer._block, trainer.weights.decoder(trainer.decoder)
+
+    def cramped(*args: Any) -> Tensor:
+        if not isinstance(model, Decoder) and model._stays_whole:
+            raise NO_MEMORY
+        return block(*args)
 
     trainer.trainer._block = cramped  # type: ignore[method-assign]
 

@@ -58,6 +58,9 @@ class FullWeights:
         map_leaves(self.masters, Tensor, tensors.append)
         return [tensor for tensor in tensors if tensor.requires_grad]
 
+    def decoder(self, base: Decoder) -> Decoder:
+        return self.masters
+
     def policy(self, base: Decoder, dropout_seed: int | None = None) -> Policy:
         decoder = map_tensors(self.masters, lambda tensor: tensor.to(base.embed.dtype))
         return Policy(decoder, no_adapters(base.shape))

@@ -128,6 +128,9 @@ class LoraWeights:
         """The masters, in an order that depends only on the modules."""
         return [*self.a.values(), *self.b.values()]
 
+    def decoder(self, base: Decoder) -> Decoder:
+        return base
+
     def policy(self, base: Decoder, dropout_seed: int | None = None) -> Policy:
         return Policy(base, self.adapters(base.embed.dtype, dropout_seed))
 

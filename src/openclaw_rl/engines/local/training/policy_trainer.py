@@ -165,7 +165,7 @@ class PolicyTrainer:
     def snapshot(self, name: str) -> None:
         """Keep all that a step changes, and begin again with micro-batches of the full size."""
         self.trainer.micro_batch_tokens = self.options.micro_batch_tokens
-        self.trainer.is_stopped = False
+        self.trainer.is_stopped, self.trainer.may_stay_whole = False, True
         self._halvings = 0
         # An adapter is small; a copy of all weights would fill the device.
         copied: Any = {"copy": True} if self.options.rank else {"copy": True, "device": "cpu"}
@@ -273,7 +273,11 @@ class PolicyTrainer:
         self.weights = weights
         self.trainer = Trainer(self.decoder, weights, self.loss, options.micro_batch_tokens, self.ranks)
         self.optimizer = torch.optim.AdamW(
-            weights.parameters(), lr=training.learning_rate, betas=training.betas, weight_decay=training.weight_decay
+            weights.parameters(),
+            lr=training.learning_rate,
+            betas=training.betas,
+            weight_decay=training.weight_decay,
+            fused=self.device.type == "cuda",
         )
         self._snapshot = self._loss_of_gradient = None
         self._halvings = 0
@@ -294,6 +298,7 @@ class PolicyTrainer:
                     raise StepRefused(DOES_NOT_FIT) from error
             # Outside the handler: the error's traceback holds on to tensors.
             self._halvings += 1
+            self.trainer.may_stay_whole = False
             half = max(1, self.trainer.micro_batch_tokens // 2)
             tokens = self.trainer.micro_batch_tokens = 1 if self._halvings == MAX_HALVINGS else half
             size = f"{tokens} tokens" if tokens > 1 else "one sequence"

@@ -84,13 +84,16 @@ class RankGroup:
                     if dense is not tensor:
                         tensor.copy_(dense)
 
+    def all_agree(self, agrees: bool) -> bool:
+        return not self._any(not agrees)
+
     def raise_any(self, error: Exception | None) -> None:
-        if self._any_failed(error is not None):
+        if self._any(error is not None):
             self._raise_first(error)
 
     def go_on_together(self) -> None:
         """Called before each exchange of weights or gradients. Raises OtherRankFailed if a rank will not take part."""
-        if self._any_failed(False):
+        if self._any(False):
             raise OtherRankFailed
 
     def on_first(self, action: Callable[[], None]) -> None:
@@ -111,8 +114,9 @@ class RankGroup:
                     collected[name] = tensor.cpu()
         return collected
 
-    def _any_failed(self, failed: bool) -> bool:
-        flag = torch.tensor(failed, dtype=torch.int32)
+    def _any(self, here: bool) -> bool:
+        """Whether something is true on at least one rank."""
+        flag = torch.tensor(here, dtype=torch.int32)
         with lost_unless_done():
             dist.all_reduce(flag, dist.ReduceOp.MAX, self._control)
         return bool(flag)

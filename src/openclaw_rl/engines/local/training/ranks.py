@@ -34,6 +34,9 @@ class Ranks(Protocol):
     def add_up(self, tensors: Sequence[Tensor]) -> None:
         """Replace each tensor by its sum over all ranks. What FSDP adds up by itself is left alone."""
 
+    def all_agree(self, agrees: bool) -> bool:
+        """Whether every rank agrees."""
+
     def raise_any(self, error: Exception | None) -> None:
         """Raise the error of the first rank that has one."""
 
@@ -55,6 +58,9 @@ class OneRank:
 
     def add_up(self, tensors: Sequence[Tensor]) -> None:
         pass
+
+    def all_agree(self, agrees: bool) -> bool:
+        return agrees
 
     def raise_any(self, error: Exception | None) -> None:
         if error is not None:

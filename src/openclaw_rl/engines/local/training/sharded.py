@@ -1,8 +1,10 @@
 """A model whose weights are sharded over the ranks with FSDP2.
 
-Each rank holds a part of every weight. The weights of a layer are whole on a rank only while it computes that layer.
+Each rank holds a part of every weight. Where memory is short, the weights of a layer are whole on a rank only while it
+computes that layer. Otherwise they stay whole until the end of the pass, because gathering them again takes time.
 """
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -43,8 +45,9 @@ class Sharding:
         """Leave each rank its part of a module's weights. They are whole in `dtype` while the module computes."""
         precision = MixedPrecisionPolicy(dtype, torch.float32 if dtype else None, cast_forward_inputs=False)
         fully_shard(module, mesh=self.mesh, mp_policy=precision)
-        # The loss of a batch is a sum over its micro-batches, and so is the gradient.
-        module.set_gradient_divide_factor(1.0)
+        # The loss of a batch is a sum over its micro-batches, and so is the gradient. FSDP would really divide by 1.
+        if self.ranks.place.count > 1:
+            module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)
         module.set_custom_all_gather(AllGather(self.ranks))
         module.set_custom_reduce_scatter(ReduceScatter(self.ranks))
@@ -58,7 +61,7 @@ class Sharding:
     def model(self, decoder: Decoder, dtype: torch.dtype | None = None) -> "ShardedDecoder":
         """A model whose layers are sharded already; trained if `dtype` is given."""
         inverse_frequencies = decoder.inverse_frequencies.to(self.ranks.device)
-        module = ShardedDecoder(replace(decoder, inverse_frequencies=inverse_frequencies), trained=dtype is not None)
+        module = ShardedDecoder(replace(decoder, inverse_frequencies=inverse_frequencies), dtype)
         self.shard(module, dtype)
         self.ranks.sharded_models.append(module)
         return module
@@ -125,17 +128,23 @@ class ShardedDecoder(nn.Module):
     """A model. Its layers are `ShardedLayer`s."""
 
     embed: nn.Parameter
+    norm: Any
+    set_reshard_after_backward: Callable[[bool], None]
     reset_iter_state: Callable[[], None]
     """Of FSDP: leaves each rank its part of all weights, also after a pass that failed."""
 
-    def __init__(self, decoder: Decoder, trained: bool) -> None:
+    def __init__(self, decoder: Decoder, dtype: torch.dtype | None) -> None:
+        """It is trained if `dtype` is given, and computes in `dtype` then."""
         super().__init__()
         self.shape = decoder.shape
+        self.itemsize = (dtype or decoder.embed.dtype).itemsize
+        """Bytes of a number in whole weights."""
         self.whole: list[Tensor] = []
         """The whole weights outside the layers in the last pass."""
+        self._stays_whole = False
         for name in OUTSIDE_LAYERS:
             tensor = getattr(decoder, name)
-            self.register_parameter(name, None if tensor is None else nn.Parameter(tensor, trained))
+            self.register_parameter(name, None if tensor is None else nn.Parameter(tensor, dtype is not None))
         self.layers: Any = nn.ModuleList(decoder.layers)  # type: ignore[arg-type]
         self._constants = replace(decoder, layers=[], embed=None, norm=None, untied_head=None)  # type: ignore[arg-type]
 
@@ -153,6 +162,27 @@ class ShardedDecoder(nn.Module):
         """Memory of this rank's part."""
         return sum(local(tensor).nbytes for tensor in tensors_of(self.parts()))
 
+    @functools.cached_property
+    def bytes_when_whole(self) -> int:
+        """Memory that a pass takes if all weights stay whole, with the gradients of this rank's part."""
+        tensors = tensors_of(self.parts())
+        gradients = sum(local(tensor).nbytes for tensor in tensors) if self.norm.requires_grad else 0
+        needed = sum(tensor.numel() for tensor in tensors) * self.itemsize + gradients
+        # Ranks on a CPU share its memory.
+        return needed * self.norm.device_mesh.size() if self.norm.device.type == "cpu" else needed
+
+    def begin_pass(self, stays_whole: bool) -> None:
+        """Before a pass over some micro-batches: whether weights stay whole from their first use to its end."""
+        self._stays_whole = stays_whole
+        for layer in self.layers:
+            layer.set_reshard_after_forward(not stays_whole)
+        self.set_reshard_after_backward(not stays_whole)
+
+    def end_pass(self) -> None:
+        """Leave each rank its part of the weights."""
+        if self._stays_whole:
+            self.settle()
+
     def forward(self, compute: Callable[[Decoder], Tensor]) -> Tensor:
         weights = self.weights()
         self.whole = tensors_of(replace(weights, layers=[]))
@@ -161,13 +191,13 @@ class ShardedDecoder(nn.Module):
     def run(self, compute: Callable[[Decoder], Tensor]) -> Tensor:
         """`compute` with the whole weights outside the layers."""
         result: Tensor = self(compute)
-        if not torch.is_grad_enabled():
+        if not torch.is_grad_enabled() and not self._stays_whole:
             # FSDP waits for a backward pass, which does not come: until then it would keep weights whole.
             self.settle()
         return result
 
     def settle(self) -> None:
-        """After a pass without a backward pass, and after one that failed: be ready for the next."""
+        """Leave each rank its part of the weights, also without a backward pass and after a pass that failed."""
         if self.whole:
             self.reset_iter_state()
         # What a backward pass that failed has left there would be added to the next gradient.
@@ -191,6 +221,9 @@ class ShardedFullWeights:
 
     def parameters(self) -> list[Tensor]:
         return self._masters.parameters()
+
+    def decoder(self, base: object) -> ShardedDecoder:
+        return self.model
 
     def policy(self, base: object, dropout_seed: int | None = None) -> Policy:
         return Policy(self.model, no_adapters(self.base.shape))

@@ -5,7 +5,7 @@ their beginning, forward and backward. Logits are computed only for the spans' t
 activations of only one micro-batch exist at any time.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -53,6 +53,10 @@ class TrainedWeights(Protocol):
         """For one forward and backward pass on the base weights; without a seed there is no dropout."""
         ...
 
+    def decoder(self, base: Any) -> "Decoder | ShardedDecoder":
+        """The model that `policy` computes with."""
+        ...
+
     def complete(self) -> "TrainedWeights":
         """All of the weights, on the first rank. Each rank calls this."""
         ...
@@ -65,7 +69,9 @@ class TrainedWeights(Protocol):
 class Trainer:
     """Computes gradients of a policy loss for the trained weights. The caller steps the optimiser.
 
-    Several ranks share the micro-batches of a pass. Then every rank has the gradient and the result of all of them.
+    - Several ranks share the micro-batches of a pass. Then every rank has the gradient and the result of all of them.
+    - Sharded weights stay whole during a pass if they fit into the free memory of every rank beside all activations.
+      Otherwise each layer is gathered for each use.
     """
 
     def __init__(
@@ -82,6 +88,8 @@ class Trainer:
         self.micro_batch_tokens, self.free = micro_batch_tokens, free
         self.ranks = ranks or OneRank()
         self.micro_batches_seen = 0
+        self.may_stay_whole = True
+        """Whether sharded weights may stay whole during a pass; not after memory has run out."""
         self.is_stopped = False
         """Whether to raise StepStopped before the next micro-batch."""
 
@@ -98,7 +106,8 @@ class Trainer:
             sums.add_(batch_sums)
             logprobs[number].copy_(batch_logprobs)
 
-        self.ranks.share_out(len(batches), accumulate, self._accumulate_nothing)
+        models = [self.weights.decoder(self.decoder), *([self.decoder] if self.loss.kl_coef else [])]
+        self._share_out(batches, accumulate, self._accumulate_nothing, models)
         self.micro_batches_seen = first + len(batches)
         if batches:
             self.ranks.add_up([sums, *logprobs, *self._gradients()])
@@ -119,12 +128,42 @@ class Trainer:
         policy = self._base if base else self.weights.policy(self.decoder)
         logprobs = self._no_logprobs(batches)
 
+        def take_part() -> None:
+            self._logprobs(empty_batch(self._device), policy)
+
         def score(number: int) -> None:
             logprobs[number].copy_(self._logprobs(batches[number], policy)[:, 0])
 
-        self.ranks.share_out(len(batches), score, lambda: self._logprobs(empty_batch(self._device), policy))
+        self._share_out(batches, score, take_part, [policy.decoder])
         self.ranks.add_up(logprobs)
         return in_order(sequences, batches, logprobs)
+
+    def _share_out(
+        self,
+        batches: Sequence[MicroBatch],
+        compute: Callable[[int], None],
+        take_part: Callable[[], None],
+        models: Sequence["Decoder | ShardedDecoder"],
+    ) -> None:
+        """Compute the micro-batches of a pass, each on one rank. It uses these models."""
+        sharded = {id(model): model for model in models if not isinstance(model, Decoder)}.values()
+        if sharded and batches:
+            stays_whole = self.ranks.all_agree(self._fit_whole(sharded, max(len(batch.ids) for batch in batches)))
+            for model in sharded:
+                model.begin_pass(stays_whole)
+        self.ranks.share_out(len(batches), compute, take_part)
+        for model in sharded:
+            model.end_pass()
+
+    def _fit_whole(self, models: Collection["ShardedDecoder"], tokens: int) -> bool:
+        """Whether whole weights fit into the free memory of this rank beside the activations of so many tokens."""
+        free = self.free(self._device)
+        if free is None or not self.may_stay_whole:
+            return False
+        free -= sum(model.bytes_when_whole for model in models)
+        shape, itemsize = self.decoder.shape, self.decoder.embed.dtype.itemsize
+        recorded = any(model.norm.requires_grad for model in models) and torch.is_grad_enabled()
+        return recomputed_layers(shape, tokens, itemsize, free, recorded=recorded) == 0
 
     def _no_logprobs(self, batches: Sequence[MicroBatch]) -> list[Tensor]:
         """For each target of each micro-batch a 0, which stays if another rank computes the micro-batch."""
