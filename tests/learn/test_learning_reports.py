@@ -2,6 +2,8 @@
 
 import json
 import logging
+import time
+from typing import Any
 
 import pytest
 from prometheus_client import generate_latest
@@ -29,6 +31,22 @@ async def test_a_step_is_reported_in_the_log_in_a_file_and_to_prometheus(
     told = generate_latest(run.registry).decode()
     assert 'openclaw_trained_samples_total{kind="rl"} 2.0' in told
     assert "openclaw_step_version 1.0" in told
+
+
+async def test_the_latency_of_a_step_ends_when_its_policy_can_serve(
+    run: LearningRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await run.start()
+    publish, published = run.sampler.publish, []
+
+    async def publish_and_note(*args: Any, **options: Any) -> None:
+        await publish(*args, **options)
+        published.append(time.time())
+
+    monkeypatch.setattr(run.sampler, "publish", publish_and_note)
+    await run.trained(*run.judged(2))
+    row = json.loads((run.folder / "metrics.jsonl").read_text())
+    assert row["time"] >= published[-1]
 
 
 async def test_a_sink_that_fails_is_said_once_and_stops_nothing(

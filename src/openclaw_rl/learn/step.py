@@ -192,11 +192,12 @@ class StepRunner:
         self, version: int, policy: PolicyRef, turns: Sequence[StoredTurn], result: StepResult
     ) -> StepReport:
         """Record the step and let its policy serve. Raises NotPromoted if the policy fails the gate."""
-        report = self._report(version, turns, result)
         try:
             await self.sampler.publish(version, policy, candidate=True)
             score = await self._examine(self.gate, version) if self.gate else None
             await warm(self.ledger, self.sampler, version)
+            # Now, so that its latency includes all of this.
+            report = self._report(version, turns, result)
             await self.line.advance(version, [turn.number for turn in turns], report.as_json())
         except (EngineError, LedgerError, OSError, NotPromoted):
             self.sampler.retract(version)
