@@ -2,6 +2,7 @@
 
     python benchmarks/learning.py                 the embedded model on the CPU, float32
     python benchmarks/learning.py --device cuda   random weights at the shapes of Qwen3-0.6B and Qwen3-4B, bf16
+    python benchmarks/learning.py --device cuda --all-weights     only steps that train all weights
 
 Both sides train LoRA of rank 16 on all linear layers with AdamW. Times are the best of three after a warm-up; on the
 CPU the two sides alternate. Memory is the peak of a step above the memory before it, with each side in its own process.
@@ -21,10 +22,12 @@ from typing import Any
 import torch
 from common import machine, model_folder, sized, table, verdict
 from measuring import Step, best, matmul_rate, peak, timed
-from shapes import QWEN3_0_6B, QWEN3_4B, random_decoder, transformers_model
+from ranks import options
+from shapes import SHAPES, random_decoder, transformers_model
 
 from openclaw_rl.engines.local.model.decoder import PROJECTIONS, Decoder, Shape, load_decoder
 from openclaw_rl.engines.local.training.lora import LoraWeights
+from openclaw_rl.engines.local.training.policy_trainer import PolicyTrainer
 from openclaw_rl.engines.local.training.trainer import MICRO_BATCH_TOKENS, Trainer
 from openclaw_rl.losses.policy import PolicyLoss
 from openclaw_rl.types import Span, TrainingSequence
@@ -45,7 +48,6 @@ CPU_MICRO_BATCH = 1024
 PEFT, OURS, LIMITED = "plain PEFT", "ours", "ours, in half of PEFT's memory"
 #: Bytes for activations in the limited step, at the shape of Qwen3-4B: a little less than half of what plain PEFT took.
 LIMIT = 2_700_000_000
-SHAPES = {"Qwen3-0.6B": QWEN3_0_6B, "Qwen3-4B": QWEN3_4B}
 GIB = 1 << 30
 
 
@@ -243,11 +245,33 @@ def step_flops(shape: Shape) -> float:
     return tokens * (4 * weights + 3.5 * attention) + rows * 4 * shape.vocab * shape.hidden
 
 
+def step_batch(shape: Shape) -> list[TrainingSequence]:
+    random.seed(0)
+    return [sequence(STEP_LENGTH, shape.vocab, [STEP_LENGTH], STEP_RESPONSE) for _ in range(STEP_SEQUENCES)]
+
+
+def all_weights(name: str) -> None:
+    """Tokens per second of a 16k-token step that trains all weights, and its whole memory."""
+    policy = PolicyTrainer(our_decoder("cuda", SHAPES[name]), options(0, "cuda"))
+    batch, times = step_batch(SHAPES[name]), []
+
+    def step() -> None:
+        times.append(timed(lambda: policy.forward_backward(batch)))
+        times.append(timed(policy.optim_step))
+
+    first = timed(step)
+    (seconds,) = best(step)
+    row = (f"{seconds:.3f}", f"{min(times[0::2]):.3f}", f"{min(times[1::2]):.3f}")
+    memory = f"{torch.cuda.max_memory_reserved() / GIB:.1f}"
+    rows = [(name, *row, f"{STEP_SEQUENCES * STEP_LENGTH / seconds:.0f}", memory, f"{first:.1f}")]
+    head = ("all weights", "step s", "gradients", "update", "tok/s", "GiB, weights included", "first step s")
+    table(f"16 × 1,024 tokens, micro-batches of 4,096, random {name} shape, bf16 with float32 masters", head, rows)
+
+
 def throughput(name: str, decoder: Decoder) -> None:
     """Tokens per second of a 16k-token step, and its whole memory."""
-    random.seed(0)
     shape = decoder.shape
-    batch = [sequence(STEP_LENGTH, shape.vocab, [STEP_LENGTH], STEP_RESPONSE) for _ in range(STEP_SEQUENCES)]
+    batch = step_batch(shape)
     rows: list[tuple[object, ...]] = []
     rate = matmul_rate()
     gc.collect()
@@ -303,8 +327,15 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--measure", nargs=2, metavar=("SIDE", "SHAPE"), help="one side's step, as JSON")
+    parser.add_argument("--all-weights", action="store_true", help="only steps that train all weights; needs a GPU")
     args = parser.parse_args()
-    if args.measure:
+    if args.all_weights:
+        for shape_name in SHAPES:
+            all_weights(shape_name)
+            gc.collect()
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+    elif args.measure:
         measure(args.measure[0], args.device, args.measure[1])
     elif args.device == "cpu":
         on_cpu()

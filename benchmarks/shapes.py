@@ -1,6 +1,6 @@
 """Decoders with random weights at real shapes, for measurements without a checkpoint.
 
-python benchmarks/shapes.py FOLDER   writes a model folder with random weights at the shape of Qwen3-4B, 8 GB
+python benchmarks/shapes.py FOLDER [SHAPE]   writes a model folder with random weights, at the shape of Qwen3-4B 8 GB
 """
 
 import sys
@@ -31,6 +31,8 @@ QWEN3_4B = Shape(
 )
 
 QWEN3_0_6B = replace(QWEN3_4B, hidden=1024, intermediate=3072, layers=28, heads=16, rotary_layers=(True,) * 28)
+
+SHAPES = {"Qwen3-0.6B": QWEN3_0_6B, "Qwen3-4B": QWEN3_4B}
 
 
 def random_decoder(shape: Shape, dtype: torch.dtype, device: torch.device) -> Decoder:
@@ -108,4 +110,5 @@ def save_random_model(folder: Path, shape: Shape, device: str) -> None:
 
 
 if __name__ == "__main__":
-    save_random_model(Path(sys.argv[1]), QWEN3_4B, "cuda" if torch.cuda.is_available() else "cpu")
+    shape = SHAPES[sys.argv[2]] if len(sys.argv) > 2 else QWEN3_4B
+    save_random_model(Path(sys.argv[1]), shape, "cuda" if torch.cuda.is_available() else "cpu")
