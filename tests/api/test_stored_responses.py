@@ -1,15 +1,20 @@
 """`GET` and `DELETE /v1/responses/{id}`: recorded answers are read and deleted by their owner, one at a time."""
 
+import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import httpx
 import openai
 import pytest
 
 from openclaw_rl.api.options import ApiKey
-from openclaw_rl.ledger import queries
-from openclaw_rl.types import State
+from openclaw_rl.ledger import changes, queries
+from openclaw_rl.types import SampleRequest, State
+from support.fakes import ScriptedStream
 from support.harness import MODEL, Bench, running
 from support.recording import Recording
 
@@ -36,15 +41,61 @@ def client(bench: Bench, key: str = "A") -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{bench.url}/v1", api_key=key, max_retries=0)
 
 
-@pytest.mark.parametrize("says", ["hello world", f"<think>\nhm\n</think>\n\nI look.\n{CALL}\n{CALL}"])
-@pytest.mark.parametrize("instructions", [None, "be kind"])
-def test_a_response_is_read_as_it_was_given(bench: Recording, says: str, instructions: str | None) -> None:
+def given(bench: Recording, body: dict[str, Any]) -> dict[str, Any]:
+    """The response to a request of alice's: the whole one, or that of a stream's last event."""
+    answer = bench.send("responses", {"input": "hello", **body}, Authorization="Bearer A")
+    assert answer.status_code == 200, answer.text
+    if not body.get("stream"):
+        return answer.json()
+    last = [line[6:] for line in answer.text.splitlines() if line.startswith("data: ")][-1]
+    return json.loads(last)["response"]
+
+
+def read_again(bench: Recording, id: str) -> dict[str, Any]:
+    return httpx.get(f"{bench.url}/v1/responses/{id}", headers={"Authorization": "Bearer A"}).json()
+
+
+@pytest.fixture
+def slow_ledger(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Records turns five seconds after they were asked for, by its own clock."""
+    monkeypatch.setattr(changes, "time", SimpleNamespace(time=lambda: time.time() + 5))
+
+
+@pytest.mark.usefixtures("slow_ledger")
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("says", "body"),
+    [
+        ("hello world", {}),
+        (f"<think>\nhm\n</think>\n\nI look.\n{CALL}\n{CALL}", {"tools": TOOLS, "instructions": "be kind"}),
+        (f"First {CALL}{CALL} then {CALL} and done.", {"tools": TOOLS, "parallel_tool_calls": True}),
+        (f"{CALL}\n{CALL}", {"tools": TOOLS, "parallel_tool_calls": False, "prompt_cache_key": "k"}),
+        ("hello world", {"tools": TOOLS, "tool_choice": "none", "metadata": {"a": "b"}, "instructions": ""}),
+        ("<think>\nlong thoughts", {"max_output_tokens": 12, "include": ["reasoning.encrypted_content"]}),
+        ("hello", {"text": {"format": {"type": "text"}}, "reasoning": {"effort": "low"}, "temperature": 0.5}),
+    ],
+)
+def test_a_response_is_read_as_it_was_given(bench: Recording, says: str, body: dict[str, Any], stream: bool) -> None:
     bench.says = says
-    given = client(bench).responses.create(model=MODEL, input="hello", instructions=instructions, tools=TOOLS)
-    stored = client(bench).responses.retrieve(given.id)
-    for field in ("id", "status", "output", "instructions", "created_at", "temperature", "usage", "model"):
-        assert getattr(stored, field) == getattr(given, field), field
-    assert [tool.name for tool in stored.tools] == ["look"]
+    response = given(bench, {**body, "stream": stream})
+    assert read_again(bench, response["id"]) == response
+    more = given(bench, {**body, "input": "more", "previous_response_id": response["id"], "stream": stream})
+    assert more["previous_response_id"] == response["id"]
+    assert read_again(bench, more["id"]) == more
+
+
+def test_cached_tokens_are_read_as_they_were_given(bench: Recording, monkeypatch: pytest.MonkeyPatch) -> None:
+    sample = bench.sampler.sample
+
+    def sample_cached(request: SampleRequest) -> ScriptedStream:
+        stream = sample(request)
+        stream.cached_tokens = 3
+        return stream
+
+    monkeypatch.setattr(bench.sampler, "sample", sample_cached)
+    response = given(bench, {})
+    assert response["usage"]["input_tokens_details"]["cached_tokens"] == 3
+    assert read_again(bench, response["id"]) == response
 
 
 def test_an_answer_that_was_cut_off_says_so(bench: Recording) -> None:

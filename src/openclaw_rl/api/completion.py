@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from secrets import token_hex
 from typing import Any
 
-from openclaw_rl.api.capture.open_turn import AnsweredChoice, OpenTurn
+from openclaw_rl.api.capture.open_turn import AnsweredChoice, AnsweredRequest, OpenTurn
 from openclaw_rl.api.errors import from_engine
 from openclaw_rl.api.message import AssistantMessage
 from openclaw_rl.api.metrics import ServerMetrics
@@ -58,7 +58,7 @@ class Completion:
         id_prefix: str,
     ) -> None:
         self.id = id_prefix + token_hex(16)
-        self.created = int(time.time())
+        self._began = time.time()
         self.prompt, self.params, self.choices = prompt, params, choices
         self._stream, self._metrics, self._turn = stream, metrics, turn
         self._arrived = arrived
@@ -69,6 +69,11 @@ class Completion:
     def version(self) -> int:
         """The policy version that answers."""
         return self._stream.version
+
+    @property
+    def created(self) -> int:
+        """When the answer began, in seconds since 1970."""
+        return int(self._began)
 
     @property
     def is_recorded(self) -> bool:
@@ -145,8 +150,13 @@ class Completion:
 
     async def _record(self) -> None:
         if self._turn is not None:
-            answered = [AnsweredChoice(c.tokens, c.message.body(), str(c.finish_reason)) for c in self.choices]
-            await self._turn.record(self.id, self.version, self.params, answered)
+            answered = [self._answered(choice) for choice in self.choices]
+            await self._turn.record(AnsweredRequest(self.id, self._began, self.version, self.params, answered))
+
+    def _answered(self, choice: Choice) -> AnsweredChoice:
+        details = {"cached_tokens": self._stream.cached_tokens, "order": choice.message.order}
+        given = {name: value for name, value in details.items() if value}
+        return AnsweredChoice(choice.tokens, choice.message.body(), str(choice.finish_reason), given)
 
     def close(self) -> None:
         """Stop the generation. The iteration ends."""

@@ -12,6 +12,8 @@ class TranslatedRequest(ChatRequest):
 
     messages: ListOf[ChatMessage] = Field(default_factory=list)
     translated: SkipValidation[list[dict[str, Any]]]
+    details: SkipValidation[dict[str, Any]] = Field(default_factory=dict)
+    """What is recorded with the answer, so that the wire can give it again."""
 
     def plain_messages(self) -> list[dict[str, Any]]:
         return self.translated

@@ -90,7 +90,7 @@ def record_turn(
         "kind_reason": turn.kind_reason,
         "state": state,
         "reason": reason,
-        "created": now,
+        "created": now if turn.created is None else turn.created,
         "version": turn.version,
         "continuation": turn.continuation,
         "parent": turn.parent,
@@ -109,6 +109,7 @@ def record_turn(
         "finish_reason": turn.finish_reason,
         "request_key": turn.request_key,
         "end_key": turn.end_key,
+        "details": pack_json(turn.details) if turn.details else None,
     }
     names, marks = ", ".join(values), ", ".join(f":{name}" for name in values)
     row = db.execute(f"INSERT INTO turns ({names}) VALUES ({marks}) RETURNING number", values).fetchone()

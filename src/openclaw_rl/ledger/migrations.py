@@ -314,4 +314,7 @@ MIGRATIONS = (
     );
     CREATE INDEX turns_of_lease ON lease_turns (lease);
     """,
+    """
+    ALTER TABLE turns ADD COLUMN details TEXT;  -- what the API said with the answer, beyond the message; NULL: nothing
+    """,
 )

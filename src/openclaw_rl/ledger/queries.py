@@ -206,6 +206,7 @@ def load_turn(db: sqlite3.Connection, number: int) -> StoredTurn:
         forced=unpack_flags(row["forced"], len(tokens) - prompt_length),
         notes=notes.of_conversation(db, number)[1],
         plain_ids=plain_prompt(db, number, tokens[:prompt_length]),
+        details=json.loads(row["details"] or "{}"),
     )
 
 

@@ -77,6 +77,10 @@ class Turn:
     """The turn with which the conversation and its notes began; None if it begins here or has no notes."""
     plain_ids: Sequence[int] | None = None
     """The prompt without notes, if the prompt has notes."""
+    created: float | None = None
+    """When the answer began; None: when the turn is recorded."""
+    details: Mapping[str, Any] = field(default_factory=dict)
+    """What the API needs, beyond the message, to give the answer again as it was given."""
 
 
 class State(StrEnum):
@@ -133,6 +137,8 @@ class StoredTurn:
     """The notes of its conversation, those that were withheld among them."""
     plain_ids: list[int] | None = None
     """Its prompt without notes; None if no note was in the prompt."""
+    details: dict[str, Any] = field(default_factory=dict)
+    """What the API recorded about the answer beyond the message."""
 
 
 @dataclass(frozen=True, slots=True)

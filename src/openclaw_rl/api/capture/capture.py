@@ -14,7 +14,7 @@ from openclaw_rl.api.capture.open_turn import OpenTurn
 from openclaw_rl.api.capture.prompts import ChosenPrompt, PromptMaker
 from openclaw_rl.api.capture.sessions import NamedSession, named_session, new_session
 from openclaw_rl.api.metrics import ServerMetrics
-from openclaw_rl.api.translated import TextRequest
+from openclaw_rl.api.translated import TextRequest, TranslatedRequest
 from openclaw_rl.api.wire import ChatRequest
 from openclaw_rl.ledger.errors import LedgerError
 from openclaw_rl.ledger.ledger import Ledger
@@ -138,6 +138,7 @@ class Capture:
             request_key=placed.keys.request,
             ends_session=truthy(incoming.headers.get("x-session-done")) or bool(request.session_done),
             episode=incoming.episode,
+            details=request.details if isinstance(request, TranslatedRequest) else {},
         )
 
     def _place(self, incoming: IncomingRequest) -> PlacedRequest:

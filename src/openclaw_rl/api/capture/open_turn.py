@@ -33,6 +33,19 @@ class AnsweredChoice:
     tokens: Sequence[SampledToken]
     message: Mapping[str, Any]
     finish_reason: str
+    details: Mapping[str, Any]
+    """How the choice was given, beyond the message."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnsweredRequest:
+    """A request whose choices have all ended."""
+
+    completion: str
+    created: float
+    version: int
+    sampling: SamplingParams
+    choices: Sequence[AnsweredChoice]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +66,13 @@ class OpenTurn:
     request_key: bytes
     ends_session: bool
     episode: EpisodeMode | None
+    details: Mapping[str, Any]
+    """What is recorded of the request beyond its messages."""
 
-    async def record(
-        self, completion: str, version: int, sampling: SamplingParams, choices: Sequence[AnsweredChoice]
-    ) -> None:
+    async def record(self, answered: AnsweredRequest) -> None:
         """Store the choices. Returns when they are durable, or when storing them has failed; never raises for that."""
         try:
-            turns = [self._turn(completion, version, sampling, i, choice) for i, choice in enumerate(choices)]
+            turns = [self._turn(answered, index) for index in range(len(answered.choices))]
             await self.ledger.capture(
                 turns,
                 self.session_source,
@@ -71,43 +84,44 @@ class OpenTurn:
             self.metrics.captured_turns[self.kind].inc(len(turns))
         except LedgerError as error:
             log.warning("A turn is not captured: %s", error)
-            self.metrics.lost_turns.inc(len(choices))
+            self.metrics.lost_turns.inc(len(answered.choices))
         except Exception:
             # A bug in capture must not cost the client its answer.
             log.exception("A turn is not captured.")
-            self.metrics.lost_turns.inc(len(choices))
+            self.metrics.lost_turns.inc(len(answered.choices))
 
     def close(self) -> None:
         """The request is over, answered or not."""
         if self.parent is not None:
             self.continued.discard(self.parent)
 
-    def _turn(
-        self, completion: str, version: int, sampling: SamplingParams, index: int, choice: AnsweredChoice
-    ) -> Turn:
+    def _turn(self, answered: AnsweredRequest, index: int) -> Turn:
+        choice = answered.choices[index]
         return Turn(
-            completion=completion,
+            completion=answered.completion,
             choice=index,
             session=self.session,
             kind=self.kind,
             kind_reason=self.kind_reason,
-            version=version,
+            version=answered.version,
             messages=self.messages,
             message=choice.message,
             prompt_ids=self.chosen.prompt.ids,
             response_ids=[token.token_id for token in choice.tokens],
             logprobs=[token.logprob for token in choice.tokens],
-            sampling=sampling,
+            sampling=answered.sampling,
             finish_reason=choice.finish_reason,
             continuation=self.chosen.continuation,
             parent=self.parent,
             request_key=self.request_key,
             end_key=history.extend(self.request_key, choice.message),
-            top=likeliest(choice.tokens, sampling.top_logprobs),
+            top=likeliest(choice.tokens, answered.sampling.top_logprobs),
             forced=[token.forced for token in choice.tokens],
             notes=self.chosen.notes,
             notes_from=self.chosen.notes_from,
             plain_ids=self.chosen.plain_ids,
+            created=answered.created,
+            details={**self.details, **choice.details},
         )
 
 

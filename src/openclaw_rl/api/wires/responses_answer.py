@@ -11,9 +11,10 @@ from openclaw_rl.api.errors import ApiError
 from openclaw_rl.api.wire import ChatRequest
 from openclaw_rl.api.wires.base import event
 from openclaw_rl.api.wires.blocks import BlockReader
+from openclaw_rl.api.wires.responses_body import INSTRUCTED, RESPONSE, repeated_fields, response_body, usage_body
 from openclaw_rl.api.wires.responses_events import ItemWriter, Piece
 from openclaw_rl.api.wires.responses_request import NAMES, ResponsesRequest, parse_responses, translate
-from openclaw_rl.api.wires.responses_stored import INSTRUCTED, RESPONSE
+from openclaw_rl.api.wires.responses_stored import ENCRYPTED, recorded_details
 from openclaw_rl.ledger.errors import CaptureSuspended, UnknownTurn
 from openclaw_rl.ledger.ledger import Ledger
 from openclaw_rl.rendering.chat import Message
@@ -38,7 +39,8 @@ class ResponsesWire:
         if self.request.instructions:
             self.id_prefix = INSTRUCTED
         self._tools = [{"strict": False, **tool.model_dump(exclude_none=True)} for tool in self.request.tools or ()]
-        return translate(self.request, self._earlier)
+        details = recorded_details(self.request, self._tools)
+        return translate(self.request, self._earlier, details)
 
     def _earlier(self, id: str) -> list[Message]:
         """The conversation up to an earlier response. Raises ApiError."""
@@ -93,57 +95,29 @@ class ResponsesWire:
         yield known + events([(f"response.{response['status']}", {"response": response})])
 
     def _writer(self, completion: Completion) -> ItemWriter:
-        encrypted = "reasoning.encrypted_content" in (self.request.include or ())
-        return ItemWriter(completion.id.removeprefix(self.id_prefix), encrypted)
+        return ItemWriter(completion.id.removeprefix(self.id_prefix), ENCRYPTED in (self.request.include or ()))
 
     def _response(self, completion: Completion, output: list[dict[str, Any]]) -> dict[str, Any]:
-        request, cut = self.request, is_cut(completion)
-        return {
-            "id": completion.id,
-            "object": "response",
-            "created_at": completion.created,
-            "status": "incomplete" if cut else "completed",
-            "background": False,
-            "error": None,
-            "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
-            "instructions": request.instructions,
-            "max_output_tokens": request.max_output_tokens,
-            "metadata": request.metadata or {},
-            "model": self.model,
-            "output": output,
-            "parallel_tool_calls": request.parallel_tool_calls is not False,
-            "previous_response_id": request.previous_response_id,
-            "prompt_cache_key": request.prompt_cache_key,
-            "reasoning": {"effort": request.reasoning.effort if request.reasoning else None, "summary": None},
-            "service_tier": "default",
-            "store": completion.is_recorded,
-            "temperature": completion.params.temperature,
-            "text": {"format": text_format(request)},
-            "tool_choice": request.tool_choice or "auto",
+        request, counts = self.request, completion.usage()
+        repeated = {
+            **repeated_fields(request),
+            "instructions": request.instructions or None,
             "tools": self._tools,
+            "temperature": completion.params.temperature,
             "top_p": completion.params.top_p,
-            "truncation": "disabled",
-            "usage": usage(completion),
         }
+        cached = counts["prompt_tokens_details"]["cached_tokens"]
+        return response_body(
+            completion.id,
+            self.model,
+            completion.created,
+            output,
+            repeated,
+            usage_body(counts["prompt_tokens"], cached, counts["completion_tokens"]),
+            is_cut=is_cut(completion),
+            is_stored=completion.is_recorded,
+        )
 
 
 def is_cut(completion: Completion) -> bool:
     return completion.choices[0].finish_reason == "length"
-
-
-def text_format(request: ResponsesRequest) -> dict[str, Any]:
-    given = request.text.format if request.text else None
-    return given.model_dump(by_alias=True, exclude_unset=True) if given else {"type": "text"}
-
-
-def usage(completion: Completion) -> dict[str, Any]:
-    counts = completion.usage()
-    cached = counts["prompt_tokens_details"]["cached_tokens"]
-    return {
-        "input_tokens": counts["prompt_tokens"],
-        "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
-        "output_tokens": counts["completion_tokens"],
-        # Which tokens were reasoning is not counted.
-        "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": counts["total_tokens"],
-    }

@@ -117,8 +117,13 @@ def parse_responses(body: bytes) -> ResponsesRequest:
     return request
 
 
-def translate(request: ResponsesRequest, earlier: Callable[[str], list[Message]]) -> ChatRequest:
-    """The chat request. `earlier` gives the conversation that ended with the response of an id."""
+def translate(
+    request: ResponsesRequest, earlier: Callable[[str], list[Message]], details: Mapping[str, Any]
+) -> ChatRequest:
+    """The chat request. `earlier` gives the conversation that ended with the response of an id.
+
+    `details` are recorded with the answer.
+    """
     messages = earlier(request.previous_response_id) if request.previous_response_id else []
     if request.instructions:
         messages = [{"role": "system", "content": request.instructions}, *messages]
@@ -137,6 +142,7 @@ def translate(request: ResponsesRequest, earlier: Callable[[str], list[Message]]
         max_completion_tokens=request.max_output_tokens,
         response_format=text.chat_format() if text else None,
         chat_template_kwargs={"enable_thinking": effort != "none"} if effort else None,
+        details=details,
     )
 
 

@@ -1,68 +1,89 @@
 """A recorded answer as a response of the Responses API."""
 
+from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
+from openclaw_rl.api.message import Piece
 from openclaw_rl.api.wires.blocks import Block, BlockReader
+from openclaw_rl.api.wires.responses_body import (
+    INSTRUCTED,
+    LEFT_OUT,
+    RESPONSE,
+    repeated_fields,
+    response_body,
+    usage_body,
+)
 from openclaw_rl.api.wires.responses_events import ItemWriter
+from openclaw_rl.api.wires.responses_request import ResponsesRequest
 from openclaw_rl.rendering.response import Delta, ReasoningText
 from openclaw_rl.rendering.tool_calls import ParsedToolCall
 from openclaw_rl.types import StoredTurn
 
-#: How the ids of responses begin, and of those whose request had instructions.
-RESPONSE, INSTRUCTED = "resp_", "resp_i_"
+#: How clients ask for reasoning as `encrypted_content`.
+ENCRYPTED = "reasoning.encrypted_content"
+
+
+def recorded_details(request: ResponsesRequest, tools: list[dict[str, Any]]) -> dict[str, Any]:
+    """What is recorded with the answer to a request, beyond its messages, so that it can be given again.
+
+    `tools` are those of the request, as the response repeats them.
+    """
+    given = {name: value for name, value in repeated_fields(request).items() if value != LEFT_OUT[name]}
+    if request.tool_choice == "none" and tools:
+        # Tools that the model is not shown are no part of the recorded messages.
+        given["tools"] = tools
+    details = {"response": given, "encrypted": ENCRYPTED in (request.include or ())}
+    return {name: value for name, value in details.items() if value}
 
 
 def stored_response(turn: StoredTurn, model: str) -> dict[str, Any]:
-    """What the ledger knows of a response. Metadata and the choice of tools are not recorded."""
-    is_cut = turn.finish_reason == "length"
-    prompt, answer = len(turn.prompt_ids), len(turn.response_ids)
-    writer = ItemWriter(turn.completion.removeprefix(INSTRUCTED).removeprefix(RESPONSE), is_encrypted=False)
+    """The response as it was given. An answer of another wire has no fields that repeat its request."""
+    is_cut, details = turn.finish_reason == "length", turn.details
+    suffix = turn.completion.removeprefix(INSTRUCTED).removeprefix(RESPONSE)
+    writer = ItemWriter(suffix, is_encrypted=details.get("encrypted", False))
     tools: list[Any] = next((message["tools"] for message in turn.messages if message["role"] == "tools"), [])
-    is_instructed = turn.completion.startswith(INSTRUCTED)
     system = next((message["content"] for message in turn.messages if message["role"] == "system"), None)
-    return {
-        "id": turn.completion,
-        "object": "response",
-        "created_at": int(turn.created),
-        "status": "incomplete" if is_cut else "completed",
-        "background": False,
-        "error": None,
-        "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
-        "instructions": system if is_instructed else None,
-        "max_output_tokens": turn.sampling.get("max_tokens"),
-        "metadata": {},
-        "model": model,
-        "output": [writer.item(block) for block in blocks(turn.message, is_cut)],
-        "parallel_tool_calls": True,
-        "previous_response_id": None,
-        "store": True,
-        "temperature": turn.sampling.get("temperature"),
-        "text": {"format": {"type": "text"}},
-        "tool_choice": "auto",
+    repeated = {
+        "instructions": system if turn.completion.startswith(INSTRUCTED) else None,
         "tools": [{"type": "function", "strict": False, **tool["function"]} for tool in tools],
+        "temperature": turn.sampling.get("temperature"),
         "top_p": turn.sampling.get("top_p"),
-        "truncation": "disabled",
-        "usage": {
-            "input_tokens": prompt,
-            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
-            "output_tokens": answer,
-            "output_tokens_details": {"reasoning_tokens": 0},
-            "total_tokens": prompt + answer,
-        },
+        **details.get("response", {}),
     }
+    return response_body(
+        turn.completion,
+        model,
+        int(turn.created),
+        [writer.item(block) for block in blocks(turn.message, details.get("order"), is_cut)],
+        repeated,
+        usage_body(len(turn.prompt_ids), details.get("cached_tokens", 0), len(turn.response_ids)),
+        is_cut=is_cut,
+        is_stored=True,
+    )
 
 
-def blocks(message: dict[str, Any], is_cut: bool) -> list[Block]:
-    """An answer's reasoning, text and calls, in this order."""
-    deltas: list[Delta] = []
-    if thoughts := message.get("reasoning_content"):
-        deltas.append(ReasoningText(thoughts))
-    if content := message.get("content"):
-        deltas.append(content)
-    for call in message.get("tool_calls") or ():
-        function = call["function"]
-        deltas.append(ParsedToolCall(call["id"], function["name"], function["arguments"]))
+def blocks(message: dict[str, Any], order: list[Piece] | None, is_cut: bool) -> list[Block]:
+    """An answer's reasoning, text and calls in the order in which they came."""
     reader = BlockReader()
-    for _event in (*reader.push(deltas), *reader.close(is_cut)):
+    for _event in (*reader.push(list(deltas(message, order))), *reader.close(is_cut)):
         pass
     return reader.blocks
+
+
+def deltas(message: dict[str, Any], order: list[Piece] | None) -> Iterator[Delta]:
+    """The pieces of a message; without an order, reasoning, then text, then calls."""
+    thoughts, content = message.get("reasoning_content") or "", message.get("content") or ""
+    calls = iter(message.get("tool_calls") or ())
+    if order is None:
+        order = [("reasoning", len(thoughts)), ("text", len(content)), ("call", len(message.get("tool_calls") or ()))]
+    for kind, length in order:
+        if kind == "call":
+            for call in islice(calls, length):
+                yield ParsedToolCall(call["id"], call["function"]["name"], call["function"]["arguments"])
+        elif kind == "reasoning" and length:
+            yield ReasoningText(thoughts[:length])
+            thoughts = thoughts[length:]
+        elif length:
+            yield content[:length]
+            content = content[length:]
