@@ -118,6 +118,57 @@ def test_the_beginning_of_an_id_is_enough(book: Book, program: Program) -> None:
     assert {summary.key.id for summary in queries.sessions(book.db)} == {"alpha-1", "alpha-2"}
 
 
+def test_screenshots_go_with_their_session(book: Book, program: Program) -> None:
+    for name in ("a b", "one-2", "two"):
+        book.capture(a_turn(name))
+    book.capture(a_turn("one", "me"))
+    book.capture(a_turn("shared", "me"))
+    book.capture(a_turn("shared", "you"))
+    # The second folder of session one, and the only one of session one-2.
+    for name in ("a-b", "one", "one-3", "one-2", "two", "shared", "one-and-more"):
+        (book.folder / "screenshots" / name).mkdir(parents=True)
+        (book.folder / "screenshots" / name / "000.png").write_bytes(b"a picture")
+
+    def kept() -> list[str]:
+        return sorted(path.name for path in (book.folder / "screenshots").iterdir())
+
+    assert program("forget", "--session", "a b")[0] == 0
+    assert "a-b" not in kept()
+    assert program("forget", "--session", "one")[0] == 0
+    assert kept() == ["one-2", "one-and-more", "shared", "two"]
+    assert program("forget", "--user", "me")[0] == 0
+    assert kept() == ["one-and-more", "shared"], "somebody else has a session of that name"
+    assert program("forget", "--user", "you")[0] == 0
+    assert kept() == ["one-and-more"]
+
+
+def test_what_cannot_be_deleted_is_said(book: Book, program: Program) -> None:
+    book.capture(a_turn("one"))
+    (book.folder / "screenshots").mkdir()
+    # A link is not followed: what it leads to is not ours.
+    (book.folder / "screenshots" / "one").symlink_to(book.folder.parent)
+    code, out, err = program("forget", "--session", "one")
+    assert (code, "Forgot 1 session" in out) == (1, True)
+    assert f"{book.folder / 'screenshots' / 'one'} could not be deleted" in " ".join(err.split())
+
+
+def test_a_report_that_may_quote_deleted_turns_is_named(book: Book, program: Program) -> None:
+    book.capture(a_turn("one"))
+    book.capture(a_turn("two"))
+    assert "may quote" not in program("forget", "--session", "one")[1]
+    (book.folder / "report.html").write_text("<p>what they said</p>")
+    assert f"{book.folder / 'report.html'} may quote them" in program("forget", "--session", "two")[1].replace(
+        "\n", " "
+    )
+
+
+def test_wiping_also_removes_the_records_of_turns_that_were_deleted_one_by_one(book: Book, program: Program) -> None:
+    book.capture(a_turn("one"))
+    (book.folder / "records.jsonl").write_text('{"turn": 1}\n{"turn": 2}\n')
+    assert program("forget", "--wipe") == (0, "", "")
+    assert (book.folder / "records.jsonl").read_text() == '{"turn": 1}\n'
+
+
 class TrainedRun:
     """A run directory in which steps were made, each on one turn of a session of its own: s1, s2, ..."""
 

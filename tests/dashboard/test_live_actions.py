@@ -21,7 +21,7 @@ from openclaw_rl.ledger import changes, updates
 from openclaw_rl.types import Source, State
 from support.judged_run import a_report
 from support.live_page import ALICE, BOB, LivePage, Visitor, live_page
-from support.lively_run import change
+from support.lively_run import change, keep_screenshots
 from support.records import Book
 
 
@@ -96,13 +96,16 @@ def test_a_forgotten_session_is_gone_from_the_files(page: LivePage) -> None:
     page.say("oh", [{"role": "user", "content": secret}], {"X-Session-Id": "s"})
     hello(page, "other")
     (page.folder / "records.jsonl").write_text('{"turn": 1}\n{"turn": 2}\n')
+    for name in ("s", "other"):
+        keep_screenshots(page, name, "000.png")
     with page.visitor() as visitor:
         answer = visitor.do("forget", session=1).json()
-        assert "1 turn" in answer["message"]
+        assert answer["message"] == "Forgot the session with its 1 turn."
         assert answer["location"] == "/dashboard/sessions"
         assert visitor.get("sessions/1").status_code == 404
     assert [turn.session.id for turn in page.turns()] == ["other"]
     assert (page.folder / "records.jsonl").read_text() == '{"turn": 2}\n'
+    assert [path.name for path in (page.folder / "screenshots").iterdir()] == ["other"]
     assert not any(secret.encode() in path.read_bytes() for path in page.folder.glob("ledger*"))
 
 

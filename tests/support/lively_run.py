@@ -6,8 +6,8 @@ from typing import Any
 
 from openclaw_rl.api.operations import NoOperations
 from openclaw_rl.dashboard.evaluations import Evaluation, record_evaluations
-from openclaw_rl.dashboard.screenshots import FOLDER as SCREENSHOTS
 from openclaw_rl.ledger import changes, updates, verdicts
+from openclaw_rl.ledger.screenshots import FOLDER as SCREENSHOTS
 from openclaw_rl.types import EpisodeResult, Hint, NextStep, Question, SampleKind, Source, State, Verdict, Vote
 from support.judged_run import a_report
 from support.live_page import LivePage

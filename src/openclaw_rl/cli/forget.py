@@ -3,6 +3,7 @@
 import argparse
 import sys
 from collections.abc import Collection, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -35,13 +36,13 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--wipe",
         action="store_true",
-        help="remove what was deleted before from the ledger's files, if it still is there",
+        help="remove what was deleted before from the run's files, if it still is there",
     )
 
 
 def run(options: argparse.Namespace) -> int:
-    from openclaw_rl.learn import records
     from openclaw_rl.learn.policies import Policies
+    from openclaw_rl.learn.run_files import delete_from_files
     from openclaw_rl.ledger.lock import read_server
     from openclaw_rl.ledger.offline import open_offline
     from openclaw_rl.ledger.status import plural
@@ -58,20 +59,22 @@ def run(options: argparse.Namespace) -> int:
         if options.user and not sessions and not notes:
             raise UserError(f"There is nothing of the user {options.user} in the ledger.")
         turns = ledger.forget(sessions, options.user) if sessions or notes else []
-        found = bool(sessions or notes)
-        remains = ledger.wipe(beside_server=bool(read_server(run_dir))) if found or options.wipe else ""
+        problems = []
+        if sessions or notes or options.wipe:
+            undeleted = delete_from_files(run_dir, ledger.reader, {session.key.id for session in sessions})
+            problems += [f"{path} could not be deleted: delete it by hand." for path in undeleted]
+            if remains := ledger.wipe(beside_server=bool(read_server(run_dir))):
+                problems.append(f"Remains are still in the ledger's files, because {remains}.")
         if notes:
             out.print(f"Forgot {plural(len(notes), 'note', 'notes')}.")
         if sessions:
-            records.prune(run_dir / records.FILE, set(ledger.reader.turn_numbers()))
-            say_forgotten(out, sessions, ledger.reader.steps_with(turns))
+            say_forgotten(out, sessions, ledger.reader.steps_with(turns), run_dir)
         if options.retrain:
             retrain(out, config, ledger, policies)
         elif turns:
             say_where(out, config, ledger, policies, ledger.reader.versions_with(turns))
-    if remains:
-        sys.stderr.write(f"Remains are still in the ledger's files, because {remains}.\n")
-    return 1 if remains else 0
+    sys.stderr.writelines(f"{problem}\n" for problem in problems)
+    return 1 if problems else 0
 
 
 def choose_sessions(ledger: "OfflineLedger", session: str | None, user: str | None) -> list[SessionSummary]:
@@ -83,7 +86,8 @@ def choose_sessions(ledger: "OfflineLedger", session: str | None, user: str | No
     return ledger.reader.sessions(owner=user) if user is not None else []
 
 
-def say_forgotten(out: Console, sessions: Sequence[SessionSummary], steps: Sequence[int]) -> None:
+def say_forgotten(out: Console, sessions: Sequence[SessionSummary], steps: Sequence[int], run_dir: Path) -> None:
+    from openclaw_rl.learn.run_files import reports
     from openclaw_rl.ledger.status import plural
 
     turns = plural(sum(session.turns for session in sessions), "turn", "turns")
@@ -91,6 +95,8 @@ def say_forgotten(out: Console, sessions: Sequence[SessionSummary], steps: Seque
     name = f": {ids.pop()}" if len(ids) == 1 else ""
     out.print(Text(f"Forgot {plural(len(sessions), 'session', 'sessions')} with {turns}{name}."), soft_wrap=True)
     out.print(f"Training steps that had used them: {', '.join(map(str, steps)) or 'none'}.")
+    for report in reports(run_dir):
+        out.print(Text(f"{report} may quote them: write it again, or delete it."), soft_wrap=True)
 
 
 def say_where(

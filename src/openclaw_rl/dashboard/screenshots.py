@@ -6,8 +6,8 @@ Each episode has a folder there that is named after its session.
 import re
 from pathlib import Path
 
-#: In the run directory.
-FOLDER = "screenshots"
+from openclaw_rl.ledger.screenshots import FOLDER
+
 #: What the environment names folders and images. No name leads to another folder.
 _FOLDER_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 _IMAGE_NAME = re.compile(r"\d+\.png")

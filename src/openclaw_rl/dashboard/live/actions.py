@@ -15,10 +15,11 @@ from openclaw_rl.api.operations import OperationFailed
 from openclaw_rl.dashboard.live.access import Viewer, is_same_site
 from openclaw_rl.dashboard.live.dashboard import HEADERS, PART_HEADER, Dashboard, PageProblem, redirect
 from openclaw_rl.dashboard.live.pages import dashboard_of
-from openclaw_rl.learn import records
+from openclaw_rl.learn.run_files import delete_from_files
 from openclaw_rl.ledger.errors import CannotJudge, CaptureSuspended, LedgerUnusable, UnknownTurn
 from openclaw_rl.ledger.ledger import Ledger
 from openclaw_rl.ledger.offline import open_offline
+from openclaw_rl.ledger.status import plural
 from openclaw_rl.types import Feedback
 
 #: The longest form.
@@ -136,25 +137,29 @@ async def rate(dashboard: Dashboard, viewer: Viewer, fields: Fields) -> tuple[st
 async def forget(dashboard: Dashboard, viewer: Viewer, fields: Fields) -> tuple[str, str]:
     """Delete a session of the viewer for good."""
     ledger, number = ledger_of(dashboard), number_in(fields, "session")
-    if await dashboard.threads.read(lambda reader: reader.session_card(viewer.owner, number)) is None:
+    session = await dashboard.threads.read(lambda reader: reader.session_card(viewer.owner, number))
+    if session is None:
         raise PageProblem(404, "You have no such session.")
     turns = await ledger.forget([number])
     steps = await dashboard.threads.read(lambda reader: reader.steps_with(turns))
-    remains = await asyncio.to_thread(clean_files, ledger, dashboard)
-    said = f"Forgot the session with its {len(turns)} turns."
+    remains = await asyncio.to_thread(clean_files, ledger, dashboard, session.key.id)
+    said = f"Forgot the session with its {plural(len(turns), 'turn', 'turns')}."
     if steps:
         named = ", ".join(map(str, steps[:8])) + (" …" if len(steps) > 8 else "")
         said += f" Training steps {named} had used them: openclaw-rl forget --retrain trains again without them."
     return f"{said} {remains}".strip(), "/dashboard/sessions"
 
 
-def clean_files(ledger: Ledger, dashboard: Dashboard) -> str:
-    """Remove deleted turns from all files too; why that could not be done, empty if it was."""
+def clean_files(ledger: Ledger, dashboard: Dashboard, session: str) -> str:
+    """Remove a deleted session from all files too; why that could not be done, empty if it was."""
+    problems = []
     with open_offline(ledger.folder) as offline:
         if dashboard.run.run_dir is not None:
-            records.prune(dashboard.run.run_dir / records.FILE, set(offline.reader.turn_numbers()))
-        remains = offline.wipe(beside_server=True)
-    return f"Remains are still in the ledger's files: {remains}." if remains else ""
+            undeleted = delete_from_files(dashboard.run.run_dir, offline.reader, [session])
+            problems += [f"{path} could not be deleted." for path in undeleted]
+        if remains := offline.wipe(beside_server=True):
+            problems.append(f"Remains are still in the ledger's files, because {remains}.")
+    return " ".join(problems)
 
 
 async def roll_back(dashboard: Dashboard, viewer: Viewer, fields: Fields) -> tuple[str, str]:

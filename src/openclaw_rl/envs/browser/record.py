@@ -1,15 +1,12 @@
 """Screenshots that are kept: a folder for each attempt, named after its session; a file for each look at the page."""
 
 import asyncio
-import re
 from itertools import count
 from pathlib import Path
 
 from openclaw_rl.config.options import ConfigError
 from openclaw_rl.envs.browser.page import PageFailed, WebPage
-
-#: How much of a session's or a task's name stands in the name of a folder; the driver's names are shorter.
-MAX_NAME_CHARACTERS = 120
+from openclaw_rl.ledger.screenshots import folder_name
 
 
 class ScreenshotFolder:
@@ -17,7 +14,7 @@ class ScreenshotFolder:
 
     def __init__(self, root: Path, name: str) -> None:
         self._folder: Path | None = None
-        self._root, self._name = root, re.sub(r"[^A-Za-z0-9._-]+", "-", name)[:MAX_NAME_CHARACTERS]
+        self._root, self._name = root, folder_name(name)
         self._numbers = count()
 
     async def save(self, page: WebPage) -> bytes:
