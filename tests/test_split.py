@@ -10,8 +10,8 @@ from openclaw_rl.app.config import Config, load
 from openclaw_rl.app.split import check_seen, check_split, parts_of
 from openclaw_rl.cli import main
 from openclaw_rl.config.options import ConfigError
+from openclaw_rl.engines.factory import sampler_factory
 from openclaw_rl.engines.gpus import Visible
-from openclaw_rl.engines.registry import sampler_factory
 from support.model_sizes import QWEN3_4B
 
 GIB = 1 << 30

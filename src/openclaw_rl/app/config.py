@@ -27,7 +27,7 @@ from openclaw_rl.config.run import RunOptions
 from openclaw_rl.engines.gpus import GpuOptions, Split, Visible, visible_gpus
 from openclaw_rl.engines.local.options import LocalOptions
 from openclaw_rl.engines.options import EngineOptions, ModelOptions
-from openclaw_rl.engines.registry import default_backend, engine_sections, learner_factory, sampler_factory
+from openclaw_rl.engines.registry import default_backend, engine_sections
 from openclaw_rl.http_client import text_without_accounts
 from openclaw_rl.judge.options import JudgeOptions
 from openclaw_rl.learn.checkpoints import Checkpoints
@@ -125,11 +125,15 @@ class Config:
     @property
     def sampler(self) -> "SamplerFactory":
         """The engine that samples. Raises ConfigError."""
+        from openclaw_rl.engines.factory import sampler_factory
+
         return sampler_factory(self.backend if self.engine.sampler == "auto" else self.engine.sampler)
 
     @property
     def learner(self) -> "LearnerFactory":
         """The engine that trains. Raises ConfigError."""
+        from openclaw_rl.engines.factory import learner_factory
+
         return learner_factory(self.backend if self.engine.learner == "auto" else self.engine.learner)
 
     @cached_property

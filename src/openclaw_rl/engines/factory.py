@@ -1,6 +1,7 @@
-"""The protocols of sampler and learner factories, and the settings that they receive."""
+"""The protocols of sampler and learner factories, the settings that they receive, and the factory of each engine."""
 
 import contextlib
+import importlib
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -14,7 +15,7 @@ from openclaw_rl.engines.errors import EngineUnavailable
 from openclaw_rl.engines.gpus import NO_CHOICE, Split
 from openclaw_rl.engines.options import EngineOptions, ModelOptions
 from openclaw_rl.engines.policy_ref import WeightForm
-from openclaw_rl.engines.registry import SAMPLERS, sampler_factory
+from openclaw_rl.engines.registry import LEARNERS, SAMPLERS, Entry
 from openclaw_rl.models import fetch_model, fetch_tokenizer
 from openclaw_rl.types import TrainingSettings
 
@@ -152,6 +153,24 @@ class LearnerFactory(Protocol):
 
     def trainer_command(self, settings: EngineSettings, step: TrainerStep) -> str:
         """The command that starts its trainer, for a shell; empty if it runs in this program or is a service."""
+
+
+def sampler_factory(name: str) -> SamplerFactory:
+    """The factory of a sampler. Raises ConfigError."""
+    factory: SamplerFactory = _find(SAMPLERS, name, "--sampler", "SAMPLER")
+    return factory
+
+
+def learner_factory(name: str) -> LearnerFactory:
+    """The factory of a learner. Raises ConfigError."""
+    factory: LearnerFactory = _find(LEARNERS, name, "--learner", "LEARNER")
+    return factory
+
+
+def _find(table: Mapping[str, Entry], name: str, option: str, attribute: str) -> Any:
+    if name not in table:
+        raise ConfigError(f"{option} {name} is not known: use one of {', '.join(table)}.")
+    return getattr(importlib.import_module(table[name].module), attribute)
 
 
 def check_pair(sampler: SamplerFactory, learner: LearnerFactory, settings: EngineSettings) -> None:

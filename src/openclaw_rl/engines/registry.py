@@ -1,22 +1,18 @@
 """The table of engines. To add one, write a package with factories (see `engines.factory`) and add it here.
 
-Only the options of an engine are imported here. Its factories are imported when they are used.
+Only the options of an engine are imported here. `engines.factory` imports its factories when they are used.
 """
 
-import importlib
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from openclaw_rl.config.options import ConfigError, Section
+from openclaw_rl.config.options import Section
 from openclaw_rl.engines.local.options import LocalOptions
 from openclaw_rl.engines.outside.options import OutsideOptions
 from openclaw_rl.engines.sglang.options import SglangOptions
 from openclaw_rl.engines.slime.options import SlimeOptions
 from openclaw_rl.engines.tinker.options import TinkerOptions
 from openclaw_rl.engines.vllm.options import VllmOptions
-
-if TYPE_CHECKING:
-    from openclaw_rl.engines.factory import LearnerFactory, SamplerFactory
 
 
 class Entry(NamedTuple):
@@ -43,18 +39,6 @@ SAMPLERS = {"local": LOCAL, "tinker": TINKER, "vllm": VLLM, "sglang": SGLANG}
 LEARNERS = {"local": LOCAL, "tinker": TINKER, "outside": OUTSIDE, "slime": SLIME}
 
 
-def sampler_factory(name: str) -> "SamplerFactory":
-    """The factory of a sampler. Raises ConfigError."""
-    factory: SamplerFactory = _find(SAMPLERS, name, "--sampler", "SAMPLER")
-    return factory
-
-
-def learner_factory(name: str) -> "LearnerFactory":
-    """The factory of a learner. Raises ConfigError."""
-    factory: LearnerFactory = _find(LEARNERS, name, "--learner", "LEARNER")
-    return factory
-
-
 def backends() -> list[str]:
     """The engines that both sample and train."""
     return [name for name in SAMPLERS if name in LEARNERS]
@@ -69,9 +53,3 @@ def default_backend(sections: Mapping[type[Section], Section]) -> str:
 def engine_sections() -> list[type[Section]]:
     """The options of all engines, each section once."""
     return list(dict.fromkeys(entry.section for entry in (*SAMPLERS.values(), *LEARNERS.values())))
-
-
-def _find(table: dict[str, Entry], name: str, option: str, attribute: str) -> Any:
-    if name not in table:
-        raise ConfigError(f"{option} {name} is not known: use one of {', '.join(table)}.")
-    return getattr(importlib.import_module(table[name].module), attribute)
