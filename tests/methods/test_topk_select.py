@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from openclaw_rl.learn.batches import to_sequences
 from openclaw_rl.ledger import verdicts
 from openclaw_rl.methods.base import Baseline, NoSignal
-from openclaw_rl.methods.distillation import TopK, distil
+from openclaw_rl.methods.distillation import distil
+from openclaw_rl.methods.options import TopK
 from openclaw_rl.methods.topk_select import TopkSelect
 from openclaw_rl.types import Hint, Likeliest, SampleKind, State, StoredTurn, Verdict
 from support.methods import a_method, topk_method

@@ -1,8 +1,7 @@
 """Methods with options for tests."""
 
 from openclaw_rl.methods.base import Method
-from openclaw_rl.methods.distillation import TopK
-from openclaw_rl.methods.options import MethodOptions
+from openclaw_rl.methods.options import MethodOptions, TopK
 from openclaw_rl.methods.registry import make_method
 
 

@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -18,11 +18,8 @@ from openclaw_rl.config.options import ConfigError
 from openclaw_rl.engines.capabilities import LearnerCapabilities, SamplerCapabilities
 from openclaw_rl.errors import UserError
 from openclaw_rl.methods.group_advantages import group_advantage, no_advantage
-from openclaw_rl.methods.options import MethodOptions
+from openclaw_rl.methods.options import MethodOptions, TopK
 from openclaw_rl.types import Alternatives, Hint, Question, SampleKind, StoredTurn, TurnEpisode, Verdict
-
-if TYPE_CHECKING:
-    from openclaw_rl.methods.distillation import TopK
 
 
 class NoSignal(ValueError):
@@ -90,7 +87,7 @@ class Method:
     distils_notes: ClassVar[bool] = False
     """Whether answers that were accepted under notes are trained on without the notes (`SampleKind.NOTES`)."""
 
-    topk: "TopK | None" = None
+    topk: TopK | None = None
     """How likeliest tokens are distilled, if they are."""
     w_rl: float = 0.0
     """Weight of the score."""

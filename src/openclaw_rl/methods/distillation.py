@@ -13,24 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from openclaw_rl.methods.base import NoSignal
+from openclaw_rl.methods.options import TopK
 from openclaw_rl.types import Hint, Ids, Likeliest, StoredTurn
 
 #: More exact than what is recorded, so that gaps and weights are as good as their numbers.
 Floats = NDArray[np.float64]
 Counts = NDArray[np.int64]
 Mask = NDArray[np.bool_]
-
-
-@dataclass(frozen=True, slots=True)
-class TopK:
-    """How to distil; the --topk options explain each field."""
-
-    k: int = 4
-    candidates: int = 3
-    selection: str = "sequence_optimal"
-    subset: str = "student"
-    clip: float = 1.0
-    """Largest gap that counts, positive or negative; 0 or less: no limit."""
 
 
 @dataclass(frozen=True, slots=True)

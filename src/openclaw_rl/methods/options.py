@@ -1,5 +1,6 @@
 """The options of a method."""
 
+from dataclasses import dataclass
 from typing import Literal
 
 from pydantic import field_validator
@@ -16,6 +17,18 @@ BUILT_IN = {
     "notes+combine": "openclaw_rl.methods.notes:NotesCombine",
     "notes+topk-select": "openclaw_rl.methods.notes:NotesTopkSelect",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class TopK:
+    """How to distil the likeliest tokens; the --topk options explain each field."""
+
+    k: int = 4
+    candidates: int = 3
+    selection: str = "sequence_optimal"
+    subset: str = "student"
+    clip: float = 1.0
+    """Largest gap that counts, positive or negative; 0 or less: no limit."""
 
 
 class MethodOptions(Section):

@@ -21,8 +21,8 @@ from openclaw_rl.methods.base import (
     is_hinted,
 )
 from openclaw_rl.methods.combine import Combine
-from openclaw_rl.methods.distillation import Distilled, TopK, distil
-from openclaw_rl.methods.options import MethodOptions
+from openclaw_rl.methods.distillation import Distilled, distil
+from openclaw_rl.methods.options import MethodOptions, TopK
 from openclaw_rl.types import Alternatives, SampleKind, StoredTurn
 
 

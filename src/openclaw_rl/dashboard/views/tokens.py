@@ -9,7 +9,8 @@ from tokenizers import Tokenizer
 
 from openclaw_rl.dashboard.views.words import calls_of, text_of
 from openclaw_rl.methods.base import Method, NoSignal, teacher_logprobs
-from openclaw_rl.methods.distillation import TopK, distil
+from openclaw_rl.methods.distillation import distil
+from openclaw_rl.methods.options import TopK
 from openclaw_rl.rendering.detokenize import token_bytes
 from openclaw_rl.types import Likeliest, StoredTurn
 
