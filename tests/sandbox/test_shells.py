@@ -60,7 +60,7 @@ def confined(name: str) -> Sandbox:
 
 @pytest.fixture
 async def shell(any_sandbox: Sandbox, folder: Path) -> AsyncIterator[Shell]:
-    opened = any_sandbox.shell(folder)
+    opened = Shell(any_sandbox, folder)
     yield opened
     await opened.close()
 
@@ -140,7 +140,7 @@ async def test_long_commands_and_long_outputs_arrive_whole(shell: Shell) -> None
 
 
 async def test_background_jobs_live_until_the_shell_is_closed(sandbox: Sandbox, folder: Path) -> None:
-    shell = sandbox.shell(folder)
+    shell = Shell(sandbox, folder)
     (folder / "alive").touch()
     give_folder(folder, whole=True)
     await shell.run(
@@ -213,7 +213,7 @@ async def test_what_a_shell_must_not_do_fails(sandbox: Sandbox, folder: Path, co
     reached = asyncio.Event()
     async with await asyncio.start_server(lambda *_: reached.set(), "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
-        shell = sandbox.shell(folder)
+        shell = Shell(sandbox, folder)
         result = await shell.run(command.format(home=Path.home(), outside=outside, pid=os.getpid(), port=port))
         await shell.close()
         assert result.exit_code != 0
@@ -233,7 +233,7 @@ async def test_the_network_is_there_if_it_is_allowed(sandbox: Sandbox, folder: P
 
     async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
         connect = f"cat < /dev/tcp/127.0.0.1/{server.sockets[0].getsockname()[1]}"
-        shell = sandbox.shell(folder, network=True)
+        shell = Shell(sandbox, folder, network=True)
         assert (await shell.run(connect)).output == "reached\n"
         await shell.close()
         outcome = await sandbox.run(["bash", "-c", connect], folder, network=True)
@@ -254,7 +254,7 @@ async def test_what_is_given_can_be_read_and_run_but_not_changed(sandbox: Sandbo
 
 
 async def test_processes_are_limited(sandbox: Sandbox, folder: Path) -> None:
-    shell = sandbox.shell(folder)
+    shell = Shell(sandbox, folder)
     # 100 processes that sleep: more than are allowed, and few enough for any machine.
     result = await shell.run("for i in $(seq 100); do sleep 5 & done; wait", seconds=2)
     assert "fork" in result.output
@@ -262,7 +262,7 @@ async def test_processes_are_limited(sandbox: Sandbox, folder: Path) -> None:
 
 
 async def test_a_fork_bomb_ends_with_its_time(sandbox: Sandbox, folder: Path) -> None:
-    neighbour, shell = sandbox.shell(folder), sandbox.shell(folder)
+    neighbour, shell = Shell(sandbox, folder), Shell(sandbox, folder)
     await neighbour.run("true")
     # The limit is checked first: without it this test would harm the machine.
     assert (await shell.run("ulimit -Hu; id -u")).output.split()[0] == "64"
@@ -275,7 +275,7 @@ async def test_a_fork_bomb_ends_with_its_time(sandbox: Sandbox, folder: Path) ->
 
 async def test_shells_side_by_side_do_not_see_each_other(sandbox: Sandbox) -> None:
     folders = [Path(tempfile.mkdtemp(prefix="openclaw-test-")) for _ in range(8)]
-    shells = [sandbox.shell(path) for path in folders]
+    shells = [Shell(sandbox, path) for path in folders]
     files_before = open_files(os.getpid())
     await asyncio.gather(*(shell.run(f"echo {number} > mine") for number, shell in enumerate(shells)))
     others = await asyncio.gather(*(shell.run(f"cat {folders[0]}/mine") for shell in shells[1:]))
@@ -288,7 +288,7 @@ async def test_shells_side_by_side_do_not_see_each_other(sandbox: Sandbox) -> No
 
 
 async def test_a_cancelled_command_leaves_nothing(sandbox: Sandbox, folder: Path) -> None:
-    shell = sandbox.shell(folder)
+    shell = Shell(sandbox, folder)
     await shell.run("exec 8>alive; flock 8; sleep 600 &")
     running = asyncio.create_task(shell.run("sleep 600", seconds=600))
     await asyncio.sleep(0.05)
@@ -301,7 +301,7 @@ async def test_a_cancelled_command_leaves_nothing(sandbox: Sandbox, folder: Path
 async def test_odd_folders_are_deleted(any_sandbox: Sandbox, folder: Path) -> None:
     inside = folder / "inside"
     inside.mkdir()
-    shell = any_sandbox.shell(inside)
+    shell = Shell(any_sandbox, inside)
     deep = "d=$(printf 'deep/%.0s' {1..120}); for i in $(seq 9); do mkdir -p $d; cd $d; done; cd ~"
     await shell.run(f"{deep}; touch $'a\\nb' -- -rf; mkdir locked; touch locked/f; chmod 0 locked; ln -s / root")
     await shell.close()
@@ -343,7 +343,7 @@ async def test_a_container_runtime_gets_the_whole_order(
     sandbox = choose_sandbox("docker", image="an-image")
     assert isinstance(sandbox, ContainerSandbox)
     assert sandbox.about == "docker, image an-image"
-    shell = sandbox.shell(folder, network=True)
+    shell = Shell(sandbox, folder, network=True)
     assert (await shell.run("x=1; pwd; y=$x")).output == f"{folder}\n"
     assert (await shell.run("echo $y")).output == "1\n"
     await shell.close()
@@ -363,7 +363,7 @@ async def test_a_shell_that_cannot_start_says_so(folder: Path) -> None:
         def command_line(self, argv: object, allowance: object) -> list[str]:
             return ["sh", "-c", "echo no luck; exit 1"]
 
-    shell = Broken().shell(folder)
+    shell = Shell(Broken(), folder)
     with pytest.raises(OSError, match="the sandbox none cannot start a shell: no luck"):
         await shell.run("true")
     await shell.close()

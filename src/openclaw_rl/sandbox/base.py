@@ -1,4 +1,4 @@
-"""What a sandbox is: it runs programs that a model chose, and shells that keep their state between commands."""
+"""What a sandbox is: it runs programs that a model chose."""
 
 import abc
 import asyncio
@@ -9,17 +9,10 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from openclaw_rl.sandbox.fences.user import NOBODY
 from openclaw_rl.sandbox.run import MAX_OUTPUT, ProgramOutcome, even_if_cancelled, start_program, to_its_end
-
-if TYPE_CHECKING:
-    from openclaw_rl.sandbox.shell import Shell
-
-#: CPU time of one process of a shell; the time of each command is limited too.
-SHELL_CPU_SECONDS = 600
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,14 +83,6 @@ class Sandbox(abc.ABC):
     def _clean_up(self, allowance: Allowance) -> None:
         self.end(allowance)
         remove_folder(allowance.scratch)
-
-    def shell(
-        self, folder: Path, *, memory_mib: int = 512, readable: Sequence[Path] = (), network: bool = False
-    ) -> "Shell":
-        """A shell in a folder, which has to be closed. Its process starts with its first command."""
-        from openclaw_rl.sandbox.shell import Shell
-
-        return Shell(self, folder, memory_mib=memory_mib, readable=tuple(readable), network=network)
 
 
 def new_name() -> str:

@@ -5,12 +5,12 @@ import contextlib
 import os
 import shlex
 import signal
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
 
 from openclaw_rl.sandbox.base import (
-    SHELL_CPU_SECONDS,
     Allowance,
     Sandbox,
     give_folder,
@@ -20,6 +20,8 @@ from openclaw_rl.sandbox.base import (
 )
 from openclaw_rl.sandbox.run import END_SECONDS, even_if_cancelled, kill_children
 
+#: CPU time of one process of a shell; the time of each command is limited too.
+SHELL_CPU_SECONDS = 600
 #: How the shell is started. The standard error of the shell's process carries statuses, see `_request`.
 BASH = ("bash", "--norc", "--noprofile")
 #: Pagers and questions would wait for a person.
@@ -55,7 +57,7 @@ class ShellResult:
 
 
 class Shell:
-    """A bash in a sandbox.
+    """A bash in a folder of a sandbox. Its process starts with its first command; it has to be closed.
 
     - Working directory, variables, functions and background jobs stay from command to command.
     - A command has no input. One that runs for too long or prints too much is ended with the whole shell.
@@ -68,10 +70,16 @@ class Shell:
     """
 
     def __init__(
-        self, sandbox: Sandbox, folder: Path, *, memory_mib: int, readable: tuple[Path, ...], network: bool
+        self,
+        sandbox: Sandbox,
+        folder: Path,
+        *,
+        memory_mib: int = 512,
+        readable: Sequence[Path] = (),
+        network: bool = False,
     ) -> None:
         self.sandbox, self.folder = sandbox, folder
-        self._limits = (memory_mib, readable, network)
+        self._limits = (memory_mib, tuple(readable), network)
         self._directory = str(folder)
         self._scratch: Path | None = None
         self._allowance: Allowance | None = None

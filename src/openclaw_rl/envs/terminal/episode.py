@@ -15,7 +15,7 @@ from openclaw_rl.envs.terminal.scoring import CheckResult, WorkspaceScore, same_
 from openclaw_rl.envs.terminal.workspace import WorkspaceItem, WorkspaceTooLarge, fill, look, read_bytes
 from openclaw_rl.sandbox.base import Sandbox, give_folder, remove_folder
 from openclaw_rl.sandbox.run import EndReason, even_if_cancelled
-from openclaw_rl.sandbox.shell import ShellResult
+from openclaw_rl.sandbox.shell import Shell, ShellResult
 
 #: Seconds for the preparation of a workspace and for one check.
 SETUP_SECONDS, CHECK_SECONDS = 30.0, 20.0
@@ -55,7 +55,9 @@ class TerminalEpisode:
         self.tools = tools
         self._sandbox, self._task, self._limits = sandbox, task, limits
         self.folder = Path(tempfile.mkdtemp(prefix="openclaw-terminal-"))
-        self._shell = sandbox.shell(self.folder, memory_mib=limits.memory_mib, network=bool(task.get("network", False)))
+        self._shell = Shell(
+            sandbox, self.folder, memory_mib=limits.memory_mib, network=bool(task.get("network", False))
+        )
         self._before: Mapping[str, WorkspaceItem] = {}
         self._locks: dict[str, int] = {}
         self._turns = 0
