@@ -68,7 +68,8 @@ def build_parser() -> Parser:
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"openclaw-rl {__version__}")
-    parser.set_defaults(run=None)
+    # `launch` runs other commands with the same parser.
+    parser.set_defaults(run=None, program=parser)
     commands = parser.add_subparsers(metavar="COMMAND")
     for command in COMMANDS:
         command.add(commands)

@@ -47,30 +47,28 @@ def run(options: argparse.Namespace) -> int:
         show(submitted)
         if not launch.dry_run:
             replace(ray.check_installed(), submitted)
-        return check(launch.commands[-1])
+        return check(options.program, launch.commands[-1])
     for command in launch.commands:
         show(["openclaw-rl", *command])
         if not launch.dry_run and command is launch.commands[-1]:
             replace(sys.executable, [sys.executable, "-m", "openclaw_rl", *command])
-        status = check(command) if launch.dry_run else main(command)
+        status = check(options.program, command) if launch.dry_run else run_command(options.program, command)
         if status not in (0, SOME_REFUSED):
             return status
     return 0
 
 
-def main(command: list[str]) -> int:
-    from openclaw_rl.cli import main
+def run_command(program: Parser, command: list[str]) -> int:
+    """Run another command of this program; its exit status."""
+    options = program.parse_args(command)
+    return int(options.run(options))
 
-    return main(command)
 
-
-def check(command: list[str]) -> int:
+def check(program: Parser, command: list[str]) -> int:
     """Check a command without running it; its exit status."""
-    from openclaw_rl.cli import build_parser
-
     if command[0] in ("serve", "train"):
-        return main([*command, "--dry-run"])
-    build_parser().parse_args(command)
+        return run_command(program, [*command, "--dry-run"])
+    program.parse_args(command)
     return 0
 
 
