@@ -96,6 +96,25 @@ def rooms_in_a_row(tree: Tree) -> dict[str, set[str]]:
     return graph
 
 
+def imported_modules(tree: Tree) -> dict[str, set[str]]:
+    """Which modules of the tree each module imports, also inside functions and under TYPE_CHECKING."""
+    return {
+        path: {target for _, name in imports(path, module) if (target := module_named(name, tree))} - {path}
+        for path, module in tree.items()
+    }
+
+
+def module_named(name: str, tree: Tree) -> str | None:
+    """The module that an import of `package.module` or of `package.module.something` reads."""
+    parts = name.split(".")[1:] if name.startswith("openclaw_rl.") else []
+    for length in (len(parts), len(parts) - 1):
+        path = "/".join(parts[:length])
+        for candidate in (f"{path}.py", f"{path}/__init__.py"):
+            if path and candidate in tree:
+                return candidate
+    return None
+
+
 def long_functions(tree: Tree) -> dict[str, int]:
     return {
         f"{path} {node.name}": node.end_lineno - node.lineno + 1
@@ -173,6 +192,11 @@ def test_rooms_of_a_row_do_not_import_each_other_in_a_circle(package: Tree) -> N
     TopologicalSorter(rooms_in_a_row(package)).prepare()
 
 
+def test_modules_do_not_import_each_other_in_a_circle(package: Tree) -> None:
+    """Neither for types only nor inside functions: what both need belongs in a module below them."""
+    TopologicalSorter(imported_modules(package)).prepare()
+
+
 def test_modules_are_short() -> None:
     lengths = {str(path.relative_to(PACKAGE)): len(path.read_text().splitlines()) for path in PACKAGE.rglob("*.py")}
     found = {path: f"{path} has {lines} lines" for path, lines in lengths.items() if lines > MAX_MODULE_LINES}
@@ -244,6 +268,30 @@ def test_a_circle_of_rooms_is_caught(tmp_path: Path) -> None:
     )
     with pytest.raises(ValueError, match="cycle"):
         TopologicalSorter(rooms_in_a_row(tree)).prepare()
+
+
+@pytest.mark.parametrize(
+    "upward",
+    [
+        "from openclaw_rl.engines.b import B",
+        "import openclaw_rl.engines.b",
+        "from openclaw_rl.engines import b",
+        "from .b import B",
+        "from openclaw_rl.engines import Engine",
+        "if TYPE_CHECKING:\n    from openclaw_rl.engines.b import B",
+        "def f():\n    from openclaw_rl.engines.b import B",
+    ],
+)
+def test_a_circle_of_modules_is_caught(tmp_path: Path, upward: str) -> None:
+    modules = {
+        "engines__b": "from openclaw_rl.engines.c import C",
+        "engines__c": "import os\nfrom openclaw_rl.engines.a import A",
+    }
+    written(tmp_path, engines__a="import numpy", **modules)
+    (tmp_path / "engines" / "__init__.py").write_text("from openclaw_rl.engines.b import Engine")
+    TopologicalSorter(imported_modules(parse(tmp_path))).prepare()
+    with pytest.raises(ValueError, match="cycle"):
+        TopologicalSorter(imported_modules(written(tmp_path, engines__a=upward))).prepare()
 
 
 def test_a_long_function_and_a_name_used_twice_are_caught(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ activations of only one micro-batch exist at any time.
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -28,17 +28,37 @@ from openclaw_rl.losses.logprobs import chunked_logprobs
 from openclaw_rl.losses.policy import Loss
 from openclaw_rl.types import TrainingSequence
 
-if TYPE_CHECKING:  # it imports PyTorch's distributed package
-    from openclaw_rl.engines.local.training.sharded import ShardedDecoder
-
 #: Matrix products are no faster with more tokens, and a 4B model's activations already take 11 GiB.
 MICRO_BATCH_TOKENS = 4096
+
+
+class DecoderInParts(Protocol):
+    """A decoder of which each rank holds a part."""
+
+    @property
+    def shape(self) -> Shape: ...
+    @property
+    def embed(self) -> Tensor: ...
+    @property
+    def norm(self) -> Tensor: ...
+    @property
+    def bytes_when_whole(self) -> int:
+        """Memory that a pass takes if all weights stay whole, with the gradients of this rank's part."""
+
+    def begin_pass(self, stays_whole: bool) -> None:
+        """Before a pass over some micro-batches: whether weights stay whole from their first use to its end."""
+
+    def end_pass(self) -> None:
+        """Leave each rank its part of the weights."""
+
+    def run(self, compute: Callable[[Decoder], Tensor]) -> Tensor:
+        """`compute` with the whole weights outside the layers."""
 
 
 class Policy(NamedTuple):
     """The weights of one forward pass."""
 
-    decoder: "Decoder | ShardedDecoder"
+    decoder: Decoder | DecoderInParts
     adapters: list[dict[Projection, LowRank]]
     """For each layer."""
 
@@ -53,7 +73,7 @@ class TrainedWeights(Protocol):
         """For one forward and backward pass on the base weights; without a seed there is no dropout."""
         ...
 
-    def decoder(self, base: Any) -> "Decoder | ShardedDecoder":
+    def decoder(self, base: Any) -> Decoder | DecoderInParts:
         """The model that `policy` computes with."""
         ...
 
@@ -76,7 +96,7 @@ class Trainer:
 
     def __init__(
         self,
-        decoder: "Decoder | ShardedDecoder",
+        decoder: Decoder | DecoderInParts,
         weights: TrainedWeights,
         loss: Loss,
         micro_batch_tokens: int = MICRO_BATCH_TOKENS,
@@ -143,7 +163,7 @@ class Trainer:
         batches: Sequence[MicroBatch],
         compute: Callable[[int], None],
         take_part: Callable[[], None],
-        models: Sequence["Decoder | ShardedDecoder"],
+        models: Sequence[Decoder | DecoderInParts],
     ) -> None:
         """Compute the micro-batches of a pass, each on one rank. It uses these models."""
         sharded = {id(model): model for model in models if not isinstance(model, Decoder)}.values()
@@ -155,7 +175,7 @@ class Trainer:
         for model in sharded:
             model.end_pass()
 
-    def _fit_whole(self, models: Collection["ShardedDecoder"], tokens: int) -> bool:
+    def _fit_whole(self, models: Collection[DecoderInParts], tokens: int) -> bool:
         """Whether whole weights fit into the free memory of this rank beside the activations of so many tokens."""
         free = self.free(self._device)
         if free is None or not self.may_stay_whole:
