@@ -128,7 +128,7 @@ def test_variables_of_the_environment_are_options(
         (["--", "--judge-api-key=s3"], "--judge-api-key cannot be given after --"),
         (["--", "--judge-api", "s3"], "--judge-api-key cannot be given after --"),
         (["--own-server"], "--url and --own-server exclude each other."),
-        (["--method", "rl"], "method is for a server that this command starts"),
+        (["--method", "rl"], "--method is for a server that this command starts"),
         (["--measure", "9", "--eval"], "--measure and --eval exclude each other"),
         (["--split", "nowhere"], "toolcall has no split nowhere; the splits are train and held-out."),
         (["--json", "/nowhere/out.jsonl"], "/nowhere/out.jsonl cannot be written: No such file or directory."),

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from openclaw_rl.app.config import Config
 from openclaw_rl.cli.parser import add_command, load_options, positive, refuse_secrets, user_key
-from openclaw_rl.config.options import ConfigError, add_flags, problem, read
+from openclaw_rl.config.options import ConfigError, add_flags, flag, problem, read
 from openclaw_rl.envs.options import FIELDS, DriverOptions
 from openclaw_rl.evals.flags import MODEL_OPTIONS
 
@@ -96,7 +96,7 @@ def target(config: Config, options: argparse.Namespace) -> "Target":
         raise ConfigError("--url and --own-server exclude each other.")
     url = options.url or ("" if options.own_server else server_url(config.run.folder) or "")
     if url:
-        if useless := [name for name in OF_OWN_SERVER if name in vars(options)] + options.server:
+        if useless := [flag(name) for name in OF_OWN_SERVER if name in vars(options)] + options.server:
             raise ConfigError(
                 f"{useless[0]} is for a server that this command starts, but {url_without_account(url)} is used: stop "
                 "that server, or add --own-server."

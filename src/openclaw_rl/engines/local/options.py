@@ -33,7 +33,8 @@ class LocalOptions(Section):
     micro_batch_tokens: int = option(
         4096,
         "Most tokens per micro-batch of the learner. One sequence may be longer, and sequences that begin alike may "
-        "have half of this beside their common beginning. If memory runs out, they are computed one by one at last.",
+        "have half of this beside their common beginning. If memory runs out, micro-batches get smaller, down to one "
+        "sequence each.",
         group="Training",
         env="MICRO_BATCH_TOKENS",
         ge=1,
@@ -67,7 +68,7 @@ class LocalOptions(Section):
     )
     ray_cpus: int = option(
         1,
-        "CPUs that each worker asks Ray for: so many threads compute, unless it has a GPU.",
+        "CPUs that each worker asks Ray for, which is also its number of threads unless it has a GPU.",
         group="Engine",
         env="RAY_CPUS",
         ge=1,

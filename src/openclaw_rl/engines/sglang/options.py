@@ -20,14 +20,14 @@ class SglangOptions(Section):
         "", "API key of those servers.", group="Engine", env="SGLANG_SERVER_API_KEY", shown="no key", secret=True
     )
     sglang_python: str | None = option(
-        None, "Python interpreter that has SGLang.", group="Engine", env="SGLANG_PYTHON", shown="the one that runs this"
+        None, "Python interpreter that has SGLang.", group="Engine", env="SGLANG_PYTHON", shown="that of this program"
     )
     sglang_args: str = option(
         "",
         "More arguments for an SGLang server of our own.",
         group="Engine",
         env="SGLANG_ARGS",
-        shown="no more",
+        shown="none",
     )
 
     @property

@@ -20,14 +20,14 @@ class VllmOptions(Section):
         "", "API key of those servers.", group="Engine", env="VLLM_API_KEY", shown="no key", secret=True
     )
     vllm_python: str | None = option(
-        None, "Python interpreter that has vLLM.", group="Engine", env="VLLM_PYTHON", shown="the one that runs this"
+        None, "Python interpreter that has vLLM.", group="Engine", env="VLLM_PYTHON", shown="that of this program"
     )
     vllm_args: str = option(
         "",
         "More arguments for a vLLM server of our own.",
         group="Engine",
         env="VLLM_ARGS",
-        shown="no more",
+        shown="none",
     )
 
     @property
