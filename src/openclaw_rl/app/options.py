@@ -11,5 +11,5 @@ class RolloutOptions(Section):
         "Your own function that runs beside the server and calls its API: path/file.py or package.module:name.",
         group="Training",
         env="ROLLOUT_FUNCTION_PATH",
-        shown="none",
+        shown="no function",
     )

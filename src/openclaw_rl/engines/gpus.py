@@ -47,7 +47,7 @@ class GpuOptions(Section):
         "More GPUs for the same server.",
         group="GPUs",
         env=("TEACHER_GPUS", "PRM_TEACHER_GPUS"),
-        shown="none",
+        shown="no more GPUs",
     )
     num_gpus: int | None = option(
         None, "GPUs that may be used.", group="GPUs", env="NUM_GPUS", shown="those of this machine", ge=0

@@ -27,7 +27,7 @@ class SglangOptions(Section):
         "More arguments for an SGLang server of our own.",
         group="Engine",
         env="SGLANG_ARGS",
-        shown="none",
+        shown="no more arguments",
     )
 
     @property

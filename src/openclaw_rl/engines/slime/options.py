@@ -11,5 +11,5 @@ class SlimeOptions(Section):
         "With --learner slime: more arguments for the command of slime that --dry-run prints.",
         group="Engine",
         env="SLIME_ARGS",
-        shown="none",
+        shown="no more arguments",
     )

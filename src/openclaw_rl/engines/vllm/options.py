@@ -27,7 +27,7 @@ class VllmOptions(Section):
         "More arguments for a vLLM server of our own.",
         group="Engine",
         env="VLLM_ARGS",
-        shown="none",
+        shown="no more arguments",
     )
 
     @property
