@@ -174,27 +174,31 @@ class TestMistakes:
     """Each is one sentence that names the option."""
 
     @pytest.mark.parametrize(
-        ("flag", "value"),
+        ("flag", "value", "must_be"),
         [
-            ("--batch-size", "0"),
-            ("--batch-size", "four"),
-            ("--batch-size", "1.5"),
-            ("--learning-rate", "0"),
-            ("--kl-loss-coef", "-1"),
-            ("--loss-fn", "dpo"),
-            ("--eval-mode", "maybe"),
-            ("--majority-vote-threshold", "1.1"),
-            ("--proxy-port", "65536"),
-            ("--max-sequences", "0"),
-            ("--policy-slots", "1"),
-            ("--log-level", "loud"),
+            ("--batch-size", "0", "at least 1"),
+            ("--batch-size", "four", "a whole number"),
+            ("--batch-size", "1.5", "a whole number"),
+            ("--learning-rate", "0", "above 0"),
+            ("--learning-rate", "fast", "a number"),
+            ("--learning-rate", "nan", "a finite number"),
+            ("--kl-loss-coef", "-1", "at least 0"),
+            ("--loss-fn", "dpo", "'ppo', 'importance_sampling' or 'cispo'"),
+            ("--eval-mode", "maybe", "true or false"),
+            ("--lora-dropout", "1", "below 1"),
+            ("--majority-vote-threshold", "1.1", "at most 1"),
+            ("--proxy-port", "65536", "at most 65535"),
+            ("--max-sequences", "0", "at least 1"),
+            ("--policy-slots", "1", "at least 2"),
+            ("--log-level", "loud", "'debug', 'info', 'warning' or 'error'"),
         ],
     )
-    def test_bad_values(self, flag: str, value: str) -> None:
+    def test_bad_values(self, flag: str, value: str, must_be: str) -> None:
         name = flag.removeprefix("--").replace("-", "_")
         variable = option_of(FIELDS[name]).env[0]
-        assert mistake({variable: value}).startswith(f"{flag} '{value}' (from environment {variable}) is not valid")
-        assert mistake(**{name: value}).startswith(f"{flag} '{value}' (from flag) is not valid")
+        problem = f"is not valid: it must be {must_be}."
+        assert mistake({variable: value}) == f"{flag} '{value}' (from environment {variable}) {problem}"
+        assert mistake(**{name: value}) == f"{flag} '{value}' (from flag) {problem}"
 
     @pytest.mark.parametrize("name", [name for name, field in FIELDS.items() if "float" in str(field.annotation)])
     def test_numbers_are_finite(self, name: str) -> None:

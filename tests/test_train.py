@@ -205,7 +205,7 @@ async def test_it_ends_at_the_last_step(tmp_path: Path) -> None:
         (["--max-steps", "0"], "Nothing would be trained"),
         (["--max-staleness", "1"], "--max-staleness must be 2 or more"),
         (["--learner", "outside"], "--learner outside trains outside this program"),
-        (["--epochs", "0"], "invalid positive value: '0'"),
+        (["--epochs", "0"], "--epochs '0' is not a whole number above 0. See openclaw-rl train --help."),
         (["--proxy-port", "1"], "There is no option --proxy-port"),
     ],
 )

@@ -2,6 +2,7 @@
 
 import argparse
 import difflib
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -16,11 +17,19 @@ RUN_OPTIONS = ("run_dir", "rl_buffer_dir")
 KEY_OPTIONS = ("api_key", "admin_key")
 SECRET_FLAGS = [flag(name) for name, field in FIELDS.items() if option_of(field).secret]
 
+#: Arguments that are numbers: the function that reads each kind, and what it takes.
+NUMBERS = {"int": "a whole number", "float": "a number", "positive": "a whole number above 0"}
+#: What argparse says if one of these functions fails.
+WRONG_NUMBER = re.compile(rf"argument (.+): invalid ({'|'.join(NUMBERS)}) value: (.+)")
+
 
 class Parser(argparse.ArgumentParser):
     """Says in one sentence what is wrong with the arguments, and names the nearest flag or word. Raises ConfigError."""
 
     def error(self, message: str) -> NoReturn:
+        if mistake := WRONG_NUMBER.fullmatch(message):
+            name, kind, value = mistake.groups()
+            message = f"{name} {value} is not {NUMBERS[kind]}"
         raise ConfigError(f"{message[0].upper()}{message[1:]}. See {self.prog} --help.")
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:

@@ -21,6 +21,20 @@ from openclaw_rl.errors import UserError
 #: Options by name, over several sections.
 Fields = Mapping[str, FieldInfo]
 
+#: What pydantic's errors mean, in plainer words than its own.
+PLAIN_PROBLEMS = {
+    "int_parsing": "it must be a whole number",
+    "int_from_float": "it must be a whole number",
+    "float_parsing": "it must be a number",
+    "finite_number": "it must be a finite number",
+    "bool_parsing": "it must be true or false",
+    "literal_error": "it must be {expected}",
+    "greater_than": "it must be above {gt:g}",
+    "greater_than_equal": "it must be at least {ge:g}",
+    "less_than": "it must be below {lt:g}",
+    "less_than_equal": "it must be at most {le:g}",
+}
+
 
 class ConfigError(UserError):
     """An option, or a file that an option names, is wrong. The message is one sentence that says how to fix it."""
@@ -176,6 +190,8 @@ def problem(error: ValidationError, fields: Fields, origins: Mapping[str, str]) 
     """The first mistake as a sentence that a user can act on. It never contains a secret."""
     first = error.errors()[0]
     message = str(first["msg"]).removeprefix("Value error, ")
+    if first["type"] in PLAIN_PROBLEMS:
+        message = PLAIN_PROBLEMS[first["type"]].format(**first.get("ctx", {}))
     if not first["loc"]:
         return ConfigError(message + ".")
     name = str(first["loc"][0])
