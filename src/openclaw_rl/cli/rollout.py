@@ -27,7 +27,7 @@ OF_OWN_SERVER = ("method", "model_name", "device")
 
 
 def add(commands: Any) -> None:
-    parser = add_command(commands, "rollout", DOC, run, OWN_OPTIONS, {"method": f"{METHOD} here"})
+    parser = add_command(commands, "rollout", DOC, run, OWN_OPTIONS, {"method": METHOD})
     add_flags(parser, FIELDS)
     parser.add_argument(
         "--env-arg",
@@ -87,7 +87,8 @@ def driver_options(options: argparse.Namespace) -> DriverOptions:
 def target(config: Config, options: argparse.Namespace) -> "Target":
     """The server that answers. Raises ConfigError."""
     from openclaw_rl.app.machine import machine_of
-    from openclaw_rl.envs.rollout import SERVER_FLAGS, Target, new_folder
+    from openclaw_rl.envs.folders import new_folder
+    from openclaw_rl.envs.rollout import DEFAULT_RUN_DIR, SERVER_FLAGS, Target
     from openclaw_rl.http_client import text_without_accounts, url_without_account
     from openclaw_rl.ledger.lock import server_url
 
@@ -108,7 +109,7 @@ def target(config: Config, options: argparse.Namespace) -> "Target":
     named = ("--model-name", machine.model_name) if machine.model_name else ()
     fixed = ("--method", method, "--seed", str(machine.seed))
     return Target(
-        run_dir=config.run.folder if "run_dir" in config.given() else new_folder(),
+        run_dir=config.run.folder if "run_dir" in config.given() else new_folder(DEFAULT_RUN_DIR),
         flags=(*machine.flags, *SERVER_FLAGS, *fixed, *named, *options.server),
         facts={
             "method": method,

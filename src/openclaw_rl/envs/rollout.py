@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import itertools
 import json
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
@@ -167,18 +166,6 @@ def short_name(env: str) -> str:
     """What rewards and pages call an environment: its name, or the name in an own file."""
     place, _, name = env.partition(":")
     return name or Path(place).stem
-
-
-def new_folder() -> Path:
-    """Makes the first of runs/rollout, runs/rollout-2, … that does not exist, so that no two rollouts get the same."""
-    for number in itertools.count(1):
-        folder = DEFAULT_RUN_DIR.with_name(f"{DEFAULT_RUN_DIR.name}-{number}") if number > 1 else DEFAULT_RUN_DIR
-        try:
-            folder.mkdir(parents=True)
-        except FileExistsError:
-            continue
-        return folder
-    raise AssertionError
 
 
 def first(errors: BaseExceptionGroup[UserError]) -> BaseException:

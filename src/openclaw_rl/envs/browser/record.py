@@ -6,6 +6,7 @@ from pathlib import Path
 
 from openclaw_rl.config.options import ConfigError
 from openclaw_rl.envs.browser.page import PageFailed, WebPage
+from openclaw_rl.envs.folders import new_folder
 from openclaw_rl.ledger.screenshots import folder_name
 
 
@@ -29,20 +30,8 @@ class ScreenshotFolder:
 
     def _write(self, number: int, image: bytes) -> None:
         if self._folder is None:
-            self._folder = new_folder(self._root, self._name)
+            self._folder = new_folder(self._root / self._name)
         (self._folder / f"{number:03}.png").write_bytes(image)
-
-
-def new_folder(root: Path, name: str) -> Path:
-    """A new folder of this name; if there is one already, with a number behind it."""
-    for number in count(1):
-        folder = root / (name if number == 1 else f"{name}-{number}")
-        try:
-            folder.mkdir(parents=True)
-        except FileExistsError:
-            continue
-        return folder
-    raise AssertionError
 
 
 def writable_folder(given: str | Path) -> Path:
