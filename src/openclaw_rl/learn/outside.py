@@ -8,11 +8,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from openclaw_rl.ledger.errors import LedgerError, UnknownTurn
+from openclaw_rl.learn.with_signal import load_with_signal
+from openclaw_rl.ledger.errors import LedgerError
 from openclaw_rl.ledger.ledger import Ledger
 from openclaw_rl.ledger.status import OUTSIDE
-from openclaw_rl.methods.base import Baseline, Method, NoSignal, forced_tokens, is_hinted, teacher_logprobs
-from openclaw_rl.types import Claim, Lease, LeaseEnd, NextStep, OutsideSample, StoredTurn
+from openclaw_rl.methods.base import Baseline, Lesson, Method, NoSignal, forced_tokens, is_hinted, teacher_logprobs
+from openclaw_rl.types import Claim, LeaseEnd, NextStep, OutsideSample, StoredTurn
 
 log = logging.getLogger(__name__)
 
@@ -113,11 +114,7 @@ class OutsideTraining:
         lease = await self.ledger.leases.claim(count, self.settings.max_staleness, seconds)
         if lease is None:
             return None
-        # In a thread: groups make large batches, and the server must answer meanwhile.
-        turns, without_signal = await asyncio.to_thread(self._load, lease)
-        for number, error in without_signal:
-            with contextlib.suppress(UnknownTurn):  # it has just been deleted
-                await self.ledger.drop(number, f"no signal: {error}")
+        turns = await load_with_signal(self.ledger, self.method, lease.turns, check_sampled_only)
         if len(turns) < count:
             await self.ledger.leases.release(lease.id)
             return None
@@ -169,22 +166,6 @@ class OutsideTraining:
             f"{asked}{lost}"
         )
 
-    def _load(self, lease: Lease) -> tuple[list[StoredTurn], list[tuple[int, NoSignal]]]:
-        """The turns of a lease that the method can learn from, and the others with the reason."""
-        turns: list[StoredTurn] = []
-        without_signal: list[tuple[int, NoSignal]] = []
-        for number in lease.turns:
-            try:
-                turn = self.method.prepared(self.ledger.load_turn(number))
-                if self.method.lesson(turn).alternatives is not None:
-                    raise NoSignal("it teaches tokens that were not sampled, which an outside trainer cannot use")
-                turns.append(turn)
-            except UnknownTurn:
-                continue  # it has just been deleted
-            except NoSignal as error:
-                without_signal.append((number, error))
-        return turns, without_signal
-
     def _samples(self, turns: Sequence[StoredTurn]) -> list[list[OutsideSample]]:
         """Samples by group, in the order of their first turns."""
         baseline = self.method.baseline(turns)
@@ -216,3 +197,9 @@ class OutsideTraining:
             weight_version=self.ledger.leases.label(turn.version),
             finish_reason=turn.finish_reason,
         )
+
+
+def check_sampled_only(lesson: Lesson) -> None:
+    """Raise NoSignal for a lesson that an outside trainer cannot use."""
+    if lesson.alternatives is not None:
+        raise NoSignal("it teaches tokens that were not sampled, which an outside trainer cannot use")

@@ -15,6 +15,7 @@ from openclaw_rl.learn.phases import Phase, Phases
 from openclaw_rl.learn.records import Records
 from openclaw_rl.learn.reporting import Reporter, StepReport, make_report
 from openclaw_rl.learn.warming import warm
+from openclaw_rl.learn.with_signal import drop_without_signal, load_with_signal
 from openclaw_rl.ledger.errors import LedgerError, UnknownTurn
 from openclaw_rl.methods.base import Method, NoSignal
 from openclaw_rl.types import StoredTurn
@@ -77,7 +78,7 @@ class StepRunner:
             numbers = await self.ledger.claim_again(lost.turns)
         else:
             numbers = await self.ledger.claim(count, self.line.step, self.max_staleness)
-        turns = await self._load_with_signal(numbers)
+        turns = await load_with_signal(self.ledger, self.method, numbers)
         # If some turns were stale or had no signal, the others wait for a full batch.
         report = await self._try(turns) if len(turns) >= count else None
         if report is None:
@@ -90,30 +91,6 @@ class StepRunner:
         if self.records is not None:
             await asyncio.to_thread(self.records.write, report.step, turns, self.method)
         return True
-
-    async def _load_with_signal(self, numbers: Sequence[int]) -> list[StoredTurn]:
-        """Load the turns that the method can learn from, and drop the others with the reason."""
-        # In a thread: groups make large batches, and the server must answer meanwhile.
-        turns, without_signal = await asyncio.to_thread(self._load, numbers)
-        for number, error in without_signal:
-            with contextlib.suppress(UnknownTurn):  # it has just been deleted
-                await self._drop([number], error)
-        return turns
-
-    def _load(self, numbers: Sequence[int]) -> tuple[list[StoredTurn], list[tuple[int, NoSignal]]]:
-        """The turns that the method can learn from, and the others with the reason."""
-        turns: list[StoredTurn] = []
-        without_signal: list[tuple[int, NoSignal]] = []
-        for number in numbers:
-            try:
-                turn = self.method.prepared(self.ledger.load_turn(number))
-                self.method.lesson(turn)
-                turns.append(turn)
-            except UnknownTurn:
-                continue  # it has just been deleted
-            except NoSignal as error:
-                without_signal.append((number, error))
-        return turns, without_signal
 
     async def _try(self, turns: Sequence[StoredTurn]) -> StepReport | None:
         """Make a step of these turns; None if there is none that counts. Failures of an engine are raised."""
@@ -151,7 +128,8 @@ class StepRunner:
         except NoSignal as error:
             # With a zero gradient the optimiser would still follow its momentum.
             log.info("Step %d is not made from these %d turns: %s.", self.line.step + 1, len(turns), error)
-            await self._drop([turn.number for turn in turns], error)
+            for turn in turns:
+                await drop_without_signal(self.ledger, turn.number, error)
             return None
         self.phases.enter(Phase.TRAINING)
         try:
@@ -221,10 +199,6 @@ class StepRunner:
         """Let the learner undo a step that does not count."""
         await self.learner.undo()
         self.phases.enter(Phase.BATCHING)
-
-    async def _drop(self, numbers: Sequence[int], error: NoSignal) -> None:
-        for number in numbers:
-            await self.ledger.drop(number, f"no signal: {error}")
 
     async def _quarantine(self, turns: Sequence[StoredTurn], reason: str) -> None:
         step = self.line.step + 1
