@@ -9,13 +9,11 @@ from openclaw_rl.ledger import change_log, episodes, notes, verdicts
 from openclaw_rl.ledger.packing import whole_text
 from openclaw_rl.ledger.queries import SESSION
 from openclaw_rl.types import (
-    Feedback,
     PageChanges,
     PagePlace,
     SessionCard,
     SessionKey,
     Sign,
-    Source,
     State,
     TurnCard,
     TurnKind,
@@ -137,7 +135,6 @@ CARD = (
 
 def turn_card(db: sqlite3.Connection, row: sqlite3.Row) -> TurnCard:
     number = row["number"]
-    said = db.execute("SELECT score, text, source FROM feedback WHERE turn = ? ORDER BY rowid", (number,))
     verdict, sample = verdicts.load(db, number) or (None, None)
     return TurnCard(
         number=number,
@@ -156,7 +153,7 @@ def turn_card(db: sqlite3.Connection, row: sqlite3.Row) -> TurnCard:
         asked=tuple(new_messages(db, row["request"])),
         message=json.loads(row["answer"]),
         came_next=tuple(json.loads(row["next_state"] or "[]")),
-        feedback=tuple(Feedback(one["score"], one["text"], Source(one["source"])) for one in said),
+        feedback=tuple(verdicts.feedback_of(db, number)),
         verdict=verdict,
         sample=sample,
         episode=episodes.of_turn(db, number, row["session"]),

@@ -13,10 +13,8 @@ from openclaw_rl.ledger.errors import UnknownTurn
 from openclaw_rl.ledger.packing import unpack_flags, unpack_floats, unpack_ids, unpack_top
 from openclaw_rl.types import (
     Counts,
-    Feedback,
     SessionKey,
     SessionSummary,
-    Source,
     State,
     StoredTurn,
     TurnKind,
@@ -175,7 +173,6 @@ def load_turn(db: sqlite3.Connection, number: int) -> StoredTurn:
     """Everything about a turn."""
     row = db.execute(f"SELECT t.*, s.owner, s.id FROM turns t {SESSION} WHERE t.number = ?", (number,)).fetchone()
     tokens, prompt_length = sequence(db, number)
-    said = db.execute("SELECT score, text, source FROM feedback WHERE turn = ? ORDER BY rowid", (number,)).fetchall()
     verdict, sample = verdicts.load(db, number) or (None, None)
     return StoredTurn(
         number=number,
@@ -199,7 +196,7 @@ def load_turn(db: sqlite3.Connection, number: int) -> StoredTurn:
         finish_reason=row["finish_reason"],
         next_state=json.loads(row["next_state"]) if row["next_state"] is not None else None,
         ready_at=row["ready_at"],
-        feedback=[Feedback(item["score"], item["text"], Source(item["source"])) for item in said],
+        feedback=verdicts.feedback_of(db, number),
         verdict=verdict,
         sample=sample,
         episode=episodes.of_turn(db, number, row["session"]),

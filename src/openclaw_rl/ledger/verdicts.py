@@ -22,6 +22,7 @@ from openclaw_rl.ledger.packing import (
     whole_text,
 )
 from openclaw_rl.types import (
+    Feedback,
     HeardWishes,
     Hint,
     Question,
@@ -107,6 +108,12 @@ def pack_hint(hint: Hint) -> tuple[str, bytes, str, bytes | None, bytes | None, 
 def unpack_hint(row: sqlite3.Row) -> Hint:
     tables = (unpack_top(row["top"]), unpack_table(row["of_policy_top"]), unpack_table(row["policy_scores"]))
     return Hint(row["text"], unpack_floats(row["logprobs"]), row["problem"], *tables)
+
+
+def feedback_of(db: sqlite3.Connection, turn: int) -> list[Feedback]:
+    """The explicit feedback on a turn, in the order it was given."""
+    rows = db.execute("SELECT score, text, source FROM feedback WHERE turn = ? ORDER BY rowid", (turn,))
+    return [Feedback(row["score"], row["text"], Source(row["source"])) for row in rows]
 
 
 def load(db: sqlite3.Connection, turn: int) -> tuple[Verdict, SampleKind | None] | None:
