@@ -81,7 +81,10 @@ def test_status_where_no_server_has_been_says_so_and_makes_nothing(
         assert main(["status", "--run-dir", run_dir, *how]) == 2
         said = capsys.readouterr()
         where = tmp_path / run_dir
-        assert said.err == f"openclaw-rl: There is no ledger in {where}. Has a server run with this --run-dir?\n"
+        assert said.err == (
+            f"openclaw-rl: There is no ledger in {where}: no server has recorded anything there. Start one with "
+            "openclaw-rl serve, or give the --run-dir of another.\n"
+        )
         assert said.out == ""
     assert not any(tmp_path.iterdir())
 

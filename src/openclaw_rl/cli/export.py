@@ -15,12 +15,13 @@ from openclaw_rl.terminal import console, progress
 
 def add(commands: Any) -> None:
     parser = add_command(commands, "export", "write what is recorded to a file", run, RUN_OPTIONS)
-    parser.add_argument("file", type=Path, metavar="OUT.jsonl")
+    parser.add_argument("file", type=Path, metavar="OUT.jsonl", help="the file to write")
     parser.add_argument(
         "--format",
         choices=("trajectories", "jsonl"),
         default="trajectories",
-        help="one session per line as text, or one turn per line with tokens and log-probs",
+        help="trajectories: one session per line as text; jsonl: one turn per line with tokens and log-probs "
+        "(default: trajectories)",
     )
 
 

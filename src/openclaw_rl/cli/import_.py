@@ -14,7 +14,7 @@ DOC = "read sessions from a trajectories file"
 
 def add(commands: Any) -> None:
     parser = add_command(commands, "import", DOC, run, (*RUN_OPTIONS, "model_name", "cache_dir"))
-    parser.add_argument("file", type=Path, metavar="IN.jsonl")
+    parser.add_argument("file", type=Path, metavar="IN.jsonl", help="one session per line, as export writes it")
 
 
 def run(options: argparse.Namespace) -> int:

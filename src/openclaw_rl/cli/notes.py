@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from openclaw_rl.ledger.offline import OfflineLedger
     from openclaw_rl.ledger.reader import LedgerReader
 
-DOC = "list what users asked for, or add, edit, remove and pin notes of it"
+DOC = "list the notes of what users asked for, or add, edit, remove and pin some"
 
 
 def add(commands: Any) -> None:

@@ -26,6 +26,7 @@ UNFINISHED = 1
 def add(commands: Any) -> None:
     of_server = ServerOptions.model_fields
     parser = add_command(commands, "train", DOC, run, [name for name in FIELDS if name not in of_server])
+    parser.usage = "openclaw-rl train [options] DATA.jsonl [DATA.jsonl ...]"
     parser.add_argument("files", nargs="+", type=Path, metavar="DATA.jsonl", help="as openclaw-rl import reads them")
     parser.add_argument(
         "--epochs", type=positive, default=1, metavar="N", help="how often to go through the files (default: 1)"

@@ -43,7 +43,7 @@ class DriverOptions(Section):
     )
     sandbox: Literal["auto", "bubblewrap", "fences", "docker", "podman"] = option(
         "auto",
-        "Where commands of the model run, for environments that run some; auto: bubblewrap, else the own fences.",
+        "Where commands of the model run, for environments that run some; auto: bubblewrap, else fences of our own.",
         group=EPISODES,
         env="ENV_SANDBOX",
     )

@@ -103,7 +103,10 @@ class OfflineLedger:
 def check_ledger(folder: Path) -> None:
     """Raise NoLedger unless the folder has one."""
     if not (folder / FILE).is_file():
-        raise NoLedger(f"There is no ledger in {folder.absolute()}. Has a server run with this --run-dir?")
+        raise NoLedger(
+            f"There is no ledger in {folder.absolute()}: no server has recorded anything there. Start one with "
+            "openclaw-rl serve, or give the --run-dir of another."
+        )
 
 
 def inspect_ledger(folder: Path) -> int | None:
