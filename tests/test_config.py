@@ -490,7 +490,9 @@ class TestCommandLine:
         path = tmp_path / "server.toml"
         path.write_text(f'model-name = "{tiny_model}"\nmax-steps = 12')
         assert main(["serve", "--dry-run", "--config", str(path)]) == 0
-        assert re.search(r"--max-steps +│ 12 +│ file ", capsys.readouterr().out)
+        out = capsys.readouterr().out
+        assert re.search(r"--max-steps +│ 12 +│ file ", out)
+        assert out.endswith("Nothing was started.\n")
 
     @pytest.mark.parametrize(
         ("arguments", "hint"),

@@ -146,7 +146,7 @@ def dropped(book: Book) -> None:
         (ready, "1 turn waits to be judged, which the server does"),
         (
             judged,
-            "The server is not running. 5 judged turns wait to be trained on, which it does once it is started",
+            "The server is not running. 5 judged turns wait for it: once it is started, it trains as soon as",
         ),
         (imported, "1 imported turn waits to be scored by the policy."),
         (

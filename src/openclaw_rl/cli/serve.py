@@ -112,6 +112,7 @@ def show(loaded: Loaded) -> None:
         console.print("It would start:", escape(shlex.join(command)), soft_wrap=True)
     if config.learns and (line := config.trainer_command):
         console.print("The trainer is started with:", escape(line), soft_wrap=True)
+    console.print("Nothing is wrong with this configuration. Nothing was started.")
 
 
 def split_table(config: Config) -> Table:

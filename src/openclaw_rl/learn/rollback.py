@@ -30,10 +30,11 @@ def choose_checkpoint(
     if not fitting and not version:
         return None
     if not fitting:
-        versions = ", ".join(str(checkpoint.version) for checkpoint in checkpoints) or "none"
+        others = ", ".join(str(checkpoint.version) for checkpoint in checkpoints)
         raise CannotRollBack(
-            f"There is no checkpoint of policy version {version}; there are checkpoints of: {versions}. One is made "
-            "every --save-interval steps and when the server stops; 0 is the base model."
+            f"There is no checkpoint of policy version {version}, "
+            + (f"only of {others}. " if others else "and none of another. ")
+            + "One is made every --save-interval steps and when the server stops; 0 is the base model."
         )
     try:
         verify(fitting[0].folder)

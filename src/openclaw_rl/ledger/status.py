@@ -129,8 +129,8 @@ class Status:
         under_way = states[State.JUDGED] + states[State.BATCHED]
         if under_way and not self.server:
             return (
-                f"The server is not running. {plural(under_way, 'judged turn waits', 'judged turns wait')} to be "
-                "trained on, which it does once it is started and there are enough of them for a step."
+                f"The server is not running. {plural(under_way, 'judged turn waits', 'judged turns wait')} for it: "
+                "once it is started, it trains as soon as there are enough of them for a step."
             )
         if states[State.AWAITING] > self.held:
             return (
