@@ -35,17 +35,20 @@ from support.workers import ids, on_every_device, request, run, transformers_gre
 ROUNDING = 1e-5
 
 
-def make_worker(model: Path, pages: int | None = None, max_sequences: int = 8, device: str = "cpu") -> Worker:
+def make_worker(
+    model: Path, pages: int | None = None, max_sequences: int = 8, device: str = "cpu", pack_weights: str = "on"
+) -> Worker:
     decoder = load_decoder(model, torch.float32, torch.device(device))
     gib = pages and (pages + 0.5) * bytes_per_page(decoder.shape, torch.float32) / (1 << 30)
-    options = WorkerOptions(model, device, "float32", max_sequences, None, gib or 0.05, 4, 4)
+    options = WorkerOptions(model, device, "float32", max_sequences, None, gib or 0.05, 4, 4, pack_weights=pack_weights)
     worker = Worker(decoder, options)
     worker.scheduler.prefill_tokens = 48  # small, so that long prompts take several steps
     return worker
 
 
 def alone(model: Path, job: SampleRequest, version: int = 0) -> list[SampledToken]:
-    return run(make_worker(model), [(0, Add(1, job, version))])[1, 0]
+    """What a worker without packed weights answers; others must answer the same."""
+    return run(make_worker(model, pack_weights="off"), [(0, Add(1, job, version))])[1, 0]
 
 
 def assert_same(one: list[SampledToken], other: list[SampledToken]) -> None:

@@ -100,7 +100,7 @@ class LocalHarness(SamplerHarness):
     counts_cached = True
 
     def make(self) -> Sampler:
-        options = WorkerOptions(self.model, "cpu", "float32", MAX_SEQUENCES, None, 0.05, POLICIES, 4)
+        options = WorkerOptions(self.model, "cpu", "float32", MAX_SEQUENCES, None, 0.05, POLICIES, 4, pack_weights="on")
         return LocalSampler(options, MAX_QUEUE)
 
     def kill(self) -> None:

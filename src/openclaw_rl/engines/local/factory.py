@@ -57,6 +57,7 @@ class LocalSamplerFactory(LocalFactory):
             policy_slots=settings.policies_held,
             lora_rank=settings.model.lora_rank,
             cuda_device="" if local.on_ray else cuda_names(settings.split.local_sampler),
+            pack_weights=local.pack_weights,
         )
         return LocalSampler(options, engine.max_queue, launcher_for(settings, resources, "sampler", SAMPLER_SPINS))
 

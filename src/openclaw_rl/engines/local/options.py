@@ -22,6 +22,13 @@ class LocalOptions(Section):
         group="Engine",
         env="DTYPE",
     )
+    pack_weights: Literal["auto", "on", "off"] = option(
+        "auto",
+        "Whether a sampler on a CPU keeps a second copy of the weights, in blocks, with which several requests and "
+        "prompts are computed faster; auto measures it at the start, and makes no copy above an eighth of the memory.",
+        group="Engine",
+        env="PACK_WEIGHTS",
+    )
     kv_cache_gib: float | None = option(
         None,
         "Memory for the key-value cache, in GiB.",

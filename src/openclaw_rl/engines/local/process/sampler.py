@@ -112,9 +112,11 @@ class LocalSampler:
     def describe(self) -> str:
         ready = self.ready
         assert ready is not None
-        gib = ready.weight_bytes / (1 << 30)
         where = f"{ready.device}{on_nodes(self._worker.nodes)}"
-        return f"local on {where}, {ready.dtype}, {gib:.2g} GiB of weights, context {ready.max_context} tokens"
+        weights = f"{ready.weight_bytes / (1 << 30):.2g} GiB of weights"
+        if ready.packed_bytes:
+            weights += f" and {ready.packed_bytes / (1 << 30):.2g} GiB packed"
+        return f"local on {where}, {ready.dtype}, {weights}, context {ready.max_context} tokens"
 
     def sample(self, request: SampleRequest) -> TokenStream:
         self._check_up()

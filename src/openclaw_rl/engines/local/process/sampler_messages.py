@@ -25,6 +25,8 @@ class WorkerOptions:
     """The highest rank of an adapter; 0 where a policy is a model with all its weights."""
     cuda_device: str = ""
     """The only GPU that the worker sees; empty: all."""
+    pack_weights: str = "off"
+    """on, off or auto: whether several rows are computed with a packed copy of the weights, on a CPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,8 @@ class Ready:
     max_context: int
     cache_tokens: int
     weight_bytes: int
+    packed_bytes: int = 0
+    """Memory of the packed copy of the weights; 0 if there is none."""
     shared: bytes | None = None
     """What another worker process needs to use the same weights in memory."""
 

@@ -18,6 +18,7 @@ from openclaw_rl.engines.errors import ConstraintRefused
 from openclaw_rl.engines.local.model.adapters import AdapterSlots, BadPolicy
 from openclaw_rl.engines.local.model.decoder import Decoder, load_decoder
 from openclaw_rl.engines.local.model.model_slots import ModelSlots
+from openclaw_rl.engines.local.model.packed import packed, packed_bytes
 from openclaw_rl.engines.local.model.placement import describe, placement, weight_bytes
 from openclaw_rl.engines.local.model.shared_weights import share
 from openclaw_rl.engines.local.process.sampler_messages import (
@@ -78,7 +79,9 @@ class Worker:
     def _runner(self, decoder: Decoder, pages: int, options: WorkerOptions) -> Runner:
         device = decoder.embed.device
         if device.type == "cpu":
-            return CpuRunner(decoder, CpuKVCache(decoder.shape, pages, decoder.embed.dtype), self.policies)
+            # Policies that train all weights have weights of their own, which change.
+            model = packed(decoder, options.pack_weights) if options.lora_rank else decoder
+            return CpuRunner(model, CpuKVCache(decoder.shape, pages, decoder.embed.dtype), self.policies)
         # These import Triton, which not every machine has.
         from openclaw_rl.engines.local.sampling.cuda_kv_cache import CudaKVCache
         from openclaw_rl.engines.local.sampling.cuda_runner import CudaRunner
@@ -266,6 +269,7 @@ def main(connection: Connection, options: WorkerOptions) -> None:
                 max_context=worker.max_context,
                 cache_tokens=worker.scheduler.pool.pages * PAGE_SIZE,
                 weight_bytes=weight_bytes(decoder),
+                packed_bytes=0 if worker.runner.decoder is decoder else packed_bytes(decoder),
                 shared=shared,
             )
         )
