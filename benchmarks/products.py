@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 import torch
 import torch.nn.functional as F
 from common import machine, model_folder, sized, table
-from measuring import best
+from measuring import best, timed
 from torch import Tensor
 
 from openclaw_rl.engines.local.model.decoder import PROJECTIONS, Shape
@@ -22,8 +22,9 @@ from openclaw_rl.engines.local.model.model_config import read_model_config
 ROWS = sized((1, 8, 16, 512), (1, 4))
 #: Weights that share a scale, as in a GGUF file.
 GROUP = 32
-#: Passes in one measurement.
-PASSES = sized(3, 1)
+#: A kind is not measured at a number of rows where its first layer takes so many times as long as in float32: some
+#: products have no fast version for a processor, and would take minutes.
+TOO_SLOW = 10
 
 Product = Callable[[Tensor], Tensor]
 
@@ -91,38 +92,55 @@ def forward(products: list[tuple[int, Product]], rows: int) -> Callable[[], None
     last = torch.randn(rows if rows < ROWS[-1] else 1, products[-1][0])
 
     def run() -> None:
-        for _ in range(PASSES):
-            for width, product in products[:-1]:
-                product(inputs[width])
-            products[-1][1](last)
+        for width, product in products[:-1]:
+            product(inputs[width])
+        products[-1][1](last)
 
     return run
 
 
+def first_layer(products: list[tuple[int, Product]], rows: int) -> float:
+    """Seconds of the products of one layer, after a first call of each with one row."""
+    inputs = {width: torch.randn(rows, width) for width in {width for width, _ in products}}
+    layer = products[: len(PROJECTIONS)]
+    for width, product in layer:
+        product(inputs[width][:1])
+    return timed(lambda: [product(inputs[width]) for width, product in layer])
+
+
 @torch.inference_mode()
-def measure(shape: Shape) -> dict[str, list[float] | str]:
-    """Milliseconds of a pass at each number of rows, by kind; or why there are none."""
-    found: dict[str, list[float] | str] = {}
+def measure(shape: Shape) -> dict[str, list[float | None] | str]:
+    """Milliseconds of a pass at each number of rows (None: too slow), by kind; or why there are none."""
+    measured: dict[str, list[float | None] | str] = {}
+    limits: list[float] = []
     for name, (make, _bytes) in KINDS.items():
         try:
             products = [(weight.shape[1], make(weight)) for weight in weights(shape)]
-            found[name] = [1e3 * best(forward(products, rows))[0] / PASSES for rows in ROWS]
+            seconds = [first_layer(products, rows) for rows in ROWS]
+            limits = limits or [TOO_SLOW * second for second in seconds]
+            measured[name] = [
+                1e3 * best(forward(products, rows))[0] if second <= limit else None
+                for rows, second, limit in zip(ROWS, seconds, limits, strict=True)
+            ]
         except (RuntimeError, AttributeError, NotImplementedError) as error:
-            found[name] = str(error).splitlines()[0][:80]
-    return found
+            measured[name] = str(error).splitlines()[0][:80]
+    return measured
 
 
-def show(shape: Shape, found: dict[str, list[float] | str]) -> None:
-    base = found["fp32"]
+def show(shape: Shape, measured: dict[str, list[float | None] | str]) -> None:
+    base = measured["fp32"]
     assert not isinstance(base, str)
     elements = sum(weight.numel() for weight in weights(shape))
     rows = []
-    for name, times in found.items():
+    for name, times in measured.items():
         size = f"{elements * KINDS[name][1] / 1e6:.0f}"
         if isinstance(times, str):
             rows.append((name, size, *["–"] * len(ROWS), times))
         else:
-            cells = [f"{time:.2f} (× {first / time:.2f})" for time, first in zip(times, base, strict=True)]
+            cells = [
+                f"{time:.2f} (× {first / time:.2f})" if time and first else f"× < {1 / TOO_SLOW:g}"
+                for time, first in zip(times, base, strict=True)
+            ]
             rows.append((name, size, *cells, ""))
     head = ("products", "MB", *(f"{count} rows, ms" for count in ROWS), "")
     table(
