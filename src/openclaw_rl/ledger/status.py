@@ -71,6 +71,8 @@ class Status:
     """Where the run's server is reached, if it runs."""
     suspended: str | None
     """Why turns are not recorded at the moment, if so."""
+    silent: str = ""
+    """Why the running server said nothing about itself, so that all is from the ledger."""
     switched_off: str = ""
     """What the running server was started without, if that keeps it from learning."""
     judge_down: str | None = None
@@ -175,6 +177,7 @@ class Status:
                 for batch in self.quarantined
             ],
             "server": self.server,
+            "server_silent": self.silent,
         }
 
 
@@ -191,6 +194,7 @@ def read_status(
         counts(db) if db else nothing,
         server,
         suspended=why(ready, "capture"),
+        silent=why_silent(ready) if server else "",
         switched_off=next((says for part, says in SWITCHED_OFF.items() if ready.get(part) == "off"), ""),
         judge_down=why(ready, "judge"),
         learner=ready.get("learner", ""),
@@ -204,6 +208,13 @@ def read_status(
         groups=groups.waiting(db) if db else [],
         notes=notes.count(db) if db else {},
     )
+
+
+def why_silent(ready: Mapping[str, Any]) -> str:
+    """Why an answer to `/readyz` says nothing about the server's parts; empty if it does."""
+    if "capture" in ready:
+        return ""
+    return "it says more only to those who give its key" if ready else "it does not answer"
 
 
 def why(ready: Mapping[str, str], part: str) -> str | None:
