@@ -87,7 +87,7 @@ REFUSALS = [
     ({"prompt": "x", "suffix": "y"}, "suffix", "not supported"),
     ({"prompt": "x", "echo": True}, "echo", "not supported"),
     ({"prompt": "x", "best_of": 3}, "best_of", "not supported"),
-    ({"prompt": "x", "logprobs": 6}, "logprobs", "less than or equal"),
+    ({"prompt": "x", "logprobs": 6}, "logprobs", "at most 5"),
     ({"prompt": "hello " * 5000}, "prompt", "tokens"),
 ]
 

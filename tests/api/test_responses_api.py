@@ -226,7 +226,12 @@ REFUSALS = [
     (b"not json", 400, None, "not valid JSON"),
     ({}, 400, "input", "Field required"),
     ({"input": []}, 400, "input", "input must not be empty"),
-    ({"input": [{"role": "king", "content": "x"}]}, 400, "input.0.message.role", "Input should be"),
+    (
+        {"input": [{"role": "king", "content": "x"}]},
+        400,
+        "input.0.message.role",
+        "it must be 'user', 'assistant', 'system' or 'developer'",
+    ),
     (
         {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
         400,
@@ -242,7 +247,7 @@ REFUSALS = [
     ({"input": "x", "prompt": {"id": "p"}}, 400, "prompt", "send instructions"),
     ({"input": "x", "top_logprobs": 3}, 400, "top_logprobs", "chat/completions"),
     ({"input": "x", "include": ["message.output_text.logprobs"]}, 400, "include", "chat/completions"),
-    ({"input": "x", "max_output_tokens": 0}, 400, "max_output_tokens", "greater than"),
+    ({"input": "x", "max_output_tokens": 0}, 400, "max_output_tokens", "at least 1"),
     ({"input": "x", "model": "gpt-99"}, 404, "model", "does not exist"),
     ({"input": "hello " * 5000}, 400, "input", "tokens"),
 ]

@@ -16,24 +16,11 @@ from typing import Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
 
+from openclaw_rl.config.problems import plain_problem
 from openclaw_rl.errors import UserError
 
 #: Options by name, over several sections.
 Fields = Mapping[str, FieldInfo]
-
-#: What pydantic's errors mean, in plainer words than its own.
-PLAIN_PROBLEMS = {
-    "int_parsing": "it must be a whole number",
-    "int_from_float": "it must be a whole number",
-    "float_parsing": "it must be a number",
-    "finite_number": "it must be a finite number",
-    "bool_parsing": "it must be true or false",
-    "literal_error": "it must be {expected}",
-    "greater_than": "it must be above {gt:g}",
-    "greater_than_equal": "it must be at least {ge:g}",
-    "less_than": "it must be below {lt:g}",
-    "less_than_equal": "it must be at most {le:g}",
-}
 
 
 class ConfigError(UserError):
@@ -189,9 +176,7 @@ def read_text(path: Path, option: str) -> str:
 def problem(error: ValidationError, fields: Fields, origins: Mapping[str, str]) -> ConfigError:
     """The first mistake as a sentence that a user can act on. It never contains a secret."""
     first = error.errors()[0]
-    message = str(first["msg"]).removeprefix("Value error, ")
-    if first["type"] in PLAIN_PROBLEMS:
-        message = PLAIN_PROBLEMS[first["type"]].format(**first.get("ctx", {}))
+    message = plain_problem(first)
     if not first["loc"]:
         return ConfigError(message + ".")
     name = str(first["loc"][0])
