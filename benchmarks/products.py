@@ -39,6 +39,25 @@ def in_dtype(dtype: torch.dtype) -> Callable[[Tensor], Product]:
     return make
 
 
+def packed(weight: Tensor) -> Product:
+    """Weights in float32, arranged once in the blocks that oneDNN multiplies (`--pack-weights`)."""
+    blocks = torch.ops.mkldnn._reorder_linear_weight(weight, 8)
+    return lambda x: torch.ops.mkldnn._linear_pointwise(x, blocks, None, "none", [], "")
+
+
+def bf16_inside(weight: Tensor) -> Product:
+    """Weights in float32 that oneDNN rounds to bfloat16 for the product, where the processor has such products."""
+
+    def product(x: Tensor) -> Tensor:
+        torch.backends.mkldnn.matmul.fp32_precision = "bf16"
+        try:
+            return F.linear(x, weight)
+        finally:
+            torch.backends.mkldnn.matmul.fp32_precision = "none"
+
+    return product
+
+
 def int8_weights(weight: Tensor) -> Product:
     """Weights in int8 with a scale for each output; the arithmetic is in float32."""
     scales = weight.abs().amax(1) / 127
@@ -53,6 +72,19 @@ def int8_dynamic(weight: Tensor) -> Product:
     quantised = torch.quantize_per_tensor(weight, scale, 0, torch.qint8)
     packed = torch.ops.quantized.linear_prepack(quantised, None)
     return lambda x: torch.ops.quantized.linear_dynamic(x, packed)
+
+
+def int4_weights(weight: Tensor) -> Product:
+    """Weights in 4 bits in groups of 32, with the arithmetic in float32: fast with AVX2 and AVX-512 only."""
+    outputs, inputs = weight.shape
+    groups = weight.view(outputs, -1, GROUP)
+    low = groups.amin(2)
+    scales = (groups.amax(2) - low) / 15
+    values = ((groups - low[..., None]) / scales[..., None]).round().clamp(0, 15).view(outputs, inputs).int()
+    quantised = torch.ops.aten._convert_weight_to_int4pack_for_cpu(values, 1)
+    # The product takes the middle of each group's range, which is that of the value 8.
+    ranges = torch.stack((scales, low + 8 * scales), dim=2).transpose(0, 1).contiguous()
+    return lambda x: torch.ops.aten._weight_int4pack_mm_for_cpu(x, quantised, GROUP, ranges)
 
 
 def int4_groups(weight: Tensor) -> Product:
@@ -70,10 +102,13 @@ def int4_groups(weight: Tensor) -> Product:
 #: How a product is made of a weight, by name; and the bytes of a weight.
 KINDS: dict[str, tuple[Callable[[Tensor], Product], float]] = {
     "fp32": (in_dtype(torch.float32), 4),
+    "fp32, packed": (packed, 4),
+    "fp32, bf16 inside": (bf16_inside, 4),
     "fp16": (in_dtype(torch.float16), 2),
     "bf16": (in_dtype(torch.bfloat16), 2),
     "int8 weights, fp32 products": (int8_weights, 1),
     "int8 weights and activations": (int8_dynamic, 1),
+    "int4 weights, fp32 products": (int4_weights, 0.5 + 8 / GROUP),
     "int4 weights, int8 activations": (int4_groups, 0.5 + 2 / GROUP),
 }
 
@@ -105,7 +140,7 @@ def first_layer(products: list[tuple[int, Product]], rows: int) -> float:
     layer = products[: len(PROJECTIONS)]
     for width, product in layer:
         product(inputs[width][:1])
-    return timed(lambda: [product(inputs[width]) for width, product in layer])
+    return min(timed(lambda: [product(inputs[width]) for width, product in layer]) for _ in range(2))
 
 
 @torch.inference_mode()

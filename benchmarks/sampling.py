@@ -12,6 +12,7 @@ import random
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -117,32 +118,68 @@ def continuous_batching(model: Any, vocabulary: int) -> tuple[float, float]:
     return rates
 
 
+@dataclass
+class Measured:
+    """What was measured of one of our engines."""
+
+    single: list[float] = field(default_factory=list)
+    """Tokens per second of a request alone."""
+    eight: list[float] = field(default_factory=list)
+    """Of eight requests that arrive one after another."""
+    cold: float = 0.0
+    """Seconds to the first token of a long prompt."""
+
+    async def add(self, sampler: LocalSampler, vocabulary: int, seed: int) -> None:
+        _first, last, count = await first_and_last(sampler, request(random_prompt(TOKENS, vocabulary), TOKENS, seed))
+        self.single.append(count / last)
+        if seed % 3 == 0:
+            jobs = [request(random_prompt(TOKENS, vocabulary), TOKENS, i) for i in range(8)]
+            self.eight.append(await staggered(sampler, jobs))
+
+
+def show_packed(sampler: LocalSampler, off: Measured, auto: Measured) -> None:
+    rows = [
+        ("single stream, tok/s", median(off.single), median(auto.single), ""),
+        ("8 requests, 200 ms apart, tok/s", median(off.eight), median(auto.eight), 1.8),
+        (f"prompt of {HISTORY} tokens, tok/s", HISTORY / off.cold, HISTORY / auto.cold, ""),
+    ]
+    cells = [
+        (name, f"{a:.3g}", f"{b:.3g}", f"{b / a:.2f}", target and verdict(b / a, target)) for name, a, b, target in rows
+    ]
+    table("--pack-weights (embedded model, fp32)", ("", "off", "auto", "ratio", "target"), cells)
+    print(f"  auto: {sampler.describe()}")
+
+
 async def on_cpu() -> None:
     from transformers import AutoModelForCausalLM
 
     folder = model_folder()
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    sampler = LocalSampler(WorkerOptions(folder, "cpu", "float32", 16, None, None, 4, 32), max_queue=64)
-    await sampler.start()
+    options = WorkerOptions(folder, "cpu", "float32", 16, None, None, 4, 32)
+    plain, sampler = [LocalSampler(replace(options, pack_weights=choice), max_queue=64) for choice in ("off", "auto")]
     vocabulary = model.config.vocab_size
-    alone, ours, bursts = [], [], []
+    alone: list[float] = []
+    measured = {plain: Measured(), sampler: Measured()}
     generate(model, [random_prompt(TOKENS, vocabulary)], 8)
-    await first_and_last(sampler, request(random_prompt(TOKENS, vocabulary), 8))
-    # Alternating, so that a slow phase of the machine affects both.
+    for engine in measured:
+        await engine.start()
+        await first_and_last(engine, request(random_prompt(TOKENS, vocabulary), 8))
+    # Alternating, so that a slow phase of the machine affects all.
     for seed in range(ROUNDS):
         prompt = random_prompt(TOKENS, vocabulary)
         alone.append(TOKENS / timed(lambda prompt=prompt: generate(model, [prompt], TOKENS)))
-        _first, last, count = await first_and_last(sampler, request(random_prompt(TOKENS, vocabulary), TOKENS, seed))
-        ours.append(count / last)
-        if seed % 3 == 0:
-            jobs = [request(random_prompt(TOKENS, vocabulary), TOKENS, i) for i in range(8)]
-            bursts.append(await staggered(sampler, jobs))
+        for engine, results in measured.items():
+            await results.add(engine, vocabulary, seed)
     theirs = continuous_batching(model, vocabulary)
     history = random_prompt(HISTORY, vocabulary)
-    cold, _last, _count = await first_and_last(sampler, request(history[:-10], 1))
+    for engine, results in measured.items():
+        results.cold, _last, _count = await first_and_last(engine, request(history[:-10], 1))
     warm, _last, _count = await first_and_last(sampler, request(history, 1))
-    await sampler.close()
-    show_cpu(median(alone), median(ours), median(bursts), theirs, cold, warm)
+    show_packed(sampler, measured[plain], measured[sampler])
+    for engine in measured:
+        await engine.close()
+    ours = measured[sampler]
+    show_cpu(median(alone), median(ours.single), median(ours.eight), theirs, ours.cold, warm)
 
 
 def show_cpu(alone: float, ours: float, burst: float, theirs: tuple[float, float], cold: float, warm: float) -> None:
