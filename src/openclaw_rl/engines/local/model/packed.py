@@ -68,7 +68,9 @@ def packed(decoder: Decoder, choice: str) -> Decoder:
 
 def can_pack(decoder: Decoder) -> bool:
     has_onednn: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    return has_onednn and decoder.embed.device.type == "cpu" and decoder.embed.dtype == torch.float32
+    # They are not part of PyTorch's public interface, so another version may not have them.
+    has_products = all(hasattr(torch.ops.mkldnn, name) for name in ("_linear_pointwise", "_reorder_linear_weight"))
+    return has_onednn and has_products and decoder.embed.device.type == "cpu" and decoder.embed.dtype == torch.float32
 
 
 def fits(decoder: Decoder) -> bool:
