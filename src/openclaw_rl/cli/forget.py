@@ -36,7 +36,7 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--wipe",
         action="store_true",
-        help="remove what was deleted before from the run's files, if it still is there",
+        help="remove what was deleted before from the run's files, if it is still there",
     )
 
 

@@ -7,7 +7,10 @@ from pathlib import Path
 from openclaw_rl.engines.constraints.automaton import Automaton
 from openclaw_rl.engines.constraints.compiler import COMPILE_SECONDS, Compiler
 from openclaw_rl.engines.errors import ConstraintRefused
-from openclaw_rl.types import SampledToken, SampleRequest, ScoreRequest, Scores
+from openclaw_rl.engines.remote.dialect import SampledPiece, ServerScores
+from openclaw_rl.types import SampledToken, SampleRequest, ScoreRequest, Thinking
+
+END_OF_THOUGHT = "</think>"
 
 
 class ConstrainedCompletions:
@@ -43,32 +46,38 @@ class ConstrainedCompletion:
 
     * Servers compute log-probs after they have ruled tokens out. So tokens are held back until the completion has
       ended and has been scored again.
-    * Free text before a call is not held back: only control tokens were ruled out there.
+    * Free text before a call is not held back, and neither is reasoning that the prompt has begun: only control tokens
+      were ruled out there.
     * Forced tokens are marked. Where the server's grammar allows more than ours, the rest is not marked.
+    * Tokens whose raw log-probs cannot be known are marked as forced too, so that they teach nothing: all that are held
+      if the server's weights were replaced meanwhile, and the last part of what ends free text, if that is several
+      tokens.
     """
 
     def __init__(self, request: SampleRequest, automaton: Automaton) -> None:
         assert request.constraint is not None
         self._request, self._automaton = request, automaton
         self._is_followed = True
-        self._trigger = request.constraint.trigger.encode()
-        self._is_free = bool(self._trigger)
+        thinks = request.constraint.thinking is Thinking.BEGUN
+        self._ends_free_text = (request.constraint.trigger or (END_OF_THOUGHT if thinks else "")).encode()
+        self._is_free = bool(self._ends_free_text)
         self._free_text = b""
+        self._drawn_by: set[str] = set()
         self._ids = list(request.prompt_ids)
         self.held: list[SampledToken] = []
         """Tokens whose log-probs are not the raw ones yet."""
 
-    def add(self, tokens: list[SampledToken]) -> list[SampledToken]:
+    def add(self, piece: SampledPiece) -> list[SampledToken]:
         """Take the next tokens. Returns those that need not be held back."""
+        self._drawn_by.update(piece.weights)
         passed = []
-        for token in tokens:
-            marked = replace(token, forced=self._is_forced(token.token_id))
+        for token in piece.tokens:
+            forced = self._is_forced(token.token_id)
             self._ids.append(token.token_id)
             if self._is_free:
-                passed.append(marked)
-                self._look_for_trigger(token.token_id)
+                passed.append(replace(token, forced=forced or self._ends_in_parts(token.token_id)))
             else:
-                self.held.append(marked)
+                self.held.append(replace(token, forced=forced))
         return passed
 
     def scoring(self) -> ScoreRequest:
@@ -76,20 +85,28 @@ class ConstrainedCompletion:
         top_k, owner, priority = self._request.params.top_logprobs, self._request.owner, self._request.priority
         return ScoreRequest(self._ids, len(self.held), top_k=top_k, owner=owner, priority=priority)
 
-    def scored(self, scores: Scores) -> list[SampledToken]:
+    def scored(self, answer: ServerScores) -> list[SampledToken]:
         """The tokens that are held, with their raw log-probs."""
+        scores = answer.scores
+        is_of_others = bool(self._drawn_by and answer.weights) and self._drawn_by != set(answer.weights)
         top: list[tuple[tuple[int, float], ...]] = [()] * len(self.held)
         if scores.top is not None:
             rows = zip(scores.top.ids.tolist(), scores.top.logprobs.tolist(), strict=True)
             top = [tuple(zip(*row, strict=True)) for row in rows]
         raw = zip(self.held, scores.logprobs, top, strict=True)
-        return [replace(token, logprob=logprob, top=likeliest) for token, logprob, likeliest in raw]
+        return [
+            replace(token, logprob=logprob, top=likeliest, forced=token.forced or is_of_others)
+            for token, logprob, likeliest in raw
+        ]
 
-    def _look_for_trigger(self, token: int) -> None:
-        self._free_text += self._automaton.spelling(token)
-        self._is_free = self._trigger not in self._free_text
-        # The next token may complete a trigger that has begun.
-        self._free_text = self._free_text[-len(self._trigger) :]
+    def _ends_in_parts(self, token: int) -> bool:
+        """Whether a token is the last part of what ends free text. Others that go on wrongly were ruled out."""
+        spelling = self._automaton.spelling(token)
+        self._free_text += spelling
+        self._is_free = self._ends_free_text not in self._free_text
+        # The next token may complete what has begun.
+        self._free_text = self._free_text[-len(self._ends_free_text) :]
+        return not self._is_free and self._ends_free_text not in spelling
 
     def _is_forced(self, token: int) -> bool:
         if not self._is_followed:

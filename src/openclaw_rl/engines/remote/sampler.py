@@ -284,6 +284,7 @@ class RemoteSampler:
 
     async def _complete(self, stream: TokenStream, policy: ServedPolicy, request: SampleRequest, index: int) -> None:
         """Feed one completion to its stream."""
+        constrained = None
         try:
             constrained = await self._constrained.follow(request)
             replica = await self._replica(request.prompt_ids, policy)
@@ -293,18 +294,17 @@ class RemoteSampler:
                     self._check_weights(replica, policy, piece.weights, stream)
                     if piece.cached_tokens is not None:
                         stream.cached_tokens = piece.cached_tokens
-                    tokens = await asyncio.to_thread(constrained.add, piece.tokens) if constrained else piece.tokens
-                    stream.feed(tokens)
+                    stream.feed(await asyncio.to_thread(constrained.add, piece) if constrained else piece.tokens)
                 if constrained and constrained.held:
                     answer = await self.dialect.score(replica.server, traits, model, constrained.scoring())
                     self._check_weights(replica, policy, answer.weights, stream)
-                    stream.feed(constrained.scored(answer.scores))
+                    stream.feed(constrained.scored(answer))
             if stream.is_open(index):
                 raise EngineUnavailable("The inference server ended its answer without a last token.")
         except EngineUnavailable as error:
             stream.fail(error)
         except EngineError as error:
-            is_about_schema = request.constraint is not None and isinstance(error, RequestRefused)
+            is_about_schema = constrained and not constrained.held and isinstance(error, RequestRefused)
             stream.fail((ConstraintRefused if is_about_schema else EngineUnavailable)(str(error)))
 
     def _check_weights(
