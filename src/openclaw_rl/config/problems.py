@@ -17,13 +17,13 @@ SENTENCES = {
     "list_type": "it must be a list",
     "dict_type": "it must be an object",
     "model_type": "it must be an object",
-    "too_short": "it has too few items: at least {min_length:g}",
-    "too_long": "it has too many items: at most {max_length:g}",
+    "too_short": "it has too few items: at least {min_length}",
+    "too_long": "it has too many items: at most {max_length}",
     "literal_error": "it must be {expected}",
-    "greater_than": "it must be above {gt:g}",
-    "greater_than_equal": "it must be at least {ge:g}",
-    "less_than": "it must be below {lt:g}",
-    "less_than_equal": "it must be at most {le:g}",
+    "greater_than": "it must be above {gt}",
+    "greater_than_equal": "it must be at least {ge}",
+    "less_than": "it must be below {lt}",
+    "less_than_equal": "it must be at most {le}",
 }
 
 
@@ -32,4 +32,10 @@ def plain_problem(error: Mapping[str, Any]) -> str:
     sentence = SENTENCES.get(error["type"])
     if sentence is None:
         return str(error["msg"]).removeprefix("Value error, ")
-    return sentence.format(**error.get("ctx", {}))
+    bounds: Mapping[str, Any] = error.get("ctx", {})
+    return sentence.format(**{name: plain_number(bound) for name, bound in bounds.items()})
+
+
+def plain_number(bound: Any) -> Any:
+    """A whole number without a decimal point or an exponent; anything else as it is."""
+    return int(bound) if isinstance(bound, float) and bound.is_integer() else bound
