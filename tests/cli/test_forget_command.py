@@ -152,6 +152,17 @@ def test_what_cannot_be_deleted_is_said(book: Book, program: Program) -> None:
     assert f"{book.folder / 'screenshots' / 'one'} could not be deleted" in " ".join(err.split())
 
 
+def test_screenshots_that_may_be_somebody_elses_stay_and_are_said(book: Book, program: Program) -> None:
+    book.capture(a_turn("talk", "me"))
+    book.capture(a_turn("talk-2", "you"))
+    for name in ("talk", "talk-2"):
+        (book.folder / "screenshots" / name).mkdir(parents=True)
+    code, out, err = program("forget", "--user", "you")
+    assert (code, "Forgot 1 session" in out) == (1, True)
+    assert f"{book.folder / 'screenshots' / 'talk-2'} could not be deleted" in " ".join(err.split())
+    assert (book.folder / "screenshots" / "talk").is_dir()
+
+
 def test_a_report_that_may_quote_deleted_turns_is_named(book: Book, program: Program) -> None:
     book.capture(a_turn("one"))
     book.capture(a_turn("two"))

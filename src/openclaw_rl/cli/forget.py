@@ -62,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
         problems = []
         if sessions or notes or options.wipe:
             undeleted = delete_from_files(run_dir, ledger.reader, {session.key.id for session in sessions})
-            problems += [f"{path} could not be deleted: delete it by hand." for path in undeleted]
+            problems += [f"{path} could not be deleted: look whose it is, and delete it by hand." for path in undeleted]
             if remains := ledger.wipe(beside_server=bool(read_server(run_dir))):
                 problems.append(f"Remains are still in the ledger's files, because {remains}.")
         if notes:

@@ -18,13 +18,22 @@ def folder_name(session: str) -> str:
 
 
 def delete_screenshots(run_dir: Path, deleted: Collection[str], kept: Collection[str]) -> list[Path]:
-    """Delete the screenshots of sessions, except those that a kept session has too; what could not be deleted."""
+    """Delete the screenshots of sessions, except those that a kept session has too.
+
+    Returns the folders that could not be deleted, and those that may be a kept session's: "talk-2" is the first folder
+    of a session "talk-2", or the second one of "talk".
+    """
     names, others = set(map(folder_name, deleted)), set(map(folder_name, kept))
     remains = []
     for path in (run_dir / FOLDER).glob("*"):
-        if path.name not in others and (path.name in names or _NUMBER.sub("", path.name) in names):
-            try:
-                shutil.rmtree(path)
-            except OSError:
-                remains.append(path)
+        unnumbered = _NUMBER.sub("", path.name)
+        if path.name in others or not {path.name, unnumbered} & names:
+            continue
+        if unnumbered in others - names:
+            remains.append(path)
+            continue
+        try:
+            shutil.rmtree(path)
+        except OSError:
+            remains.append(path)
     return remains
