@@ -215,14 +215,14 @@ def test_status_beside_a_server_says_where_it_is(beside_a_server: str, program: 
 
 @pytest.mark.parametrize(
     ("answer", "reason"),
-    [(b'{"ready": true}', "it says more only to those who give its key"), (b"not json", "it does not answer")],
+    [(b'{"ready": true}', "the server shows its state only with its key"), (b"not json", "the server does not answer")],
 )
 def test_status_beside_a_silent_server_says_so(
     beside_a_server: str, program: Program, answer: bytes, reason: str
 ) -> None:
     Readyz.answer = (200, answer)
     assert status(program)["server_silent"] == reason
-    assert f"This is from the ledger alone, because the server is silent: {reason}." in program("status")[1]
+    assert f"This is from the ledger alone: {reason}." in program("status")[1]
     Readyz.answer = (200, b'{"ready": true, "capture": "on"}')
     assert status(program)["server_silent"] == ""
 

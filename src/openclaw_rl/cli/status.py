@@ -71,7 +71,7 @@ def show(config: Config, status: "Status") -> None:
         out.print(Text(f"  dropped {count} × {reason}", style="dim"))
     out.print(f"step {counts.step}, policy version {status.version}, server: {status.server or 'not running'}")
     if status.silent:
-        text = f"  This is from the ledger alone, because the server is silent: {status.silent}."
+        text = f"  This is from the ledger alone: {status.silent}."
         out.print(Text(text, style="yellow"), soft_wrap=True)
     for part, where in status.runs.items():
         out.print(Text(f"  {part}: {where}", style="dim"), soft_wrap=True)

@@ -33,7 +33,7 @@ def choose_checkpoint(
         others = ", ".join(str(checkpoint.version) for checkpoint in checkpoints)
         raise CannotRollBack(
             f"There is no checkpoint of policy version {version}, "
-            + (f"only of {others}. " if others else "and none of another. ")
+            + (f"only of {others}. " if others else "and there are no others. ")
             + "One is made every --save-interval steps and when the server stops; 0 is the base model."
         )
     try:

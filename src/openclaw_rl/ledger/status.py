@@ -214,7 +214,7 @@ def why_silent(ready: Mapping[str, Any]) -> str:
     """Why an answer to `/readyz` says nothing about the server's parts; empty if it does."""
     if "capture" in ready:
         return ""
-    return "it says more only to those who give its key" if ready else "it does not answer"
+    return "the server shows its state only with its key" if ready else "the server does not answer"
 
 
 def why(ready: Mapping[str, str], part: str) -> str | None:

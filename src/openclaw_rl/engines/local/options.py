@@ -24,8 +24,8 @@ class LocalOptions(Section):
     )
     pack_weights: Literal["auto", "on", "off"] = option(
         "auto",
-        "Whether a sampler on a CPU keeps a second copy of the weights, in blocks, with which several requests and "
-        "prompts are computed faster; auto measures it at the start, and makes no copy above an eighth of the memory.",
+        "Whether a sampler on a CPU keeps a second copy of the weights, in blocks, which makes prompts and several "
+        "requests at once faster; auto measures it at the start, and makes no copy above an eighth of the memory.",
         group="Engine",
         env="PACK_WEIGHTS",
     )
