@@ -8,6 +8,8 @@ CLIENTS ?= .clients
 ARGS ?=
 # How long `make test-browser` keeps a page open to see whether memory grows.
 SOAK_SECONDS ?= 600
+# Arguments of `make test-chaos`, also inside `make test-all`: CHAOS="--scale 0.01" for less, CHAOS="fuzz" for one scenario.
+CHAOS ?=
 # Further arguments of pytest in `make test`.
 REPORT ?=
 BIN := $(VENV)/bin
@@ -116,7 +118,7 @@ test-parts: $(VENV)/.installed-dev
 SLOW := test-benchmarks:$(VENV)/.installed-dev test-environments:$(VENV)/.installed-dev test-browser:$(VENV)/.installed-browser test-vllm:$(VLLM)/.installed \
 	test-sglang:$(SGLANG)/.installed test-tinker:$(TINKER)/.installed test-verifiers:$(VERIFIERS)/.installed \
 	test-ray:$(VENV)/.installed-ray test-clients:$(CLIENTS)/.installed test-chaos:$(VENV)/.installed-dev test-schemas:$(VENV)/.installed-dev
-test-all: ## run every suite (two hours); prints what this machine cannot run, and why
+test-all: ## run every suite (three hours; less with CHAOS="--scale 0.05" SOAK_SECONDS=60); prints what this machine cannot run, and why
 	@failed=; \
 	$(MAKE) --no-print-directory lint || failed=" lint"; \
 	$(MAKE) --no-print-directory test ARGS= REPORT=-rs || failed="$$failed test"; \
@@ -165,8 +167,8 @@ test-clients: $(CLIENTS)/.installed ## test with the real Claude Code, Codex, op
 test-schemas: $(VENV)/.installed-dev ## answers under 5,000 random JSON schemas
 	@OPENCLAW_RL_SCHEMAS=5000 $(BIN)/python -m pytest tests/slow/test_many_schemas.py $(ARGS)
 
-test-chaos: $(VENV)/.installed-dev ## attack real servers for an hour; ARGS="--scale 0.01" for less, ARGS="fuzz" for one scenario
-	@PYTHONPATH=tests $(BIN)/python -m chaos $(ARGS)
+test-chaos: $(VENV)/.installed-dev ## attack real servers for an hour; CHAOS="--scale 0.01" for less, CHAOS="fuzz" for one scenario
+	@PYTHONPATH=tests $(BIN)/python -m chaos $(CHAOS)
 
 tinker-server: $(VENV)/.installed $(TINKER)/.installed ## serve the embedded model as a Tinker server on 127.0.0.1:8000
 	@$(BIN)/python examples/tinker_server.py --python $(TINKER)/bin/python $(ARGS)

@@ -27,7 +27,7 @@ console = Console(width=None if sys.stdout.isatty() else 200)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="make test-chaos ARGS=…", description=__doc__)
+    parser = argparse.ArgumentParser(prog="make test-chaos CHAOS=…", description=__doc__)
     parser.add_argument("scenarios", nargs="*", metavar="SCENARIO", help=f"some of {', '.join(SCENARIOS)}; all if none")
     parser.add_argument("--scale", type=float, default=1.0, help="size of each scenario; 0.01 takes a minute or two")
     parser.add_argument("--seed", type=int, default=0, help="seed of everything random")
