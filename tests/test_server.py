@@ -24,10 +24,12 @@ from openclaw_rl.app.config import Config
 from openclaw_rl.app.run_folder import model_folder
 from openclaw_rl.errors import UserError
 from openclaw_rl.learn.checkpoints import Checkpoints
+from openclaw_rl.ledger import episodes
 from openclaw_rl.ledger.lock import FILE as SERVER
 from openclaw_rl.ledger.schema import FILE
 from support.commands import run_command
 from support.conversations import assert_recorded, talk
+from support.records import Book, a_turn
 from support.server_program import SECONDS, SERVE, Program, serving, starting, until
 
 HELLO = [{"role": "user", "content": "Hello!"}]
@@ -77,6 +79,18 @@ def test_sigterm_lets_a_request_finish_and_exits_0(tiny_model: Path) -> None:
         rest = list(chunks)
         assert rest[-1].choices[0].finish_reason in ("stop", "length")
         assert program.process.wait(SECONDS) == 0
+
+
+def test_a_start_finishes_a_deletion_that_was_killed(tiny_model: Path, tmp_path: Path) -> None:
+    book = Book(tmp_path)
+    for session in ("one", "two"):
+        book.capture(a_turn(session))
+        (tmp_path / "screenshots" / session).mkdir(parents=True)
+    # The ledger's part alone: the program was killed before it came to the screenshots.
+    book.change(episodes.forget, [1])
+    book.close()
+    with serving(SERVE, tiny_model, "--run-dir", str(tmp_path), *SERVES_ONLY):
+        assert [path.name for path in (tmp_path / "screenshots").iterdir()] == ["two"]
 
 
 def test_sigterm_does_not_wait_longer_than_it_may(tiny_model: Path) -> None:

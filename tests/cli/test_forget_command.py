@@ -85,7 +85,7 @@ def test_a_large_ledger_is_not_written_anew_beside_a_server(
         code, _out, err = program("forget", "--session", "one")
         assert code == 1
         assert "'openclaw-rl forget --wipe' again when it is stopped" in " ".join(err.split())
-    assert program("forget", "--wipe") == (0, "", "")
+    assert program("forget", "--wipe") == (0, "Finished an earlier deletion.\n", "")
     assert program("forget", "--session", "two")[0] == 0
     assert queries.sessions(book.db) == []
 
@@ -118,49 +118,93 @@ def test_the_beginning_of_an_id_is_enough(book: Book, program: Program) -> None:
     assert {summary.key.id for summary in queries.sessions(book.db)} == {"alpha-1", "alpha-2"}
 
 
-def test_screenshots_go_with_their_session(book: Book, program: Program) -> None:
-    for name in ("a b", "one-2", "two"):
-        book.capture(a_turn(name))
-    book.capture(a_turn("one", "me"))
-    book.capture(a_turn("shared", "me"))
-    book.capture(a_turn("shared", "you"))
-    # The second folder of session one, and the only one of session one-2.
-    for name in ("a-b", "one", "one-3", "one-2", "two", "shared", "one-and-more"):
+def keep_screenshots(book: Book, *names: str) -> None:
+    for name in names:
         (book.folder / "screenshots" / name).mkdir(parents=True)
         (book.folder / "screenshots" / name / "000.png").write_bytes(b"a picture")
 
-    def kept() -> list[str]:
-        return sorted(path.name for path in (book.folder / "screenshots").iterdir())
 
+def kept_screenshots(book: Book) -> list[str]:
+    return sorted(path.name for path in (book.folder / "screenshots").iterdir())
+
+
+def test_screenshots_go_with_their_session(book: Book, program: Program) -> None:
+    for name in ("a b", "one", "two"):
+        book.capture(a_turn(name))
+    keep_screenshots(book, "a-b", "one", "one-3", "two", "one-and-more")
     assert program("forget", "--session", "a b")[0] == 0
-    assert "a-b" not in kept()
+    assert "a-b" not in kept_screenshots(book)
     assert program("forget", "--session", "one")[0] == 0
-    assert kept() == ["one-2", "one-and-more", "shared", "two"]
-    assert program("forget", "--user", "me")[0] == 0
-    assert kept() == ["one-and-more", "shared"], "somebody else has a session of that name"
-    assert program("forget", "--user", "you")[0] == 0
-    assert kept() == ["one-and-more"]
+    assert kept_screenshots(book) == ["one-and-more", "two"]
+    assert b"a b" not in book.raw_bytes(), "nor does the ledger have a name that was deleted"
 
 
-def test_what_cannot_be_deleted_is_said(book: Book, program: Program) -> None:
+class Killed(BaseException):
+    """The program ends here, as if it were killed."""
+
+
+@pytest.mark.parametrize("instant", ["records.prune", "screenshots.shutil.rmtree", "offline.OfflineLedger.wipe"])
+@pytest.mark.parametrize("again", [("--wipe",), ("--session", "two"), ("--user", "me")])
+def test_a_deletion_that_was_killed_is_finished_by_the_next(
+    book: Book, program: Program, monkeypatch: pytest.MonkeyPatch, instant: str, again: tuple[str, ...]
+) -> None:
+    book.capture(a_turn("a-private-name", "me"))
+    book.capture(a_turn("two", "you"))
+    keep_screenshots(book, "a-private-name", "a-private-name-2", "other")
+    (book.folder / "records.jsonl").write_text('{"turn": 1}\n')
+
+    def kill(*_given: object, **_named: object) -> None:
+        raise Killed
+
+    folder = "learn" if instant.startswith("records") else "ledger"
+    with monkeypatch.context() as patch:
+        patch.setattr(f"openclaw_rl.{folder}.{instant}", kill)
+        with pytest.raises(Killed):
+            program("forget", "--user", "me")
+    code, out, err = program("forget", *again)
+    assert "Finished an earlier deletion." in out
+    # The ledger no longer knows whose it was.
+    assert (code, err) == (0, "") if again[-1] != "me" else "nothing of the user me" in err
+    assert kept_screenshots(book) == ["other"]
+    assert (book.folder / "records.jsonl").read_text() == ""
+    assert b"a-private-name" not in book.raw_bytes()
+
+
+def test_what_cannot_be_deleted_is_said_until_it_is_gone(book: Book, program: Program) -> None:
     book.capture(a_turn("one"))
     (book.folder / "screenshots").mkdir()
     # A link is not followed: what it leads to is not ours.
-    (book.folder / "screenshots" / "one").symlink_to(book.folder.parent)
+    link = book.folder / "screenshots" / "one"
+    link.symlink_to(book.folder.parent)
     code, out, err = program("forget", "--session", "one")
     assert (code, "Forgot 1 session" in out) == (1, True)
-    assert f"{book.folder / 'screenshots' / 'one'} could not be deleted" in " ".join(err.split())
+    assert f"{link} could not be deleted" in " ".join(err.split())
+    code, _out, err = program("forget", "--wipe")
+    assert (code, f"{link} could not be deleted" in " ".join(err.split())) == (1, True)
+    link.unlink()
+    assert program("forget", "--wipe")[::2] == (0, "")
+    assert program("forget", "--wipe") == (0, "", "")
 
 
-def test_screenshots_that_may_be_somebody_elses_stay_and_are_said(book: Book, program: Program) -> None:
-    book.capture(a_turn("talk", "me"))
-    book.capture(a_turn("talk-2", "you"))
-    for name in ("talk", "talk-2"):
-        (book.folder / "screenshots" / name).mkdir(parents=True)
-    code, out, err = program("forget", "--user", "you")
+@pytest.mark.parametrize(
+    ("deleted", "kept", "name"),
+    [("talk-2", "talk", "talk-2"), ("talk", "talk-2", "talk-2"), ("talk", "talk", "talk"), ("talk", "talk", "talk-2")],
+)
+def test_screenshots_that_may_be_somebody_elses_stay_and_are_said(
+    book: Book, program: Program, deleted: str, kept: str, name: str
+) -> None:
+    """The second folder of a session "talk" has the name of the first one of a session "talk-2"."""
+    book.capture(a_turn(deleted, "me"))
+    book.capture(a_turn(kept, "you"))
+    keep_screenshots(book, name)
+    code, out, err = program("forget", "--user", "me")
     assert (code, "Forgot 1 session" in out) == (1, True)
-    assert f"{book.folder / 'screenshots' / 'talk-2'} could not be deleted" in " ".join(err.split())
-    assert (book.folder / "screenshots" / "talk").is_dir()
+    assert f"{book.folder / 'screenshots' / name} may be of the session {kept}" in " ".join(err.split())
+    assert kept_screenshots(book) == [name]
+    # It is said once: the owner may well decide that it stays.
+    assert program("forget", "--wipe") == (0, "", "")
+    assert program("forget", "--user", "you")[0] == 0
+    assert kept_screenshots(book) == []
 
 
 def test_a_report_that_may_quote_deleted_turns_is_named(book: Book, program: Program) -> None:
@@ -178,6 +222,19 @@ def test_wiping_also_removes_the_records_of_turns_that_were_deleted_one_by_one(b
     (book.folder / "records.jsonl").write_text('{"turn": 1}\n{"turn": 2}\n')
     assert program("forget", "--wipe") == (0, "", "")
     assert (book.folder / "records.jsonl").read_text() == '{"turn": 1}\n'
+
+
+def test_records_that_cannot_be_written_do_not_keep_the_ledger_from_being_wiped(book: Book, program: Program) -> None:
+    book.capture(a_turn("one", messages=[{"role": "user", "content": "a-very-private-matter"}]))
+    records = book.folder / "records.jsonl"
+    records.write_text('{"turn": 1}\n')
+    (book.folder / "records.new").mkdir()
+    code, _out, err = program("forget", "--session", "one")
+    assert (code, f"{records} still has deleted turns" in " ".join(err.split())) == (1, True)
+    assert b"a-very-private-matter" not in book.raw_bytes()
+    (book.folder / "records.new").rmdir()
+    assert program("forget", "--wipe") == (0, "", "")
+    assert records.read_text() == ""
 
 
 class TrainedRun:

@@ -109,6 +109,20 @@ def test_a_forgotten_session_is_gone_from_the_files(page: LivePage) -> None:
     assert not any(secret.encode() in path.read_bytes() for path in page.folder.glob("ledger*"))
 
 
+def test_what_could_not_be_deleted_is_said_without_the_names_of_others(tiny_model: Path, tmp_path: Path) -> None:
+    with live_page(tiny_model, tmp_path, keys=(ALICE, BOB)) as page:
+        for key, name in ((ALICE, "talk"), (ALICE, "walk"), (BOB, "talk-2"), (BOB, "walk-2")):
+            headers = {"X-Session-Id": name, "Authorization": f"Bearer {key.secret}"}
+            page.say("oh", [{"role": "user", "content": "hello"}], headers)
+            keep_screenshots(page, name, "000.png")
+        with page.visitor(BOB) as bob, page.visitor(ALICE) as alice:
+            said = bob.do("forget", session=3).json()["message"]
+            assert said == "Forgot the session with its 1 turn. Not all of it could be removed from the files."
+            said = alice.do("forget", session=2).json()["message"]
+            assert f"{tmp_path / 'screenshots' / 'walk-2'} may be of the session walk-2 or of walk" in said
+        assert sorted(path.name for path in (tmp_path / "screenshots").iterdir()) == ["talk", "talk-2", "walk-2"]
+
+
 def test_a_rollback_is_asked_of_the_learner(page: LivePage, operations: Scripted) -> None:
     with page.visitor() as visitor:
         assert visitor.do("rollback", version=3).json()["message"] == "Rolled back: policy 9 serves now."

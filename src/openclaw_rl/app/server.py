@@ -39,6 +39,7 @@ from openclaw_rl.engines.base import Sampler
 from openclaw_rl.engines.errors import EngineUnavailable
 from openclaw_rl.errors import UserError
 from openclaw_rl.learn.imported import score_imported
+from openclaw_rl.learn.run_files import finish_interrupted_deletions
 from openclaw_rl.ledger.errors import CaptureSuspended
 from openclaw_rl.ledger.ledger import Ledger
 from openclaw_rl.models import EMBEDDED_MAX_TOKENS, EMBEDDED_TEMPERATURE
@@ -78,6 +79,7 @@ async def begin(config: Config, folder: Path, ledger: Ledger | None, listener: s
 
 
 def open_ledger(config: Config) -> Ledger:
+    finish_interrupted_deletions(config.run.folder, config.ledger_dir)
     return Ledger(config.ledger_dir, config.capture.group_size, config.capture.group_timeout)
 
 

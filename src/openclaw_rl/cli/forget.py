@@ -3,6 +3,7 @@
 import argparse
 import sys
 from collections.abc import Collection, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +43,7 @@ def add(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from openclaw_rl.learn.policies import Policies
-    from openclaw_rl.learn.run_files import delete_from_files
+    from openclaw_rl.learn.run_files import finish_deletions
     from openclaw_rl.ledger.lock import read_server
     from openclaw_rl.ledger.offline import open_offline
     from openclaw_rl.ledger.status import plural
@@ -52,19 +53,22 @@ def run(options: argparse.Namespace) -> int:
     config, out = run_config(options), console()
     run_dir = config.run.folder
     policies = Policies.of_run(run_dir)
+    problems: list[str] = []
     with open_offline(config.ledger_dir) as ledger:
+        say, beside_server = partial(say_problem, problems), bool(read_server(run_dir))
+        if ledger.unfinished_deletions():
+            # First: what was deleted then is no longer found below.
+            finish_deletions(run_dir, ledger, say, beside_server=beside_server)
+            if not problems:
+                out.print("Finished an earlier deletion.")
         sessions = choose_sessions(ledger, options.session, options.user)
         ledger.infer_policies({state.version: state.step for state in config.checkpoints.states()})
         notes = ledger.reader.notes(options.user, all_states=True) if options.user else []
         if options.user and not sessions and not notes:
             raise UserError(f"There is nothing of the user {options.user} in the ledger.")
         turns = ledger.forget(sessions, options.user) if sessions or notes else []
-        problems = []
         if sessions or notes or options.wipe:
-            undeleted = delete_from_files(run_dir, ledger.reader, {session.key.id for session in sessions})
-            problems += [f"{path} could not be deleted: look whose it is, and delete it by hand." for path in undeleted]
-            if remains := ledger.wipe(beside_server=bool(read_server(run_dir))):
-                problems.append(f"Remains are still in the ledger's files, because {remains}.")
+            finish_deletions(run_dir, ledger, say, beside_server=beside_server)
         if notes:
             out.print(f"Forgot {plural(len(notes), 'note', 'notes')}.")
         if sessions:
@@ -73,8 +77,14 @@ def run(options: argparse.Namespace) -> int:
             retrain(out, config, ledger, policies)
         elif turns:
             say_where(out, config, ledger, policies, ledger.reader.versions_with(turns))
-    sys.stderr.writelines(f"{problem}\n" for problem in problems)
     return 1 if problems else 0
+
+
+def say_problem(said: list[str], problem: str) -> None:
+    """Say a sentence once, and at once: nobody would say it again if this program were killed."""
+    if problem not in said:
+        sys.stderr.write(f"{problem}\n")
+        said.append(problem)
 
 
 def choose_sessions(ledger: "OfflineLedger", session: str | None, user: str | None) -> list[SessionSummary]:

@@ -1,6 +1,7 @@
-"""Deletes single answers. Whole sessions are deleted by `episodes.forget`."""
+"""Deletes single answers, and finishes the deletion of whole sessions, which `episodes.forget` begins."""
 
 import sqlite3
+from collections.abc import Iterable
 
 from openclaw_rl.ledger import queries
 from openclaw_rl.ledger.errors import CannotDelete
@@ -71,3 +72,13 @@ def delete_unused_messages(db: sqlite3.Connection, last: int | None) -> None:
             return
         db.execute("DELETE FROM messages WHERE number = ?", (last,))
         last = row["parent"]
+
+
+def unfinished(db: sqlite3.Connection) -> list[str]:
+    """The ids of deleted sessions that may still be in files."""
+    return [row["session"] for row in db.execute("SELECT session FROM unfinished_deletions ORDER BY number")]
+
+
+def finish(db: sqlite3.Connection, sessions: Iterable[str]) -> None:
+    """Delete the ids of deleted sessions, which are no longer in any file."""
+    db.executemany("DELETE FROM unfinished_deletions WHERE session = ?", [(session,) for session in sessions])

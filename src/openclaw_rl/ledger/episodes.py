@@ -142,6 +142,7 @@ def settle_groups(db: sqlite3.Connection, opened_before: float, why_untrained: C
 def forget(db: sqlite3.Connection, sessions: Sequence[int]) -> list[int]:
     """Delete sessions with everything in them; the numbers of their turns.
 
+    Their ids stay until `deletion.finish`: files may still have what was deleted.
     The groups of deleted attempts are as if these had never been made: smaller, and with means of the others.
     """
     marks = ", ".join("?" * len(sessions))
@@ -153,6 +154,11 @@ def forget(db: sqlite3.Connection, sessions: Sequence[int]) -> list[int]:
     db.execute("PRAGMA defer_foreign_keys = ON")
     db.execute(f"DELETE FROM turns WHERE session IN ({marks})", tuple(sessions))
     db.execute(f"DELETE FROM messages WHERE session IN ({marks})", tuple(sessions))
+    db.execute(
+        "INSERT INTO unfinished_deletions (session)"
+        f" SELECT DISTINCT id FROM sessions WHERE number IN ({marks}) ON CONFLICT DO NOTHING",
+        tuple(sessions),
+    )
     db.execute(f"DELETE FROM sessions WHERE number IN ({marks})", tuple(sessions))
     for row in attempts:
         groups.remove_attempt(db, row["group_number"])

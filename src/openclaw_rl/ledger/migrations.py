@@ -317,4 +317,8 @@ MIGRATIONS = (
     """
     ALTER TABLE turns ADD COLUMN details TEXT;  -- what the API said with the answer, beyond the message; NULL: nothing
     """,
+    # Deleted sessions that may still be in files.
+    """
+    CREATE TABLE unfinished_deletions (number INTEGER PRIMARY KEY, session TEXT NOT NULL UNIQUE);
+    """,
 )

@@ -2,10 +2,10 @@
 
 import contextlib
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from openclaw_rl.ledger import episodes, notes, policies, schema, updates
+from openclaw_rl.ledger import deletion, episodes, notes, policies, schema, updates
 from openclaw_rl.ledger.errors import NoLedger, sqlite_errors_as_sentences
 from openclaw_rl.ledger.private import make_private
 from openclaw_rl.ledger.reader import LedgerReader
@@ -41,6 +41,10 @@ class OfflineLedger:
                 notes.forget(self._db, user)
             return episodes.forget(self._db, [summary.number for summary in sessions])
 
+    def unfinished_deletions(self) -> list[str]:
+        """The ids of deleted sessions that may still be in files."""
+        return deletion.unfinished(self._db)
+
     def add_note(self, owner: str, text: str, topic: str = "") -> Note:
         """Raises TooManyNotes."""
         with transaction(self._db):
@@ -58,14 +62,17 @@ class OfflineLedger:
             notes.remove(self._db, note)
             return note
 
-    def wipe(self, *, beside_server: bool) -> str:
+    def wipe(self, finished: Iterable[str] = (), *, beside_server: bool) -> str:
         """Remove what was deleted from the files too. If that cannot be done now: why, and what to do; else empty.
 
         SQLite overwrites the rows that it deletes, but not the copies that it left when it moved rows between pages.
+        Then the deletion of the sessions `finished`, which are in no other file, is complete.
         """
         if beside_server and (self._folder / FILE).stat().st_size > MAX_BYTES_REWRITTEN_BESIDE_SERVER:
             return f"rewriting so large a ledger would keep the server from recording: {WIPE_LATER} when it is stopped"
         self._db.execute("VACUUM")
+        with transaction(self._db):
+            deletion.finish(self._db, finished)
         busy, _log, _checkpointed = self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         return f"another program is reading an older state of them: {WIPE_LATER} later" if busy else ""
 

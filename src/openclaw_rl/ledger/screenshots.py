@@ -1,8 +1,9 @@
 """Where a run keeps screenshots of episodes: a folder for each attempt, named after its session."""
 
+import os
 import re
 import shutil
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 
 #: In the run directory.
@@ -17,23 +18,45 @@ def folder_name(session: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", session)[:MAX_NAME_CHARACTERS]
 
 
-def delete_screenshots(run_dir: Path, deleted: Collection[str], kept: Collection[str]) -> list[Path]:
-    """Delete the screenshots of sessions, except those that a kept session has too.
+def delete_screenshots(
+    run_dir: Path, deleted: Collection[str], kept: Collection[str], say: Callable[[str], None]
+) -> list[str]:
+    """Delete the screenshots of deleted sessions; the sessions that this is finished for.
 
-    Returns the folders that could not be deleted, and those that may be a kept session's: "talk-2" is the first folder
-    of a session "talk-2", or the second one of "talk".
+    A folder that may be a kept session's stays: "talk-2" is the first folder of a session "talk-2", or the second one
+    of "talk". `say` is told a sentence about each folder that stays. A session is unfinished while a folder that is
+    surely its own could not be deleted.
     """
-    names, others = set(map(folder_name, deleted)), set(map(folder_name, kept))
-    remains = []
-    for path in (run_dir / FOLDER).glob("*"):
-        unnumbered = _NUMBER.sub("", path.name)
-        if path.name in others or not {path.name, unnumbered} & names:
-            continue
-        if unnumbered in others - names:
-            remains.append(path)
+    others = {folder_name(session): session for session in kept}
+    folders: dict[str, list[Path]] = {}
+    for path in sorted((run_dir / FOLDER).glob("*")):
+        for name in possible_names(path):
+            folders.setdefault(name, []).append(path)
+    return [
+        session for session in deleted if delete_folders(folders.get(folder_name(session), ()), session, others, say)
+    ]
+
+
+def possible_names(folder: Path) -> set[str]:
+    """The names of sessions whose folder this may be."""
+    return {folder.name, _NUMBER.sub("", folder.name)}
+
+
+def delete_folders(
+    folders: Iterable[Path], session: str, others: Mapping[str, str], say: Callable[[str], None]
+) -> bool:
+    """Delete the folders of a session that are not also called like those of others; whether all were deleted."""
+    finished = True
+    for path in folders:
+        if shared := possible_names(path) & others.keys():
+            other = others[min(shared)]
+            say(f"{path} may be of the session {other} or of {session}, which was deleted: look at it, and decide.")
             continue
         try:
             shutil.rmtree(path)
-        except OSError:
-            remains.append(path)
-    return remains
+        except OSError as error:
+            if not os.path.lexists(path):
+                continue  # another deleted session had this folder too
+            say(f"{path} could not be deleted ({error.strerror or error}): delete it by hand.")
+            finished = False
+    return finished

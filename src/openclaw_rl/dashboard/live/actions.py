@@ -4,6 +4,7 @@ Every change is a form that carries the viewer's token. Scripts get JSON, browse
 """
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from urllib.parse import parse_qs, urlsplit
 
@@ -15,12 +16,14 @@ from openclaw_rl.api.operations import OperationFailed
 from openclaw_rl.dashboard.live.access import Viewer, is_same_site
 from openclaw_rl.dashboard.live.dashboard import HEADERS, PART_HEADER, Dashboard, PageProblem, redirect
 from openclaw_rl.dashboard.live.pages import dashboard_of
-from openclaw_rl.learn.run_files import delete_from_files
+from openclaw_rl.learn.run_files import finish_deletions
 from openclaw_rl.ledger.errors import CannotJudge, CaptureSuspended, LedgerUnusable, UnknownTurn
 from openclaw_rl.ledger.ledger import Ledger
 from openclaw_rl.ledger.offline import open_offline
 from openclaw_rl.ledger.status import plural
 from openclaw_rl.types import Feedback
+
+log = logging.getLogger(__name__)
 
 #: The longest form.
 MAX_FORM_BYTES = 64_000
@@ -142,24 +145,25 @@ async def forget(dashboard: Dashboard, viewer: Viewer, fields: Fields) -> tuple[
         raise PageProblem(404, "You have no such session.")
     turns = await ledger.forget([number])
     steps = await dashboard.threads.read(lambda reader: reader.steps_with(turns))
-    remains = await asyncio.to_thread(clean_files, ledger, dashboard, session.key.id)
+    problems = await asyncio.to_thread(clean_files, ledger, dashboard)
     said = f"Forgot the session with its {plural(len(turns), 'turn', 'turns')}."
     if steps:
         named = ", ".join(map(str, steps[:8])) + (" …" if len(steps) > 8 else "")
         said += f" Training steps {named} had used them: openclaw-rl forget --retrain trains again without them."
-    return f"{said} {remains}".strip(), "/dashboard/sessions"
+    if problems:
+        # The sentences may name sessions of others.
+        said += " " + (" ".join(problems) if viewer.is_operator else "Not all of it could be removed from the files.")
+    return said, "/dashboard/sessions"
 
 
-def clean_files(ledger: Ledger, dashboard: Dashboard, session: str) -> str:
-    """Remove a deleted session from all files too; why that could not be done, empty if it was."""
-    problems = []
+def clean_files(ledger: Ledger, dashboard: Dashboard) -> list[str]:
+    """Remove what was deleted from all files too; a sentence, which is logged, about each thing that stays."""
+    problems: list[str] = []
     with open_offline(ledger.folder) as offline:
-        if dashboard.run.run_dir is not None:
-            undeleted = delete_from_files(dashboard.run.run_dir, offline.reader, [session])
-            problems += [f"{path} could not be deleted." for path in undeleted]
-        if remains := offline.wipe(beside_server=True):
-            problems.append(f"Remains are still in the ledger's files, because {remains}.")
-    return " ".join(problems)
+        finish_deletions(dashboard.run.run_dir or ledger.folder, offline, problems.append, beside_server=True)
+    for problem in problems:
+        log.warning("%s", problem)
+    return problems
 
 
 async def roll_back(dashboard: Dashboard, viewer: Viewer, fields: Fields) -> tuple[str, str]:
