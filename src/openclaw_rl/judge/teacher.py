@@ -73,8 +73,10 @@ class Teacher:
     async def _teach(self, turn: StoredTurn, hint: str) -> Hint:
         top = self.wanted.top
         prompt = hinted_prompt(self.renderer, turn, hint)
-        if self.own_answers and (problem := await self.own_answers.problem(prompt, turn, hint)):
-            raise NotTaught(problem)
+        if self.own_answers is not None:
+            alone = hint_alone(self.renderer, hint)
+            if problem := await self.own_answers.problem(prompt, alone, hint, turn.session.owner):
+                raise NotTaught(problem)
         targets = likeliest(turn.top, top, "the policy's top tokens were not recorded") if top else None
         request = ScoreRequest(
             [*prompt, *turn.response_ids],
@@ -127,14 +129,27 @@ def hinted_prompt(renderer: ChatRenderer, turn: StoredTurn, hint: str) -> list[i
     return graft(turn.prompt_ids, plain, hinted)
 
 
+def hint_alone(renderer: ChatRenderer, hint: str) -> list[int]:
+    """The ids of a prompt in which a user says nothing but a hint. Raises NoHintedPrompt."""
+    try:
+        return list(renderer.prompt(renderer.text([hint_message("", hint)], [])).ids)
+    except ChatError as error:
+        raise NoHintedPrompt(str(error)) from error
+
+
 def with_hint(messages: Sequence[Message], hint: str) -> list[Message]:
     """A conversation with the hint at the end of its last user message, context that the client adds aside."""
     users = [i for i, message in enumerate(messages) if message["role"] == "user" and not is_passing(message)]
     if not users:
         raise NoHintedPrompt("there is no user message for the hint")
     words = content_text(messages[users[-1]].get("content"))
-    changed: dict[str, Any] = {**messages[users[-1]], "content": HINTED.format(words=words, hint=hint)}
+    changed: dict[str, Any] = {**messages[users[-1]], **hint_message(words, hint)}
     return [*messages[: users[-1]], changed, *messages[users[-1] + 1 :]]
+
+
+def hint_message(words: str, hint: str) -> Message:
+    """What a user says, with a hint."""
+    return {"role": "user", "content": HINTED.format(words=words, hint=hint)}
 
 
 def graft(recorded: Sequence[int], plain: Sequence[int], hinted: Sequence[int]) -> list[int]:
