@@ -63,7 +63,7 @@ class JudgeOptions(Section):
     check_hints: bool = option(
         False,
         "Before a hint is learned from, look at the teacher's own answers with it, and refuse the hint if they are "
-        "empty, repetitive or about something else.",
+        "empty, repetitive or do not depend on the request.",
         group="Judge",
         env="CHECK_HINTS",
     )

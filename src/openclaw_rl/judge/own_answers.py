@@ -26,7 +26,7 @@ MOST_BAD = 1 / 3
 #: Hints that are remembered, the last ones.
 _MOST_HINTS = 256
 #: An answer to a request is likelier after it than after the hint alone: its log-prob is higher by at least this.
-MIN_GAIN = 8.0
+MIN_GAIN = 12.0
 #: Fewer words, such as "Yes.", say too little to tell what they answer.
 _LEAST_TELLING_WORDS = 2
 #: Shorter answers are not checked for repeated words. Of a longer one, this share of its runs of words is distinct.
