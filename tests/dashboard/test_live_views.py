@@ -13,7 +13,9 @@ from openclaw_rl.dashboard.components.render import ASSETS, asset_url
 from openclaw_rl.dashboard.live import pages
 from openclaw_rl.dashboard.live.dashboard import LiveRun
 from openclaw_rl.dashboard.live.routes import install
+from openclaw_rl.envs.folders import new_folder
 from openclaw_rl.ledger import changes, episodes, updates
+from openclaw_rl.ledger.screenshots import folder_name
 from openclaw_rl.types import EpisodeResult, SessionKey
 from support.harness import Bench, running
 from support.judged_run import a_report
@@ -137,6 +139,21 @@ def test_screenshots_are_shown_by_episode(fresh: LivePage) -> None:
         sources = [image.attributes["src"] for image in seen.all("img")]
         assert sources == [f"/dashboard/screenshots/browser-1-0/00{number}.png" for number in range(3)]
     assert looks.all("a", href="/dashboard/sessions/1")
+
+
+def test_a_session_with_an_odd_id_has_its_screenshots(fresh: LivePage) -> None:
+    ids = ("a b/c", ".", "..", "../secret", "100%2f", '"quoted"\'', "日本", "x" * 300)
+    for number, id in enumerate(ids, 1):
+        change(fresh, changes.capture, [a_turn(id, "anyone")], "test", None, 0)
+        # As the browser environment names it.
+        folder = new_folder(fresh.folder / "screenshots" / folder_name(id))
+        assert folder.parent.resolve() == fresh.folder / "screenshots"
+        (folder / "000.png").write_bytes(PICTURE)
+        with fresh.visitor() as visitor:
+            (image,) = visitor.see(f"sessions/{number}").all("img")
+            source = image.attributes["src"]
+            assert source == f"/dashboard/screenshots/{folder.name}/000.png"
+            assert visitor.http.get(source).content == PICTURE
 
 
 def test_screenshots_of_the_run_can_be_looked_at_and_nothing_else(fresh: LivePage) -> None:

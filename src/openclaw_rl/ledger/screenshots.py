@@ -15,7 +15,9 @@ _NUMBER = re.compile(r"-\d+$")
 
 
 def folder_name(session: str) -> str:
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", session)[:MAX_NAME_CHARACTERS]
+    """The name of a session's first folder. It leads to no other folder, and can stand in an address as it is."""
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", session)[:MAX_NAME_CHARACTERS]
+    return f"_{name}" if name[:1] in ("", ".", "-") else name
 
 
 def delete_screenshots(

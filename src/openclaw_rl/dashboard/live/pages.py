@@ -17,6 +17,7 @@ from openclaw_rl.dashboard.views.turns import from_card
 from openclaw_rl.ledger import episode_words
 from openclaw_rl.ledger.pages import ONLY
 from openclaw_rl.ledger.reader import LedgerReader
+from openclaw_rl.ledger.screenshots import folder_name
 from openclaw_rl.ledger.status import Status, read_status
 from openclaw_rl.types import PagePlace, SessionCard
 
@@ -132,13 +133,15 @@ async def session(request: Request) -> Response:
             raise PageProblem(404, "You have no such session. It may have been forgotten.")
         turns = reader.turn_page(card.number, before, TURNS_ON_A_PAGE + 1)
         shown = turns[-TURNS_ON_A_PAGE:]
+        folder = folder_name(card.key.id)
         return {
             "session": card,
             "turns": [from_card(turn) for turn in shown],
             "older": shown[0].number if len(turns) > TURNS_ON_A_PAGE else None,
             "before": before,
             "describe": episode_words.describe,
-            "shots": images(dashboard.run.run_dir, card.key.id) if viewer.is_operator else [],
+            "folder": folder,
+            "shots": images(dashboard.run.run_dir, folder) if viewer.is_operator else [],
         }
 
     return await dashboard.page(request, "sessions", "session", read)
