@@ -32,7 +32,7 @@ def chunked_logprobs(hidden: Tensor, head: Tensor, targets: Tensor, chunk: int |
 
 
 def unchunked_logprobs(hidden: Tensor, head: Tensor, targets: Tensor) -> Tensor:
-    logits = F.linear(hidden, head).float()
+    logits = F.linear(hidden.to(head.dtype), head).float()
     return logits.gather(1, targets) - logits.logsumexp(dim=-1, keepdim=True)
 
 
@@ -49,7 +49,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
         means = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
         for start in range(0, len(hidden), chunk):
             rows = slice(start, start + chunk)
-            logits = F.linear(hidden[rows], head).float()
+            logits = F.linear(hidden[rows].to(head.dtype), head).float()
             top = logits.amax(dim=-1, keepdim=True)
             chosen = logits.gather(1, targets[rows]) - top
             weights = logits.sub_(top).exp_()

@@ -3,6 +3,9 @@
 `Decoder.forward` takes a flat run of tokens. Its caller provides attention (over a paged cache, when sampling) and the
 function that adds adapters to a projection, so a batch may mix any sequences and adapters. The learner computes the
 same function with other fusions (`blocks`), from the same weights, and so does the sampler on CUDA (`cuda_forward`).
+
+On a CPU only weights may be narrower than float32: products round their input and their result to the precision of the
+weights and sum in float32. Residual stream, norms, rotation, attention, adapters and log-probs are float32.
 """
 
 from collections.abc import Callable
@@ -11,7 +14,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -87,7 +89,7 @@ class Linear:
     bias: Tensor | None = None
 
     def __call__(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight, self.bias)
+        return ops.linear(x, self.weight, self.bias)
 
 
 @dataclass(slots=True)
@@ -122,6 +124,11 @@ class Decoder:
         """[vocabulary, hidden]: turns hidden states into scores."""
         return self.embed if self.untied_head is None else self.untied_head
 
+    @property
+    def activation_dtype(self) -> torch.dtype:
+        """The precision of adapters, keys, values and everything else that is not a weight."""
+        return ops.activation_dtype(self.embed)
+
     def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines [tokens, head_dim / 2] for the tokens' positions, in float32."""
         angles = positions.to(torch.float32)[:, None] * self.inverse_frequencies
@@ -131,7 +138,7 @@ class Decoder:
         """Final hidden states [tokens, hidden] of a flat run of tokens [tokens]."""
         shape = self.shape
         cos, sin = self.angles(positions)
-        residual = F.embedding(ids, self.embed)
+        residual = ops.embedding(ids, self.embed)
         x: Tensor = ops.rms_norm(residual, self.layers[0].input_norm, shape.eps)
         for i, layer in enumerate(self.layers):
             heads = self._heads(i, layer, project(i, "qkv", layer.qkv, x, adapt), cos, sin)
@@ -146,7 +153,7 @@ class Decoder:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores over the vocabulary, in float32."""
-        return F.linear(hidden, self.head).float()
+        return ops.linear(hidden, self.head).float()
 
     def _heads(self, i: int, layer: Layer, qkv: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Split the fused projection into queries, keys, values and rotate the first two to their positions."""

@@ -9,9 +9,34 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
+def activation_dtype(weights: Tensor) -> torch.dtype:
+    """The precision of everything between the products: that of the weights on CUDA, at least float32 on a CPU."""
+    on_cuda = weights.device.type == "cuda"
+    return weights.dtype if on_cuda else torch.promote_types(weights.dtype, torch.float32)
+
+
+def embedding(ids: Tensor, weights: Tensor) -> Tensor:
+    """The residual stream before the first layer."""
+    return F.embedding(ids, weights).to(activation_dtype(weights))
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`x` times a weight [out, in], in the precision of `x`.
+
+    Weights may be narrower than `x`, on a CPU. Then `x` and the result are rounded to their precision, and the sums
+    are in float32.
+    """
+    return F.linear(x.to(weight.dtype), weight, bias).to(x.dtype)
+
+
+def linear_backward(grad: Tensor, weight: Tensor) -> Tensor:
+    """The gradient of the input of `linear`, with the same rounding."""
+    return (grad.to(weight.dtype) @ weight).to(grad.dtype)
+
+
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Root-mean-square norm over the last dimension."""
-    return F.rms_norm(x, (x.shape[-1],), weight, eps)
+    return F.rms_norm(x, (x.shape[-1],), weight.to(x.dtype), eps)
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:

@@ -60,7 +60,7 @@ class Worker:
     """The model with its scheduler. One `step` draws a token of every sequence that is ready for it."""
 
     def __init__(self, decoder: Decoder, options: WorkerOptions) -> None:
-        device, dtype = decoder.embed.device, decoder.embed.dtype
+        device, dtype = decoder.embed.device, decoder.activation_dtype
         shape = decoder.shape
         pages = cache_bytes(options, device) // bytes_per_page(shape, dtype)
         self.max_context = context_limit(options, shape, pages * PAGE_SIZE)
@@ -81,7 +81,7 @@ class Worker:
         if device.type == "cpu":
             # Policies that train all weights have weights of their own, which change.
             model = packed(decoder, options.pack_weights) if options.lora_rank else decoder
-            return CpuRunner(model, CpuKVCache(decoder.shape, pages, decoder.embed.dtype), self.policies)
+            return CpuRunner(model, CpuKVCache(decoder.shape, pages, decoder.activation_dtype), self.policies)
         # These import Triton, which not every machine has.
         from openclaw_rl.engines.local.sampling.cuda_kv_cache import CudaKVCache
         from openclaw_rl.engines.local.sampling.cuda_runner import CudaRunner
@@ -237,8 +237,8 @@ def slots_for(decoder: Decoder, options: WorkerOptions) -> PolicyWeights:
     """Memory for the policies that are served beside the base model."""
     if not options.lora_rank:
         return ModelSlots(decoder, options.policy_slots)
-    weights = decoder.embed
-    return AdapterSlots(decoder.shape, options.policy_slots, options.lora_rank, weights.dtype, weights.device)
+    dtype, device = decoder.activation_dtype, decoder.embed.device
+    return AdapterSlots(decoder.shape, options.policy_slots, options.lora_rank, dtype, device)
 
 
 def not_loaded(id: int, version: int) -> RequestFailed:

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from openclaw_rl.engines.local.model import ops
 from openclaw_rl.engines.local.model.decoder import Layer, Linear, Projection, Shape
 from openclaw_rl.engines.local.training import gradients
 
@@ -142,11 +143,11 @@ class _Project(torch.autograd.Function):
         (kept, inner), (grad,) = ctx.saved_tensors, grads
         adapter: LowRank | None = ctx.adapter
         if adapter is None:
-            return ctx.source.backward(grad @ ctx.linear.weight, kept)[1], None, None, None
+            return ctx.source.backward(ops.linear_backward(grad, ctx.linear.weight), kept)[1], None, None, None
         grad_inner = grad @ adapter.up.t()
         grad_up = inner.t() @ grad
         if ctx.needs_input_grad[0]:
-            grad_x = grad @ ctx.linear.weight
+            grad_x = ops.linear_backward(grad, ctx.linear.weight)
             add_dropped(grad_x, grad_inner, adapter)
             x, grad_kept = ctx.source.backward(grad_x, kept)
         else:

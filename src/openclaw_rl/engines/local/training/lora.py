@@ -1,7 +1,7 @@
 """Trained LoRA factors beside frozen base weights, in PEFT's format on disk.
 
-The masters are float32, for every dtype of the base weights. Each micro-batch computes with copies in the base
-weights' dtype, and gradients flow through these to the masters.
+The masters are float32, for every dtype of the base weights. Each micro-batch computes with copies in the activations'
+dtype, and gradients flow through these to the masters.
 """
 
 import json
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from openclaw_rl.engines.local.model.adapters import MODULES, BadPolicy, read_adapter
 from openclaw_rl.engines.local.model.decoder import Decoder, Projection, Shape
+from openclaw_rl.engines.local.model.ops import activation_dtype
 from openclaw_rl.engines.local.model.tensor_files import write_tensors
 from openclaw_rl.engines.local.training.blocks import LowRank
 from openclaw_rl.engines.local.training.trainer import Policy
@@ -132,7 +133,7 @@ class LoraWeights:
         return base
 
     def policy(self, base: Decoder, dropout_seed: int | None = None) -> Policy:
-        return Policy(base, self.adapters(base.embed.dtype, dropout_seed))
+        return Policy(base, self.adapters(activation_dtype(base.embed), dropout_seed))
 
     def adapters(self, dtype: torch.dtype, dropout_seed: int | None = None) -> list[dict[Projection, LowRank]]:
         """Each layer's factors for one forward and backward pass; without a seed there is no dropout."""

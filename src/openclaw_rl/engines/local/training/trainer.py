@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -181,7 +180,7 @@ class Trainer:
         if free is None or not self.may_stay_whole:
             return False
         free -= sum(model.bytes_when_whole for model in models)
-        shape, itemsize = self.decoder.shape, self.decoder.embed.dtype.itemsize
+        shape, itemsize = self.decoder.shape, ops.activation_dtype(self.decoder.embed).itemsize
         recorded = any(model.norm.requires_grad for model in models) and torch.is_grad_enabled()
         return recomputed_layers(shape, tokens, itemsize, free, recorded=recorded) == 0
 
@@ -234,8 +233,8 @@ class Trainer:
     def _forward(self, batch: MicroBatch, decoder: Decoder, adapters: list[dict[Projection, LowRank]]) -> Tensor:
         shape = decoder.shape
         angles = decoder.angles(batch.positions)
-        attend = packed_attention(batch.segments, self._device, decoder.embed.dtype)
-        residual = F.embedding(batch.ids, decoder.embed)
+        attend = packed_attention(batch.segments, self._device, decoder.activation_dtype)
+        residual = ops.embedding(batch.ids, decoder.embed)
         recomputed = self._recomputed_layers(batch, decoder)
         for i, (layer, adapter) in enumerate(zip(decoder.layers, adapters, strict=True)):
             rotation = angles if shape.rotary_layers[i] else None
@@ -268,7 +267,7 @@ class Trainer:
         """The first layers are those: their activations would be kept the longest."""
         if not torch.is_grad_enabled():
             return 0
-        recorded, itemsize = decoder.norm.requires_grad, decoder.embed.dtype.itemsize
+        recorded, itemsize = decoder.norm.requires_grad, decoder.activation_dtype.itemsize
         return recomputed_layers(decoder.shape, len(batch.ids), itemsize, self.free(self._device), recorded=recorded)
 
     @property
