@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 import shutil
 import socket
 from collections.abc import Iterator
@@ -67,6 +68,14 @@ def test_a_healthy_machine(home: Path, tiny_model: Path) -> None:
     assert findings["model"]["text"] == f"{tiny_model} in {tiny_model}"
     assert (findings["server"]["health"], findings["server"]["mend"]) == ("note", "openclaw-rl serve")
     assert not (home / "run").exists()
+
+
+def test_the_precision_and_its_reason(home: Path, tiny_model: Path) -> None:
+    _code, findings = examine(home / "run", tiny_model, "--device", "cpu", "--dtype", "bfloat16")
+    assert findings["precision"]["text"] == "bfloat16 (--dtype)"
+    _code, findings = examine(home / "run", tiny_model, "--device", "cpu", "--cache-dir", str(home / "cache"))
+    assert re.fullmatch(r"(float32|bfloat16): bfloat16 .* here.*", findings["precision"]["text"])
+    assert not (home / "cache").exists()
 
 
 def test_findings_for_people(home: Path, tiny_model: Path) -> None:

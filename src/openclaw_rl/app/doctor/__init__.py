@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 from openclaw_rl.app.config import Config
 from openclaw_rl.app.doctor.finding import Finding, Health
-from openclaw_rl.app.doctor.machine import disk, gpu, memory, packages, python, sandbox, torch_works
+from openclaw_rl.app.doctor.machine import disk, gpu, memory, packages, precision, python, sandbox, torch_works
 from openclaw_rl.app.doctor.run import engine, keys, ledger, model, permissions, port
 from openclaw_rl.app.doctor.serving import answers, clients
 from openclaw_rl.errors import UserError
@@ -17,6 +17,7 @@ CHECKS: dict[str, Check] = {
     "packages": packages,
     "PyTorch": torch_works,
     "GPU": gpu,
+    "precision": precision,
     "memory": memory,
     "disk": disk,
     "permissions": permissions,

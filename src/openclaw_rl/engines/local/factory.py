@@ -58,6 +58,7 @@ class LocalSamplerFactory(LocalFactory):
             lora_rank=settings.model.lora_rank,
             cuda_device="" if local.on_ray else cuda_names(settings.split.local_sampler),
             pack_weights=local.pack_weights,
+            measurements=settings.cache,
         )
         return LocalSampler(options, engine.max_queue, launcher_for(settings, resources, "sampler", SAMPLER_SPINS))
 
@@ -84,7 +85,10 @@ class LocalLearnerFactory(LocalFactory):
         return LearnerCapabilities(writes=forms_of(settings))
 
     def open(self, settings: EngineSettings, resources: Resources, folder: Path, sampler: Sampler) -> Learner:
-        """A local sampler shares its copy of the base weights with the learner."""
+        """A local sampler shares its copy of the base weights with the learner, and decides on its precision.
+
+        Servers of other projects compute in float32 on a CPU.
+        """
         local, model = settings.own(LocalOptions), settings.model
         devices = local.rank_devices(len(settings.split.learner))
         gpus = settings.split.local_learner(samples_here=isinstance(sampler, LocalSampler))
@@ -102,6 +106,7 @@ class LocalLearnerFactory(LocalFactory):
             micro_batch_tokens=local.micro_batch_tokens,
             offload=local.offload_optimizer_state,
             base_model=model.model_name or EMBEDDED,
+            cpu_dtype=sampler.cpu_dtype if isinstance(sampler, LocalSampler) else "float32",
             custom_loss=settings.custom_loss,
             cuda_device="" if local.names_gpus or local.on_ray else cuda_names(gpus),
             ranks=RankOptions(devices, local.shard_weights) if len(devices) > 1 else None,

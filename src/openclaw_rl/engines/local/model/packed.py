@@ -67,10 +67,16 @@ def packed(decoder: Decoder, choice: str) -> Decoder:
 
 
 def can_pack(decoder: Decoder) -> bool:
+    return has_packed_products() and decoder.embed.device.type == "cpu" and decoder.embed.dtype == torch.float32
+
+
+def has_packed_products() -> bool:
+    """Whether this PyTorch has them."""
     has_onednn: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     # They are not part of PyTorch's public interface, so another version may not have them.
-    has_products = all(hasattr(torch.ops.mkldnn, name) for name in ("_linear_pointwise", "_reorder_linear_weight"))
-    return has_onednn and has_products and decoder.embed.device.type == "cpu" and decoder.embed.dtype == torch.float32
+    return has_onednn and all(
+        hasattr(torch.ops.mkldnn, name) for name in ("_linear_pointwise", "_reorder_linear_weight")
+    )
 
 
 def fits(decoder: Decoder) -> bool:

@@ -50,6 +50,7 @@ class LearnerOptions:
     model: Path
     device: str
     dtype: str
+    """float32, bfloat16, or auto: bfloat16 on CUDA, `cpu_dtype` on a CPU."""
     rank: int
     """Of the adapter; 0 trains all weights."""
     alpha: float
@@ -61,6 +62,7 @@ class LearnerOptions:
     """Whether the optimiser's state leaves the device between steps."""
     base_model: str
     """Name of the base model in the adapters' files."""
+    cpu_dtype: str = "float32"
     custom_loss: str | None = None
     cuda_device: str = ""
     """The number of the only CUDA device that the process may use; empty: all."""

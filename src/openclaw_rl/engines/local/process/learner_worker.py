@@ -73,7 +73,7 @@ def open_trainer(connection: Connection, options: LearnerOptions) -> PolicyTrain
     shared = take_up(options.shared) if options.shared else None
     if shared is not None:
         return PolicyTrainer(shared, options)
-    device, dtype = placement(options.device, options.dtype)
+    device, dtype = placement(options.device, options.dtype, options.cpu_dtype)
     return PolicyTrainer(load_decoder(options.model, dtype, device), options)
 
 

@@ -92,6 +92,11 @@ class LocalSampler:
     def worker_pid(self) -> int | None:
         return self._worker.pid
 
+    @property
+    def cpu_dtype(self) -> str:
+        """What `--dtype auto` stands for on a CPU, as the worker has decided."""
+        return self.ready.dtype if self.ready and self.ready.device == "cpu" else "float32"
+
     def shared_weights(self) -> bytes | None:
         """What a learner needs to use the worker's weights, while there is a worker."""
         return self.ready.shared if self.ready and self._worker.running else None
@@ -116,7 +121,8 @@ class LocalSampler:
         weights = f"{ready.weight_bytes / (1 << 30):.2g} GiB of weights"
         if ready.packed_bytes:
             weights += f" and {ready.packed_bytes / (1 << 30):.2g} GiB packed"
-        return f"local on {where}, {ready.dtype}, {weights}, context {ready.max_context} tokens"
+        precision = f"{ready.dtype} ({ready.dtype_reason})" if ready.dtype_reason else ready.dtype
+        return f"local on {where}, {precision}, {weights}, context {ready.max_context} tokens"
 
     def sample(self, request: SampleRequest) -> TokenStream:
         self._check_up()

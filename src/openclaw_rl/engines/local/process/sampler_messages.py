@@ -14,7 +14,7 @@ class WorkerOptions:
     device: str
     """cpu, cuda or auto."""
     dtype: str
-    """float32, bfloat16, or auto: float32 on CPU, bfloat16 on CUDA."""
+    """float32, bfloat16, or auto: bfloat16 on CUDA; on a CPU a measurement decides."""
     max_sequences: int
     max_context: int | None
     """None: as long as the model allows and the cache holds."""
@@ -27,6 +27,8 @@ class WorkerOptions:
     """The only GPU that the worker sees; empty: all."""
     pack_weights: str = "off"
     """on, off or auto: whether several rows are computed with a packed copy of the weights, on a CPU."""
+    measurements: Path | None = None
+    """The folder where measurements of this machine are kept; None: nowhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,8 @@ class Ready:
     max_context: int
     cache_tokens: int
     weight_bytes: int
+    dtype_reason: str = ""
+    """Why the precision was chosen, if a measurement chose it."""
     packed_bytes: int = 0
     """Memory of the packed copy of the weights; 0 if there is none."""
     shared: bytes | None = None

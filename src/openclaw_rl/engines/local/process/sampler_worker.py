@@ -16,10 +16,11 @@ from multiprocessing.connection import Connection, wait
 from openclaw_rl.engines.constraints.compiler import Compiler
 from openclaw_rl.engines.errors import ConstraintRefused
 from openclaw_rl.engines.local.model.adapters import AdapterSlots, BadPolicy
+from openclaw_rl.engines.local.model.cpu_precision import Choice, choose_on_cpu
 from openclaw_rl.engines.local.model.decoder import Decoder, load_decoder
 from openclaw_rl.engines.local.model.model_slots import ModelSlots
 from openclaw_rl.engines.local.model.packed import packed, packed_bytes
-from openclaw_rl.engines.local.model.placement import describe, placement, weight_bytes
+from openclaw_rl.engines.local.model.placement import describe, find_device, placement, weight_bytes
 from openclaw_rl.engines.local.model.shared_weights import share
 from openclaw_rl.engines.local.process.sampler_messages import (
     Add,
@@ -233,6 +234,13 @@ class Worker:
         return PolicyLoaded(command.version)
 
 
+def choose_dtype(options: WorkerOptions) -> Choice:
+    """The precision that the options ask for; auto on a CPU is decided here, once for sampler and learner."""
+    if options.dtype != "auto" or find_device(options.device).type != "cpu":
+        return Choice(options.dtype)
+    return choose_on_cpu(options.measurements)
+
+
 def slots_for(decoder: Decoder, options: WorkerOptions) -> PolicyWeights:
     """Memory for the policies that are served beside the base model."""
     if not options.lora_rank:
@@ -255,7 +263,8 @@ def main(connection: Connection, options: WorkerOptions) -> None:
     # When the server is gone, there is nothing left to do.
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         try:
-            device, dtype = placement(options.device, options.dtype)
+            choice = choose_dtype(options)
+            device, dtype = placement(options.device, choice.dtype)
             decoder, shared = share(load_decoder(options.model, dtype, device))
             worker = Worker(decoder, options)
         except Exception as error:
@@ -269,6 +278,7 @@ def main(connection: Connection, options: WorkerOptions) -> None:
                 max_context=worker.max_context,
                 cache_tokens=worker.scheduler.pool.pages * PAGE_SIZE,
                 weight_bytes=weight_bytes(decoder),
+                dtype_reason=choice.reason,
                 packed_bytes=0 if worker.runner.decoder is decoder else packed_bytes(decoder),
                 shared=shared,
             )

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import NamedTuple, Protocol
 
 from openclaw_rl.engines.errors import EngineUnavailable
@@ -159,6 +160,8 @@ class Supervisor:
 
     def _connect(self, link: WorkerLink, ready: Ready) -> None:
         self.ready, self.failure, self._link = ready, "", link
+        # The learner computes in the precision of the first worker, so the later ones must too.
+        self.options = replace(self.options, dtype=ready.dtype)
         backlog, self._backlog = self._backlog, []
         wanted = [c for c in backlog if not isinstance(c, Add | Score) or self.client.waits_for(c.id)]
         for command in (*self.client.first_commands(), *wanted):
