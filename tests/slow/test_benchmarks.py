@@ -18,6 +18,7 @@ SLOWER = [
     "judge",
     "learning",
     "live",
+    "precision",
     "products",
     "rank_scaling",
     "ranks",
