@@ -42,12 +42,8 @@ def usage() -> tuple[float, int, int, int, int]:
     return memory_mib(os.getpid()), nobody, open_files(os.getpid()), threads(os.getpid()), folders
 
 
-async def test_two_hundred_episodes_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    tmp_path.chmod(0o755)
-    for folder in tmp_path.parents[:-1]:
-        folder.chmod(folder.stat().st_mode | 0o011)
-    # Folders of other runs on this machine do not count.
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+@pytest.mark.usefixtures("folder")
+async def test_two_hundred_episodes_leave_nothing_behind() -> None:
     environment = make_swe(levels=list(LEVELS))
     assert isinstance(environment, PlantedBugs)
     policies: list[Policy] = [*[oracle] * 16, does_nothing, destroys_everything, oracle, leaves_a_daemon]  # type: ignore[list-item]

@@ -3,9 +3,6 @@
 import asyncio
 import gc
 import os
-import shutil
-import tempfile
-from collections.abc import Iterator
 from itertools import cycle, islice
 from pathlib import Path
 
@@ -53,16 +50,6 @@ def processes(folder: str) -> list[str]:
             continue
         found += [f"{process.name} {seen[1]}"] if any(folder in text for text in seen) else []
     return found
-
-
-@pytest.fixture
-def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Where temporary folders are made, so that those of other programs do not count."""
-    made = tempfile.mkdtemp(prefix="openclaw-soak-")
-    Path(made).chmod(0o755)
-    monkeypatch.setattr(tempfile, "tempdir", made)
-    yield made
-    shutil.rmtree(made)
 
 
 @pytest.mark.parametrize("sandbox", ["fences", "bubblewrap"])
