@@ -28,14 +28,14 @@ CPU_INFO = Path("/proc/cpuinfo")
 CPU_LINES = ("model name", "flags", "CPU implementer", "CPU part", "CPU variant", "Features")
 
 
-class Choice(NamedTuple):
+class ChosenDtype(NamedTuple):
     """A precision, and why it was chosen."""
 
     dtype: str
     reason: str = ""
 
 
-def choose_on_cpu(cache: Path | None, *, keep: bool = True) -> Choice:
+def choose_on_cpu(cache: Path | None, *, keep: bool = True) -> ChosenDtype:
     """Decide by the measurement in the cache folder, or by a new one, which goes there if `keep` is set."""
     file = None if cache is None else cache / FILE
     known, here = {} if file is None else read(file), machine()
@@ -44,17 +44,17 @@ def choose_on_cpu(cache: Path | None, *, keep: bool = True) -> Choice:
     try:
         measurement = measure()
     except RuntimeError as error:
-        return Choice("float32", f"bfloat16 cannot be computed here: {str(error).partition(chr(10))[0]}")
+        return ChosenDtype("float32", f"bfloat16 cannot be computed here: {str(error).partition(chr(10))[0]}")
     if file is not None and keep:
         write(file, {**known, here: measurement})
     return choice_of(measurement)
 
 
-def choice_of(measurement: Measurement) -> Choice:
+def choice_of(measurement: Measurement) -> ChosenDtype:
     if not measurement.error <= MAX_ERROR:
-        return Choice("float32", "bfloat16 gives wrong products here")
+        return ChosenDtype("float32", "bfloat16 gives wrong products here")
     dtype = "bfloat16" if measurement.speedup >= LEAST_SPEEDUP else "float32"
-    return Choice(dtype, f"bfloat16 is {measurement.speedup:.2g} × as fast as float32 here")
+    return ChosenDtype(dtype, f"bfloat16 is {measurement.speedup:.2g} × as fast as float32 here")
 
 
 def machine() -> str:

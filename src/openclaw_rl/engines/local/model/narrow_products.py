@@ -46,7 +46,7 @@ class Measurement:
         return math.exp(sum(map(math.log, self.speedups.values())) / len(self.speedups))
 
 
-class Case(NamedTuple):
+class ComparedProduct(NamedTuple):
     """A product that is computed in both precisions, with one or several weights in turn."""
 
     name: str
@@ -77,7 +77,7 @@ def measure() -> Measurement:
     return Measurement(speedups, float(torch.tensor(errors).max()))
 
 
-def cases(weights: Sequence[Tensor]) -> Iterator[Case]:
+def cases(weights: Sequence[Tensor]) -> Iterator[ComparedProduct]:
     """What sampler and learner compute. One row may be slower without being hopeless, so it comes last."""
     for rows in SEVERAL_ROWS:
         yield forward(f"{rows} rows", weights if rows < SEVERAL_ROWS[-1] else weights[:1], rows)
@@ -85,12 +85,12 @@ def cases(weights: Sequence[Tensor]) -> Iterator[Case]:
     yield forward(ONE_ROW, weights, 1)
 
 
-def forward(name: str, weights: Sequence[Tensor], rows: int) -> Case:
+def forward(name: str, weights: Sequence[Tensor], rows: int) -> ComparedProduct:
     x, narrow = torch.randn(rows, WIDTH), [weight.to(torch.bfloat16) for weight in weights]
     wide: list[list[Product]] = [[partial(ops.linear, x, weight) for weight in weights]]
     if rows > 1 and has_packed_products():
         wide.append([partial(pack(Linear(weight)), x) for weight in weights])
-    return Case(
+    return ComparedProduct(
         name,
         wide,
         [partial(ops.linear, x, weight) for weight in narrow],
@@ -98,9 +98,9 @@ def forward(name: str, weights: Sequence[Tensor], rows: int) -> Case:
     )
 
 
-def backward(name: str, weight: Tensor, rows: int) -> Case:
+def backward(name: str, weight: Tensor, rows: int) -> ComparedProduct:
     grad, narrow = torch.randn(rows, WIDTH), weight.to(torch.bfloat16)
-    return Case(
+    return ComparedProduct(
         name,
         [[partial(ops.linear_backward, grad, weight)]],
         [partial(ops.linear_backward, grad, narrow)],
@@ -108,7 +108,7 @@ def backward(name: str, weight: Tensor, rows: int) -> Case:
     )
 
 
-def speedup(case: Case) -> float:
+def speedup(case: ComparedProduct) -> float:
     """How many times as fast a case is in bfloat16: the best of several measurements of each way, in turn."""
     ways = [*case.wide, case.narrow]
     for products in ways:
@@ -126,6 +126,6 @@ def seconds(products: Sequence[Product]) -> float:
     return max(time.perf_counter() - start, 1e-9)
 
 
-def error_of(case: Case) -> float:
+def error_of(case: ComparedProduct) -> float:
     exact = case.exact()
     return float((case.narrow[0]() - exact).abs().max() / exact.abs().max())

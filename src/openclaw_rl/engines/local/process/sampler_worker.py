@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection, wait
 from openclaw_rl.engines.constraints.compiler import Compiler
 from openclaw_rl.engines.errors import ConstraintRefused
 from openclaw_rl.engines.local.model.adapters import AdapterSlots, BadPolicy
-from openclaw_rl.engines.local.model.cpu_precision import Choice, choose_on_cpu
+from openclaw_rl.engines.local.model.cpu_precision import ChosenDtype, choose_on_cpu
 from openclaw_rl.engines.local.model.decoder import Decoder, load_decoder
 from openclaw_rl.engines.local.model.model_slots import ModelSlots
 from openclaw_rl.engines.local.model.packed import packed, packed_bytes
@@ -234,10 +234,10 @@ class Worker:
         return PolicyLoaded(command.version)
 
 
-def choose_dtype(options: WorkerOptions) -> Choice:
+def choose_dtype(options: WorkerOptions) -> ChosenDtype:
     """The precision that the options ask for; auto on a CPU is decided here, once for sampler and learner."""
     if options.dtype != "auto" or find_device(options.device).type != "cpu":
-        return Choice(options.dtype)
+        return ChosenDtype(options.dtype)
     return choose_on_cpu(options.measurements)
 
 
