@@ -63,10 +63,14 @@ def test_auto_refuses_results_that_differ(decoder: Decoder, monkeypatch: pytest.
     assert packed(decoder, "auto") is decoder
 
 
+@needs_onednn
 def test_auto_leaves_the_memory_to_others(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "pays", lambda _: True)
-    monkeypatch.setattr(module, "MAX_MEMORY_SHARE", 0.0)
+    needed = 8 * module.packed_bytes(decoder)
+    monkeypatch.setattr(module, "usable_memory", lambda: needed - 1)
     assert packed(decoder, "auto") is decoder
+    monkeypatch.setattr(module, "usable_memory", lambda: needed)
+    assert packed(decoder, "auto") is not decoder
 
 
 def test_other_precisions_and_the_choice_off_stay_as_they_are(tiny_model: Path, decoder: Decoder) -> None:

@@ -12,6 +12,7 @@ from openclaw_rl.app.config import Config
 from openclaw_rl.app.doctor.finding import Finding, broken, note, ok
 from openclaw_rl.config.options import ConfigError
 from openclaw_rl.engines.local.options import LocalOptions
+from openclaw_rl.engines.usable_memory import usable_memory
 from openclaw_rl.ledger.lock import check_usable
 from openclaw_rl.models import find_model
 from openclaw_rl.sandbox.choose import choose_sandbox
@@ -23,7 +24,6 @@ LOCAL = "local"
 MIN_DISK_GIB, ROOMY_DISK_GIB = 0.5, 5.0
 #: Beside the weights, a server needs memory for its processes and its cache.
 SERVER_GIB = 1.0
-MEMORY = Path("/proc/meminfo")
 #: There if the system has a driver for NVIDIA's GPUs.
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 
@@ -97,11 +97,7 @@ def precision(config: Config) -> Finding:
 
 def memory(config: Config) -> Finding:
     """Whether the weights fit into the free memory."""
-    try:
-        lines = dict(line.split(":", 1) for line in MEMORY.read_text().splitlines())
-        free = int(lines["MemAvailable"].split()[0]) * 1024 / GIB
-    except (OSError, KeyError, ValueError):
-        return note("this system does not say how much is free")
+    free = usable_memory() / GIB
     needed = SERVER_GIB + weights_gib(config)
     text = f"{free:.1f} GiB free; the model needs about {needed:.1f} GiB"
     return ok(text) if free > needed else broken(text, "end other programs, or choose a smaller --model-name")

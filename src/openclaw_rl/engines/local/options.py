@@ -26,7 +26,7 @@ class LocalOptions(Section):
     pack_weights: Literal["auto", "on", "off"] = option(
         "auto",
         "Whether a sampler on a CPU keeps a second copy of the weights, in blocks, which makes prompts and several "
-        "requests at once faster; auto measures it at the start, and makes no copy above an eighth of the memory.",
+        "requests at once faster; auto measures it at the start, and makes no copy above an eighth of the free memory.",
         group="Engine",
         env="PACK_WEIGHTS",
     )
@@ -35,7 +35,7 @@ class LocalOptions(Section):
         "Memory for the key-value cache, in GiB.",
         group="Engine",
         env="KV_CACHE_GIB",
-        shown="on CPU a quarter of the memory, at most 4; on CUDA 60% of the free memory",
+        shown="on CPU a quarter of the free memory, at most 4; on CUDA 60% of it",
         gt=0,
     )
     micro_batch_tokens: int = option(

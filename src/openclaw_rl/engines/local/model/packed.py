@@ -5,7 +5,6 @@ them arranged. The numbers are the same, in float32. A single row is computed fr
 faster.
 """
 
-import os
 import time
 from dataclasses import dataclass, fields, replace
 
@@ -14,12 +13,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from openclaw_rl.engines.local.model.decoder import PROJECTIONS, Decoder, Layer, Linear
+from openclaw_rl.engines.usable_memory import usable_memory
 
 #: The rows for which the blocks are laid out and the two ways are compared. Other numbers of rows work too.
 ROWS = 8
 #: The copy is made only if its products are so many times as fast.
 LEAST_SPEEDUP = 1.15
-#: The largest share of the machine's memory that the copy may take.
+#: The largest share of the free memory that the copy may take.
 MAX_MEMORY_SHARE = 1 / 8
 #: Results may differ by this share of the largest one: by more than float32 does, and less than bfloat16 would.
 MAX_ERROR = 1e-4
@@ -54,8 +54,8 @@ class PackedDecoder(Decoder):
 def packed(decoder: Decoder, choice: str) -> Decoder:
     """The decoder with a packed copy of its weights, or as it is.
 
-    `choice` is on, off, or auto: if the copy makes this machine faster and fits into its memory. It is never made where
-    PyTorch cannot make it: for other devices and precisions, and in builds without oneDNN.
+    `choice` is on, off, or auto: if the copy makes this machine faster and fits into the free memory. It is never made
+    where PyTorch cannot make it: for other devices and precisions, and in builds without oneDNN.
     """
     if choice == "off" or not can_pack(decoder):
         return decoder
@@ -80,8 +80,7 @@ def has_packed_products() -> bool:
 
 
 def fits(decoder: Decoder) -> bool:
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return packed_bytes(decoder) <= memory * MAX_MEMORY_SHARE
+    return packed_bytes(decoder) <= usable_memory() * MAX_MEMORY_SHARE
 
 
 def packed_bytes(decoder: Decoder) -> int:

@@ -1,16 +1,15 @@
 """How much memory the keys and values take, and how long a context they allow."""
 
-import os
-
 import torch
 
 from openclaw_rl.engines.local.model.decoder import Shape
 from openclaw_rl.engines.local.model.model_config import UnsupportedModel
 from openclaw_rl.engines.local.process.sampler_messages import WorkerOptions
 from openclaw_rl.engines.local.sampling.pages import PAGE_SIZE
+from openclaw_rl.engines.usable_memory import usable_memory
 
-#: Share of the memory (on CUDA, of the memory that is free once the weights are loaded) that the cache takes if no
-#: size is given; the rest is for activations and training.
+#: Share of the memory that is free once the weights are loaded, which the cache takes if no size is given; the rest is
+#: for activations and training.
 CACHE_SHARE = {"cpu": 0.25, "cuda": 0.6}
 #: More would be wasted on a laptop: 4 GiB hold 93,000 tokens of the embedded model.
 MAX_CPU_CACHE_BYTES = 4 << 30
@@ -38,5 +37,4 @@ def cache_bytes(options: WorkerOptions, device: torch.device) -> int:
     if device.type == "cuda":
         free, _total = torch.cuda.mem_get_info(device)
         return int(free * CACHE_SHARE["cuda"])
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return min(int(memory * CACHE_SHARE["cpu"]), MAX_CPU_CACHE_BYTES)
+    return min(int(usable_memory() * CACHE_SHARE["cpu"]), MAX_CPU_CACHE_BYTES)

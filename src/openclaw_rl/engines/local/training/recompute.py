@@ -4,11 +4,10 @@ A layer that keeps them is computed once. One that does not keeps only its input
 pass: about a third more work for that layer.
 """
 
-from pathlib import Path
-
 import torch
 
 from openclaw_rl.engines.local.model.decoder import Shape
+from openclaw_rl.engines.usable_memory import usable_memory
 
 #: Of the free memory, what activations may take: gradients, logits and fragments need some too.
 ACTIVATION_SHARE = 0.8
@@ -16,18 +15,14 @@ ACTIVATION_SHARE = 0.8
 WORKING_LAYERS = 3
 #: Where autograd decides what is kept (if all weights are trained), it is about twice as much.
 RECORDED_SHARE = 2
-MEMORY_INFO = Path("/proc/meminfo")
 
 
-def free_memory(device: torch.device) -> int | None:
-    """Bytes that this process can still take; None where that is not known."""
+def free_memory(device: torch.device) -> int:
+    """Bytes that this process can still take."""
     if device.type == "cuda":
         free, _total = torch.cuda.mem_get_info(device)
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    if not MEMORY_INFO.exists():
-        return None
-    lines = (line.split() for line in MEMORY_INFO.read_text().splitlines())
-    return next((int(words[1]) * 1024 for words in lines if words[0] == "MemAvailable:"), None)
+    return usable_memory()
 
 
 def recomputed_layers(shape: Shape, tokens: int, itemsize: int, free: int | None, *, recorded: bool) -> int:
