@@ -20,7 +20,11 @@ class SglangOptions(Section):
         "", "API key of those servers.", group="Engine", env="SGLANG_SERVER_API_KEY", shown="no key", secret=True
     )
     sglang_python: str | None = option(
-        None, "Python interpreter that has SGLang.", group="Engine", env="SGLANG_PYTHON", shown="that of this program"
+        None,
+        "Python interpreter that has SGLang.",
+        group="Engine",
+        env="SGLANG_PYTHON",
+        shown="the one that runs openclaw-rl",
     )
     sglang_args: str = option(
         "",

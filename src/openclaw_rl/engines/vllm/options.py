@@ -20,7 +20,11 @@ class VllmOptions(Section):
         "", "API key of those servers.", group="Engine", env="VLLM_API_KEY", shown="no key", secret=True
     )
     vllm_python: str | None = option(
-        None, "Python interpreter that has vLLM.", group="Engine", env="VLLM_PYTHON", shown="that of this program"
+        None,
+        "Python interpreter that has vLLM.",
+        group="Engine",
+        env="VLLM_PYTHON",
+        shown="the one that runs openclaw-rl",
     )
     vllm_args: str = option(
         "",
