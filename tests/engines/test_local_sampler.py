@@ -52,6 +52,18 @@ async def sampler(tiny_model: Path) -> AsyncIterator[LocalSampler]:
     await sampler.close()
 
 
+@pytest.mark.parametrize("changes", [{"lora_rank": 0}, {"dtype": "bfloat16"}, {}], ids=["full", "bfloat16", "packed"])
+async def test_weights_that_are_not_packed_although_they_should_are_said(
+    tiny_model: Path, caplog: pytest.LogCaptureFixture, changes: dict[str, object]
+) -> None:
+    sampler = LocalSampler(options(tiny_model, pack_weights="on", **changes), max_queue=4)
+    await sampler.start()
+    is_packed = "packed" in sampler.describe()
+    await sampler.close()
+    assert not (changes and is_packed)
+    assert ("--pack-weights on has no effect here" in caplog.text) == (not is_packed)
+
+
 def request(
     tokens: int = 10, n: int = 1, version: int | None = None, seed: int = 0, priority: Priority = Priority.USER
 ) -> SampleRequest:

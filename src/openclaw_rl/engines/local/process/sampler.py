@@ -35,6 +35,11 @@ log = logging.getLogger(__name__)
 #: How often the worker's threads look for each other before they give up their core: for a few microseconds, about as
 #: long as they need for their part of a small product.
 SPINS = 2000
+#: Said at the start.
+NOT_PACKED = (
+    "--pack-weights on has no effect here: weights are packed only on a CPU, in float32, where PyTorch has oneDNN, and "
+    "not with --lora-rank 0."
+)
 
 
 class LoadedPolicy(NamedTuple):
@@ -110,6 +115,8 @@ class LocalSampler:
 
     async def start(self) -> None:
         await self._worker.start()
+        if self.options.pack_weights == "on" and self.ready and not self.ready.packed_bytes:
+            log.warning(NOT_PACKED)
 
     async def close(self) -> None:
         await self._worker.close()
