@@ -4,6 +4,7 @@ import json
 import random
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from openclaw_rl.engines.errors import StepLost, StepRefused, StepStopped
 from openclaw_rl.engines.local.model.decoder import load_decoder
 from openclaw_rl.engines.local.training.packing import micro_batches
 from openclaw_rl.engines.local.training.policy_trainer import PolicyTrainer
+from openclaw_rl.engines.local.training.recompute import recomputed_layers
 from openclaw_rl.types import LossSettings, TrainingSequence
 from support.rank_pair import RankPair, Trained, Training, rank_pair, train
 from support.tiny_models import save_tiny_model
@@ -152,6 +154,17 @@ def test_weights_that_fit_are_gathered_once_in_a_pass(pair: RankPair, job: Train
 def test_copies_that_compute_layers_twice_train_as_one_process(pair: RankPair, job: Training, tmp_path: Path) -> None:
     job = replace(job, batches=job.batches[:2], free=0)
     assert equal_to_one_process(pair, job, tmp_path).recomputed > 0
+
+
+def test_ranks_share_the_memory_of_a_machine(pair: RankPair, job: Training) -> None:
+    shape = load_decoder(job.options.model, torch.float32, CPU).shape
+    (batch,) = job.batches[4:]
+    tokens = max(len(part.ids) for part in micro_batches(batch, 64, CPU))
+    fits = next(free for free in count(0, 1000) if not recomputed_layers(shape, tokens, 4, free, recorded=False))
+    job = replace(job, batches=[batch])
+    # One of them has the largest micro-batch.
+    assert any(rank.recomputed for rank in pair.train(replace(job, free=2 * fits - 2000)))
+    assert [rank.recomputed for rank in pair.train(replace(job, free=2 * fits))] == [0, 0]
 
 
 @SHARDS

@@ -163,7 +163,7 @@ def test_short_memory_changes_nothing(decoder: Decoder) -> None:
         assert all(one.equal(other) for one, other in zip(found, expected, strict=True))
 
 
-def recomputed(shape: Shape, free: int | None, tokens: int = 200) -> int:
+def recomputed(shape: Shape, free: int, tokens: int = 200) -> int:
     return recomputed_layers(shape, tokens, 4, free, recorded=False)
 
 
@@ -171,12 +171,12 @@ def test_layers_are_computed_twice_only_where_memory_is_short(decoder: Decoder) 
     shape = decoder.shape
     kept = 200 * 4 * kept_numbers(shape)
     assert recomputed(shape, 0) == shape.layers
-    assert recomputed(shape, None) == recomputed(shape, 100 * shape.layers * kept) == 0
+    assert recomputed(shape, 100 * shape.layers * kept) == 0
     counts = [recomputed(shape, free) for free in range(0, 10 * shape.layers * kept, kept // 2)]
     assert counts == sorted(counts, reverse=True)
     assert set(counts) == set(range(shape.layers + 1))
     assert recomputed_layers(shape, 200, 4, kept * shape.layers * 2, recorded=True) > 0
-    assert (free_memory(torch.device("cpu")) or 1) > 0
+    assert free_memory(torch.device("cpu")) > 0
 
 
 def test_the_same_input_gives_the_same_bits(decoder: Decoder) -> None:

@@ -35,7 +35,7 @@ class Training:
     saved: Path
     shards: bool = False
     free: int | None = None
-    """Bytes that a rank finds free before each pass, if it is not what the machine has."""
+    """Bytes that are free on the machine before each pass, if it is not what the machine has."""
     resumed: Path | None = None
     """The checkpoint to begin with."""
     fault: str = ""

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from openclaw_rl.engines.addresses import address_of, interface_of
 from openclaw_rl.engines.errors import StepLost, StepRefused, StepStopped
+from openclaw_rl.engines.host_id import host_id
 from openclaw_rl.engines.local.process.learner_messages import Meeting, RankPlace
 from openclaw_rl.engines.local.training.ranks import RankLost, whole
 from openclaw_rl.losses.custom import LossFailed
@@ -52,6 +53,10 @@ class RankGroup:
         self.sharded_models: list[Any] = []
         """Modules of FSDP, whose state is put in order after a pass that failed."""
         self._control = dist.new_group(backend="gloo", timeout=MAX_WAIT)
+        hosts = [""] * place.count
+        with lost_unless_done():
+            dist.all_gather_object(hosts, host_id(), self._control)
+        self.on_this_machine = hosts.count(host_id())
 
     @property
     def is_first(self) -> bool:

@@ -24,6 +24,10 @@ class Ranks(Protocol):
     def is_first(self) -> bool:
         """Whether this rank writes files."""
 
+    @property
+    def on_this_machine(self) -> int:
+        """How many ranks share the memory of this machine, with this one."""
+
     def share_out(self, count: int, compute: Callable[[int], None], take_part: Callable[[], object]) -> None:
         """Compute the parts 0 to `count` - 1 of a pass, each on one rank.
 
@@ -51,6 +55,7 @@ class OneRank:
     """This process alone."""
 
     is_first = True
+    on_this_machine = 1
 
     def share_out(self, count: int, compute: Callable[[int], None], take_part: Callable[[], object]) -> None:
         for number in range(count):

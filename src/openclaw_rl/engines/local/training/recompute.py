@@ -25,13 +25,11 @@ def free_memory(device: torch.device) -> int:
     return usable_memory()
 
 
-def recomputed_layers(shape: Shape, tokens: int, itemsize: int, free: int | None, *, recorded: bool) -> int:
+def recomputed_layers(shape: Shape, tokens: int, itemsize: int, free: int, *, recorded: bool) -> int:
     """How many layers are computed twice, so that the activations of so many tokens fit into the free memory.
 
     `recorded`: whether autograd decides what is kept.
     """
-    if free is None:
-        return 0
     residual = tokens * itemsize * shape.hidden
     kept = tokens * itemsize * kept_numbers(shape) * (RECORDED_SHARE if recorded else 1)
     room = free * ACTIVATION_SHARE - shape.layers * residual - WORKING_LAYERS * kept

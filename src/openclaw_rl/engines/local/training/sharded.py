@@ -164,12 +164,10 @@ class ShardedDecoder(nn.Module):
 
     @functools.cached_property
     def bytes_when_whole(self) -> int:
-        """Memory that a pass takes if all weights stay whole, with the gradients of this rank's part."""
+        """Memory that a pass takes on this rank if all weights stay whole, with the gradients of this rank's part."""
         tensors = tensors_of(self.parts())
         gradients = sum(local(tensor).nbytes for tensor in tensors) if self.norm.requires_grad else 0
-        needed = sum(tensor.numel() for tensor in tensors) * self.itemsize + gradients
-        # Ranks on a CPU share its memory.
-        return needed * self.norm.device_mesh.size() if self.norm.device.type == "cpu" else needed
+        return sum(tensor.numel() for tensor in tensors) * self.itemsize + gradients
 
     def begin_pass(self, stays_whole: bool) -> None:
         """Before a pass over some micro-batches: whether weights stay whole from their first use to its end."""

@@ -100,9 +100,9 @@ class Trainer:
         loss: Loss,
         micro_batch_tokens: int = MICRO_BATCH_TOKENS,
         ranks: Ranks | None = None,
-        free: Callable[[torch.device], int | None] = free_memory,
+        free: Callable[[torch.device], int] = free_memory,
     ) -> None:
-        """`free` returns the bytes that activations may take. Layers that do not fit are computed twice."""
+        """`free` returns the bytes that are free on a device. Layers that do not fit are computed twice."""
         self.decoder, self.weights, self.loss = decoder, weights, loss
         self.micro_batch_tokens, self.free = micro_batch_tokens, free
         self.ranks = ranks or OneRank()
@@ -176,10 +176,9 @@ class Trainer:
 
     def _fit_whole(self, models: Collection[DecoderInParts], tokens: int) -> bool:
         """Whether whole weights fit into the free memory of this rank beside the activations of so many tokens."""
-        free = self.free(self._device)
-        if free is None or not self.may_stay_whole:
+        if not self.may_stay_whole:
             return False
-        free -= sum(model.bytes_when_whole for model in models)
+        free = self._free_here() - sum(model.bytes_when_whole for model in models)
         shape, itemsize = self.decoder.shape, ops.activation_dtype(self.decoder.embed).itemsize
         recorded = any(model.norm.requires_grad for model in models) and torch.is_grad_enabled()
         return recomputed_layers(shape, tokens, itemsize, free, recorded=recorded) == 0
@@ -268,7 +267,12 @@ class Trainer:
         if not torch.is_grad_enabled():
             return 0
         recorded, itemsize = decoder.norm.requires_grad, decoder.activation_dtype.itemsize
-        return recomputed_layers(decoder.shape, len(batch.ids), itemsize, self.free(self._device), recorded=recorded)
+        return recomputed_layers(decoder.shape, len(batch.ids), itemsize, self._free_here(), recorded=recorded)
+
+    def _free_here(self) -> int:
+        """The free memory of this rank. Ranks on a CPU share its memory."""
+        free = self.free(self._device)
+        return free // self.ranks.on_this_machine if self._device.type == "cpu" else free
 
     @property
     def _device(self) -> torch.device:
