@@ -28,7 +28,7 @@ class ModelOptions(Section):
         "Model that teaches and judges (base weights, no adapter).",
         group="Model",
         env="TEACHER_MODEL_NAME",
-        shown="same as policy",
+        shown="the model of --model-name",
     )
     lora_alpha: float | None = option(
         None,

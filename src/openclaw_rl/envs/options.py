@@ -58,7 +58,7 @@ class DriverOptions(Section):
         "Python interpreter that has verifiers, for --env verifiers:NAME.",
         group=EPISODES,
         env="VERIFIERS_PYTHON",
-        shown="that of make verifiers",
+        shown="the one that make verifiers installs",
     )
     minutes: float | None = option(
         None, "Start no new group after this time.", group=LIMITS, env="ENV_MINUTES", shown="no limit", gt=0
