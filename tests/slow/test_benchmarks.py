@@ -23,6 +23,7 @@ SLOWER = [
     "rank_scaling",
     "ranks",
     "sampling",
+    "sharing",
     "study",
     "swapping",
     "topk",
