@@ -1,6 +1,7 @@
 """Wishes become notes when a turn is judged, and answers under notes become lessons without them."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from openclaw_rl.types import (
     Scores,
     Source,
     State,
+    Verdict,
 )
 from support.judging import ScriptedJudge, judging, until
 from support.methods import a_method
@@ -29,22 +31,37 @@ from support.records import Book, a_turn
 pytestmark = pytest.mark.usefixtures("impatient")
 
 LENGTH = read_wishes("Shorter, please.")[0].topic
+NOTE = "Answer in one short sentence."
 PLEASED = ScriptedJudge(lambda case: Opinion(1.0))
 DISPLEASED = ScriptedJudge(lambda case: Opinion(-1.0, hints=("Be brief.",)))
 
 
 class Policy:
-    """Scores with the same log-prob everywhere, or fails."""
+    """Scores with the same log-prob everywhere, or fails. After notes alone, an answer is unlikely by default."""
 
-    def __init__(self, answer: float | Exception = -0.75) -> None:
-        self.answer = answer
+    def __init__(self, answer: float | Exception = -0.75, alone: float = -20.0) -> None:
+        self.answer, self.alone = answer, alone
         self.asked: list[ScoreRequest] = []
+        self.compared: list[ScoreRequest] = []
 
     async def score(self, request: ScoreRequest) -> Scores:
+        if list(request.ids[: -request.last_n]) == [ord(sign) for sign in NOTE]:
+            self.compared.append(request)
+            return Scores([self.alone] * request.last_n)
         self.asked.append(request)
         if isinstance(self.answer, Exception):
             raise self.answer
         return Scores([self.answer] * request.last_n)
+
+
+class Signs:
+    """Renders the words of a user as one token for each sign."""
+
+    def text(self, messages: list[dict[str, Any]], tools: list[Any]) -> str:
+        return str(messages[-1]["content"])
+
+    def prompt(self, text: str) -> SimpleNamespace:
+        return SimpleNamespace(ids=[ord(sign) for sign in text])
 
 
 def came(book: Book, *messages: dict[str, Any], **given: Any) -> int:
@@ -59,14 +76,14 @@ def user(text: str) -> dict[str, Any]:
 
 def noted(book: Book, **given: Any) -> int:
     """A turn that was answered under a note, and whose user was content."""
-    note = book.change(notes.add, "me", "Answer in one short sentence.")
+    note = book.change(notes.add, "me", NOTE)
     then = [ConversationNote(note.number, note.text, True)]
     values = {"prompt_ids": [1, 7, 8, 2], "plain_ids": [1, 2], "notes": then, **given}
     return came(book, user("thanks"), **values)
 
 
 def distiller(book: Book, policy: Policy, *, personal: bool = False, several: bool = False) -> NoteDistiller:
-    return NoteDistiller(book.ledger.notes, policy, personal=personal, several=several)  # type: ignore[arg-type]
+    return NoteDistiller(book.ledger.notes, policy, Signs(), personal=personal, several=several)  # type: ignore[arg-type]
 
 
 async def test_a_wish_is_noted_with_the_verdict(book: Book) -> None:
@@ -172,6 +189,41 @@ async def test_nothing_else_is_imitated(book: Book, judge: ScriptedJudge, given:
         await until(lambda: book.state(turn) is State.DROPPED)
     assert book.read(turn).reason == reason
     assert policy.asked == []
+
+
+@pytest.mark.parametrize(
+    ("question", "answer", "alone", "reason"),
+    [
+        ("What is photosynthesis?", "A short answer: what is photosynthesis?", -20.0, "only repeats the question"),
+        ("What is photosynthesis?", "I am so glad that you are here.", -0.5, "does not depend on the request"),
+        ("What is photosynthesis?", "Plants make sugar from light.", -20.0, ""),
+        ("Is Paris in France?", "Yes.", -0.5, ""),
+        ("Correct this: Paris are in France", "Paris is in France.", -20.0, ""),
+        ("什么是光合作用？", "什么是光合作用？", -20.0, "only repeats the question"),
+    ],
+)
+@pytest.mark.parametrize("method", ["notes", "notes+combine"])
+async def test_an_accepted_answer_that_forgets_the_question_is_not_imitated(
+    book: Book, question: str, answer: str, alone: float, reason: str, method: str
+) -> None:
+    part = distiller(book, policy := Policy(alone=alone))
+    async with judging(book, PLEASED, method=method, keeps_notes=True, distiller=part):
+        turn = noted(book, messages=[user(question)], message={"role": "assistant", "content": answer})
+        await until(lambda: book.state(turn) in (State.JUDGED, State.DROPPED))
+    stored = book.read(turn)
+    assert stored.sample is (None if reason else SampleKind.NOTES)
+    assert stored.reason == (f"not distilled: the answer {reason}" if reason else "")
+    assert stored.verdict is not None
+    assert stored.verdict.score == (0.0 if reason else 1.0)
+    for request in policy.compared:
+        assert list(request.ids[-request.last_n :]) == stored.response_ids
+        assert (request.version, request.owner) == (stored.version, "me")
+
+
+async def test_an_explicit_score_stays_although_the_answer_is_not_imitated(book: Book) -> None:
+    echo = noted(book, messages=[user("What is light?")], message={"role": "assistant", "content": "What is light?"})
+    verdict = await distiller(book, Policy()).consider(book.read(echo), Verdict(1.0, Source.EXPLICIT))
+    assert (verdict.score, verdict.plain_problem) == (1.0, "the answer only repeats the question")
 
 
 @pytest.mark.parametrize(("personal", "sample"), [(False, None), (True, SampleKind.NOTES)])

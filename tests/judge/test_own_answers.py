@@ -12,8 +12,6 @@ from openclaw_rl.judge.own_answers import (
     MOST_LOOKS,
     TEMPERATURE,
     OwnAnswers,
-    fault_of,
-    words_of,
 )
 from openclaw_rl.judge.teacher import Teacher
 from openclaw_rl.rendering.chat import ChatRenderer
@@ -130,17 +128,3 @@ async def test_without_the_option_the_teacher_is_not_asked_for_answers(book: Boo
     _, fake = teacher_that_says([ABSENT], renderer)
     assert (await Teacher(fake, renderer).teach(record(book, renderer), HINT)).logprobs
     assert not fake.requests
-
-
-@pytest.mark.parametrize(
-    ("answer", "fault"),
-    [
-        ("", "is empty"),
-        ("…", "is empty"),
-        ("very very very very very very very very very very", "repeats itself"),
-        (SENSIBLE, ""),
-        ("Yes.", ""),
-    ],
-)
-def test_bad_answers_are_told_from_sensible_ones(answer: str, fault: str) -> None:
-    assert fault_of(words_of(answer)) == fault

@@ -78,7 +78,9 @@ def build_loop(
     distiller = None
     if setup.method.distils_notes and setup.notes.notes:
         notes, personal = ledger.notes, setup.notes.distil_personal
-        distiller = NoteDistiller(notes, policy.sampler, personal=personal, several=setup.several_users)
+        distiller = NoteDistiller(
+            notes, policy.sampler, policy.renderer, personal=personal, several=setup.several_users
+        )
     workers = setup.options.num_judge_workers
     return JudgeLoop(
         ledger,

@@ -6,11 +6,12 @@ from dataclasses import replace
 
 from openclaw_rl.engines.base import Sampler
 from openclaw_rl.engines.errors import EngineError, EngineUnavailable, VersionGone
-from openclaw_rl.judge.case import Case
+from openclaw_rl.judge.case import Case, last_request
 from openclaw_rl.judge.errors import JudgeDown
 from openclaw_rl.judge.reader import read_wishes
+from openclaw_rl.judge.sense import ignores_request, repeats_question, tells_what_it_answers, words_of
 from openclaw_rl.ledger.note_keeper import NoteKeeper
-from openclaw_rl.rendering.chat import content_text
+from openclaw_rl.rendering.chat import ChatError, ChatRenderer, content_text
 from openclaw_rl.rendering.clients import is_passing, message_words
 from openclaw_rl.types import HeardWishes, ScoreRequest, Source, StoredTurn, Verdict, Wish
 
@@ -54,12 +55,18 @@ class NoteDistiller:
     log-probs, as it does from those recorded while sampling.
 
     - A note that is one user's own is not distilled where there are several users, unless `personal`.
+    - An answer that only repeats the question, or is hardly likelier after it than after the notes alone, is not
+      distilled, and its score becomes 0 unless the user gave it explicitly: the policy would learn to keep to the
+      notes and to forget what was asked.
     - An answer that cannot be scored is not distilled, and the verdict says why.
     """
 
-    def __init__(self, notes: NoteKeeper, policy: Sampler, *, personal: bool, several: bool) -> None:
+    def __init__(
+        self, notes: NoteKeeper, policy: Sampler, renderer: ChatRenderer, *, personal: bool, several: bool
+    ) -> None:
         """`several`: whether the server has keys for several users."""
-        self.notes, self.policy, self.personal, self.several = notes, policy, personal, several
+        self.notes, self.policy, self.renderer = notes, policy, renderer
+        self.personal, self.several = personal, several
         self.down: str | None = None
         """Why the policy could not be asked the last time; None if it could."""
 
@@ -71,7 +78,13 @@ class NoteDistiller:
         if reason:
             return replace(verdict, plain_problem=reason)
         try:
+            if reason := await self._fault(turn):
+                # An explicit score is the user's last word. What rules and models made of a reply is not.
+                score = verdict.score if verdict.source is Source.EXPLICIT else 0.0
+                return replace(verdict, score=score, plain_problem=reason)
             logprobs = await self._score(turn, turn.plain_ids)
+        except ChatError as error:
+            return replace(verdict, plain_problem=str(error))
         except VersionGone:
             return replace(verdict, plain_problem="the policy that answered is no longer loaded")
         except EngineUnavailable as error:
@@ -83,6 +96,19 @@ class NoteDistiller:
         if len(logprobs) != len(turn.response_ids) or not all(map(math.isfinite, logprobs)):
             return replace(verdict, plain_problem="the policy's log-probs are not one finite number per token")
         return replace(verdict, plain_logprobs=logprobs)
+
+    async def _fault(self, turn: StoredTurn) -> str:
+        """Why an answer is not worth imitating although it was accepted; empty if it is."""
+        answer = content_text(turn.message.get("content"))
+        if turn.message.get("tool_calls") or not tells_what_it_answers(words_of(answer)):
+            return ""
+        given = "\n".join(note.text for note in turn.notes if note.given)
+        if repeats_question(answer, last_request(turn.messages), given):
+            return "the answer only repeats the question"
+        alone = self.renderer.prompt(self.renderer.text([{"role": "user", "content": given}], [])).ids
+        ids, version, owner = turn.response_ids, turn.version, turn.session.owner
+        ignores = await ignores_request(self.policy, ids, turn.logprobs, alone, version, owner)
+        return "the answer does not depend on the request" if ignores else ""
 
     async def _score(self, turn: StoredTurn, prompt: Sequence[int]) -> list[float]:
         ids = [*prompt, *turn.response_ids]

@@ -3,15 +3,15 @@
 A small teacher that is told "Start with a kind word." may forget the question. The policy would learn that.
 """
 
-import re
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from openclaw_rl.aio import gather_or_cancel
 from openclaw_rl.engines.base import Sampler
+from openclaw_rl.judge.sense import fault_of, ignores_request, tells_what_it_answers, words_of
 from openclaw_rl.rendering.chat import ChatRenderer
-from openclaw_rl.types import BASE_VERSION, Priority, SampledToken, SampleRequest, SamplingParams, ScoreRequest
+from openclaw_rl.types import BASE_VERSION, Priority, SampledToken, SampleRequest, SamplingParams
 
 #: Tokens of an own answer: enough to see what it is about.
 MAX_TOKENS = 48
@@ -25,13 +25,6 @@ MOST_LOOKS, FEWEST_LOOKS = 24, 12
 MOST_BAD = 1 / 3
 #: Hints that are remembered, the last ones.
 _MOST_HINTS = 256
-#: An answer to a request is likelier after it than after the hint alone: its log-prob is higher by at least this.
-MIN_GAIN = 12.0
-#: Fewer words, such as "Yes.", say too little to tell what they answer.
-_LEAST_TELLING_WORDS = 2
-#: Shorter answers are not checked for repeated words. Of a longer one, this share of its runs of words is distinct.
-_LEAST_WORDS, _RUN, _MIN_DISTINCT_RUNS = 8, 4, 0.5
-_WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|\w+")
 
 
 @dataclass(slots=True)
@@ -104,22 +97,8 @@ class OwnAnswers:
         ids = [token.token_id for token in answer]
         words = words_of(self.renderer.tokenizer.backend.decode(ids, skip_special_tokens=True))
         fault = fault_of(words)
-        if fault or len(words) < _LEAST_TELLING_WORDS:
+        if fault or not tells_what_it_answers(words):
             return fault
-        scores = await self.sampler.score(ScoreRequest([*hint_alone, *ids], len(ids), owner=owner))
-        gain = sum(token.logprob for token in answer) - sum(scores.logprobs)
-        return "does not depend on the request" if gain < MIN_GAIN else ""
-
-
-def words_of(text: str) -> list[str]:
-    return [word.lower() for word in _WORD.findall(text)]
-
-
-def fault_of(words: Sequence[str]) -> str:
-    """What is wrong with the words of an answer, whatever was asked; empty if nothing is."""
-    if not words:
-        return "is empty"
-    runs = [tuple(words[place : place + _RUN]) for place in range(len(words) - _RUN + 1)]
-    if len(words) >= _LEAST_WORDS and len(set(runs)) < _MIN_DISTINCT_RUNS * len(runs):
-        return "repeats itself"
-    return ""
+        logprobs = [token.logprob for token in answer]
+        ignores = await ignores_request(self.sampler, ids, logprobs, hint_alone, BASE_VERSION, owner)
+        return "does not depend on the request" if ignores else ""
