@@ -52,9 +52,9 @@ def workers(program: Program) -> dict[str, int]:
     for pid in children(program.process.pid):
         with contextlib.suppress(OSError):
             if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                # The learner gives way to the sampler.
-                nice = os.getpriority(os.PRIO_PROCESS, pid)
-                found["learner" if nice else "sampler"] = pid
+                # The learner gives way to the server and the sampler.
+                nice, of_server = (os.getpriority(os.PRIO_PROCESS, one) for one in (pid, program.process.pid))
+                found["learner" if nice > of_server else "sampler"] = pid
     return found
 
 

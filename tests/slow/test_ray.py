@@ -74,6 +74,8 @@ def cluster() -> Iterator[Cluster]:
     # Ray's sockets need short paths.
     folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "RAY_USAGE_STATS_ENABLED": "0", "RAY_TMPDIR": folder}
+    # Ray's own niceness leaves little room: in a niced run nobody could be nicer than the sampler.
+    environment["RAY_worker_niceness"] = "0"
     command = [str(RAY), "start", "--head", "--block", f"--node-ip-address={NODE}", f"--port={port}"]
     command += [f"--num-cpus={CPUS}", f"--object-store-memory={OBJECT_STORE}", f"--temp-dir={folder}"]
     command += ["--include-dashboard=true", f"--dashboard-port={dashboard}", "--disable-usage-stats"]
