@@ -11,6 +11,7 @@ import multiprocessing
 import os
 import queue
 import signal
+import socket
 import threading
 from collections.abc import AsyncIterator, Iterator
 from multiprocessing.connection import Connection
@@ -131,13 +132,20 @@ class Link(Generic[Command, Report]):
         self._outbox.put(None)
         if not self.connection.closed:
             asyncio.get_running_loop().remove_reader(self.connection.fileno())
-            self.connection.close()
+            await self._hang_up()
         self._arrived.put_nowait(None)
         await asyncio.to_thread(self.process.join, patience)
         if self.process.exitcode is None:
             self._killed = True
             self.process.kill()
             await asyncio.to_thread(self.process.join)
+
+    async def _hang_up(self) -> None:
+        """Close the pipe, but not under the thread that may be sending: its number may soon be another pipe's."""
+        with socket.socket(fileno=os.dup(self.connection.fileno())) as pipe, contextlib.suppress(OSError):
+            pipe.shutdown(socket.SHUT_RDWR)  # wakes the thread, and fails if the worker is gone
+        await asyncio.to_thread(self._sender.join)
+        self.connection.close()
 
     def _send_all(self) -> None:
         while (command := self._outbox.get()) is not None:
