@@ -49,6 +49,8 @@ PEFT, OURS, LIMITED = "plain PEFT", "ours", "ours, in half of PEFT's memory"
 #: Bytes for activations in the limited step, at the shape of Qwen3-4B: a little less than half of what plain PEFT took.
 LIMIT = 2_700_000_000
 GIB = 1 << 30
+#: Bytes in which all activations fit.
+PLENTY = 1024 * GIB
 
 
 def sequence(length: int, vocabulary: int, stops: Iterable[int], response: int = RESPONSE) -> TrainingSequence:
@@ -82,7 +84,7 @@ def our_step(
     decoder: Decoder,
     batch: list[TrainingSequence],
     micro_batch_tokens: int,
-    free: int | None = None,
+    free: int = PLENTY,
     separately: bool = False,
 ) -> Step:
     """`free` limits the activations in bytes. With `separately` each sequence has a pass of its own."""
@@ -141,7 +143,7 @@ def make_step(side: str, device: str, shape: Shape | None) -> Step:
         return peft_step(model, samples(model.config.vocab_size))
     decoder = our_decoder(device, shape)
     micro_batch_tokens = CPU_MICRO_BATCH if device == "cpu" else MICRO_BATCH_TOKENS
-    free = LIMIT if side == LIMITED else None
+    free = LIMIT if side == LIMITED else PLENTY
     return our_step(decoder, samples(decoder.shape.vocab), micro_batch_tokens, free)
 
 

@@ -28,6 +28,8 @@ from support.trainers import InProcessLearner, batch, fresh, options, state, tra
 from support.training_sequences import ragged, relatives
 
 CPU = torch.device("cpu")
+#: Bytes in which all activations of these tests fit.
+PLENTY = 1 << 40
 
 
 def stretched(blocks: list[int]) -> list[int]:
@@ -166,7 +168,7 @@ def test_rocm_does_not_use_the_kernel_of_cuda(monkeypatch: pytest.MonkeyPatch) -
 
 
 def passed(
-    decoder: Decoder, weights: TrainedWeights, free: int | None = None
+    decoder: Decoder, weights: TrainedWeights, free: int = PLENTY
 ) -> tuple[PassResult, SpanLogprobs, list[Tensor]]:
     """A pass with a penalty for leaving the base model, base scores, and the gradients of a mixed batch."""
     trainer = Trainer(decoder, weights, PolicyLoss(kl_coef=0.1), 220, free=lambda _: free)
@@ -183,9 +185,9 @@ def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return load_decoder(folder, torch.float32, CPU)
 
 
-@pytest.mark.parametrize(("every_weight", "free"), [(False, None), (False, 0), (True, None)])
+@pytest.mark.parametrize(("every_weight", "free"), [(False, PLENTY), (False, 0), (True, PLENTY)])
 def test_losses_and_gradients_are_those_of_separate_sequences(
-    family: Decoder, every_weight: bool, free: int | None, monkeypatch: pytest.MonkeyPatch
+    family: Decoder, every_weight: bool, free: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def weights() -> TrainedWeights:
         return FullWeights.create(family, Path()) if every_weight else trained_lora(family)
