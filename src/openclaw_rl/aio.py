@@ -1,10 +1,14 @@
 """Helpers for asyncio."""
 
 import asyncio
+import contextlib
 from collections.abc import Coroutine, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+#: How long the start of a process may take after it was cancelled.
+START_SECONDS = 1.0
 
 
 async def gather_or_cancel(coroutines: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
@@ -16,3 +20,30 @@ async def gather_or_cancel(coroutines: Sequence[Coroutine[Any, Any, T]]) -> list
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def start_process(*command: str | Path, **settings: Any) -> asyncio.subprocess.Process:
+    """`asyncio.create_subprocess_exec`, which can be cancelled: then the process is killed.
+
+    asyncio's own can wait forever for the process that it has killed, if it is cancelled before its pipes are
+    connected (Python 3.11).
+    """
+    starting = asyncio.create_task(asyncio.create_subprocess_exec(*command, **settings))
+    try:
+        return await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        await _abandon(starting)
+        raise
+
+
+async def _abandon(starting: asyncio.Task[asyncio.subprocess.Process]) -> None:
+    await asyncio.wait({starting}, timeout=START_SECONDS)
+    while not starting.done():
+        # It was cancelled too, as at the end of the loop, and waits forever. A second cancellation ends that.
+        starting.cancel()
+        await asyncio.wait({starting}, timeout=START_SECONDS)
+    if not starting.cancelled() and starting.exception() is None:
+        process = starting.result()
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()

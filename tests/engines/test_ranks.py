@@ -182,7 +182,8 @@ def test_ranks_differ_from_one_process_no_more_than_another_order_of_sums_does(
         alone(other, tmp_path / str(tokens))
     usual = max(differences(tmp_path / "alone", tmp_path / str(tokens))["model.safetensors"] for tokens in orders)
     assert isinstance(pair.train(replace(job, shards=shards))[0], Trained)
-    assert differences(job.saved, tmp_path / "alone")["model.safetensors"] <= 3 * usual
+    # Processors differ in how much an order changes: three times the usual is too little where that is 2e-6.
+    assert differences(job.saved, tmp_path / "alone")["model.safetensors"] <= max(3 * usual, 2e-5)
     assert usual <= 1e-4
 
 

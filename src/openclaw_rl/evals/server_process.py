@@ -12,6 +12,7 @@ from typing import Any
 
 from rich.console import Console
 
+from openclaw_rl.aio import start_process
 from openclaw_rl.client import ready_state
 from openclaw_rl.errors import UserError
 from openclaw_rl.ledger.lock import server_url
@@ -57,7 +58,7 @@ async def run_server(run_dir: Path, *flags: str) -> AsyncIterator[RunningServer]
     command = [sys.executable, "-m", "openclaw_rl", "serve", *fixed, *flags]
     with (run_dir / LOG).open("ab") as log:
         # In a session of its own, so that Ctrl-C does not reach the server: the caller stops it in order.
-        process = await asyncio.create_subprocess_exec(
+        process = await start_process(
             *command,
             stdin=asyncio.subprocess.PIPE,
             stdout=log,

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
 
+from openclaw_rl.aio import start_process
 from openclaw_rl.sandbox.base import (
     Allowance,
     Sandbox,
@@ -123,7 +124,7 @@ class Shell:
         self._allowance = Allowance(
             self.folder, self._scratch, SHELL_CPU_SECONDS, memory_mib, readable, network, new_name()
         )
-        self._process = process = await asyncio.create_subprocess_exec(
+        self._process = process = await start_process(
             *self.sandbox.command_line(BASH, self._allowance),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,

@@ -9,6 +9,8 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from openclaw_rl.aio import start_process
+
 #: The end of a server's log that is shown if it does not start.
 LOG_LINES = 12
 #: Time that the server gets to exit by itself; its guard then kills it.
@@ -39,7 +41,7 @@ class ServerProcess:
 
     async def start(self) -> None:
         with self.log.open("ab") as log:
-            self._process = await asyncio.create_subprocess_exec(
+            self._process = await start_process(
                 *GUARD,
                 *self.command,
                 stdin=asyncio.subprocess.PIPE,

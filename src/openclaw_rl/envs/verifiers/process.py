@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
+from openclaw_rl.aio import start_process
 from openclaw_rl.errors import UserError
 
 RUNNER = Path(__file__).with_name("runner.py")
@@ -55,7 +56,7 @@ class RunnerProcess:
 
     async def __aenter__(self) -> Self:
         try:
-            self._process = await asyncio.create_subprocess_exec(
+            self._process = await start_process(
                 self.python,
                 str(RUNNER),
                 stdin=asyncio.subprocess.PIPE,

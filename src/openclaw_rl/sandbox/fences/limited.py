@@ -37,7 +37,8 @@ def become(argv: list[str], scratch: str) -> None:
 
 def variables(home: str, scratch: str) -> dict[str, str]:
     """The environment of a command besides PATH."""
-    return {"HOME": home, "LANG": "C.UTF-8", "TMPDIR": scratch}
+    # Git stops if the machine has settings of its own that it may not read.
+    return {"HOME": home, "LANG": "C.UTF-8", "TMPDIR": scratch, "GIT_CONFIG_NOSYSTEM": "1"}
 
 
 def cannot_start(program: str) -> str:

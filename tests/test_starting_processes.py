@@ -1,0 +1,62 @@
+"""Processes whose start is cancelled."""
+
+import asyncio
+import contextlib
+import subprocess
+import sys
+import threading
+from uuid import uuid4
+
+import pytest
+
+from openclaw_rl.aio import start_process
+
+#: Rounds of the loop before the start is cancelled: from before the fork to after the pipes are connected.
+ROUNDS = range(7)
+MANY = 4
+
+
+def command(mark: str) -> list[str]:
+    return [sys.executable, "-S", "-c", "import time; time.sleep(600)", mark]
+
+
+def running(mark: str) -> bool:
+    return mark in subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+
+
+async def start(mark: str) -> asyncio.subprocess.Process:
+    pipe = asyncio.subprocess.PIPE
+    return await start_process(*command(mark), stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True)
+
+
+@pytest.mark.parametrize("rounds", ROUNDS)
+async def test_a_cancelled_start_ends_and_leaves_no_process(rounds: int) -> None:
+    mark = uuid4().hex
+    starting = asyncio.create_task(start(mark))
+    for _ in range(rounds):
+        await asyncio.sleep(0)
+    starting.cancel()
+    async with asyncio.timeout(20):
+        with contextlib.suppress(asyncio.CancelledError):
+            process = await starting
+            process.kill()
+            await process.wait()
+    assert not running(mark)
+
+
+@pytest.mark.parametrize("rounds", ROUNDS)
+def test_a_loop_ends_while_processes_start(rounds: int) -> None:
+    """The end of a loop cancels all tasks, also those that were to be finished."""
+    mark = uuid4().hex
+
+    async def main() -> None:
+        tasks = [asyncio.create_task(start(mark)) for _ in range(MANY)]
+        for _ in range(rounds):
+            await asyncio.sleep(0)
+        assert len(tasks) == MANY
+
+    thread = threading.Thread(target=asyncio.run, args=[main()], daemon=True)
+    thread.start()
+    thread.join(20)
+    assert not thread.is_alive()
+    assert not running(mark)
