@@ -106,6 +106,33 @@ async def test_no_session_begins_while_the_judge_lags_behind(tmp_path: Path) -> 
     assert set(asked[:40]) == {3}, "only the first examination"
 
 
+async def test_the_first_sessions_come_one_after_another(tmp_path: Path) -> None:
+    """As one person's do, who wants to see in the next session what was said in the one before."""
+    chat = TalkingChat()
+    outcome = await outcome_of(make(tmp_path, lambda: READY, chat, sessions=12))
+    first = [f"rl-0-{number}" for number in range(trial.SESSIONS_OF_ONE)]
+    assert list(dict.fromkeys(chat.sessions))[: len(first)] == first
+    assert chat.sessions[: chat.sessions.index(f"rl-0-{len(first)}")] == sorted(
+        session for session in chat.sessions if session in first
+    )
+    assert len(outcome.sessions) == 12
+    rest = [session for session in chat.sessions if session not in first]
+    assert rest != sorted(rest, key=rest.index), "later ones overlap"
+
+
+class TalkingChat(FakeChat):
+    """Writes down which session each message belongs to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sessions: list[str] = []
+
+    async def ask(self, messages: Any, **given: Any) -> Reply:
+        if given.get("keep", True):
+            self.sessions.append(given["session"])
+        return await super().ask(messages, **given)
+
+
 class Clock:
     """A minute goes by whenever somebody looks."""
 

@@ -19,8 +19,10 @@ from openclaw_rl.evals.server_process import RunningServer, run_server
 from openclaw_rl.evals.users import ModelUser, ScriptedUser, User
 from openclaw_rl.methods.registry import find_method
 
-#: Simulated people who talk at the same time.
+#: Simulated people who talk at the same time, after the first sessions: these come one after another, as one person's
+#: do, so that each begins after the server has read what was said in those before.
 PEOPLE = 4
+SESSIONS_OF_ONE = 4
 #: Answers per session.
 TURNS = 2
 #: Questions in an examination during the trial, and in the first and last one. Questions may repeat, with another seed.
@@ -146,6 +148,8 @@ class Trial:
         #: Cleared during an examination or a training step, so that no session begins: it would compete for a small
         #: machine, and use a policy that is about to be replaced.
         self._open = asyncio.Event()
+        #: Set when the first sessions are over.
+        self._joined = asyncio.Event()
 
     async def run(self) -> None:
         try:
@@ -163,8 +167,9 @@ class Trial:
         async with asyncio.TaskGroup() as tasks:
             polling = tasks.create_task(self._poll(cycled(held_out, 0, SHORT_EXAM)))
             async with asyncio.TaskGroup() as people:
-                for _ in range(PEOPLE):
-                    people.create_task(self._talk())
+                people.create_task(self._talk())
+                for _ in range(PEOPLE - 1):
+                    people.create_task(self._join())
             polling.cancel()
         last, asked = await self._last_version(), cycled(held_out, 0, LONG_EXAM)
         await self._examine(last, asked)
@@ -184,6 +189,11 @@ class Trial:
                 return int(state["policy_version"])
             await asyncio.sleep(POLL_SECONDS)
 
+    async def _join(self) -> None:
+        """One of the people who talk after the first sessions."""
+        await self._joined.wait()
+        await self._talk()
+
     async def _talk(self) -> None:
         """One person: session after session, until the sessions or the time run out."""
         plan = self.plan
@@ -191,7 +201,10 @@ class Trial:
             await self._open.wait()
             await self._judge_catches_up()
             number = next(self._numbers)
-            if number >= plan.sessions or self._is_late():
+            over = number >= plan.sessions or self._is_late()
+            if over or number >= SESSIONS_OF_ONE:
+                self._joined.set()
+            if over:
                 return
             seed = 1_000_000 * plan.seed + 100 * number
             conversation = await hold(
@@ -208,7 +221,7 @@ class Trial:
     async def _judge_catches_up(self) -> None:
         while not self._is_late():
             queue = (await self.server.state()).get("queue") or {}
-            if queue.get("to_judge", 0) <= MOST_UNJUDGED:
+            if queue.get("to_judge", 0) <= (MOST_UNJUDGED if self._joined.is_set() else 0):
                 return
             await asyncio.sleep(POLL_SECONDS)
 
