@@ -152,7 +152,7 @@ def test_a_student_of_all_weights_learns_takes_back_and_goes_on_exactly(tiny_mod
 def test_one_batch_mixes_whole_models(tiny_model: Path, tmp_path: Path, device: str) -> None:
     folders = [tiny_model, *(another(tiny_model, tmp_path / str(seed), seed) for seed in (1, 2, 3))]
     decoder = load_decoder(tiny_model, torch.float32, torch.device(device))
-    worker = Worker(decoder, WorkerOptions(tiny_model, device, "float32", 8, None, 0.05, 2, 0))
+    worker = Worker(decoder, WorkerOptions(tiny_model, device, "float32", 8, None, 0.05, 2, 0), run_ahead=True)
     prompts = [random.Random(seed).choices(range(300), k=50 + seed) for seed in range(4)]
     expected = [[transformers_greedy(LlamaForCausalLM.from_pretrained(f), p) for p in prompts] for f in folders]
     # The second time round one of the slots holds another policy than before.

@@ -54,6 +54,15 @@ def alone(request: Request, index: int) -> list[int]:
     return tokens
 
 
+@dataclass(frozen=True)
+class Launched:
+    """A step that the model has computed, and what it drew."""
+
+    work: list[Work]
+    drawing: list[Sequence]
+    drawn: list[int]
+
+
 @dataclass
 class Driver:
     """Plays worker and model: what it computes goes into `memory`, and what it draws comes from there."""
@@ -61,6 +70,7 @@ class Driver:
     pages: int
     max_sequences: int = 4
     prefill_tokens: int = 32
+    runs_ahead: bool = False
     memory: dict[tuple[int, int], tuple[int, tuple[int, ...]]] = field(default_factory=dict)
     """(page, offset) → the version and all tokens up to there, which is what keys and values depend on."""
     finished: dict[Key, list[int]] = field(default_factory=dict)
@@ -77,6 +87,8 @@ class Driver:
         self._positions: dict[Sequence, int] = {}
         self._requests = 0
         self._steps = 0
+        self.ahead: Launched | None = None
+        self.launched_ahead = 0
 
     def add(self, request: Request) -> int:
         self._requests += 1
@@ -103,14 +115,32 @@ class Driver:
     def step(self) -> None:
         self._steps += 1
         assert self._steps < PATIENCE, "no end in sight"
-        work = self.scheduler.plan()
+        launched, self.ahead = self.ahead, None
+        if launched is None or not self.scheduler.still_running(launched.work):
+            launched = self._launch(self.scheduler.plan(), [])
+        self.scheduler.commit(self.scheduler.still_running(launched.work))
+        if self.runs_ahead:
+            before = list(self.scheduler.running)
+            following = self.scheduler.plan_ahead(launched.work)
+            assert self.scheduler.running == before, "nobody steps back for a step that is planned ahead"
+            if following:
+                self.launched_ahead += 1
+                self.ahead = self._launch(following, launched.drawn)
+        self._collect(launched)
+
+    def _launch(self, work: list[Work], drawn: list[int]) -> "Launched":
+        """The model computes at once, in the order of the launches; the scheduler sees what it drew later."""
         self._check(work)
         for item in work:
-            self._compute(item)
-        self.scheduler.commit(work)
-        for item in work:
-            if item.draws:
-                self._draw(item.sequence)
+            self._compute(item, item.sequence.tokens + ([drawn[item.drawn_by]] if item.drawn_by >= 0 else []))
+        drawing = [item for item in work if item.draws]
+        return Launched(work, [item.sequence for item in drawing], [self._draw(item) for item in drawing])
+
+    def _collect(self, launched: "Launched") -> None:
+        staying = {item.sequence for item in self.scheduler.still_running(launched.work)}
+        for sequence, token in zip(launched.drawing, launched.drawn, strict=True):
+            if sequence in staying:
+                self._hand_over(sequence, token)
 
     def _check(self, work: list[Work]) -> None:
         assert work, "sequences are there, but nothing to do"
@@ -126,7 +156,7 @@ class Driver:
         assert self.pool.available + len(in_use) == self.pages
         assert all(len(set(sequence.pages)) == len(sequence.pages) for sequence in running)
 
-    def _compute(self, item: Work) -> None:
+    def _compute(self, item: Work, tokens: list[int]) -> None:
         sequence, key = item.sequence, (item.sequence.request, item.sequence.index)
         expected = self._positions.get(sequence, 0)
         if item.start != expected:
@@ -140,15 +170,21 @@ class Driver:
         self.computed[key] += item.count
         for position in range(item.start, item.stop):
             place = (sequence.pages[position // PAGE_SIZE], position % PAGE_SIZE)
-            self.memory[place] = (sequence.version, tuple(sequence.tokens[: position + 1]))
+            self.memory[place] = (sequence.version, tuple(tokens[: position + 1]))
 
-    def _draw(self, sequence: Sequence) -> None:
-        length = len(sequence.tokens)
-        for position in range(length):
+    def _draw(self, item: Work) -> int:
+        """What comes next is read from the cache alone."""
+        sequence, last = item.sequence, item.stop - 1
+        _, tokens = self.memory[sequence.pages[last // PAGE_SIZE], last % PAGE_SIZE]
+        assert tokens[: len(sequence.tokens)] == tuple(sequence.tokens)
+        for position in range(item.stop):
             place = (sequence.pages[position // PAGE_SIZE], position % PAGE_SIZE)
-            seen = (sequence.version, tuple(sequence.tokens[: position + 1]))
+            seen = (sequence.version, tokens[: position + 1])
             assert self.memory[place] == seen, "the page holds something else"
-        finish = sequence.append(next_token(sequence.tokens, sequence.version, sequence.index))
+        return next_token(tokens, sequence.version, sequence.index)
+
+    def _hand_over(self, sequence: Sequence, token: int) -> None:
+        finish = sequence.append(token)
         if finish is not None:
             stopped = sequence.tokens[-1] in sequence.params.stop_token_ids
             assert finish == (FinishReason.STOP if stopped else FinishReason.LENGTH)
@@ -197,13 +233,14 @@ requests = st.builds(
     st.integers(0, 20),
     st.integers(1, 6),
     st.sampled_from((1, 7, 16, 50)),
+    st.booleans(),
 )
-@settings(max_examples=250)
+@settings(max_examples=400)
 def test_every_sequence_gets_what_it_would_get_alone(
-    asked: list[Request], spare_pages: int, max_sequences: int, prefill_tokens: int
+    asked: list[Request], spare_pages: int, max_sequences: int, prefill_tokens: int, runs_ahead: bool
 ) -> None:
     """The pool holds the longest request at least; `Driver` checks every step."""
-    driver = Driver(max(request.pages for request in asked) + spare_pages, max_sequences, prefill_tokens)
+    driver = Driver(max(request.pages for request in asked) + spare_pages, max_sequences, prefill_tokens, runs_ahead)
     numbers = driver.play(asked)
     for number, request in numbers.items():
         for index in range(request.n):
@@ -442,3 +479,68 @@ def test_a_pool_too_small_for_all_still_serves_all(n: int, spare_pages: int) -> 
     assert driver.finished == {(number, index): alone(request, index) for index in range(n)}
     assert driver.pool.available == driver.pages
     assert driver.restarts, "there was room enough after all"
+
+
+def test_nothing_runs_ahead_of_a_step_that_reads_a_prompt_or_that_others_wait_to_join() -> None:
+    driver = Driver(pages=60, max_sequences=2, prefill_tokens=16, runs_ahead=True)
+    driver.add(Request(prompt_of(40), max_tokens=20))
+    ahead = []
+    for _ in range(4):
+        driver.step()
+        ahead.append(driver.ahead is not None)
+    assert ahead == [False, False, True, True], "two steps read, the third also draws"
+    driver.add(Request(prompt_of(8, 50), max_tokens=20))
+    driver.step()
+    assert driver.ahead is None, "there is a place for the second"
+    driver.step()
+    assert driver.ahead is not None
+    driver.add(Request(prompt_of(8, 70), max_tokens=20))
+    driver.step()
+    assert driver.ahead is not None, "the batch is full"
+
+
+def test_what_runs_ahead_of_the_last_token_is_known_and_left_out() -> None:
+    driver = Driver(pages=60, runs_ahead=True)
+    for max_tokens in (1, 3, 5):
+        driver.add(Request(prompt_of(8, max_tokens), max_tokens=max_tokens))
+    rows = []
+    while not driver.scheduler.idle:
+        driver.step()
+        rows.append(len(driver.ahead.work) if driver.ahead else 0)
+    assert rows == [2, 2, 1, 1, 0]
+
+
+def test_a_last_token_gives_its_place_to_those_who_wait_at_once() -> None:
+    driver = Driver(pages=60, max_sequences=1, runs_ahead=True)
+    driver.add(Request(prompt_of(8), max_tokens=3))
+    second = driver.add(Request(prompt_of(8, 20), max_tokens=1))
+    assert steps_until_finished(driver, second) == 4
+
+
+def test_rows_that_turn_out_to_have_ended_are_dropped_and_their_pages_used_again() -> None:
+    """With two pages, the next request has to use those to which the dropped row has written."""
+    request = next(
+        r
+        for r in (Request(prompt_of(15, start), max_tokens=17, stops=True) for start in range(97))
+        if len(alone(r, 0)) == 16
+    )
+    driver = Driver(pages=2, runs_ahead=True)
+    first = driver.add(request)
+    driver.step()
+    assert driver.scheduler.idle
+    assert driver.ahead is not None, "the row was computed before its end was known"
+    second = driver.add(Request(prompt_of(20, 60), max_tokens=4))
+    driver.run()
+    assert driver.finished[first, 0] == alone(request, 0)
+    assert len(driver.finished[second, 0]) == 24
+
+
+def test_nobody_steps_back_for_a_step_that_is_planned_ahead() -> None:
+    """Four pages, and the first needs a third of them: no step is ahead when the second gives its own up."""
+    driver = Driver(pages=4, runs_ahead=True)
+    asked = [Request(prompt_of(length, length), max_tokens=12) for length in (30, 18)]
+    numbers = [driver.add(request) for request in asked]
+    driver.run()
+    assert driver.launched_ahead > 0
+    assert driver.restarts == {(numbers[1], 0): 1}
+    assert [driver.finished[number, 0] for number in numbers] == [alone(request, 0) for request in asked]

@@ -39,7 +39,7 @@ from openclaw_rl.engines.local.sampling.cache_size import cache_bytes, context_l
 from openclaw_rl.engines.local.sampling.constrained import allowed_tokens
 from openclaw_rl.engines.local.sampling.kv_cache import CpuKVCache, bytes_per_page
 from openclaw_rl.engines.local.sampling.pages import PAGE_SIZE, PagePool
-from openclaw_rl.engines.local.sampling.runner import CpuRunner, PolicyWeights, Runner
+from openclaw_rl.engines.local.sampling.runner import CpuRunner, PolicyWeights, RanStep, Runner
 from openclaw_rl.engines.local.sampling.scheduler import Scheduler, Sequence
 from openclaw_rl.engines.local.sampling.scoring import Scoring
 from openclaw_rl.models import BadModelFolder
@@ -58,9 +58,13 @@ PREFILL_SHARE = {"cpu": 16, "cuda": 512}
 
 
 class Worker:
-    """The model with its scheduler. One `step` draws a token of every sequence that is ready for it."""
+    """The model with its scheduler. One `step` draws a token of every sequence that is ready for it.
 
-    def __init__(self, decoder: Decoder, options: WorkerOptions) -> None:
+    `run_ahead`: whether a step may be started before the tokens of the one before it are known. None: on CUDA, where
+    the host plans while the device computes.
+    """
+
+    def __init__(self, decoder: Decoder, options: WorkerOptions, run_ahead: bool | None = None) -> None:
         device, dtype = decoder.embed.device, decoder.activation_dtype
         shape = decoder.shape
         pages = cache_bytes(options, device) // bytes_per_page(shape, dtype)
@@ -69,6 +73,9 @@ class Worker:
         self.runner = self._runner(decoder, pages, options)
         pool = PagePool(pages, consecutive=device.type == "cpu")
         self.scheduler = Scheduler(pool, options.max_sequences, PREFILL_TOKENS[device.type], PREFILL_SHARE[device.type])
+        self.run_ahead = device.type == "cuda" if run_ahead is None else run_ahead
+        self.ahead: RanStep | None = None
+        """The next step, if it has been started."""
         self.loaded = {0}
         self.loading: deque[tuple[LoadPolicy, Iterator[None]]] = deque()
         self.held: list[ForRequest] = []
@@ -130,18 +137,34 @@ class Worker:
         return due
 
     def step(self) -> Tokens:
-        """Run the next batch, and draw the next token of each sequence that has been read."""
-        work = self.scheduler.plan()
-        result = self.runner.run(work)
-        self.scheduler.commit(work)
-        drawing = [item.sequence for item in work if item.draws]
+        """Run the next batch, and draw the next token of each sequence that has been read.
+
+        If what it draws does not change the batch after it, that one is started first, and runs until the next call.
+        """
+        launched = self._launch()
+        following = self.scheduler.plan_ahead(launched.work) if self.run_ahead else []
+        self.ahead = self.runner.run(following, launched) if following else None
+        return self._collect(launched)
+
+    def _launch(self) -> RanStep:
+        """The next step, started now unless it has been already. Its tokens are in the cache for all that follows."""
+        launched, self.ahead = self.ahead, None
+        if launched is None or not self.scheduler.still_running(launched.work):
+            launched = self.runner.run(self.scheduler.plan())
+        self.scheduler.commit(self.scheduler.still_running(launched.work))
+        return launched
+
+    def _collect(self, launched: RanStep) -> Tokens:
+        """Wait for a step's tokens, and hand them to those sequences that have not ended since it was started."""
+        work, drawing = self.scheduler.still_running(launched.work), launched.drawing
+        staying = {item.sequence for item in work}
         tokens: dict[int, list[SampledToken]] = {}
         cached: dict[int, int] = {}
         allowed, refused = allowed_tokens(drawing)
         if drawing:
-            draws = result.draw({row: choice.mask for row, choice in allowed.items()})
+            draws = launched.draw({row: choice.mask for row, choice in allowed.items()})
             for row, sequence in enumerate(drawing):
-                if sequence.request in refused:
+                if sequence.request in refused or sequence not in staying:
                     continue
                 finish = sequence.append(draws.tokens[row])
                 forced = row in allowed and allowed[row].forced

@@ -2,6 +2,9 @@
 
 A step in which every sequence generates one token is replayed from a captured graph, with the drawing of tokens in it:
 at one token per sequence, launching the kernels one by one takes longer than the kernels do.
+
+All work of the device is in one stream, so that whatever is started later sees what was started before: a step may be
+started while another runs, and pages may be given to others while a step that writes to them runs.
 """
 
 from collections.abc import Sequence
@@ -55,28 +58,34 @@ class GraphInputs:
 
     def __init__(self, max_sequences: int, max_context: int, device: torch.device) -> None:
         self.device = device
-        self._columns = torch.zeros(7, max_sequences, dtype=torch.int32, device=device)
-        self.ids, self.positions, self.slots, self.lengths, self.adapters = self._columns[:5]
-        self.uniforms, self.temperatures = self._columns[5:].view(torch.float32)
+        self._columns = torch.zeros(8, max_sequences, dtype=torch.int32, device=device)
+        self.ids, self.positions, self.slots, self.lengths, self.adapters, self._drawn_by = self._columns[:6]
+        self.uniforms, self.temperatures = self._columns[6:].view(torch.float32)
         self.table = torch.zeros(max_sequences, pages_for(max_context), dtype=torch.int32, device=device)
         self._table = np.zeros(self.table.shape, np.int32)
         self._pages: list[tuple[list[int], int]] = [([], 0)] * max_sequences
         """What each row of the table holds: a sequence's list of pages, and how many of them."""
 
-    def write(self, work: Sequence[Work], uniforms: Sequence[float]) -> None:
-        columns = np.zeros((7, self._columns.shape[1]), np.int32)
+    def write(self, work: Sequence[Work], uniforms: Sequence[float], drawn: Tensor | None = None) -> None:
+        """`drawn`: what the step before drew, if the rows' tokens are among these; the host may not know them yet."""
+        columns = np.zeros(self._columns.shape, np.int32)
         columns[2] = -1
         rows = slice(0, len(work))
         sequences = [item.sequence for item in work]
         starts = np.asarray([item.start for item in work], np.int32)
         pages = np.asarray([item.sequence.pages[item.start // PAGE_SIZE] for item in work], np.int32)
-        columns[0, rows] = [item.sequence.tokens[item.start] for item in work]
+        if drawn is None:
+            columns[0, rows] = [item.sequence.tokens[item.start] for item in work]
+        else:
+            columns[5, rows] = [item.drawn_by for item in work]
         columns[1, rows] = starts
         columns[2, rows] = pages * PAGE_SIZE + starts % PAGE_SIZE
         columns[3, rows] = starts + 1
         columns[4, rows] = [sequence.slot for sequence in sequences]
-        columns[5:].view(np.float32)[:, rows] = uniforms, [temperature(sequence.params) for sequence in sequences]
+        columns[6:].view(np.float32)[:, rows] = uniforms, [temperature(sequence.params) for sequence in sequences]
         self._columns.copy_(torch.from_numpy(columns).pin_memory(), non_blocking=True)
+        if drawn is not None:
+            torch.index_select(drawn, 0, self._drawn_by[rows], out=self.ids[rows])
         self._write_table(sequences)
 
     def _write_table(self, sequences: Sequence[Completion]) -> None:
@@ -123,14 +132,14 @@ class CudaRunner(Runner):
         nobody = Completion(0, 0, [0] * (ROWS_BLOCK + 1), SamplingParams(1), 0, 0, (0, 0))
         nobody.pages = [0] * pages_for(len(nobody.tokens))
         # One row generates and one is a prompt, as in a step that has both.
-        self._run(0, [Work(nobody, ROWS_BLOCK, 1), Work(nobody, 0, ROWS_BLOCK)], [0.0])
+        self._run(0, [Work(nobody, ROWS_BLOCK, 1), Work(nobody, 0, ROWS_BLOCK)], [0.0], None)
 
-    def _run(self, slot: int, work: Sequence[Work], uniforms: Sequence[float]) -> StepLogits:
+    def _run(self, slot: int, work: Sequence[Work], uniforms: Sequence[float], drawn: Tensor | None) -> StepLogits:
         if len(uniforms) < len(work) or any(item.count > 1 for item in work):
             return self._run_prompts(slot, work, uniforms)
         rows = next(size for size in self.sizes if size >= len(work))
         key = GraphKey(rows, slot, adapted=not slot and any(item.sequence.slot for item in work))
-        self.inputs.write(work, uniforms)
+        self.inputs.write(work, uniforms, drawn)
         graph = self.graphs.get(key)
         if graph is None:
             graph = self.graphs[key] = self._capture(key)

@@ -15,8 +15,8 @@ from torch import Tensor
 from openclaw_rl.engines.local.model.decoder import Adapt, Decoder, Projection
 from openclaw_rl.engines.local.sampling.draw import Draws, draw, is_plain
 from openclaw_rl.engines.local.sampling.kv_cache import CpuKVCache
+from openclaw_rl.engines.local.sampling.scheduler import Sequence as Completion
 from openclaw_rl.engines.local.sampling.scheduler import Work
-from openclaw_rl.types import SamplingParams
 
 
 class PolicyWeights(Protocol):
@@ -45,27 +45,55 @@ class StepLogits(NamedTuple):
     """int32 [2, rows], where the device drew: the tokens, and the bits of their log-probs."""
 
 
+class OnItsWay:
+    """What CUDA has drawn, or will have drawn, on its way to the host, which need not wait for it yet."""
+
+    def __init__(self, drawn: Tensor) -> None:
+        self._here = torch.empty(drawn.shape, dtype=drawn.dtype, pin_memory=True)
+        self._here.copy_(drawn, non_blocking=True)
+        self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._arrived.record()
+
+    def wait(self) -> tuple[list[int], list[float]]:
+        """The tokens and their log-probs."""
+        self._arrived.synchronize()
+        tokens, bits = self._here.numpy()
+        return tokens.tolist(), bits.view(np.float32).tolist()
+
+
 @dataclass(frozen=True, slots=True)
 class RanStep:
-    """A step that has run, or on CUDA is still running: the host may do other things before it draws."""
+    """A step that has run, or on CUDA is still running: the host may do other things before it draws.
 
-    rows: StepLogits
-    params: list[SamplingParams]
+    Once the next step has been started, only what the device drew by itself can still be had: that of plain rows.
+    """
+
+    work: list[Work]
+    drawing: list[Completion]
+    """Whose next tokens are drawn, one per row."""
     uniforms: list[float]
+    rows: StepLogits
+    coming: OnItsWay | None
+    """Set where the device drew."""
+
+    def tokens(self) -> Tensor:
+        """The tokens of all rows, which are plain, where the model runs. The host does not wait for them."""
+        if self.rows.drawn is not None:
+            return self.rows.drawn[0]
+        return torch.tensor(self.draw({}).tokens)
 
     @torch.inference_mode()
     def draw(self, masks: Mapping[int, NDArray[np.bool_]]) -> Draws:
         """Draw one token per row. `masks`: the tokens that are allowed in a row, for rows that are constrained."""
-        logits, drawn = self.rows
-        if drawn is None:
-            return draw(logits.float(), self.params, self.uniforms, masks)
-        rows = [row for row, params in enumerate(self.params) if row in masks or not is_plain(params)]
-        tokens, bits = drawn.cpu().numpy()
-        draws = Draws(tokens.tolist(), bits.view(np.float32).tolist(), [()] * len(self.params))
+        params, logits = [sequence.params for sequence in self.drawing], self.rows.logits
+        if self.coming is None:
+            return draw(logits.float(), params, self.uniforms, masks)
+        rows = [row for row, own in enumerate(params) if row in masks or not is_plain(own)]
+        draws = Draws(*self.coming.wait(), [()] * len(params))
         if rows:
             others = draw(
                 logits[rows].float(),
-                [self.params[row] for row in rows],
+                [params[row] for row in rows],
                 [self.uniforms[row] for row in rows],
                 {i: masks[row] for i, row in enumerate(rows) if row in masks},
             )
@@ -82,26 +110,41 @@ class Runner(ABC):
         self.decoder, self.policies = decoder, policies
 
     @torch.inference_mode()
-    def run(self, work: Sequence[Work]) -> RanStep:
-        """Run a step, with its scoring. The rows that draw are in the order of `work`."""
+    def run(self, work: list[Work], before: RanStep | None = None) -> RanStep:
+        """Run a step, with its scoring. The rows that draw are in the order of `work`.
+
+        `before`: the step that draws the tokens of this one, if they were not known when it was planned.
+        """
         drawing = [item.sequence for item in work if item.draws]
-        params, uniforms = [sequence.params for sequence in drawing], [sequence.rng.random() for sequence in drawing]
+        uniforms = [sequence.rng.random() for sequence in drawing]
+        rows = self._run_parts(work, drawing, uniforms, None if before is None else before.tokens())
+        coming = None if rows.drawn is None else OnItsWay(rows.drawn)
+        return RanStep(work, drawing, uniforms, rows, coming)
+
+    def _run_parts(
+        self, work: list[Work], drawing: list[Completion], uniforms: list[float], drawn: Tensor | None
+    ) -> StepLogits:
+        """Run the sequences that use the weights of one slot together."""
         parts: dict[int, list[Work]] = {}
         for item in work:
             slot = item.sequence.slot
             parts.setdefault(slot if self.policies.model(slot) else 0, []).append(item)
         if len(parts) == 1:
             ((slot, part),) = parts.items()
-            return RanStep(self._run(slot, part, uniforms), params, uniforms)
+            return self._run(slot, part, uniforms, drawn)
         chosen = dict(zip(drawing, uniforms, strict=True))
-        drawn = {slot: [item.sequence for item in part if item.draws] for slot, part in parts.items()}
-        results = [self._run(slot, part, [chosen[one] for one in drawn[slot]]) for slot, part in parts.items()]
-        ran = [sequence for sequences in drawn.values() for sequence in sequences]
-        return RanStep(in_order(results, [ran.index(sequence) for sequence in drawing]), params, uniforms)
+        own = {slot: [item.sequence for item in part if item.draws] for slot, part in parts.items()}
+        results = [self._run(slot, part, [chosen[one] for one in own[slot]], drawn) for slot, part in parts.items()]
+        ran = [sequence for sequences in own.values() for sequence in sequences]
+        return in_order(results, [ran.index(sequence) for sequence in drawing])
 
     @abstractmethod
-    def _run(self, slot: int, work: Sequence[Work], uniforms: Sequence[float]) -> StepLogits:
-        """Run the part of a step that uses the weights of one slot. The uniforms are those of the rows that draw."""
+    def _run(self, slot: int, work: Sequence[Work], uniforms: Sequence[float], drawn: Tensor | None) -> StepLogits:
+        """Run the part of a step that uses the weights of one slot.
+
+        The uniforms are those of the rows that draw. `drawn`: what the step before drew, if all of `work` is of tokens
+        among these.
+        """
 
 
 class CpuRunner(Runner):
@@ -111,12 +154,15 @@ class CpuRunner(Runner):
         super().__init__(decoder, policies)
         self.cache = cache
 
-    def _run(self, slot: int, work: Sequence[Work], uniforms: Sequence[float]) -> StepLogits:
+    def _run(self, slot: int, work: Sequence[Work], uniforms: Sequence[float], drawn: Tensor | None) -> StepLogits:
         decoder = self.policies.model(slot) or self.decoder
-        ids = [token for w in work for token in w.sequence.tokens[w.start : w.stop]]
+        if drawn is None:
+            ids = torch.tensor([token for w in work for token in w.sequence.tokens[w.start : w.stop]])
+        else:
+            ids = drawn[[w.drawn_by for w in work]]
         positions = [position for w in work for position in range(w.start, w.stop)]
         adapt = self.policies.adapt(adapter_spans(work))
-        hidden = decoder.forward(torch.tensor(ids), torch.tensor(positions), self.cache.attend(work), adapt)
+        hidden = decoder.forward(ids, torch.tensor(positions), self.cache.attend(work), adapt)
         return StepLogits(decoder.logits(hidden[read_scores(decoder, work, hidden)]))
 
 

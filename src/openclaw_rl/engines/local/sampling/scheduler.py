@@ -4,6 +4,9 @@ Sequences join and leave the running batch at token boundaries. Each step comput
 that is generating, plus a bounded share of the prompts that are still being read, so that a long prompt never
 stops the others. When pages run out, the least urgent sequence gives its pages back and is resumed later.
 
+A step may be planned before the tokens that the step before it draws are known (`plan_ahead`), so that the device need
+not wait for the host.
+
 Users do not wait for background work: it gives up its places and pages to them, and its prompts are read with the part
 of a step that the users' prompts leave over.
 """
@@ -15,6 +18,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 
 from openclaw_rl.engines.constraints.automaton import Automaton
+from openclaw_rl.engines.local.sampling.draw import is_plain
 from openclaw_rl.engines.local.sampling.pages import PAGE_SIZE, Digest, PagePool, chain, chain_root, next_digest
 from openclaw_rl.engines.local.sampling.scoring import Scoring
 from openclaw_rl.types import FinishReason, Priority, SamplingParams
@@ -40,6 +44,8 @@ class Sequence:
     owner: str = ""
     automaton: Automaton | None = None
     """Set if the completion is constrained."""
+    plain: bool = field(init=False)
+    """Whether its tokens are drawn by temperature alone."""
     rng: random.Random = field(init=False)
     prompt_length: int = field(init=False)
     computed: int = 0
@@ -51,6 +57,7 @@ class Sequence:
     _prompt_digests: list[Digest] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self.plain = self.automaton is None and self.scoring is None and is_plain(self.params)
         self.rng = random.Random(f"{self.params.seed}:{self.index}")
         self.prompt_length = len(self.tokens)
 
@@ -82,6 +89,11 @@ class Sequence:
         """Tokens that must go through the model before the next one can be drawn."""
         return len(self.tokens) - self.computed
 
+    @property
+    def last(self) -> bool:
+        """Whether the next token is the last one in any case."""
+        return len(self.tokens) + 1 - self.prompt_length >= self.params.max_tokens
+
     def append(self, token: int) -> FinishReason | None:
         """Add a drawn token. Returns why the sequence ends with it, or None."""
         self.tokens.append(token)
@@ -101,6 +113,8 @@ class Work:
     sequence: Sequence
     start: int
     count: int
+    drawn_by: int = -1
+    """Of a token that was not known when the step was planned: the row of the step before that draws it. Else -1."""
 
     @property
     def stop(self) -> int:
@@ -109,7 +123,7 @@ class Work:
     @property
     def ends(self) -> bool:
         """Whether all of the sequence's tokens have been read after this step."""
-        return self.stop == len(self.sequence.tokens)
+        return self.drawn_by >= 0 or self.stop == len(self.sequence.tokens)
 
     @property
     def draws(self) -> bool:
@@ -170,6 +184,29 @@ class Scheduler:
             # Making room for one sequence has sent another back to the queue, perhaps one planned before it.
             work = [item for item in work if item.sequence in self.running]
         return sorted(work, key=lambda item: item.count > 1)
+
+    def plan_ahead(self, work: list[Work]) -> list[Work]:
+        """The step after `work`, whose own tokens are still being drawn; none if it may depend on what they are.
+
+        `work` has been committed. A sequence that turns out to have ended has a row all the same, which is to be
+        dropped. Nobody is preempted for such a step. Nobody waits for its end who could join the batch now.
+        """
+        rows = {item.sequence: row for row, item in enumerate(item for item in work if item.draws)}
+        if not all(s.plain and s in rows for s in self.running):
+            return []
+        going = [s for s in self.running if not s.last]
+        if self.waiting and (len(going) < len(self.running) or self._may_join(self.waiting[0])):
+            return []
+        if sum(pages_for(s.computed + 1) > len(s.pages) for s in going) > self.pool.available:
+            return []
+        for sequence in going:
+            self._make_room(sequence, 1)
+        return [Work(s, s.computed, 1, drawn_by=rows[s]) for s in sorted(going, key=lambda s: s.slot)]
+
+    def still_running(self, work: list[Work]) -> list[Work]:
+        """The part of a step that is about sequences which have not ended since it was planned."""
+        running = set(self.running)
+        return [item for item in work if item.sequence in running]
 
     def _shares(self, reading: list[Sequence]) -> list[tuple[Sequence, int]]:
         """How much of each prompt is read in this step: users' prompts first, then background work.
