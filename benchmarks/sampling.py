@@ -2,6 +2,7 @@
 
     python benchmarks/sampling.py                 the embedded model on the CPU, through the real worker process
     python benchmarks/sampling.py --device cuda   random weights at the Qwen3-4B shape, bf16, 512-token prompts
+    python benchmarks/sampling.py --steps         of these, only the decode steps
 
 Every ratio compares two measurements of the same run on the same machine. Run it on an otherwise idle machine.
 """
@@ -9,29 +10,32 @@ Every ratio compares two measurements of the same run on the same machine. Run i
 import argparse
 import asyncio
 import random
-import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
 from common import machine, model_folder, sized, table, verdict
+from cuda_engine import (
+    CUDA_PROMPT,
+    CUDA_TOKENS,
+    CudaEngine,
+    copy_bandwidth,
+    first_token_flops,
+    random_prompt,
+    request,
+    step_bytes,
+    timed,
+)
 from measuring import matmul_rate
-from shapes import QWEN3_4B, random_decoder, transformers_model
+from shapes import QWEN3_4B, transformers_model
 
-from openclaw_rl.engines.local.model.decoder import PROJECTIONS
 from openclaw_rl.engines.local.model.placement import weight_bytes
 from openclaw_rl.engines.local.process.sampler import LocalSampler
-from openclaw_rl.engines.local.process.sampler_messages import Add, LoadPolicy, WorkerOptions
-from openclaw_rl.engines.local.process.sampler_worker import Worker
-from openclaw_rl.engines.local.training.lora import LoraWeights
-from openclaw_rl.types import SampleRequest, SamplingParams
+from openclaw_rl.engines.local.process.sampler_messages import WorkerOptions
+from openclaw_rl.types import SampleRequest
 
-#: The smallest id that is an ordinary token in the models measured.
-FIRST_TEXT_ID = 100
 STAGGER_SECONDS = sized(0.2, 0.02)
 #: On the CPU: tokens of a prompt and of an answer, measurements, and tokens of a long history.
 TOKENS = sized(64, 8)
@@ -39,21 +43,6 @@ ROUNDS, BATCHING_ROUNDS = sized((8, 3), (1, 1))
 HISTORY = sized(2000, 200)
 #: Of Transformers' continuous batching: blocks of 256 tokens in its cache, and tokens in a batch.
 CACHE_BLOCKS, BATCH_TOKENS = 64, 1024
-
-
-def random_prompt(length: int, vocabulary: int) -> list[int]:
-    return [random.randrange(FIRST_TEXT_ID, vocabulary) for _ in range(length)]
-
-
-def request(prompt: list[int], new_tokens: int, seed: int = 0) -> SampleRequest:
-    """No stop tokens: exactly `new_tokens` are sampled."""
-    return SampleRequest(prompt, SamplingParams(max_tokens=new_tokens, seed=seed))
-
-
-def timed(work: Callable[[], Any]) -> float:
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
 
 
 def generate(model: Any, prompts: list[list[int]], new_tokens: int) -> None:
@@ -200,9 +189,9 @@ def show_cpu(alone: float, ours: float, burst: float, theirs: tuple[float, float
 
 
 BATCHES = (1, 16, 64)
-CUDA_PROMPT, CUDA_TOKENS = 512, 64
 #: By batch: how many times the rate of `generate`, and the share of the bandwidth floor that a decode step reaches.
-CUDA_TARGETS = {1: (8, 0.7), 16: (8, 0.6), 64: (4, 0.6)}
+CUDA_RATES = {1: 8, 16: 8, 64: 4}
+CUDA_SHARES = {1: 0.7, 16: 0.6, 64: 0.6}
 
 
 def baseline_on_cuda() -> dict[int, float]:
@@ -218,106 +207,38 @@ def baseline_on_cuda() -> dict[int, float]:
     return results
 
 
-class CudaEngine:
-    """Our engine in this process, with random weights and an adapter of rank 32 in slot 1."""
-
-    def __init__(self) -> None:
-        with torch.inference_mode():
-            self.decoder = random_decoder(QWEN3_4B, torch.bfloat16, torch.device("cuda"))
-        start = time.perf_counter()
-        self.worker = Worker(self.decoder, WorkerOptions(Path(), "cuda", "bfloat16", 64, 8192, None, 4, 32))
-        torch.cuda.synchronize()
-        self.warm_up = time.perf_counter() - start
-        self.number = 0
-
-    def load_adapter(self) -> float:
-        """Seconds that it takes to load an adapter into its slot."""
-        with tempfile.TemporaryDirectory() as folder:
-            LoraWeights.create(QWEN3_4B, 32, 64.0).save(Path(folder), "random")
-            start = time.perf_counter()
-            self.worker.obey(LoadPolicy(1, 1, Path(folder)))
-            torch.cuda.synchronize()
-            return time.perf_counter() - start
-
-    def add(self, batch: int, new_tokens: int, slot: int = 0) -> None:
-        for _ in range(batch):
-            self.number += 1
-            job = request(random_prompt(CUDA_PROMPT, QWEN3_4B.vocab), new_tokens, self.number)
-            self.worker.obey(Add(self.number, job, slot, slot))
-
-    def drain(self) -> tuple[int, float]:
-        """Step until nothing is left; returns the tokens drawn, and the median seconds of the steps without prompts."""
-        tokens, decode = 0, []
-        scheduler = self.worker.scheduler
-        while not scheduler.idle:
-            reading = any(s.remaining > 1 for s in [*scheduler.running, *scheduler.waiting])
-            start = time.perf_counter()
-            tokens += sum(len(batch) for batch in self.worker.step().tokens.values())
-            if not reading:
-                decode.append(time.perf_counter() - start)
-        return tokens, median(decode) if decode else 0.0
-
-    def run(self, batch: int, slot: int = 0) -> tuple[float, float]:
-        """Tokens per second with prompts, and seconds of a decode step: the best of three."""
-        rates, steps = [], []
-        for _ in range(3):
-            self.add(batch, CUDA_TOKENS, slot)
-            start = time.perf_counter()
-            tokens, step = self.drain()
-            rates.append(tokens / (time.perf_counter() - start))
-            steps.append(step)
-        return max(rates), min(steps)
-
-    def first_tokens(self, batch: int) -> float:
-        """Seconds until every request of a batch has its first token: the best of three."""
-        seconds = []
-        for _ in range(3):
-            self.add(batch, 1)
-            seconds.append(timed(self.drain))
-        return min(seconds)
-
-
-def first_token_flops(batch: int) -> float:
-    """The least FLOPs before the first token of every request: all prompts through all layers, and a row of logits."""
-    shape, tokens = QWEN3_4B, batch * CUDA_PROMPT
-    weights = shape.layers * sum(a * b for a, b in map(shape.projection_sizes, PROJECTIONS))
-    attention = shape.layers * 2 * CUDA_PROMPT * shape.q_size
-    return tokens * (2 * weights + attention) + 2 * batch * shape.vocab * shape.hidden
-
-
 def on_cuda() -> None:
     baseline = baseline_on_cuda()
     torch.cuda.empty_cache()
     engine = CudaEngine()
-    bandwidth, weights = copy_bandwidth(), weight_bytes(engine.decoder)
     rows = []
     for batch in BATCHES:
-        rate, step = engine.run(batch)
-        ratio_target, share_target = CUDA_TARGETS[batch]
+        rate, _step = engine.run(batch)
         ratio = rate / baseline[batch]
-        context = CUDA_PROMPT + CUDA_TOKENS // 2
-        kv_bytes = batch * context * 2 * QWEN3_4B.layers * QWEN3_4B.kv_size * 2
-        share = (weights + kv_bytes) / bandwidth / step
-        speed = (f"{baseline[batch]:.0f}", f"{rate:.0f}", f"{ratio:.1f}", verdict(ratio, ratio_target))
-        rows.append((batch, *speed, f"{step * 1e3:.2f}", f"{share:.0%}", verdict(share, share_target)))
-    head = (
-        "batch",
-        "generate tok/s",
-        "ours tok/s",
-        "ratio",
-        "target",
-        "decode step ms",
-        "of bandwidth floor",
-        "target",
-    )
+        rows.append((batch, f"{baseline[batch]:.0f}", f"{rate:.0f}", f"{ratio:.1f}", verdict(ratio, CUDA_RATES[batch])))
+    head = ("batch", "generate tok/s", "ours tok/s", "ratio", "target")
     table("Sampling on CUDA (random Qwen3-4B shape, bf16, 512 + 64 tokens, prompts read included)", head, rows)
-    print(f"  copy bandwidth {bandwidth / 1e12:.2f} TB/s: at most {bandwidth / weights:.0f} steps/s")
     print(f"  graphs captured in {engine.warm_up:.1f} s")
+    show_steps(engine)
     show_first_tokens(engine)
     loading = engine.load_adapter()
     steps = [(batch, f"{engine.run(batch, slot=1)[1] * 1e3:.2f}") for batch in BATCHES]
     table("With an adapter of rank 32", ("batch", "decode step ms"), steps)
     print(f"  the adapter was loaded in {loading:.2f} s")
+
+
+def show_steps(engine: CudaEngine) -> None:
+    """Decode steps, and what they gain by being started before the step before has been waited for."""
+    bandwidth, rows = copy_bandwidth(), []
+    for batch in BATCHES:
+        (_rate, waiting), (_rate, step) = engine.run(batch, run_ahead=False), engine.run(batch)
+        share = step_bytes(engine, batch) / bandwidth / step
+        times = (f"{waiting * 1e3:.2f}", f"{step * 1e3:.2f}")
+        rows.append((batch, *times, f"{share:.0%}", verdict(share, CUDA_SHARES[batch])))
+    head = ("batch", "waiting for each, ms", "running ahead, ms", "of bandwidth floor", "target")
+    table("Decode steps (random Qwen3-4B shape, bf16, 512 + 64 tokens)", head, rows)
+    weights = weight_bytes(engine.decoder)
+    print(f"  copy bandwidth {bandwidth / 1e12:.2f} TB/s: at most {bandwidth / weights:.0f} steps/s")
 
 
 def show_first_tokens(engine: CudaEngine) -> None:
@@ -333,18 +254,13 @@ def show_first_tokens(engine: CudaEngine) -> None:
     table(f"First tokens (a large matmul runs at {rate / 1e12:.0f} TFLOP/s)", head, rows)
 
 
-def copy_bandwidth() -> float:
-    """Bytes per second of a large copy on the device, read and written bytes counted."""
-    source = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
-    target = torch.empty_like(source)
-    target.copy_(source)
-    torch.cuda.synchronize()
-    seconds = timed(lambda: ([target.copy_(source) for _ in range(10)], torch.cuda.synchronize()))
-    return 10 * 2 * source.nbytes / seconds
-
-
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--steps", action="store_true", help="only the decode steps, on CUDA")
+    options = parser.parse_args()
     random.seed(0)
-    on_cuda() if parser.parse_args().device == "cuda" else asyncio.run(on_cpu())
+    if options.steps:
+        show_steps(CudaEngine())
+    else:
+        on_cuda() if options.device == "cuda" else asyncio.run(on_cpu())

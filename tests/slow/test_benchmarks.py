@@ -29,7 +29,7 @@ SLOWER = [
     "topk",
     "temperature",
 ]
-HELPERS = {"browsing", "common", "fleet", "measuring", "repositories", "scale_model", "shapes", "shells"}
+HELPERS = {"browsing", "common", "cuda_engine", "fleet", "measuring", "repositories", "scale_model", "shapes", "shells"}
 
 slow = pytest.mark.skipif("OPENCLAW_RL_BENCHMARKS" not in os.environ, reason="make test-benchmarks runs it")
 
