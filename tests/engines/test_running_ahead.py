@@ -12,12 +12,13 @@ from openclaw_rl.engines.local.model.decoder import load_decoder
 from openclaw_rl.engines.local.process.sampler_messages import Add, Cancel, Command, LoadPolicy, WorkerOptions
 from openclaw_rl.engines.local.process.sampler_worker import Worker
 from openclaw_rl.types import FinishReason, SampledToken, SampleRequest
+from support.tiny_models import save_tiny_model
 from support.workers import ids, on_every_device, request
 
 
-def make_worker(model: Path, device: str, run_ahead: bool) -> Worker:
+def make_worker(model: Path, device: str, run_ahead: bool, lora_rank: int = 4) -> Worker:
     decoder = load_decoder(model, torch.float32, torch.device(device))
-    return Worker(decoder, WorkerOptions(model, device, "float32", 8, None, 0.05, 4, 4), run_ahead)
+    return Worker(decoder, WorkerOptions(model, device, "float32", 8, None, 0.05, 4, lora_rank), run_ahead)
 
 
 @dataclass
@@ -114,6 +115,22 @@ def test_those_who_come_and_go_meanwhile(tiny_model: Path, adapters: list[Path],
     assert ahead.ahead[6] == 0, "the third request does not wait for a further step"
     assert ahead.ahead[8:10] == [3, 2]
     assert len(ahead.answers[2]) == 9, "a token that was drawn in vain reaches nobody"
+
+
+@on_every_device
+def test_rows_of_several_models(tiny_model: Path, tmp_path: Path, device: str) -> None:
+    """The rows of a step are then computed in parts, one for each model."""
+    other = save_tiny_model(tmp_path, seed=1)
+    runs = []
+    for run_ahead in (False, True):
+        worker = make_worker(tiny_model, device, run_ahead, lora_rank=0)
+        worker.obey(LoadPolicy(1, 1, other))
+        while worker.loading:
+            worker.load_on()
+        runs.append(Run.of(worker, [(0, Add(n, job, n % 2, n % 2)) for n, job in enumerate(jobs(5))]))
+    waiting, ahead = runs
+    assert ahead.answers == waiting.answers
+    assert all(ahead.ahead[:-1])
 
 
 @on_every_device
