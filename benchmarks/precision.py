@@ -2,7 +2,8 @@
 
     python benchmarks/precision.py
 
-The second table compares the log-probs that a sampler drew with those of a learner, for each pair of precisions. Where
+The second table compares the log-probs that a sampler drew with those of a learner, for each pair of precisions, and
+for a sampler in float32 with a packed copy of the weights in float16 (`--pack-weights half`), where there is one. Where
 products in bfloat16 have no fast version, they are computed in float32 from rounded numbers and rounded afterwards,
 which is the same up to the order of sums.
 """
@@ -17,6 +18,7 @@ from torch import Tensor
 from openclaw_rl.engines.local.model.cpu_precision import LEAST_SPEEDUP, MAX_ERROR, choice_of
 from openclaw_rl.engines.local.model.decoder import Decoder, load_decoder
 from openclaw_rl.engines.local.model.narrow_products import HOPELESS, Measurement, measure
+from openclaw_rl.engines.local.model.packed import has_half_products
 from openclaw_rl.engines.local.model.placement import weight_bytes
 from openclaw_rl.engines.local.process.sampler_messages import Add, WorkerOptions
 from openclaw_rl.engines.local.process.sampler_worker import Worker
@@ -60,9 +62,12 @@ def show_choice(measured: Measurement) -> None:
     print(f"  --dtype auto is {choice.dtype} on this CPU: {choice.reason}")
 
 
-def sample(decoder: Decoder, prompts: list[list[int]]) -> list[list[SampledToken]]:
+def sample(decoder: Decoder, prompts: list[list[int]], packed: str) -> list[list[SampledToken]]:
     """Answers of a worker to all prompts at once, at temperature 1."""
-    worker = Worker(decoder, WorkerOptions(model_folder(), "cpu", "float32", 8, sized(2048, None), 0.2, 2, 4))
+    options = WorkerOptions(
+        model_folder(), "cpu", "float32", 8, sized(2048, None), 0.2, 2, 4, pack_weights=packed
+    )
+    worker = Worker(decoder, options)
     for number, prompt in enumerate(prompts):
         params = SamplingParams(max_tokens=TOKENS, temperature=1.0, seed=number)
         worker.obey(Add(number, SampleRequest(prompt, params), 0))
@@ -93,8 +98,11 @@ def show_gaps() -> None:
     prompts = [renderer.prompt(renderer.text(chat)).ids for chat in chats]
     decoders = {dtype: load_decoder(folder, getattr(torch, dtype), torch.device("cpu")) for dtype in DTYPES}
     rows = []
-    for samples, sampler in decoders.items():
-        answers = sample(sampler, prompts)
+    samplers = [(dtype, decoder, "off") for dtype, decoder in decoders.items()]
+    if has_half_products():
+        samplers.append(("float32, packed in float16", decoders["float32"], "half"))
+    for samples, sampler, packed in samplers:
+        answers = sample(sampler, prompts, packed)
         for learns, learner in decoders.items():
             found = gaps(learner, prompts, answers)
             mean = statistics.fmean(found)

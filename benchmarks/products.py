@@ -9,6 +9,7 @@ the processor's cache when its turn comes. One row is a token of one answer; 8 a
 
 import warnings
 from collections.abc import Callable, Iterator
+from itertools import islice
 
 import torch
 import torch.nn.functional as F
@@ -43,6 +44,34 @@ def packed(weight: Tensor) -> Product:
     """Weights in float32, arranged once in the blocks that oneDNN multiplies (`--pack-weights`)."""
     blocks = torch.ops.mkldnn._reorder_linear_weight(weight, 8)
     return lambda x: torch.ops.mkldnn._linear_pointwise(x, blocks, None, "none", [], "")
+
+
+def fp16_packed(weight: Tensor) -> Product:
+    """Weights in float16, arranged once in the blocks that FBGEMM multiplies, in float32 (x86 only)."""
+    blocks = torch.ops.quantized.linear_prepack_fp16(weight, None)
+    return lambda x: torch.ops.quantized.linear_dynamic_fp16(x, blocks)
+
+
+#: The largest whole number of a row whose bytes are two of int8, and what makes a float32 of two bytes without sign.
+LARGEST, TO_BYTES = 256 * 127 + 127, (1 << 23) + 256 * 128 + 128
+
+
+def int8_two_bytes(weight: Tensor) -> Product:
+    """Weights in int8 with a scale for each output, activations in 16 bits as two rows of bytes, through oneDNN."""
+    outputs, inputs = weight.shape
+    scales, zeros = weight.abs().amax(1) / 127, torch.zeros(outputs, dtype=torch.int64)
+    packed = torch.ops.onednn.qlinear_prepack((weight / scales[:, None]).round().to(torch.int8), [16, inputs])
+    scales, to_bytes = scales / LARGEST, torch.full((inputs,), float(TO_BYTES))
+    rest = (None, 1.0, 0, torch.float32, "none", [], "")
+
+    def product(x: Tensor) -> Tensor:
+        largest = x.abs().amax(1, True)
+        whole = torch.addcdiv(to_bytes, x, largest, value=LARGEST).view(torch.uint8)
+        halves = whole.as_strided((2, len(x), inputs), (1, 4 * inputs, 4)).reshape(-1, inputs)
+        lower, upper = torch.ops.onednn.qlinear_pointwise(halves, 1.0, 128, packed, scales, zeros, *rest).chunk(2)
+        return lower.add_(upper, alpha=256).mul_(largest)
+
+    return product
 
 
 def bf16_inside(weight: Tensor) -> Product:
@@ -103,10 +132,12 @@ def int4_groups(weight: Tensor) -> Product:
 KINDS: dict[str, tuple[Callable[[Tensor], Product], float]] = {
     "fp32": (in_dtype(torch.float32), 4),
     "fp32, packed": (packed, 4),
+    "fp16, packed, fp32 products": (fp16_packed, 2),
     "fp32, bf16 inside": (bf16_inside, 4),
     "fp16": (in_dtype(torch.float16), 2),
     "bf16": (in_dtype(torch.bfloat16), 2),
     "int8 weights, fp32 products": (int8_weights, 1),
+    "int8 weights, 16-bit activations": (int8_two_bytes, 1),
     "int8 weights and activations": (int8_dynamic, 1),
     "int4 weights, fp32 products": (int4_weights, 0.5 + 8 / GROUP),
     "int4 weights, int8 activations": (int4_groups, 0.5 + 2 / GROUP),
@@ -134,10 +165,9 @@ def forward(products: list[tuple[int, Product]], rows: int) -> Callable[[], None
     return run
 
 
-def first_layer(products: list[tuple[int, Product]], rows: int) -> float:
+def first_layer(layer: list[tuple[int, Product]], rows: int) -> float:
     """Seconds of the products of one layer, after a first call of each with one row."""
-    inputs = {width: torch.randn(rows, width) for width in {width for width, _ in products}}
-    layer = products[: len(PROJECTIONS)]
+    inputs = {width: torch.randn(rows, width) for width in {width for width, _ in layer}}
     for width, product in layer:
         product(inputs[width][:1])
     return min(timed(lambda: [product(inputs[width]) for width, product in layer]) for _ in range(2))
@@ -150,15 +180,23 @@ def measure(shape: Shape) -> dict[str, list[float | None] | str]:
     limits: list[float] = []
     for name, (make, _bytes) in KINDS.items():
         try:
-            products = [(weight.shape[1], make(weight)) for weight in weights(shape)]
-            seconds = [first_layer(products, rows) for rows in ROWS]
+            # A kind that is too slow is found out before all layers are made.
+            layer = [(weight.shape[1], make(weight)) for weight in islice(weights(shape), len(PROJECTIONS))]
+            seconds: list[float] = []
+            for rows in ROWS:
+                seconds.append(first_layer(layer, rows))
+                if limits and seconds[-1] > limits[len(seconds) - 1]:
+                    break
             limits = limits or [TOO_SLOW * second for second in seconds]
-            measured[name] = [
-                1e3 * best(forward(products, rows))[0] if second <= limit else None
-                for rows, second, limit in zip(ROWS, seconds, limits, strict=True)
-            ]
+            fast = [second <= limit for second, limit in zip(seconds, limits, strict=False)]
+            # More rows take longer, so those are too slow too.
+            count = fast.index(False) if False in fast else len(ROWS)
+            products = [(weight.shape[1], make(weight)) for weight in weights(shape)] if count else []
+            times = [1e3 * best(forward(products, rows))[0] for rows in ROWS[:count]]
+            measured[name] = [*times, *[None] * (len(ROWS) - count)]
         except (RuntimeError, AttributeError, NotImplementedError) as error:
             measured[name] = str(error).splitlines()[0][:80]
+        print(f"  {name}: {measured[name]}", flush=True)
     return measured
 
 

@@ -126,16 +126,26 @@ class Measured:
             self.eight.append(await staggered(sampler, jobs))
 
 
-def show_packed(sampler: LocalSampler, off: Measured, auto: Measured) -> None:
-    rows = [
-        ("single stream, tok/s", median(off.single), median(auto.single), ""),
-        ("8 requests, 200 ms apart, tok/s", median(off.eight), median(auto.eight), 1.8),
-        (f"prompt of {HISTORY} tokens, tok/s", HISTORY / off.cold, HISTORY / auto.cold, ""),
-    ]
-    cells = [
-        (name, f"{a:.3g}", f"{b:.3g}", f"{b / a:.2f}", target and verdict(b / a, target)) for name, a, b, target in rows
-    ]
-    table("--pack-weights (embedded model, fp32)", ("", "off", "auto", "ratio", "target"), cells)
+#: What `--pack-weights` auto has to gain over off and on: a single stream, and eight requests.
+PACK_TARGETS = {"off": ("", 1.8), "on": (1.25, 1.25)}
+
+
+def show_packed(sampler: LocalSampler, measured: dict[str, Measured]) -> None:
+    auto = measured["auto"]
+    for choice, (single, eight) in PACK_TARGETS.items():
+        other = measured[choice]
+        rows = [
+            ("single stream, tok/s", median(other.single), median(auto.single), single),
+            ("8 requests, 200 ms apart, tok/s", median(other.eight), median(auto.eight), eight),
+            (f"prompt of {HISTORY} tokens, tok/s", HISTORY / other.cold, HISTORY / auto.cold, ""),
+        ]
+        # Where there is no copy in float16, auto is at most what on is.
+        judged = choice == "off" or sampler.ready.packed_dtype == "float16"
+        cells = [
+            (name, f"{a:.3g}", f"{b:.3g}", f"{b / a:.2f}", verdict(b / a, target) if target and judged else "")
+            for name, a, b, target in rows
+        ]
+        table("--pack-weights (embedded model, fp32)", ("", choice, "auto", "ratio", "target"), cells)
     print(f"  auto: {sampler.describe()}")
 
 
@@ -145,10 +155,13 @@ async def on_cpu() -> None:
     folder = model_folder()
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     options = WorkerOptions(folder, "cpu", "float32", 16, None, None, 4, 32)
-    plain, sampler = [LocalSampler(replace(options, pack_weights=choice), max_queue=64) for choice in ("off", "auto")]
+    choices = {
+        choice: LocalSampler(replace(options, pack_weights=choice), max_queue=64) for choice in ("off", "on", "auto")
+    }
+    sampler = choices["auto"]
     vocabulary = model.config.vocab_size
     alone: list[float] = []
-    measured = {plain: Measured(), sampler: Measured()}
+    measured = {engine: Measured() for engine in choices.values()}
     generate(model, [random_prompt(TOKENS, vocabulary)], 8)
     for engine in measured:
         await engine.start()
@@ -164,7 +177,7 @@ async def on_cpu() -> None:
     for engine, results in measured.items():
         results.cold, _last, _count = await first_and_last(engine, request(history[:-10], 1))
     warm, _last, _count = await first_and_last(sampler, request(history, 1))
-    show_packed(sampler, measured[plain], measured[sampler])
+    show_packed(sampler, {choice: measured[engine] for choice, engine in choices.items()})
     for engine in measured:
         await engine.close()
     ours = measured[sampler]

@@ -52,16 +52,17 @@ async def sampler(tiny_model: Path) -> AsyncIterator[LocalSampler]:
     await sampler.close()
 
 
+@pytest.mark.parametrize("choice", ["on", "half"])
 @pytest.mark.parametrize("changes", [{"lora_rank": 0}, {"dtype": "bfloat16"}, {}], ids=["full", "bfloat16", "packed"])
 async def test_weights_that_are_not_packed_although_they_should_are_said(
-    tiny_model: Path, caplog: pytest.LogCaptureFixture, changes: dict[str, object]
+    tiny_model: Path, caplog: pytest.LogCaptureFixture, changes: dict[str, object], choice: str
 ) -> None:
-    sampler = LocalSampler(options(tiny_model, pack_weights="on", **changes), max_queue=4)
+    sampler = LocalSampler(options(tiny_model, pack_weights=choice, **changes), max_queue=4)
     await sampler.start()
-    is_packed = "packed" in sampler.describe()
+    is_packed = f"packed in {'float16' if choice == 'half' else 'float32'}" in sampler.describe()
     await sampler.close()
     assert not (changes and is_packed)
-    assert ("--pack-weights on has no effect here" in caplog.text) == (not is_packed)
+    assert (f"--pack-weights {choice} has no effect here" in caplog.text) == (not is_packed)
 
 
 def request(

@@ -1,4 +1,4 @@
-"""Packed weights give the numbers of the weights as they are, and are made only where they help."""
+"""Packed weights give the numbers of the weights as they are, or nearly, and are made only where they help."""
 
 from pathlib import Path
 
@@ -6,11 +6,14 @@ import pytest
 import torch
 
 from openclaw_rl.engines.local.model import packed as module
-from openclaw_rl.engines.local.model.decoder import Decoder, Layer, load_decoder
-from openclaw_rl.engines.local.model.packed import PackedDecoder, packed
+from openclaw_rl.engines.local.model.decoder import Decoder, Linear, load_decoder
+from openclaw_rl.engines.local.model.packed import BLOCKS, HALF, PackedDecoder, Way, has_half_products, packed
 from support.decoders import causal
 
 needs_onednn = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="PyTorch was built without oneDNN")
+needs_fbgemm = pytest.mark.skipif(not has_half_products(), reason="FBGEMM is for x86")
+#: How far scores are from those of float32 at most, as a share of the largest: here 0.0005.
+HALF_ERROR = 0.003
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +35,40 @@ def test_any_number_of_rows_gets_the_same_numbers(decoder: Decoder, rows: int) -
     torch.testing.assert_close(logits(both, rows), logits(decoder, rows), rtol=1e-4, atol=1e-4)
 
 
+@needs_fbgemm
+@pytest.mark.parametrize("rows", [0, 1, 2, 8, 70])
+def test_float16_gives_nearly_the_same_numbers(decoder: Decoder, rows: int) -> None:
+    half, exact = logits(packed(decoder, "half"), rows), logits(decoder, rows)
+    assert half.shape == exact.shape
+    assert half.dtype == torch.float32
+    if rows:
+        assert 0 < (half - exact).abs().max() < HALF_ERROR * exact.abs().max()
+
+
+@needs_fbgemm
+def test_only_the_weights_are_rounded_to_float16() -> None:
+    """Inputs above the largest number of float16, a bias with more bits, and exact sums of both."""
+    weight, bias = torch.randn(16, 32).half().float(), torch.randn(16)
+    x = torch.randn(3, 32) * 1e6
+    given = weight.clone()
+    found, expected = HALF.pack(Linear(weight, bias))(x), Linear(weight, bias)(x)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5 * float(expected.abs().max()))
+    assert torch.equal(HALF.pack(Linear(weight, bias))(torch.zeros(2, 32)), bias.expand(2, -1))
+    assert torch.equal(weight, given)
+
+
+@needs_fbgemm
+@pytest.mark.parametrize("value", [1e5, float("nan")])
+def test_weights_that_float16_has_no_room_for_stay_in_float32(tiny_model: Path, value: float) -> None:
+    decoder = load_decoder(tiny_model, torch.float32, torch.device("cpu"))
+    decoder.layers[-1].down.weight[3, 5] = value
+    assert packed(decoder, "half") is decoder
+    decoder.layers[-1].down.weight[3] = 1e-7 * torch.randn(decoder.shape.intermediate)
+    assert packed(decoder, "half") is decoder, "float16 has three bits for such small numbers"
+    decoder.layers[-1].down.weight[3] = 0.0
+    assert packed(decoder, "half") is not decoder
+
+
 @needs_onednn
 def test_a_row_does_not_depend_on_how_many_are_beside_it(decoder: Decoder) -> None:
     linear = packed(decoder, "on").layers[0].qkv
@@ -45,28 +82,62 @@ def test_a_row_does_not_depend_on_how_many_are_beside_it(decoder: Decoder) -> No
 @needs_onednn
 @pytest.mark.parametrize("faster", [True, False])
 def test_auto_packs_where_it_is_faster(decoder: Decoder, monkeypatch: pytest.MonkeyPatch, faster: bool) -> None:
-    times = iter([2.0, 1.0] * module.MEASUREMENTS if faster else [1.0, 1.0] * module.MEASUREMENTS)
-    monkeypatch.setattr(module, "seconds", lambda *_: next(times))
+    measured(monkeypatch, {"Linear": (1, 1), "PackedLinear": (1, 0.5 if faster else 0.9)})
     assert (packed(decoder, "auto") is not decoder) == faster
+
+
+def measured(monkeypatch: pytest.MonkeyPatch, times: dict[str, tuple[float, float]]) -> None:
+    """Fakes the seconds of one row and of several, by kind of copy."""
+    monkeypatch.setattr(
+        module, "seconds", lambda linears, inputs: times[type(linears[0]).__name__][int(len(inputs[0]) > 1)]
+    )
+
+
+@needs_onednn
+@needs_fbgemm
+@pytest.mark.parametrize(
+    ("half", "dtype"), [((0.7, 0.5), torch.float16), ((0.7, 0.9), torch.float32), ((1.1, 0.8), torch.float32)]
+)
+def test_auto_takes_the_faster_copy(
+    decoder: Decoder, monkeypatch: pytest.MonkeyPatch, half: tuple[float, float], dtype: torch.dtype
+) -> None:
+    measured(monkeypatch, {"Linear": (1, 1), "PackedLinear": (1, 0.6), "HalfLinear": half})
+    small = packed(decoder, "auto")
+    assert isinstance(small, PackedDecoder)
+    assert small.packed_dtype == torch.float32, "a small model is not rounded"
+    monkeypatch.setattr(module, "LEAST_HALF_WEIGHTS", 1)
+    both = packed(decoder, "auto")
+    assert isinstance(both, PackedDecoder)
+    assert both.packed_dtype == dtype
+    count = sum(weight.numel() for weight in module.weights_of(decoder))
+    assert module.packed_bytes(both) == count * (2 if dtype == torch.float16 else 4)
+    assert module.packed_bytes(decoder) == 0
+
+
+@needs_fbgemm
+def test_auto_does_not_wait_for_minutes(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured(monkeypatch, {"Linear": (1, 1), "PackedLinear": (1, 1), "HalfLinear": (0.5, 0.5)})
+    monkeypatch.setattr(module, "LEAST_HALF_WEIGHTS", 1)
+    assert packed(decoder, "auto") is not decoder
+    monkeypatch.setattr(module, "MAX_PACK_SECONDS", 0)
+    assert packed(decoder, "auto") is decoder
+    assert packed(decoder, "half") is not decoder
 
 
 @needs_onednn
 def test_auto_refuses_results_that_differ(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
-    def rounded(layer: Layer) -> Layer:
-        for linear in ((changed := real(layer)).qkv, changed.down):
-            linear.packed = module.pack(type(linear)(linear.weight.bfloat16().float())).packed
-        return changed
+    def rounded(linear: Linear) -> Linear:
+        return module.PackedLinear(linear.weight, packed=module.pack(Linear(linear.weight.bfloat16().float())).packed)
 
-    real = module.pack_layer
-    monkeypatch.setattr(module, "pack_layer", rounded)
-    monkeypatch.setattr(module, "seconds", lambda linears, _: 1.0 if hasattr(linears[0], "packed") else 2.0)
+    monkeypatch.setattr(module, "BLOCKS", Way(torch.float32, rounded, BLOCKS.max_error))
+    measured(monkeypatch, {"Linear": (1, 1), "PackedLinear": (1, 0.5)})
     assert packed(decoder, "auto") is decoder
 
 
 @needs_onednn
 def test_auto_leaves_the_memory_to_others(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "pays", lambda _: True)
-    needed = 8 * module.packed_bytes(decoder)
+    measured(monkeypatch, {"Linear": (1, 1), "PackedLinear": (1, 0.5)})
+    needed = 8 * module.packed_bytes(packed(decoder, "on"))
     monkeypatch.setattr(module, "usable_memory", lambda: needed - 1)
     assert packed(decoder, "auto") is decoder
     monkeypatch.setattr(module, "usable_memory", lambda: needed)
@@ -76,4 +147,5 @@ def test_auto_leaves_the_memory_to_others(decoder: Decoder, monkeypatch: pytest.
 def test_other_precisions_and_the_choice_off_stay_as_they_are(tiny_model: Path, decoder: Decoder) -> None:
     narrow = load_decoder(tiny_model, torch.bfloat16, torch.device("cpu"))
     assert packed(narrow, "on") is narrow
+    assert packed(narrow, "half") is narrow
     assert packed(decoder, "off") is decoder

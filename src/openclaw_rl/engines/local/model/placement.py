@@ -26,6 +26,11 @@ def placement(name: str, precision: str, on_cpu: str = "float32") -> tuple[torch
     return device, getattr(torch, dtype)
 
 
+def name_of(dtype: torch.dtype) -> str:
+    """A precision as --dtype names it."""
+    return str(dtype).removeprefix("torch.")
+
+
 def weight_bytes(decoder: Decoder) -> int:
     """Memory of the base weights, whole."""
     return sum(tensor.nbytes for tensor in take_apart(decoder).values())

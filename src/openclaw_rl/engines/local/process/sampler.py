@@ -37,9 +37,11 @@ log = logging.getLogger(__name__)
 SPINS = 2000
 #: Said at the start.
 NOT_PACKED = (
-    "--pack-weights on has no effect here: weights are packed only on a CPU, in float32, where PyTorch has oneDNN, and "
-    "not with --lora-rank 0."
+    "--pack-weights %s has no effect here: weights are packed only on a CPU, with --dtype float32, where PyTorch has "
+    "%s, and not with --lora-rank 0."
 )
+#: What PyTorch must have to pack them.
+PACKING = {"on": "oneDNN", "half": "FBGEMM and float16 has room for the weights"}
 
 
 class LoadedPolicy(NamedTuple):
@@ -115,8 +117,9 @@ class LocalSampler:
 
     async def start(self) -> None:
         await self._worker.start()
-        if self.options.pack_weights == "on" and self.ready and not self.ready.packed_bytes:
-            log.warning(NOT_PACKED)
+        choice = self.options.pack_weights
+        if choice in PACKING and self.ready and not self.ready.packed_bytes:
+            log.warning(NOT_PACKED, choice, PACKING[choice])
 
     async def close(self) -> None:
         await self._worker.close()
@@ -127,7 +130,7 @@ class LocalSampler:
         where = f"{ready.device}{on_nodes(self._worker.nodes)}"
         weights = f"{ready.weight_bytes / (1 << 30):.2g} GiB of weights"
         if ready.packed_bytes:
-            weights += f" and {ready.packed_bytes / (1 << 30):.2g} GiB packed"
+            weights += f" and {ready.packed_bytes / (1 << 30):.2g} GiB packed in {ready.packed_dtype}"
         precision = f"{ready.dtype} ({ready.dtype_reason})" if ready.dtype_reason else ready.dtype
         return f"local on {where}, {precision}, {weights}, context {ready.max_context} tokens"
 

@@ -26,7 +26,7 @@ class WorkerOptions:
     cuda_device: str = ""
     """The only GPU that the worker sees; empty: all."""
     pack_weights: str = "off"
-    """on, off or auto: whether several rows are computed with a packed copy of the weights, on a CPU."""
+    """on, half, off or auto: whether products are computed with a packed copy of the weights, on a CPU."""
     measurements: Path | None = None
     """The folder where measurements of this machine are kept; None: nowhere."""
 
@@ -44,6 +44,8 @@ class Ready:
     """Why the precision was chosen, if a measurement chose it."""
     packed_bytes: int = 0
     """Memory of the packed copy of the weights; 0 if there is none."""
+    packed_dtype: str = ""
+    """Its precision."""
     shared: bytes | None = None
     """What another worker process needs to use the same weights in memory."""
 

@@ -19,8 +19,8 @@ from openclaw_rl.engines.local.model.adapters import AdapterSlots, BadPolicy
 from openclaw_rl.engines.local.model.cpu_precision import ChosenDtype, choose_on_cpu
 from openclaw_rl.engines.local.model.decoder import Decoder, load_decoder
 from openclaw_rl.engines.local.model.model_slots import ModelSlots
-from openclaw_rl.engines.local.model.packed import packed, packed_bytes
-from openclaw_rl.engines.local.model.placement import describe, find_device, placement, weight_bytes
+from openclaw_rl.engines.local.model.packed import PackedDecoder, packed, packed_bytes
+from openclaw_rl.engines.local.model.placement import describe, find_device, name_of, placement, weight_bytes
 from openclaw_rl.engines.local.model.shared_weights import share
 from openclaw_rl.engines.local.process.sampler_messages import (
     Add,
@@ -294,15 +294,17 @@ def main(connection: Connection, options: WorkerOptions) -> None:
             log.debug("loading failed", exc_info=True)
             connection.send(Failed(f"The model in {options.model} could not be loaded: {describe(error)}"))
             return
+        model = worker.runner.decoder
         connection.send(
             Ready(
                 device=str(device),
-                dtype=str(dtype).removeprefix("torch."),
+                dtype=name_of(dtype),
                 max_context=worker.max_context,
                 cache_tokens=worker.scheduler.pool.pages * PAGE_SIZE,
                 weight_bytes=weight_bytes(decoder),
                 dtype_reason=choice.reason,
-                packed_bytes=0 if worker.runner.decoder is decoder else packed_bytes(decoder),
+                packed_bytes=packed_bytes(model),
+                packed_dtype=name_of(model.packed_dtype) if isinstance(model, PackedDecoder) else "",
                 shared=shared,
             )
         )
