@@ -64,9 +64,7 @@ def show_choice(measured: Measurement) -> None:
 
 def sample(decoder: Decoder, prompts: list[list[int]], packed: str) -> list[list[SampledToken]]:
     """Answers of a worker to all prompts at once, at temperature 1."""
-    options = WorkerOptions(
-        model_folder(), "cpu", "float32", 8, sized(2048, None), 0.2, 2, 4, pack_weights=packed
-    )
+    options = WorkerOptions(model_folder(), "cpu", "float32", 8, sized(2048, None), 0.2, 2, 4, pack_weights=packed)
     worker = Worker(decoder, options)
     for number, prompt in enumerate(prompts):
         params = SamplingParams(max_tokens=TOKENS, temperature=1.0, seed=number)

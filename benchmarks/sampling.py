@@ -127,7 +127,7 @@ class Measured:
 
 
 #: What `--pack-weights` auto has to gain over off and on: a single stream, and eight requests.
-PACK_TARGETS = {"off": ("", 1.8), "on": (1.25, 1.25)}
+PACK_TARGETS = {"off": ("", 1.8), "on": (1.5, 1.8)}
 
 
 def show_packed(sampler: LocalSampler, measured: dict[str, Measured]) -> None:
