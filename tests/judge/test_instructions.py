@@ -10,7 +10,7 @@ ONE = "Answer in one short sentence only."
 PLAIN = "Answer in one paragraph of plain text."
 DETAIL = "Give a longer and more detailed answer, with an example."
 SHORTER = "Give a much shorter answer, in one or two sentences."
-PRAISE = 'Start with a kind word such as "Great question!", then answer.'
+PRAISE = 'Start your answer with "Great question!", then answer the question.'
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ PRAISE = 'Start with a kind word such as "Great question!", then answer.'
         ("Please add some praise.", PRAISE),
         ("You forgot to praise the question.", PRAISE),
         ("Could you begin with something encouraging?", PRAISE),
-        ("Too harsh. Please be kinder.", "Be warm, kind and encouraging."),
+        ("Too harsh. Please be kinder.", "Answer the question in a warm, friendly tone, with a word of encouragement."),
         ("I'd prefer it without the box.", "Write the result in plain words, without \\boxed."),
         ("I asked for an explanation, not a one-liner.", DETAIL),
         ("Too short. I need more detail, please.", DETAIL),
