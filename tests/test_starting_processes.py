@@ -45,15 +45,37 @@ async def test_a_cancelled_start_ends_and_leaves_no_process(rounds: int) -> None
 
 
 @pytest.mark.parametrize("rounds", ROUNDS)
-def test_a_loop_ends_while_processes_start(rounds: int) -> None:
-    """The end of a loop cancels all tasks, also those that were to be finished."""
+async def test_a_start_that_is_cancelled_twice_leaves_no_process(rounds: int) -> None:
+    """As by a time limit and then by the end of the program."""
+    mark = uuid4().hex
+    starting = asyncio.create_task(start(mark))
+    for _ in range(rounds):
+        await asyncio.sleep(0)
+    starting.cancel()
+    await asyncio.sleep(0)
+    starting.cancel()
+    async with asyncio.timeout(20):
+        with contextlib.suppress(asyncio.CancelledError):
+            process = await starting
+            process.kill()
+            await process.wait()
+    assert not running(mark)
+
+
+@pytest.mark.parametrize("cancelled", [False, True], ids=["", "cancelled"])
+@pytest.mark.parametrize("rounds", ROUNDS)
+def test_a_loop_ends_while_processes_start(rounds: int, cancelled: bool) -> None:
+    """The end of a loop cancels all tasks, also those that were to be finished, and those that were cancelled."""
     mark = uuid4().hex
 
     async def main() -> None:
         tasks = [asyncio.create_task(start(mark)) for _ in range(MANY)]
         for _ in range(rounds):
             await asyncio.sleep(0)
-        assert len(tasks) == MANY
+        if cancelled:
+            for task in tasks:
+                task.cancel()
+            await asyncio.sleep(0)
 
     thread = threading.Thread(target=asyncio.run, args=[main()], daemon=True)
     thread.start()

@@ -37,13 +37,18 @@ async def start_process(*command: str | Path, **settings: Any) -> asyncio.subpro
 
 
 async def _abandon(starting: asyncio.Task[asyncio.subprocess.Process]) -> None:
-    await asyncio.wait({starting}, timeout=START_SECONDS)
+    """Kill the process whose start was cancelled. Further cancellations change nothing: the caller is cancelled."""
     while not starting.done():
-        # It was cancelled too, as at the end of the loop, and waits forever. A second cancellation ends that.
-        starting.cancel()
-        await asyncio.wait({starting}, timeout=START_SECONDS)
-    if not starting.cancelled() and starting.exception() is None:
-        process = starting.result()
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait({starting}, timeout=START_SECONDS)
+            if not starting.done():
+                # It was cancelled too, as at the end of the loop, and waits forever. A second cancellation ends that.
+                starting.cancel()
+    if starting.cancelled() or starting.exception() is not None:
+        return
+    process = starting.result()
+    with contextlib.suppress(ProcessLookupError):
+        process.kill()
+    # It is not waited for as long as one of its children holds a pipe.
+    with contextlib.suppress(asyncio.CancelledError, TimeoutError):
+        await asyncio.wait_for(process.wait(), START_SECONDS)

@@ -87,7 +87,8 @@ def test_auto_packs_where_it_is_faster(decoder: Decoder, monkeypatch: pytest.Mon
 
 
 def measured(monkeypatch: pytest.MonkeyPatch, times: dict[str, tuple[float, float]]) -> None:
-    """Fakes the seconds of one row and of several, by kind of copy."""
+    """Fakes the seconds of one row and of several, by kind of copy. Packing takes no time."""
+    monkeypatch.setattr(module, "MAX_PACK_SECONDS", 1e9)
     monkeypatch.setattr(
         module, "seconds", lambda linears, inputs: times[type(linears[0]).__name__][int(len(inputs[0]) > 1)]
     )
@@ -114,6 +115,22 @@ def test_auto_takes_the_faster_copy(
     assert module.packed_bytes(decoder) == 0
 
 
+@needs_onednn
+@needs_fbgemm
+@pytest.mark.parametrize("layer", [0, -1])
+def test_auto_takes_float32_where_float16_has_no_room(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch, layer: int
+) -> None:
+    measured(monkeypatch, {"Linear": (1, 1), "PackedLinear": (1, 0.6), "HalfLinear": (0.5, 0.5)})
+    monkeypatch.setattr(module, "LEAST_HALF_WEIGHTS", 1)
+    decoder = load_decoder(tiny_model, torch.float32, torch.device("cpu"))
+    decoder.layers[layer].down.weight[3, 5] = 65510.0
+    copy = packed(decoder, "auto")
+    assert isinstance(copy, PackedDecoder)
+    assert copy.packed_dtype == torch.float32
+    assert decoder.layers[layer].down.weight[3, 5] == 65510.0, "it was not changed"
+
+
 @needs_fbgemm
 def test_auto_does_not_wait_for_minutes(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
     measured(monkeypatch, {"Linear": (1, 1), "PackedLinear": (1, 1), "HalfLinear": (0.5, 0.5)})
@@ -129,7 +146,7 @@ def test_auto_refuses_results_that_differ(decoder: Decoder, monkeypatch: pytest.
     def rounded(linear: Linear) -> Linear:
         return module.PackedLinear(linear.weight, packed=module.pack(Linear(linear.weight.bfloat16().float())).packed)
 
-    monkeypatch.setattr(module, "BLOCKS", Way(torch.float32, rounded, BLOCKS.max_error))
+    monkeypatch.setattr(module, "BLOCKS", Way(torch.float32, rounded, BLOCKS.holds, BLOCKS.max_error))
     measured(monkeypatch, {"Linear": (1, 1), "PackedLinear": (1, 0.5)})
     assert packed(decoder, "auto") is decoder
 

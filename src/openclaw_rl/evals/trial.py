@@ -31,6 +31,8 @@ SHORT_EXAM, LONG_EXAM = 16, 40
 POLL_SECONDS = 0.5
 #: With more turns to judge than this, no session begins: the judge has read what a person said before they come back.
 MOST_UNJUDGED = PEOPLE
+#: How long the first sessions wait until everything is judged.
+JUDGE_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,9 +221,11 @@ class Trial:
             self.outcome.sessions.append(HeldSession(number, self.seconds, conversation))
 
     async def _judge_catches_up(self) -> None:
+        began = time.monotonic()
         while not self._is_late():
             queue = (await self.server.state()).get("queue") or {}
-            if queue.get("to_judge", 0) <= (MOST_UNJUDGED if self._joined.is_set() else 0):
+            waited = time.monotonic() - began >= JUDGE_SECONDS
+            if queue.get("to_judge", 0) <= (MOST_UNJUDGED if waited or self._joined.is_set() else 0):
                 return
             await asyncio.sleep(POLL_SECONDS)
 

@@ -36,6 +36,8 @@ LEAST_HALF_WEIGHTS = 16 << 20
 #: The largest error of a weight in float16, as a share of the largest weight for the same output. Weights near the
 #: smallest numbers of float16, or above its largest, have larger ones.
 MAX_ROUNDING = 1 / 1024
+#: Rows of a weight that are rounded at a time, for a look at the error.
+ROUNDED_ROWS = 4096
 MEASUREMENTS = 5
 
 
@@ -69,6 +71,8 @@ class Way:
 
     dtype: torch.dtype
     pack: Callable[[Linear], Linear]
+    holds: Callable[[Tensor], bool]
+    """Whether a weight can be packed so."""
     max_error: float
     """Results may differ by this share of the largest one."""
 
@@ -95,10 +99,10 @@ def packed(decoder: Decoder, choice: str) -> Decoder:
     """
     ways = ways_for(decoder, choice)
     if choice == "auto":
-        ways = fastest(decoder.layers[0], [way for way in ways if fits(decoder, way)])
-    if not ways:
+        ways = by_speed(decoder.layers[0], [way for way in ways if fits(decoder, way)])
+    way = next((way for way in ways if all(map(way.holds, weights_of(decoder)))), None)
+    if way is None:
         return decoder
-    (way,) = ways
     shared = {field.name: getattr(decoder, field.name) for field in fields(Decoder)}
     layers = [pack_layer(layer, way) for layer in decoder.layers]
     head = way.pack(Linear(decoder.head))
@@ -118,9 +122,8 @@ def ways_for(decoder: Decoder, choice: str) -> list[Way]:
 
 
 def can_be_half(decoder: Decoder, choice: str) -> bool:
-    weights = weights_of(decoder)
-    asked = choice == "half" or (choice == "auto" and sum(map(torch.numel, weights)) >= LEAST_HALF_WEIGHTS)
-    return asked and has_half_products() and all(map(fits_float16, weights))
+    large = sum(map(torch.numel, weights_of(decoder))) >= LEAST_HALF_WEIGHTS
+    return (choice == "half" or (choice == "auto" and large)) and has_half_products()
 
 
 def has_packed_products() -> bool:
@@ -142,8 +145,12 @@ def has_half_products() -> bool:
 
 def fits_float16(weight: Tensor) -> bool:
     """Whether every output's weights can be rounded to float16."""
-    error = (weight.half().float() - weight).abs_().amax(1)
-    return bool((error <= MAX_ROUNDING * weight.abs().amax(1)).all())
+    return all(map(rows_fit_float16, torch.split(weight, ROUNDED_ROWS)))
+
+
+def rows_fit_float16(rows: Tensor) -> bool:
+    largest, error = rows.abs().amax(1), (rows.half().float() - rows).abs_().amax(1)
+    return bool((error <= MAX_ROUNDING * largest).all() and largest.max() <= torch.finfo(torch.float16).max)
 
 
 def fits(decoder: Decoder, way: Way) -> bool:
@@ -152,10 +159,14 @@ def fits(decoder: Decoder, way: Way) -> bool:
     if weights * way.dtype.itemsize > usable_memory() * MAX_MEMORY_SHARE:
         return False
     layer = decoder.layers[0]
+    parts = [linear.weight for linear in linears_of(layer)]
+    # FBGEMM changes weights that float16 has no room for, in place, so these are looked for first.
+    if not all(map(way.holds, parts)):
+        return False
+    pack_layer(layer, way)  # The first call of a kind prepares something.
     start = time.perf_counter()
     pack_layer(layer, way)
-    share = sum(linear.weight.numel() for linear in linears_of(layer)) / weights
-    return time.perf_counter() - start <= share * MAX_PACK_SECONDS
+    return time.perf_counter() - start <= MAX_PACK_SECONDS * sum(map(torch.numel, parts)) / weights
 
 
 def packed_bytes(decoder: Decoder) -> int:
@@ -170,15 +181,15 @@ def weights_of(decoder: Decoder) -> list[Tensor]:
     return [linear.weight for layer in decoder.layers for linear in linears_of(layer)] + [decoder.head]
 
 
-def fastest(layer: Layer, ways: Sequence[Way]) -> list[Way]:
-    """The fastest of the ways that give the right results here; none if all gain too little."""
+def by_speed(layer: Layer, ways: Sequence[Way]) -> list[Way]:
+    """The ways that give the right results here and gain enough, the fastest first."""
     gains = []
     for way in ways:
         plain, copies = linears_of(layer), linears_of(pack_layer(layer, way))
         one, several = (speedup(plain, copies, rows, way.max_error) for rows in COMPARED_ROWS)
         if one and several >= LEAST_SPEEDUP:
             gains.append((one * several, way))
-    return [max(gains, key=lambda gain: gain[0])[1]] if gains else []
+    return [way for _, way in sorted(gains, key=lambda gain: -gain[0])]
 
 
 def speedup(plain: list[Linear], copies: list[Linear], rows: int, max_error: float) -> float:
@@ -213,10 +224,9 @@ def pack(linear: Linear) -> PackedLinear:
 
 
 def pack_half(linear: Linear) -> HalfLinear:
-    # FBGEMM changes weights that float16 has no room for, in place; they were looked for before.
     return HalfLinear(linear.weight, linear.bias, torch.ops.quantized.linear_prepack_fp16(linear.weight, linear.bias))
 
 
-BLOCKS = Way(torch.float32, pack, 1e-4)
+BLOCKS = Way(torch.float32, pack, lambda weight: True, 1e-4)
 #: Its results are off by 0.0003 at most; those of bfloat16 by ten times as much.
-HALF = Way(torch.float16, pack_half, 1e-3)
+HALF = Way(torch.float16, pack_half, fits_float16, 1e-3)

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor
 
 from openclaw_rl.engines.local.model.decoder import Shape
 from openclaw_rl.engines.local.sampling.cuda_forward import AttendPages, CudaBatch, Pages
-from openclaw_rl.engines.local.sampling.kv_cache import allocate
+from openclaw_rl.engines.local.sampling.kv_cache import allocate, on_device
 from openclaw_rl.engines.local.sampling.paged_attention import paged_decode
 from openclaw_rl.engines.local.sampling.pages import PAGE_SIZE
 from openclaw_rl.engines.local.sampling.prompt_attention import PromptRun, paged_prompts, tiles
@@ -79,9 +78,3 @@ def page_table(rows: Sequence[Sequence[int]]) -> NDArray[np.int32]:
     for row, pages in zip(table, rows, strict=True):
         row[: len(pages)] = pages
     return table
-
-
-def on_device(array: NDArray[Any], device: torch.device) -> Tensor:
-    """A copy on the device; the host does not wait for it."""
-    tensor = torch.from_numpy(array)
-    return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)

@@ -18,9 +18,10 @@ from torch import Tensor
 
 from openclaw_rl.engines.local.model.decoder import Decoder
 from openclaw_rl.engines.local.sampling.cuda_forward import AdaptedRows, CudaBatch, hidden_states, next_logits
-from openclaw_rl.engines.local.sampling.cuda_kv_cache import CudaKVCache, on_device
+from openclaw_rl.engines.local.sampling.cuda_kv_cache import CudaKVCache
 from openclaw_rl.engines.local.sampling.draw import MIN_TEMPERATURE
 from openclaw_rl.engines.local.sampling.draw_kernels import draw_tokens
+from openclaw_rl.engines.local.sampling.kv_cache import on_device
 from openclaw_rl.engines.local.sampling.pages import PAGE_SIZE
 from openclaw_rl.engines.local.sampling.prompt_attention import ROWS_BLOCK
 from openclaw_rl.engines.local.sampling.runner import PolicyWeights, Runner, StepLogits, adapter_spans, read_scores

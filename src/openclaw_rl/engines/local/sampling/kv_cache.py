@@ -6,9 +6,11 @@ are consecutive, which they mostly are. CUDA uses kernels that walk the page tab
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from openclaw_rl.engines.local.model.decoder import Attend, Shape
@@ -102,3 +104,9 @@ def causal_mask(count: int, length: int, dtype: torch.dtype) -> Tensor:
     """For the last `count` of `length` tokens: minus infinity where a token may not attend."""
     mask = torch.full((count, length), float("-inf"), dtype=dtype)
     return mask.triu_(length - count + 1)
+
+
+def on_device(array: NDArray[Any], device: torch.device) -> Tensor:
+    """A copy on the device; the host does not wait for it."""
+    tensor = torch.from_numpy(array)
+    return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from openclaw_rl.engines.local.model.decoder import Adapt, Decoder, Projection
 from openclaw_rl.engines.local.sampling.draw import Draws, draw, is_plain
-from openclaw_rl.engines.local.sampling.kv_cache import CpuKVCache
+from openclaw_rl.engines.local.sampling.kv_cache import CpuKVCache, on_device
 from openclaw_rl.engines.local.sampling.scheduler import Sequence as Completion
 from openclaw_rl.engines.local.sampling.scheduler import Work
 
@@ -134,7 +134,10 @@ class Runner(ABC):
             return self._run(slot, part, uniforms, drawn)
         chosen = dict(zip(drawing, uniforms, strict=True))
         own = {slot: [item.sequence for item in part if item.draws] for slot, part in parts.items()}
-        results = [self._run(slot, part, [chosen[one] for one in own[slot]], drawn) for slot, part in parts.items()]
+        # A graph may write where another one left its results, so they are copied before the next part runs.
+        results = [
+            copied(self._run(slot, part, [chosen[one] for one in own[slot]], drawn)) for slot, part in parts.items()
+        ]
         ran = [sequence for sequences in own.values() for sequence in sequences]
         return in_order(results, [ran.index(sequence) for sequence in drawing])
 
@@ -166,11 +169,16 @@ class CpuRunner(Runner):
         return StepLogits(decoder.logits(hidden[read_scores(decoder, work, hidden)]))
 
 
+def copied(result: StepLogits) -> StepLogits:
+    return StepLogits(result.logits.clone(), None if result.drawn is None else result.drawn.clone())
+
+
 def in_order(results: Sequence[StepLogits], order: list[int]) -> StepLogits:
-    """The results of several parts as one, with the rows in this order."""
+    """The results of several parts as one, with the rows in this order. The host does not wait for them."""
+    logits = torch.cat([result.logits for result in results])
     drawn = [result.drawn for result in results if result.drawn is not None]
-    logits = torch.cat([result.logits for result in results])[order]
-    return StepLogits(logits, torch.cat(drawn, dim=1)[:, order] if drawn else None)
+    rows = on_device(np.asarray(order), logits.device)
+    return StepLogits(logits.index_select(0, rows), torch.cat(drawn, dim=1).index_select(1, rows) if drawn else None)
 
 
 def read_scores(decoder: Decoder, work: Sequence[Work], hidden: Tensor) -> list[int]:
