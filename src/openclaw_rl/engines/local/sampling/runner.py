@@ -177,7 +177,7 @@ def in_order(results: Sequence[StepLogits], order: list[int]) -> StepLogits:
     """The results of several parts as one, with the rows in this order. The host does not wait for them."""
     logits = torch.cat([result.logits for result in results])
     drawn = [result.drawn for result in results if result.drawn is not None]
-    rows = on_device(np.asarray(order), logits.device)
+    rows = on_device(np.asarray(order, np.int64), logits.device)
     return StepLogits(logits.index_select(0, rows), torch.cat(drawn, dim=1).index_select(1, rows) if drawn else None)
 
 
