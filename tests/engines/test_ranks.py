@@ -177,13 +177,12 @@ def test_ranks_differ_from_one_process_no_more_than_another_order_of_sums_does(
     """
     job = changed(job, rank=0, learning_rate=1e-3, loss=LossSettings(kl_coef=0.5))
     alone(job, tmp_path / "alone")
-    orders = {tokens: changed(job, micro_batch_tokens=tokens) for tokens in (32, 128)}
+    orders = {tokens: changed(job, micro_batch_tokens=tokens) for tokens in (16, 32, 128)}
     for tokens, other in orders.items():
         alone(other, tmp_path / str(tokens))
     usual = max(differences(tmp_path / "alone", tmp_path / str(tokens))["model.safetensors"] for tokens in orders)
     assert isinstance(pair.train(replace(job, shards=shards))[0], Trained)
-    # Processors differ in how much an order changes: three times the usual is too little where that is 2e-6.
-    assert differences(job.saved, tmp_path / "alone")["model.safetensors"] <= max(3 * usual, 2e-5)
+    assert differences(job.saved, tmp_path / "alone")["model.safetensors"] <= 3 * usual
     assert usual <= 1e-4
 
 
