@@ -31,7 +31,7 @@ from openclaw_rl.losses.logprobs import chunked_logprobs
 from openclaw_rl.losses.policy import PolicyLoss
 from openclaw_rl.methods.options import MethodOptions
 from openclaw_rl.methods.topk_select import TopkSelect
-from openclaw_rl.types import Hint, Likeliest, SampleKind, SamplingParams, ScoreRequest, Verdict
+from openclaw_rl.types import Hint, SampleKind, SamplingParams, ScoreRequest, TopTokens, Verdict
 
 K, HINTS = 4, 3
 METHOD = TopkSelect(MethodOptions(method="topk-select", topk_k=K, topk_max_cand=HINTS, w_rl=0.0))
@@ -150,7 +150,7 @@ def our_step(problem: Problem) -> Step:
 
 
 @torch.no_grad()
-def recorded(problem: Problem) -> Likeliest:
+def recorded(problem: Problem) -> TopTokens:
     """The old policy's likeliest tokens, as sampling records them."""
     scoring = Scoring(ScoreRequest([0, *problem.sampled], len(problem.sampled), top_k=K))
     scoring.read(SimpleNamespace(logits=lambda h: F.linear(h, problem.head).float()), 0, problem.old)  # type: ignore[arg-type]

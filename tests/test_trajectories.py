@@ -18,15 +18,15 @@ from openclaw_rl.types import (
     EpisodeState,
     EpisodeSummary,
     Feedback,
-    Likeliest,
     State,
     StoredTurn,
+    TopTokens,
     TurnKind,
 )
 from support.episodes import attempt, end, play
 from support.records import Book, a_side_turn, a_turn
 
-LIKELY = Likeliest(np.array([[1, 2]] * 2), np.array([[-0.5, -1.0]] * 2))
+LIKELY = TopTokens(np.array([[1, 2]] * 2), np.array([[-0.5, -1.0]] * 2))
 TURN = {"prompt": "What is the fox?", "response": "Quick and brown.", "next_state": "thanks"}
 TOOL_CALL = {"id": "a1", "type": "function", "function": {"name": "look", "arguments": '{"at": "the fox"}'}}
 

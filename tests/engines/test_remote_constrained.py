@@ -12,13 +12,13 @@ from openclaw_rl.types import (
     Constraint,
     FinishReason,
     JsonForm,
-    Likeliest,
     Priority,
     SampledToken,
     SampleRequest,
     SamplingParams,
     Scores,
     Thinking,
+    TopTokens,
 )
 from support.schemas import UndecidedModel
 
@@ -80,7 +80,7 @@ def test_what_was_held_gets_raw_logprobs_in_the_users_place(model: UndecidedMode
     assert (scoring.last_n, scoring.top_k) == (len(tokens), 2)
     assert (scoring.owner, scoring.priority) == ("ann", Priority.USER)
     count = len(tokens)
-    likeliest = Likeliest(np.full((count, 2), 3, np.int32), np.full((count, 2), -2.5, np.float32))
+    likeliest = TopTokens(np.full((count, 2), 3, np.int32), np.full((count, 2), -2.5, np.float32))
     raw = completion.scored(ServerScores(Scores([-4.0] * count, likeliest), ("w1",)))
     assert [token.logprob for token in raw] == [-4.0] * count
     assert {token.top for token in raw} == {((3, -2.5), (3, -2.5))}

@@ -20,7 +20,7 @@ from openclaw_rl.judge.teacher import HINTED, NoHintedPrompt, Teacher, graft, hi
 from openclaw_rl.methods.base import TeacherRequest
 from openclaw_rl.rendering.chat import ChatRenderer
 from openclaw_rl.rendering.clients import TRANSIENT
-from openclaw_rl.types import Hint, Likeliest, ScoreRequest, StoredTurn
+from openclaw_rl.types import Hint, ScoreRequest, StoredTurn, TopTokens
 from support.fakes import ScriptedSampler
 from support.methods import a_method
 from support.records import Book, a_turn
@@ -393,5 +393,5 @@ async def test_without_recorded_tokens_or_with_an_engine_that_names_none_there_i
     turn = turns.record(ASKED)
     assert "were not recorded" in (await teacher.teach(turn, HINT)).problem
     count = len(turn.response_ids)
-    top = Likeliest(np.zeros((count, 3), np.int32), np.zeros((count, 3), np.float32))
+    top = TopTokens(np.zeros((count, 3), np.int32), np.zeros((count, 3), np.float32))
     assert "does not return its top tokens" in (await teacher.teach(replace(turn, top=top), HINT)).problem

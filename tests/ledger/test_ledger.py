@@ -22,7 +22,7 @@ from openclaw_rl.ledger.migrations import MIGRATIONS
 from openclaw_rl.ledger.packing import pack_ids
 from openclaw_rl.ledger.schema import FILE, connect, migrate
 from openclaw_rl.ledger.states import TRANSITIONS, IllegalTransition
-from openclaw_rl.types import Continuation, Feedback, Likeliest, SamplingParams, SessionKey, State, Turn
+from openclaw_rl.types import Continuation, Feedback, SamplingParams, SessionKey, State, TopTokens, Turn
 from support.records import Book, a_side_turn, a_turn
 
 CAME = [{"role": "user", "content": "thank you"}]
@@ -55,7 +55,7 @@ def any_turns(draw: st.DrawFn) -> Turn:
     places = [range(k) for _ in response]
     likely = [[draw(st.integers(0, 2**31 - 1)) for _ in row] for row in places]
     numbers = [[draw(sampled) for _ in row] for row in places]
-    top = Likeliest(np.array(likely, np.int32), np.array(numbers, np.float32)) if k and response else None
+    top = TopTokens(np.array(likely, np.int32), np.array(numbers, np.float32)) if k and response else None
     return a_turn(
         session=draw(texts),
         owner=draw(texts),
@@ -74,7 +74,7 @@ def any_turns(draw: st.DrawFn) -> Turn:
     )
 
 
-def tables(top: Likeliest | None) -> tuple[list[Any], list[Any]] | None:
+def tables(top: TopTokens | None) -> tuple[list[Any], list[Any]] | None:
     return top and (top.ids.tolist(), top.logprobs.tolist())
 
 

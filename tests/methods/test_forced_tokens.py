@@ -9,7 +9,7 @@ import pytest
 from openclaw_rl.learn.batches import to_sequences
 from openclaw_rl.ledger import verdicts
 from openclaw_rl.methods.base import NoSignal
-from openclaw_rl.types import Hint, Likeliest, SampleKind, Source, State, StoredTurn, Verdict
+from openclaw_rl.types import Hint, SampleKind, Source, State, StoredTurn, TopTokens, Verdict
 from support.methods import a_method
 from support.records import Book
 
@@ -18,8 +18,8 @@ FORCED = [True, False, False, True]
 K = 2
 
 
-def likeliest(logprob: float) -> Likeliest:
-    return Likeliest(np.arange(4 * K, dtype=np.int32).reshape(4, K), np.full((4, K), logprob, np.float32))
+def top_tokens(logprob: float) -> TopTokens:
+    return TopTokens(np.arange(4 * K, dtype=np.int32).reshape(4, K), np.full((4, K), logprob, np.float32))
 
 
 def judged(folder: Path, forced: list[bool], **verdict: Any) -> StoredTurn:
@@ -30,9 +30,9 @@ def judged(folder: Path, forced: list[bool], **verdict: Any) -> StoredTurn:
         response_ids=[4, 5, 6, 7],
         logprobs=[-1.0, -1.0, -2.0, -1.0],
         forced=forced,
-        top=likeliest(-1.5),
+        top=top_tokens(-1.5),
     )
-    hint = Hint("Be brief.", [-0.5, -0.5, -0.75, -0.25], top=likeliest(-0.5), of_policy_top=likeliest(-0.5).logprobs)
+    hint = Hint("Be brief.", [-0.5, -0.5, -0.75, -0.25], top=top_tokens(-0.5), of_policy_top=top_tokens(-0.5).logprobs)
     given = Verdict(**{"score": 1.0, "source": Source.LLM, "hints": (hint,), **verdict})
     assert book.change(verdicts.record, number, given, SampleKind.OPD_RL, "", 0)
     turn = book.read(number)

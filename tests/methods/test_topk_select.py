@@ -18,7 +18,7 @@ from openclaw_rl.methods.base import Baseline, NoSignal
 from openclaw_rl.methods.distillation import distil
 from openclaw_rl.methods.options import TopK
 from openclaw_rl.methods.topk_select import TopkSelect
-from openclaw_rl.types import Hint, Likeliest, SampleKind, State, StoredTurn, Verdict
+from openclaw_rl.types import Hint, SampleKind, State, StoredTurn, TopTokens, Verdict
 from support.methods import a_method, topk_method
 from support.records import Book
 
@@ -61,9 +61,9 @@ def numbers(distributions: Sequence[Distribution], ids: Sequence[Sequence[int]])
     return np.array([[own[id] for id in row] for own, row in zip(distributions, ids, strict=True)])
 
 
-def likeliest(distributions: Sequence[Distribution], k: int) -> Likeliest:
+def top_tokens(distributions: Sequence[Distribution], k: int) -> TopTokens:
     ids = top(distributions, k)
-    return Likeliest(np.array(ids), numbers(distributions, ids))
+    return TopTokens(np.array(ids), numbers(distributions, ids))
 
 
 def taught(
@@ -79,14 +79,14 @@ def taught(
         Hint(
             text,
             logprobs=[-1.0] * len(own),
-            top=likeliest(own, width),
+            top=top_tokens(own, width),
             of_policy_top=numbers(own, top(policy, K)) if targets else None,
             policy_scores=numbers(policy, top(own, K)),
         )
         for text, own in teachers
     ]
     assert turn.verdict is not None
-    return replace(turn, top=likeliest(policy, K), verdict=replace(turn.verdict, hints=tuple(hints)))
+    return replace(turn, top=top_tokens(policy, K), verdict=replace(turn.verdict, hints=tuple(hints)))
 
 
 def reference(
@@ -295,8 +295,8 @@ def test_only_the_teachers_tokens_need_the_policys_log_probs(subset: str) -> Non
 def test_a_bound_that_is_exactly_the_limit_is_known(plain: StoredTurn) -> None:
     """The teacher's engine named its three likeliest tokens; the policy's last one is not among them."""
     ids, logprobs = np.array([[1, 2, 3]] * 3), np.array([[-0.5, -1.0, -3.0]] * 3)
-    hint = Hint("a hint of some length", [-1.0] * 3, top=Likeliest(ids, logprobs))
-    policy = Likeliest(np.array([[1, 2, 4]] * 3), np.array([[-0.5, -1.0, -1.0]] * 3))
+    hint = Hint("a hint of some length", [-1.0] * 3, top=TopTokens(ids, logprobs))
+    policy = TopTokens(np.array([[1, 2, 4]] * 3), np.array([[-0.5, -1.0, -1.0]] * 3))
     assert plain.verdict is not None
     turn = replace(plain, top=policy, verdict=replace(plain.verdict, hints=(hint,)))
     distilled = distil(turn, TopK(K, clip=2.0))
@@ -315,7 +315,7 @@ def test_what_cannot_be_distilled_still_has_its_score(plain: StoredTurn) -> None
         topk_method(TopK(K), w_rl=0.0).lesson(plain)
 
 
-NARROW = Likeliest(np.array([[1, 2]] * 3), np.array([[-1.0, -2.0]] * 3))
+NARROW = TopTokens(np.array([[1, 2]] * 3), np.array([[-1.0, -2.0]] * 3))
 
 
 @pytest.mark.parametrize(
@@ -350,11 +350,11 @@ def test_the_ledger_keeps_what_the_teacher_said(tmp_path: Path) -> None:
     hint = Hint(
         "a hint of some length",
         [-0.5, -0.25],
-        top=Likeliest(np.array([[7, 8], [1, 2]]), table([-0.5, -1.5], [-0.25, -2.5])),
+        top=TopTokens(np.array([[7, 8], [1, 2]]), table([-0.5, -1.5], [-0.25, -2.5])),
         of_policy_top=table([-0.5, -4.0], [-8.0, -0.25]),
         policy_scores=table([-1.0, -2.0], [-3.0, -4.0]),
     )
-    likely = Likeliest(np.array([[7, 9], [3, 1]]), table([-0.5, -1.0], [-0.25, -2.0]))
+    likely = TopTokens(np.array([[7, 9], [3, 1]]), table([-0.5, -1.0], [-0.25, -2.0]))
     number = book.put(State.READY, response_ids=[7, 1], logprobs=[-0.5, -2.0], top=likely)
     assert book.change(verdicts.record, number, Verdict(hints=(hint, Hint("no teacher"))), SampleKind.OPD, "", 0)
     stored = book.read(number)

@@ -10,7 +10,7 @@ import numpy as np
 import uvicorn
 from fastapi import Request, Response
 
-from openclaw_rl.types import FinishReason, Likeliest, SampledToken, SampleRequest, ScoreRequest, Scores
+from openclaw_rl.types import FinishReason, SampledToken, SampleRequest, ScoreRequest, Scores, TopTokens
 from support.model_server import NoSuchModel, Pausable
 from support.server_program import free_port
 from support.vllm_double import create
@@ -62,7 +62,7 @@ class NoModel(Pausable):
 
     async def score(self, request: ScoreRequest, slot: int) -> Scores:
         count = request.last_n
-        top = Likeliest(np.zeros((count, 1), np.int32), np.full((count, 1), LOGPROB, np.float32))
+        top = TopTokens(np.zeros((count, 1), np.int32), np.full((count, 1), LOGPROB, np.float32))
         return Scores([LOGPROB] * count, top)
 
     async def run(self) -> None:

@@ -27,11 +27,11 @@ from openclaw_rl.engines.local.training.trainer import Trainer
 from openclaw_rl.losses.policy import PolicyLoss
 from openclaw_rl.types import (
     Alternatives,
-    Likeliest,
     SampleRequest,
     SamplingParams,
     ScoreRequest,
     Span,
+    TopTokens,
     TrainingSequence,
 )
 
@@ -80,7 +80,7 @@ def sequence(tokens: list[int], logprobs: list[float] | None, stop_reason: str, 
     return types.SampledSequence(stop_reason=stop_reason, tokens=tokens, logprobs=logprobs)
 
 
-def rows_of(top: Likeliest) -> list[list[tuple[int, float]]]:
+def rows_of(top: TopTokens) -> list[list[tuple[int, float]]]:
     """The likeliest tokens as the service writes them."""
     rows = zip(top.ids.tolist(), top.logprobs.tolist(), strict=True)
     return [list(zip(ids, values, strict=True)) for ids, values in rows]

@@ -17,7 +17,7 @@ from openclaw_rl.ledger.packing import common_prefix
 from openclaw_rl.methods.base import ONE_HINT, TeacherRequest
 from openclaw_rl.rendering.chat import ChatError, ChatRenderer, Message, content_text
 from openclaw_rl.rendering.clients import is_passing
-from openclaw_rl.types import Hint, Ids, Likeliest, Numbers, ScoreRequest, StoredTurn
+from openclaw_rl.types import Hint, Ids, Numbers, ScoreRequest, StoredTurn, TopTokens
 
 #: The last user message with a hint.
 HINTED = "{words}\n\n[user's hint / instruction]\n{hint}"
@@ -77,7 +77,7 @@ class Teacher:
             alone = hint_alone(self.renderer, hint)
             if problem := await self.own_answers.problem(prompt, alone, hint, turn.session.owner):
                 raise NotTaught(problem)
-        targets = likeliest(turn.top, top, "the policy's top tokens were not recorded") if top else None
+        targets = top_tokens(turn.top, top, "the policy's top tokens were not recorded") if top else None
         request = ScoreRequest(
             [*prompt, *turn.response_ids],
             len(turn.response_ids),
@@ -90,7 +90,7 @@ class Teacher:
             raise NotTaught("the teacher's log-probs are not one finite number per token")
         if not top:
             return Hint(hint, scores.logprobs)
-        teacher_top = likeliest(scores.top, top, "the teacher's engine does not return its top tokens")
+        teacher_top = top_tokens(scores.top, top, "the teacher's engine does not return its top tokens")
         policy_scores = await self._policy_scores(turn, teacher_top) if self.wanted.policy_scores else None
         return Hint(hint, scores.logprobs, top=scores.top, of_policy_top=scores.targets, policy_scores=policy_scores)
 
@@ -108,7 +108,7 @@ class Teacher:
         return scores.targets
 
 
-def likeliest(top: Likeliest | None, k: int, problem: str) -> Ids:
+def top_tokens(top: TopTokens | None, k: int, problem: str) -> Ids:
     """The first k ids at each position. Raises NotTaught with the problem if there are fewer."""
     if top is None or top.ids.shape[1] < k:
         raise NotTaught(problem)

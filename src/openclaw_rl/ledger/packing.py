@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from openclaw_rl.types import Likeliest, Numbers
+from openclaw_rl.types import Numbers, TopTokens
 
 _HALF = re.compile("[\ud800-\udfff]")
 
@@ -66,20 +66,20 @@ def unpack_flags(data: bytes | None, count: int) -> list[bool]:
     return flags
 
 
-def pack_top(top: Likeliest | None) -> bytes | None:
+def pack_top(top: TopTokens | None) -> bytes | None:
     """The k likeliest tokens at each position; None where none were recorded."""
     if top is None:
         return None
     return pack_ids([top.ids.shape[1]]) + top.ids.astype("<i4").tobytes() + top.logprobs.astype("<f4").tobytes()
 
 
-def unpack_top(data: bytes | None) -> Likeliest | None:
+def unpack_top(data: bytes | None) -> TopTokens | None:
     if data is None:
         return None
     half = 4 + (len(data) - 4) // 2
     ids, logprobs = np.frombuffer(data[4:half], "<i4"), np.frombuffer(data[half:], "<f4")
     k = unpack_ids(data[:4])[0]
-    return Likeliest(ids.reshape(-1, k), logprobs.reshape(-1, k))
+    return TopTokens(ids.reshape(-1, k), logprobs.reshape(-1, k))
 
 
 def pack_table(table: Numbers | None) -> bytes | None:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from openclaw_rl.methods.base import NoSignal
 from openclaw_rl.methods.options import TopK
-from openclaw_rl.types import Hint, Ids, Likeliest, StoredTurn
+from openclaw_rl.types import Hint, Ids, StoredTurn, TopTokens
 
 #: More exact than what is recorded, so that gaps and weights are as good as their numbers.
 Floats = NDArray[np.float64]
@@ -205,7 +205,7 @@ def read_candidate(hint: Hint, tokens: int, k: int) -> Candidate:
     return Candidate(hint.text, ids, logprobs, teacher_scores, policy_scores)
 
 
-def table(top: Likeliest | None, tokens: int, k: int, problem: str) -> tuple[Ids, Floats]:
+def table(top: TopTokens | None, tokens: int, k: int, problem: str) -> tuple[Ids, Floats]:
     """Ids and log-probs of every token, at least k of each. Raises NoSignal with the problem."""
     if top is None or len(top.ids) != tokens or top.ids.shape[1] < k:
         raise NoSignal(problem)

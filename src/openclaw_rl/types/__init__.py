@@ -33,7 +33,6 @@ from openclaw_rl.types.sampling import (
     BASE_VERSION,
     FinishReason,
     Ids,
-    Likeliest,
     Numbers,
     Priority,
     SampledToken,
@@ -41,6 +40,7 @@ from openclaw_rl.types.sampling import (
     SamplingParams,
     ScoreRequest,
     Scores,
+    TopTokens,
 )
 from openclaw_rl.types.training import (
     MAX_LOG_RATIO,

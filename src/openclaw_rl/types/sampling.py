@@ -96,7 +96,7 @@ class ScoreRequest:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Likeliest:
+class TopTokens:
     """The k likeliest tokens at each position, the likeliest first: arrays [positions, k]."""
 
     ids: Ids
@@ -108,5 +108,5 @@ class Scores:
     """Raw log-probs, one entry for each scored position."""
 
     logprobs: list[float]
-    top: Likeliest | None = None
+    top: TopTokens | None = None
     targets: Numbers | None = None

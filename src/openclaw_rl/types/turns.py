@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from openclaw_rl.types.episodes import EpisodeSummary, TurnEpisode
 from openclaw_rl.types.notes import ConversationNote
-from openclaw_rl.types.sampling import Likeliest, SamplingParams
+from openclaw_rl.types.sampling import SamplingParams, TopTokens
 from openclaw_rl.types.training import SampleKind
 from openclaw_rl.types.verdicts import Feedback, Verdict
 
@@ -68,7 +68,7 @@ class Turn:
     """Equal for requests with the same content, also in another form: a retry has the key of the original."""
     end_key: bytes
     """The same key for the conversation including this response. It identifies the request that continues it."""
-    top: Likeliest | None = None
+    top: TopTokens | None = None
     forced: Sequence[bool] = ()
     """Which response tokens a constraint forced; empty if none."""
     notes: Sequence[ConversationNote] = ()
@@ -119,7 +119,7 @@ class StoredTurn:
     prompt_ids: list[int]
     response_ids: list[int]
     logprobs: list[float]
-    top: Likeliest | None
+    top: TopTokens | None
     sampling: dict[str, Any]
     finish_reason: str
     next_state: list[dict[str, Any]] | None

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from openclaw_rl.types.sampling import Likeliest, Numbers
+from openclaw_rl.types.sampling import Numbers, TopTokens
 
 #: The reason of a verdict that the rules do not give because they do not understand what came next.
 UNREAD = "what came next is unclear"
@@ -63,7 +63,7 @@ class Hint:
     """Of the response's tokens after the prompt with the hint; empty if the teacher was not asked or failed."""
     problem: str = ""
     """Why there are no log-probs although the teacher was asked."""
-    top: Likeliest | None = None
+    top: TopTokens | None = None
     """The teacher's likeliest tokens at each position of the response, if they were requested."""
     of_policy_top: Numbers | None = None
     """The teacher's log-probs of the policy's likeliest tokens (the turn's `top`), if the teacher can give them."""

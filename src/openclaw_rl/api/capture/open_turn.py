@@ -15,10 +15,10 @@ from openclaw_rl.rendering import history
 from openclaw_rl.rendering.chat import Message
 from openclaw_rl.types import (
     EpisodeMode,
-    Likeliest,
     SampledToken,
     SamplingParams,
     SessionKey,
+    TopTokens,
     Turn,
     TurnKind,
 )
@@ -115,7 +115,7 @@ class OpenTurn:
             parent=self.parent,
             request_key=self.request_key,
             end_key=history.extend(self.request_key, choice.message),
-            top=likeliest(choice.tokens, answered.sampling.top_logprobs),
+            top=top_tokens(choice.tokens, answered.sampling.top_logprobs),
             forced=[token.forced for token in choice.tokens],
             notes=self.chosen.notes,
             notes_from=self.chosen.notes_from,
@@ -125,9 +125,9 @@ class OpenTurn:
         )
 
 
-def likeliest(tokens: Sequence[SampledToken], k: int) -> Likeliest | None:
+def top_tokens(tokens: Sequence[SampledToken], k: int) -> TopTokens | None:
     """The k likeliest tokens at each position; None if they were not asked for or the sampler did not return them."""
     if not k or not tokens or any(len(token.top) < k for token in tokens):
         return None
     numbers = np.array([token.top[:k] for token in tokens])
-    return Likeliest(numbers[:, :, 0].astype(np.int32), numbers[:, :, 1].astype(np.float32))
+    return TopTokens(numbers[:, :, 0].astype(np.int32), numbers[:, :, 1].astype(np.float32))

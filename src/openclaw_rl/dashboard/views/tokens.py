@@ -12,7 +12,7 @@ from openclaw_rl.methods.base import Method, NoSignal, teacher_logprobs
 from openclaw_rl.methods.distillation import distil
 from openclaw_rl.methods.options import TopK
 from openclaw_rl.rendering.detokenize import token_bytes
-from openclaw_rl.types import Likeliest, StoredTurn
+from openclaw_rl.types import StoredTurn, TopTokens
 
 #: Tokens of a response that are shown.
 MAX_TOKENS = 600
@@ -113,11 +113,11 @@ def describe(tokenizer: Tokenizer, turn: StoredTurn, advantages: Sequence[float]
                 parts.append(f"{name} {percent(values[place])} (log-prob {values[place]:+.3f})")
         if place < len(advantages):
             parts.append(f"advantage {advantages[place]:+.3f}")
-        lines.append(" · ".join(parts) + likeliest(tokenizer, turn.top, place))
+        lines.append(" · ".join(parts) + top_tokens(tokenizer, turn.top, place))
     return lines
 
 
-def likeliest(tokenizer: Tokenizer, top: Likeliest | None, place: int) -> str:
+def top_tokens(tokenizer: Tokenizer, top: TopTokens | None, place: int) -> str:
     """A line with the likeliest tokens at a place; empty if they were not recorded."""
     if top is None or place >= len(top.ids):
         return ""

@@ -10,7 +10,7 @@ from openclaw_rl.engines.errors import EngineUnavailable
 from openclaw_rl.engines.remote.dialect import SampledPiece, ServerScores, ServerTraits, salt_of, seed_of
 from openclaw_rl.engines.remote.http import InferenceServer
 from openclaw_rl.engines.remote.structural_tag import structural_tag
-from openclaw_rl.types import FinishReason, Likeliest, Priority, SampledToken, SampleRequest, ScoreRequest, Scores
+from openclaw_rl.types import FinishReason, Priority, SampledToken, SampleRequest, ScoreRequest, Scores, TopTokens
 
 GENERATE = "/generate"
 FINISHES = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
@@ -99,7 +99,7 @@ class SglangDialect:
         rows = [ordered(row)[: request.top_k] for row in info["input_top_logprobs"][-request.last_n :]]
         ids = np.array([[id for id, _ in row] for row in rows], np.int32)
         logprobs = np.array([[logprob for _, logprob in row] for row in rows], np.float32)
-        return ServerScores(Scores(given, Likeliest(ids, logprobs)), weights_of(info))
+        return ServerScores(Scores(given, TopTokens(ids, logprobs)), weights_of(info))
 
     async def load(self, server: InferenceServer, model: str, folder: Path) -> None:
         await server.post("/load_lora_adapter", {"lora_name": model, "lora_path": str(folder)})

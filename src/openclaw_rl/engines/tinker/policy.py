@@ -17,7 +17,7 @@ from openclaw_rl.engines.tinker import sdk
 from openclaw_rl.engines.tinker.connection import Connection
 from openclaw_rl.engines.tinker.errors import CallFailed, Kind
 from openclaw_rl.engines.tinker.logprob_probe import PROBE, PROBE_PROMPT, is_shaped
-from openclaw_rl.types import Likeliest, Numbers, SamplingParams, ScoreRequest, Scores
+from openclaw_rl.types import Numbers, SamplingParams, ScoreRequest, Scores, TopTokens
 
 log = logging.getLogger(__name__)
 
@@ -189,7 +189,7 @@ class RemotePolicy:
         return Drawn(ids, logprobs, tops[: len(ids)] if fits else [], stopped)
 
 
-def read_top(answer: Any, request: ScoreRequest) -> Likeliest | None:
+def read_top(answer: Any, request: ScoreRequest) -> TopTokens | None:
     """The likeliest tokens, equally many at each position; None if the service gives fewer than asked for."""
     if not request.top_k:
         return None
@@ -198,7 +198,7 @@ def read_top(answer: Any, request: ScoreRequest) -> Likeliest | None:
     if len(rows) != request.last_n or width < request.top_k:
         return None
     numbers = np.array([row[:width] for row in rows])
-    return Likeliest(numbers[:, :, 0].astype(np.int32), numbers[:, :, 1].astype(np.float32))
+    return TopTokens(numbers[:, :, 0].astype(np.int32), numbers[:, :, 1].astype(np.float32))
 
 
 def read_targets(answer: Any, request: ScoreRequest) -> Numbers | None:
@@ -232,7 +232,7 @@ def ranked(entry: Sequence[tuple[int, float]] | None) -> Top:
     return tuple(sorted(logprobs.items(), key=lambda pair: -pair[1]))
 
 
-def rows_of(top: Likeliest | None, k: int) -> list[Top]:
+def rows_of(top: TopTokens | None, k: int) -> list[Top]:
     """The k likeliest tokens of each position; empty if there are none."""
     if top is None:
         return []

@@ -14,13 +14,13 @@ from openclaw_rl.engines.remote.http import InferenceServer, InferenceServerGone
 from openclaw_rl.engines.remote.structural_tag import structural_tag
 from openclaw_rl.types import (
     FinishReason,
-    Likeliest,
     Numbers,
     Priority,
     SampledToken,
     SampleRequest,
     ScoreRequest,
     Scores,
+    TopTokens,
 )
 
 GENERATE = "/inference/v1/generate"
@@ -128,7 +128,7 @@ class VllmDialect:
         rows = answer["prompt_logprobs"][-request.last_n :]
         given = [known(row[str(id)]["logprob"]) for row, id in zip(rows, request.ids[-request.last_n :], strict=True)]
         packed = answer.get("prompt_token_id_logprobs")
-        top = likeliest(rows, request.top_k) if request.top_k else None
+        top = top_tokens(rows, request.top_k) if request.top_k else None
         weights = tuple(name for choice in answer.get("choices") or () for name in weights_of(choice))
         return ServerScores(Scores(given, top, packed and unpacked(packed)), weights)
 
@@ -243,9 +243,9 @@ def unpacked(array: str) -> Numbers:
     return numbers
 
 
-def likeliest(rows: list[Mapping[str, Mapping[str, Any]]], k: int) -> Likeliest:
+def top_tokens(rows: list[Mapping[str, Mapping[str, Any]]], k: int) -> TopTokens:
     """The k likeliest tokens of each position. The given token is in the rows too, whatever its rank."""
     chosen = [sorted((row["rank"], int(id), row["logprob"]) for id, row in rows_at.items())[:k] for rows_at in rows]
     ids = np.array([[id for _, id, _ in at] for at in chosen], np.int32)
     logprobs = np.array([[logprob for _, _, logprob in at] for at in chosen], np.float32)
-    return Likeliest(ids, logprobs)
+    return TopTokens(ids, logprobs)

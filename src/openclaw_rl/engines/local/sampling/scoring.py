@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from openclaw_rl.engines.local.model.decoder import Decoder
-from openclaw_rl.types import Likeliest, ScoreRequest, Scores
+from openclaw_rl.types import ScoreRequest, Scores, TopTokens
 
 #: Rows of logits held at a time: at a vocabulary of 150,000, about 150 MB in float32.
 ROWS = 256
@@ -20,7 +20,7 @@ class Scoring:
         """The position whose logits are of the first scored token."""
         self._logprobs = np.zeros(request.last_n, np.float32)
         top = (request.last_n, request.top_k)
-        self._top = Likeliest(np.zeros(top, np.int32), np.zeros(top, np.float32)) if request.top_k else None
+        self._top = TopTokens(np.zeros(top, np.int32), np.zeros(top, np.float32)) if request.top_k else None
         self._targets = None if request.targets is None else np.zeros(request.targets.shape, np.float32)
 
     @torch.inference_mode()
