@@ -12,7 +12,7 @@ from openclaw_rl.envs.options import FIELDS as DRIVER_FIELDS
 ROOT = Path(__file__).parent.parent
 #: The pages with a table that is written here, and what writes it.
 PAGES: dict[Path, Callable[[], str]] = {
-    ROOT / "README.md": partial(options_table, FIELDS),
+    ROOT / "docs" / "options.md": partial(options_table, FIELDS),
     ROOT / "docs" / "environments.md": partial(options_table, DRIVER_FIELDS),
     ROOT / "docs" / "launchers.md": launchers_table,
 }

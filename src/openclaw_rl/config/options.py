@@ -209,7 +209,7 @@ def shown_default(field: FieldInfo) -> str:
 
 
 def options_table(fields: Fields) -> str:
-    """All options as Markdown tables, for the README."""
+    """All options as Markdown tables, for docs/options.md."""
     groups: dict[str, list[str]] = {}
     for name, field in fields.items():
         definition = option_of(field)

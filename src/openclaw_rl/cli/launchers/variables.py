@@ -1,6 +1,6 @@
 """The variables and flags of the published scripts: which option of ours each means, and in which scripts.
 
-Variables that the options themselves name, as the README's table has them, need no entry here.
+Variables that the options themselves name, as docs/options.md lists them, need no entry here.
 """
 
 from collections.abc import Callable, Mapping
