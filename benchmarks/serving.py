@@ -24,8 +24,7 @@ from typing import Any
 import uvicorn
 from common import machine, model_folder, percentile, sized, table, verdict
 
-from openclaw_rl.engines.base import EngineLimits, EngineStats
-from openclaw_rl.engines.capabilities import SamplerCapabilities
+from openclaw_rl.engines.base import EngineLimits, EngineStats, SamplerCapabilities
 from openclaw_rl.ledger.ledger import Ledger
 from openclaw_rl.types import BASE_VERSION, FinishReason, SampledToken, SampleRequest
 

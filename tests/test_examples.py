@@ -10,8 +10,8 @@ import torch
 
 from openclaw_rl.app.rollouts import Rollout
 from openclaw_rl.cli import main
+from openclaw_rl.engines.base import EngineUnavailable
 from openclaw_rl.engines.custom import CustomSampler
-from openclaw_rl.engines.errors import EngineUnavailable
 from openclaw_rl.judge.case import Case
 from openclaw_rl.judge.judges.custom import CustomJudge
 from openclaw_rl.learn.gate import read_items

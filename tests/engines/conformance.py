@@ -15,16 +15,18 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from openclaw_rl.engines.base import Sampler
-from openclaw_rl.engines.errors import (
+from openclaw_rl.engines.base import (
     ConstraintRefused,
     EngineError,
     EngineUnavailable,
+    PolicyRef,
     QueueFull,
+    Sampler,
     StepRefused,
     VersionGone,
+    WeightForm,
+    policy_in,
 )
-from openclaw_rl.engines.policy_ref import PolicyRef, WeightForm, policy_in
 from openclaw_rl.types import (
     BASE_VERSION,
     Constraint,

@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 
-from openclaw_rl.engines.constraints import compiler as compiling
-from openclaw_rl.engines.constraints.automaton import Automaton
-from openclaw_rl.engines.constraints.compiler import Compiler
-from openclaw_rl.engines.errors import ConstraintRefused
+from openclaw_rl.engines import constraints as compiling
+from openclaw_rl.engines.base import ConstraintRefused
+from openclaw_rl.engines.constraints import Automaton, Compiler
 from openclaw_rl.engines.remote.structural_tag import structural_tag
 from openclaw_rl.envs.schema import mismatch
 from openclaw_rl.rendering.tool_calls import HermesToolParser, ParsedToolCall

@@ -8,9 +8,8 @@ import pytest
 from openclaw_rl.app.checks import check
 from openclaw_rl.app.config import Config, load
 from openclaw_rl.config.options import ConfigError
-from openclaw_rl.engines.capabilities import SamplerCapabilities
+from openclaw_rl.engines.base import SamplerCapabilities, WeightForm
 from openclaw_rl.engines.factory import check_pair, learner_factory, sampler_factory, sampler_that_loads
-from openclaw_rl.engines.policy_ref import WeightForm
 from openclaw_rl.engines.registry import SAMPLERS, backends, engine_sections
 from openclaw_rl.engines.tinker import sdk
 from openclaw_rl.errors import UserError

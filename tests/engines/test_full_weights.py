@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
-from openclaw_rl.engines.errors import StepRefused
+from openclaw_rl.engines.base import StepRefused
 from openclaw_rl.engines.local.model.adapters import BadPolicy
 from openclaw_rl.engines.local.model.decoder import load_decoder, take_apart
 from openclaw_rl.engines.local.model.model_slots import ModelSlots

@@ -16,12 +16,11 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from openclaw_rl.engines.errors import EngineUnavailable, StepRefused, StepStopped
+from openclaw_rl.engines.base import EngineUnavailable, PolicyRef, StepRefused, StepStopped, WeightForm
 from openclaw_rl.engines.local.model.decoder import load_decoder
 from openclaw_rl.engines.local.process.learner import LocalLearner
 from openclaw_rl.engines.local.process.sampler import LocalSampler
 from openclaw_rl.engines.local.process.sampler_messages import WorkerOptions
-from openclaw_rl.engines.policy_ref import PolicyRef, WeightForm
 from openclaw_rl.types import ScoreRequest, TrainingSequence
 from support.tiny_models import save_tiny_model
 from support.trainers import InProcessLearner, batch, options

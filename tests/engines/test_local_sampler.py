@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from openclaw_rl.engines.errors import EngineUnavailable
+from openclaw_rl.engines.base import EngineUnavailable, PolicyRef, WeightForm, policy_in
 from openclaw_rl.engines.local.process.sampler import LocalSampler
 from openclaw_rl.engines.local.process.sampler_messages import WorkerOptions
-from openclaw_rl.engines.policy_ref import PolicyRef, WeightForm, policy_in
 from openclaw_rl.types import Priority, SampledToken, SampleRequest, SamplingParams, ScoreRequest
 from support.tiny_models import save_tiny_model
 

@@ -5,8 +5,8 @@ import random
 
 import pytest
 
-from openclaw_rl.engines.errors import StepRefused
-from openclaw_rl.engines.measures import check_move, distance
+from openclaw_rl.engines.base import StepRefused
+from openclaw_rl.engines.transaction import check_move, distance
 
 #: The default of --max-kl.
 LIMIT = 0.5

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from openclaw_rl.engines.errors import EngineUnavailable
-from openclaw_rl.engines.policy_ref import PolicyRef, WeightForm
+from openclaw_rl.engines.base import EngineUnavailable, PolicyRef, WeightForm
 from openclaw_rl.engines.remote import replica as replica_module
 from openclaw_rl.engines.remote.http import InferenceServer
 from openclaw_rl.engines.remote.outside_weights import OutsideWeightsSampler, WeightNumbers

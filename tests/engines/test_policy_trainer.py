@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from openclaw_rl.engines import transaction
-from openclaw_rl.engines.errors import StepRefused
+from openclaw_rl.engines.base import StepRefused
 from openclaw_rl.engines.local.model.decoder import Decoder, load_decoder
 from openclaw_rl.engines.local.training.packing import MicroBatch, micro_batches
 from openclaw_rl.engines.local.training.policy_trainer import MAX_HALVINGS

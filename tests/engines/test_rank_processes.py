@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 import torch
 
-from openclaw_rl.engines.errors import EngineUnavailable, StepStopped
+from openclaw_rl.engines.base import EngineUnavailable, StepStopped
 from openclaw_rl.engines.local.model.decoder import load_decoder
 from openclaw_rl.engines.local.process.learner import LocalLearner
 from openclaw_rl.engines.local.process.learner_messages import RankOptions

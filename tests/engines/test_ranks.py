@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from openclaw_rl.engines.errors import StepLost, StepRefused, StepStopped
+from openclaw_rl.engines.base import StepLost, StepRefused, StepStopped
 from openclaw_rl.engines.local.model.decoder import load_decoder
 from openclaw_rl.engines.local.training.packing import micro_batches
 from openclaw_rl.engines.local.training.policy_trainer import PolicyTrainer

@@ -12,9 +12,8 @@ import pytest
 from openclaw_rl.app.checks import check
 from openclaw_rl.app.config import load
 from openclaw_rl.config.options import ConfigError
-from openclaw_rl.engines.errors import EngineUnavailable, VersionGone
+from openclaw_rl.engines.base import EngineUnavailable, PolicyRef, VersionGone, WeightForm
 from openclaw_rl.engines.factory import sampler_factory
-from openclaw_rl.engines.policy_ref import PolicyRef, WeightForm
 from openclaw_rl.engines.remote import replica as replica_module
 from openclaw_rl.engines.remote.full_weights import FullWeightSampler
 from openclaw_rl.engines.remote.http import InferenceServer

@@ -12,7 +12,7 @@ import pytest
 
 from openclaw_rl.app.config import Config, load
 from openclaw_rl.config.options import ConfigError
-from openclaw_rl.engines.errors import EngineAway, EngineUnavailable
+from openclaw_rl.engines.base import EngineAway, EngineUnavailable
 from openclaw_rl.engines.factory import Resources
 from openclaw_rl.engines.tinker import sdk
 from openclaw_rl.engines.tinker.errors import Kind, LastWarning, read

@@ -17,10 +17,9 @@ from openclaw_rl.app.checks import check_versions
 from openclaw_rl.app.config import load
 from openclaw_rl.config.options import ConfigError
 from openclaw_rl.engines import transaction as transaction_module
-from openclaw_rl.engines.errors import EngineAway, EngineUnavailable, StepRefused
+from openclaw_rl.engines.base import EngineAway, EngineUnavailable, StepRefused, policy_in
 from openclaw_rl.engines.local.training.lora import LoraWeights
 from openclaw_rl.engines.local.training.trainer import Trainer
-from openclaw_rl.engines.policy_ref import policy_in
 from openclaw_rl.engines.tinker import connection as connection_module
 from openclaw_rl.engines.tinker.connection import Account, Connection
 from openclaw_rl.engines.tinker.datum import read_tables, sampled, to_data

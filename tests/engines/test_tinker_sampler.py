@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
-from openclaw_rl.engines.errors import EngineAway, EngineError, EngineUnavailable
+from openclaw_rl.engines.base import EngineAway, EngineError, EngineUnavailable, PolicyRef, policy_in
 from openclaw_rl.engines.local.training.lora import LoraWeights
-from openclaw_rl.engines.policy_ref import PolicyRef, policy_in
 from openclaw_rl.engines.tinker import connection as module
 from openclaw_rl.engines.tinker import heartbeat as heartbeat_module
 from openclaw_rl.engines.tinker.connection import Account, Connection

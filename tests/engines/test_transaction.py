@@ -7,10 +7,15 @@ from typing import Any
 
 import pytest
 
-from openclaw_rl.engines.base import PassResult, SpanLogprobs
-from openclaw_rl.engines.capabilities import LearnerCapabilities
-from openclaw_rl.engines.errors import EngineUnavailable, StepRefused, StepStopped
-from openclaw_rl.engines.policy_ref import PolicyRef
+from openclaw_rl.engines.base import (
+    EngineUnavailable,
+    LearnerCapabilities,
+    PassResult,
+    PolicyRef,
+    SpanLogprobs,
+    StepRefused,
+    StepStopped,
+)
 from openclaw_rl.engines.transaction import TransactionalLearner
 from openclaw_rl.types import LossSettings, Span, TrainingSequence
 from support.training_settings import taken_out

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from openclaw_rl.engines.host import usable_memory
 from openclaw_rl.engines.local.process.sampler_messages import WorkerOptions
 from openclaw_rl.engines.local.sampling import cache_size
-from openclaw_rl.engines.usable_memory import usable_memory
 
 GIB = 1 << 30
 #: How the first version of control groups writes that there is no limit.

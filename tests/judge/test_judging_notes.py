@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from openclaw_rl.engines.errors import EngineError, EngineUnavailable, VersionGone
+from openclaw_rl.engines.base import EngineError, EngineUnavailable, VersionGone
 from openclaw_rl.judge.judges.base import Opinion
 from openclaw_rl.judge.notes import NoteDistiller, wishes_around
 from openclaw_rl.judge.reader import read_wishes

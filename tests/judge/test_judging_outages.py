@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from openclaw_rl.app.background import BackgroundLoops
-from openclaw_rl.engines.errors import EngineUnavailable
+from openclaw_rl.engines.base import EngineUnavailable
 from openclaw_rl.judge import circuit_breaker
 from openclaw_rl.judge.askers import AskParams
 from openclaw_rl.judge.case import Case

@@ -12,7 +12,7 @@ import pytest_asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openclaw_rl.engines.errors import EngineError, EngineUnavailable
+from openclaw_rl.engines.base import EngineError, EngineUnavailable
 from openclaw_rl.engines.local.process.sampler import LocalSampler
 from openclaw_rl.engines.local.process.sampler_messages import WorkerOptions
 from openclaw_rl.judge.errors import JudgeDown

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from openclaw_rl.config.options import ConfigError
-from openclaw_rl.engines.errors import EngineUnavailable
+from openclaw_rl.engines.base import EngineUnavailable
 from openclaw_rl.engines.local.process.sampler import LocalSampler
 from openclaw_rl.engines.local.process.sampler_messages import WorkerOptions
 from openclaw_rl.learn.gate import MAX_ANSWER_TOKENS, MAX_CONCURRENT, Gate, Item, read_item, read_items

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from openclaw_rl.engines.errors import EngineError, EngineUnavailable
+from openclaw_rl.engines.base import EngineError, EngineUnavailable
 from openclaw_rl.learn import imported
 from openclaw_rl.learn.imported import score_imported
 from openclaw_rl.types import ScoreRequest, State

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from openclaw_rl.engines.errors import EngineUnavailable
+from openclaw_rl.engines.base import EngineUnavailable
 from openclaw_rl.types import State
 from support.learning_run import a_run, flat, forever
 

@@ -8,7 +8,7 @@ from uuid import uuid4
 import pytest
 
 from openclaw_rl.app.background import BackgroundLoops
-from openclaw_rl.engines.errors import StepRefused
+from openclaw_rl.engines.base import StepRefused
 from openclaw_rl.learn.checkpoints import Checkpoints
 from openclaw_rl.learn.rollback import roll_back_offline
 from openclaw_rl.ledger import episodes

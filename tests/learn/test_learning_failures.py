@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from openclaw_rl.engines.errors import EngineUnavailable, StepRefused
+from openclaw_rl.engines.base import EngineUnavailable, StepRefused
 from openclaw_rl.ledger.errors import LedgerError
 from openclaw_rl.types import State
 from support.learning_run import LearningRun, a_run, dies, flat, once

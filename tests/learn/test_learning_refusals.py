@@ -2,7 +2,7 @@
 
 import pytest
 
-from openclaw_rl.engines.errors import EngineUnavailable, QueueFull, StepRefused
+from openclaw_rl.engines.base import EngineUnavailable, QueueFull, StepRefused
 from openclaw_rl.ledger.status import read_status
 from openclaw_rl.types import State
 from support.learning_run import Examiner, LearningRun, once

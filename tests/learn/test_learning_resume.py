@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from openclaw_rl.engines.errors import StepRefused
+from openclaw_rl.engines.base import StepRefused
 from openclaw_rl.types import State
 from support.learning_run import SECONDS, LearningRun, a_run, flat, once
 

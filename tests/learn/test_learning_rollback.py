@@ -7,7 +7,7 @@ import pytest
 
 from openclaw_rl.api.operations import OperationFailed
 from openclaw_rl.app.background import BackgroundLoops
-from openclaw_rl.engines.errors import EngineUnavailable, StepRefused
+from openclaw_rl.engines.base import EngineUnavailable, StepRefused
 from openclaw_rl.ledger import queries
 from openclaw_rl.types import State
 from support.learning_run import Examiner, LearningRun, flat, once

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from openclaw_rl.app.background import BackgroundLoops
-from openclaw_rl.engines.errors import EngineUnavailable, StepStopped
+from openclaw_rl.engines.base import EngineUnavailable, StepStopped
 from openclaw_rl.learn import loop as module
 from openclaw_rl.learn.phases import Phase
 from openclaw_rl.ledger.errors import LedgerError

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from openclaw_rl.engines.policy_ref import PolicyRef, WeightForm
+from openclaw_rl.engines.base import PolicyRef, WeightForm
 from openclaw_rl.learn.warming import MAX_CONVERSATIONS, MAX_TOKENS, warm
 from openclaw_rl.ledger import changes
 from openclaw_rl.types import Priority, SampleRequest, SessionKey

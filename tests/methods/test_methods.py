@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from openclaw_rl.engines.capabilities import SamplerCapabilities
+from openclaw_rl.engines.base import SamplerCapabilities
 from openclaw_rl.errors import UserError
 from openclaw_rl.ledger import changes, verdicts
 from openclaw_rl.methods.base import Baseline, Method, NoSignal

@@ -187,7 +187,7 @@ def movement(model: str, run_dir: Path, checkpoint: Path, trained: list[int]) ->
     program = f"""
 import asyncio, json, sys
 from pathlib import Path
-from openclaw_rl.engines.policy_ref import policy_in
+from openclaw_rl.engines.base import policy_in
 from openclaw_rl.engines.tinker.connection import Account, Connection
 from openclaw_rl.engines.tinker.sampler import SamplerOptions, TinkerSampler
 from openclaw_rl.types import ScoreRequest

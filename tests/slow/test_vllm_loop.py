@@ -19,9 +19,9 @@ import httpx
 import pytest
 import torch
 
+from openclaw_rl.engines.base import policy_in
 from openclaw_rl.engines.local.model.decoder import load_decoder
 from openclaw_rl.engines.local.training.lora import LoraWeights
-from openclaw_rl.engines.policy_ref import policy_in
 from openclaw_rl.engines.remote.http import InferenceServer
 from openclaw_rl.engines.remote.sampler import RemoteOptions, RemoteSampler
 from openclaw_rl.engines.vllm.dialect import VllmDialect

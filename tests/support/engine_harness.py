@@ -16,11 +16,10 @@ import torch
 from peft import PeftModel
 from transformers import LlamaForCausalLM
 
-from openclaw_rl.engines.base import Sampler
+from openclaw_rl.engines.base import PolicyRef, Sampler, WeightForm, policy_in
 from openclaw_rl.engines.local.merge import merge_adapter
 from openclaw_rl.engines.local.process.sampler import LocalSampler
 from openclaw_rl.engines.local.process.sampler_messages import WorkerOptions
-from openclaw_rl.engines.policy_ref import PolicyRef, WeightForm, policy_in
 from openclaw_rl.engines.remote.factory import free_port
 from openclaw_rl.engines.remote.full_weights import FullWeightSampler
 from openclaw_rl.engines.remote.http import InferenceServer

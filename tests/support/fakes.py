@@ -9,12 +9,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from openclaw_rl.engines.admission import Admission
-from openclaw_rl.engines.base import EngineStats, StepResult
-from openclaw_rl.engines.capabilities import LearnerCapabilities, SamplerCapabilities
-from openclaw_rl.engines.errors import EngineUnavailable, QueueFull, StepRefused
-from openclaw_rl.engines.measures import check_move
-from openclaw_rl.engines.policy_ref import PolicyRef, WeightForm, policy_in
+from openclaw_rl.engines.base import (
+    EngineStats,
+    EngineUnavailable,
+    LearnerCapabilities,
+    PolicyRef,
+    QueueFull,
+    SamplerCapabilities,
+    StepRefused,
+    StepResult,
+    WeightForm,
+    policy_in,
+)
+from openclaw_rl.engines.stream import Admission
+from openclaw_rl.engines.transaction import check_move
 from openclaw_rl.engines.versions import PolicyVersions
 from openclaw_rl.types import (
     BASE_VERSION,

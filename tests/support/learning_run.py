@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from openclaw_rl.engines.errors import EngineUnavailable
-from openclaw_rl.engines.policy_ref import PolicyRef
+from openclaw_rl.engines.base import EngineUnavailable, PolicyRef
 from openclaw_rl.learn.build import serve_learned, where_to_begin
 from openclaw_rl.learn.checkpoints import Checkpoint, Checkpoints
 from openclaw_rl.learn.loop import LearnLoop, LearnSettings

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from openclaw_rl.engines.errors import EngineError
+from openclaw_rl.engines.base import EngineError
 from openclaw_rl.engines.local.model.decoder import Decoder
 from openclaw_rl.engines.local.process.learner_messages import LearnerOptions, Meeting, RankPlace
 from openclaw_rl.engines.local.training.policy_trainer import PolicyTrainer

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from openclaw_rl.engines.constraints.automaton import Automaton, Vocabulary
+from openclaw_rl.engines.constraints import Automaton, Vocabulary
 from openclaw_rl.types import Constraint
 
 WORDS = ("a", "the fox", 'quote " here', "back\\slash", "é", "名前", "", "line\nbreak", "<tool_call>", "</think>")

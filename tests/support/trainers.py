@@ -10,13 +10,19 @@ from uuid import uuid4
 
 import torch
 
-from openclaw_rl.engines.base import PassResult, SpanLogprobs, StepResult
-from openclaw_rl.engines.capabilities import LearnerCapabilities
+from openclaw_rl.engines.base import (
+    LearnerCapabilities,
+    PassResult,
+    PolicyRef,
+    SpanLogprobs,
+    StepResult,
+    WeightForm,
+    policy_in,
+)
 from openclaw_rl.engines.local.model.decoder import Decoder
 from openclaw_rl.engines.local.process.learner_messages import LearnerOptions
 from openclaw_rl.engines.local.training.lora import LoraWeights
 from openclaw_rl.engines.local.training.policy_trainer import PolicyTrainer
-from openclaw_rl.engines.policy_ref import PolicyRef, WeightForm, policy_in
 from openclaw_rl.engines.transaction import TransactionalLearner
 from openclaw_rl.types import Span, TrainingSequence
 from support.training_settings import taken_out

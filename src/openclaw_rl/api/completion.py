@@ -11,8 +11,7 @@ from openclaw_rl.api.capture.open_turn import AnsweredChoice, AnsweredRequest, O
 from openclaw_rl.api.errors import from_engine
 from openclaw_rl.api.message import AssistantMessage
 from openclaw_rl.api.metrics import ServerMetrics
-from openclaw_rl.engines.base import SampleStream
-from openclaw_rl.engines.errors import EngineUnavailable
+from openclaw_rl.engines.base import EngineUnavailable, SampleStream
 from openclaw_rl.rendering.chat import RenderedPrompt
 from openclaw_rl.rendering.response import Delta, ResponseParser
 from openclaw_rl.types import FinishReason, SampledToken, SamplingParams

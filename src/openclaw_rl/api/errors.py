@@ -10,7 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match
 from starlette.types import Scope
 
-from openclaw_rl.engines.errors import ConstraintRefused, EngineUnavailable, QueueFull
+from openclaw_rl.engines.base import ConstraintRefused, EngineUnavailable, QueueFull
 
 #: The paths of OpenAI's API begin with this. Some clients add it themselves, others expect it in their base URL.
 PATH_PREFIX = "/v1"

@@ -19,8 +19,7 @@ from openclaw_rl.api.metrics import ServerMetrics
 from openclaw_rl.api.reader import ReadRequest, RequestReader, context_length_exceeded
 from openclaw_rl.api.translated import TextRequest
 from openclaw_rl.api.wire import ChatRequest
-from openclaw_rl.engines.base import Sampler
-from openclaw_rl.engines.errors import EngineUnavailable, QueueFull, VersionGone
+from openclaw_rl.engines.base import EngineUnavailable, QueueFull, Sampler, VersionGone
 from openclaw_rl.ledger.ledger import Ledger
 from openclaw_rl.ledger.options import NotesOptions
 from openclaw_rl.rendering.call_format import call_format

@@ -6,8 +6,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 from openclaw_rl.api.operations import NO_TRAINER, IsGone, OperationFailed
-from openclaw_rl.engines.base import Sampler
-from openclaw_rl.engines.errors import EngineError
+from openclaw_rl.engines.base import EngineError, Sampler
 from openclaw_rl.judge.loop import JudgeLoop
 from openclaw_rl.judge.notes import topic_of
 from openclaw_rl.judge.reader import ready

@@ -6,7 +6,7 @@ from openclaw_rl.app.assembly import check_own_code, judge_setup
 from openclaw_rl.app.config import Config
 from openclaw_rl.app.split import check_split
 from openclaw_rl.config.options import ConfigError
-from openclaw_rl.engines.capabilities import SamplerCapabilities
+from openclaw_rl.engines.base import SamplerCapabilities
 from openclaw_rl.engines.factory import check_pair
 from openclaw_rl.engines.remote.factory import RemoteSamplerFactory
 from openclaw_rl.judge.build import check_judges

@@ -35,8 +35,7 @@ from openclaw_rl.app.split import check_seen
 from openclaw_rl.app.startup_signals import Start
 from openclaw_rl.dashboard.live.dashboard import LiveRun
 from openclaw_rl.dashboard.live.routes import install
-from openclaw_rl.engines.base import Sampler
-from openclaw_rl.engines.errors import EngineUnavailable
+from openclaw_rl.engines.base import EngineUnavailable, Sampler
 from openclaw_rl.errors import UserError
 from openclaw_rl.learn.imported import score_imported
 from openclaw_rl.learn.run_files import finish_interrupted_deletions

@@ -20,7 +20,7 @@ from openclaw_rl.app.run_folder import lock_folders, prepare_folders
 from openclaw_rl.app.split import check_seen
 from openclaw_rl.app.startup_signals import Start
 from openclaw_rl.config.options import ConfigError
-from openclaw_rl.engines.errors import EngineError
+from openclaw_rl.engines.base import EngineError
 from openclaw_rl.errors import UserError
 from openclaw_rl.learn.checkpoints import Checkpoint
 from openclaw_rl.learn.imported import score_imported

@@ -37,7 +37,7 @@ def add(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from openclaw_rl.engines.errors import EngineUnavailable
+    from openclaw_rl.engines.base import EngineUnavailable
     from openclaw_rl.ledger.offline import open_offline
 
     config = run_config(options)

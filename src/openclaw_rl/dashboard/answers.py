@@ -8,9 +8,8 @@ from pathlib import Path
 
 from openclaw_rl.dashboard.examples import Prompt
 from openclaw_rl.dashboard.source import RunSource
-from openclaw_rl.engines.errors import EngineError
+from openclaw_rl.engines.base import EngineError, WeightForm, policy_in
 from openclaw_rl.engines.factory import Resources, sampler_that_loads
-from openclaw_rl.engines.policy_ref import WeightForm, policy_in
 from openclaw_rl.learn.checkpoints import Checkpoint
 from openclaw_rl.learn.gate import answer_greedily
 from openclaw_rl.models import ModelNotFound, adapter_rank

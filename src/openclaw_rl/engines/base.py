@@ -1,18 +1,137 @@
-"""The protocols that engines implement. The errors that they raise are in `engines.errors`.
+"""The protocols that engines implement, their errors, and what an engine declares about itself.
 
-The rest of the code does not know which engine it has. A new engine is a module or package beside this one that
+The rest of the code does not know which engine it has. A new engine is a module or package next to this one that
 implements `Sampler`, `Learner` or both. `tests/engines/conformance.py` holds it to what is promised here.
 """
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
-from openclaw_rl.engines.capabilities import LearnerCapabilities, SamplerCapabilities
-from openclaw_rl.engines.errors import EngineError
-from openclaw_rl.engines.policy_ref import PolicyRef
+from openclaw_rl.models import ADAPTER_CONFIG, ON_TINKER
 from openclaw_rl.types import SampledToken, SampleRequest, ScoreRequest, Scores, TrainingSequence
+
+
+class EngineError(Exception):
+    """The engine could not do what was asked. A client may read the message."""
+
+
+class QueueFull(EngineError):
+    """Too many requests wait already. Try again after `retry_after` seconds."""
+
+    def __init__(self, waiting: int, retry_after: int = 1) -> None:
+        super().__init__(f"The queue is full ({waiting} sequences wait already). Try again shortly.")
+        self.retry_after = retry_after
+
+
+class EngineUnavailable(EngineError):
+    """The engine stopped while it worked on this request, or cannot start."""
+
+
+class VersionGone(EngineUnavailable):
+    """The policy version that was asked for is not held any more, and will not come back."""
+
+
+class ConstraintRefused(EngineUnavailable):
+    """The request's constraint cannot be enforced. The message says why, and the request alone is at fault."""
+
+
+class EngineAway(EngineUnavailable):
+    """The engine cannot be reached or refuses access. The request itself is not at fault."""
+
+
+class StepRefused(EngineError):
+    """The step would have harmed the policy, or could not be made. The policy is as it was before."""
+
+
+class StepStopped(StepRefused):
+    """`stop_step` ended the step early. The policy is as it was before, and no batch is to blame."""
+
+
+class StepUnsupported(EngineAway):
+    """The engine cannot make steps of this kind, so no batch is to blame. The policy is as it was before."""
+
+
+class StepLost(EngineError):
+    """A primitive failed in a way that may pass: the step is worth another trial from its snapshot."""
+
+    def __init__(self, final: EngineError) -> None:
+        """`final` is raised instead if the last trial fails in this way."""
+        super().__init__(str(final))
+        self.final = final
+
+
+class WeightForm(StrEnum):
+    """The form in which a learner hands the weights of a policy to a sampler."""
+
+    PEFT = "a PEFT adapter"
+    MODEL = "a model with all its weights"
+    REMOTE = "a reference to weights on Tinker"
+
+
+#: The file by which each form is recognised; a model folder has none of the files before it.
+MARKERS = {ON_TINKER: WeightForm.REMOTE, ADAPTER_CONFIG: WeightForm.PEFT, "config.json": WeightForm.MODEL}
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyRef:
+    """One policy's weights. Only engines look into the folder."""
+
+    form: WeightForm
+    folder: Path
+
+
+def policy_in(folder: Path) -> PolicyRef:
+    """The policy in a folder on disk. Raises EngineUnavailable if there is none."""
+    for name, form in MARKERS.items():
+        if (folder / name).is_file():
+            return PolicyRef(form, folder)
+    raise EngineUnavailable(
+        f"{folder} holds no policy: it has none of {', '.join(MARKERS)}. "
+        "Give another --resume-from-ckpt, or none to start from the base model."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class SamplerCapabilities:
+    """What a sampler can load, record and score."""
+
+    loads: frozenset[WeightForm]
+    max_top_logprobs: int | None = None
+    """Most likeliest tokens that it records with a sample; None: as many as asked for."""
+    scores_targets: bool = True
+    """Whether `score` returns the log-probs of chosen tokens (`ScoreRequest.targets`)."""
+    raw_logprobs: bool = True
+    """Whether log-probs are those of the raw distribution, before temperature, top-p and top-k."""
+    candidates: bool = True
+    """Whether a candidate can be sampled from while the newest version serves."""
+    keeps_base: bool = True
+    """Whether the base model can be asked while a policy serves."""
+    constrains: bool = False
+    """Whether it can restrict completions (`SampleRequest.constraint`)."""
+    advice: str = ""
+    """How to get more from this sampler, if that is possible."""
+
+    def check_loads(self, policy: PolicyRef) -> None:
+        """Raise EngineUnavailable for a policy in a form that the sampler cannot load."""
+        if policy.form not in self.loads:
+            raise EngineUnavailable(
+                f"{policy.folder} holds {policy.form}, and this sampler loads {' or '.join(sorted(self.loads))}. "
+                "Give the --lora-rank and the --backend that it was trained with, or another --resume-from-ckpt; "
+                "none starts from the base model."
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerCapabilities:
+    """What a learner writes, and whether it can take a step back."""
+
+    writes: frozenset[WeightForm]
+    undo: bool = True
+    alternatives: bool = True
+    """Whether it trains on tokens that were not sampled (`Lesson.alternatives`)."""
 
 
 @dataclass(frozen=True, slots=True)

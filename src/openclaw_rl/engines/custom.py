@@ -10,10 +10,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from openclaw_rl.engines.base import EngineLimits, EngineStats, Sampler, SampleStream
-from openclaw_rl.engines.capabilities import SamplerCapabilities
-from openclaw_rl.engines.errors import EngineUnavailable
-from openclaw_rl.engines.policy_ref import PolicyRef
+from openclaw_rl.engines.base import (
+    EngineLimits,
+    EngineStats,
+    EngineUnavailable,
+    PolicyRef,
+    Sampler,
+    SamplerCapabilities,
+    SampleStream,
+)
 from openclaw_rl.plugins import describe, load_plugin
 from openclaw_rl.types import Priority, SampledToken, SampleRequest, ScoreRequest, Scores
 

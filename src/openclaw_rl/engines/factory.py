@@ -9,12 +9,16 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from openclaw_rl.config.options import ConfigError, Section
-from openclaw_rl.engines.base import Learner, Sampler
-from openclaw_rl.engines.capabilities import LearnerCapabilities, SamplerCapabilities
-from openclaw_rl.engines.errors import EngineUnavailable
+from openclaw_rl.engines.base import (
+    EngineUnavailable,
+    Learner,
+    LearnerCapabilities,
+    Sampler,
+    SamplerCapabilities,
+    WeightForm,
+)
 from openclaw_rl.engines.gpus import NO_CHOICE, Split
 from openclaw_rl.engines.options import EngineOptions, ModelOptions
-from openclaw_rl.engines.policy_ref import WeightForm
 from openclaw_rl.engines.registry import LEARNERS, SAMPLERS, Entry
 from openclaw_rl.models import fetch_model, fetch_tokenizer
 from openclaw_rl.types import TrainingSettings

@@ -1,11 +1,11 @@
-"""The stream of one request's tokens, which a sampler feeds and a client reads."""
+"""The stream of one request's tokens, and how many sequences a sampler accepts at a time."""
 
 import asyncio
 from collections.abc import AsyncIterator
 from typing import Protocol
 
-from openclaw_rl.engines.errors import EngineUnavailable
-from openclaw_rl.types import SampledToken
+from openclaw_rl.engines.base import EngineLimits, EngineUnavailable, QueueFull
+from openclaw_rl.types import Priority, SampledToken, SampleRequest
 
 
 class StreamOwner(Protocol):
@@ -75,3 +75,37 @@ class TokenStream:
                 yield batch
         finally:
             self.close()
+
+
+class Admission:
+    """Counts the unfinished sequences of a sampler and refuses those that the queue has no room for.
+
+    * A request that does not fit is refused at once with QueueFull, so that no wait is unbounded.
+    * Users and background work are counted apart, so neither is refused because of the other.
+    * A completion that is finished or dropped frees its place at once.
+    """
+
+    def __init__(self, max_sequences: int, max_queue: int) -> None:
+        self.max_sequences, self.max_queue = max_sequences, max_queue
+        self._streams: dict[TokenStream, Priority] = {}
+
+    @property
+    def outstanding(self) -> int:
+        """Sequences that are not finished, whether they are being sampled or wait."""
+        return sum(stream.running for stream in self._streams)
+
+    def limits(self, max_context_tokens: int) -> EngineLimits:
+        return EngineLimits(max_context_tokens, self.max_sequences, self.max_sequences + self.max_queue)
+
+    def check(self, request: SampleRequest) -> None:
+        """Raise QueueFull if the request does not fit."""
+        counted = sum(stream.running for stream, priority in self._streams.items() if priority is request.priority)
+        if counted + request.n > self.max_sequences + self.max_queue:
+            raise QueueFull(max(0, counted - self.max_sequences))
+
+    def enter(self, stream: TokenStream, priority: Priority) -> None:
+        """Count a stream until it leaves."""
+        self._streams[stream] = priority
+
+    def leave(self, stream: TokenStream) -> None:
+        self._streams.pop(stream, None)

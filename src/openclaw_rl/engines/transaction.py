@@ -1,4 +1,4 @@
-"""The whole-or-nothing training step, written once for every engine that has `TrainingPrimitives`."""
+"""Distance between two policies, from the log-probs that they give to the same tokens."""
 
 import asyncio
 import logging
@@ -7,21 +7,59 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from openclaw_rl.engines.base import PassResult, SpanLogprobs, StepResult, TrainingPrimitives
-from openclaw_rl.engines.capabilities import LearnerCapabilities
-from openclaw_rl.engines.errors import StepLost, StepRefused, StepStopped, StepUnsupported
-from openclaw_rl.engines.measures import check_move, distance
-from openclaw_rl.engines.policy_ref import PolicyRef
-from openclaw_rl.types import TrainingSequence, TrainingSettings
+import numpy as np
+from numpy.typing import NDArray
+
+from openclaw_rl.engines.base import (
+    LearnerCapabilities,
+    PassResult,
+    PolicyRef,
+    SpanLogprobs,
+    StepLost,
+    StepRefused,
+    StepResult,
+    StepStopped,
+    StepUnsupported,
+    TrainingPrimitives,
+)
+from openclaw_rl.types import MAX_LOG_RATIO, TrainingSequence, TrainingSettings
 
 log = logging.getLogger(__name__)
-
 #: How often a step is tried before a failure of the engine counts as more than a passing one.
 STEP_TRIALS = 3
 RETRY_PAUSE_SECONDS = 1.0
 #: The distance from the base model is estimated on this many tokens of a batch, unless the loss computes it anyway.
 BASE_SAMPLE_TOKENS = 2048
 STOPPED = "the step was stopped"
+
+
+def distance(one: SpanLogprobs, other: SpanLogprobs) -> float:
+    """Distance between two policies per token. It is symmetric and never negative.
+
+    Let r be the log-ratio of a token. Then e^r - 1 - r estimates KL(one || other) from tokens that `one` sampled, and
+    e^-r - 1 + r estimates KL(other || one) from tokens that `other` sampled. Both are about r²/2 for a small move.
+    Neither policy sampled an imported token. For such a token the first estimate grows without bound where an
+    improbable token became likelier, and the second where a likely token became less likely. This function takes the
+    smaller of the two, |r| - 1 + e^-|r|, which never grows faster than |r|: a few tokens cannot make a move look large,
+    and many tokens that moved far still do.
+    """
+    first, second = flat(one), flat(other)
+    if [len(span) for spans in one for span in spans] != [len(span) for spans in other for span in spans]:
+        raise ValueError("the two policies were not asked about the same spans")
+    if not len(first):
+        return 0.0
+    ratios = np.minimum(np.abs(second - first), MAX_LOG_RATIO)
+    return float(np.mean(ratios - 1 + np.exp(-ratios)))
+
+
+def flat(logprobs: SpanLogprobs) -> NDArray[np.float64]:
+    return np.array([logprob for spans in logprobs for span in spans for logprob in span], np.float64)
+
+
+def check_move(moved: float, most: float) -> None:
+    """Raise StepRefused if a step moved the policy too far, or if the distance is NaN."""
+    if not moved <= most:
+        raise StepRefused(f"the step would move the policy by {moved:.3g} per token, more than --max-kl {most:g}")
 
 
 class TransactionalLearner:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Generic, TypeVar
 
-from openclaw_rl.engines.errors import EngineUnavailable, VersionGone
+from openclaw_rl.engines.base import EngineUnavailable, VersionGone
 from openclaw_rl.types import BASE_VERSION
 
 Weights = TypeVar("Weights")

@@ -18,7 +18,7 @@ from openclaw_rl import terminal
 from openclaw_rl.config.options import ConfigError
 from openclaw_rl.config.presets import PERSONAL
 from openclaw_rl.dashboard.components import charts
-from openclaw_rl.engines.errors import EngineError
+from openclaw_rl.engines.base import EngineError
 from openclaw_rl.errors import UserError
 from openclaw_rl.evals.chat import ChatFailed
 from openclaw_rl.evals.flags import METHODS, USER_KEY

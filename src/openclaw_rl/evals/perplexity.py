@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from openclaw_rl.engines.base import Sampler
-from openclaw_rl.engines.errors import EngineError
+from openclaw_rl.engines.base import EngineError, Sampler
 from openclaw_rl.engines.factory import Resources
 from openclaw_rl.evals.examination import ExamAnswer, judge
 from openclaw_rl.evals.machine import Machine

@@ -9,8 +9,7 @@ from typing import Any, Protocol
 
 import httpx
 
-from openclaw_rl.engines.base import Sampler
-from openclaw_rl.engines.errors import EngineError
+from openclaw_rl.engines.base import EngineError, Sampler
 from openclaw_rl.http_client import url_without_account
 from openclaw_rl.judge.errors import JudgeDown, JudgeFailed
 from openclaw_rl.rendering.chat import ChatError, ChatRenderer, Message

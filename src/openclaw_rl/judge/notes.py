@@ -4,8 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from openclaw_rl.engines.base import Sampler
-from openclaw_rl.engines.errors import EngineError, EngineUnavailable, VersionGone
+from openclaw_rl.engines.base import EngineError, EngineUnavailable, Sampler, VersionGone
 from openclaw_rl.judge.case import Case, last_request
 from openclaw_rl.judge.errors import JudgeDown
 from openclaw_rl.judge.reader import read_wishes

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from openclaw_rl.aio import gather_or_cancel
-from openclaw_rl.engines.base import Sampler
-from openclaw_rl.engines.errors import EngineError, EngineUnavailable, VersionGone
+from openclaw_rl.engines.base import EngineError, EngineUnavailable, Sampler, VersionGone
 from openclaw_rl.judge.errors import JudgeDown
 from openclaw_rl.judge.own_answers import OwnAnswers
 from openclaw_rl.ledger.packing import common_prefix

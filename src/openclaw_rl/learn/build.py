@@ -10,8 +10,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from openclaw_rl.config.options import ConfigError
-from openclaw_rl.engines.base import Learner, Sampler
-from openclaw_rl.engines.policy_ref import policy_in
+from openclaw_rl.engines.base import Learner, Sampler, policy_in
 from openclaw_rl.learn import records
 from openclaw_rl.learn.checkpoints import BadCheckpoint, Checkpoint, Checkpoints, read_record, verify
 from openclaw_rl.learn.gate import Gate, read_items

@@ -7,8 +7,7 @@ import asyncio
 import contextlib
 import logging
 
-from openclaw_rl.engines.base import Sampler
-from openclaw_rl.engines.errors import EngineError, EngineUnavailable
+from openclaw_rl.engines.base import EngineError, EngineUnavailable, Sampler
 from openclaw_rl.ledger.errors import LedgerError, UnknownTurn
 from openclaw_rl.ledger.ledger import Ledger
 from openclaw_rl.types import ScoreRequest

@@ -9,9 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from openclaw_rl.engines.base import Learner, Sampler
-from openclaw_rl.engines.errors import EngineUnavailable
-from openclaw_rl.engines.policy_ref import PolicyRef, policy_in
+from openclaw_rl.engines.base import EngineUnavailable, Learner, PolicyRef, Sampler, policy_in
 from openclaw_rl.learn.checkpoints import Checkpoint, Checkpoints, remove_unfinished
 from openclaw_rl.learn.policies import Policies
 from openclaw_rl.ledger.ledger import Ledger

@@ -7,8 +7,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from openclaw_rl.engines.base import Learner, Sampler
-from openclaw_rl.engines.errors import EngineError, EngineUnavailable, StepRefused
+from openclaw_rl.engines.base import EngineError, EngineUnavailable, Learner, Sampler, StepRefused
 from openclaw_rl.learn.checkpoints import Checkpoint, Checkpoints
 from openclaw_rl.learn.gate import Gate
 from openclaw_rl.learn.lineage import Lineage

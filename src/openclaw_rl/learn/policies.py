@@ -5,8 +5,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-from openclaw_rl.engines.base import Learner
-from openclaw_rl.engines.policy_ref import PolicyRef, policy_in
+from openclaw_rl.engines.base import Learner, PolicyRef, policy_in
 from openclaw_rl.learn.checkpoints import replace_folder, unfinished
 from openclaw_rl.models import NOT_THE_POLICY
 

@@ -5,9 +5,15 @@ import contextlib
 import logging
 from collections.abc import Sequence
 
-from openclaw_rl.engines.base import StepResult
-from openclaw_rl.engines.errors import EngineAway, EngineError, EngineUnavailable, StepRefused, StepStopped
-from openclaw_rl.engines.policy_ref import PolicyRef
+from openclaw_rl.engines.base import (
+    EngineAway,
+    EngineError,
+    EngineUnavailable,
+    PolicyRef,
+    StepRefused,
+    StepResult,
+    StepStopped,
+)
 from openclaw_rl.learn.batches import to_sequences
 from openclaw_rl.learn.gate import Gate
 from openclaw_rl.learn.lineage import Lineage

@@ -6,8 +6,7 @@ after a swap would be prefilled from its beginning.
 
 import contextlib
 
-from openclaw_rl.engines.base import Sampler
-from openclaw_rl.engines.errors import EngineError
+from openclaw_rl.engines.base import EngineError, Sampler
 from openclaw_rl.ledger.ledger import Ledger
 from openclaw_rl.types import Priority, SampleRequest, SamplingParams
 

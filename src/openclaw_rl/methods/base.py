@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from openclaw_rl.config.options import ConfigError
-from openclaw_rl.engines.capabilities import LearnerCapabilities, SamplerCapabilities
+from openclaw_rl.engines.base import LearnerCapabilities, SamplerCapabilities
 from openclaw_rl.errors import UserError
 from openclaw_rl.methods.group_advantages import group_advantage, no_advantage
 from openclaw_rl.methods.options import MethodOptions, TopK

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from openclaw_rl.engines.capabilities import SamplerCapabilities
+from openclaw_rl.engines.base import SamplerCapabilities
 from openclaw_rl.errors import UserError
 from openclaw_rl.methods.base import (
     Baseline,

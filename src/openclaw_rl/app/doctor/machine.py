@@ -11,8 +11,8 @@ from openclaw_rl import __version__
 from openclaw_rl.app.config import Config
 from openclaw_rl.app.doctor.finding import Finding, broken, note, ok
 from openclaw_rl.config.options import ConfigError
+from openclaw_rl.engines.host import usable_memory
 from openclaw_rl.engines.local.options import LocalOptions
-from openclaw_rl.engines.usable_memory import usable_memory
 from openclaw_rl.ledger.lock import check_usable
 from openclaw_rl.models import find_model
 from openclaw_rl.sandbox.choose import choose_sandbox

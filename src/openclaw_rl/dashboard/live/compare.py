@@ -18,7 +18,7 @@ from openclaw_rl.dashboard.live.actions import Fields, answer, number_in, read_c
 from openclaw_rl.dashboard.live.comparisons import SIDES, Comparison
 from openclaw_rl.dashboard.live.dashboard import HEADERS, Dashboard, PageProblem
 from openclaw_rl.dashboard.live.pages import dashboard_of
-from openclaw_rl.engines.errors import VersionGone
+from openclaw_rl.engines.base import VersionGone
 from openclaw_rl.ledger.errors import CannotJudge, UnknownTurn
 from openclaw_rl.ledger.reader import LedgerReader
 from openclaw_rl.types import BASE_VERSION, Feedback

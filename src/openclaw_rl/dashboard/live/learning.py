@@ -15,7 +15,7 @@ from openclaw_rl.dashboard.live.screenshots import latest_shots
 from openclaw_rl.dashboard.views.environments import reward_charts
 from openclaw_rl.dashboard.views.learning import COLUMNS, evaluation_charts, step_charts, step_row
 from openclaw_rl.dashboard.views.turns import from_card
-from openclaw_rl.engines.errors import EngineError
+from openclaw_rl.engines.base import EngineError
 from openclaw_rl.learn.checkpoints import Checkpoint
 from openclaw_rl.learn.gate import answer_greedily
 from openclaw_rl.ledger import episode_words

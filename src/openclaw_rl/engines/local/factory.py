@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from openclaw_rl.config.options import ConfigError
-from openclaw_rl.engines.base import Learner, Sampler
-from openclaw_rl.engines.capabilities import LearnerCapabilities, SamplerCapabilities
+from openclaw_rl.engines.base import Learner, LearnerCapabilities, Sampler, SamplerCapabilities, WeightForm
 from openclaw_rl.engines.factory import EngineSettings, ModelFiles, Resources, TrainerStep
 from openclaw_rl.engines.gpus import environment_of
 from openclaw_rl.engines.launching import check_launcher, launcher_for
@@ -17,7 +16,6 @@ from openclaw_rl.engines.local.process.learner_messages import LearnerOptions, R
 from openclaw_rl.engines.local.process.sampler import SPINS as SAMPLER_SPINS
 from openclaw_rl.engines.local.process.sampler import LocalSampler
 from openclaw_rl.engines.local.process.sampler_messages import WorkerOptions
-from openclaw_rl.engines.policy_ref import WeightForm
 from openclaw_rl.models import EMBEDDED, can_be_fetched, find_model, longest_context
 
 #: Devices on which a process finds the weights that a local sampler shares.

@@ -3,9 +3,7 @@
 from pathlib import Path
 
 from openclaw_rl.config.options import ConfigError
-from openclaw_rl.engines.base import Learner, Sampler
-from openclaw_rl.engines.capabilities import LearnerCapabilities
-from openclaw_rl.engines.errors import EngineUnavailable
+from openclaw_rl.engines.base import EngineUnavailable, Learner, LearnerCapabilities, Sampler
 from openclaw_rl.engines.factory import EngineSettings, ModelFiles, Resources, TrainerStep
 from openclaw_rl.engines.sglang.options import SglangOptions
 from openclaw_rl.engines.vllm.options import VllmOptions

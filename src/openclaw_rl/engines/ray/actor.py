@@ -7,7 +7,7 @@ import threading
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
-from openclaw_rl.engines.host_id import host_id
+from openclaw_rl.engines.host import host_id
 from openclaw_rl.engines.local.process.link import STOP_SIGNAL, WAIT_SETTINGS, run_worker
 from openclaw_rl.engines.ray.calls import ORDERS, WORK, CallBack, call
 

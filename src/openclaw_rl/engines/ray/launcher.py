@@ -8,7 +8,7 @@ import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
-from openclaw_rl.engines.host_id import host_id
+from openclaw_rl.engines.host import host_id
 from openclaw_rl.engines.local.process.launcher import WorkerLink
 from openclaw_rl.engines.local.process.link import EXIT_SECONDS
 from openclaw_rl.engines.ray.actor import Assignment, Placed

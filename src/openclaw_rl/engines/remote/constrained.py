@@ -4,9 +4,8 @@ import asyncio
 from dataclasses import replace
 from pathlib import Path
 
-from openclaw_rl.engines.constraints.automaton import Automaton
-from openclaw_rl.engines.constraints.compiler import COMPILE_SECONDS, Compiler
-from openclaw_rl.engines.errors import ConstraintRefused
+from openclaw_rl.engines.base import ConstraintRefused
+from openclaw_rl.engines.constraints import COMPILE_SECONDS, Automaton, Compiler
 from openclaw_rl.engines.remote.dialect import SampledPiece, ServerScores
 from openclaw_rl.types import SampledToken, SampleRequest, ScoreRequest, Thinking
 

@@ -8,13 +8,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from openclaw_rl.config.options import ConfigError
-from openclaw_rl.engines.base import Sampler
-from openclaw_rl.engines.capabilities import SamplerCapabilities
+from openclaw_rl.engines.base import Sampler, SamplerCapabilities, WeightForm
 from openclaw_rl.engines.factory import EngineSettings, ModelFiles, Resources
 from openclaw_rl.engines.gpus import environment_of, has_cuda
 from openclaw_rl.engines.launching import check_launcher, launcher_for
 from openclaw_rl.engines.local.options import LocalOptions
-from openclaw_rl.engines.policy_ref import WeightForm
 from openclaw_rl.engines.remote.dialect import Dialect
 from openclaw_rl.engines.remote.full_weights import FullWeightSampler
 from openclaw_rl.engines.remote.http import InferenceServer

@@ -8,9 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from openclaw_rl.engines.capabilities import SamplerCapabilities
-from openclaw_rl.engines.errors import EngineError, EngineUnavailable
-from openclaw_rl.engines.policy_ref import PolicyRef, WeightForm
+from openclaw_rl.engines.base import EngineError, EngineUnavailable, PolicyRef, SamplerCapabilities, WeightForm
 from openclaw_rl.engines.remote.dialect import Dialect, ServerTraits
 from openclaw_rl.engines.remote.http import InferenceServer, InferenceServerGone
 from openclaw_rl.engines.remote.model_folder import check_model_folder, has_tied_head

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic_core import from_json, to_json
 
-from openclaw_rl.engines.errors import EngineError, EngineUnavailable
+from openclaw_rl.engines.base import EngineError, EngineUnavailable
 from openclaw_rl.http_client import HttpClient, HttpError, HttpResponse, url_without_account
 
 CONNECT_SECONDS = 5.0

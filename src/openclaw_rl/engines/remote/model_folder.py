@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from openclaw_rl.engines.errors import EngineError
+from openclaw_rl.engines.base import EngineError
 
 #: The fields of config.json that say which model it is and how large.
 SHAPE_FIELDS = (

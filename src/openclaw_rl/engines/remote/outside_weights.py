@@ -4,9 +4,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from openclaw_rl.engines.capabilities import SamplerCapabilities
-from openclaw_rl.engines.errors import EngineError, EngineUnavailable
-from openclaw_rl.engines.policy_ref import PolicyRef
+from openclaw_rl.engines.base import EngineError, EngineUnavailable, PolicyRef, SamplerCapabilities
 from openclaw_rl.engines.remote.dialect import Dialect
 from openclaw_rl.engines.remote.http import InferenceServer
 from openclaw_rl.engines.remote.process import ServerProcess

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
 
-from openclaw_rl.engines.errors import EngineUnavailable
+from openclaw_rl.engines.base import EngineUnavailable
 from openclaw_rl.engines.remote.dialect import Dialect
 from openclaw_rl.engines.remote.http import RequestRefused
 from openclaw_rl.engines.remote.replica import LOAD_SECONDS, PROBE_SECONDS, Replica

@@ -6,7 +6,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 
-from openclaw_rl.engines.errors import EngineError, EngineUnavailable
+from openclaw_rl.engines.base import EngineError, EngineUnavailable
 from openclaw_rl.engines.remote.dialect import Dialect, ServerTraits
 from openclaw_rl.engines.remote.http import (
     InferenceServer,

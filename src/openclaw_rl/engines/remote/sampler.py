@@ -10,11 +10,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 from openclaw_rl.aio import gather_or_cancel
-from openclaw_rl.engines.admission import Admission
-from openclaw_rl.engines.base import EngineLimits, EngineStats
-from openclaw_rl.engines.capabilities import SamplerCapabilities
-from openclaw_rl.engines.errors import ConstraintRefused, EngineError, EngineUnavailable, VersionGone
-from openclaw_rl.engines.policy_ref import PolicyRef, WeightForm
+from openclaw_rl.engines.base import (
+    ConstraintRefused,
+    EngineError,
+    EngineLimits,
+    EngineStats,
+    EngineUnavailable,
+    PolicyRef,
+    SamplerCapabilities,
+    VersionGone,
+    WeightForm,
+)
 from openclaw_rl.engines.remote.constrained import ConstrainedCompletions
 from openclaw_rl.engines.remote.dialect import Dialect, ServerTraits
 from openclaw_rl.engines.remote.http import InferenceServer, RequestRefused
@@ -22,7 +28,7 @@ from openclaw_rl.engines.remote.probes import check_adapters, check_raw, unload_
 from openclaw_rl.engines.remote.process import ServerProcess
 from openclaw_rl.engines.remote.replica import Replica
 from openclaw_rl.engines.remote.routing import Router
-from openclaw_rl.engines.stream import TokenStream
+from openclaw_rl.engines.stream import Admission, TokenStream
 from openclaw_rl.engines.versions import PolicyVersions
 from openclaw_rl.types import BASE_VERSION, SampleRequest, ScoreRequest, Scores
 

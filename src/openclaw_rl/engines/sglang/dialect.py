@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from openclaw_rl.engines.errors import EngineUnavailable
+from openclaw_rl.engines.base import EngineUnavailable
 from openclaw_rl.engines.remote.dialect import SampledPiece, ServerScores, ServerTraits, salt_of, seed_of
 from openclaw_rl.engines.remote.http import InferenceServer
 from openclaw_rl.engines.remote.structural_tag import structural_tag

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from openclaw_rl.engines.errors import EngineUnavailable
+from openclaw_rl.engines.base import EngineUnavailable
 from openclaw_rl.engines.tinker import sdk
 from openclaw_rl.engines.tinker.errors import CallFailed, Kind, LastWarning, read
 from openclaw_rl.engines.tinker.heartbeat import Heartbeat

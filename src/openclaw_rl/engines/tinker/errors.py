@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 
-from openclaw_rl.engines.errors import EngineAway, EngineError, EngineUnavailable
+from openclaw_rl.engines.base import EngineAway, EngineError, EngineUnavailable
 
 #: Characters of the service's own message that are passed on.
 MAX_MESSAGE_LENGTH = 300

@@ -4,9 +4,7 @@ import os
 from pathlib import Path
 
 from openclaw_rl.config.options import ConfigError
-from openclaw_rl.engines.base import Learner, Sampler
-from openclaw_rl.engines.capabilities import LearnerCapabilities, SamplerCapabilities
-from openclaw_rl.engines.errors import EngineUnavailable
+from openclaw_rl.engines.base import EngineUnavailable, Learner, LearnerCapabilities, Sampler, SamplerCapabilities
 from openclaw_rl.engines.factory import EngineSettings, ModelFiles, Resources, TrainerStep
 from openclaw_rl.engines.local.options import LocalOptions
 from openclaw_rl.engines.tinker import sdk

@@ -8,7 +8,7 @@ that the prompt is read once.
 import asyncio
 from collections.abc import Callable
 
-from openclaw_rl.engines.errors import EngineUnavailable
+from openclaw_rl.engines.base import EngineUnavailable
 from openclaw_rl.engines.stream import TokenStream
 from openclaw_rl.engines.tinker.errors import CallFailed
 from openclaw_rl.engines.tinker.policy import Drawn, RemotePolicy

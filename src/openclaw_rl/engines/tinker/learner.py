@@ -11,10 +11,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from openclaw_rl.engines.base import PassResult, SpanLogprobs
-from openclaw_rl.engines.capabilities import LearnerCapabilities
-from openclaw_rl.engines.errors import EngineError, EngineUnavailable, StepLost, StepRefused, StepUnsupported
-from openclaw_rl.engines.policy_ref import PolicyRef, WeightForm
+from openclaw_rl.engines.base import (
+    EngineError,
+    EngineUnavailable,
+    LearnerCapabilities,
+    PassResult,
+    PolicyRef,
+    SpanLogprobs,
+    StepLost,
+    StepRefused,
+    StepUnsupported,
+    WeightForm,
+)
 from openclaw_rl.engines.tinker.connection import Connection
 from openclaw_rl.engines.tinker.datum import BadOutput, NotFinite, Table, read_tables, sampled, to_data
 from openclaw_rl.engines.tinker.errors import CallFailed, Kind

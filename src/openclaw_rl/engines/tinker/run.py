@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
-from openclaw_rl.engines.errors import EngineUnavailable
+from openclaw_rl.engines.base import EngineUnavailable
 from openclaw_rl.engines.tinker import sdk
 from openclaw_rl.engines.tinker.connection import TRIALS, Connection
 from openclaw_rl.engines.tinker.errors import CallFailed

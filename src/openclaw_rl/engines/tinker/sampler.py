@@ -8,12 +8,15 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from openclaw_rl.engines.admission import Admission
-from openclaw_rl.engines.base import EngineLimits, EngineStats
-from openclaw_rl.engines.capabilities import SamplerCapabilities
-from openclaw_rl.engines.errors import EngineUnavailable
-from openclaw_rl.engines.policy_ref import PolicyRef, WeightForm
-from openclaw_rl.engines.stream import TokenStream
+from openclaw_rl.engines.base import (
+    EngineLimits,
+    EngineStats,
+    EngineUnavailable,
+    PolicyRef,
+    SamplerCapabilities,
+    WeightForm,
+)
+from openclaw_rl.engines.stream import Admission, TokenStream
 from openclaw_rl.engines.tinker import sdk
 from openclaw_rl.engines.tinker.connection import Connection
 from openclaw_rl.engines.tinker.errors import CallFailed

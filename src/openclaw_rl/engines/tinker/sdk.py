@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 
-from openclaw_rl.engines.errors import EngineUnavailable
+from openclaw_rl.engines.base import EngineUnavailable
 
 MISSING = "The tinker backend needs Tinker's SDK: pip install 'openclaw-rl[tinker]', or use --backend local."
 #: Telemetry could contain what users said, so it is off unless the variable is set.

@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 
-from openclaw_rl.engines.errors import EngineAway
+from openclaw_rl.engines.base import EngineAway
 from openclaw_rl.http_client import url_without_account
 
 SKYRL_TX = "Tinker API Mock"

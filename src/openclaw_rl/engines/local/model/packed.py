@@ -18,8 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from openclaw_rl.engines.host import usable_memory
 from openclaw_rl.engines.local.model.decoder import PROJECTIONS, Decoder, Layer, Linear
-from openclaw_rl.engines.usable_memory import usable_memory
 
 #: The rows for which oneDNN's blocks are laid out. Other numbers of rows work too.
 ROWS = 8

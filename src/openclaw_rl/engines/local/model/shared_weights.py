@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from openclaw_rl.engines.host_id import host_id
+from openclaw_rl.engines.host import host_id
 from openclaw_rl.engines.local.model.decoder import Decoder
 
 #: Tensors start at multiples of this many bytes, as vector instructions need.

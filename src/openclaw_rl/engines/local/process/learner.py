@@ -8,9 +8,18 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from openclaw_rl.engines.base import PassResult, SpanLogprobs
-from openclaw_rl.engines.capabilities import LearnerCapabilities
-from openclaw_rl.engines.errors import EngineUnavailable, StepLost, StepRefused, StepStopped
+from openclaw_rl.engines.base import (
+    EngineUnavailable,
+    LearnerCapabilities,
+    PassResult,
+    PolicyRef,
+    SpanLogprobs,
+    StepLost,
+    StepRefused,
+    StepStopped,
+    WeightForm,
+    policy_in,
+)
 from openclaw_rl.engines.local.process.launcher import Launcher, ProcessLauncher, WorkerLink, on_nodes
 from openclaw_rl.engines.local.process.learner_messages import (
     Broken,
@@ -23,7 +32,6 @@ from openclaw_rl.engines.local.process.learner_messages import (
     TrainerCall,
 )
 from openclaw_rl.engines.local.process.rank_links import RankLinks
-from openclaw_rl.engines.policy_ref import PolicyRef, WeightForm, policy_in
 from openclaw_rl.engines.transaction import TransactionalLearner
 from openclaw_rl.types import TrainingSequence
 

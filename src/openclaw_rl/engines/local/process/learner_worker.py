@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection
 
 import torch
 
-from openclaw_rl.engines.errors import StepLost, StepRefused, StepStopped
+from openclaw_rl.engines.base import StepLost, StepRefused, StepStopped
 from openclaw_rl.engines.local.model.decoder import load_decoder
 from openclaw_rl.engines.local.model.placement import describe, placement
 from openclaw_rl.engines.local.model.shared_weights import take_up

@@ -7,10 +7,15 @@ from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
-from openclaw_rl.engines.admission import Admission
-from openclaw_rl.engines.base import EngineLimits, EngineStats
-from openclaw_rl.engines.capabilities import SamplerCapabilities
-from openclaw_rl.engines.errors import ConstraintRefused, EngineUnavailable
+from openclaw_rl.engines.base import (
+    ConstraintRefused,
+    EngineLimits,
+    EngineStats,
+    EngineUnavailable,
+    PolicyRef,
+    SamplerCapabilities,
+    WeightForm,
+)
 from openclaw_rl.engines.local.process.launcher import Launcher, ProcessLauncher, on_nodes
 from openclaw_rl.engines.local.process.sampler_messages import (
     Add,
@@ -25,8 +30,7 @@ from openclaw_rl.engines.local.process.sampler_messages import (
     WorkerOptions,
 )
 from openclaw_rl.engines.local.process.supervisor import Supervisor
-from openclaw_rl.engines.policy_ref import PolicyRef, WeightForm
-from openclaw_rl.engines.stream import TokenStream
+from openclaw_rl.engines.stream import Admission, TokenStream
 from openclaw_rl.engines.versions import PolicyVersions
 from openclaw_rl.types import BASE_VERSION, SampleRequest, ScoreRequest, Scores
 

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 
-from openclaw_rl.engines.constraints.compiler import Compiler
-from openclaw_rl.engines.errors import ConstraintRefused
+from openclaw_rl.engines.base import ConstraintRefused
+from openclaw_rl.engines.constraints import Compiler
 from openclaw_rl.engines.local.model.adapters import AdapterSlots, BadPolicy
 from openclaw_rl.engines.local.model.cpu_precision import ChosenDtype, choose_on_cpu
 from openclaw_rl.engines.local.model.decoder import Decoder, load_decoder

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import NamedTuple, Protocol
 
-from openclaw_rl.engines.errors import EngineUnavailable
+from openclaw_rl.engines.base import EngineUnavailable
 from openclaw_rl.engines.local.process.launcher import Launcher, WorkerLink
 from openclaw_rl.engines.local.process.link import EXIT_SECONDS
 from openclaw_rl.engines.local.process.sampler_messages import (

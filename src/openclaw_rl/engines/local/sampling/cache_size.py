@@ -2,11 +2,11 @@
 
 import torch
 
+from openclaw_rl.engines.host import usable_memory
 from openclaw_rl.engines.local.model.decoder import Shape
 from openclaw_rl.engines.local.model.model_config import UnsupportedModel
 from openclaw_rl.engines.local.process.sampler_messages import WorkerOptions
 from openclaw_rl.engines.local.sampling.pages import PAGE_SIZE
-from openclaw_rl.engines.usable_memory import usable_memory
 
 #: Share of the memory that is free once the weights are loaded, which the cache takes if no size is given; the rest is
 #: for activations and training.

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence as Rows
 
-from openclaw_rl.engines.constraints.automaton import Allowed
-from openclaw_rl.engines.errors import ConstraintRefused
+from openclaw_rl.engines.base import ConstraintRefused
+from openclaw_rl.engines.constraints import Allowed
 from openclaw_rl.engines.local.sampling.scheduler import Sequence
 
 

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import groupby
 
-from openclaw_rl.engines.constraints.automaton import Automaton
+from openclaw_rl.engines.constraints import Automaton
 from openclaw_rl.engines.local.sampling.draw import is_plain
 from openclaw_rl.engines.local.sampling.pages import PAGE_SIZE, Digest, PagePool, chain, chain_root, next_digest
 from openclaw_rl.engines.local.sampling.scoring import Scoring

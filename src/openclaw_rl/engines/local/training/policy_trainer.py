@@ -13,8 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from openclaw_rl.engines.base import PassResult, SpanLogprobs
-from openclaw_rl.engines.errors import StepLost, StepRefused
+from openclaw_rl.engines.base import PassResult, SpanLogprobs, StepLost, StepRefused
 from openclaw_rl.engines.local.model.adapters import BadPolicy
 from openclaw_rl.engines.local.model.decoder import Decoder
 from openclaw_rl.engines.local.model.placement import weight_bytes

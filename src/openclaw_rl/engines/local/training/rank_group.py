@@ -15,9 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from openclaw_rl.engines.addresses import address_of, interface_of
-from openclaw_rl.engines.errors import StepLost, StepRefused, StepStopped
-from openclaw_rl.engines.host_id import host_id
+from openclaw_rl.engines.base import StepLost, StepRefused, StepStopped
+from openclaw_rl.engines.host import address_of, host_id, interface_of
 from openclaw_rl.engines.local.process.learner_messages import Meeting, RankPlace
 from openclaw_rl.engines.local.training.ranks import RankLost, whole
 from openclaw_rl.losses.custom import LossFailed

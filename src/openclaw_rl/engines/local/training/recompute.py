@@ -6,8 +6,8 @@ pass: about a third more work for that layer.
 
 import torch
 
+from openclaw_rl.engines.host import usable_memory
 from openclaw_rl.engines.local.model.decoder import Shape
-from openclaw_rl.engines.usable_memory import usable_memory
 
 #: Of the free memory, what activations may take: gradients, logits and fragments need some too.
 ACTIVATION_SHARE = 0.8

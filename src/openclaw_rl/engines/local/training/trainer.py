@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from openclaw_rl.engines.base import PassResult, SpanLogprobs
-from openclaw_rl.engines.errors import StepStopped
+from openclaw_rl.engines.base import PassResult, SpanLogprobs, StepStopped
 from openclaw_rl.engines.local.model import ops
 from openclaw_rl.engines.local.model.decoder import Decoder, Layer, Projection, Shape
 from openclaw_rl.engines.local.training.blocks import Angles, LowRank, PackedAttend, block, no_adapters

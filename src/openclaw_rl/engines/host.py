@@ -1,9 +1,52 @@
-"""How much memory this process may still take, also in a container whose memory is limited."""
+"""What a process can find out about its machine: its identity, its addresses, and the memory that is left."""
 
+import contextlib
+import fcntl
+import functools
 import os
+import socket
+import struct
+import sys
+import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+
+BOOT = Path("/proc/sys/kernel/random/boot_id")
+PROCESS_IDS = "/proc/self/ns/pid"
+LOOPBACK = {"darwin": "lo0"}.get(sys.platform, "lo")
+#: Linux's request for the address of an interface.
+SIOCGIFADDR = 0x8915
+#: A struct ifreq: the interface's name, and a socket address whose last four bytes of eight are the IPv4 address.
+REQUEST = "256s"
+
+
+@functools.cache
+def host_id() -> str:
+    """The same for all processes on this machine that see each other. Containers on one machine have different ones."""
+    try:
+        return f"{BOOT.read_text().strip()} {os.readlink(PROCESS_IDS)}"
+    except OSError:
+        return f"{uuid.getnode():x}"
+
+
+def address_of(descriptor: int) -> str:
+    """The address of this end of a connection."""
+    with socket.socket(fileno=os.dup(descriptor)) as end:
+        return str(end.getsockname()[0])
+
+
+def interface_of(host: str) -> str:
+    """The name of the interface with this IPv4 address; empty if it cannot be found."""
+    if host.startswith("127."):
+        return LOOPBACK
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):
+                answer = fcntl.ioctl(probe, SIOCGIFADDR, struct.pack(REQUEST, name.encode()))
+                if socket.inet_ntoa(answer[20:24]) == host:
+                    return name
+    return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +61,8 @@ class ControlGroups:
 
 
 V1 = ControlGroups("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+
+
 V2 = ControlGroups("sys/fs/cgroup", "memory.max", "memory.current", "inactive_file")
 
 

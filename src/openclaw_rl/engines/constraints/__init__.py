@@ -1,1 +1,0 @@
-"""Answers that fit a schema: grammars, and which tokens they allow."""
