@@ -61,11 +61,9 @@ KNOWN_SLIVERS: set[str] = {
     "app/rollouts.py",
     "cli/launchers/ray.py",
     "dashboard/live/memory.py",
-    "engines/addresses.py",
     "engines/local/sampling/cache_size.py",
     "engines/local/sampling/constrained.py",
     "engines/local/training/recompute.py",
-    "engines/measures.py",
     "envs/browser/chromium/keys.py",
     "envs/picture.py",
     "evals/measured_runs.py",
@@ -81,7 +79,6 @@ KNOWN_SLIVERS: set[str] = {
     "ledger/retirement.py",
     "ledger/states.py",
     "rendering/stops.py",
-    "sandbox/fences/mounts.py",
 }
 KNOWN_SHARED_FILE_NAMES: set[str] = {
     "blocks.py",

@@ -12,8 +12,7 @@ from openclaw_rl.envs.base import EnvFailed
 from openclaw_rl.envs.swe import suites
 from openclaw_rl.envs.swe.pytest_suite import Interpreter, PytestSuite
 from openclaw_rl.sandbox.base import Allowance
-from openclaw_rl.sandbox.choose import problem_with
-from openclaw_rl.sandbox.kinds import FencedSandbox
+from openclaw_rl.sandbox.kinds import FencedSandbox, problem_with
 from support.swe_policies import call, needs_sandbox, said, small_episode
 
 pytestmark = needs_sandbox

@@ -11,7 +11,7 @@ from openclaw_rl.envs.registry import make_environment
 from openclaw_rl.envs.terminal import episode
 from openclaw_rl.envs.terminal.families import git, processes
 from openclaw_rl.envs.terminal.families.draft import Generator
-from openclaw_rl.sandbox.choose import problem_with
+from openclaw_rl.sandbox.kinds import problem_with
 from support.terminal_policies import attempt
 
 pytestmark = pytest.mark.skipif(

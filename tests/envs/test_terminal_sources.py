@@ -14,7 +14,7 @@ from openclaw_rl.config.options import ConfigError
 from openclaw_rl.envs.base import EnvFailed, Outcome
 from openclaw_rl.envs.blocks import block_of
 from openclaw_rl.envs.registry import make_environment
-from openclaw_rl.sandbox.choose import problem_with
+from openclaw_rl.sandbox.kinds import problem_with
 from support.server_program import ROOT
 from support.terminal_policies import attempt
 

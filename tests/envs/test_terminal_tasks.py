@@ -15,7 +15,7 @@ from openclaw_rl.envs.registry import make_environment
 from openclaw_rl.envs.terminal import episode
 from openclaw_rl.envs.terminal.environment import draw
 from openclaw_rl.envs.terminal.families import FAMILIES
-from openclaw_rl.sandbox.choose import problem_with
+from openclaw_rl.sandbox.kinds import problem_with
 from support.terminal_policies import Policy, attempt, destroys_everything, does_nothing, oracle
 
 LEVELS = (1, 2, 3)
@@ -153,7 +153,7 @@ def test_a_wrong_setting_is_one_sentence(settings: dict[str, Any], sentence: str
 
 
 def test_without_a_sandbox_it_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("openclaw_rl.sandbox.choose.problem_with", lambda name, image="": f"no {name}")
+    monkeypatch.setattr("openclaw_rl.sandbox.kinds.problem_with", lambda name, image="": f"no {name}")
     with pytest.raises(ConfigError, match="no bubblewrap; no fences"):
         terminal()
     assert "NO SANDBOX" in terminal(unsafe_no_sandbox=True).about  # type: ignore[attr-defined]

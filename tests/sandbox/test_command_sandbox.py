@@ -15,8 +15,8 @@ import pytest
 
 from openclaw_rl.sandbox import command
 from openclaw_rl.sandbox.command import command_fences, missing_fences, run_command
-from openclaw_rl.sandbox.fences.limited import PATH
-from openclaw_rl.sandbox.run import EndReason, ProgramOutcome
+from openclaw_rl.sandbox.fences.run_command import PATH
+from openclaw_rl.sandbox.programs import EndReason, ProgramOutcome
 
 pytestmark = pytest.mark.skipif(bool(missing_fences()), reason=f"commands cannot be confined: {missing_fences()}")
 
@@ -146,10 +146,10 @@ def test_a_command_of_the_same_user_cannot_change_modes(tmp_path: Path, change: 
     if "seccomp" not in command_fences():
         pytest.skip("needs seccomp")
     (tmp_path / "f").touch()
-    fence = "from openclaw_rl.sandbox.fences.syscalls import raise_command_filter"
+    fence = "from openclaw_rl.sandbox.fences.syscalls import apply_command_filter"
     for keep_modes in (False, True):
         program = (
-            f"import os; {fence}; f = {str(tmp_path / 'f')!r}; raise_command_filter(keep_modes={keep_modes}); {change}"
+            f"import os; {fence}; f = {str(tmp_path / 'f')!r}; apply_command_filter(keep_modes={keep_modes}); {change}"
         )
         ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
         assert ("PermissionError" in ended.stderr) == keep_modes, ended.stderr

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from openclaw_rl.sandbox import run as sandbox
-from openclaw_rl.sandbox.run import EndReason, ProgramOutcome, run_python
+from openclaw_rl.sandbox import programs as sandbox
+from openclaw_rl.sandbox.programs import EndReason, ProgramOutcome, run_python
 
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="the kernel's fences are Linux'")
 

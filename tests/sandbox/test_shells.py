@@ -13,11 +13,10 @@ from pathlib import Path
 import pytest
 
 from openclaw_rl.config.options import ConfigError
-from openclaw_rl.sandbox import choose
+from openclaw_rl.sandbox import kinds
 from openclaw_rl.sandbox.base import Sandbox, give_folder, remove_folder
-from openclaw_rl.sandbox.choose import choose_sandbox, problem_with
-from openclaw_rl.sandbox.kinds import ContainerSandbox, OpenSandbox
-from openclaw_rl.sandbox.run import EndReason
+from openclaw_rl.sandbox.kinds import ContainerSandbox, OpenSandbox, choose_sandbox, problem_with
+from openclaw_rl.sandbox.programs import EndReason
 from openclaw_rl.sandbox.shell import Shell
 from support.process_stats import open_files
 
@@ -311,7 +310,7 @@ async def test_odd_folders_are_deleted(any_sandbox: Sandbox, folder: Path) -> No
 
 def test_auto_prefers_bubblewrap_and_refuses_to_go_without(monkeypatch: pytest.MonkeyPatch) -> None:
     problems = {"bubblewrap": "", "fences": ""}
-    monkeypatch.setattr(choose, "problem_with", lambda name, image="": problems[name])
+    monkeypatch.setattr(kinds, "problem_with", lambda name, image="": problems[name])
     assert choose_sandbox().name == "bubblewrap"
     problems["bubblewrap"] = "bwrap is not installed"
     assert choose_sandbox().name == "fences"

@@ -10,7 +10,7 @@ import pytest
 
 from openclaw_rl.envs.base import Task
 from openclaw_rl.envs.registry import make_environment
-from openclaw_rl.sandbox.choose import problem_with
+from openclaw_rl.sandbox.kinds import problem_with
 from support.process_stats import memory_mib, open_files, threads
 from support.terminal_policies import attempt, destroys_everything, does_nothing, oracle
 

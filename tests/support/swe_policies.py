@@ -13,7 +13,7 @@ from openclaw_rl.envs.swe.episode import RepositoryEpisode
 from openclaw_rl.envs.swe.repository import Repository, TextTree
 from openclaw_rl.envs.swe.scoring import TestGoal
 from openclaw_rl.envs.swe.suites import PlainSuite, TestSuite
-from openclaw_rl.sandbox.choose import choose_sandbox, problem_with
+from openclaw_rl.sandbox.kinds import choose_sandbox, problem_with
 
 PROBLEMS = [problem_with(name) for name in ("bubblewrap", "fences")]
 needs_sandbox = pytest.mark.skipif(all(PROBLEMS), reason=f"tests cannot be confined: {', '.join(PROBLEMS)}")

@@ -18,7 +18,7 @@ from typing import Any
 from openclaw_rl.evals.chat import Chat, ChatTooLong
 from openclaw_rl.evals.code_blocks import defines, extract_code
 from openclaw_rl.evals.scores import CaseScore, OnCase, TaskScores, score_all
-from openclaw_rl.sandbox.run import EndReason, ProgramOutcome, run_python
+from openclaw_rl.sandbox.programs import EndReason, ProgramOutcome, run_python
 
 TASK = "coding"
 #: Longest answer in tokens: enough for every function here and an explanation.

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
 
-from openclaw_rl.sandbox.fences.user import NOBODY
-from openclaw_rl.sandbox.run import MAX_OUTPUT, ProgramOutcome, even_if_cancelled, start_program, to_its_end
+from openclaw_rl.sandbox.fences.kernel import NOBODY
+from openclaw_rl.sandbox.programs import MAX_OUTPUT, ProgramOutcome, even_if_cancelled, start_program, to_its_end
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from openclaw_rl.sandbox.base import give_folder
-from openclaw_rl.sandbox.fences.system import on_linux
-from openclaw_rl.sandbox.run import MAX_OUTPUT, ProgramOutcome, start, to_its_end, watch
+from openclaw_rl.sandbox.fences.kernel import on_linux
+from openclaw_rl.sandbox.programs import MAX_OUTPUT, ProgramOutcome, start, to_its_end, watch
 
 
 async def run_command(
@@ -41,7 +41,9 @@ async def run_command(
     paths = {"readable": list(map(str, readable)), "runnable": list(map(str, runnable))}
     settings = {"argv": list(argv), "memory_mib": memory_mib, **paths}
     held = "namespaces" in command_fences()
-    return await to_its_end(start("launch", settings, stdin, seconds, folder), seconds, max_output, held_by_child=held)
+    return await to_its_end(
+        start("run_command", settings, stdin, seconds, folder), seconds, max_output, held_by_child=held
+    )
 
 
 @functools.cache
@@ -50,7 +52,7 @@ def command_fences() -> tuple[str, ...]:
     settings = {"argv": [], "memory_mib": 512, "readable": [], "runnable": [], "report": True}
     with tempfile.TemporaryDirectory(prefix="openclaw-sandbox-") as folder:
         give_folder(Path(folder))
-        outcome = watch(start("launch", settings, b"", 10, folder), 10, MAX_OUTPUT)
+        outcome = watch(start("run_command", settings, b"", 10, folder), 10, MAX_OUTPUT)
     return tuple(json.loads(outcome.stdout)) if outcome.exit_code == 0 else ()
 
 

@@ -19,7 +19,7 @@ from openclaw_rl.sandbox.base import (
     new_scratch_folder,
     remove_folder,
 )
-from openclaw_rl.sandbox.run import END_SECONDS, even_if_cancelled, kill_children
+from openclaw_rl.sandbox.programs import END_SECONDS, even_if_cancelled, kill_children
 
 #: CPU time of one process of a shell; the time of each command is limited too.
 SHELL_CPU_SECONDS = 600

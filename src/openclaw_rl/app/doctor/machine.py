@@ -15,7 +15,7 @@ from openclaw_rl.engines.host import usable_memory
 from openclaw_rl.engines.local.options import LocalOptions
 from openclaw_rl.ledger.lock import check_usable
 from openclaw_rl.models import find_model
-from openclaw_rl.sandbox.choose import choose_sandbox
+from openclaw_rl.sandbox.kinds import choose_sandbox
 
 PACKAGE = "openclaw-rl"
 GIB = 1 << 30

@@ -13,7 +13,7 @@ from openclaw_rl.envs.swe.environment import PlantedBugs
 from openclaw_rl.envs.swe.instances import read_instances
 from openclaw_rl.envs.swe.pytest_suite import Interpreter
 from openclaw_rl.envs.swe.suites import PLAIN_PYTHON, check_python
-from openclaw_rl.sandbox.choose import CONTAINERS, choose_sandbox
+from openclaw_rl.sandbox.kinds import CONTAINERS, choose_sandbox
 
 #: The variable that names the folder of instances.
 PATH_VARIABLE = "SWE_BENCH_PATH"

@@ -17,7 +17,7 @@ from openclaw_rl.envs.swe.plain_child import STARTED
 from openclaw_rl.envs.swe.repository import Repository, is_protected
 from openclaw_rl.envs.swe.results import TestResult
 from openclaw_rl.sandbox.base import Sandbox, remove_folder
-from openclaw_rl.sandbox.run import ProgramOutcome
+from openclaw_rl.sandbox.programs import ProgramOutcome
 
 #: Limits of one run of plain tests.
 PLAIN_SECONDS, PLAIN_MEMORY_MIB, MAX_REPORT_BYTES = 10.0, 256, 1 << 20

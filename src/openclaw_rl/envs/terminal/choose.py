@@ -10,8 +10,7 @@ from openclaw_rl.envs.terminal.agentbench import AgentBench
 from openclaw_rl.envs.terminal.environment import TerminalEnvironment
 from openclaw_rl.envs.terminal.episode import TerminalLimits
 from openclaw_rl.envs.terminal.own import OwnTerminal
-from openclaw_rl.sandbox.choose import choose_sandbox
-from openclaw_rl.sandbox.kinds import DEFAULT_IMAGE
+from openclaw_rl.sandbox.kinds import DEFAULT_IMAGE, choose_sandbox
 
 SOURCES = ("generated", "agentbench")
 

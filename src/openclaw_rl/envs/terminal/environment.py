@@ -17,9 +17,8 @@ from openclaw_rl.envs.terminal.episode import TerminalEpisode, TerminalLimits
 from openclaw_rl.envs.terminal.families import FAMILIES
 from openclaw_rl.envs.terminal.families.draft import TerminalDraft
 from openclaw_rl.sandbox.base import Sandbox
-from openclaw_rl.sandbox.choose import trial
-from openclaw_rl.sandbox.fences.limited import PATH
-from openclaw_rl.sandbox.kinds import ContainerSandbox
+from openclaw_rl.sandbox.fences.run_command import PATH
+from openclaw_rl.sandbox.kinds import ContainerSandbox, trial
 
 #: Level → how many answers an attempt has.
 TURNS = {1: 1, 2: 4, 3: 6}

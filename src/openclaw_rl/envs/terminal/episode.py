@@ -14,7 +14,7 @@ from openclaw_rl.envs.blocks import GivenCommand, read_command, results_for
 from openclaw_rl.envs.terminal.scoring import CheckResult, WorkspaceScore, same_text, score
 from openclaw_rl.envs.terminal.workspace import WorkspaceItem, WorkspaceTooLarge, fill, look, read_bytes
 from openclaw_rl.sandbox.base import Sandbox, give_folder, remove_folder
-from openclaw_rl.sandbox.run import EndReason, even_if_cancelled
+from openclaw_rl.sandbox.programs import EndReason, even_if_cancelled
 from openclaw_rl.sandbox.shell import Shell, ShellResult
 
 #: Seconds for the preparation of a workspace and for one check.

@@ -20,7 +20,7 @@ from openclaw_rl.envs.terminal.episode import TerminalEpisode, TerminalLimits
 from openclaw_rl.envs.terminal.scoring import RAN_WEIGHT
 from openclaw_rl.sandbox.base import Sandbox, remove_folder
 from openclaw_rl.sandbox.kinds import ContainerSandbox
-from openclaw_rl.sandbox.run import EndReason
+from openclaw_rl.sandbox.programs import EndReason
 
 TASK_FILE, FILES = "task.toml", "files"
 #: The script that checks a task; the second is where Terminal-Bench has it.

@@ -10,7 +10,7 @@ import os
 import struct
 from collections.abc import Callable, Sequence
 
-from .system import PR_SET_NO_NEW_PRIVS, on_linux, prctl
+from .kernel import PR_SET_NO_NEW_PRIVS, on_linux, prctl
 
 PR_SET_SECCOMP, MODE_FILTER = 22, 2
 
@@ -63,22 +63,22 @@ class _Program(ctypes.Structure):
     _fields_ = (("length", ctypes.c_ushort), ("steps", ctypes.c_void_p))
 
 
-def raise_seccomp() -> bool:
+def apply_seccomp() -> bool:
     """Refuse every other system call from now on. False if the machine or the kernel does not support it."""
-    return _raise(lambda machine: _filter(machine, os.getpid()))
+    return _apply(lambda machine: _filter(machine, os.getpid()))
 
 
-def raise_command_filter(keep_modes: bool, network: bool = False) -> bool:
+def apply_command_filter(keep_modes: bool, network: bool = False) -> bool:
     """Refuse what reaches other processes from now on. False if the machine or the kernel does not support it.
 
     Sockets are allowed with `network` only. With `keep_modes`, also refuse to change the mode, owner and attributes of
     files.
     """
     calls = [OTHER_PROCESSES, *([] if network else [SOCKETS]), *([MODES] if keep_modes else [])]
-    return _raise(lambda machine: _without(",".join(calls), machine))
+    return _apply(lambda machine: _without(",".join(calls), machine))
 
 
-def _raise(make_filter: Callable[[str], list[bytes]]) -> bool:
+def _apply(make_filter: Callable[[str], list[bytes]]) -> bool:
     if not on_linux() or os.uname().machine not in MACHINES or struct.calcsize("P") != 8:
         return False
     steps = make_filter(os.uname().machine)

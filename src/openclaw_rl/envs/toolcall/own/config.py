@@ -22,7 +22,7 @@ from openclaw_rl.config.options import ConfigError, read_text
 from openclaw_rl.envs.schema import check_schema
 from openclaw_rl.plugins import load_plugin
 from openclaw_rl.sandbox.command import missing_fences
-from openclaw_rl.sandbox.fences.limited import PATH
+from openclaw_rl.sandbox.fences.run_command import PATH
 
 OPTION = "--tools-config"
 #: How a tool may be called in OpenAI's API.

@@ -20,8 +20,8 @@ from openclaw_rl.envs.calls import ToolFailed, check_json
 from openclaw_rl.envs.toolcall.own.config import OPTION, PLACEHOLDER, HowToRun, ToolDefinition
 from openclaw_rl.plugins import load_plugin
 from openclaw_rl.sandbox.command import run_command
-from openclaw_rl.sandbox.fences.limited import CANNOT_START, cannot_start
-from openclaw_rl.sandbox.run import MAX_OUTPUT, EndReason, ProgramOutcome
+from openclaw_rl.sandbox.fences.run_command import CANNOT_START, cannot_start
+from openclaw_rl.sandbox.programs import MAX_OUTPUT, EndReason, ProgramOutcome
 
 #: Most bytes that are read of a result, whatever the limit on characters.
 BYTES_OF_A_CHARACTER = 4

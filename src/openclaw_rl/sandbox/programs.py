@@ -32,7 +32,7 @@ from typing import Any
 
 #: Runs a module of `fences` with only the standard library: no site packages, no user settings, no bytecode files.
 PYTHON = (sys.executable, "-I", "-S", "-B", "-X", "utf8", "-c")
-LAUNCH = "import sys; sys.path.append(sys.argv[1]); from fences.{} import main; main()"
+LAUNCH = "import sys; sys.path.append(sys.argv[1]); from fences.{} import {} as main; main()"
 #: How often to check whether a program has ended.
 POLL_SECONDS = 0.02
 #: Bytes read from a pipe at a time.
@@ -68,7 +68,7 @@ async def run_python(
 ) -> ProgramOutcome:
     """Run a program to its end or its limits. Its processes and files are gone when this returns or is cancelled."""
     with tempfile.TemporaryDirectory(prefix="openclaw-sandbox-") as folder:
-        running = start("child", {"memory_mib": memory_mib}, source.encode("utf-8", "replace"), seconds, folder)
+        running = start("run_python", {"memory_mib": memory_mib}, source.encode("utf-8", "replace"), seconds, folder)
         return await to_its_end(running, seconds, max_output)
 
 
@@ -76,7 +76,7 @@ async def run_python(
 def fences() -> tuple[str, ...]:
     """The fences that hold on this machine, found by a trial run: limits, namespaces, landlock, seccomp, audit hook."""
     with tempfile.TemporaryDirectory(prefix="openclaw-sandbox-") as folder:
-        running = start("child", {"memory_mib": 512, "report": True}, b"", 10, folder)
+        running = start("run_python", {"memory_mib": 512, "report": True}, b"", 10, folder)
         outcome = watch(running, seconds=10, max_output=MAX_OUTPUT)
     return tuple(json.loads(outcome.stdout)) if outcome.exit_code == 0 else ()
 
@@ -88,11 +88,11 @@ def start(
     return start_program(launcher(module, settings, seconds), stdin, folder)
 
 
-def launcher(module: str, settings: Mapping[str, object], seconds: float) -> list[str]:
+def launcher(module: str, settings: Mapping[str, object], seconds: float, main: str = "main") -> list[str]:
     """The command line that runs a module of `fences`; it has to be started by this process."""
     # The limit on wall time comes first; the one on CPU time is for the case that the watcher died.
     limits = {"cpu_seconds": math.ceil(seconds) + 1, "parent": os.getpid(), "report": False}
-    return [*PYTHON, LAUNCH.format(module), str(Path(__file__).parent), json.dumps({**limits, **settings})]
+    return [*PYTHON, LAUNCH.format(module, main), str(Path(__file__).parent), json.dumps({**limits, **settings})]
 
 
 def start_program(argv: Sequence[str], stdin: bytes, folder: str | Path) -> subprocess.Popen[bytes]:
