@@ -33,7 +33,7 @@ from openclaw_rl.engines.local.process.sampler import LocalSampler
 from openclaw_rl.engines.local.process.sampler_messages import WorkerOptions
 from openclaw_rl.engines.remote.http import InferenceServer
 from openclaw_rl.engines.remote.sampler import RemoteOptions, RemoteSampler
-from openclaw_rl.engines.vllm.dialect import VllmDialect
+from openclaw_rl.engines.remote.vllm import VllmDialect
 from openclaw_rl.ledger.lock import read_server
 from openclaw_rl.types import SampleRequest, SamplingParams
 

@@ -11,7 +11,7 @@ from openclaw_rl.engines.remote import replica as replica_module
 from openclaw_rl.engines.remote.http import InferenceServer
 from openclaw_rl.engines.remote.outside_weights import OutsideWeightsSampler, WeightNumbers
 from openclaw_rl.engines.remote.sampler import RemoteOptions
-from openclaw_rl.engines.vllm.dialect import VllmDialect
+from openclaw_rl.engines.remote.vllm import VllmDialect
 from openclaw_rl.types import SampleRequest, SamplingParams, ScoreRequest
 from support.inference_servers import ServerDouble
 

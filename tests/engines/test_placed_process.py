@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from openclaw_rl.engines.local.process.launcher import ProcessLauncher
-from openclaw_rl.engines.remote.placed_process import PlacedServerProcess
+from openclaw_rl.engines.remote.process import PlacedServerProcess
 
 #: It says its process id and then waits, unless it is told to fail.
 PROGRAM = """

@@ -19,7 +19,7 @@ from openclaw_rl.engines.remote.full_weights import FullWeightSampler
 from openclaw_rl.engines.remote.http import InferenceServer
 from openclaw_rl.engines.remote.model_folder import UnusableModel, check_model_folder, has_tied_head
 from openclaw_rl.engines.remote.sampler import RemoteOptions
-from openclaw_rl.engines.vllm.dialect import VllmDialect
+from openclaw_rl.engines.remote.vllm import VllmDialect
 from openclaw_rl.types import SampledToken, SampleRequest, SamplingParams, ScoreRequest
 from support.inference_servers import ServerDouble
 from support.tiny_models import save_tiny_model

@@ -22,10 +22,10 @@ from openclaw_rl.engines.remote import replica as replica_module
 from openclaw_rl.engines.remote.dialect import SampledPiece, ServerTraits
 from openclaw_rl.engines.remote.http import InferenceServer
 from openclaw_rl.engines.remote.process import ServerProcess
-from openclaw_rl.engines.remote.routing import BLOCK_TOKENS
+from openclaw_rl.engines.remote.replica import BLOCK_TOKENS
 from openclaw_rl.engines.remote.sampler import RemoteOptions, RemoteSampler
-from openclaw_rl.engines.sglang.dialect import SglangDialect
-from openclaw_rl.engines.vllm.dialect import VllmDialect
+from openclaw_rl.engines.remote.sglang import SglangDialect
+from openclaw_rl.engines.remote.vllm import VllmDialect
 from openclaw_rl.types import FinishReason, SampledToken, SampleRequest, SamplingParams
 from support.inference_servers import ServerDouble
 from support.server_program import ROOT

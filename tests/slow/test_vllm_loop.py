@@ -24,7 +24,7 @@ from openclaw_rl.engines.local.model.decoder import load_decoder
 from openclaw_rl.engines.local.training.lora import LoraWeights
 from openclaw_rl.engines.remote.http import InferenceServer
 from openclaw_rl.engines.remote.sampler import RemoteOptions, RemoteSampler
-from openclaw_rl.engines.vllm.dialect import VllmDialect
+from openclaw_rl.engines.remote.vllm import VllmDialect
 from openclaw_rl.models import fetch_model
 from openclaw_rl.types import SampleRequest, SamplingParams
 from support.other_servers import started

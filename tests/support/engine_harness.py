@@ -25,8 +25,8 @@ from openclaw_rl.engines.remote.full_weights import FullWeightSampler
 from openclaw_rl.engines.remote.http import InferenceServer
 from openclaw_rl.engines.remote.process import ServerProcess
 from openclaw_rl.engines.remote.sampler import RemoteOptions, RemoteSampler
-from openclaw_rl.engines.sglang.dialect import SglangDialect
-from openclaw_rl.engines.vllm.dialect import VllmDialect
+from openclaw_rl.engines.remote.sglang import SglangDialect
+from openclaw_rl.engines.remote.vllm import VllmDialect
 from openclaw_rl.types import SampleRequest
 from support.fakes import ScriptedSampler
 from support.process_stats import children

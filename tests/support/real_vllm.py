@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from openclaw_rl.engines.options import LINEAR_MODULES
-from openclaw_rl.engines.vllm.dialect import VllmDialect
+from openclaw_rl.engines.remote.vllm import VllmDialect
 from support.engine_harness import MAX_SEQUENCES, POLICIES, RemoteHarness
 
 VLLM = os.environ.get("OPENCLAW_RL_VLLM", "")

@@ -8,11 +8,9 @@ from typing import Any, NamedTuple
 
 from openclaw_rl.config.options import Section
 from openclaw_rl.engines.local.options import LocalOptions
-from openclaw_rl.engines.outside.options import OutsideOptions
-from openclaw_rl.engines.sglang.options import SglangOptions
-from openclaw_rl.engines.slime.options import SlimeOptions
+from openclaw_rl.engines.outside.options import OutsideOptions, SlimeOptions
+from openclaw_rl.engines.remote.options import SglangOptions, VllmOptions
 from openclaw_rl.engines.tinker.options import TinkerOptions
-from openclaw_rl.engines.vllm.options import VllmOptions
 
 
 class Entry(NamedTuple):
@@ -28,10 +26,10 @@ class Entry(NamedTuple):
 
 LOCAL = Entry("openclaw_rl.engines.local.factory", LocalOptions)
 TINKER = Entry("openclaw_rl.engines.tinker.factory", TinkerOptions, lambda options: options.has_account)
-VLLM = Entry("openclaw_rl.engines.vllm.factory", VllmOptions)
+VLLM = Entry("openclaw_rl.engines.remote.vllm", VllmOptions)
 OUTSIDE = Entry("openclaw_rl.engines.outside.factory", OutsideOptions, outside=True)
-SLIME = Entry("openclaw_rl.engines.slime.factory", SlimeOptions, outside=True)
-SGLANG = Entry("openclaw_rl.engines.sglang.factory", SglangOptions)
+SLIME = Entry("openclaw_rl.engines.outside.slime", SlimeOptions, outside=True)
+SGLANG = Entry("openclaw_rl.engines.remote.sglang", SglangOptions)
 
 #: Engines that sample tokens: their modules have a `SamplerFactory` named SAMPLER.
 SAMPLERS = {"local": LOCAL, "tinker": TINKER, "vllm": VLLM, "sglang": SGLANG}

@@ -5,8 +5,7 @@ from pathlib import Path
 from openclaw_rl.config.options import ConfigError
 from openclaw_rl.engines.base import EngineUnavailable, Learner, LearnerCapabilities, Sampler
 from openclaw_rl.engines.factory import EngineSettings, ModelFiles, Resources, TrainerStep
-from openclaw_rl.engines.sglang.options import SglangOptions
-from openclaw_rl.engines.vllm.options import VllmOptions
+from openclaw_rl.engines.remote.options import SglangOptions, VllmOptions
 
 #: What a server with an outside trainer does not have.
 LOST = "no undo or rollback, no gate, no candidates, no top-k distillation, no checkpoints here"

@@ -1,4 +1,4 @@
-"""The options of a server whose learner is outside."""
+"""The options of a server whose learner is outside, and of slime's command line."""
 
 from openclaw_rl.config.options import Section, option
 
@@ -14,4 +14,16 @@ class OutsideOptions(Section):
         env="LEASE_SECONDS",
         ge=1,
         le=604800,
+    )
+
+
+class SlimeOptions(Section):
+    """slime is started by its user. These options are for the command that --dry-run prints."""
+
+    slime_args: str = option(
+        "",
+        "With --learner slime: more arguments for the command of slime that --dry-run prints.",
+        group="Engine",
+        env="SLIME_ARGS",
+        shown="no more arguments",
     )

@@ -18,8 +18,7 @@ from openclaw_rl.engines.remote.full_weights import FullWeightSampler
 from openclaw_rl.engines.remote.http import InferenceServer
 from openclaw_rl.engines.remote.options import RemoteServers, read_urls
 from openclaw_rl.engines.remote.outside_weights import OutsideWeightsSampler
-from openclaw_rl.engines.remote.placed_process import PlacedServerProcess
-from openclaw_rl.engines.remote.process import ServerProcess
+from openclaw_rl.engines.remote.process import PlacedServerProcess, ServerProcess
 from openclaw_rl.engines.remote.sampler import RemoteOptions, RemoteSampler
 from openclaw_rl.models import EMBEDDED
 

@@ -1,9 +1,10 @@
-"""What the options of all servers of other projects have in common."""
+"""The options of servers of other projects: which ones are used, or how one is started."""
 
 import shlex
+import sys
 from typing import NamedTuple
 
-from openclaw_rl.config.options import ConfigError
+from openclaw_rl.config.options import ConfigError, Section, option
 from openclaw_rl.http_client import split_url, url_without_account
 
 
@@ -38,3 +39,73 @@ def read_urls(option: str, url: str) -> list[str]:
         except ValueError as error:
             raise ConfigError(f"{option}-url {url_without_account(part)} is not a server's URL: {error}.") from None
     return urls
+
+
+class VllmOptions(Section):
+    """Which vLLM server samples: one of our own, or those that run already."""
+
+    vllm_url: str = option(
+        "",
+        "URLs of running vLLM servers, separated by commas.",
+        group="Engine",
+        env="VLLM_URL",
+        shown="a server of our own is started",
+    )
+    vllm_key: str = option(
+        "", "API key of those servers.", group="Engine", env="VLLM_API_KEY", shown="no key", secret=True
+    )
+    vllm_python: str | None = option(
+        None,
+        "Python interpreter that has vLLM.",
+        group="Engine",
+        env="VLLM_PYTHON",
+        shown="the one that runs openclaw-rl",
+    )
+    vllm_args: str = option(
+        "",
+        "More arguments for a vLLM server of our own.",
+        group="Engine",
+        env="VLLM_ARGS",
+        shown="no more arguments",
+    )
+
+    @property
+    def server(self) -> RemoteServers:
+        """The same, read. Raises ConfigError."""
+        return remote_servers("--vllm", self.vllm_url, self.vllm_key, self.vllm_python, self.vllm_args, sys.executable)
+
+
+class SglangOptions(Section):
+    """Which SGLang server samples: one of our own, or those that run already."""
+
+    sglang_url: str = option(
+        "",
+        "URLs of running SGLang servers, separated by commas.",
+        group="Engine",
+        env="SGLANG_URL",
+        shown="a server of our own is started",
+    )
+    sglang_key: str = option(
+        "", "API key of those servers.", group="Engine", env="SGLANG_SERVER_API_KEY", shown="no key", secret=True
+    )
+    sglang_python: str | None = option(
+        None,
+        "Python interpreter that has SGLang.",
+        group="Engine",
+        env="SGLANG_PYTHON",
+        shown="the one that runs openclaw-rl",
+    )
+    sglang_args: str = option(
+        "",
+        "More arguments for an SGLang server of our own.",
+        group="Engine",
+        env="SGLANG_ARGS",
+        shown="no more arguments",
+    )
+
+    @property
+    def server(self) -> RemoteServers:
+        """The same, read. Raises ConfigError."""
+        return remote_servers(
+            "--sglang", self.sglang_url, self.sglang_key, self.sglang_python, self.sglang_args, sys.executable
+        )

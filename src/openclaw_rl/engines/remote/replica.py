@@ -3,22 +3,21 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping
+import zlib
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from itertools import count
 from pathlib import Path
+
+import numpy as np
 
 from openclaw_rl.engines.base import EngineError, EngineUnavailable
 from openclaw_rl.engines.remote.dialect import Dialect, ServerTraits
-from openclaw_rl.engines.remote.http import (
-    InferenceServer,
-    InferenceServerGone,
-    RequestRefused,
-    readable_answers,
-)
+from openclaw_rl.engines.remote.http import InferenceServer, InferenceServerGone, RequestRefused, readable_answers
 from openclaw_rl.engines.remote.model_folder import UnusableModel
 from openclaw_rl.engines.remote.process import ServerProcess
 
 log = logging.getLogger(__name__)
-
 #: How often a server is asked whether it is alive, and how long it has to answer.
 HEALTH_SECONDS = 1.0
 HEALTH_TIMEOUT = 10.0
@@ -41,6 +40,12 @@ UNLOAD_SECONDS = 5.0
 #: The status with which a server answers for a model name that it has not loaded.
 NOT_FOUND = 404
 DIED = "The inference server stopped while it was working on this request. Please send it again."
+#: Tokens whose beginning is remembered as one piece; servers cache pieces of 16 or more.
+BLOCK_TOKENS = 64
+#: Pieces that are remembered in all, so that memory stays bounded.
+MAX_REMEMBERED = 100_000
+#: A server with this many more requests than the least loaded one gets no more, whatever it has cached.
+MAX_IMBALANCE = 8
 
 
 class Replica:
@@ -332,3 +337,48 @@ class Replica:
         now = asyncio.get_running_loop().time()
         for deadline in self._deadlines:
             deadline.reschedule(now)
+
+
+class Router:
+    """Sends a prompt where the longest beginning of it was sent last, and others to the server with the least to do.
+
+    A session's next request extends its last one, so it goes to the same server, as do the judge and the teacher.
+    """
+
+    def __init__(self, replicas: Sequence[Replica]) -> None:
+        self.replicas = replicas
+        self._seen: OrderedDict[int, Replica] = OrderedDict()
+        self._turns = count()
+
+    def choose(self, prompt_ids: Sequence[int], model: str) -> Replica | None:
+        """The server for a prompt; None if none is up."""
+        up = [replica for replica in self.replicas if replica.up]
+        if not up:
+            return None
+        if len(self.replicas) == 1:
+            return up[0]
+        blocks = block_hashes(prompt_ids, model)
+        least = min(replica.running for replica in up)
+        cached = next((self._seen[block] for block in reversed(blocks) if block in self._seen), None)
+        if cached is None or not cached.up or cached.running > least + MAX_IMBALANCE:
+            idle = [replica for replica in up if replica.running == least]
+            cached = idle[next(self._turns) % len(idle)]
+        self._remember(blocks, cached)
+        return cached
+
+    def _remember(self, blocks: Sequence[int], replica: Replica) -> None:
+        for block in blocks:
+            self._seen[block] = replica
+            self._seen.move_to_end(block)
+        while len(self._seen) > MAX_REMEMBERED:
+            self._seen.popitem(last=False)
+
+
+def block_hashes(ids: Sequence[int], model: str) -> list[int]:
+    """A number for each beginning of a prompt that is a whole number of blocks, the shortest first."""
+    data = np.asarray(ids, np.int32).tobytes()
+    step, value, hashes = BLOCK_TOKENS * 4, hash(model), []
+    for start in range(0, len(data) - step + 1, step):
+        value = hash((value, zlib.crc32(data[start : start + step])))
+        hashes.append(value)
+    return hashes

@@ -26,8 +26,7 @@ from openclaw_rl.engines.remote.dialect import Dialect, ServerTraits
 from openclaw_rl.engines.remote.http import InferenceServer, RequestRefused
 from openclaw_rl.engines.remote.probes import check_adapters, check_raw, unload_leftovers, write_zero_adapter
 from openclaw_rl.engines.remote.process import ServerProcess
-from openclaw_rl.engines.remote.replica import Replica
-from openclaw_rl.engines.remote.routing import Router
+from openclaw_rl.engines.remote.replica import Replica, Router
 from openclaw_rl.engines.stream import Admission, TokenStream
 from openclaw_rl.engines.versions import PolicyVersions
 from openclaw_rl.types import BASE_VERSION, SampleRequest, ScoreRequest, Scores

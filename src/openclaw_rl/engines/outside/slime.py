@@ -1,12 +1,15 @@
-"""slime's command line for a server's options. It was not run: slime needs GPUs and Megatron."""
+"""slime as the learner: an outside trainer with SGLang servers of its own."""
 
 import json
 import shlex
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+from openclaw_rl.config.options import ConfigError
 from openclaw_rl.engines.factory import EngineSettings, TrainerStep
-from openclaw_rl.engines.sglang.options import SglangOptions
+from openclaw_rl.engines.outside.factory import OutsideLearnerFactory
+from openclaw_rl.engines.outside.options import SlimeOptions
+from openclaw_rl.engines.remote.options import SglangOptions
 from openclaw_rl.models import EMBEDDED
 
 FUNCTION = "openclaw_rl.integrations.slime.generate_rollout"
@@ -14,6 +17,8 @@ FUNCTION = "openclaw_rl.integrations.slime.generate_rollout"
 SERVER_URL = "http://127.0.0.1:30000"
 #: The arguments of a model's shape come from a script of slime's, such as scripts/models/qwen3-4B.sh.
 MODEL_ARGUMENTS = '"${MODEL_ARGS[@]}"'
+#: slime's loss is PPO's.
+LOSS = "ppo"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,3 +77,29 @@ def slime_command(settings: EngineSettings, step: TrainerStep, split: SlimeSplit
     given = [part for name, value in values.items() for part in (f"--{name}", str(value))]
     rest = [*given, *(f"--{flag}" for flag in flags), *shlex.split(arguments)]
     return f"{shlex.join(words)} {MODEL_ARGUMENTS} {shlex.join(rest)}"
+
+
+class SlimeLearnerFactory(OutsideLearnerFactory):
+    """Implements `LearnerFactory` for slime, which claims turns with `openclaw_rl.integrations.slime`."""
+
+    name = "slime"
+    samplers = ("sglang",)
+
+    def check(self, settings: EngineSettings) -> None:
+        super().check(settings)
+        if settings.training.epochs != 1:
+            raise ConfigError("--train-epochs: slime makes one pass over the turns that it is given; leave it out.")
+        if settings.training.loss.kind != LOSS:
+            raise ConfigError(f"--loss-fn {settings.training.loss.kind}: slime's loss is {LOSS}; leave it out.")
+
+    def trainer_command(self, settings: EngineSettings, step: TrainerStep) -> str:
+        given, usual = settings.split, SlimeSplit()
+        split = SlimeSplit(
+            actor=len(given.learner) or usual.actor,
+            rollout=len(given.sampling) or usual.rollout,
+            rollout_tp=len(given.policy[0]) if given.policy else usual.rollout_tp,
+        )
+        return slime_command(settings, step, split, settings.own(SlimeOptions).slime_args)
+
+
+LEARNER = SlimeLearnerFactory()

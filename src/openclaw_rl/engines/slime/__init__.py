@@ -1,1 +1,0 @@
-"""slime as an outside trainer: which command starts it."""

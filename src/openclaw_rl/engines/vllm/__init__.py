@@ -1,1 +1,0 @@
-"""vLLM as a sampler: its own server process, or servers that run already."""
