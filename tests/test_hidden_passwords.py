@@ -14,7 +14,7 @@ from openclaw_rl.cli.launch import without_secrets
 from openclaw_rl.client import Client, ServerGone
 from openclaw_rl.config.options import ConfigError
 from openclaw_rl.engines.base import EngineAway
-from openclaw_rl.engines.tinker.heartbeat import Heartbeat
+from openclaw_rl.engines.tinker.connection import Heartbeat
 from openclaw_rl.engines.tinker.traits import look_at
 from openclaw_rl.evals.chat import ChatFailed, HttpChat
 from openclaw_rl.evals.demo import command_line, make_plans, plain

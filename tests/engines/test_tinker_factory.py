@@ -15,7 +15,7 @@ from openclaw_rl.config.options import ConfigError
 from openclaw_rl.engines.base import EngineAway, EngineUnavailable
 from openclaw_rl.engines.factory import Resources
 from openclaw_rl.engines.tinker import sdk
-from openclaw_rl.engines.tinker.errors import Kind, LastWarning, read
+from openclaw_rl.engines.tinker.sdk import Kind, LastWarning, read_error
 from openclaw_rl.engines.tinker.traits import Traits, look_at
 from openclaw_rl.errors import UserError
 
@@ -124,9 +124,9 @@ if importlib.util.find_spec("tinker"):
 def test_an_error_inside_another_is_read() -> None:
     outer = ValueError("Error retrieving result")
     outer.__cause__ = ConnectionResetError("reset by peer")
-    assert read(outer).kind is Kind.AWAY
-    assert "reset by peer" in read(outer).words
-    assert read(ValueError("nobody knows")).words == "nobody knows"
+    assert read_error(outer).kind is Kind.AWAY
+    assert "reset by peer" in read_error(outer).words
+    assert read_error(ValueError("nobody knows")).words == "nobody knows"
 
 
 def test_the_last_warning_of_the_sdk_is_kept() -> None:

@@ -22,13 +22,20 @@ from openclaw_rl.engines.local.training.lora import LoraWeights
 from openclaw_rl.engines.local.training.trainer import Trainer
 from openclaw_rl.engines.tinker import connection as connection_module
 from openclaw_rl.engines.tinker.connection import Account, Connection
-from openclaw_rl.engines.tinker.datum import read_tables, sampled, to_data
+from openclaw_rl.engines.tinker.datum import (
+    CROSS_ENTROPY,
+    loss_config,
+    measure,
+    read_tables,
+    sampled,
+    slopes_of,
+    to_data,
+    to_weighted_data,
+)
 from openclaw_rl.engines.tinker.learner import TinkerLearner
-from openclaw_rl.engines.tinker.run import TrainingRunOptions
 from openclaw_rl.engines.tinker.sampler import SamplerOptions, TinkerSampler
-from openclaw_rl.engines.tinker.surrogate import loss_config, measure
+from openclaw_rl.engines.tinker.training_run import TrainingRunOptions
 from openclaw_rl.engines.tinker.traits import Traits, read_schema
-from openclaw_rl.engines.tinker.weighted import CROSS_ENTROPY, slopes_of, to_weighted_data
 from openclaw_rl.errors import UserError
 from openclaw_rl.losses.policy import PolicyLoss
 from openclaw_rl.types import Alternatives, LossSettings, ScoreRequest, Span, TrainingSequence

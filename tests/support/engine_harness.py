@@ -131,7 +131,7 @@ class TinkerHarness(SamplerHarness):
         return TinkerSampler(Connection(Account(None, "tml-key", timeout=60.0)), options)
 
     async def policy(self, number: int) -> PolicyRef:
-        from openclaw_rl.engines.tinker.record import PolicyRecord
+        from openclaw_rl.engines.tinker.training_run import PolicyRecord
 
         folder = self.folder / f"adapter-{number}"
         folder.mkdir(exist_ok=True)

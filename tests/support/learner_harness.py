@@ -112,8 +112,8 @@ class TinkerLearnerHarness(LearnerHarness):
     def make(self) -> Learner:
         from openclaw_rl.engines.tinker.connection import Account, Connection
         from openclaw_rl.engines.tinker.learner import TinkerLearner
-        from openclaw_rl.engines.tinker.run import TrainingRunOptions
         from openclaw_rl.engines.tinker.sampler import SamplerOptions, TinkerSampler
+        from openclaw_rl.engines.tinker.training_run import TrainingRunOptions
 
         connection = Connection(Account(None, "tml-key", timeout=60.0))
         sampler = TinkerSampler(connection, SamplerOptions("tiny/model", self.model, None, 4, 4, 8, 3))

@@ -6,23 +6,24 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import httpx
+
 from openclaw_rl.engines.base import EngineUnavailable
 from openclaw_rl.engines.tinker import sdk
-from openclaw_rl.engines.tinker.errors import CallFailed, Kind, LastWarning, read
-from openclaw_rl.engines.tinker.heartbeat import Heartbeat
-from openclaw_rl.engines.tinker.logprob_probe import LogprobProbe
-from openclaw_rl.engines.tinker.traits import Traits, look_at
+from openclaw_rl.engines.tinker.sdk import CallFailed, Kind, LastWarning, read_error
+from openclaw_rl.engines.tinker.traits import LogprobProbe, Traits, look_at
 from openclaw_rl.http_client import url_without_account
 
-log = logging.getLogger(__name__)
-
 T = TypeVar("T")
-
+BEAT_SECONDS = 5.0
+#: Beats in a row after which the server counts as gone.
+MAX_MISSED_BEATS = 3
+log = logging.getLogger(__name__)
 #: How often a call is tried that may be made again.
 TRIALS = 4
 #: Seconds before the second trial and the longest pause; each pause is twice the one before.
@@ -32,6 +33,57 @@ NO_KEY = "tml-self-hosted"
 CLOSE_SECONDS = 5.0
 #: At the start a user is watching, and the SDK would try for minutes to reach a service that is not there.
 SESSION_SECONDS = 45.0
+
+
+class Heartbeat:
+    """Asks a server for its health at intervals; without an address the server is taken to be there."""
+
+    def __init__(self, base_url: str | None) -> None:
+        self.base_url = base_url
+        self._gone = asyncio.Event()
+        self._beating: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        if self.base_url is not None and self._beating is None:
+            self._beating = asyncio.create_task(self._beat(self.base_url))
+
+    async def stop(self) -> None:
+        if self._beating is not None:
+            self._beating.cancel()
+            await asyncio.gather(self._beating, return_exceptions=True)
+            self._beating = None
+
+    async def during(self, work: Awaitable[T]) -> T:
+        """The result of some work. Raises ConnectionError if the server is gone before it is done."""
+        working = asyncio.ensure_future(work)
+        leaving = asyncio.ensure_future(self._gone.wait())
+        try:
+            await asyncio.wait([working, leaving], return_when=asyncio.FIRST_COMPLETED)
+            if not working.done():
+                raise ConnectionError(f"no server answers at {url_without_account(self.base_url or '')}")
+            return working.result()
+        finally:
+            for task in (working, leaving):
+                task.cancel()
+
+    async def _beat(self, base_url: str) -> None:
+        missed = 0
+        async with httpx.AsyncClient(timeout=BEAT_SECONDS) as client:
+            while True:
+                missed = 0 if await answers(client.get(f"{base_url.rstrip('/')}/api/v1/healthz")) else missed + 1
+                self._gone.set() if missed >= MAX_MISSED_BEATS else self._gone.clear()
+                await asyncio.sleep(BEAT_SECONDS)
+
+
+async def answers(call: Coroutine[Any, Any, httpx.Response]) -> bool:
+    """Whether a server is there. Any answer counts, and a server that is too busy to answer is there too."""
+    try:
+        await call
+    except httpx.ConnectError:
+        return False
+    except httpx.HTTPError:
+        pass
+    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +212,7 @@ class Connection:
                 async with asyncio.timeout_at(end) as limit:
                     return await self._heartbeat.during(make())
             except sdk.failures() as error:
-                failure = read(error)
+                failure = read_error(error)
                 words = self._no_answer(time.monotonic() - began) if limit.expired() else failure.words
                 over = trial == trials or (limit.expired() and deadline is not None)
                 if over or failure.kind in (Kind.LOCKED, Kind.LOST, Kind.REFUSED):

@@ -11,8 +11,8 @@ from openclaw_rl.engines.tinker import sdk
 from openclaw_rl.engines.tinker.connection import Account, Connection
 from openclaw_rl.engines.tinker.learner import CAPABILITIES, TinkerLearner
 from openclaw_rl.engines.tinker.options import TinkerOptions
-from openclaw_rl.engines.tinker.run import TrainingRunOptions
 from openclaw_rl.engines.tinker.sampler import SamplerOptions, TinkerSampler, sampler_capabilities
+from openclaw_rl.engines.tinker.training_run import TrainingRunOptions
 from openclaw_rl.errors import UserError
 from openclaw_rl.models import CLOUD_MODEL
 

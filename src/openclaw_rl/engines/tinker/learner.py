@@ -24,13 +24,28 @@ from openclaw_rl.engines.base import (
     WeightForm,
 )
 from openclaw_rl.engines.tinker.connection import Connection
-from openclaw_rl.engines.tinker.datum import BadOutput, NotFinite, Table, read_tables, sampled, to_data
-from openclaw_rl.engines.tinker.errors import CallFailed, Kind
-from openclaw_rl.engines.tinker.record import BadRecord, LearnerRecord, PolicyRecord
-from openclaw_rl.engines.tinker.run import TrainingRun, TrainingRunOptions
+from openclaw_rl.engines.tinker.datum import (
+    CROSS_ENTROPY,
+    BadOutput,
+    NotFinite,
+    Table,
+    is_weighted,
+    measure,
+    read_tables,
+    sampled,
+    slopes_of,
+    to_data,
+    to_weighted_data,
+)
 from openclaw_rl.engines.tinker.sampler import TinkerSampler
-from openclaw_rl.engines.tinker.surrogate import measure
-from openclaw_rl.engines.tinker.weighted import CROSS_ENTROPY, is_weighted, slopes_of, to_weighted_data
+from openclaw_rl.engines.tinker.sdk import CallFailed, Kind
+from openclaw_rl.engines.tinker.training_run import (
+    BadRecord,
+    LearnerRecord,
+    PolicyRecord,
+    TrainingRun,
+    TrainingRunOptions,
+)
 from openclaw_rl.engines.transaction import TransactionalLearner
 from openclaw_rl.http_client import url_without_account
 from openclaw_rl.types import BASE_VERSION, ScoreRequest, TrainingSequence

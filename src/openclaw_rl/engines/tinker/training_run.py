@@ -1,20 +1,26 @@
-"""A training run on the service: an adapter with its optimiser, passes over data, and saved states."""
+"""A training run on the service: an adapter with its optimiser, passes over data, saved states, and the records on disk
+that say where the service keeps them.
+"""
 
+import json
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 from openclaw_rl.engines.base import EngineUnavailable
 from openclaw_rl.engines.tinker import sdk
 from openclaw_rl.engines.tinker.connection import TRIALS, Connection
-from openclaw_rl.engines.tinker.errors import CallFailed
-from openclaw_rl.engines.tinker.surrogate import loss_config
+from openclaw_rl.engines.tinker.datum import loss_config
+from openclaw_rl.engines.tinker.sdk import CallFailed
+from openclaw_rl.models import ON_TINKER
 from openclaw_rl.types import TrainingSettings
 
+POLICY, STATE = ON_TINKER, "learner.json"
+SCHEME = "tinker://"
 log = logging.getLogger(__name__)
-
 #: AdamW's, as the local engine has it; Tinker's own default is smaller.
 ADAM_EPS = 1e-8
 #: How long the service keeps the states that undo a step or continue after a crash, and the policies that serve. It
@@ -22,6 +28,63 @@ ADAM_EPS = 1e-8
 DAY = 24 * 3600
 STATE_SECONDS, POLICY_SECONDS = 7 * DAY, 30 * DAY
 NOTHING_LOADED = "The learner on Tinker holds no policy."
+
+
+class BadRecord(ValueError):
+    """The folder does not hold a policy on Tinker; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyRecord:
+    """The paths of one policy version on the service."""
+
+    base_model: str
+    rank: int
+    sampler: str | None
+    """Weights to sample from; None if they have to be made from the state."""
+    state: str | None
+    """Weights with the optimiser's state, if they were saved."""
+
+    def write(self, folder: Path) -> None:
+        (folder / POLICY).write_text(json.dumps(asdict(self), indent=1) + "\n")
+
+    @classmethod
+    def read(cls, folder: Path) -> "PolicyRecord":
+        """Raises BadRecord."""
+        try:
+            saved = json.loads((folder / POLICY).read_text())
+            record = cls(str(saved["base_model"]), int(saved["rank"]), saved["sampler"], saved["state"])
+        except FileNotFoundError:
+            raise BadRecord(f"{folder} holds no policy of Tinker's ({POLICY} is missing)") from None
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise BadRecord(f"{folder / POLICY} is damaged: {error!r}") from error
+        paths = [path for path in (record.sampler, record.state) if path is not None]
+        if not paths or not all(isinstance(path, str) and path.startswith(SCHEME) for path in paths):
+            raise BadRecord(f"{folder / POLICY} is damaged: it names no {SCHEME} path")
+        return record
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerRecord:
+    """The state to continue training from."""
+
+    steps: int
+    state: str
+
+    def write(self, folder: Path) -> None:
+        (folder / STATE).write_text(json.dumps(asdict(self), indent=1) + "\n")
+
+    @classmethod
+    def read(cls, folder: Path) -> "LearnerRecord":
+        """Raises BadRecord."""
+        try:
+            saved = json.loads((folder / STATE).read_text())
+            record = cls(int(saved["steps"]), str(saved["state"]))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise BadRecord(f"{folder / STATE} cannot be read: {error!r}") from error
+        if not record.state.startswith(SCHEME):
+            raise BadRecord(f"{folder / STATE} is damaged: it names no {SCHEME} path")
+        return record
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,11 @@
-"""One policy on the service: draws tokens from it and asks it for log-probs.
+"""One policy on the service: draws tokens from it and asks it for log-probs; and how its sampling client is created.
 
 Nothing is guessed. Log-probs that are missing, that do not fit their tokens, that are not finite or not raw are asked
 for again by scoring the tokens; other wrong answers are refused.
+
+Tinker keeps weights to sample from under a path of their own. A server that samples from the adapter that it trains
+(`traits`) gets further adapters, which are never trained: each policy is loaded into one of them from the learner's
+saved state.
 """
 
 import asyncio
@@ -15,19 +19,19 @@ import numpy as np
 
 from openclaw_rl.engines.tinker import sdk
 from openclaw_rl.engines.tinker.connection import Connection
-from openclaw_rl.engines.tinker.errors import CallFailed, Kind
-from openclaw_rl.engines.tinker.logprob_probe import PROBE, PROBE_PROMPT, is_shaped
+from openclaw_rl.engines.tinker.sdk import CallFailed, Kind, read_error
+from openclaw_rl.engines.tinker.training_run import PolicyRecord, new_name, result
+from openclaw_rl.engines.tinker.traits import PROBE, PROBE_PROMPT, is_shaped
 from openclaw_rl.types import Numbers, SamplingParams, ScoreRequest, Scores, TopTokens
 
 log = logging.getLogger(__name__)
-
 #: Seeds are mapped to this many bits, which every server takes.
 SEED_BITS = 31
-
 #: Likeliest tokens to ask for where the service cannot score chosen ones.
 TOP_K_INSTEAD_OF_TARGETS = 20
-
 Top = tuple[tuple[int, float], ...]
+#: Adapters that policies are loaded into in turn, so that a new policy does not disturb requests on the one before.
+STAND_INS = 2
 
 
 class Drawn(NamedTuple):
@@ -238,3 +242,47 @@ def rows_of(top: TopTokens | None, k: int) -> list[Top]:
         return []
     rows = zip(top.ids[:, :k].tolist(), top.logprobs[:, :k].tolist(), strict=True)
     return [tuple(zip(ids, logprobs, strict=True)) for ids, logprobs in rows]
+
+
+class PolicyLoader:
+    """Creates sampling clients."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self._stand_ins: list[Any] = []
+        """Adapters for policies, the least recently loaded first."""
+        self._using = asyncio.Lock()
+
+    async def open(self, record: PolicyRecord) -> Any:
+        """A client that samples from a policy. Raises CallFailed and the errors of the SDK."""
+        path = record.sampler
+        if path is None or self.connection.traits.samples_over_training:
+            path = await self._copy(record)
+        return await self.connection.service.create_sampling_client_async(model_path=path)
+
+    async def _copy(self, record: PolicyRecord) -> str:
+        if record.state is None:
+            raise CallFailed(Kind.REFUSED, "load the policy", "its state was not saved with it")
+        async with self._using:
+            adapter = await self._with_weights(record, record.state)
+            saved = await result(adapter.save_weights_for_sampler_async(new_name("served")))
+            self._stand_ins.append(adapter)
+            path: str = saved.path
+            return path
+
+    async def _with_weights(self, record: PolicyRecord, state: str) -> Any:
+        """An adapter with a state loaded; an adapter that fails to load it is not used again."""
+        if len(self._stand_ins) == STAND_INS:
+            adapter = self._stand_ins.pop(0)
+            try:
+                await result(adapter.load_state_async(state))
+                return adapter
+            except sdk.failures() as error:
+                # A server that was restarted has lost all of them.
+                log.warning("Creating an adapter to sample from again: %s", read_error(error).words)
+                self._stand_ins.clear()
+        adapter = await self.connection.service.create_lora_training_client_async(
+            base_model=record.base_model, rank=record.rank
+        )
+        await result(adapter.load_state_async(state))
+        return adapter
