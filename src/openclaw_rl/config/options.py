@@ -209,15 +209,15 @@ def shown_default(field: FieldInfo) -> str:
 
 
 def options_table(fields: Fields) -> str:
-    """All options as Markdown tables, for docs/options.md."""
+    """All options as Markdown tables, for docs/options.md. A variable is named if it is not the flag in capitals."""
     groups: dict[str, list[str]] = {}
     for name, field in fields.items():
         definition = option_of(field)
-        flags = ", ".join(f"`{f}`" for f in (flag(name), *definition.flags))
-        variables = ", ".join(f"`{variable}`" for variable in definition.env)
+        variables = () if definition.env == (name.upper(),) else definition.env
+        names = ", ".join(f"`{each}`" for each in (flag(name), *definition.flags, *variables))
         choices = choices_of(field)
         doc = f"{field.description}" + (f" One of {', '.join(choices)}." if choices else "")
-        row = f"| {flags} | {variables} | {shown_default(field)} | {doc} |"
+        row = f"| {names} | {shown_default(field)} | {doc} |"
         groups.setdefault(definition.group, []).append(row)
-    head = ["| Flag | Environment | Default | Meaning |", "|---|---|---|---|"]
+    head = ["| Flag, other variable | Default | Meaning |", "|---|---|---|"]
     return "\n\n".join("\n".join([f"**{group}**", "", *head, *rows]) for group, rows in groups.items())

@@ -161,31 +161,33 @@ def options_from(environment: Mapping[str, str], runs: Runs) -> dict[str, str]:
 
 
 def launchers_table() -> str:
-    """All variables as a Markdown table, for the docs."""
-    rows = []
-    for variable in VARIABLES:
-        meaning = f"`{flag(variable.option)}`" if variable.option else variable.meaning
-        rows.append((variable.name, meaning, scripts_in_words(variable.scripts)))
-    for name in READ_BY_OPTIONS:
-        rows.append((name, f"`{flag(option_named(name))}`", scripts_in_words(scripts_with(option_named(name)))))
-    rows.append(("MAX_STEPS", "`--max-steps`", scripts_in_words((SERVER,))))
-    for name, (script, meaning) in READ_BY_ENVIRONMENTS.items():
-        rows.append((name, meaning, f"`{script}`"))
-    lines = [f"| `{name}` | {meaning} | {scripts} |" for name, meaning, scripts in sorted(rows)]
+    """All variables as Markdown tables, one for each kind of script, for the docs."""
+    names: dict[str, dict[str, list[str]]] = {}
+    for scripts, meaning, name in sorted(variables_in_words()):
+        names.setdefault(scripts, {}).setdefault(meaning, []).append(f"`{name}`")
+    tables = []
+    for scripts, meanings in names.items():
+        rows = [f"| {', '.join(variables)} | {meaning} |" for meaning, variables in meanings.items()]
+        tables.append("\n".join([f"| variables of {scripts} | option or meaning |", "|---|---|", *rows]))
     flags = [f"| `{theirs}` | `{flag(ours)}` |" for theirs, ours in FLAGS.items()]
     flags += [f"| `--backend {name}` | `--sampler {name}` |" for name in SAMPLERS if name not in ("local", "tinker")]
     flags.append("| `--use-lora` | `--lora-rank 32`, unless another rank is given |")
-    return "\n".join(
-        [
-            "| variable | option or meaning | scripts |",
-            "|---|---|---|",
-            *lines,
-            "",
-            "| flag | ours |",
-            "|---|---|",
-            *flags,
-        ]
-    )
+    return "\n\n".join([*tables, "\n".join(["| flag | ours |", "|---|---|", *flags])])
+
+
+def variables_in_words() -> list[tuple[str, str, str]]:
+    """Scripts, option or meaning, and name of each variable."""
+    rows = []
+    for variable in VARIABLES:
+        meaning = f"`{flag(variable.option)}`" if variable.option else variable.meaning
+        rows.append((scripts_in_words(variable.scripts), meaning, variable.name))
+    for name in READ_BY_OPTIONS:
+        option = option_named(name)
+        rows.append((scripts_in_words(scripts_with(option)), f"`{flag(option)}`", name))
+    rows.append((scripts_in_words((SERVER,)), "`--max-steps`", "MAX_STEPS"))
+    for name, (script, meaning) in READ_BY_ENVIRONMENTS.items():
+        rows.append((f"`{script}`", meaning, name))
+    return rows
 
 
 def option_named(variable: str) -> str:
@@ -201,6 +203,6 @@ def scripts_with(option: str) -> tuple[Runs, ...]:
 
 def scripts_in_words(runs: tuple[Runs, ...]) -> str:
     if set(runs) == set(Runs):
-        return "all"
+        return "all scripts"
     words = {SERVER: "servers", EPISODES: "environments", EVALUATION: "`run_eval`"}
-    return ", ".join(words[kind] for kind in runs)
+    return " and ".join(words[kind] for kind in runs)
