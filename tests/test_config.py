@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from openclaw_rl.api.options import ApiKey
 from openclaw_rl.app.config import FIELDS, Config, Loaded, load
 from openclaw_rl.cli import main
+from openclaw_rl.config.general import PRESETS
 from openclaw_rl.config.options import ConfigError, add_flags, option_of, options_table, shown_default
-from openclaw_rl.config.presets import PRESETS
 from openclaw_rl.envs.options import FIELDS as DRIVER_FIELDS
 from openclaw_rl.types import LossSettings, TrainingSettings
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, Field, ValidationError
 
-from openclaw_rl.config.problems import plain_problem
+from openclaw_rl.config.options import describe_problem
 
 
 class Bounded(BaseModel):
@@ -25,4 +25,4 @@ class Bounded(BaseModel):
 def test_a_bound_is_written_in_full(given: dict[str, Any], problem: str) -> None:
     with pytest.raises(ValidationError) as caught:
         Bounded(**given)
-    assert plain_problem(caught.value.errors()[0]) == problem
+    assert describe_problem(caught.value.errors()[0]) == problem

@@ -1,4 +1,4 @@
-"""A user's own code, named by an option: imported once, and its errors reported with file and line."""
+"""Code of the user, named by an option: imported once, and its errors reported with file and line."""
 
 import ast
 import importlib

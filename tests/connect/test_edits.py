@@ -9,9 +9,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openclaw_rl.connect.clients import CLIENTS
-from openclaw_rl.connect.edits import CannotEdit, JsonEdit, OwnFile, YamlEdit
-from openclaw_rl.connect.setup import NO_SERVER, ServerFacts
+from openclaw_rl.connect.clients import CLIENTS, NO_SERVER, ServerFacts
+from openclaw_rl.connect.files import CannotEdit, JsonEdit, WholeFile, YamlEdit
 
 SETTINGS = {("env", "URL"): "http://x", ("env", "KEY"): "k", ("model",): {"id": "m"}, ("a", "b", "c"): [1]}
 JSON = JsonEdit(SETTINGS)
@@ -114,7 +113,7 @@ def test_a_block_without_its_end_is_refused() -> None:
 
 def test_a_file_of_somebody_else_is_not_replaced() -> None:
     with pytest.raises(CannotEdit):
-        OwnFile("# ours").add("model = 'mine'\n")
+        WholeFile("# ours").add("model = 'mine'\n")
 
 
 @pytest.mark.parametrize("key", ["", 'a"b\\c', "plain"])

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 
 from openclaw_rl.api.demands import JsonSchemaFormat, NamedTool, PlainFormat
 from openclaw_rl.api.errors import ApiError
-from openclaw_rl.config.problems import plain_problem
+from openclaw_rl.config.options import describe_problem
 from openclaw_rl.types import MAX_GROUP_SIZE, MAX_REWARD, EpisodeResult, Feedback, Source, TurnResult
 
 #: The most stop strings in a request; OpenAI has the same limit.
@@ -318,7 +318,7 @@ def malformed(error: ValidationError) -> ApiError:
     same_field = [other for other in errors if place_of(other["loc"])[: len(place)] == place]
     first = max(same_field, key=lambda other: len(place_of(other["loc"])))
     param = ".".join(place_of(first["loc"])) or None
-    message = plain_problem(first)
+    message = describe_problem(first)
     if first["type"] == "union_tag_invalid":
         message = "{tag!r} is not supported, only {expected_tags}".format(**first["ctx"])
     elif first["type"] == "literal_error" and param and param.endswith(".type"):

@@ -9,8 +9,7 @@ from rich.table import Table
 from openclaw_rl.api.options import ALL_ADDRESSES, LOOPBACK, ServerOptions
 from openclaw_rl.app.assembly import judge_setup
 from openclaw_rl.app.config import Config
-from openclaw_rl.config.presets import describe_preset
-from openclaw_rl.config.run import RunOptions
+from openclaw_rl.config.general import RunOptions, describe_preset
 from openclaw_rl.engines.outside.factory import LOST
 from openclaw_rl.judge.build import describe
 from openclaw_rl.terminal import console, on_terminal

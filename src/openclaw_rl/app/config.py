@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from openclaw_rl.api.options import ServerOptions
 from openclaw_rl.app.options import RolloutOptions
+from openclaw_rl.config.general import RunOptions, with_preset
 from openclaw_rl.config.options import (
     ConfigError,
     Section,
@@ -22,8 +23,6 @@ from openclaw_rl.config.options import (
     read_file,
     shown_default,
 )
-from openclaw_rl.config.presets import with_preset
-from openclaw_rl.config.run import RunOptions
 from openclaw_rl.engines.gpus import GpuOptions, Split, Visible, visible_gpus
 from openclaw_rl.engines.local.options import LocalOptions
 from openclaw_rl.engines.options import EngineOptions, ModelOptions

@@ -12,8 +12,8 @@ from openclaw_rl.errors import UserError
 from openclaw_rl.terminal import console
 
 if TYPE_CHECKING:
+    from openclaw_rl.connect.clients import ServerFacts, Setup
     from openclaw_rl.connect.files import Change
-    from openclaw_rl.connect.setup import ServerFacts, Setup
 
 DOC = "configure a client (OpenClaw, Claude Code, Codex …) for the running server"
 DIFF_STYLES = {"+": "green", "-": "red", "@": "cyan"}
@@ -29,8 +29,8 @@ def add(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    from openclaw_rl.connect.clients import NO_SERVER
     from openclaw_rl.connect.files import addition, removal
-    from openclaw_rl.connect.setup import NO_SERVER
 
     server = NO_SERVER if options.undo else find_server(options)
     setup = CLIENTS[options.client](server)
@@ -60,7 +60,7 @@ def run(options: argparse.Namespace) -> int:
 def find_server(options: argparse.Namespace) -> "ServerFacts":
     """The server that clients are to use. Raises UserError if it does not run or needs another key."""
     from openclaw_rl.client import GIVE_KEY, Client
-    from openclaw_rl.connect.setup import ServerFacts
+    from openclaw_rl.connect.clients import ServerFacts
     from openclaw_rl.ledger.lock import server_url
 
     config = run_config(options)

@@ -160,7 +160,7 @@ def turn_title(turn: StoredTurn) -> str:
 def turn_body(turn: StoredTurn, method: "MethodOptions") -> Group:
     """The last message of the prompt, the response, the next state, the feedback and the verdict."""
     from openclaw_rl.ledger.episode_words import describe_step
-    from openclaw_rl.methods.group_advantages import shown_advantage
+    from openclaw_rl.methods.base import shown_advantage
     from openclaw_rl.rendering.clients import is_passing
 
     asked = [m for m in turn.messages if m["role"] in ("user", "tool") and not is_passing(m)][-1:]

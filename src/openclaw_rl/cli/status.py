@@ -10,7 +10,7 @@ from rich.text import Text
 
 from openclaw_rl.app.config import Config
 from openclaw_rl.cli.parser import KEY_OPTIONS, RUN_OPTIONS, add_command, operator_key, run_config
-from openclaw_rl.config.presets import describe_preset
+from openclaw_rl.config.general import describe_preset
 from openclaw_rl.terminal import console, print_titled
 
 if TYPE_CHECKING:

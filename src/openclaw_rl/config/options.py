@@ -16,7 +16,6 @@ from typing import Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
 
-from openclaw_rl.config.problems import plain_problem
 from openclaw_rl.errors import UserError
 
 #: Options by name, over several sections.
@@ -176,7 +175,7 @@ def read_text(path: Path, option: str) -> str:
 def problem(error: ValidationError, fields: Fields, origins: Mapping[str, str]) -> ConfigError:
     """The first mistake as a sentence that a user can act on. It never contains a secret."""
     first = error.errors()[0]
-    message = plain_problem(first)
+    message = describe_problem(first)
     if not first["loc"]:
         return ConfigError(message + ".")
     name = str(first["loc"][0])
@@ -221,3 +220,41 @@ def options_table(fields: Fields) -> str:
         groups.setdefault(definition.group, []).append(row)
     head = ["| Flag, other variable | Default | Meaning |", "|---|---|---|"]
     return "\n\n".join("\n".join([f"**{group}**", "", *head, *rows]) for group, rows in groups.items())
+
+
+#: By the type of pydantic's error.
+SENTENCES = {
+    "int_parsing": "it must be a whole number",
+    "int_type": "it must be a whole number",
+    "int_from_float": "it must be a whole number",
+    "float_parsing": "it must be a number",
+    "float_type": "it must be a number",
+    "finite_number": "it must be a finite number",
+    "bool_parsing": "it must be true or false",
+    "bool_type": "it must be true or false",
+    "string_type": "it must be text",
+    "list_type": "it must be a list",
+    "dict_type": "it must be an object",
+    "model_type": "it must be an object",
+    "too_short": "it has too few items: at least {min_length}",
+    "too_long": "it has too many items: at most {max_length}",
+    "literal_error": "it must be {expected}",
+    "greater_than": "it must be above {gt}",
+    "greater_than_equal": "it must be at least {ge}",
+    "less_than": "it must be below {lt}",
+    "less_than_equal": "it must be at most {le}",
+}
+
+
+def describe_problem(error: Mapping[str, Any]) -> str:
+    """The message of one of the errors in a ValidationError."""
+    sentence = SENTENCES.get(error["type"])
+    if sentence is None:
+        return str(error["msg"]).removeprefix("Value error, ")
+    bounds: Mapping[str, Any] = error.get("ctx", {})
+    return sentence.format(**{name: without_decimals(bound) for name, bound in bounds.items()})
+
+
+def without_decimals(bound: Any) -> Any:
+    """A whole number without a decimal point or an exponent; anything else as it is."""
+    return int(bound) if isinstance(bound, float) and bound.is_integer() else bound

@@ -1,4 +1,4 @@
-"""Reads and writes the configuration files of clients."""
+"""Reads and changes the configuration files of clients."""
 
 import contextlib
 import difflib
@@ -6,12 +6,234 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Callable
-from dataclasses import dataclass
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Protocol
 
-from openclaw_rl.connect.edits import CannotEdit, Edit
 from openclaw_rl.errors import UserError
+
+#: Where a setting is: the keys that lead to it.
+SettingPath = tuple[str, ...]
+#: The first words of a file or a block that is ours.
+OURS = "# openclaw-rl: written by `openclaw-rl connect"
+END = "# openclaw-rl: end"
+
+
+class CannotEdit(UserError):
+    """A file cannot be changed without a loss; the message is one sentence that says why."""
+
+
+class Edit(Protocol):
+    """A change to a configuration file.
+
+    - The text of a file goes in and comes out; nothing is written.
+    - What the file says otherwise stays, also what was added after the change.
+    - A file that cannot be parsed, or not be changed without a loss, raises CannotEdit.
+    """
+
+    def add(self, text: str) -> str:
+        """The text with our settings. An empty text is a file that does not exist. Repeating it changes nothing."""
+
+    def remove(self, text: str, before: str) -> str:
+        """The text without our settings, where `before` was the text without them; empty if nothing remains."""
+
+    def snippet(self) -> str:
+        """Our settings alone, for a person who adds them."""
+
+
+@dataclass(frozen=True)
+class JsonEdit:
+    """Settings of a JSON file. One with comments is refused, because they would be lost."""
+
+    settings: Mapping[SettingPath, Any]
+
+    def add(self, text: str) -> str:
+        document = read_json(text)
+        for path, value in self.settings.items():
+            set_value(document, path, value)
+        return write_json(document, text)
+
+    def remove(self, text: str, before: str) -> str:
+        document, earlier = read_json(text), read_json(before)
+        for path in self.settings:
+            restore_value(document, path, earlier)
+        return write_json(document, text) if document or before else ""
+
+    def snippet(self) -> str:
+        return self.add("")
+
+
+@dataclass(frozen=True)
+class WholeFile:
+    """A file that is ours as a whole. A file of this name that somebody else has written is refused."""
+
+    content: str
+
+    def add(self, text: str) -> str:
+        if text and not text.startswith(OURS):
+            raise CannotEdit("It was not written by openclaw-rl.")
+        tomllib.loads(self.content)
+        return self.content
+
+    def remove(self, text: str, before: str) -> str:
+        self.add(text)
+        return ""
+
+    def snippet(self) -> str:
+        return self.content
+
+
+@dataclass(frozen=True)
+class YamlEdit:
+    """Keys at the top of a YAML file, or an item of a list there, as a block between two comments.
+
+    The rest of the file keeps every character. The result is parsed and compared, so a file that is written in an
+    unusual way is refused rather than damaged.
+    """
+
+    client: str
+    keys: Mapping[str, Any] = field(default_factory=dict)
+    list_name: str | None = None
+    item: Any = None
+    """The item of the list, if there is one."""
+    whole: Mapping[str, Any] = field(default_factory=dict)
+    """What a new file says besides."""
+
+    def add(self, text: str) -> str:
+        rest = without_block(text)
+        document = read_yaml(rest)
+        if clash := next((key for key in self.keys if key in document), None):
+            raise CannotEdit(f"It has a setting {clash!r} already.")
+        expected = {**({} if rest.strip() else self.whole), **document, **self.keys}
+        items = document.get(self.list_name) if self.list_name else None
+        if self.list_name:
+            if items is not None and not isinstance(items, list):
+                raise CannotEdit(f"Its {self.list_name!r} is not a list.")
+            expected[self.list_name] = [self.item, *(items or [])]
+        changed = self._insert(rest, items) if items else rest + self._block(expected, document)
+        if read_yaml(changed) != expected:
+            raise CannotEdit("It is written in a way that cannot be extended safely.")
+        return changed
+
+    def remove(self, text: str, before: str) -> str:
+        return without_block(text)
+
+    def snippet(self) -> str:
+        return dump_yaml({**self.keys, **({self.list_name: [self.item]} if self.list_name else {})})
+
+    def _block(self, expected: Mapping[str, Any], document: Mapping[str, Any]) -> str:
+        """The block at the end of the file, with whatever the file does not say yet."""
+        if self.list_name in document:
+            raise CannotEdit(f"Its {self.list_name!r} is empty: delete that line first.")
+        return self._between({key: value for key, value in expected.items() if key not in document}, "")
+
+    def _between(self, value: Any, indent: str) -> str:
+        lines = dump_yaml(value).splitlines()
+        return "".join(f"{indent}{line}\n" for line in (f"{OURS} {self.client}`", *lines, END))
+
+    def _insert(self, text: str, items: Sequence[Any]) -> str:
+        """The block before the first item of the list."""
+        lines = text.splitlines(keepends=True)
+        start = next((at for at, line in enumerate(lines) if line.rstrip() == f"{self.list_name}:"), len(lines))
+        for at in range(start + 1, len(lines)):
+            if lines[at].lstrip().startswith("- "):
+                indent = lines[at][: len(lines[at]) - len(lines[at].lstrip())]
+                return "".join((*lines[:at], self._between([self.item], indent), *lines[at:]))
+        raise CannotEdit("It is written in a way that cannot be extended safely.")
+
+
+def without_block(text: str) -> str:
+    """The text without the block that is ours. Raises CannotEdit if the block has no end."""
+    lines = text.splitlines(keepends=True)
+    start = next((at for at, line in enumerate(lines) if line.strip().startswith(OURS)), None)
+    if start is None:
+        return text if not text or text.endswith("\n") else f"{text}\n"
+    end = next((at for at in range(start, len(lines)) if lines[at].strip() == END), None)
+    if end is None:
+        raise CannotEdit(f"The line {END!r}, which ends the block of openclaw-rl, is missing.")
+    return "".join((*lines[:start], *lines[end + 1 :]))
+
+
+def read_json(text: str) -> dict[str, Any]:
+    """The object in a JSON text; {} for an empty one. Raises CannotEdit."""
+    try:
+        document = json.loads(text, object_pairs_hook=unique_keys) if text.strip() else {}
+    except (ValueError, RecursionError):
+        raise CannotEdit("It is not plain JSON, and what it says otherwise (comments …) would be lost.") from None
+    if not isinstance(document, dict):
+        raise CannotEdit("It is not a JSON object.")
+    return document
+
+
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    document = dict(pairs)
+    if len(document) < len(pairs):
+        raise ValueError("a key is given twice")
+    return document
+
+
+def write_json(document: Mapping[str, Any], like: str) -> str:
+    """An object as JSON, indented like the first line of another text."""
+    second = like.splitlines()[1] if like.count("\n") else ""
+    indent = second[: len(second) - len(second.lstrip())] or "  "
+    return json.dumps(document, indent=indent, ensure_ascii=False) + "\n"
+
+
+def read_yaml(text: str) -> dict[str, Any]:
+    """The mapping in a YAML text; {} for an empty one. Raises CannotEdit."""
+    import yaml
+
+    try:
+        document = yaml.safe_load(text)
+    except (yaml.YAMLError, RecursionError, ValueError):
+        raise CannotEdit("It is not YAML that can be read.") from None
+    if document is not None and not isinstance(document, dict):
+        raise CannotEdit("It is not a YAML mapping.")
+    return document or {}
+
+
+def dump_yaml(value: Any) -> str:
+    import yaml
+
+    return str(yaml.safe_dump(value, sort_keys=False, allow_unicode=True, default_flow_style=False, width=1000))
+
+
+def value_at(document: Mapping[str, Any], path: SettingPath) -> tuple[bool, Any]:
+    """Whether a document has a setting, and its value."""
+    value: Any = document
+    for key in path:
+        if not isinstance(value, dict) or key not in value:
+            return False, None
+        value = value[key]
+    return True, value
+
+
+def set_value(document: dict[str, Any], path: SettingPath, value: Any) -> None:
+    """Set a value. What stands in the place of an object on the way to it is replaced."""
+    for key in path[:-1]:
+        if not isinstance(document.get(key), dict):
+            document[key] = {}
+        document = document[key]
+    document[path[-1]] = value
+
+
+def restore_value(document: dict[str, Any], path: SettingPath, earlier: Mapping[str, Any]) -> None:
+    """Give a setting the value of an earlier document; without one, delete it and the objects that were made for it."""
+    for length in range(1, len(path) + 1):
+        existed, value = value_at(earlier, path[:length])
+        if existed and (length == len(path) or not isinstance(value, dict)):
+            set_value(document, path[:length], value)
+            return
+    for length in range(len(path), 0, -1):
+        if value_at(earlier, path[:length])[0]:
+            return
+        _, parent = value_at(document, path[: length - 1])
+        if not isinstance(parent, dict) or (length < len(path) and parent.get(path[length - 1]) != {}):
+            return
+        parent.pop(path[length - 1], None)
+
 
 #: Added to a file's name: the copy of how it was before.
 COPY_SUFFIX = ".before-openclaw-rl"

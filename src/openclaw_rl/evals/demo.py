@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.table import Table
 
 from openclaw_rl import terminal
+from openclaw_rl.config.general import PERSONAL
 from openclaw_rl.config.options import ConfigError
-from openclaw_rl.config.presets import PERSONAL
 from openclaw_rl.dashboard.components import charts
 from openclaw_rl.engines.base import EngineError
 from openclaw_rl.errors import UserError

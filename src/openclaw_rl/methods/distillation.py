@@ -132,7 +132,7 @@ def weigh(
         gaps=gaps,
         weights=softmax(old, counts),
         counts=counts,
-        hints=tuple(own.text for own in candidates),
+        hints=tuple(candidate.text for candidate in candidates),
         overlaps=overlaps,
         chosen=chosen,
         left_out=int(unknown.sum()),
@@ -156,28 +156,28 @@ def common(ids: Ids, others: Ids) -> Mask:
     return shared
 
 
-def of_policy_top(own: Candidate, ids: Ids, old: Floats, clip: float) -> Floats:
+def of_policy_top(candidate: Candidate, ids: Ids, old: Floats, clip: float) -> Floats:
     """The teacher's log-probs of the policy's likeliest tokens; NaN where they cannot be known.
 
     Where the engine gave only the teacher's likeliest, any other token is at most as likely as the last of these. If
     already that is further from the policy's than the limit, the limit is what counts, and the bound is as good.
     """
-    if own.of_policy_top is not None:
-        return own.of_policy_top
-    same = ids[:, :, None] == own.ids[:, None, :]
-    given = np.where(same, own.logprobs[:, None, :], -np.inf).max(2)
-    bound = np.broadcast_to(own.logprobs.min(1, keepdims=True), ids.shape)
+    if candidate.of_policy_top is not None:
+        return candidate.of_policy_top
+    same = ids[:, :, None] == candidate.ids[:, None, :]
+    given = np.where(same, candidate.logprobs[:, None, :], -np.inf).max(2)
+    bound = np.broadcast_to(candidate.logprobs.min(1, keepdims=True), ids.shape)
     beyond = (clip > 0) & (bound - old <= -clip)
     return np.where(same.any(2), given, np.where(beyond, bound, np.nan))
 
 
 def of_teacher_top(candidates: Sequence[Candidate], chosen: Counts, k: int) -> tuple[Ids, Floats, Floats]:
     """The teacher's likeliest tokens under the chosen hints, with the policy's and the teacher's log-probs."""
-    policy_scores = [own.policy_scores for own in candidates]
-    if any(own is None for own in policy_scores):
+    policy_scores = [candidate.policy_scores for candidate in candidates]
+    if any(scores is None for scores in policy_scores):
         raise NoSignal("the policy's log-probs of the teacher's likeliest tokens were not recorded")
-    ids = pick([own.ids[:, :k] for own in candidates], chosen)
-    return ids, pick(policy_scores, chosen), pick([own.logprobs[:, :k] for own in candidates], chosen)
+    ids = pick([candidate.ids[:, :k] for candidate in candidates], chosen)
+    return ids, pick(policy_scores, chosen), pick([candidate.logprobs[:, :k] for candidate in candidates], chosen)
 
 
 def pick(tables: Sequence[Any], chosen: Counts) -> Any:

@@ -7,12 +7,12 @@ from openclaw_rl.plugins import load_plugin
 
 OPTION = "--method"
 #: The names that a custom method may have in its file, if no name is given.
-OWN_NAMES = ("Method",)
+CLASS_NAMES = ("Method",)
 
 
 def find_method(name: str) -> type[Method]:
     """The class of a built-in or custom (`path/file.py:Name`) method. Raises ConfigError."""
-    method = load_plugin(BUILT_IN.get(name, name), OPTION, OWN_NAMES)
+    method = load_plugin(BUILT_IN.get(name, name), OPTION, CLASS_NAMES)
     if not isinstance(method, type) or not issubclass(method, Method):
         raise ConfigError(
             f"{OPTION} {name} is not a method: write a class that inherits openclaw_rl.methods.base.Method."

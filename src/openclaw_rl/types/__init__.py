@@ -3,7 +3,6 @@
 # mypy: implicit-reexport
 # ruff: noqa: F401
 
-from openclaw_rl.types.constraints import Constraint, JsonForm, Thinking
 from openclaw_rl.types.episodes import (
     MAX_GROUP_SIZE,
     MAX_REWARD,
@@ -18,7 +17,6 @@ from openclaw_rl.types.episodes import (
     TurnResult,
 )
 from openclaw_rl.types.notes import ConversationNote, HeardWishes, Note, NoteOutcomes, NoteState, Wish
-from openclaw_rl.types.outside import Claim, Lease, LeaseEnd, OutsideSample
 from openclaw_rl.types.pages import (
     EpisodePoint,
     GroupCard,
@@ -31,8 +29,10 @@ from openclaw_rl.types.pages import (
 )
 from openclaw_rl.types.sampling import (
     BASE_VERSION,
+    Constraint,
     FinishReason,
     Ids,
+    JsonForm,
     Numbers,
     Priority,
     SampledToken,
@@ -40,14 +40,19 @@ from openclaw_rl.types.sampling import (
     SamplingParams,
     ScoreRequest,
     Scores,
+    Thinking,
     TopTokens,
 )
 from openclaw_rl.types.training import (
     MAX_LOG_RATIO,
     Alternatives,
     Batch,
+    Claim,
+    Lease,
+    LeaseEnd,
     LossSettings,
     NextStep,
+    OutsideSample,
     SampleKind,
     Span,
     StepOutcome,

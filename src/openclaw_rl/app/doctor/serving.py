@@ -5,9 +5,8 @@ import time
 from openclaw_rl.app.config import Config
 from openclaw_rl.app.doctor.finding import Finding, Health, broken, note, ok
 from openclaw_rl.client import GIVE_KEY, Client, ready_state
-from openclaw_rl.connect.clients import CLIENTS
+from openclaw_rl.connect.clients import CLIENTS, NO_SERVER, ServerFacts
 from openclaw_rl.connect.files import addition, is_connected
-from openclaw_rl.connect.setup import NO_SERVER, ServerFacts
 from openclaw_rl.errors import UserError
 from openclaw_rl.ledger.lock import read_server, server_url
 
