@@ -92,7 +92,6 @@ KNOWN_SHARED_FILE_NAMES: set[str] = {
     "metrics.py",
     "notes.py",
     "pages.py",
-    "run.py",
     "schema.py",
     "scoring.py",
     "screenshots.py",
