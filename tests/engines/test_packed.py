@@ -166,3 +166,10 @@ def test_other_precisions_and_the_choice_off_stay_as_they_are(tiny_model: Path, 
     assert packed(narrow, "on") is narrow
     assert packed(narrow, "half") is narrow
     assert packed(decoder, "off") is decoder
+
+
+def test_float16_is_not_tried_on_arm(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch for Arm names FBGEMM as its engine, but its products end the process on many processors."""
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    assert not has_half_products()
+    assert packed(decoder, "half") is decoder

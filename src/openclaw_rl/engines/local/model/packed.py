@@ -9,6 +9,7 @@ There are two ways to keep them arranged:
   are float32.
 """
 
+import platform
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
@@ -136,9 +137,11 @@ def has_packed_products() -> bool:
 
 
 def has_half_products() -> bool:
-    """Whether this PyTorch has those of FBGEMM."""
+    """Whether this machine and this PyTorch have those of FBGEMM."""
     names = ("linear_prepack_fp16", "linear_dynamic_fp16")
-    return torch.backends.quantized.engine in ("x86", "fbgemm") and all(
+    # PyTorch for Arm names this engine too, but its products end the process where the processor has no SVE.
+    is_x86 = platform.machine() in ("x86_64", "AMD64")
+    return is_x86 and torch.backends.quantized.engine in ("x86", "fbgemm") and all(
         hasattr(torch.ops.quantized, name) for name in names
     )
 
