@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from openclaw_rl.app.banner import judging
 from openclaw_rl.app.config import Config, load
+from openclaw_rl.app.console import judging
 from openclaw_rl.app.machine import machine_of
 from openclaw_rl.cli import build_parser, main
 from openclaw_rl.cli.launch import without_secrets

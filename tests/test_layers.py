@@ -59,8 +59,6 @@ KNOWN_SLIVERS: set[str] = {
     "api/routes/sessions.py",
     "api/training_wire.py",
     "app/rollouts.py",
-    "cli/launchers/ray.py",
-    "dashboard/live/memory.py",
     "engines/local/sampling/cache_size.py",
     "engines/local/sampling/constrained.py",
     "engines/local/training/recompute.py",
@@ -98,7 +96,6 @@ KNOWN_SHARED_FILE_NAMES: set[str] = {
     "sessions.py",
     "tools.py",
     "training.py",
-    "verdicts.py",
     "words.py",
 }
 #: "module function".

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from openclaw_rl.app.config import load
-from openclaw_rl.app.run_options import FILE, keep_options, load_for_run, to_toml
+from openclaw_rl.app.config import OPTIONS_FILE, keep_options, load, load_for_run, to_toml
 from openclaw_rl.cli import main
 from openclaw_rl.config.options import ConfigError
 from openclaw_rl.types import State
@@ -22,7 +21,7 @@ VALUES = st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=
 def kept(run_dir: Path, **flags: Any) -> dict[str, Any]:
     """The options that a server remembers which was given these flags."""
     keep_options(load({"run_dir": run_dir, **flags}, environment={}).config)
-    return tomllib.loads((run_dir / FILE).read_text())
+    return tomllib.loads((run_dir / OPTIONS_FILE).read_text())
 
 
 @settings(max_examples=100)
@@ -41,7 +40,7 @@ def test_a_server_started_with_the_file_has_the_same_options(tmp_path: Path) -> 
         "judge": "llm",
     }
     kept(tmp_path, **flags, lora_rank=8, batch_timeout=2.5, custom_loss_function_path="my.package:loss")
-    again = load({"run_dir": tmp_path}, environment={}, file=tmp_path / FILE).config
+    again = load({"run_dir": tmp_path}, environment={}, file=tmp_path / OPTIONS_FILE).config
     assert (
         again
         == load(
@@ -55,7 +54,7 @@ def test_a_server_started_with_the_file_has_the_same_options(tmp_path: Path) -> 
 def test_secrets_and_what_belongs_to_one_start_are_not_kept(tmp_path: Path) -> None:
     told = kept(tmp_path, api_key="alice=S3CRET", judge_api_key="S3CRET", resume_from_ckpt="none", proxy_port=31000)
     assert told == {"proxy-port": 31000}
-    assert "S3CRET" not in (tmp_path / FILE).read_text()
+    assert "S3CRET" not in (tmp_path / OPTIONS_FILE).read_text()
 
 
 def test_the_passwords_of_urls_are_not_kept(tmp_path: Path) -> None:
@@ -78,8 +77,8 @@ def test_the_passwords_of_urls_are_not_kept(tmp_path: Path) -> None:
         "sglang-url": without,
         "teacher-url": without,
     }
-    assert "S3CRET" not in (tmp_path / FILE).read_text()
-    assert "passwords in URLs, are left out" in (tmp_path / FILE).read_text()
+    assert "S3CRET" not in (tmp_path / OPTIONS_FILE).read_text()
+    assert "passwords in URLs, are left out" in (tmp_path / OPTIONS_FILE).read_text()
 
 
 def test_places_are_kept_wherever_the_next_command_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,12 +148,12 @@ def test_commands_find_the_ledger_elsewhere(tmp_path: Path, book: Book, capsys: 
 
 
 def test_a_file_that_was_broken_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / FILE).write_text("method = ")
+    (tmp_path / OPTIONS_FILE).write_text("method = ")
     assert main(["status", "--run-dir", str(tmp_path)]) == 2
-    assert f"{tmp_path / FILE} is not valid TOML" in capsys.readouterr().err
+    assert f"{tmp_path / OPTIONS_FILE} is not valid TOML" in capsys.readouterr().err
 
 
 def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    (tmp_path / FILE).mkdir()
+    (tmp_path / OPTIONS_FILE).mkdir()
     with pytest.raises(ConfigError, match=r"options\.toml cannot be written .*--run-dir"):
         kept(tmp_path)

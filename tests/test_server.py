@@ -20,8 +20,8 @@ import httpx
 import pytest
 import transformers
 
+from openclaw_rl.app.checks import model_folder
 from openclaw_rl.app.config import Config
-from openclaw_rl.app.run_folder import model_folder
 from openclaw_rl.errors import UserError
 from openclaw_rl.learn.checkpoints import Checkpoints
 from openclaw_rl.ledger import episodes

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.text import Text
 
-from openclaw_rl.app.banner import banner
 from openclaw_rl.app.config import load
+from openclaw_rl.app.console import banner
 from openclaw_rl.terminal import SafeConsole, printable
 
 LONG = "step 12: " + "a word and " * 30 + "[the end]"

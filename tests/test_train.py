@@ -19,7 +19,7 @@ from rich.console import Console
 from openclaw_rl.app import training
 from openclaw_rl.app.background import BackgroundLoops
 from openclaw_rl.app.config import Config
-from openclaw_rl.app.progress import TurnsBar
+from openclaw_rl.app.console import TurnsBar
 from openclaw_rl.app.startup_signals import Start
 from openclaw_rl.cli import main
 from openclaw_rl.learn.checkpoints import Checkpoints, verify

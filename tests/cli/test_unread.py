@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from openclaw_rl.app.banner import banner
 from openclaw_rl.app.config import load
+from openclaw_rl.app.console import banner
 from openclaw_rl.evals.demo import not_understood
 from openclaw_rl.evals.personas.persona import load as load_persona
 from openclaw_rl.evals.trial import TrialPlan

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from openclaw_rl import cli
 from openclaw_rl.dashboard.examples import first_prompts
-from openclaw_rl.dashboard.views.verdicts import BARS, portions
+from openclaw_rl.dashboard.views.learning import BARS, portions
 from openclaw_rl.learn.checkpoints import Checkpoints
 from openclaw_rl.ledger.lock import RunDirLock
 from openclaw_rl.ledger.migrations import MIGRATIONS

@@ -12,9 +12,9 @@ from typing import Any
 import httpx
 import pytest
 
-from openclaw_rl.app.banner import learning
 from openclaw_rl.app.checks import check
 from openclaw_rl.app.config import Config, load
+from openclaw_rl.app.console import learning
 from openclaw_rl.cli import main
 from openclaw_rl.config.options import ConfigError
 from openclaw_rl.engines.factory import Resources

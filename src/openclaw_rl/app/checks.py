@@ -1,17 +1,21 @@
-"""Checks of the options, before and after the model is loaded."""
+"""Before a start: the checks of the options, and the folders of the run, which are locked, made private and marked."""
 
+import contextlib
 from pathlib import Path
 
-from openclaw_rl.app.assembly import check_own_code, judge_setup
-from openclaw_rl.app.config import Config
+from openclaw_rl.app.assembly import check_own_code, fetch_files, judge_setup
+from openclaw_rl.app.config import Config, keep_options
 from openclaw_rl.app.split import check_split
 from openclaw_rl.config.options import ConfigError
 from openclaw_rl.engines.base import SamplerCapabilities
 from openclaw_rl.engines.factory import check_pair
 from openclaw_rl.engines.remote.factory import RemoteSamplerFactory
+from openclaw_rl.errors import UserError
 from openclaw_rl.judge.build import check_judges
 from openclaw_rl.learn.build import check_learning, where_to_begin
-from openclaw_rl.ledger.lock import check_usable
+from openclaw_rl.ledger.lock import RunDirLock, check_usable
+from openclaw_rl.ledger.private import write_privately
+from openclaw_rl.ledger.run_identity import keep_to_model
 
 
 def check(config: Config) -> None:
@@ -76,3 +80,34 @@ def own_folders(config: Config) -> dict[Path, str]:
     if config.capture.capture:
         folders.setdefault(config.ledger_dir.resolve(), "--rl-buffer-dir")
     return folders
+
+
+def lock_folders(stack: contextlib.ExitStack, config: Config) -> RunDirLock:
+    """Lock the run's folders until the stack is closed; the lock of the run directory. Raises UserError."""
+    lock, *_ = [
+        stack.enter_context(contextlib.closing(RunDirLock(folder, option)))
+        for folder, option in own_folders(config).items()
+    ]
+    return lock
+
+
+def prepare_folders(config: Config) -> Path:
+    """Fetch the model, then mark the locked folders with it and with the options; the model's folder."""
+    folder = model_folder(config)
+    # Only now: a model may be cached for several users.
+    write_privately()
+    for owned in own_folders(config) if config.capture.capture else ():
+        keep_to_model(owned, config.served_name)
+    keep_options(config)
+    return folder
+
+
+def model_folder(config: Config) -> Path:
+    """The folder of the policy's model. Raises UserError."""
+    try:
+        return fetch_files(config)
+    except OSError as error:
+        raise UserError(
+            f"The model cannot be stored in {config.run.cache}: {error}. "
+            "Set --cache-dir to a folder that can be written to."
+        ) from None

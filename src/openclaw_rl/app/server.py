@@ -23,14 +23,11 @@ from openclaw_rl.app.assembly import (
     start_other_model,
 )
 from openclaw_rl.app.background import BackgroundLoops
-from openclaw_rl.app.banner import banner, local_url
-from openclaw_rl.app.checks import check, check_versions
+from openclaw_rl.app.checks import check, check_versions, lock_folders, prepare_folders
 from openclaw_rl.app.config import Config
 from openclaw_rl.app.connections import connection_limits, connection_type
+from openclaw_rl.app.console import banner, local_url, log_console, show_learning, start_logging
 from openclaw_rl.app.http_server import Server, bind, event_loop
-from openclaw_rl.app.logs import console, start_logging
-from openclaw_rl.app.progress import show_learning
-from openclaw_rl.app.run_folder import lock_folders, prepare_folders
 from openclaw_rl.app.split import check_seen
 from openclaw_rl.app.startup_signals import Start
 from openclaw_rl.dashboard.live.dashboard import LiveRun
@@ -167,7 +164,7 @@ def work_beside(
     if training is not None and ledger is not None:
         work.append(score_imported(ledger, sampler, config.training.batch_size, config.learning_method.recorded_top))
         if on_terminal(stderr=True):
-            work.append(show_learning(training, console))
+            work.append(show_learning(training, log_console))
     rollout = build_rollout(config)
     if rollout is not None:
         work.append(rollout.run(local_url(config.server, port) + "/v1", is_stopping))

@@ -11,12 +11,10 @@ from prometheus_client import CollectorRegistry
 
 from openclaw_rl.app.assembly import Engines, build_loops, start_model, start_other_model
 from openclaw_rl.app.background import BackgroundLoops
-from openclaw_rl.app.checks import check
+from openclaw_rl.app.checks import check, lock_folders, prepare_folders
 from openclaw_rl.app.config import Config
+from openclaw_rl.app.console import TurnsBar, log_console, start_logging
 from openclaw_rl.app.http_server import event_loop
-from openclaw_rl.app.logs import console, start_logging
-from openclaw_rl.app.progress import TurnsBar
-from openclaw_rl.app.run_folder import lock_folders, prepare_folders
 from openclaw_rl.app.split import check_seen
 from openclaw_rl.app.startup_signals import Start
 from openclaw_rl.config.options import ConfigError
@@ -126,7 +124,7 @@ async def begin(config: Config, folder: Path, ledger: Ledger, epochs: int, start
     async with contextlib.AsyncExitStack() as stack:
         loops = await start_loops(stack, config, folder, ledger)
         assert loops.learning is not None
-        bar = TurnsBar(console)
+        bar = TurnsBar(log_console)
         with bar.progress:
             return await run_epochs(ledger, loops.learning, epochs, bar)
 

@@ -24,16 +24,16 @@ def add(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from openclaw_rl.cli.launchers import ray
     from openclaw_rl.cli.launchers.build import build, unread
-    from openclaw_rl.cli.launchers.scripts import SCRIPTS
+    from openclaw_rl.cli.launchers.scripts import RAY_SCRIPT, SCRIPTS, find_ray, inner_script, ray_job
 
-    on_cluster = options.script == ray.NAME
-    name, flags = options.script, options.flags
+    on_cluster = options.script == RAY_SCRIPT
+    name = options.script
+    flags = options.flags
     if on_cluster:
-        name, flags = ray.inner_script(flags), flags[1:]
+        name, flags = inner_script(flags), flags[1:]
     if name not in SCRIPTS:
-        raise ConfigError(f"There is no script {name}: use one of {', '.join((*SCRIPTS, ray.NAME))}.")
+        raise ConfigError(f"There is no script {name}: use one of {', '.join((*SCRIPTS, RAY_SCRIPT))}.")
     launch = build(SCRIPTS[name], flags, os.environ)
     for variable in unread(os.environ, SCRIPTS[name].runs):
         sys.stderr.write(f"{variable} has no effect in {name}.\n")
@@ -42,11 +42,13 @@ def run(options: argparse.Namespace) -> int:
     os.environ.update(launch.environment)
     if on_cluster:
         if len(launch.commands) > 1:
-            raise ConfigError(f"{ray.NAME}.sh submits one command: with DATA_PATH, also set TRAIN_ONLY=1, or unset it.")
-        submitted = ray.job(launch.commands[-1], launch.environment)
+            raise ConfigError(
+                f"{RAY_SCRIPT}.sh submits one command: with DATA_PATH, also set TRAIN_ONLY=1, or unset it."
+            )
+        submitted = ray_job(launch.commands[-1], launch.environment)
         show(submitted)
         if not launch.dry_run:
-            replace(ray.check_installed(), submitted)
+            replace(find_ray(), submitted)
         return check(options.program, launch.commands[-1])
     for command in launch.commands:
         show(["openclaw-rl", *command])

@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from openclaw_rl.app.config import FIELDS, Config, Loaded, load
-from openclaw_rl.app.run_options import load_for_run
+from openclaw_rl.app.config import FIELDS, Config, Loaded, load, load_for_run
 from openclaw_rl.config.options import ConfigError, add_flags, flag, option_of
 
 #: Where a run is: the options of every command about a run.

@@ -12,9 +12,15 @@ from openclaw_rl.dashboard.components.render import render
 from openclaw_rl.dashboard.examples import TITLES, make_example
 from openclaw_rl.dashboard.run import Run
 from openclaw_rl.dashboard.source import RunSource
-from openclaw_rl.dashboard.views.environments import reward_charts
-from openclaw_rl.dashboard.views.learning import COLUMNS, evaluation_charts, step_charts, step_row
-from openclaw_rl.dashboard.views.verdicts import NOT_JUDGED, verdict_charts
+from openclaw_rl.dashboard.views.learning import (
+    COLUMNS,
+    NOT_JUDGED,
+    evaluation_charts,
+    reward_charts,
+    step_charts,
+    step_row,
+    verdict_charts,
+)
 from openclaw_rl.ledger import episode_words
 from openclaw_rl.ledger.lock import was_served
 from openclaw_rl.ledger.schema import FILE as LEDGER

@@ -14,7 +14,7 @@ from openclaw_rl.dashboard.live.access import Access, Viewer
 from openclaw_rl.dashboard.live.comparisons import Comparisons
 from openclaw_rl.dashboard.live.feed import ChangeFeed
 from openclaw_rl.dashboard.live.reads import PageThreads
-from openclaw_rl.dashboard.views.verdicts import STYLES
+from openclaw_rl.dashboard.views.learning import STYLES
 from openclaw_rl.learn.checkpoints import Checkpoints
 from openclaw_rl.ledger.errors import CaptureSuspended, LedgerUnusable
 from openclaw_rl.ledger.reader import LedgerReader

@@ -12,8 +12,7 @@ from openclaw_rl.dashboard.live.access import Viewer, is_same_site
 from openclaw_rl.dashboard.live.dashboard import HEADERS, Dashboard, PageProblem, whole_number
 from openclaw_rl.dashboard.live.pages import dashboard_of
 from openclaw_rl.dashboard.live.screenshots import latest_shots
-from openclaw_rl.dashboard.views.environments import reward_charts
-from openclaw_rl.dashboard.views.learning import COLUMNS, evaluation_charts, step_charts, step_row
+from openclaw_rl.dashboard.views.learning import COLUMNS, evaluation_charts, reward_charts, step_charts, step_row
 from openclaw_rl.dashboard.views.turns import from_card
 from openclaw_rl.engines.base import EngineError
 from openclaw_rl.learn.checkpoints import Checkpoint

@@ -9,9 +9,8 @@ from openclaw_rl.api.routes.health import details
 from openclaw_rl.dashboard.components.render import ASSETS, asset, asset_url, render
 from openclaw_rl.dashboard.live.access import Viewer, is_same_site
 from openclaw_rl.dashboard.live.dashboard import HEADERS, Dashboard, PageProblem, whole_number
-from openclaw_rl.dashboard.live.memory import memory_bytes
 from openclaw_rl.dashboard.screenshots import images
-from openclaw_rl.dashboard.views.now import NowView, Tile, amount, now_view, size
+from openclaw_rl.dashboard.views.now import NowView, Tile, amount, memory_bytes, now_view, size
 from openclaw_rl.dashboard.views.tokens import compare_hints, token_view
 from openclaw_rl.dashboard.views.turns import from_card
 from openclaw_rl.ledger import episode_words

@@ -1,14 +1,95 @@
-"""Learning: training steps in charts and in a table."""
+"""What was learned, as charts and tables: verdicts over time, rewards of environments, training steps."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from openclaw_rl.dashboard.components.svg import Chart, Series, bar_chart, line_chart, share
 from openclaw_rl.dashboard.evaluations import Evaluation
 from openclaw_rl.learn.reporting import MEAN_GAP
-from openclaw_rl.types import StepOutcome, UpdateCard
+from openclaw_rl.types import EpisodePoint, Sign, Source, StepOutcome, UpdateCard, VerdictSummary
+
+STYLES = dict(zip(Sign, ("good", "neutral", "bad", "silent"), strict=True))
+#: The label of verdicts without a source.
+NOT_JUDGED = "Not judged"
+#: Bars in a chart, at most.
+BARS = 24
+
+
+def portions(verdicts: Sequence[VerdictSummary]) -> list[Sequence[VerdictSummary]]:
+    """The verdicts in at most `BARS` groups of one size; the last may be smaller."""
+    size = max(1, -(-len(verdicts) // BARS))
+    return [verdicts[start : start + size] for start in range(0, len(verdicts), size)]
+
+
+def verdict_charts(verdicts: Sequence[VerdictSummary]) -> list[Chart]:
+    """All verdicts, those of each source if there are several, and the share that came with a hint."""
+    if not verdicts:
+        return []
+    made = [mix(verdicts, "Verdicts", lambda _: True)]
+    sources = [source for source, _ in Counter(verdict.source for verdict in verdicts).most_common()]
+    if len(sources) > 1:
+        made += [mix(verdicts, f"Verdicts by {source}" if source else NOT_JUDGED, by(source)) for source in sources]
+    return [*made, hints(verdicts)]
+
+
+def by(source: Source | None) -> Callable[[VerdictSummary], bool]:
+    return lambda verdict: verdict.source == source
+
+
+def mix(verdicts: Sequence[VerdictSummary], title: str, wanted: Callable[[VerdictSummary], bool]) -> Chart:
+    """Stacked bars: the signs of those verdicts that are wanted, in each portion of all."""
+    parts = portions(verdicts)
+    size = len(parts[0])
+    counts = [Counter(verdict.sign for verdict in part if wanted(verdict)) for part in parts]
+    layers = [
+        Series(sign, [(size * (n + 0.5), count[sign]) for n, count in enumerate(counts)], STYLES[sign]) for sign in Sign
+    ]
+    total: Counter[Sign] = sum(counts, Counter())
+    summary = "over time, " + ", ".join(f"{total[sign]} {sign}" for sign in Sign)
+    return bar_chart(title, layers, summary=summary, whole=size)
+
+
+def hints(verdicts: Sequence[VerdictSummary]) -> Chart:
+    parts = portions(verdicts)
+    size = len(parts[0])
+    shares = [
+        (size * (n + 0.5), sum(verdict.hints > 0 for verdict in part) / len(part)) for n, part in enumerate(parts)
+    ]
+    series = [Series("", shares, "s0")]
+    return line_chart("Share of verdicts with a hint", series, unit="verdict", lowest=0, highest=1, form=share)
+
+
+#: Episodes that a point of a curve averages over.
+WINDOW = 16
+
+
+def reward_charts(points: Sequence[EpisodePoint]) -> list[Chart]:
+    """The mean reward of the last episodes over time, and the share that was solved where it is known."""
+    charts = []
+    if points:
+        rewards = running_mean([(place, point.reward) for place, point in enumerate(points, 1)])
+        charts.append(
+            line_chart(f"Reward, mean of the last {WINDOW} episodes", [Series("", rewards, "s0")], unit="episode")
+        )
+    solved = [(place, float(point.solved)) for place, point in enumerate(points, 1) if point.solved is not None]
+    if solved:
+        series = [Series("", running_mean(solved), "s2")]
+        title = f"Solved, share of the last {WINDOW} episodes"
+        charts.append(line_chart(title, series, unit="episode", lowest=0, highest=1, form=share))
+    return charts
+
+
+def running_mean(points: Sequence[tuple[int, float]]) -> list[tuple[float, float]]:
+    """Each point averaged with those before it, at most `WINDOW`."""
+    means = []
+    for place in range(len(points)):
+        part = points[max(0, place - WINDOW + 1) : place + 1]
+        means.append((float(points[place][0]), sum(value for _, value in part) / len(part)))
+    return means
+
 
 OUTCOMES = {
     StepOutcome.APPLIED: "counts",

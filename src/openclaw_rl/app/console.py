@@ -1,9 +1,15 @@
-"""The text that a server prints when it is ready."""
+"""What a server shows on its terminal: the log, the progress towards the next step, and a banner when it is ready."""
 
+import asyncio
+import contextlib
+import logging
 import shlex
 from collections.abc import Mapping
 
+from rich.console import Console
+from rich.logging import RichHandler
 from rich.markup import escape
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from openclaw_rl.api.options import ALL_ADDRESSES, LOOPBACK, ServerOptions
@@ -12,8 +18,76 @@ from openclaw_rl.app.config import Config
 from openclaw_rl.config.general import RunOptions, describe_preset
 from openclaw_rl.engines.outside.factory import LOST
 from openclaw_rl.judge.build import describe
-from openclaw_rl.terminal import console, on_terminal
+from openclaw_rl.learn.loop import LearnLoop
+from openclaw_rl.learn.outside import OutsideTraining
+from openclaw_rl.ledger.errors import LedgerError
+from openclaw_rl.terminal import SafeConsole, console, on_terminal, printable
 from openclaw_rl.types import BASE_VERSION
+
+#: The terminal for the log; the progress line below it uses the same console.
+log_console = SafeConsole(stderr=True)
+#: The format of a log line in a file or a pipe. It has a date.
+PLAIN_LINE = "%(asctime)s %(levelname)-7s %(message)s"
+
+
+class PlainFormatter(logging.Formatter):
+    """Writes a message on one line and without control characters, whatever a client put into it."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        return " ".join(super().formatMessage(record).splitlines())
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
+
+
+def start_logging(level: str) -> None:
+    """Log to stderr: wrapped on a terminal, one line per message elsewhere."""
+    if on_terminal(stderr=True):
+        handler = RichHandler(console=log_console, show_path=False, omit_repeated_times=False)
+        logging.basicConfig(level=level.upper(), format="%(message)s", datefmt="%H:%M:%S", handlers=[handler])
+    else:
+        plain = logging.StreamHandler()
+        plain.setFormatter(PlainFormatter(PLAIN_LINE, "%Y-%m-%d %H:%M:%S"))
+        logging.basicConfig(level=level.upper(), handlers=[plain])
+    # Otherwise every request to Hugging Face would be logged.
+    for noisy in ("httpx", "httpcore", "filelock", "uvicorn", "tinker"):
+        logging.getLogger(noisy).setLevel(max(logging.WARNING, logging.getLogger().level))
+
+
+REFRESH_SECONDS = 0.5
+COLUMNS = (TextColumn("{task.description}"), BarColumn(24), TextColumn("{task.completed}/{task.total}"))
+
+
+async def show_learning(learning: LearnLoop | OutsideTraining, console: Console) -> None:
+    """Keep the line up to date until cancelled; the log scrolls above it."""
+    with Progress(*COLUMNS, TimeElapsedColumn(), console=console, transient=True) as progress:
+        line = progress.add_task("", total=learning.settings.batch_size)
+        shown = ""
+        while True:
+            with contextlib.suppress(LedgerError):
+                if state := learning.progress():
+                    what = f"{'training' if state.training else 'samples for'} step {state.step}"
+                    if what != shown:
+                        progress.reset(line)
+                        shown = what
+                    progress.update(
+                        line, description=what, completed=min(state.samples, state.needed), total=state.needed
+                    )
+            await asyncio.sleep(REFRESH_SECONDS)
+
+
+class TurnsBar:
+    """Shows how many turns are done. The log scrolls above it; without a terminal nothing is shown."""
+
+    def __init__(self, console: Console) -> None:
+        self.progress = Progress(
+            *COLUMNS, TimeElapsedColumn(), console=console, transient=True, disable=not console.is_terminal
+        )
+        self._task = self.progress.add_task("", total=0)
+
+    def show(self, text: str, done: int, total: int) -> None:
+        self.progress.update(self._task, description=text, completed=done, total=total)
+
 
 #: What is said of the embedded model.
 FOR_TRYING = ", for trying the loop; for work, give a larger one with --model-name"
