@@ -11,12 +11,12 @@ from openclaw_rl.app.console import judging
 from openclaw_rl.app.machine import machine_of
 from openclaw_rl.cli import build_parser, main
 from openclaw_rl.cli.launch import without_secrets
-from openclaw_rl.client import Client, ServerGone
+from openclaw_rl.client import Client, ServerError
 from openclaw_rl.config.options import ConfigError
 from openclaw_rl.engines.base import EngineAway
 from openclaw_rl.engines.tinker.connection import Heartbeat
 from openclaw_rl.engines.tinker.traits import look_at
-from openclaw_rl.evals.chat import ChatFailed, HttpChat
+from openclaw_rl.evals.chat import HttpChat
 from openclaw_rl.evals.demo import command_line, make_plans, plain
 from openclaw_rl.evals.trial import TrialOutcome
 from openclaw_rl.judge.askers import AskParams, EndpointAsker
@@ -37,13 +37,13 @@ async def test_a_judge_that_cannot_be_reached() -> None:
 
 async def test_a_model_that_is_evaluated() -> None:
     async with HttpChat(URL) as chat:
-        with pytest.raises(ChatFailed, match=r"127\.0\.0\.1:9") as failure:
+        with pytest.raises(ServerError, match=r"127\.0\.0\.1:9") as failure:
             await chat.ask(HELLO)
     assert "S3CRET" not in str(failure.value)
 
 
 def test_a_server_that_a_command_asks() -> None:
-    with Client(URL) as client, pytest.raises(ServerGone, match=r"127\.0\.0\.1:9") as failure:
+    with Client(URL) as client, pytest.raises(ServerError, match=r"127\.0\.0\.1:9") as failure:
         client.model()
     assert "S3CRET" not in str(failure.value)
 

@@ -1,13 +1,16 @@
 """The HTTP client against servers that answer well, oddly, or not at all."""
 
 import asyncio
+import ssl
+import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 
+from openclaw_rl import client as api_client
 from openclaw_rl import http_client
-from openclaw_rl.engines.remote import http as remote_http
 from openclaw_rl.engines.remote.http import InferenceServer, InferenceServerGone, RequestRefused
 from openclaw_rl.envs.connection import PolicyServer
 from openclaw_rl.errors import UserError
@@ -252,12 +255,73 @@ async def test_an_account_in_the_url_is_sent_and_not_part_of_the_host() -> None:
         assert f"Host: {server.url[7:]}\r\n".encode() in server.requests[0]
 
 
+async def test_a_proxy_of_the_environment_is_used_if_it_is_wished(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
+        monkeypatch.delenv(name.upper(), raising=False)
+        monkeypatch.delenv(name, raising=False)
+    async with peer(OK) as proxy:
+        monkeypatch.setenv("ALL_PROXY", proxy.url.replace("//", "//me:s%40cret@"))
+        client = HttpClient("http://example.test:81/v1", {}, keepalive_seconds=1, through_proxy=True)
+        for _ in range(2):
+            assert (await client.request("GET", "/models")).content == b"hi"
+        await client.close()
+        lines = proxy.requests[0].decode().split("\r\n")
+        assert lines[:2] == ["GET http://example.test:81/v1/models HTTP/1.1", "Host: example.test:81"]
+        assert "Proxy-Authorization: Basic bWU6c0BjcmV0" in lines
+        assert (proxy.connections, len(proxy.requests)) == (1, 2)
+        monkeypatch.setenv("NO_PROXY", "other.test, .1")
+        client = HttpClient(proxy.url, {}, keepalive_seconds=1, through_proxy=True)
+        await client.request("GET", "/")
+        assert proxy.requests[2].startswith(b"GET / HTTP/1.1")
+    monkeypatch.setenv("ALL_PROXY", "socks5://127.0.0.1:9")
+    with pytest.raises(ValueError, match="the proxy for it cannot be used"):
+        HttpClient("http://example.test", {}, keepalive_seconds=1, through_proxy=True)
+
+
+async def test_a_server_with_tls_is_reached_through_a_tunnel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    options = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-subj", "/CN=localhost"]
+    files = ["-addext", "subjectAltName=DNS:localhost", "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run(["openssl", "req", "-x509", *options, *files], check=True, capture_output=True)
+    identity = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    identity.load_cert_chain(certificate, key)
+    trust = ssl.create_default_context(cafile=certificate)
+    monkeypatch.setattr(http_client, "tls_context", lambda: trust)
+    served = Peer(OK)
+    refused = b"HTTP/1.1 403 Forbidden\r\n\r\n"
+    connected: list[bytes] = []
+
+    async def tunnel(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connected.append(await reader.readuntil(b"\r\n\r\n"))
+        if len(connected) > 1:
+            writer.write(refused)
+            return
+        writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
+        await writer.start_tls(identity)
+        await served.serve(reader, writer)
+
+    server = await asyncio.start_server(tunnel, "127.0.0.1", 0)
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.setenv("HTTPS_PROXY", f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    async with asyncio.timeout(30):
+        client = HttpClient("https://localhost:444/v1", {}, keepalive_seconds=3, through_proxy=True)
+        for _ in range(2):
+            assert (await client.request("POST", "/x", b"{}")).content == b"hi"
+        assert [request.partition(b"\r\n")[0] for request in served.requests] == [b"POST /v1/x HTTP/1.1"] * 2
+        assert connected[0].startswith(b"CONNECT localhost:444 HTTP/1.1\r\nHost: localhost:444\r\n")
+        await client.close()
+        with pytest.raises(ConnectFailed, match=r"the proxy answers HTTP/1\.1 403 Forbidden"):
+            await client.request("POST", "/x")
+    server.close()
+
+
 async def test_a_redirect_of_an_inference_server_is_refused_with_where_it_leads() -> None:
     moved = b"HTTP/1.1 307 Moved\r\nLocation: http://me:secret@other/v1\r\nContent-Length: 0\r\n\r\n"
     async with peer(moved) as server, asyncio.timeout(30):
         inference = InferenceServer(server.url)
         for call in (inference.get("/health"), inference.post("/load", {}), anext(inference.stream("/generate", {}))):
-            with pytest.raises(RequestRefused, match=r"redirects \(307\) to http://other/v1"):
+            with pytest.raises(RequestRefused, match=r"answered 307: it redirects to http://other/v1"):
                 await call
         await inference.close()
 
@@ -273,7 +337,7 @@ def test_a_server_of_a_rollout_is_named_without_its_password() -> None:
 
 @pytest.mark.parametrize("ends", [False, True])
 async def test_an_event_of_an_inference_server_has_a_bound(ends: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_http, "MAX_EVENT_BYTES", 1 << 18)
+    monkeypatch.setattr(api_client, "MAX_EVENT_BYTES", 1 << 18)
     sent = 0
 
     async def stream(_head: bytes, writer: asyncio.StreamWriter) -> None:

@@ -5,8 +5,10 @@ import base64
 import contextlib
 import json
 import re
+import ssl
 from collections import deque
 from collections.abc import AsyncIterator, Mapping
+from functools import cache
 from typing import Any, cast
 from urllib.parse import SplitResult, unquote, urlsplit
 
@@ -35,13 +37,27 @@ class HttpResponse:
         self.status_code, self.headers = connection.status, connection.headers
         self.content = b""
         """The body, after `read`."""
+        self.is_cut = False
+        """Whether `read` ended before the body did."""
+
+    @property
+    def is_success(self) -> bool:
+        return 200 <= self.status_code < 300
 
     async def pieces(self) -> AsyncIterator[bytes]:
         while piece := await self._connection.next_piece():
             yield piece
 
-    async def read(self) -> bytes:
-        self.content = b"".join([piece async for piece in self.pieces()])
+    async def read(self, max_bytes: int | None = None) -> bytes:
+        """The body; of one that is larger than `max_bytes`, its beginning."""
+        found, size = list[bytes](), 0
+        async for piece in self.pieces():
+            found.append(piece)
+            size += len(piece)
+            if max_bytes is not None and size > max_bytes:
+                self.is_cut = True
+                break
+        self.content = b"".join(found)[:max_bytes]
         return self.content
 
     @property
@@ -169,27 +185,40 @@ class HttpClient:
     * A connection is used for one request at a time and kept for the next one, `keepalive_seconds` at most.
     * Leaving a response before its end closes its connection, by which the server knows that nobody waits.
     * Interim answers (1xx) are skipped.
-    * There is no limit for the time of an answer, no proxy, no redirect and no compression.
+    * There is no limit for the time of an answer, no redirect and no compression.
+    * A proxy is used only if `through_proxy`: the one that the environment names for the server.
     * An answer that nobody reads does not fill the memory.
     """
 
     def __init__(
-        self, url: str, headers: Mapping[str, str], *, keepalive_seconds: float, connect_seconds: float | None = None
+        self,
+        url: str,
+        headers: Mapping[str, str],
+        *,
+        keepalive_seconds: float,
+        connect_seconds: float | None = None,
+        through_proxy: bool = False,
     ) -> None:
         """Raises ValueError for a URL that is not one, and HttpError for a header that cannot be sent."""
         parts = split_url(url)
-        self._host, self._ssl = parts.hostname or "", parts.scheme == "https"
-        self._port = parts.port or (443 if self._ssl else 80)
+        self._host = parts.hostname or ""
+        self._ssl = tls_context() if parts.scheme == "https" else None
+        self._port = port_of(parts)
         self._path = parts.path.rstrip("/")
+        self._proxy = proxy_of(parts) if through_proxy else None
         fixed = {
             "Host": parts.netloc.rpartition("@")[2],
             "Accept": "*/*",
             "Content-Type": "application/json",
             **headers,
         }
-        if parts.username is not None:
-            account = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
-            fixed.setdefault("Authorization", f"Basic {base64.b64encode(account.encode()).decode()}")
+        if account := account_of(parts):
+            fixed.setdefault("Authorization", account)
+        if self._proxy is not None and self._ssl is None:
+            # Such a proxy reads the request: its first line has the whole address.
+            self._path = f"http://{fixed['Host']}{self._path}"
+            if account := account_of(self._proxy):
+                fixed["Proxy-Authorization"] = account
         self._headers = header_lines(fixed)
         self._keepalive_seconds, self._connect_seconds = keepalive_seconds, connect_seconds
         self._idle = deque[HttpConnection]()
@@ -253,13 +282,104 @@ class HttpClient:
             connection.close()
         try:
             async with asyncio.timeout(self._connect_seconds):
-                _, connection = await loop.create_connection(
-                    HttpConnection, self._host, self._port, ssl=self._ssl or None
-                )
+                if self._proxy is not None:
+                    return await self._connect_through(self._proxy)
+                _, connection = await loop.create_connection(HttpConnection, self._host, self._port, ssl=self._ssl)
         # UnicodeError: a host whose name has no form in which it can be looked up.
         except (OSError, TimeoutError, UnicodeError) as error:
             raise ConnectFailed(f"no connection: {error or 'it takes too long'}") from error
         return connection
+
+    async def _connect_through(self, proxy: SplitResult) -> HttpConnection:
+        """A connection by way of a proxy. To a server with TLS, the proxy makes a tunnel into which it cannot look."""
+        loop = asyncio.get_running_loop()
+        tls = tls_context() if proxy.scheme == "https" else None
+        host, port = proxy.hostname or "", port_of(proxy)
+        if self._ssl is None:
+            _, connection = await loop.create_connection(HttpConnection, host, port, ssl=tls)
+            return connection
+        transport, tunnel = await loop.create_connection(Tunnel, host, port, ssl=tls)
+        try:
+            await tunnel.open(f"{f'[{self._host}]' if ':' in self._host else self._host}:{self._port}", proxy)
+            connection = HttpConnection()
+            secured = await loop.start_tls(transport, connection, self._ssl, server_hostname=self._host)
+            assert secured is not None
+            connection.connection_made(secured)
+        except BaseException:
+            transport.abort()
+            raise
+        return connection
+
+
+class Tunnel(asyncio.Protocol):
+    """Asks a proxy for a connection to a server. What is sent afterwards goes to the server."""
+
+    def __init__(self) -> None:
+        self._answer = b""
+        self._answered = asyncio.get_running_loop().create_future()
+        self._transport: asyncio.Transport | None = None
+
+    async def open(self, server: str, proxy: SplitResult) -> None:
+        """Raises ConnectFailed if the proxy refuses."""
+        assert self._transport is not None
+        account = account_of(proxy)
+        lines = header_lines({"Host": server, **({"Proxy-Authorization": account} if account else {})})
+        self._transport.write(f"CONNECT {server} HTTP/1.1\r\n".encode() + lines + b"\r\n")
+        await self._answered
+        first = self._answer.partition(b"\r\n")[0].decode(errors="replace")
+        if first.split()[1:2] != ["200"]:
+            raise ConnectFailed(f"the proxy answers {first or 'nothing'}")
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        self._answer += data
+        if b"\r\n\r\n" in self._answer or len(self._answer) > MAX_HEADER_BYTES:
+            self._end()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._end()
+
+    def _end(self) -> None:
+        if not self._answered.done():
+            self._answered.set_result(None)
+
+
+def port_of(parts: SplitResult) -> int:
+    return parts.port or (443 if parts.scheme == "https" else 80)
+
+
+def account_of(parts: SplitResult) -> str:
+    """The header value for the name and the password in a URL; empty if there are none."""
+    if parts.username is None:
+        return ""
+    account = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+    return f"Basic {base64.b64encode(account.encode()).decode()}"
+
+
+def proxy_of(parts: SplitResult) -> SplitResult | None:
+    """The proxy that the environment names for a server. Raises ValueError for one that is not an HTTP proxy."""
+    from urllib.request import getproxies_environment, proxy_bypass
+
+    proxies = getproxies_environment()
+    proxy = proxies.get(parts.scheme) or proxies.get("all")
+    if not proxy or proxy_bypass(parts.netloc.rpartition("@")[2]):
+        return None
+    try:
+        return split_url(proxy if "://" in proxy else f"http://{proxy}")
+    except ValueError as error:
+        raise ValueError(f"the proxy for it cannot be used: {error}") from None
+
+
+@cache
+def tls_context() -> ssl.SSLContext:
+    """Trusts the authorities of this machine and those that httpx brings along: some machines have none."""
+    import certifi
+
+    context = ssl.create_default_context()
+    context.load_verify_locations(certifi.where())
+    return context
 
 
 def header_lines(headers: Mapping[str, str]) -> bytes:

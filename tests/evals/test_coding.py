@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from openclaw_rl.client import TOO_LONG, ServerError
 from openclaw_rl.evals import coding
-from openclaw_rl.evals.chat import ChatFailed, ChatTooLong, Message, Reply
+from openclaw_rl.evals.chat import Message, Reply
 from openclaw_rl.evals.code_blocks import extract_code
 from openclaw_rl.evals.coding import Problem, problems, same, score
 from openclaw_rl.evals.scores import CaseScore
@@ -245,7 +246,11 @@ async def test_a_run_is_bounded_repeatable_and_kept_out_of_the_record():
 
 async def test_a_problem_that_the_model_cannot_hold_is_the_failure_of_its_case():
     some = problems()[:2]
-    answers = {some[0].name: ChatTooLong("There is no room."), some[1].name: fenced(solution(some[1].name))}
+    too_long = ServerError("There is no room.", status=400, code=TOO_LONG)
+    answers = {
+        some[0].name: too_long,
+        some[1].name: fenced(solution(some[1].name)),
+    }
     scores = await coding.run(Scripted(answers), problems=some)
     assert scores.cases[0] == CaseScore(some[0].name, False, {}, "", "There is no room.")
     assert scores.cases[1].passed
@@ -253,5 +258,5 @@ async def test_a_problem_that_the_model_cannot_hold_is_the_failure_of_its_case()
 
 
 async def test_a_server_that_refuses_ends_the_run():
-    with pytest.raises(ChatFailed, match="Nobody answers"):
-        await coding.run(Scripted({NAMES[5]: ChatFailed("Nobody answers.")}))
+    with pytest.raises(ServerError, match="Nobody answers"):
+        await coding.run(Scripted({NAMES[5]: ServerError("Nobody answers.")}))

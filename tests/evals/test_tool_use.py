@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from openclaw_rl.client import TOO_LONG, ServerError
 from openclaw_rl.errors import UserError
 from openclaw_rl.evals import schema, tool_use
 from openclaw_rl.evals.bfcl import bfcl_cases
-from openclaw_rl.evals.chat import ChatFailed, ChatTooLong, Message, Reply, ToolCall
+from openclaw_rl.evals.chat import Message, Reply, ToolCall
 from openclaw_rl.evals.tool_use import Expected, ToolCase, cases, grade, plain
 
 CASES = {case.name: case for case in cases()}
@@ -246,11 +247,17 @@ async def test_all_cases_are_run_unless_some_are_given():
 
 async def test_a_case_that_the_model_cannot_hold_fails_alone_and_a_refusal_ends_them_all():
     first, second = cases()[:2]
-    model = Scripted({first.prompt: ChatTooLong("The context is too long."), second.prompt: right_reply(second)})
+    too_long = ServerError("The context is too long.", status=400, code=TOO_LONG)
+    model = Scripted(
+        {
+            first.prompt: too_long,
+            second.prompt: right_reply(second),
+        }
+    )
     scores = await tool_use.run(model, cases=[first, second])
     assert [(case.passed, case.detail) for case in scores.cases] == [(False, "The context is too long."), (True, "")]
-    model.replies[second.prompt] = ChatFailed("Nobody answers.")
-    with pytest.raises(ChatFailed, match="Nobody answers"):
+    model.replies[second.prompt] = ServerError("Nobody answers.")
+    with pytest.raises(ServerError, match="Nobody answers"):
         await tool_use.run(model, cases=[first, second])
 
 

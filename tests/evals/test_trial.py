@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from openclaw_rl.client import ServerError
 from openclaw_rl.evals import server_process as module
 from openclaw_rl.evals import trial
-from openclaw_rl.evals.chat import ChatFailed, Reply
+from openclaw_rl.evals.chat import Reply
 from openclaw_rl.evals.personas.persona import load
 from openclaw_rl.evals.screen import Screen
 from openclaw_rl.evals.server_process import ServerFailed, run_server
@@ -53,7 +54,7 @@ class FakeChat:
             self.examined_with_notes.append(given["notes"])
         await asyncio.sleep(0.001)
         if self.fails and given.get("keep", True):
-            raise ChatFailed("it does not answer")
+            raise ServerError("it does not answer")
         return Reply("It is so because of gravity, which pulls things together.")
 
 
@@ -178,7 +179,7 @@ async def test_a_request_that_fails_ends_the_trial(tmp_path: Path) -> None:
     async with asyncio.timeout(10):
         with pytest.raises(ExceptionGroup) as raised:
             await make(tmp_path, lambda: READY, FakeChat(fails=True)).run()
-    assert raised.group_contains(ChatFailed)
+    assert raised.group_contains(ServerError)
 
 
 async def test_nobody_waits_for_a_step_beyond_the_time(tmp_path: Path) -> None:

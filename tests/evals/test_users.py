@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from openclaw_rl.evals.chat import Chat, ChatFailed, Message, Reply
+from openclaw_rl.client import ServerError
+from openclaw_rl.evals.chat import Chat, Message, Reply
 from openclaw_rl.evals.conversation import LAST_REPLY_TOKENS, MAX_TRIES, hold
 from openclaw_rl.evals.personas.persona import Persona, load
 from openclaw_rl.evals.questions import EvalQuestion, questions
@@ -192,8 +193,8 @@ async def test_a_model_user_holds_a_conversation() -> None:
 
 async def test_a_chat_that_fails_ends_the_conversation() -> None:
     def fail(_messages: Sequence[Message]) -> str:
-        raise ChatFailed("no reply")
+        raise ServerError("no reply")
 
     chat: Chat = ScriptedChat(fail)
-    with pytest.raises(ChatFailed):
+    with pytest.raises(ServerError):
         await hold(chat, ScriptedUser(BRIEF, 1), [QUESTION], session="s", turns=1)

@@ -4,15 +4,16 @@ import importlib
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
+from openclaw_rl.client import ServerError
+from openclaw_rl.http_client import ConnectFailed, HttpClient, HttpError
 from openclaw_rl.integrations import slime
-from openclaw_rl.integrations.slime import RolloutSource
-from openclaw_rl.integrations.trainer_client import TrainerClient, TrainingRefused
+from openclaw_rl.integrations.slime import TRAINER_RETRIES, RolloutSource, TrainerClient
 from openclaw_rl.ledger import leases
 from openclaw_rl.types import State
 from support import slime_double
@@ -181,25 +182,28 @@ def test_an_evaluation_is_refused(bench: OutsideServer) -> None:
 
 def test_refusals_of_the_server_are_raised(bench: OutsideServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENCLAW_RL_KEY", KEYS["bob"])
-    with pytest.raises(TrainingRefused, match="admin key"):
+    with pytest.raises(ServerError, match="admin key"):
         rollout()
 
 
-def test_a_server_that_is_away_is_asked_again(bench: OutsideServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_is_away_is_asked_again(
+    bench: OutsideServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     bench.judged()
     bench.judged()
-    pauses: list[float] = []
-    client = TrainerClient(bench.url, KEYS["alice"], pause=pauses.append)
-    post, failures = client._http.post, [httpx.ConnectError("refused"), httpx.ReadError("reset")]
+    client = TrainerClient(bench.url, KEYS["alice"], retries=replace(TRAINER_RETRIES, first_pause=0.001))
+    stream, failures = HttpClient.stream, [ConnectFailed("refused"), HttpError("reset")]
 
-    def sometimes(*given: Any, **more: Any) -> httpx.Response:
+    def sometimes(*given: Any) -> Any:
         if failures:
             raise failures.pop()
-        return post(*given, **more)
+        return stream(*given)
 
-    monkeypatch.setattr(client._http, "post", sometimes)
-    assert len(RolloutSource(client).next(arguments()).samples) == 2
-    assert pauses == [1.0, 2.0]
+    monkeypatch.setattr(HttpClient, "stream", sometimes)
+    with caplog.at_level("WARNING"):
+        assert len(RolloutSource(client).next(arguments()).samples) == 2
+    assert [word in caplog.text for word in ("refused", "reset")] == [True, True]
+    assert [TRAINER_RETRIES.pause(attempts, None) for attempts in (1, 2, 9)] == [1.0, 2.0, 30.0]
 
 
 def test_it_is_imported_without_slime() -> None:

@@ -106,21 +106,23 @@ class Conversation:
         self.messages, self._rated_id = self.messages[:last], ""
 
     def _rate(self, thumb: str, words: str) -> None:
-        from openclaw_rl.client import ServerRefused
+        from openclaw_rl.client import ServerError
 
         if not self._rated_id:
             self._note("There is no complete answer to rate.")
             return
         try:
             self.client.rate(self._rated_id, thumb, words)
-        except ServerRefused as error:
+        except ServerError as error:
+            if not error.is_refusal:
+                raise
             self._note(str(error), style="yellow")
         else:
             self._note("Recorded.")
 
     def _exchange(self, text: str) -> None:
         """One message and its answer."""
-        from openclaw_rl.client import ServerRefused
+        from openclaw_rl.client import ServerError
 
         messages = [*self.messages, {"role": "user", "content": text}]
         answer, self._rated_id = "", ""
@@ -135,8 +137,10 @@ class Conversation:
             self._rated_id = self.client.answer_id
         except KeyboardInterrupt:
             writer.write(" …")
-        except ServerRefused as error:
+        except ServerError as error:
             writer.end()
+            if not error.is_refusal:
+                raise
             self._note(str(error), style="yellow")
             return
         writer.end()

@@ -6,8 +6,9 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from openclaw_rl.client import ServerError
 from openclaw_rl.envs.base import EnvFailed, Outcome, Step, Task
-from openclaw_rl.envs.connection import AnswerFailed, EpisodeAnswer, EpisodeTooLong, PolicyServer, Sampling
+from openclaw_rl.envs.connection import EpisodeAnswer, PolicyServer, Sampling
 from openclaw_rl.envs.host import EnvironmentHost
 from openclaw_rl.envs.hosted_episode import HostedEpisode
 
@@ -84,7 +85,7 @@ class Attempt:
                     record.outcome = await episode.finish()
                 finally:
                     await episode.close()
-        except (EnvFailed, AnswerFailed) as error:
+        except (EnvFailed, ServerError) as error:
             raise AttemptFailed(str(error)) from error
         except TimeoutError:
             if not limit.expired():
@@ -109,9 +110,9 @@ class Attempt:
                     evaluates=limits.evaluates,
                     seconds=limits.turn_seconds,
                 )
-            except EpisodeTooLong:
+            except ServerError as error:
                 # Before the first answer, nothing that the policy wrote can be the reason.
-                if not record.answers:
+                if not error.is_too_long or not record.answers:
                     raise
                 return
             step = await episode.step(answer.message)

@@ -1,45 +1,30 @@
 """The server as the driver uses it: answers, rewards, and how long its queue is."""
 
-import asyncio
-import json
+import math
 import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import Any, Self
 from urllib.parse import quote
 
-from openclaw_rl.client import GIVE_KEY, ServerGone, key_header, read_error
+from openclaw_rl.client import CHAT, GIVE_KEY, READY, ApiClient, Retries, ServerError, server_root
 from openclaw_rl.envs.base import Message, Tool
 from openclaw_rl.errors import UserError
-from openclaw_rl.evals.chat import BUSY_STATUSES, TOO_LONG, pause
-from openclaw_rl.http_client import ConnectFailed, HttpClient, HttpError, HttpResponse, url_without_account
+from openclaw_rl.http_client import HttpResponse
 
 #: How long a server may be away, for example to restart, before the rollout ends.
 MAX_AWAY_SECONDS = 120.0
+#: A chat request is sent once: if the connection breaks after that, the answer may be recorded already.
+CHAT_RETRIES = Retries(math.inf, unsent=True)
 #: How long a server may take to answer anything but a chat request.
 ANSWER_SECONDS = 60.0
-#: Shorter than the time after which a server closes an idle connection (5 s), so that no request meets a closed one.
-KEEPALIVE_SECONDS = 3.0
-CHAT, READY = "/v1/chat/completions", "/readyz"
 #: What the server takes.
 MAX_TASK_CHARACTERS = 256
 #: Longer errors are cut.
 MAX_ERROR_CHARACTERS = 1000
 FINGERPRINT = re.compile(r"policy-(\d+)\Z")
-
-
-class AnswerFailed(Exception):
-    """The server gave no usable answer. The attempt fails; this says nothing about the policy."""
-
-
-class EpisodeTooLong(AnswerFailed):
-    """The episode no longer fits the model's context."""
-
-
-class RewardRefused(Exception):
-    """The server does not record this reward; the message is its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,30 +69,29 @@ class PolicyServer:
 
     - It never goes through a proxy.
     - While the server is busy (429, 503) or away, requests wait: as long as it asks for, then try again.
-    - If all requests of MAX_AWAY_SECONDS fail, ServerGone is raised. The time before the first failure does not count.
-    - A chat request is sent once: if the connection breaks after that, the answer may be recorded already.
+    - If all requests of `max_away` seconds fail, UserError is raised. The time before the first failure does not count.
+    - A chat request is sent once, as CHAT_RETRIES says.
     - A reward is sent until it is answered: the server counts equal rewards once.
     """
 
-    def __init__(self, url: str, key: str = "") -> None:
+    def __init__(
+        self, url: str, key: str = "", *, retries: Retries = CHAT_RETRIES, max_away: float = MAX_AWAY_SECONDS
+    ) -> None:
         self.key = key
-        self.url = url.rstrip("/").removesuffix("/v1")
-        self._shown = url_without_account(self.url)
-        """The URL for messages."""
-        try:
-            # Callers bound the time of a whole request.
-            self._http = HttpClient(self.url, key_header(key), keepalive_seconds=KEEPALIVE_SECONDS)
-        except ValueError as error:
-            raise UserError(f"{self._shown} is not the address of a server: {error}.") from None
-        except HttpError as error:
-            raise UserError(f"The API key cannot be sent: {error}. {GIVE_KEY}") from None
-        self._away, self._queue_unknown = FailureClock(), FailureClock()
+        self.url = server_root(url)
+        self._api = ApiClient(
+            self.url, key, name="the server", key_advice=GIVE_KEY, retries=retries, on_retry=self._note_failure
+        )
+        self._api.check()
+        self._reward_retries = replace(retries, broken=True)
+        self._away = FailureClock(max_away)
+        self._queue_unknown = FailureClock(max_away)
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._http.close()
+        await self._api.close()
 
     async def answer(
         self,
@@ -120,94 +104,66 @@ class PolicyServer:
         evaluates: bool,
         seconds: float,
     ) -> EpisodeAnswer:
-        """The policy's answer. Raises AnswerFailed, and UserError for what a user has to fix."""
+        """The policy's answer. Raises ServerError, and UserError for what a user has to fix."""
         body: dict[str, Any] = {"messages": messages, "max_tokens": sampling.max_tokens, "seed": seed}
         if tools:
             body["tools"] = tools
         if sampling.temperature is not None:
             body["temperature"] = sampling.temperature
         headers = {"X-Session-Id": session, "X-Episode": "eval" if evaluates else "1"}
-        response = await self._post(CHAT, body, headers, seconds)
-        if response.status_code != HTTPStatus.OK:
-            message, code = read_error(response)
-            failure = EpisodeTooLong if code == TOO_LONG else AnswerFailed
-            raise failure(f"the server answers {response.status_code}: {message}")
-        return read_answer(response)
+        return read_answer(await self._post(CHAT, body, headers=headers, seconds=seconds))
 
     async def reward(self, session: str, body: Mapping[str, Any]) -> None:
-        """Reward a session, or say that it failed. Raises RewardRefused."""
+        """Reward a session, or say that it failed. Raises ServerError if the server does not record it."""
         path = f"/v1/sessions/{quote(session, safe='')}/reward"
-        for attempt in range(1_000_000):
-            try:
-                response = await self._post(path, body, {}, ANSWER_SECONDS)
-                break
-            except AnswerFailed:
-                self._check_away()
-                await asyncio.sleep(pause({}, attempt))
-        if response.status_code != HTTPStatus.OK:
-            raise RewardRefused(read_error(response)[0])
+        await self._post(path, body, seconds=ANSWER_SECONDS, retries=self._reward_retries)
 
     async def model(self) -> str:
         """The name of the model that the server has. Raises UserError."""
         try:
-            async with asyncio.timeout(ANSWER_SECONDS):
-                return str((await self._send("GET", "/v1/models", b"", {})).json()["data"][0]["id"])
-        except (HttpError, TimeoutError, ValueError, KeyError, IndexError, TypeError):
+            answer = await self._api.send("GET", "/v1/models", seconds=ANSWER_SECONDS)
+            return str(answer.json()["data"][0]["id"])
+        except (ServerError, ValueError, KeyError, IndexError, TypeError):
             raise UserError(
-                f"The server at {self._shown} does not say which model it has: check the address."
+                f"The server at {self._api.url} does not say which model it has: check the address."
             ) from None
 
     async def queue(self) -> QueueState | None:
-        """How far the server is behind; None if it does not say now. Raises ServerGone if it does not for too long."""
+        """How far the server is behind; None if it does not say now. Raises UserError if it does not for too long."""
         try:
-            async with asyncio.timeout(ANSWER_SECONDS):
-                state = read_queue((await self._send("GET", READY, b"", {})).json())
-        except (HttpError, TimeoutError, ValueError, RecursionError):
+            answer = await self._api.send("GET", READY, seconds=ANSWER_SECONDS)
+            self._away.reset()
+            state = read_queue(answer.json())
+        except (ServerError, ValueError, RecursionError):
             state = None
         if state is not None:
             self._queue_unknown.reset()
         elif self._queue_unknown.too_long():
-            raise ServerGone(f"The server at {self._shown} does not say how many turns wait. Is it still running?")
+            raise UserError(f"The server at {self._api.url} does not say how many turns wait. Is it still running?")
         return state
 
-    async def _post(
-        self, path: str, body: Mapping[str, Any], headers: Mapping[str, str], seconds: float
-    ) -> HttpResponse:
-        """Send until the server is not busy. Raises AnswerFailed if it does not answer in time or breaks off."""
-        content = json.dumps(body).encode()
-        attempt = 0
-        while True:
-            response = None
-            try:
-                async with asyncio.timeout(seconds):
-                    response = await self._send("POST", path, content, headers)
-            except ConnectFailed:
-                self._check_away()
-            except TimeoutError:
-                raise AnswerFailed(f"the server did not answer within {seconds:g} seconds") from None
-            except HttpError as error:
-                raise AnswerFailed(f"the connection to the server broke: {error}") from None
-            if response is not None and response.status_code == HTTPStatus.UNAUTHORIZED:
-                raise UserError(f"{read_error(response)[0]} {GIVE_KEY}")
-            if response is not None and response.status_code not in BUSY_STATUSES:
-                return response
-            await asyncio.sleep(pause({} if response is None else response.headers, attempt))
-            attempt += 1
-
-    async def _send(self, method: str, path: str, content: bytes, headers: Mapping[str, str]) -> HttpResponse:
-        response = await self._http.request(method, path, content, headers)
+    async def _post(self, path: str, body: Mapping[str, Any], **settings: Any) -> HttpResponse:
+        try:
+            response = await self._api.call("POST", path, body, **settings)
+        except ServerError as error:
+            if error.status == HTTPStatus.UNAUTHORIZED:
+                raise UserError(error.message) from None
+            raise
         self._away.reset()
         return response
 
-    def _check_away(self) -> None:
-        if self._away.too_long():
-            raise ServerGone(f"The server at {self._shown} does not answer. Is it still running?")
+    def _note_failure(self, failure: ServerError, _pause: float) -> None:
+        if failure.status:
+            self._away.reset()
+        elif self._away.too_long():
+            raise UserError(f"The server at {self._api.url} does not answer. Is it still running?")
 
 
 class FailureClock:
     """Measures how long something has failed: from the first failure after a success."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_seconds: float) -> None:
+        self._max_seconds = max_seconds
         self._began: float | None = None
 
     def reset(self) -> None:
@@ -218,7 +174,7 @@ class FailureClock:
         """It failed; whether it has failed for longer than a server may be away."""
         now = time.monotonic()
         self._began = now if self._began is None else self._began
-        return now - self._began > MAX_AWAY_SECONDS
+        return now - self._began > self._max_seconds
 
 
 async def report(server: PolicyServer, session: str, body: Mapping[str, Any]) -> str:
@@ -228,8 +184,8 @@ async def report(server: PolicyServer, session: str, body: Mapping[str, Any]) ->
     """
     try:
         await server.reward(session, body)
-    except RewardRefused as refused:
-        reason = str(refused)[:MAX_ERROR_CHARACTERS]
+    except ServerError as refused:
+        reason = refused.message[:MAX_ERROR_CHARACTERS]
         if "error" not in body:
             attempt = {name: body[name] for name in ("task", "group", "group_size") if name in body}
             await report(server, session, {**attempt, "error": reason})
@@ -238,7 +194,7 @@ async def report(server: PolicyServer, session: str, body: Mapping[str, Any]) ->
 
 
 def read_answer(response: HttpResponse) -> EpisodeAnswer:
-    """The first choice of a completion. Raises AnswerFailed."""
+    """The first choice of a completion. Raises ServerError."""
     try:
         body = response.json()
         message = body["choices"][0]["message"]
@@ -247,7 +203,7 @@ def read_answer(response: HttpResponse) -> EpisodeAnswer:
             raise TypeError
         return EpisodeAnswer(str(body["id"]), message, int(version[1]) if version else None)
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
-        raise AnswerFailed("the server's answer is not a chat completion: check the address") from None
+        raise ServerError("the server's answer is not a chat completion: check the address") from None
 
 
 def read_queue(state: Any) -> QueueState | None:

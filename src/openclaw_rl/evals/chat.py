@@ -1,43 +1,21 @@
 """The interface through which evaluations ask a model, and its client for any OpenAI-compatible server."""
 
-import asyncio
-import json
-import math
-import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-import httpx
-
-from openclaw_rl.client import key_header, read_error
-from openclaw_rl.errors import UserError
-from openclaw_rl.http_client import url_without_account
+from openclaw_rl.client import CHAT, ApiClient, Retries, ServerError, server_root
 
 Message = dict[str, Any]
 Tool = Mapping[str, Any]
 
 #: Longest reply in tokens, unless an evaluation sets another limit.
 MAX_TOKENS = 512
-#: HTTP statuses of a server that is busy or restarting: the request is sent again.
-BUSY_STATUSES = (429, 503)
-#: The error code for a prompt that does not fit the model's context.
-TOO_LONG = "context_length_exceeded"
-#: How often a request is sent to a busy server before it counts as failed.
-MAX_ATTEMPTS = 6
-#: Seconds before the second attempt if the server names none. The pause doubles with each attempt, up to the maximum.
-FIRST_PAUSE, MAX_PAUSE = 0.5, 30.0
 #: A small model on a laptop may take this long for one reply.
 TIMEOUT_SECONDS = 300.0
-
-
-class ChatFailed(UserError):
-    """The server gave no reply. This says nothing about the model."""
-
-
-class ChatTooLong(ChatFailed):
-    """The prompt does not fit the model's context. Another prompt may fit."""
+#: A busy server is asked again. One that stays busy counts as failed.
+RETRIES = Retries(attempts=6)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +52,7 @@ class Chat(Protocol):
         keep: bool = True,
         notes: bool = True,
     ) -> Reply:
-        """Raises ChatFailed."""
+        """Raises ServerError."""
         ...
 
 
@@ -92,14 +70,11 @@ class HttpChat:
         key: str = "",
         timeout: float = TIMEOUT_SECONDS,
         local: bool = False,
+        retries: Retries = RETRIES,
     ) -> None:
-        root = base_url.rstrip("/").removesuffix("/v1")
-        self.url = f"{root}/v1/chat/completions"
-        self.shown = url_without_account(self.url)
-        """For messages."""
         self._model = {"model": model} if model else {}
-        headers = {"Content-Type": "application/json", **key_header(key)}
-        self._client = httpx.AsyncClient(headers=headers, timeout=timeout, trust_env=not local)
+        self._timeout = timeout
+        self._api = ApiClient(server_root(base_url), key, retries=retries, through_proxy=not local)
 
     async def __aenter__(self) -> Self:
         return self
@@ -110,7 +85,7 @@ class HttpChat:
         await self.close()
 
     async def close(self) -> None:
-        await self._client.aclose()
+        await self._api.close()
 
     async def ask(
         self,
@@ -124,7 +99,7 @@ class HttpChat:
         keep: bool = True,
         notes: bool = True,
     ) -> Reply:
-        """Raises ChatTooLong if the prompt does not fit the model's context, ChatFailed if there is no reply."""
+        """Raises ServerError if there is no reply. This says nothing about the model."""
         optional = {
             "tools": list(tools) or None,
             "temperature": temperature,
@@ -134,52 +109,16 @@ class HttpChat:
         }
         body = {**self._model, "messages": list(messages), "max_tokens": max_tokens}
         body |= {name: value for name, value in optional.items() if value is not None}
-        return read_reply(await self._send(json.dumps(body), {} if notes else {"X-Notes": "off"}))
-
-    async def _send(self, content: str, headers: Mapping[str, str]) -> Any:
-        for attempt in range(MAX_ATTEMPTS):
-            response = await self._post(content, headers)
-            if response.status_code not in BUSY_STATUSES or attempt == MAX_ATTEMPTS - 1:
-                break
-            await asyncio.sleep(pause(response.headers, attempt))
-        if response.status_code != 200:
-            message, code = read_error(response)
-            failure = ChatTooLong if code == TOO_LONG else ChatFailed
-            raise failure(f"{self.shown} answers {response.status_code}: {message}")
+        headers = {} if notes else {"X-Notes": "off"}
+        response = await self._api.call("POST", CHAT, body, headers=headers, seconds=self._timeout)
         try:
-            return response.json()
+            return read_reply(response.json())
         except (ValueError, RecursionError) as error:
-            raise ChatFailed(f"{self.shown} does not answer with JSON: check the address.") from error
-
-    async def _post(self, content: str, headers: Mapping[str, str]) -> httpx.Response:
-        try:
-            return await self._client.post(self.url, content=content, headers=headers)
-        except httpx.LocalProtocolError:
-            # The error's text contains the key.
-            raise ChatFailed("The API key cannot be sent in an HTTP header: check it.") from None
-        except (httpx.ConnectError, httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
-            raise ChatFailed(f"No server answers at {self.shown}: start the server or check the address.") from error
-        except httpx.TimeoutException as error:
-            raise ChatFailed(f"{self.shown} took too long to reply.") from error
-        except httpx.HTTPError as error:
-            raise ChatFailed(
-                f"The connection to {self.shown} broke: {type(error).__name__} {error}".rstrip()
-            ) from error
-
-
-def pause(headers: Mapping[str, str], attempt: int) -> float:
-    """Seconds to wait for a busy server: what it asks for, or longer each time; random, so that callers spread out."""
-    try:
-        seconds = float(headers.get("retry-after", "nan"))
-    except ValueError:  # a date is ignored
-        seconds = math.nan
-    if math.isnan(seconds):
-        seconds = FIRST_PAUSE * 2 ** min(attempt, 10)
-    return min(max(seconds, 0.0), MAX_PAUSE) * random.uniform(1.0, 1.25)
+            raise ServerError(f"{self._api.url} does not answer with JSON: check the address.") from error
 
 
 def read_reply(body: Any) -> Reply:
-    """The first choice of a chat completion. Raises ChatFailed if the body is not a chat completion."""
+    """The first choice of a chat completion. Raises ServerError if the body is not a chat completion."""
     try:
         choice = body["choices"][0]
         message = choice["message"]
@@ -189,8 +128,8 @@ def read_reply(body: Any) -> Reply:
             tuple(ToolCall(call["name"], call["arguments"]) for call in calls),
         )
     except (TypeError, KeyError, IndexError, AttributeError) as error:
-        raise ChatFailed("The reply is not a chat completion: check the address.") from error
+        raise ServerError("The reply is not a chat completion: check the address.") from error
     texts = (reply.text, *(text for call in reply.tool_calls for text in (call.name, call.arguments)))
     if not all(isinstance(text, str) for text in texts):
-        raise ChatFailed("The reply is not a chat completion: check the address.")
+        raise ServerError("The reply is not a chat completion: check the address.")
     return reply

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
-from openclaw_rl.evals.chat import Chat, ChatTooLong
+from openclaw_rl.client import ServerError
+from openclaw_rl.evals.chat import Chat
 from openclaw_rl.evals.code_blocks import defines, extract_code
 from openclaw_rl.evals.scores import CaseScore, OnCase, TaskScores, score_all
 from openclaw_rl.sandbox.programs import EndReason, ProgramOutcome, run_python
@@ -91,13 +92,15 @@ async def run(
     on_case: OnCase | None = None,
     at_once: int = 4,
 ) -> TaskScores:
-    """Ask a model all problems and run its answers. The server records none of it. Raises ChatFailed."""
+    """Ask a model all problems and run its answers. The server records none of it. Raises ServerError."""
 
     async def one(problem: Problem) -> CaseScore:
         messages = [{"role": "user", "content": problem.prompt}]
         try:
             reply = await chat.ask(messages, max_tokens=max_tokens, temperature=temperature, seed=seed, keep=False)
-        except ChatTooLong as error:
+        except ServerError as error:
+            if not error.is_too_long:
+                raise
             return CaseScore(problem.name, False, {}, "", str(error))
         return await score(problem, reply.text)
 

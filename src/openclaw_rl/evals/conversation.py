@@ -53,7 +53,7 @@ async def hold(
     """Let a user ask for `turns` answers and react to each; for fewer if the questions run out.
 
     A displeased user asks again, `MAX_TRIES` times in all, and then asks the next question in the same message. The
-    last message of the session is only a reaction. Raises ChatFailed.
+    last message of the session is only a reaction. Raises ServerError.
     """
     if turns < 1 or not questions:
         raise ValueError("A conversation needs a question and at least one turn.")

@@ -15,12 +15,12 @@ from rich.console import Console
 from rich.table import Table
 
 from openclaw_rl import terminal
+from openclaw_rl.client import ServerError
 from openclaw_rl.config.general import PERSONAL
 from openclaw_rl.config.options import ConfigError
 from openclaw_rl.dashboard.components import charts
 from openclaw_rl.engines.base import EngineError
 from openclaw_rl.errors import UserError
-from openclaw_rl.evals.chat import ChatFailed
 from openclaw_rl.evals.flags import METHODS, USER_KEY
 from openclaw_rl.evals.machine import Machine
 from openclaw_rl.evals.page import write_page
@@ -146,7 +146,7 @@ async def run_all(plans: Sequence[TrialPlan], outcomes: list[TrialOutcome], cons
                 outcomes.append(outcome := TrialOutcome(plan))
                 try:
                     await run(outcome, screen)
-                except* (ServerFailed, ChatFailed) as errors:
+                except* (ServerFailed, ServerError) as errors:
                     outcomes.remove(outcome)
                     failed += 1
                     screen.failed(plan, str(first(errors)))

@@ -109,7 +109,7 @@ async def measure(
 ) -> None:
     """Append the scores of one model on each task; if it is stopped, also those cases of a task that were done.
 
-    Raises ServerFailed, ChatFailed.
+    Raises ServerFailed, ServerError.
     """
     with tempfile.TemporaryDirectory() as folder, progress:
         progress.begin("starting a server")

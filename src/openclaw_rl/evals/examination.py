@@ -40,7 +40,7 @@ async def examine(
 ) -> tuple[ExamAnswer, ...]:
     """Ask each question once, without the notes of the person unless `notes`. The server records none of it.
 
-    Raises ChatFailed.
+    Raises ServerError.
     """
 
     async def one(numbered: tuple[int, EvalQuestion]) -> ExamAnswer:

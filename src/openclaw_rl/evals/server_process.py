@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 
 from openclaw_rl.aio import start_process
-from openclaw_rl.client import ready_state
+from openclaw_rl.client import probe
 from openclaw_rl.errors import UserError
 from openclaw_rl.ledger.lock import server_url
 
@@ -41,7 +41,7 @@ class RunningServer:
 
     async def state(self) -> Mapping[str, Any]:
         """The server's status: policy version, judge, learner. Raises ServerFailed."""
-        state = await asyncio.to_thread(ready_state, self.url, timeout=MAX_STATE_SECONDS)
+        state = await probe(self.url, seconds=MAX_STATE_SECONDS)
         if not state:
             raise failed(self.run_dir, "The server no longer answers")
         return state
@@ -89,7 +89,7 @@ async def ready(process: asyncio.subprocess.Process, run_dir: Path) -> str:
     end = time.monotonic() + MAX_START_SECONDS
     while process.returncode is None and time.monotonic() < end:
         url = server_url(run_dir)
-        if url and (await asyncio.to_thread(ready_state, url)).get("ready"):
+        if url and (await probe(url)).get("ready"):
             return url
         await asyncio.sleep(POLL_SECONDS)
     timed_out = process.returncode is None

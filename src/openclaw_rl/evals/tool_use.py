@@ -19,8 +19,9 @@ from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any
 
+from openclaw_rl.client import ServerError
 from openclaw_rl.evals import schema
-from openclaw_rl.evals.chat import Chat, ChatTooLong, Reply, Tool, ToolCall
+from openclaw_rl.evals.chat import Chat, Reply, Tool, ToolCall
 from openclaw_rl.evals.scores import CaseScore, OnCase, TaskScores, score_all
 
 TASK = "tool-use"
@@ -89,14 +90,16 @@ async def run(
     on_case: OnCase | None = None,
     at_once: int = 4,
 ) -> TaskScores:
-    """Ask a model all cases and grade its calls. The server records none of it. Raises ChatFailed."""
+    """Ask a model all cases and grade its calls. The server records none of it. Raises ServerError."""
 
     async def one(case: ToolCase) -> CaseScore:
         messages = [{"role": "user", "content": case.prompt}]
         settings: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed, "keep": False}
         try:
             return grade(case, await chat.ask(messages, tools=case.tools, **settings))
-        except ChatTooLong as error:
+        except ServerError as error:
+            if not error.is_too_long:
+                raise
             return CaseScore(case.name, False, {}, "", str(error))
 
     return await score_all(TASK, _all_unless(cases), one, at_once=at_once, on_case=on_case)

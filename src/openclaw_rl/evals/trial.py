@@ -118,7 +118,7 @@ class TrialWatcher(Protocol):
 async def run(outcome: TrialOutcome, watch: TrialWatcher) -> None:
     """Run a trial on a server of its own; what happens is added to its outcome at once.
 
-    Raises ServerFailed, ChatFailed, or a group of them.
+    Raises ServerFailed, ServerError, or a group of them.
     """
     plan = outcome.plan
     watch.starting(plan)

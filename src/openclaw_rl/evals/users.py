@@ -101,7 +101,7 @@ class ModelUser:
     """Lets a model play the persona from its description. The words are the model's; the checks are the same.
 
     The model may misjudge an answer, as people do. If it says nothing, a phrase of the persona's file is used. Raises
-    ChatFailed if the model does not reply.
+    ServerError if the model does not reply.
     """
 
     def __init__(self, persona: Persona, chat: Chat, seed: int, *, count: Count = estimate_tokens) -> None:

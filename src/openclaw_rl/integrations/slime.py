@@ -14,7 +14,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from openclaw_rl.integrations.trainer_client import LEASE_ENDED, TrainerClient, TrainingRefused
+from openclaw_rl.client import Client, Retries, ServerError, server_root
 
 log = logging.getLogger(__name__)
 
@@ -22,6 +22,52 @@ URL, KEY, LEASE = "OPENCLAW_RL_URL", "OPENCLAW_RL_KEY", "OPENCLAW_RL_LEASE_SECON
 DEFAULT_URL = "http://127.0.0.1:30000"
 #: Advantages that differ by less are equal.
 MAX_ROUNDING = 1e-9
+#: How long one claim waits at the server; the client then asks again.
+WAIT_SECONDS = 30.0
+#: How long an answer may take beyond that: a claim can be hundreds of megabytes.
+ANSWER_SECONDS = 300.0
+LEASE_ENDED = "lease_ended"
+#: A server that is away is asked until it answers.
+TRAINER_RETRIES = Retries(
+    math.inf, statuses=range(500, 600), unsent=True, broken=True, first_pause=1.0, max_pause=30.0, spread=0.0
+)
+
+
+class TrainerClient:
+    """Claims judged turns from a running server, and confirms them. Raises ServerError for what a server refuses.
+
+    A server that cannot be reached is asked again until it answers: claims that got lost run out by themselves, and a
+    lease can be confirmed as often as one likes.
+    """
+
+    def __init__(self, url: str, key: str = "", *, retries: Retries = TRAINER_RETRIES) -> None:
+        """`url` is the server's, with or without /v1; `key` is its admin key, if it has one."""
+        self._client = Client(server_root(url), key, retries=retries, on_retry=self._log_retry, through_proxy=True)
+
+    def claim(self, count: int, lease_seconds: float | None = None) -> dict[str, Any]:
+        """At least `count` turns, by group, as soon as there are so many."""
+        body: dict[str, Any] = {"count": count, "wait_seconds": WAIT_SECONDS}
+        if lease_seconds is not None:
+            body["lease_seconds"] = lease_seconds
+        reason = ""
+        while True:
+            answer: dict[str, Any] = self._post("claim", body)
+            if answer["lease"] is not None:
+                return answer
+            if answer["waiting_for"] != reason:
+                reason = answer["waiting_for"]
+                log.info("No turns to train on yet: %s.", reason)
+
+    def confirm(self, lease: str) -> int:
+        """Tell the server that a lease's turns were trained on; the step."""
+        return int(self._post("confirm", {"lease": lease})["step"])
+
+    def _post(self, call: str, body: Mapping[str, Any]) -> Any:
+        return self._client.ask("POST", f"/v1/training/{call}", body, WAIT_SECONDS + ANSWER_SECONDS)
+
+    def _log_retry(self, failure: ServerError, pause: float) -> None:
+        url, message = self._client.shown_url, failure.message[:200]
+        log.warning("%s does not answer (%s); it is asked again in %.0f s.", url, message, pause)
 
 
 class RolloutSource:
@@ -55,7 +101,7 @@ class RolloutSource:
         try:
             step = self.client.confirm(self._unconfirmed)
             log.info("Step %d is confirmed.", step)
-        except TrainingRefused as error:
+        except ServerError as error:
             if error.code != LEASE_ENDED:
                 raise
             self._late += 1

@@ -1,17 +1,15 @@
 """Asks a judging language model: on the engine that serves, or behind an OpenAI-compatible endpoint."""
 
 import asyncio
-import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import httpx
-
+from openclaw_rl.client import ApiClient, ServerError
 from openclaw_rl.engines.base import EngineError, Sampler
-from openclaw_rl.http_client import url_without_account
-from openclaw_rl.judge.errors import JudgeDown, JudgeFailed
+from openclaw_rl.http_client import HttpResponse
+from openclaw_rl.judge.errors import JudgeDown, JudgeError, JudgeFailed
 from openclaw_rl.rendering.chat import ChatError, ChatRenderer, Message
 from openclaw_rl.types import BASE_VERSION, FinishReason, Priority, SampledToken, SampleRequest, SamplingParams
 
@@ -21,11 +19,10 @@ MIN_ANSWER_TOKENS = 64
 MAX_BODY_BYTES = 4 << 20
 #: HTTP statuses that are no fault of the turn: they pass, or the owner must act.
 DOWN_STATUSES = (401, 402, 403, 404, 408, 409, 425, 429)
-ADVICE = {
-    401: "check OPENCLAW_JUDGE_API_KEY",
-    403: "check OPENCLAW_JUDGE_API_KEY",
-    404: "check --judge-base-url and --judge-model",
-}
+CHECK_KEY = "check OPENCLAW_JUDGE_API_KEY"
+ADVICE = {401: CHECK_KEY, 403: CHECK_KEY, 404: "check --judge-base-url and --judge-model"}
+#: How much of a judge's refusal is repeated.
+MAX_REFUSAL_CHARACTERS = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,19 +106,22 @@ class EndpointAsker:
     """Asks an OpenAI-compatible endpoint.
 
     * If it ignores `n`, it is asked again for the missing answers.
-    * Whatever it sends, at most `MAX_BODY_BYTES` of it are kept in memory.
+    * Whatever it sends, at most `max_body_bytes` of it are kept in memory.
+    * It may be reached through a proxy. The caller sets the timeout.
     """
 
-    def __init__(self, base_url: str, model: str, key: str = "") -> None:
+    def __init__(self, base_url: str, model: str, key: str = "", *, max_body_bytes: int = MAX_BODY_BYTES) -> None:
         self.model = model
-        # A key that was read from a file often ends with a newline.
-        headers = {"Authorization": f"Bearer {key.strip()}"} if key.strip() else {}
-        # A small compressed body can become a huge one.
-        headers |= {"Content-Type": "application/json", "Accept-Encoding": "identity"}
-        # The caller sets the timeout.
-        self._client = httpx.AsyncClient(headers=headers, timeout=None)
-        self._url = f"{base_url.rstrip('/')}/chat/completions"
-        self._shown_url = url_without_account(self._url)
+        self._max_body_bytes = max_body_bytes
+        self._api = ApiClient(
+            base_url,
+            key,
+            key_advice=CHECK_KEY,
+            # A small compressed body can become a huge one.
+            headers={"Accept-Encoding": "identity"},
+            through_proxy=True,
+            max_body_bytes=max_body_bytes,
+        )
 
     async def ask(self, chat: Sequence[Message], params: AskParams, seed: int) -> list[JudgeAnswer]:
         answers = await self._ask(chat, params, params.votes, seed)
@@ -130,7 +130,7 @@ class EndpointAsker:
         return [*answers, *(answer for some in more for answer in some)][: params.votes]
 
     async def close(self) -> None:
-        await self._client.aclose()
+        await self._api.close()
 
     async def _ask(self, chat: Sequence[Message], params: AskParams, n: int, seed: int) -> list[JudgeAnswer]:
         started = time.monotonic()
@@ -143,42 +143,29 @@ class EndpointAsker:
             "seed": seed,
         }
         try:
-            # json.dumps escapes to ASCII, so lone surrogates in a turn can be sent.
-            async with self._client.stream("POST", self._url, content=json.dumps(body)) as response:
-                answer = await read_body(response)
-        except httpx.LocalProtocolError:
-            # The error's text would show the key.
-            raise JudgeDown("the key for the judge cannot be sent in a header: check OPENCLAW_JUDGE_API_KEY") from None
-        except httpx.HTTPError as error:
-            reason = f"{self._shown_url} cannot be reached: {type(error).__name__} {error}".rstrip()
-            raise JudgeDown(reason, suspect=not isinstance(error, httpx.ConnectError)) from error
-        return read_answers(self._checked(response, answer), time.monotonic() - started)
+            response = await self._api.call("POST", "/chat/completions", body)
+        except ServerError as error:
+            raise self._failure(error) from error
+        return read_answers(self._json(response), time.monotonic() - started)
 
-    def _checked(self, response: httpx.Response, body: bytes) -> Any:
-        """The JSON body. Raises JudgeDown or JudgeFailed if there is none."""
-        status = response.status_code
+    def _failure(self, error: ServerError) -> JudgeError:
+        """JudgeDown for what is no fault of the turn, else JudgeFailed."""
+        status = error.status
+        if not status:
+            return JudgeDown(f"{self._api.url} cannot be reached: {error.message}", suspect=error.was_sent)
         if status in DOWN_STATUSES or status >= 500:
             advice = f": {ADVICE[status]}" if status in ADVICE else ""
-            reason = f"{self._shown_url} answers {status}{advice}"
-            raise JudgeDown(reason, retry_after(response.headers), suspect=status >= 500)
-        if status != 200:
-            raise JudgeFailed(f"the judge answers {status}: {body[:200].decode(errors='replace')}")
-        if len(body) > MAX_BODY_BYTES:
-            raise JudgeFailed(f"the judge's answer is larger than {MAX_BODY_BYTES >> 20} MiB")
+            reason = f"{self._api.url} answers {status}{advice}"
+            return JudgeDown(reason, error.retry_after or 0.0, suspect=status >= 500)
+        return JudgeFailed(f"the judge answers {status}: {error.message[:MAX_REFUSAL_CHARACTERS]}")
+
+    def _json(self, response: HttpResponse) -> Any:
+        if response.is_cut:
+            raise JudgeFailed(f"the judge's answer is larger than {self._max_body_bytes >> 20} MiB")
         try:
-            return json.loads(body)
+            return response.json()
         except (ValueError, RecursionError) as error:  # the latter for deeply nested brackets
             raise JudgeFailed("the judge's answer is not JSON") from error
-
-
-async def read_body(response: httpx.Response) -> bytes:
-    """The body; of one that is larger than `MAX_BODY_BYTES`, its beginning, which is longer than that."""
-    body = bytearray()
-    async for piece in response.aiter_bytes():
-        body += piece[: MAX_BODY_BYTES + 1 - len(body)]
-        if len(body) > MAX_BODY_BYTES:
-            break
-    return bytes(body)
 
 
 def read_answers(body: Any, seconds: float) -> list[JudgeAnswer]:
@@ -195,11 +182,3 @@ def read_answers(body: Any, seconds: float) -> list[JudgeAnswer]:
     except (TypeError, KeyError, ValueError, AttributeError, OverflowError) as error:
         raise JudgeFailed("the judge's answer is not a chat completion") from error
     return [JudgeAnswer(text, seconds, tokens, cut) for text, cut in zip(texts, cut_off, strict=True)]
-
-
-def retry_after(headers: Mapping[str, str]) -> float:
-    """The seconds in a `Retry-After` header; 0 for a date or anything else."""
-    try:
-        return min(600.0, max(0.0, float(headers.get("retry-after", "0"))))
-    except ValueError:
-        return 0.0

@@ -1,23 +1,17 @@
 """HTTP calls to one inference server, and their errors."""
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 from pydantic_core import from_json, to_json
 
+from openclaw_rl.client import ApiClient, ServerError, error_message, events
 from openclaw_rl.engines.base import EngineError, EngineUnavailable
-from openclaw_rl.http_client import HttpClient, HttpError, HttpResponse, url_without_account
 
 CONNECT_SECONDS = 5.0
-#: Shorter than the time after which the servers close an idle connection (5 s), so that no request meets a closed one.
-KEEPALIVE_SECONDS = 3.0
 #: Characters of a server's own message that are passed on.
 MAX_MESSAGE_LENGTH = 300
-#: The longest event. SGLang repeats all tokens in each one, with as many log-probs as were asked for.
-MAX_EVENT_BYTES = 64 << 20
-DATA, DONE = b"data: ", b"[DONE]"
 
 
 class InferenceServerGone(EngineUnavailable):
@@ -40,17 +34,13 @@ class InferenceServer:
     """
 
     def __init__(self, url: str, key: str = "") -> None:
-        self.url = url_without_account(url.rstrip("/"))
+        self._api = ApiClient(url, key, connect_seconds=CONNECT_SECONDS)
+        self._api.check()
+        self.url = self._api.url
         """For messages."""
-        self._client = HttpClient(
-            url.rstrip("/"),
-            {"Authorization": f"Bearer {key}"} if key else {},
-            keepalive_seconds=KEEPALIVE_SECONDS,
-            connect_seconds=CONNECT_SECONDS,
-        )
 
     async def close(self) -> None:
-        await self._client.close()
+        await self._api.close()
 
     async def get(self, path: str, seconds: float | None = None) -> Any:
         """The JSON answer to a GET; None if the answer is empty or something else."""
@@ -63,41 +53,29 @@ class InferenceServer:
     async def stream(self, path: str, body: Any) -> AsyncIterator[Any]:
         """The JSON events of a streamed answer."""
         try:
-            async with self._client.stream("POST", path, to_json(body)) as answer:
-                if answer.status_code != 200:
-                    await answer.read()
-                    raise self._error(answer)
+            async with self._api.stream("POST", path, to_json(body)) as answer:
                 async for event in events(answer):
                     if "error" in event:
-                        raise InferenceServerGone(f"{self.url} broke off its answer: {message_of(event)}")
+                        message = error_message(event)[:MAX_MESSAGE_LENGTH]
+                        raise InferenceServerGone(f"{self.url} broke off its answer: {message}")
                     yield event
-        except (HttpError, ValueError) as error:
-            raise InferenceServerGone(f"{self.url} broke off its answer: {error}.") from error
+        except ServerError as error:
+            raise self._error(error, "broke off its answer") from error
 
     async def _call(self, method: str, path: str, body: bytes, seconds: float | None) -> Any:
         try:
-            async with asyncio.timeout(seconds):
-                answer = await self._client.request(method, path, body)
-        except TimeoutError:
-            raise InferenceServerGone(f"{self.url} does not answer within {seconds:g} s.") from None
-        except HttpError as error:
-            raise InferenceServerGone(f"{self.url} does not answer: {error}.") from error
-        if not 200 <= answer.status_code < 300:
-            raise self._error(answer)
+            answer = await self._api.call(method, path, body, seconds=seconds)
+        except ServerError as error:
+            raise self._error(error, "does not answer") from error
         try:
             return from_json(answer.content)
         except ValueError:
             return None
 
-    def _error(self, answer: HttpResponse) -> EngineError:
-        status, target = answer.status_code, answer.headers.get("location")
-        if 300 <= status < 400:
-            to = f" to {url_without_account(target)[:MAX_MESSAGE_LENGTH]}" if target else ""
-            return RequestRefused(status, f"{self.url} redirects ({status}){to}: give the URL of the server itself.")
-        try:
-            message = message_of(from_json(answer.content))
-        except ValueError:
-            message = answer.text[:MAX_MESSAGE_LENGTH]
+    def _error(self, failure: ServerError, what: str) -> EngineError:
+        status, message = failure.status, failure.message[:MAX_MESSAGE_LENGTH]
+        if not status:
+            return InferenceServerGone(f"{self.url} {what}: {message}.")
         if status >= 500:
             return InferenceServerGone(f"{self.url} failed with {status}: {message}")
         return RequestRefused(status, f"{self.url} answered {status}: {message}")
@@ -112,27 +90,3 @@ def readable_answers(url: str) -> Iterator[None]:
         raise EngineUnavailable(
             f"{url} answers in a form that this program does not know ({error!r}): is it the right kind of server?"
         ) from error
-
-
-async def events(answer: HttpResponse) -> AsyncIterator[Any]:
-    """The JSON objects of a stream of server-sent events. Raises ValueError for one that is none, or is too long."""
-    unfinished = bytearray()
-    async for piece in answer.pieces():
-        begun = len(unfinished)
-        unfinished += piece
-        end = unfinished.rfind(b"\n", begun) + 1
-        if len(unfinished) - end > MAX_EVENT_BYTES:
-            raise ValueError(f"an event is longer than {MAX_EVENT_BYTES} bytes")
-        if end:
-            lines = bytes(unfinished[:end])
-            del unfinished[:end]
-            for line in lines.splitlines():
-                if line.startswith(DATA) and (data := line[len(DATA) :].strip()) != DONE:
-                    yield from_json(data)
-
-
-def message_of(answer: Any) -> str:
-    """The message of an error answer, in the forms that servers use."""
-    while isinstance(answer, dict):
-        answer = next((answer[name] for name in ("error", "message", "detail") if name in answer), str(answer))
-    return str(answer)[:MAX_MESSAGE_LENGTH]
