@@ -26,7 +26,7 @@ from openclaw_rl.judge.judges.panel import JudgePanel
 from openclaw_rl.judge.judges.rules import FeedbackReader
 from openclaw_rl.judge.loop import JudgeLoop
 from openclaw_rl.judge.metrics import JudgeMetrics
-from openclaw_rl.judge.reader import read_reply
+from openclaw_rl.judge.rules import read_reply
 from openclaw_rl.ledger import changes
 from openclaw_rl.ledger.ledger import Ledger
 from openclaw_rl.methods.options import MethodOptions

@@ -8,7 +8,7 @@ judge does not learn whether a user or a tool replied.
 """
 
 from openclaw_rl.judge.judges.rules import ABOUT_FORM, READINGS
-from openclaw_rl.judge.reader import Reading, instruct, read_reply
+from openclaw_rl.judge.rules import Reading, instruct, read_reply
 
 
 class Judge:

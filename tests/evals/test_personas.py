@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from openclaw_rl.errors import UserError
 from openclaw_rl.evals.personas.persona import BUILT_IN, Persona, PersonaPhrases, load
 from openclaw_rl.evals.personas.rules import CHECKS, count_sentences, count_words, estimate_tokens, make_check
-from openclaw_rl.judge.reader import ReplyKind, read_reply
+from openclaw_rl.judge.rules import ReplyKind, read_reply
 
 LANGUAGES = ("en", "de", "fr", "es", "zh")
 HINTING = {ReplyKind.CORRECTION, ReplyKind.CHANGE_REQUEST}

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openclaw_rl.judge.reader.alternatives import PhraseIndex, join, narrow
+from openclaw_rl.judge.rules.phrases import PhraseIndex, join, narrow
 
 PHRASES = [
     "(?:that|it) is(?: not)? bad",

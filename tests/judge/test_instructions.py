@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openclaw_rl.judge.reader import ReplyKind, instruct, read_reply
+from openclaw_rl.judge.rules import ReplyKind, instruct, read_reply
 
 ONE = "Answer in one short sentence only."
 PLAIN = "Answer in one paragraph of plain text."

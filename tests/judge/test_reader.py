@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openclaw_rl.judge.reader import ReplyKind, read_reply, ready
+from openclaw_rl.judge.rules import ReplyKind, read_reply, ready
 from support.measure import NEGATIVE, POSITIVE, measure, read_cases, sign
 from support.reading import read, tool, user
 
@@ -328,7 +328,7 @@ def test_reads_messages_without_role_or_content() -> None:
 
 async def test_when_it_is_ready_nothing_is_left_to_compile(monkeypatch: pytest.MonkeyPatch) -> None:
     await ready()
-    monkeypatch.setattr("openclaw_rl.judge.reader.alternatives.join", pytest.fail)
+    monkeypatch.setattr("openclaw_rl.judge.rules.phrases.join", pytest.fail)
     for said in ("that's wrong, I said blue", "das ist falsch", "c'est faux", "está mal", "不对", "違います", "👎"):
         assert read(said).kind in NEGATIVE
 

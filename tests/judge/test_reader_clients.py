@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from openclaw_rl.judge.reader import ReplyKind, read_reply
+from openclaw_rl.judge.rules import ReplyKind, read_reply
 from support.measure import NEGATIVE, measure_signs, read_cases
 from support.reading import read, tool
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from openclaw_rl.judge.reader import ReplyKind, read_reply
+from openclaw_rl.judge.rules import ReplyKind, read_reply
 from support.reading import tool
 
 TESTS_FAIL = "FAILED tests/test_sync.py::test_retry - TimeoutError\n1 failed, 8 passed in 0.4s\n\n{code}"

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from openclaw_rl.judge.reader import ReplyKind
+from openclaw_rl.judge.rules import ReplyKind
 from support.measure import NEGATIVE, POSITIVE, measure_signs, read_cases
 from support.reading import read
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from openclaw_rl.evals.personas.persona import BUILT_IN, Persona, load
-from openclaw_rl.judge.reader import ReplyKind, read_reply, read_wishes
+from openclaw_rl.judge.rules import ReplyKind, read_reply, read_wishes
 from openclaw_rl.types import Wish
 from support.reading import read, tool
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from openclaw_rl.judge.reader import ReplyKind, read_reply
+from openclaw_rl.judge.rules import ReplyKind, read_reply
 
 Case = dict[str, Any]
 POSITIVE = {ReplyKind.ACKNOWLEDGEMENT, ReplyKind.MOVING_ON, ReplyKind.TOOL_SUCCESS}

@@ -1,6 +1,6 @@
 """Reads what a user or a tool says after a response."""
 
-from openclaw_rl.judge.reader import Reading, read_reply
+from openclaw_rl.judge.rules import Reading, read_reply
 
 
 def user(text: str) -> list[dict[str, str]]:

@@ -12,7 +12,7 @@ from openclaw_rl.judge.judges.llm import LlmJudge
 from openclaw_rl.judge.judges.panel import JudgePanel
 from openclaw_rl.judge.metrics import JudgeMetrics
 from openclaw_rl.judge.notes import NoteDistiller, wishes_around
-from openclaw_rl.judge.reader import ready
+from openclaw_rl.judge.rules import ready
 from openclaw_rl.judge.teacher import Teacher
 from openclaw_rl.ledger.errors import LedgerError, UnknownTurn
 from openclaw_rl.ledger.ledger import Ledger

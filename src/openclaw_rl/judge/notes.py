@@ -7,7 +7,7 @@ from dataclasses import replace
 from openclaw_rl.engines.base import EngineError, EngineUnavailable, Sampler, VersionGone
 from openclaw_rl.judge.case import Case, last_request
 from openclaw_rl.judge.errors import JudgeDown
-from openclaw_rl.judge.reader import read_wishes
+from openclaw_rl.judge.rules import read_wishes
 from openclaw_rl.judge.sense import ignores_request, repeats_question, tells_what_it_answers, words_of
 from openclaw_rl.ledger.note_keeper import NoteKeeper
 from openclaw_rl.rendering.chat import ChatError, ChatRenderer, content_text

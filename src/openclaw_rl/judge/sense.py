@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 
 from openclaw_rl.engines.base import Sampler
-from openclaw_rl.judge.reader.relevance import names
+from openclaw_rl.judge.rules.comparison import content_words
 from openclaw_rl.types import ScoreRequest
 
 #: An answer to a request is likelier after it than without it: its log-prob is higher by at least this.
@@ -42,9 +42,9 @@ def repeats_question(answer: str, request: str, instruction: str) -> bool:
 
     Answers to other requests may consist of their words: summaries, corrections.
     """
-    said = names(answer) if request.rstrip().endswith(_QUESTION_MARKS) else frozenset()
+    said = content_words(answer) if request.rstrip().endswith(_QUESTION_MARKS) else frozenset()
     # An answer without content words may be "Yes.".
-    return bool(said) and len(said - names(request) - names(instruction)) < _MIN_NEW * len(said)
+    return bool(said) and len(said - content_words(request) - content_words(instruction)) < _MIN_NEW * len(said)
 
 
 async def ignores_request(

@@ -2,7 +2,7 @@
 
 from openclaw_rl.judge.case import Case
 from openclaw_rl.judge.judges.base import Opinion, Questions
-from openclaw_rl.judge.reader import ReplyKind, instruct, read_reply, ready
+from openclaw_rl.judge.rules import ReplyKind, instruct, read_reply, ready
 from openclaw_rl.judge.votes import MIN_HINT
 from openclaw_rl.types import UNREAD, Source
 
