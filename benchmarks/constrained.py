@@ -15,7 +15,7 @@ from common import machine, model_folder, sized, table, verdict
 from tokenizers import Tokenizer
 
 from openclaw_rl.engines.local.process.sampler import LocalSampler
-from openclaw_rl.engines.local.process.sampler_messages import WorkerOptions
+from openclaw_rl.engines.local.process.worker_messages import WorkerOptions
 from openclaw_rl.types import Constraint, JsonForm, SampleRequest, SamplingParams
 
 TOKENS, ROUNDS = sized((96, 8), (8, 1))

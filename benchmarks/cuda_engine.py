@@ -13,8 +13,8 @@ from shapes import QWEN3_4B, random_decoder
 
 from openclaw_rl.engines.local.model.decoder import PROJECTIONS
 from openclaw_rl.engines.local.model.placement import weight_bytes
-from openclaw_rl.engines.local.process.sampler_messages import Add, LoadPolicy, WorkerOptions
 from openclaw_rl.engines.local.process.sampler_worker import Worker
+from openclaw_rl.engines.local.process.worker_messages import Add, LoadPolicy, WorkerOptions
 from openclaw_rl.engines.local.training.lora import LoraWeights
 from openclaw_rl.types import SampleRequest, SamplingParams
 

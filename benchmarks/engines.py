@@ -30,7 +30,7 @@ from common import machine, model_folder, sized, table, verdict
 
 from openclaw_rl.engines.base import Sampler
 from openclaw_rl.engines.local.process.sampler import LocalSampler
-from openclaw_rl.engines.local.process.sampler_messages import WorkerOptions
+from openclaw_rl.engines.local.process.worker_messages import WorkerOptions
 from openclaw_rl.engines.remote.http import InferenceServer
 from openclaw_rl.engines.remote.sampler import RemoteOptions, RemoteSampler
 from openclaw_rl.engines.remote.vllm import VllmDialect

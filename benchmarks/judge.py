@@ -17,8 +17,8 @@ from common import machine, model_folder, sized, table, verdict
 from prometheus_client import CollectorRegistry
 
 from openclaw_rl.engines.local.model.decoder import load_decoder
-from openclaw_rl.engines.local.process.sampler_messages import Add, WorkerOptions
 from openclaw_rl.engines.local.process.sampler_worker import Worker
+from openclaw_rl.engines.local.process.worker_messages import Add, WorkerOptions
 from openclaw_rl.judge import prompts
 from openclaw_rl.judge.case import Case
 from openclaw_rl.judge.judges.explicit import Explicit

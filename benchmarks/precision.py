@@ -15,13 +15,19 @@ import torch.nn.functional as F
 from common import machine, model_folder, percentile, sized, table, verdict
 from torch import Tensor
 
-from openclaw_rl.engines.local.model.cpu_precision import LEAST_SPEEDUP, MAX_ERROR, choice_of
+from openclaw_rl.engines.local.model.cpu_precision import (
+    HOPELESS,
+    LEAST_SPEEDUP,
+    MAX_ERROR,
+    Measurement,
+    choice_of,
+    measure,
+)
 from openclaw_rl.engines.local.model.decoder import Decoder, load_decoder
-from openclaw_rl.engines.local.model.narrow_products import HOPELESS, Measurement, measure
 from openclaw_rl.engines.local.model.packed import has_half_products
 from openclaw_rl.engines.local.model.placement import weight_bytes
-from openclaw_rl.engines.local.process.sampler_messages import Add, WorkerOptions
 from openclaw_rl.engines.local.process.sampler_worker import Worker
+from openclaw_rl.engines.local.process.worker_messages import Add, WorkerOptions
 from openclaw_rl.engines.local.training.lora import LoraWeights
 from openclaw_rl.engines.local.training.trainer import Trainer
 from openclaw_rl.learn.reporting import MAX_MEAN_GAP

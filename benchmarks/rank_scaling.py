@@ -21,7 +21,7 @@ from measuring import best, resident
 from ranks import TINY, TRAINED, options
 from shapes import QWEN3_0_6B, random_decoder
 
-from openclaw_rl.engines.local.process.learner_messages import RankPlace
+from openclaw_rl.engines.local.process.worker_messages import RankPlace
 from openclaw_rl.engines.local.training.policy_trainer import PolicyTrainer
 from openclaw_rl.engines.local.training.rank_group import join
 from openclaw_rl.engines.local.training.sharded import Sharding

@@ -24,7 +24,7 @@ from measuring import best, peak, resident
 from shapes import QWEN3_0_6B, QWEN3_4B, random_decoder
 
 from openclaw_rl.engines.local.model.decoder import Decoder, Shape
-from openclaw_rl.engines.local.process.learner_messages import LearnerOptions, RankPlace
+from openclaw_rl.engines.local.process.worker_messages import LearnerOptions, RankPlace
 from openclaw_rl.engines.local.training.lora import ALL_MODULES
 from openclaw_rl.engines.local.training.policy_trainer import PolicyTrainer
 from openclaw_rl.types import LossSettings, Span, TrainingSequence, TrainingSettings

@@ -33,7 +33,7 @@ from shapes import QWEN3_4B, transformers_model
 
 from openclaw_rl.engines.local.model.placement import weight_bytes
 from openclaw_rl.engines.local.process.sampler import LocalSampler
-from openclaw_rl.engines.local.process.sampler_messages import WorkerOptions
+from openclaw_rl.engines.local.process.worker_messages import WorkerOptions
 from openclaw_rl.types import SampleRequest
 
 STAGGER_SECONDS = sized(0.2, 0.02)

@@ -11,8 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from openclaw_rl.engines.local.model.decoder import PROJECTIONS, Decoder, Layer, Linear, Shape, take_apart
-from openclaw_rl.engines.local.model.tensor_files import write_tensors
+from openclaw_rl.engines.local.model.decoder import (
+    PROJECTIONS,
+    Decoder,
+    Layer,
+    Linear,
+    Shape,
+    take_apart,
+    write_tensors,
+)
 
 WEIGHTS = "model.safetensors"
 

@@ -27,7 +27,7 @@ from ranks import options
 
 from openclaw_rl.engines.local.process.learner import LocalLearner
 from openclaw_rl.engines.local.process.sampler import LocalSampler
-from openclaw_rl.engines.local.process.sampler_messages import WorkerOptions
+from openclaw_rl.engines.local.process.worker_messages import WorkerOptions
 from openclaw_rl.types import SampleRequest, SamplingParams, Span, TrainingSequence
 
 SAMPLES, PROMPT, RESPONSE = sized((8, 100, 30), (2, 16, 8))

@@ -24,8 +24,7 @@ from measuring import Step, best, peak
 from torch import Tensor
 
 from openclaw_rl.engines.local.sampling.pages import PagePool
-from openclaw_rl.engines.local.sampling.scheduler import Scheduler, Sequence
-from openclaw_rl.engines.local.sampling.scoring import Scoring
+from openclaw_rl.engines.local.sampling.scheduler import Scheduler, Scoring, Sequence
 from openclaw_rl.engines.local.training.packing import beside
 from openclaw_rl.losses.logprobs import chunked_logprobs
 from openclaw_rl.losses.policy import PolicyLoss

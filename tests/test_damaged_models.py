@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from openclaw_rl.cli import main
 from openclaw_rl.engines.local.families import runnable
-from openclaw_rl.engines.local.model.adapters import BadPolicy, read_adapter
 from openclaw_rl.engines.local.model.decoder import load_decoder
 from openclaw_rl.engines.local.model.model_config import UnsupportedModel
+from openclaw_rl.engines.local.model.policy_slots import BadPolicy, read_adapter
 from openclaw_rl.errors import UserError
 from openclaw_rl.models import ADAPTER_CONFIG, ADAPTER_WEIGHTS, adapter_rank, fetch_model
 from openclaw_rl.rendering.chat import ChatRenderer

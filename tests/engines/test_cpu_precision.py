@@ -16,9 +16,8 @@ import torch
 from openclaw_rl.app.config import Config
 from openclaw_rl.engines.factory import Resources
 from openclaw_rl.engines.local.factory import LEARNER, SAMPLER
-from openclaw_rl.engines.local.model import cpu_precision, narrow_products, ops
-from openclaw_rl.engines.local.model.cpu_precision import FILE, choose_on_cpu, machine
-from openclaw_rl.engines.local.model.narrow_products import Measurement, measure
+from openclaw_rl.engines.local.model import cpu_precision, ops
+from openclaw_rl.engines.local.model.cpu_precision import FILE, Measurement, choose_on_cpu, machine, measure
 from openclaw_rl.engines.local.process.learner_worker import open_trainer
 
 FASTER = Measurement({"8 rows": 4.0, "1 row": 1.0}, 0.002)
@@ -117,7 +116,7 @@ def test_a_folder_that_cannot_be_written_stops_nothing(measured: Any, tmp_path: 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Products that are quick on every machine."""
-    monkeypatch.setattr(narrow_products, "WIDTH", 32)
+    monkeypatch.setattr(cpu_precision, "WIDTH", 32)
 
 
 @pytest.mark.usefixtures("small")
@@ -130,7 +129,7 @@ def test_slow_products_end_the_measurement(monkeypatch: pytest.MonkeyPatch, rati
         is_narrow = any(isinstance(part, torch.Tensor) and part.dtype == torch.bfloat16 for part in products[0].args)
         return 1.0 if is_narrow else ratio
 
-    monkeypatch.setattr(narrow_products, "seconds", seconds)
+    monkeypatch.setattr(cpu_precision, "seconds", seconds)
     found = measure()
     assert list(found.speedups) == cases
     assert found.speedup == pytest.approx(ratio)
@@ -145,7 +144,7 @@ def test_wrong_products_are_noticed(monkeypatch: pytest.MonkeyPatch, tmp_path: P
         return right(grad, weight) * (1.02 if weight.dtype == torch.bfloat16 else 1.0)
 
     monkeypatch.setattr(ops, "linear_backward", wrong)
-    monkeypatch.setattr(narrow_products, "seconds", lambda products: 1.0)
+    monkeypatch.setattr(cpu_precision, "seconds", lambda products: 1.0)
     assert choose_on_cpu(tmp_path) == ("float32", "bfloat16 gives wrong products here")
 
 

@@ -20,15 +20,16 @@ if DEVICE == "cpu":
     os.environ["TRITON_INTERPRET"] = "1"
 pytest.importorskip("triton")
 
-from openclaw_rl.engines.local.model.adapters import AdapterSlots  # noqa: E402
 from openclaw_rl.engines.local.model.decoder import Decoder, load_decoder  # noqa: E402
-from openclaw_rl.engines.local.sampling.cuda_forward import (  # noqa: E402
+from openclaw_rl.engines.local.model.policy_slots import AdapterSlots  # noqa: E402
+from openclaw_rl.engines.local.sampling.cuda_runner import (  # noqa: E402  # noqa: E402
     AdaptedRows,
     CudaBatch,
+    CudaKVCache,
     hidden_states,
     next_logits,
+    page_table,
 )
-from openclaw_rl.engines.local.sampling.cuda_kv_cache import CudaKVCache, page_table  # noqa: E402
 from openclaw_rl.engines.local.sampling.pages import PAGE_SIZE  # noqa: E402
 from openclaw_rl.engines.local.sampling.scheduler import Sequence, Work, pages_for  # noqa: E402
 from openclaw_rl.types import SamplingParams  # noqa: E402

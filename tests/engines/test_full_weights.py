@@ -9,10 +9,10 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 from openclaw_rl.engines.base import StepRefused
-from openclaw_rl.engines.local.model.adapters import BadPolicy
 from openclaw_rl.engines.local.model.decoder import load_decoder, take_apart
-from openclaw_rl.engines.local.model.model_slots import ModelSlots
-from openclaw_rl.engines.local.process.sampler_messages import (
+from openclaw_rl.engines.local.model.policy_slots import BadPolicy, ModelSlots
+from openclaw_rl.engines.local.process.sampler_worker import Worker
+from openclaw_rl.engines.local.process.worker_messages import (
     Add,
     Cancel,
     LoadPolicy,
@@ -21,7 +21,6 @@ from openclaw_rl.engines.local.process.sampler_messages import (
     Score,
     WorkerOptions,
 )
-from openclaw_rl.engines.local.process.sampler_worker import Worker
 from openclaw_rl.engines.local.training import packed_attention
 from openclaw_rl.engines.local.training.full_weights import FullWeights
 from openclaw_rl.engines.local.training.lora import LoraWeights

@@ -22,9 +22,9 @@ pytest.importorskip("triton")
 
 from openclaw_rl.engines.local.model import kernels, ops, thin_products  # noqa: E402
 from openclaw_rl.engines.local.model.decoder import Linear  # noqa: E402
+from openclaw_rl.engines.local.model.kernels import place_heads  # noqa: E402
 from openclaw_rl.engines.local.sampling import paged_attention  # noqa: E402
-from openclaw_rl.engines.local.sampling.head_kernels import place_heads  # noqa: E402
-from openclaw_rl.engines.local.sampling.prompt_attention import PromptRun, paged_prompts, tiles  # noqa: E402
+from openclaw_rl.engines.local.sampling.paged_attention import PromptRun, paged_prompts, tiles  # noqa: E402
 
 # The interpreter truncates to bfloat16 where hardware rounds, so that dtype is compared on a GPU only.
 DTYPES = [torch.float32, torch.float16] + ([torch.bfloat16] if DEVICE == "cuda" else [])

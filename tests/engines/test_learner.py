@@ -20,7 +20,7 @@ from openclaw_rl.engines.base import EngineUnavailable, PolicyRef, StepRefused, 
 from openclaw_rl.engines.local.model.decoder import load_decoder
 from openclaw_rl.engines.local.process.learner import LocalLearner
 from openclaw_rl.engines.local.process.sampler import LocalSampler
-from openclaw_rl.engines.local.process.sampler_messages import WorkerOptions
+from openclaw_rl.engines.local.process.worker_messages import WorkerOptions
 from openclaw_rl.types import ScoreRequest, TrainingSequence
 from support.tiny_models import save_tiny_model
 from support.trainers import InProcessLearner, batch, options

@@ -9,7 +9,7 @@ import pytest
 
 uvloop = pytest.importorskip("uvloop")
 
-from openclaw_rl.engines.local.process.link import Link  # noqa: E402
+from openclaw_rl.engines.local.process.launcher import Link  # noqa: E402
 
 
 @pytest.mark.parametrize("new_loop", [uvloop.new_event_loop, asyncio.new_event_loop])

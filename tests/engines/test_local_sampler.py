@@ -13,7 +13,7 @@ import pytest_asyncio
 
 from openclaw_rl.engines.base import EngineUnavailable, PolicyRef, WeightForm, policy_in
 from openclaw_rl.engines.local.process.sampler import LocalSampler
-from openclaw_rl.engines.local.process.sampler_messages import WorkerOptions
+from openclaw_rl.engines.local.process.worker_messages import WorkerOptions
 from openclaw_rl.types import Priority, SampledToken, SampleRequest, SamplingParams, ScoreRequest
 from support.tiny_models import save_tiny_model
 

@@ -11,8 +11,8 @@ from transformers import AutoModelForCausalLM
 from openclaw_rl.engines.local.model.decoder import load_decoder
 from openclaw_rl.engines.local.model.packed import has_half_products
 from openclaw_rl.engines.local.model.placement import weight_bytes
-from openclaw_rl.engines.local.process.sampler_messages import Add, LoadPolicy, WorkerOptions
 from openclaw_rl.engines.local.process.sampler_worker import Worker
+from openclaw_rl.engines.local.process.worker_messages import Add, LoadPolicy, WorkerOptions
 from openclaw_rl.types import Span, TrainingSequence
 from support.decoders import FAMILIES, causal
 from support.trainers import InProcessLearner, batch, options

@@ -15,11 +15,17 @@ from transformers import AutoModelForCausalLM
 
 from openclaw_rl.engines.base import PassResult, SpanLogprobs
 from openclaw_rl.engines.local.model.decoder import Decoder, load_decoder
-from openclaw_rl.engines.local.training import prefix_tree
+from openclaw_rl.engines.local.training import packing
 from openclaw_rl.engines.local.training.full_weights import FullWeights
 from openclaw_rl.engines.local.training.packed_attention import attention_by_segment, packed_attention
-from openclaw_rl.engines.local.training.packing import micro_batches
-from openclaw_rl.engines.local.training.prefix_tree import MIN_SHARED_TOKENS, Segment, Tree, grow, shared_lengths
+from openclaw_rl.engines.local.training.packing import (
+    MIN_SHARED_TOKENS,
+    Segment,
+    Tree,
+    grow,
+    micro_batches,
+    shared_lengths,
+)
 from openclaw_rl.engines.local.training.trainer import TrainedWeights, Trainer
 from openclaw_rl.losses.policy import PolicyLoss
 from openclaw_rl.types import Span, TrainingSequence
@@ -136,7 +142,7 @@ def test_families_are_packed_by_their_targets_too() -> None:
 
 
 def separately(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefix_tree, "MIN_SHARED_TOKENS", 10**9)
+    monkeypatch.setattr(packing, "MIN_SHARED_TOKENS", 10**9)
 
 
 @pytest.mark.parametrize("make", [packed_attention, lambda segments, *_: attention_by_segment(segments)])

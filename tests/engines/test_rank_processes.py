@@ -13,7 +13,7 @@ import torch
 from openclaw_rl.engines.base import EngineUnavailable, StepStopped
 from openclaw_rl.engines.local.model.decoder import load_decoder
 from openclaw_rl.engines.local.process.learner import LocalLearner
-from openclaw_rl.engines.local.process.learner_messages import RankOptions
+from openclaw_rl.engines.local.process.worker_messages import RankOptions
 from openclaw_rl.types import TrainingSequence
 from support.faulty_rank import FaultyLauncher
 from support.rank_processes import FastLauncher

@@ -16,7 +16,7 @@ from openclaw_rl.engines.base import StepLost, StepRefused, StepStopped
 from openclaw_rl.engines.local.model.decoder import load_decoder
 from openclaw_rl.engines.local.training.packing import micro_batches
 from openclaw_rl.engines.local.training.policy_trainer import PolicyTrainer
-from openclaw_rl.engines.local.training.recompute import recomputed_layers
+from openclaw_rl.engines.local.training.trainer import recomputed_layers
 from openclaw_rl.types import LossSettings, TrainingSequence
 from support.rank_pair import RankPair, Trained, Training, rank_pair, train
 from support.tiny_models import save_tiny_model

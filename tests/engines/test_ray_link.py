@@ -8,7 +8,7 @@ import socket
 from collections.abc import AsyncIterator
 
 from openclaw_rl.engines.local.process.launcher import WorkerLink
-from openclaw_rl.engines.ray.calls import SECRET_BYTES, WORK, Reception, call
+from openclaw_rl.engines.ray.actor import SECRET_BYTES, WORK, Reception, call
 from openclaw_rl.engines.ray.launcher import RayLauncher
 from support.ray_double import NODE, RoomDouble
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from openclaw_rl.engines.local.model.decoder import load_decoder
-from openclaw_rl.engines.local.process.sampler_messages import Add, Cancel, Command, LoadPolicy, WorkerOptions
 from openclaw_rl.engines.local.process.sampler_worker import Worker
+from openclaw_rl.engines.local.process.worker_messages import Add, Cancel, Command, LoadPolicy, WorkerOptions
 from openclaw_rl.types import FinishReason, SampledToken, SampleRequest
 from support.tiny_models import save_tiny_model
 from support.workers import ids, on_every_device, request

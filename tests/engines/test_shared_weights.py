@@ -11,7 +11,7 @@ import torch
 from openclaw_rl.engines.local.model import shared_weights
 from openclaw_rl.engines.local.model.decoder import Decoder, load_decoder
 from openclaw_rl.engines.local.model.shared_weights import share, take_up
-from openclaw_rl.engines.local.sampling.kv_cache import CpuKVCache
+from openclaw_rl.engines.local.sampling.runner import CpuKVCache
 from openclaw_rl.engines.local.sampling.scheduler import Sequence, Work
 from openclaw_rl.types import SamplingParams
 

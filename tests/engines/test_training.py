@@ -16,8 +16,7 @@ from transformers import AutoModelForCausalLM
 from openclaw_rl.engines.base import PassResult
 from openclaw_rl.engines.local.model.decoder import Decoder, Shape, load_decoder
 from openclaw_rl.engines.local.training.lora import LoraWeights
-from openclaw_rl.engines.local.training.recompute import free_memory, kept_numbers, recomputed_layers
-from openclaw_rl.engines.local.training.trainer import Trainer
+from openclaw_rl.engines.local.training.trainer import Trainer, free_memory, kept_numbers, recomputed_layers
 from openclaw_rl.losses.policy import PolicyLoss
 from openclaw_rl.types import Span, TrainingSequence
 from support.decoders import FAMILIES, causal

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from openclaw_rl.engines.host import usable_memory
-from openclaw_rl.engines.local.process.sampler_messages import WorkerOptions
-from openclaw_rl.engines.local.sampling import cache_size
+from openclaw_rl.engines.local.process import sampler_worker
+from openclaw_rl.engines.local.process.worker_messages import WorkerOptions
 
 GIB = 1 << 30
 #: How the first version of control groups writes that there is no limit.
@@ -64,9 +64,9 @@ def test_the_first_version_of_control_groups(tmp_path: Path, limit: int, expecte
 def test_the_cache_of_keys_and_values_takes_a_quarter(
     monkeypatch: pytest.MonkeyPatch, free: int, expected: int
 ) -> None:
-    monkeypatch.setattr(cache_size, "usable_memory", lambda: free)
+    monkeypatch.setattr(sampler_worker, "usable_memory", lambda: free)
     assert (
-        cache_size.cache_bytes(WorkerOptions(Path(), "cpu", "float32", 4, None, None, 2, 4), torch.device("cpu"))
+        sampler_worker.cache_bytes(WorkerOptions(Path(), "cpu", "float32", 4, None, None, 2, 4), torch.device("cpu"))
         == expected
     )
 

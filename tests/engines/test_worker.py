@@ -17,7 +17,8 @@ from transformers import LlamaForCausalLM
 
 from openclaw_rl.engines.local.model.decoder import load_decoder
 from openclaw_rl.engines.local.model.model_config import UnsupportedModel
-from openclaw_rl.engines.local.process.sampler_messages import (
+from openclaw_rl.engines.local.process.sampler_worker import Worker
+from openclaw_rl.engines.local.process.worker_messages import (
     Add,
     Cancel,
     LoadPolicy,
@@ -26,8 +27,7 @@ from openclaw_rl.engines.local.process.sampler_messages import (
     Score,
     WorkerOptions,
 )
-from openclaw_rl.engines.local.process.sampler_worker import Worker
-from openclaw_rl.engines.local.sampling.kv_cache import bytes_per_page
+from openclaw_rl.engines.local.sampling.runner import bytes_per_page
 from openclaw_rl.types import FinishReason, Priority, SampledToken, SampleRequest, SamplingParams, ScoreRequest, Scores
 from support.workers import ids, on_every_device, request, run, transformers_greedy
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from openclaw_rl.config.options import ConfigError
 from openclaw_rl.engines.base import EngineUnavailable
 from openclaw_rl.engines.local.process.sampler import LocalSampler
-from openclaw_rl.engines.local.process.sampler_messages import WorkerOptions
+from openclaw_rl.engines.local.process.worker_messages import WorkerOptions
 from openclaw_rl.learn.gate import MAX_ANSWER_TOKENS, MAX_CONCURRENT, Gate, Item, read_item, read_items
 from openclaw_rl.rendering.chat import ChatRenderer
 from openclaw_rl.types import Priority, SampleRequest

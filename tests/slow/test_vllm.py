@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from openclaw_rl.engines.local.model.decoder import load_decoder
-from openclaw_rl.engines.local.process.sampler_messages import Add, LoadPolicy, WorkerOptions
 from openclaw_rl.engines.local.process.sampler_worker import Worker
+from openclaw_rl.engines.local.process.worker_messages import Add, LoadPolicy, WorkerOptions
 from openclaw_rl.engines.local.training.lora import LoraWeights
 from openclaw_rl.models import fetch_model
 from openclaw_rl.types import SampledToken, SampleRequest, SamplingParams

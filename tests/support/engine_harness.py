@@ -19,7 +19,7 @@ from transformers import LlamaForCausalLM
 from openclaw_rl.engines.base import PolicyRef, Sampler, WeightForm, policy_in
 from openclaw_rl.engines.local.merge import merge_adapter
 from openclaw_rl.engines.local.process.sampler import LocalSampler
-from openclaw_rl.engines.local.process.sampler_messages import WorkerOptions
+from openclaw_rl.engines.local.process.worker_messages import WorkerOptions
 from openclaw_rl.engines.remote.factory import free_port
 from openclaw_rl.engines.remote.full_weights import FullWeightSampler
 from openclaw_rl.engines.remote.http import InferenceServer

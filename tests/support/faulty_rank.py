@@ -12,7 +12,7 @@ import torch
 
 from openclaw_rl.engines.local.process import learner_worker
 from openclaw_rl.engines.local.process.launcher import WorkerLink
-from openclaw_rl.engines.local.process.learner_messages import LearnerOptions
+from openclaw_rl.engines.local.process.worker_messages import LearnerOptions
 from openclaw_rl.engines.local.training import blocks, policy_trainer, trainer
 from support.rank_processes import FastLauncher
 

@@ -10,7 +10,7 @@ import pytest
 
 from openclaw_rl.engines.base import Learner
 from openclaw_rl.engines.local.process.learner import LocalLearner
-from openclaw_rl.engines.local.process.learner_messages import RankOptions
+from openclaw_rl.engines.local.process.worker_messages import RankOptions
 from openclaw_rl.types import LossSettings
 from support.fakes import ScriptedLearner
 from support.rank_processes import FastLauncher

@@ -14,10 +14,10 @@ import uvicorn
 from fastapi import FastAPI
 from fastapi.responses import Response
 
-from openclaw_rl.engines.local.model.adapters import BadPolicy
 from openclaw_rl.engines.local.model.decoder import load_decoder
-from openclaw_rl.engines.local.model.model_slots import fill, open_model
-from openclaw_rl.engines.local.process.sampler_messages import (
+from openclaw_rl.engines.local.model.policy_slots import BadPolicy, fill, open_model
+from openclaw_rl.engines.local.process.sampler_worker import Worker
+from openclaw_rl.engines.local.process.worker_messages import (
     Add,
     Cancel,
     LoadPolicy,
@@ -26,7 +26,6 @@ from openclaw_rl.engines.local.process.sampler_messages import (
     Tokens,
     WorkerOptions,
 )
-from openclaw_rl.engines.local.process.sampler_worker import Worker
 from openclaw_rl.types import SampledToken, SampleRequest, ScoreRequest, Scores
 
 #: Adapters that can be loaded at the same time.

@@ -4,7 +4,7 @@ import contextlib
 import signal
 from multiprocessing.connection import Connection
 
-from openclaw_rl.engines.local.process.link import STOP_SIGNAL
+from openclaw_rl.engines.local.process.launcher import STOP_SIGNAL
 
 
 def main(connection: Connection, options: object) -> None:

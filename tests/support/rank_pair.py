@@ -14,7 +14,7 @@ from torch import Tensor
 
 from openclaw_rl.engines.base import EngineError
 from openclaw_rl.engines.local.model.decoder import Decoder
-from openclaw_rl.engines.local.process.learner_messages import LearnerOptions, Meeting, RankPlace
+from openclaw_rl.engines.local.process.worker_messages import LearnerOptions, Meeting, RankPlace
 from openclaw_rl.engines.local.training.policy_trainer import PolicyTrainer
 from openclaw_rl.losses.custom import LossFailed
 from openclaw_rl.types import TrainingSequence

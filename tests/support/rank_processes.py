@@ -4,10 +4,9 @@ import functools
 import multiprocessing
 from typing import Any
 
-from openclaw_rl.engines.local.process.launcher import WorkerLink
+from openclaw_rl.engines.local.process.launcher import Link, WorkerLink
 from openclaw_rl.engines.local.process.learner import SPINS
-from openclaw_rl.engines.local.process.learner_messages import LOOPBACK
-from openclaw_rl.engines.local.process.link import Link
+from openclaw_rl.engines.local.process.worker_messages import LOOPBACK
 
 
 @functools.cache

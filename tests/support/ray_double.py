@@ -4,9 +4,8 @@ import multiprocessing
 import signal
 from multiprocessing.process import BaseProcess
 
-from openclaw_rl.engines.ray.actor import Assignment, WorkerActor
-from openclaw_rl.engines.ray.calls import CallBack
-from openclaw_rl.engines.ray.cluster import Needs, RayCluster, RayTrouble, Room, RunningActor
+from openclaw_rl.engines.ray.actor import Assignment, CallBack, WorkerActor
+from openclaw_rl.engines.ray.launcher import Needs, RayCluster, RayTrouble, Room, RunningActor
 
 NODE = "127.0.0.1"
 

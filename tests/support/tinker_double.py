@@ -19,8 +19,8 @@ import pytest
 import torch
 
 from openclaw_rl.engines.local.model.decoder import load_decoder
-from openclaw_rl.engines.local.process.sampler_messages import Add, LoadPolicy, PolicyLoaded, Score, WorkerOptions
 from openclaw_rl.engines.local.process.sampler_worker import Worker
+from openclaw_rl.engines.local.process.worker_messages import Add, LoadPolicy, PolicyLoaded, Score, WorkerOptions
 from openclaw_rl.engines.local.training.lora import LoraWeights
 from openclaw_rl.engines.local.training.packing import micro_batches
 from openclaw_rl.engines.local.training.trainer import Trainer

@@ -20,7 +20,7 @@ from openclaw_rl.engines.base import (
     policy_in,
 )
 from openclaw_rl.engines.local.model.decoder import Decoder
-from openclaw_rl.engines.local.process.learner_messages import LearnerOptions
+from openclaw_rl.engines.local.process.worker_messages import LearnerOptions
 from openclaw_rl.engines.local.training.lora import LoraWeights
 from openclaw_rl.engines.local.training.policy_trainer import PolicyTrainer
 from openclaw_rl.engines.transaction import TransactionalLearner

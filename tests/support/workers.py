@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from openclaw_rl.engines.local.process.sampler_messages import Add
 from openclaw_rl.engines.local.process.sampler_worker import Worker
+from openclaw_rl.engines.local.process.worker_messages import Add
 from openclaw_rl.types import SampledToken, SampleRequest, SamplingParams
 
 #: Where there is a GPU, a worker on it must give the same answers as a worker on the CPU.

@@ -36,8 +36,7 @@ def launcher_for(
     local = settings.own(LocalOptions)
     if not local.on_ray:
         return ProcessLauncher(spins)
-    from openclaw_rl.engines.ray.cluster import Needs, RayCluster, Room
-    from openclaw_rl.engines.ray.launcher import RayLauncher
+    from openclaw_rl.engines.ray.launcher import Needs, RayCluster, RayLauncher, Room
 
     if gpus is None:
         gpus = {"cpu": 0, "cuda": 1}.get(local.device)

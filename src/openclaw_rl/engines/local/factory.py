@@ -12,10 +12,9 @@ from openclaw_rl.engines.local.families import runnable
 from openclaw_rl.engines.local.options import LocalOptions
 from openclaw_rl.engines.local.process.learner import SPINS as LEARNER_SPINS
 from openclaw_rl.engines.local.process.learner import LocalLearner
-from openclaw_rl.engines.local.process.learner_messages import LearnerOptions, RankOptions
 from openclaw_rl.engines.local.process.sampler import SPINS as SAMPLER_SPINS
 from openclaw_rl.engines.local.process.sampler import LocalSampler
-from openclaw_rl.engines.local.process.sampler_messages import WorkerOptions
+from openclaw_rl.engines.local.process.worker_messages import LearnerOptions, RankOptions, WorkerOptions
 from openclaw_rl.models import EMBEDDED, can_be_fetched, find_model, longest_context
 
 #: Devices on which a process finds the weights that a local sampler shares.

@@ -6,8 +6,8 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from openclaw_rl.engines.local.model.adapters import BadPolicy, read_adapter
-from openclaw_rl.engines.local.model.tensor_files import write_tensors
+from openclaw_rl.engines.local.model.decoder import write_tensors
+from openclaw_rl.engines.local.model.policy_slots import BadPolicy, read_adapter
 from openclaw_rl.engines.local.training.lora import module_path
 from openclaw_rl.errors import UserError
 from openclaw_rl.models import ON_TINKER, copy_companion_files

@@ -2,19 +2,21 @@
 
 `Decoder.forward` takes a flat run of tokens. Its caller provides attention (over a paged cache, when sampling) and the
 function that adds adapters to a projection, so a batch may mix any sequences and adapters. The learner computes the
-same function with other fusions (`blocks`), from the same weights, and so does the sampler on CUDA (`cuda_forward`).
+same function with other fusions (`blocks`), from the same weights, and so does the sampler on CUDA (`cuda_runner`).
 
 On a CPU only weights may be narrower than float32: products round their input and their result to the precision of the
 weights and sum in float32. Residual stream, norms, rotation, attention, adapters and log-probs are float32.
 """
 
-from collections.abc import Callable
+import errno
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from openclaw_rl.engines.local.model import ops
@@ -22,7 +24,6 @@ from openclaw_rl.engines.local.model.model_config import ModelConfig, Unsupporte
 
 Projection = Literal["qkv", "o", "gate_up", "down"]
 PROJECTIONS: tuple[Projection, ...] = ("qkv", "o", "gate_up", "down")
-
 #: attend(layer, queries, keys, values) with [tokens, heads, dim] each → [tokens, query heads * dim]
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 #: adapt(layer, projection, input, output) → output with the tokens' adapters added
@@ -287,3 +288,11 @@ class TensorFiles:
         if present and len(present) < len(biases):
             raise UnsupportedModel(f"some of {', '.join(names)} have a bias and some have none")
         return Linear(weight, torch.cat(present) if present else None)
+
+
+def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Write a safetensors file. Raises OSError if it cannot be written, for example because the disk is full."""
+    try:
+        save_file(dict(tensors), path, metadata={"format": "pt"})
+    except SafetensorError as error:
+        raise OSError(errno.EIO, str(error), str(path)) from error

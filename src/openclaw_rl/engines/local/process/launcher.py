@@ -1,14 +1,161 @@
 """How a worker is started, and what the server needs of one that runs.
 
-A worker is a process on this machine (`link`) or an actor of a Ray cluster (`engines.ray`). Nothing else of sampler and
-learner knows how their workers run.
+A worker is a process on this machine (`Link`) or an actor of a Ray cluster (`engines.ray`). Nothing else of sampler and
+learner knows how their workers run. Nothing here blocks the event loop: a thread sends the commands, and reports are
+read when the pipe is readable.
 """
 
-from collections.abc import AsyncIterator, Sequence
-from typing import Any, Protocol
+import asyncio
+import contextlib
+import faulthandler
+import importlib
+import multiprocessing
+import os
+import queue
+import signal
+import socket
+import threading
+from collections.abc import AsyncIterator, Iterator, Sequence
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from typing import Any, Generic, Protocol, TypeVar
 
-from openclaw_rl.engines.local.process.learner_messages import LOOPBACK
-from openclaw_rl.engines.local.process.link import EXIT_SECONDS, Link
+from openclaw_rl.engines.local.process.worker_messages import LOOPBACK
+
+Command = TypeVar("Command")
+Report = TypeVar("Report")
+#: Tells a worker to end early what it computes.
+STOP_SIGNAL = signal.SIGUSR1
+#: Time that a worker gets to exit by itself once its pipe is closed.
+EXIT_SECONDS = 5.0
+#: How PyTorch's threads on a CPU wait for each other. By default they spin for long. That is harmless where a process
+#: has the cores to itself; but two processes then waste each other's time.
+WAIT_SETTINGS = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+
+
+def run_worker(connection: Connection, module: str, options: object) -> None:
+    """Entry of a worker process. The import is here so that the server never loads PyTorch."""
+    # Ctrl-C is for the server, which then ends this process. Importing PyTorch takes seconds in which it may come; and
+    # so may the order to stop a step, when there is none yet.
+    for number in (signal.SIGINT, STOP_SIGNAL):
+        signal.signal(number, signal.SIG_IGN)
+    # Drivers and kernels can crash without a message; this writes the line at fault to the server's log.
+    faulthandler.enable()
+    importlib.import_module(module).main(connection, options)
+
+
+@contextlib.contextmanager
+def waiting(spins: int) -> Iterator[None]:
+    """Processes that are started in this block spin this often, unless the user has set how threads wait."""
+    if any(name in os.environ for name in WAIT_SETTINGS):
+        yield
+        return
+    os.environ[WAIT_SETTINGS[0]] = str(spins)
+    try:
+        yield
+    finally:
+        del os.environ[WAIT_SETTINGS[0]]
+
+
+class Link(Generic[Command, Report]):
+    """A running worker. Closing it, or the end of this process, ends the worker."""
+
+    def __init__(self, module: str, options: object, spins: int, context: Any = None) -> None:
+        """Run `main(connection, options)` of a module in a new process.
+
+        Its threads spin `spins` times, waiting for each other, before they give up their core. `context` is that of
+        multiprocessing; by default a process is spawned, because a fork of a process with threads may hang.
+        """
+        context = context or multiprocessing.get_context("spawn")
+        self.connection, theirs = context.Pipe()
+        name = f"openclaw-rl-{module.rpartition('.')[2]}"
+        self.process: BaseProcess = context.Process(
+            target=run_worker, args=(theirs, module, options), name=name, daemon=True
+        )
+        with waiting(spins):
+            self.process.start()
+        theirs.close()
+        self._outbox: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
+        self._sender = threading.Thread(target=self._send_all, name=f"{name}-commands", daemon=True)
+        self._sender.start()
+        self._arrived: asyncio.Queue[Report | None] = asyncio.Queue()
+        self._killed = False
+
+    @property
+    def pids(self) -> list[int]:
+        return [] if self.process.pid is None else [self.process.pid]
+
+    @property
+    def nodes(self) -> list[str]:
+        return []
+
+    @property
+    def end(self) -> str:
+        """How the process ended, in a sentence; empty while it runs, if it exited in order, and if we killed it."""
+        code = self.process.exitcode
+        if not code or self._killed:
+            return ""
+        if code == -signal.SIGKILL:
+            return "It was ended by SIGKILL, which systems send when memory runs out."
+        return f"It was ended by {signal.Signals(-code).name}." if code < 0 else f"It left with exit code {code}."
+
+    def send(self, command: Command) -> None:
+        self._outbox.put(command)
+
+    def interrupt(self) -> None:
+        """Send the process `STOP_SIGNAL`."""
+        if self.process.is_alive():
+            for pid in self.pids:
+                os.kill(pid, STOP_SIGNAL)
+
+    async def reports(self) -> AsyncIterator[Report]:
+        """The reports of the worker, until it is gone."""
+        loop, pipe = asyncio.get_running_loop(), self.connection.fileno()
+
+        def readable() -> None:
+            try:
+                self._arrived.put_nowait(self.connection.recv())
+            except (EOFError, OSError):
+                loop.remove_reader(pipe)
+                self._arrived.put_nowait(None)
+
+        loop.add_reader(pipe, readable)
+        # uvloop makes it non-blocking. Then a message that arrives in pieces, or does not fit into the pipe, is lost.
+        os.set_blocking(pipe, True)
+        try:
+            while (report := await self._arrived.get()) is not None:
+                yield report
+        finally:
+            # Once the pipe is closed, its number may be that of the next worker's pipe.
+            if not self.connection.closed:
+                loop.remove_reader(pipe)
+
+    async def close(self, patience: float = EXIT_SECONDS) -> None:
+        """Close the pipe, which tells the worker to exit, and wait until it has; after `patience` seconds, kill it."""
+        self._outbox.put(None)
+        if not self.connection.closed:
+            asyncio.get_running_loop().remove_reader(self.connection.fileno())
+            await self._hang_up()
+        self._arrived.put_nowait(None)
+        await asyncio.to_thread(self.process.join, patience)
+        if self.process.exitcode is None:
+            self._killed = True
+            self.process.kill()
+            await asyncio.to_thread(self.process.join)
+
+    async def _hang_up(self) -> None:
+        """Close the pipe, but not under the thread that may be sending: its number may soon be another pipe's."""
+        with socket.socket(fileno=os.dup(self.connection.fileno())) as pipe, contextlib.suppress(OSError):
+            pipe.shutdown(socket.SHUT_RDWR)  # wakes the thread, and fails if the worker is gone
+        await asyncio.to_thread(self._sender.join)
+        self.connection.close()
+
+    def _send_all(self) -> None:
+        while (command := self._outbox.get()) is not None:
+            try:
+                self.connection.send(command)
+            except OSError:
+                return  # the worker is gone; the reader notices it too and reports it
 
 
 class WorkerLink(Protocol):

@@ -16,16 +16,16 @@ from openclaw_rl.engines.base import StepLost, StepRefused, StepStopped
 from openclaw_rl.engines.local.model.decoder import load_decoder
 from openclaw_rl.engines.local.model.placement import describe, placement
 from openclaw_rl.engines.local.model.shared_weights import take_up
-from openclaw_rl.engines.local.process.learner_messages import (
+from openclaw_rl.engines.local.process.launcher import STOP_SIGNAL
+from openclaw_rl.engines.local.process.worker_messages import (
     Broken,
     Done,
     LearnerOptions,
+    LearnerReport,
     Refused,
-    Report,
     Started,
     TrainerCall,
 )
-from openclaw_rl.engines.local.process.link import STOP_SIGNAL
 from openclaw_rl.engines.local.training.policy_trainer import PolicyTrainer
 from openclaw_rl.engines.local.training.ranks import RankLost
 
@@ -77,7 +77,7 @@ def open_trainer(connection: Connection, options: LearnerOptions) -> PolicyTrain
     return PolicyTrainer(load_decoder(options.model, dtype, device), options)
 
 
-def answer(trainer: PolicyTrainer, call: TrainerCall) -> Report:
+def answer(trainer: PolicyTrainer, call: TrainerCall) -> LearnerReport:
     try:
         return Done(getattr(trainer, call.method)(**call.arguments))
     except StepRefused as error:

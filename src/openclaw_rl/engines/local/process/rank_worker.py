@@ -10,7 +10,7 @@ from openclaw_rl.engines.local.model.decoder import load_decoder
 from openclaw_rl.engines.local.model.model_config import UnsupportedModel
 from openclaw_rl.engines.local.model.placement import placement
 from openclaw_rl.engines.local.model.shared_weights import take_up
-from openclaw_rl.engines.local.process.learner_messages import LearnerOptions, RankPlace
+from openclaw_rl.engines.local.process.worker_messages import LearnerOptions, RankPlace
 from openclaw_rl.engines.local.training.policy_trainer import PolicyTrainer
 from openclaw_rl.engines.local.training.rank_group import RankGroup, join
 from openclaw_rl.engines.local.training.sharded import Sharding

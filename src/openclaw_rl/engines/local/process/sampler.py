@@ -17,19 +17,19 @@ from openclaw_rl.engines.base import (
     WeightForm,
 )
 from openclaw_rl.engines.local.process.launcher import Launcher, ProcessLauncher, on_nodes
-from openclaw_rl.engines.local.process.sampler_messages import (
+from openclaw_rl.engines.local.process.supervisor import Supervisor
+from openclaw_rl.engines.local.process.worker_messages import (
     Add,
     Cancel,
     LoadPolicy,
     PolicyLoaded,
     Ready,
-    Report,
     RequestFailed,
+    SamplerReport,
     Score,
     Tokens,
     WorkerOptions,
 )
-from openclaw_rl.engines.local.process.supervisor import Supervisor
 from openclaw_rl.engines.stream import Admission, TokenStream
 from openclaw_rl.engines.versions import PolicyVersions
 from openclaw_rl.types import BASE_VERSION, SampleRequest, ScoreRequest, Scores
@@ -214,7 +214,7 @@ class LocalSampler:
     def waits_for(self, id: int) -> bool:
         return id in self._streams or id in self._scoring
 
-    def receive(self, report: Report) -> None:
+    def receive(self, report: SamplerReport) -> None:
         match report:
             case Tokens(tokens, cached, scores, active, refused):
                 self._active = active

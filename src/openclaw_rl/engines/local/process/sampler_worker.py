@@ -10,19 +10,23 @@ import os
 import signal
 from collections import deque
 from collections.abc import Iterator
+from collections.abc import Sequence as Rows
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 
+import torch
+
 from openclaw_rl.engines.base import ConstraintRefused
-from openclaw_rl.engines.constraints import Compiler
-from openclaw_rl.engines.local.model.adapters import AdapterSlots, BadPolicy
+from openclaw_rl.engines.constraints import Allowed, Compiler
+from openclaw_rl.engines.host import usable_memory
 from openclaw_rl.engines.local.model.cpu_precision import ChosenDtype, choose_on_cpu
-from openclaw_rl.engines.local.model.decoder import Decoder, load_decoder
-from openclaw_rl.engines.local.model.model_slots import ModelSlots
+from openclaw_rl.engines.local.model.decoder import Decoder, Shape, load_decoder
+from openclaw_rl.engines.local.model.model_config import UnsupportedModel
 from openclaw_rl.engines.local.model.packed import PackedDecoder, packed, packed_bytes
 from openclaw_rl.engines.local.model.placement import describe, find_device, name_of, placement, weight_bytes
+from openclaw_rl.engines.local.model.policy_slots import AdapterSlots, BadPolicy, ModelSlots
 from openclaw_rl.engines.local.model.shared_weights import share
-from openclaw_rl.engines.local.process.sampler_messages import (
+from openclaw_rl.engines.local.process.worker_messages import (
     Add,
     Cancel,
     Command,
@@ -35,26 +39,71 @@ from openclaw_rl.engines.local.process.sampler_messages import (
     Tokens,
     WorkerOptions,
 )
-from openclaw_rl.engines.local.sampling.cache_size import cache_bytes, context_limit
-from openclaw_rl.engines.local.sampling.constrained import allowed_tokens
-from openclaw_rl.engines.local.sampling.kv_cache import CpuKVCache, bytes_per_page
 from openclaw_rl.engines.local.sampling.pages import PAGE_SIZE, PagePool
-from openclaw_rl.engines.local.sampling.runner import CpuRunner, PolicyWeights, RanStep, Runner
-from openclaw_rl.engines.local.sampling.scheduler import Scheduler, Sequence
-from openclaw_rl.engines.local.sampling.scoring import Scoring
+from openclaw_rl.engines.local.sampling.runner import (
+    CpuKVCache,
+    CpuRunner,
+    PolicyWeights,
+    RanStep,
+    Runner,
+    bytes_per_page,
+)
+from openclaw_rl.engines.local.sampling.scheduler import Scheduler, Scoring, Sequence
 from openclaw_rl.models import BadModelFolder
 from openclaw_rl.types import Priority, SampledToken, SamplingParams, Scores
 
+#: Share of the memory that is free once the weights are loaded, which the cache takes if no size is given; the rest is
+#: for activations and training.
+CACHE_SHARE = {"cpu": 0.25, "cuda": 0.6}
+#: More would be wasted on a laptop: 4 GiB hold 93,000 tokens of the embedded model.
+MAX_CPU_CACHE_BYTES = 4 << 30
+#: Contexts longer than this need --max-context-tokens, so that one request cannot take the whole cache.
+DEFAULT_MAX_CONTEXT = 32768
 log = logging.getLogger(__name__)
-
 #: Commands that are about one request.
 ForRequest = Add | Score | Cancel
-
 #: Prompt tokens computed per step. On a CPU they take about a quarter of a second, the longest that others wait for a
 #: token; on CUDA they are enough to keep the device busy.
 PREFILL_TOKENS = {"cpu": 128, "cuda": 4096}
 #: The smallest share of those that one prompt gets: on CUDA, many small pieces would be many small kernels.
 PREFILL_SHARE = {"cpu": 16, "cuda": 512}
+
+
+def context_limit(options: WorkerOptions, shape: Shape, cache_tokens: int) -> int:
+    """The longest prompt and answer together. Raises UnsupportedModel if the options ask for more than is possible."""
+    asked = options.max_context
+    if asked is not None and asked > shape.max_context:
+        raise UnsupportedModel(f"--max-context-tokens {asked} is more than the model's {shape.max_context}")
+    if cache_tokens < (asked or PAGE_SIZE):
+        raise UnsupportedModel(
+            f"the memory for keys and values holds {cache_tokens} tokens, fewer than one request may need; "
+            "raise --kv-cache-gib or lower --max-context-tokens"
+        )
+    return asked or min(shape.max_context, DEFAULT_MAX_CONTEXT, cache_tokens)
+
+
+def cache_bytes(options: WorkerOptions, device: torch.device) -> int:
+    """How much memory the keys and values may take."""
+    if options.cache_gib is not None:
+        return int(options.cache_gib * (1 << 30))
+    if device.type == "cuda":
+        free, _total = torch.cuda.mem_get_info(device)
+        return int(free * CACHE_SHARE["cuda"])
+    return min(int(usable_memory() * CACHE_SHARE["cpu"]), MAX_CPU_CACHE_BYTES)
+
+
+def allowed_tokens(drawing: Rows[Sequence]) -> tuple[dict[int, Allowed], dict[int, str]]:
+    """What the constrained rows may draw; and why a request's constraint cannot be enforced any further, by request."""
+    allowed: dict[int, Allowed] = {}
+    refused: dict[int, str] = {}
+    for row, sequence in enumerate(drawing):
+        if sequence.automaton is None:
+            continue
+        try:
+            allowed[row] = sequence.automaton.allowed()
+        except ConstraintRefused as error:
+            refused[sequence.request] = str(error)
+    return allowed, refused
 
 
 class Worker:
@@ -91,8 +140,7 @@ class Worker:
             model = packed(decoder, options.pack_weights) if options.lora_rank else decoder
             return CpuRunner(model, CpuKVCache(decoder.shape, pages, decoder.activation_dtype), self.policies)
         # These import Triton, which not every machine has.
-        from openclaw_rl.engines.local.sampling.cuda_kv_cache import CudaKVCache
-        from openclaw_rl.engines.local.sampling.cuda_runner import CudaRunner
+        from openclaw_rl.engines.local.sampling.cuda_runner import CudaKVCache, CudaRunner
 
         cache = CudaKVCache(decoder.shape, pages, decoder.embed.dtype, device)
         runner = CudaRunner(decoder, cache, self.policies, options.max_sequences, self.max_context)

@@ -8,15 +8,14 @@ from dataclasses import replace
 from typing import NamedTuple, Protocol
 
 from openclaw_rl.engines.base import EngineUnavailable
-from openclaw_rl.engines.local.process.launcher import Launcher, WorkerLink
-from openclaw_rl.engines.local.process.link import EXIT_SECONDS
-from openclaw_rl.engines.local.process.sampler_messages import (
+from openclaw_rl.engines.local.process.launcher import EXIT_SECONDS, Launcher, WorkerLink
+from openclaw_rl.engines.local.process.worker_messages import (
     Add,
     Command,
     Failed,
     LoadPolicy,
     Ready,
-    Report,
+    SamplerReport,
     Score,
     WorkerOptions,
 )
@@ -44,7 +43,7 @@ class WorkerClient(Protocol):
     def waits_for(self, id: int) -> bool:
         """Whether the answer to a request is still wanted."""
 
-    def receive(self, report: Report) -> None: ...
+    def receive(self, report: SamplerReport) -> None: ...
 
     def lose(self, reason: str, unsent: set[int]) -> None:
         """A worker is gone, and with it every request that is not among the unsent ones."""

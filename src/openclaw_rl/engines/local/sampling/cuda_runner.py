@@ -1,4 +1,7 @@
-"""Runs steps on CUDA.
+"""Runs steps on CUDA: the forward pass as fused kernels, over a paged key-value cache.
+
+Everything between two matrix products is one kernel. With very few rows, the products themselves are kernels that
+include it.
 
 A step in which every sequence generates one token is replayed from a captured graph, with the drawing of tokens in it:
 at one token per sequence, launching the kernels one by one takes longer than the kernels do.
@@ -7,30 +10,188 @@ All work of the device is in one stream, so that whatever is started later sees 
 started while another runs, and pages may be given to others while a step that writes to them runs.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
-from openclaw_rl.engines.local.model.decoder import Decoder
-from openclaw_rl.engines.local.sampling.cuda_forward import AdaptedRows, CudaBatch, hidden_states, next_logits
-from openclaw_rl.engines.local.sampling.cuda_kv_cache import CudaKVCache
+from openclaw_rl.engines.local.model import kernels, thin_products
+from openclaw_rl.engines.local.model.decoder import Adapt, Decoder, Linear, Projection, Shape, project
+from openclaw_rl.engines.local.model.kernels import place_heads
+from openclaw_rl.engines.local.model.thin_products import RowAdapters
 from openclaw_rl.engines.local.sampling.draw import MIN_TEMPERATURE
 from openclaw_rl.engines.local.sampling.draw_kernels import draw_tokens
-from openclaw_rl.engines.local.sampling.kv_cache import on_device
+from openclaw_rl.engines.local.sampling.paged_attention import ROWS_BLOCK, PromptRun, paged_decode, paged_prompts, tiles
 from openclaw_rl.engines.local.sampling.pages import PAGE_SIZE
-from openclaw_rl.engines.local.sampling.prompt_attention import ROWS_BLOCK
-from openclaw_rl.engines.local.sampling.runner import PolicyWeights, Runner, StepLogits, adapter_spans, read_scores
+from openclaw_rl.engines.local.sampling.runner import (
+    PolicyWeights,
+    Runner,
+    StepLogits,
+    adapter_spans,
+    allocate,
+    on_device,
+    read_scores,
+)
 from openclaw_rl.engines.local.sampling.scheduler import Sequence as Completion
 from openclaw_rl.engines.local.sampling.scheduler import Work, pages_for
 from openclaw_rl.types import SamplingParams
 
+#: attend(layer, queries [tokens, heads, dim]) → [tokens, heads * dim]; the step's keys and values are in the cache.
+AttendPages = Callable[[int, Tensor], Tensor]
 #: Graphs are captured for these numbers of rows (and no more than the engine allows); others are padded up.
 GRAPH_ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+
+
+class CudaBatch(NamedTuple):
+    """The tokens of a step: a flat run."""
+
+    ids: Tensor
+    positions: Tensor
+    slots: Tensor
+    """Where in the cache each token's key and value go; negative for padding."""
+    attend: AttendPages
+
+
+class Pages(NamedTuple):
+    """The memory of keys and of values: [layers, pages, page, kv heads, dim] each."""
+
+    keys: Tensor
+    values: Tensor
+
+
+def hidden_states(decoder: Decoder, pages: Pages, batch: CudaBatch, adapt: Adapt | None = None) -> Tensor:
+    """Final hidden states [tokens, hidden]."""
+    shape, place = decoder.shape, _Placing(decoder, pages, batch)
+    residual = F.embedding(batch.ids, decoder.embed)
+    x = kernels.rms_norm(residual, decoder.layers[0].input_norm, shape.eps)
+    for i, layer in enumerate(decoder.layers):
+        queries = place(i, project(i, "qkv", layer.qkv, x, adapt))
+        x = project(i, "o", layer.o, batch.attend(i, queries), adapt)
+        x, residual = kernels.add_rms_norm(x, residual, layer.post_norm, shape.eps)
+        x = kernels.silu_mul(project(i, "gate_up", layer.gate_up, x, adapt))
+        x = project(i, "down", layer.down, x, adapt)
+        norm = decoder.norm if i + 1 == shape.layers else decoder.layers[i + 1].input_norm
+        x, residual = kernels.add_rms_norm(x, residual, norm, shape.eps)
+    return x
+
+
+def next_logits(decoder: Decoder, pages: Pages, batch: CudaBatch, adapted: "AdaptedRows | None" = None) -> Tensor:
+    """Scores over the vocabulary after each token, in the dtype of the weights."""
+    if len(batch.ids) > thin_products.MAX_ROWS:
+        adapt = None if adapted is None else adapted.masked(decoder.embed.dtype)
+        return F.linear(hidden_states(decoder, pages, batch, adapt), decoder.head)
+    shape, place = decoder.shape, _Placing(decoder, pages, batch)
+    residual = F.embedding(batch.ids, decoder.embed)
+
+    def adapters(i: int, projection: Projection) -> RowAdapters | None:
+        return None if adapted is None else adapted.factors(i, projection)
+
+    for i, layer in enumerate(decoder.layers):
+        norms = (layer.input_norm, shape.eps), (layer.post_norm, shape.eps)
+        qkv = thin_products.norm_product(residual, norms[0], layer.qkv, adapters(i, "qkv"))
+        attended = batch.attend(i, place(i, qkv))
+        residual = thin_products.product_plus(attended, layer.o, residual, adapters(i, "o"))
+        gated = thin_products.norm_gated_product(residual, norms[1], layer.gate_up, adapters(i, "gate_up"))
+        residual = thin_products.product_plus(gated, layer.down, residual, adapters(i, "down"))
+    return thin_products.norm_product(residual, (decoder.norm, shape.eps), Linear(decoder.head))
+
+
+class AdaptedRows(NamedTuple):
+    """Adapters for rows of one token, chosen by the values of a tensor, as a CUDA graph needs it."""
+
+    policies: PolicyWeights
+    slots: Tensor
+    """Of each row; 0 for none."""
+
+    def masked(self, dtype: torch.dtype) -> Adapt:
+        numbers = torch.arange(1, self.policies.slots + 1, device=self.slots.device)
+        return self.policies.adapt_masked((self.slots[:, None] == numbers).to(dtype))
+
+    def factors(self, layer: int, projection: Projection) -> RowAdapters:
+        return RowAdapters(*self.policies.factors(layer, projection), self.slots)
+
+
+class _Placing:
+    """Takes the queries out of a layer's fused projection and puts its keys and values into the cache."""
+
+    def __init__(self, decoder: Decoder, pages: Pages, batch: CudaBatch) -> None:
+        self.decoder, self.pages, self.slots = decoder, pages, batch.slots
+        self.angles = decoder.angles(batch.positions)
+
+    def __call__(self, i: int, qkv: Tensor) -> Tensor:
+        shape, layer = self.decoder.shape, self.decoder.layers[i]
+        norms = None if layer.q_norm is None or layer.k_norm is None else (layer.q_norm, layer.k_norm)
+        angles = self.angles if shape.rotary_layers[i] else None
+        return place_heads(qkv, angles, norms, shape.eps, self.pages.keys[i], self.pages.values[i], self.slots)
+
+
+class CudaKVCache:
+    """Rows of one token go through one kernel over the page tables, and all prompts of a step through another."""
+
+    def __init__(self, shape: Shape, pages: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.shape, self.device = shape, device
+        self._scale = 1 / math.sqrt(shape.head_dim)
+        self.pages = Pages(*allocate(shape, pages, dtype, device))
+
+    def batch(self, work: Sequence[Work]) -> CudaBatch:
+        """The tokens of a step that reads prompts; `work` has the rows of one token first."""
+        positions = [np.arange(item.start, item.stop, dtype=np.int32) for item in work]
+        slots = [
+            np.asarray(item.sequence.pages, np.int32)[own // PAGE_SIZE] * PAGE_SIZE + own % PAGE_SIZE
+            for item, own in zip(work, positions, strict=True)
+        ]
+        ids = np.asarray([token for item in work for token in item.sequence.tokens[item.start : item.stop]], np.int32)
+        columns = on_device(np.stack([ids, np.concatenate(positions), np.concatenate(slots)]), self.device)
+        return CudaBatch(columns[0], columns[1], columns[2], self._attend(work))
+
+    def decode(self, table: Tensor, lengths: Tensor) -> AttendPages:
+        """One new token per row. All that varies is in tensors, as a CUDA graph needs it."""
+
+        def attend(layer: int, q: Tensor) -> Tensor:
+            out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+            self._attend_single(layer, q, table, lengths, out)
+            return out.flatten(1)
+
+        return attend
+
+    def _attend(self, work: Sequence[Work]) -> AttendPages:
+        single = sum(item.count == 1 for item in work)
+        table = on_device(page_table([item.sequence.pages for item in work]), self.device)
+        lengths = on_device(np.asarray([item.stop for item in work[:single]], np.int32), self.device)
+        prompts, place = [], single
+        for item in work[single:]:
+            prompts.append(PromptRun(place, item.start, item.count))
+            place += item.count
+        cut = np.asarray(tiles(prompts, self.shape.heads // self.shape.kv_heads), np.int32).reshape(-1, 4)
+        prompt_tiles = on_device(cut, self.device)
+
+        def attend(layer: int, q: Tensor) -> Tensor:
+            out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+            if single:
+                self._attend_single(layer, q[:single], table[:single], lengths, out[:single])
+            if prompts:
+                keys, values = self.pages.keys[layer], self.pages.values[layer]
+                paged_prompts(q, keys, values, table[single:], prompt_tiles, self._scale, out)
+            return out.flatten(1)
+
+        return attend
+
+    def _attend_single(self, layer: int, q: Tensor, table: Tensor, lengths: Tensor, out: Tensor) -> None:
+        paged_decode(q, self.pages.keys[layer], self.pages.values[layer], table, lengths, self._scale, out)
+
+
+def page_table(rows: Sequence[Sequence[int]]) -> NDArray[np.int32]:
+    """The pages of each sequence, padded with 0."""
+    table = np.zeros((len(rows), max(map(len, rows))), np.int32)
+    for row, pages in zip(table, rows, strict=True):
+        row[: len(pages)] = pages
+    return table
 
 
 class GraphKey(NamedTuple):

@@ -6,10 +6,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from openclaw_rl.engines.local.model.decoder import Decoder, take_apart
-from openclaw_rl.engines.local.model.model_slots import fill, map_tensors, open_model
+from openclaw_rl.engines.local.model.decoder import Decoder, take_apart, write_tensors
+from openclaw_rl.engines.local.model.policy_slots import fill, map_tensors, open_model
 from openclaw_rl.engines.local.model.shared_weights import map_leaves
-from openclaw_rl.engines.local.model.tensor_files import write_tensors
 from openclaw_rl.engines.local.training.blocks import no_adapters
 from openclaw_rl.engines.local.training.trainer import Policy
 from openclaw_rl.models import copy_companion_files

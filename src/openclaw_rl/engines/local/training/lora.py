@@ -13,10 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from openclaw_rl.engines.local.model.adapters import MODULES, BadPolicy, read_adapter
-from openclaw_rl.engines.local.model.decoder import Decoder, Projection, Shape
+from openclaw_rl.engines.local.model.decoder import Decoder, Projection, Shape, write_tensors
 from openclaw_rl.engines.local.model.ops import activation_dtype
-from openclaw_rl.engines.local.model.tensor_files import write_tensors
+from openclaw_rl.engines.local.model.policy_slots import MODULES, BadPolicy, read_adapter
 from openclaw_rl.engines.local.training.blocks import LowRank
 from openclaw_rl.engines.local.training.trainer import Policy
 from openclaw_rl.models import ADAPTER_CONFIG, ADAPTER_WEIGHTS

@@ -16,8 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from openclaw_rl.engines.local.training.blocks import PackedAttend
-from openclaw_rl.engines.local.training.packing import copied
-from openclaw_rl.engines.local.training.prefix_tree import Segment
+from openclaw_rl.engines.local.training.packing import Segment, copied
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,11 +14,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from openclaw_rl.engines.base import PassResult, SpanLogprobs, StepLost, StepRefused
-from openclaw_rl.engines.local.model.adapters import BadPolicy
-from openclaw_rl.engines.local.model.decoder import Decoder
+from openclaw_rl.engines.local.model.decoder import Decoder, write_tensors
 from openclaw_rl.engines.local.model.placement import weight_bytes
-from openclaw_rl.engines.local.model.tensor_files import write_tensors
-from openclaw_rl.engines.local.process.learner_messages import LearnerOptions
+from openclaw_rl.engines.local.model.policy_slots import BadPolicy
+from openclaw_rl.engines.local.process.worker_messages import LearnerOptions
 from openclaw_rl.engines.local.training.full_weights import FullWeights
 from openclaw_rl.engines.local.training.lora import LoraWeights
 from openclaw_rl.engines.local.training.ranks import OneRank, Ranks, whole

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from openclaw_rl.engines.base import StepLost, StepRefused, StepStopped
 from openclaw_rl.engines.host import address_of, host_id, interface_of
-from openclaw_rl.engines.local.process.learner_messages import Meeting, RankPlace
+from openclaw_rl.engines.local.process.worker_messages import Meeting, RankPlace
 from openclaw_rl.engines.local.training.ranks import RankLost, whole
 from openclaw_rl.losses.custom import LossFailed
 

@@ -18,10 +18,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from openclaw_rl.engines.local.model.adapters import BadPolicy
 from openclaw_rl.engines.local.model.decoder import PROJECTIONS, Decoder, Layer, Linear, TensorFiles, load_layer
 from openclaw_rl.engines.local.model.model_config import UnsupportedModel
-from openclaw_rl.engines.local.model.model_slots import map_tensors, open_model
+from openclaw_rl.engines.local.model.policy_slots import BadPolicy, map_tensors, open_model
 from openclaw_rl.engines.local.model.shared_weights import map_leaves
 from openclaw_rl.engines.local.training.blocks import no_adapters
 from openclaw_rl.engines.local.training.full_weights import FullWeights

@@ -1,8 +1,11 @@
 """From training sequences to gradients: packed micro-batches through the decoder.
 
-The model reads a sequence once, however many samples it holds. Sequences that begin alike share the computation of
-their beginning, forward and backward. Logits are computed only for the spans' tokens, a few rows at a time. The
-activations of only one micro-batch exist at any time.
+The model reads a sequence once, however many samples it holds. Sequences with a common beginning share its
+computation, forward and backward. Logits are computed only for the spans' tokens, a few rows at a time. The activations
+of only one micro-batch exist at any time.
+
+A layer that keeps its activations for the backward pass is computed once. One that does not keeps only its input, and
+is computed again in the backward pass: about a third more work for that layer. The memory that is free decides.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -15,19 +18,50 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from openclaw_rl.engines.base import PassResult, SpanLogprobs, StepStopped
+from openclaw_rl.engines.host import usable_memory
 from openclaw_rl.engines.local.model import ops
 from openclaw_rl.engines.local.model.decoder import Decoder, Layer, Projection, Shape
 from openclaw_rl.engines.local.training.blocks import Angles, LowRank, PackedAttend, block, no_adapters
 from openclaw_rl.engines.local.training.packed_attention import packed_attention
 from openclaw_rl.engines.local.training.packing import MicroBatch, by_span, empty_batch, micro_batches, signals
 from openclaw_rl.engines.local.training.ranks import OneRank, Ranks
-from openclaw_rl.engines.local.training.recompute import free_memory, recomputed_layers
 from openclaw_rl.losses.logprobs import chunked_logprobs
 from openclaw_rl.losses.policy import Loss
 from openclaw_rl.types import TrainingSequence
 
+#: Of the free memory, what activations may take: gradients, logits and fragments need some too.
+ACTIVATION_SHARE = 0.8
+#: A layer's backward pass has about three times what the layer kept, at its peak.
+WORKING_LAYERS = 3
+#: Where autograd decides what is kept (if all weights are trained), it is about twice as much.
+RECORDED_SHARE = 2
 #: Matrix products are no faster with more tokens, and a 4B model's activations already take 11 GiB.
 MICRO_BATCH_TOKENS = 4096
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that this process can still take."""
+    if device.type == "cuda":
+        free, _total = torch.cuda.mem_get_info(device)
+        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return usable_memory()
+
+
+def recomputed_layers(shape: Shape, tokens: int, itemsize: int, free: int, *, recorded: bool) -> int:
+    """How many layers are computed twice, so that the activations of so many tokens fit into the free memory.
+
+    `recorded`: whether autograd decides what is kept.
+    """
+    residual = tokens * itemsize * shape.hidden
+    kept = tokens * itemsize * kept_numbers(shape) * (RECORDED_SHARE if recorded else 1)
+    room = free * ACTIVATION_SHARE - shape.layers * residual - WORKING_LAYERS * kept
+    return shape.layers - max(0, min(shape.layers, int(room // (kept - residual))))
+
+
+def kept_numbers(shape: Shape) -> int:
+    """Numbers per token that a layer keeps: two residuals, the heads before and after rotation, attention, the gate."""
+    heads = shape.q_size + 2 * shape.kv_size
+    return 2 * shape.hidden + 2 * heads + shape.q_size + 2 * shape.intermediate
 
 
 class DecoderInParts(Protocol):
