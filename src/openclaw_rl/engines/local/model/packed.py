@@ -141,8 +141,10 @@ def has_half_products() -> bool:
     names = ("linear_prepack_fp16", "linear_dynamic_fp16")
     # PyTorch for Arm names this engine too, but its products end the process where the processor has no SVE.
     is_x86 = platform.machine() in ("x86_64", "AMD64")
-    return is_x86 and torch.backends.quantized.engine in ("x86", "fbgemm") and all(
-        hasattr(torch.ops.quantized, name) for name in names
+    return (
+        is_x86
+        and torch.backends.quantized.engine in ("x86", "fbgemm")
+        and all(hasattr(torch.ops.quantized, name) for name in names)
     )
 
 
