@@ -17,7 +17,7 @@ from openclaw_rl.envs.browser.actions import (
     checked,
     read_action,
 )
-from openclaw_rl.envs.browser.own_pages import called
+from openclaw_rl.envs.browser.site_tasks import called
 from support.policies import calls, says
 
 NUMBERS = st.integers(0, 10**6 - 1)

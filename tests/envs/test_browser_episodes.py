@@ -3,11 +3,7 @@
 import asyncio
 import base64
 import importlib.util
-import os
 import re
-import shutil
-import signal
-import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice
@@ -19,15 +15,14 @@ import pytest
 from openclaw_rl.envs.attempt import EpisodeLimits
 from openclaw_rl.envs.base import EnvFailed, Message, Outcome, Step, Task
 from openclaw_rl.envs.browser.actions import BrowserAction
-from openclaw_rl.envs.browser.chromium.backend import make_backend
-from openclaw_rl.envs.browser.chromium.selenium_tabs import SeleniumSession
+from openclaw_rl.envs.browser.chromium import Chromium
 from openclaw_rl.envs.browser.environment import BrowserEnvironment, make_browser
-from openclaw_rl.envs.browser.own_pages import FAMILIES, LEVELS
-from openclaw_rl.envs.browser.pages.model_page import ModelPage
+from openclaw_rl.envs.browser.site_tasks import FAMILIES, LEVELS
+from openclaw_rl.envs.browser.sites.model_page import ModelPage
 from openclaw_rl.envs.connection import EpisodeAnswer, Sampling
 from openclaw_rl.envs.driver import Driver, RolloutPlan
 from openclaw_rl.envs.host import EnvironmentHost
-from support.browsing import browsers, drivers, kill, needs_browser, processes, shown
+from support.browsing import browsers, drivers, kill, needs_browser
 from support.environments import InstantPolicy, Unwatched
 from support.judging import until
 from support.policies import attempt, says
@@ -36,14 +31,9 @@ from support.web_pages import destroys_everything, oracle
 pytestmark = needs_browser
 PNG = b"\x89PNG\r\n"
 has_miniwob = pytest.mark.skipif(importlib.util.find_spec("miniwob") is None, reason="there is no miniwob")
-has_selenium = pytest.mark.skipif(
-    importlib.util.find_spec("selenium") is None
-    or shutil.which(os.environ.get("CHROMEDRIVER", "chromedriver")) is None,
-    reason="there is no selenium or no chromedriver: pip install selenium, apt install chromium-driver",
-)
 
 
-async def play_beside(env: BrowserEnvironment, task: Task) -> tuple[list[Step], Outcome]:
+async def play_in_both(env: BrowserEnvironment, task: Task) -> tuple[list[Step], Outcome]:
     """Solve a task in Chromium and without it; both must show the same at every step."""
     episode = env.open(task)
     model = ModelPage(FAMILIES[task.data["family"]].site(task.data["content"]))
@@ -66,7 +56,7 @@ async def test_chromium_shows_the_pages_as_they_were_made_and_an_oracle_solves_t
 
     async def play(task: Task) -> None:
         async with slots:
-            steps, outcome = await play_beside(env, task)
+            steps, outcome = await play_in_both(env, task)
         assert outcome.solved, task
         assert not any(step.hint for step in steps)
 
@@ -134,12 +124,12 @@ async def test_an_episode_that_is_cancelled_leaves_no_tab_and_no_browser() -> No
 
 async def test_a_start_that_is_cancelled_leaves_no_browser_and_no_driver() -> None:
     for ready in (drivers, browsers):
-        backend, _ = make_backend("playwright")
-        opening = asyncio.create_task(backend.open("http://127.0.0.1:1"))  # type: ignore[arg-type]
+        chromium = Chromium()
+        opening = asyncio.create_task(chromium.open("http://127.0.0.1:1"))  # type: ignore[arg-type]
         await until(lambda: bool(ready()) or opening.done())  # noqa: B023 - it is called before the next round
         opening.cancel()
         await asyncio.gather(opening, return_exceptions=True)
-        await backend.close()
+        await chromium.close()
         assert not drivers()
         assert not browsers()
 
@@ -222,85 +212,3 @@ async def test_splits_of_miniwob_share_no_page_with_the_same_seed() -> None:
     splits = [{task.id.split("/")[2] for task in islice(env.tasks(split, 0), 300)} for split in ("train", "held-out")]
     assert not splits[0] & splits[1]
     assert len({task.rpartition("-")[0] for task in splits[0]}) > 100
-
-
-# Selenium
-
-
-@has_selenium
-async def test_selenium_solves_the_same_tasks() -> None:
-    env = make_browser(levels=[1, 3], backend="selenium")
-    for task in islice(env.tasks("train", 3), 4):
-        _, outcome = await play_beside(env, task)
-        assert outcome.solved, task
-    await env.close()
-    assert not browsers()
-
-
-@has_selenium
-async def test_selenium_refuses_a_download_and_tells_it() -> None:
-    backend, _ = make_backend("selenium")
-    async with shown(backend, "<a href='data:application/octet-stream,x' download=x>B</a>") as page:
-        view = await page.look()
-        await page.perform(BrowserAction("click", 1), view.element(1))
-        notes = page.notes()
-        await page.look()
-        assert "A download was refused" in [*notes, *page.notes()]
-    await backend.close()
-
-
-class BlockedStart(SeleniumSession):
-    """A session whose driver starts only when the test lets it, as on a slow machine."""
-
-    def __init__(self, siblings: set[SeleniumSession]) -> None:
-        super().__init__(siblings)
-        self.entered, self.goes_on, self.ended = threading.Event(), threading.Event(), threading.Event()
-
-    def start(self, executable: str, driver: str, proxy: str) -> None:
-        try:
-            super().start(executable, driver, proxy)
-        finally:
-            self.ended.set()
-
-    def _start(self, executable: str, driver: str, proxy: str) -> None:
-        self.entered.set()
-        self.goes_on.wait(60)
-        super()._start(executable, driver, proxy)
-
-
-@has_selenium
-async def test_selenium_leaves_no_process_of_a_start_that_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
-    sessions: list[BlockedStart] = []
-
-    def make_session(siblings: set[SeleniumSession]) -> BlockedStart:
-        sessions.append(BlockedStart(siblings))
-        return sessions[-1]
-
-    monkeypatch.setattr("openclaw_rl.envs.browser.chromium.selenium_tabs.SeleniumSession", make_session)
-    monkeypatch.setattr("openclaw_rl.envs.browser.chromium.selenium_tabs.CLOSE_SECONDS", 0.1)
-    backend, _ = make_backend("selenium")
-    opening = asyncio.create_task(backend.open("http://127.0.0.1:1"))  # type: ignore[arg-type]
-    await until(lambda: bool(sessions))
-    await asyncio.to_thread(sessions[0].entered.wait, 30)
-    opening.cancel()
-    await asyncio.gather(opening, return_exceptions=True)
-    sessions[0].goes_on.set()
-    assert await asyncio.to_thread(sessions[0].ended.wait, 60)
-    driver = sessions[0]._service.process.pid
-    # Chromium names its folder; without its driver, it is a child of the first process.
-    await until(lambda: not [1 for pid, line in processes(1) if pid == driver or sessions[0]._profile.name in line])
-
-
-@has_selenium
-async def test_selenium_kills_a_browser_that_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("openclaw_rl.envs.browser.chromium.selenium_tabs.CLOSE_SECONDS", 0.5)
-    backend, _ = make_backend("selenium")
-    async with shown(backend, "<p>x</p>"):
-        started = {pid for pid, command in processes() if "chromedriver" in command}
-        for pid in started:
-            os.kill(pid, signal.SIGSTOP)
-        started.update(browsers())
-    assert len(started) >= 2
-    # Without its driver, Chromium is a child of the first process.
-    await until(lambda: started.isdisjoint(pid for pid, _ in processes(1)))
-    await backend.close()

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from openclaw_rl.envs.browser.chromium.gate import (
+from openclaw_rl.envs.browser.chromium import BEGIN_SECONDS, DETACHED, REQUESTED, STARTED, STOPPED, LoadingState
+from openclaw_rl.envs.browser.gate import (
     MAX_BODY_BYTES,
     MAX_CONNECTIONS,
     Answerer,
@@ -17,7 +18,6 @@ from openclaw_rl.envs.browser.chromium.gate import (
     SiteReply,
     SiteRequest,
 )
-from openclaw_rl.envs.browser.chromium.loading import BEGIN_SECONDS, DETACHED, REQUESTED, STARTED, STOPPED, LoadingState
 from support.browsing import listener
 
 ORIGIN = "http://task.localhost"
@@ -201,8 +201,8 @@ async def test_an_origin_that_does_not_accept_is_given_up(monkeypatch: pytest.Mo
 
     async with gate_of("http://task.localhost") as (_, port):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        monkeypatch.setattr("openclaw_rl.envs.browser.chromium.gate.CONNECT_SECONDS", 0.01)
-        monkeypatch.setattr("openclaw_rl.envs.browser.chromium.gate.asyncio.open_connection", never)
+        monkeypatch.setattr("openclaw_rl.envs.browser.gate.CONNECT_SECONDS", 0.01)
+        monkeypatch.setattr("openclaw_rl.envs.browser.gate.asyncio.open_connection", never)
         writer.write(f"{request_line}\r\n\r\n".format(place="task.localhost:80").encode())
         async with asyncio.timeout(5):
             assert await reader.read() == b""

@@ -11,7 +11,7 @@ import pytest_asyncio
 
 from openclaw_rl.envs.base import EnvFailed
 from openclaw_rl.envs.browser.actions import BrowserAction
-from openclaw_rl.envs.browser.chromium.backend import BrowserBackend, make_backend
+from openclaw_rl.envs.browser.chromium import Chromium
 from openclaw_rl.envs.browser.environment import make_browser
 from openclaw_rl.envs.browser.page import BrowserGone, PageFailed, WebPage
 from support.browsing import browsers, drivers, kill, listener, needs_browser, processes, shown
@@ -21,11 +21,11 @@ pytestmark = [needs_browser, pytest.mark.asyncio(loop_scope="module")]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def backend() -> AsyncIterator[BrowserBackend]:
-    backend, about = make_backend("playwright")
-    assert "driven by playwright" in about
-    yield backend
-    await backend.close()
+async def chromium() -> AsyncIterator[Chromium]:
+    chromium = Chromium()
+    assert "its own sandbox" in chromium.about
+    yield chromium
+    await chromium.close()
     assert not browsers()
 
 
@@ -39,13 +39,13 @@ async def act(page: WebPage, kind: str, number: int | None = None, text: str = "
 # What it shows and does
 
 
-async def test_every_kind_of_field_can_be_used(backend: BrowserBackend) -> None:
+async def test_every_kind_of_field_can_be_used(chromium: Chromium) -> None:
     html = """<label>Name <input id=n value=old></label><label>Day <input type=date id=d></label>
       <label>Much <input type=range id=r min=0 max=10></label><textarea aria-label=Text></textarea>
       <select aria-label=Size><option>Small<option>Large<option disabled>Huge</select>
       <input type=checkbox aria-label=Agree><div onclick="document.title = 'clicked'">plain</div>
       <form onsubmit="document.title = 'sent'; return false"><input aria-label=Query></form>"""
-    async with shown(backend, html) as page:
+    async with shown(chromium, html) as page:
         await act(page, "type", 1, "Ada Holt")
         await act(page, "type", 2, "2026-11-16")
         await act(page, "type", 3, "7")
@@ -75,33 +75,35 @@ async def test_every_kind_of_field_can_be_used(backend: BrowserBackend) -> None:
                 await act(page, kind, number, argument)
 
 
-async def test_an_element_that_is_gone_or_hidden_is_said_to_be(backend: BrowserBackend) -> None:
-    async with shown(backend, "<button>One</button><button>Two</button>") as page:
+async def test_an_element_that_is_gone_or_hidden_is_said_to_be(chromium: Chromium) -> None:
+    async with shown(chromium, "<button>One</button><button>Two</button>") as page:
         view = await page.look()
         await page.evaluate("document.querySelector('button').remove()")
         with pytest.raises(PageFailed, match="not visible, or it is gone"):
             await page.perform(BrowserAction("click", 1), view.element(1))
 
 
-async def test_going_back_stays_in_the_task(backend: BrowserBackend) -> None:
-    async with shown(backend, {"/": "<a href=/second>Go</a>", "/second": "<p>There</p>"}) as page:
+async def test_going_back_stays_in_the_task(chromium: Chromium) -> None:
+    async with shown(chromium, {"/": "<a href=/second>Go</a>", "/second": "<p>There</p>"}) as page:
         with pytest.raises(PageFailed, match="no page to go back to"):
             await act(page, "back")
         assert await act(page, "click", 1) == 'text "There"'
         assert await act(page, "back") == '[1] link "Go"'
 
 
-async def test_a_page_below_the_fold_is_scrolled(backend: BrowserBackend) -> None:
-    async with shown(backend, "<p style='height: 3000px'>High</p><button onclick='this.remove()'>Low</button>") as page:
+async def test_a_page_below_the_fold_is_scrolled(chromium: Chromium) -> None:
+    async with shown(
+        chromium, "<p style='height: 3000px'>High</p><button onclick='this.remove()'>Low</button>"
+    ) as page:
         await act(page, "scroll", None, "down")
         await asyncio.sleep(0.3)
         assert await page.evaluate("scrollY") > 0
         assert await act(page, "click", 1) == 'text "High"'
 
 
-async def test_tabs_share_nothing(backend: BrowserBackend) -> None:
+async def test_tabs_share_nothing(chromium: Chromium) -> None:
     remember = "document.cookie = 'a=1'; localStorage.setItem('a', '1'); document.cookie + localStorage.length"
-    async with shown(backend, "<p>one</p>") as one, shown(backend, "<p>two</p>") as two:
+    async with shown(chromium, "<p>one</p>") as one, shown(chromium, "<p>two</p>") as two:
         assert await one.evaluate(remember) == "a=11"
         assert await two.evaluate("document.cookie + localStorage.length") == "0"
 
@@ -132,9 +134,9 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-async def test_a_hostile_page_is_survived(backend: BrowserBackend, name: str) -> None:
+async def test_a_hostile_page_is_survived(chromium: Chromium, name: str) -> None:
     html, note = HOSTILE[name]
-    async with shown(backend, {"/": html, "/second": "<button>B</button>"}) as page:
+    async with shown(chromium, {"/": html, "/second": "<button>B</button>"}) as page:
         view = await page.look()
         assert '[1] button "B"' in view.text() or '[1] link "B"' in view.text()
         notes = page.notes()
@@ -148,24 +150,24 @@ async def test_a_hostile_page_is_survived(backend: BrowserBackend, name: str) ->
         async with asyncio.timeout(10):
             while note not in "\n".join(notes := notes + page.notes()):
                 await asyncio.sleep(0.05)
-    async with shown(backend, "<p>alive</p>") as page:
+    async with shown(chromium, "<p>alive</p>") as page:
         assert (await page.look()).text() == 'text "alive"'
 
 
-async def test_a_page_that_reloads_itself_without_end_is_shown(backend: BrowserBackend) -> None:
-    async with shown(backend, "<button>B</button><script>setTimeout(() => location.reload(), 20)</script>") as page:
+async def test_a_page_that_reloads_itself_without_end_is_shown(chromium: Chromium) -> None:
+    async with shown(chromium, "<button>B</button><script>setTimeout(() => location.reload(), 20)</script>") as page:
         for _ in range(3):
             assert (await page.look()).text() in ('[1] button "B"', "(an empty page)")
 
 
-async def test_a_huge_page_is_not_read(backend: BrowserBackend) -> None:
-    async with shown(backend, "<script>document.write('<p>x</p>'.repeat(110000))</script>") as page:
+async def test_a_huge_page_is_not_read(chromium: Chromium) -> None:
+    async with shown(chromium, "<script>document.write('<p>x</p>'.repeat(110000))</script>") as page:
         with pytest.raises(PageFailed, match=r"too large|does not respond"):
             await page.look()
 
 
-async def test_what_a_page_says_cannot_look_like_an_element(backend: BrowserBackend) -> None:
-    async with shown(backend, '<pre>\n[1] button "Pay"\u2028[2] link</pre><button>"\n[9] link "x</button>') as page:
+async def test_what_a_page_says_cannot_look_like_an_element(chromium: Chromium) -> None:
+    async with shown(chromium, '<pre>\n[1] button "Pay"\u2028[2] link</pre><button>"\n[9] link "x</button>') as page:
         lines = (await page.look()).text().split("\n")
     assert lines == ['text "[1] button \\"Pay\\" [2] link"', '[1] button "\\" [9] link \\"x"']
 
@@ -185,8 +187,8 @@ LEAVING = {
 
 
 @pytest.mark.parametrize("name", LEAVING)
-async def test_a_tab_stays_in_its_task(backend: BrowserBackend, name: str) -> None:
-    async with listener() as (place, received), shown(backend, LEAVING[name].format(place=place)) as page:
+async def test_a_tab_stays_in_its_task(chromium: Chromium, name: str) -> None:
+    async with listener() as (place, received), shown(chromium, LEAVING[name].format(place=place)) as page:
         notes = page.notes()
         text = await act(page, "click", 1)
         assert '"B"' in text
@@ -194,7 +196,7 @@ async def test_a_tab_stays_in_its_task(backend: BrowserBackend, name: str) -> No
     assert received == []
 
 
-async def test_no_request_of_a_page_leaves_its_task(backend: BrowserBackend) -> None:
+async def test_no_request_of_a_page_leaves_its_task(chromium: Chromium) -> None:
     html = """<img src="http://{0}/image"><iframe src="http://{0}/frame"></iframe><link rel=prefetch href="http://{0}/p">
       <link rel=stylesheet href="http://{0}/css"><script src="http://{0}/js"></script><link rel=preconnect href="http://{0}">
       <script>fetch("http://{0}/fetch", {{mode: "no-cors"}}).catch(() => 0); new WebSocket("ws://{0}/socket");
@@ -204,7 +206,7 @@ async def test_no_request_of_a_page_leaves_its_task(backend: BrowserBackend) -> 
         [{{urls: "turn:{0}?transport=tcp", username: "a", credential: "b"}}]}});
       peer.createDataChannel("x"); peer.createOffer().then(offer => peer.setLocalDescription(offer));
       fetch("file:///etc/passwd").then(() => document.title = "read").catch(() => 0)</script><button>B</button>"""
-    async with listener() as (place, received), shown(backend, html.format(place)) as page:
+    async with listener() as (place, received), shown(chromium, html.format(place)) as page:
         await asyncio.sleep(1)
         assert '"B"' in await act(page, "click", 1)
         assert await page.evaluate("document.title") == ""
@@ -220,19 +222,19 @@ async def act_three_times(page: WebPage) -> None:
 
 
 @pytest.mark.parametrize("victim", [browsers, drivers])
-async def test_a_browser_that_was_killed_is_started_again(backend: BrowserBackend, victim: Any) -> None:
-    async with shown(backend, "<button>B</button>") as page:
+async def test_a_browser_that_was_killed_is_started_again(chromium: Chromium, victim: Any) -> None:
+    async with shown(chromium, "<button>B</button>") as page:
         assert await page.look()
         kill(victim)
         with pytest.raises(BrowserGone):
             await act_three_times(page)
-    async with shown(backend, "<p>alive</p>") as page:
+    async with shown(chromium, "<p>alive</p>") as page:
         assert (await page.look()).text() == 'text "alive"'
     assert len(browsers()) == 1
 
 
-async def test_a_page_that_crashes_is_not_the_fault_of_the_policy(backend: BrowserBackend) -> None:
-    async with shown(backend, "<button>B</button>") as page, shown(backend, "<p>other</p>") as other:
+async def test_a_page_that_crashes_is_not_the_fault_of_the_policy(chromium: Chromium) -> None:
+    async with shown(chromium, "<button>B</button>") as page, shown(chromium, "<p>other</p>") as other:
         renderers = [pid for pid, command in processes() if "--type=renderer" in command]
         assert len(renderers) >= 2
         with pytest.raises((PageFailed, BrowserGone)):
@@ -242,9 +244,9 @@ async def test_a_page_that_crashes_is_not_the_fault_of_the_policy(backend: Brows
         assert (await other.look()).text() == 'text "other"'
 
 
-async def test_a_page_that_takes_memory_without_end_crashes_alone(backend: BrowserBackend) -> None:
+async def test_a_page_that_takes_memory_without_end_crashes_alone(chromium: Chromium) -> None:
     hungry = "<button onclick='a = []; while (true) a.push(Array(1e5).fill({}))'>B</button>"
-    async with shown(backend, hungry) as page, shown(backend, "<p>other</p>") as other:
+    async with shown(chromium, hungry) as page, shown(chromium, "<p>other</p>") as other:
         with pytest.raises((PageFailed, BrowserGone)):
             await act_three_times(page)
         assert (await other.look()).text() == 'text "other"'

@@ -1,9 +1,11 @@
-"""The tasks of the environment browser on pages of our own, without a browser: what policies get in them."""
+"""The tasks of the environment browser on the built-in sites, without a browser: what policies get in them."""
 
 import json
+import sys
 from html.parser import HTMLParser
 from itertools import islice
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -13,13 +15,13 @@ from hypothesis import strategies as st
 from openclaw_rl.config.options import ConfigError
 from openclaw_rl.envs.base import Task
 from openclaw_rl.envs.browser.addresses import Addresses, read_lines
-from openclaw_rl.envs.browser.chromium.gate import SiteRequest
-from openclaw_rl.envs.browser.chromium.selenium_tabs import SeleniumBackend, SeleniumSession
+from openclaw_rl.envs.browser.chromium import Chromium
 from openclaw_rl.envs.browser.environment import ShowOptions, make_browser, make_tasks
-from openclaw_rl.envs.browser.own_pages import FAMILIES, LEVELS, MAX_EXAMPLES, OwnPages
+from openclaw_rl.envs.browser.gate import SiteRequest
 from openclaw_rl.envs.browser.page import BrowserGone
-from openclaw_rl.envs.browser.pages.parts import Page, PageLink, Paragraph, TextField
 from openclaw_rl.envs.browser.scenes import site_reply
+from openclaw_rl.envs.browser.site_tasks import FAMILIES, LEVELS, MAX_EXAMPLES, SiteTasks
+from openclaw_rl.envs.browser.sites.parts import Page, PageLink, Paragraph, TextField
 from openclaw_rl.envs.checks import checked_messages, checked_outcome, checked_step
 from openclaw_rl.envs.registry import BUILT_IN, make_environment
 from support.policies import attempt, calls, says
@@ -36,7 +38,7 @@ EVERYTHING = without_browser(levels=tuple(LEVELS))
 
 
 def some_tasks(number: int, split: str = "train", seed: int = 0, **settings: Any) -> list[Task]:
-    source = OwnPages(**settings) if settings else EVERYTHING
+    source = SiteTasks(**settings) if settings else EVERYTHING
     return list(islice(source.tasks(split, seed), number))
 
 
@@ -97,7 +99,7 @@ def test_splits_and_examples_share_no_goal(family: str) -> None:
         train = some_tasks(200, "train", 1, pages=family, levels=level)
         held_out = some_tasks(200, "held-out", 2, pages=family, levels=level)
         goals = [{task.data["goal"] for task in tasks} for tasks in (train, held_out)]
-        source = OwnPages(pages=family, levels=level)
+        source = SiteTasks(pages=family, levels=level)
         shown = [source.examples(task, offers_tool=False) for task in (train[0], held_out[7], train[5])]
         assert shown[0] == shown[1] == shown[2]
         examples = {message["content"].split("\n")[0] for message in shown[0] if message["role"] == "user"}
@@ -124,26 +126,26 @@ async def test_examples_are_solved_tasks_in_the_same_words(level: int, tool: boo
 
 def test_the_first_messages_of_the_first_level_are_short() -> None:
     for task in some_tasks(40, levels=1):
-        examples = OwnPages().examples(task, offers_tool=False)
+        examples = SiteTasks().examples(task, offers_tool=False)
         assert len(examples) == 4
         assert sum(len(message["content"]) for message in examples) < 700
 
 
 async def test_an_answer_that_is_no_action_is_told_and_the_attempt_goes_on() -> None:
-    (task,) = some_tasks(1, pages="form", levels=2)
+    (task,) = some_tasks(1, pages="search", levels=2)
     episode = without_browser().open(task)
     await episode.start()
     for answer, said in [
         (says("Hello!"), "no action in the answer"),
         (says("click 99"), "There is no element 99"),
-        (says("type 3 text"), "Nothing can be typed into this element"),
+        (says("type 2 text"), "Nothing can be typed into this element"),
         (says("back"), "no page to go back to"),
     ]:
         step = await episode.step(answer)
         assert said in step.messages[0]["content"]
         assert said in step.hint
         assert "Write: type" in step.hint
-        assert '[3] button "Send"' in step.messages[0]["content"]
+        assert '[2] button "Find"' in step.messages[0]["content"]
         assert not step.done
     assert (await episode.step(says("scroll down"))).messages
 
@@ -156,12 +158,12 @@ async def test_the_attempt_ends_after_a_bounded_number_of_answers() -> None:
 
 
 async def test_each_of_several_calls_gets_an_answer_and_only_the_first_is_done() -> None:
-    (task,) = some_tasks(1, pages="form", levels=2)
+    (task,) = some_tasks(1, pages="search", levels=2)
     episode = without_browser(ShowOptions(offers_tool=True)).open(task)
     await episode.start()
     first, second = (
         ("browser", {"action": "type", "element": 1, "text": "a"}),
-        ("browser", {"action": "click", "element": 3}),
+        ("browser", {"action": "click", "element": 2}),
     )
     step = await episode.step(calls(first, second))
     assert [message["tool_call_id"] for message in step.messages] == ["call0", "call1"]
@@ -171,14 +173,14 @@ async def test_each_of_several_calls_gets_an_answer_and_only_the_first_is_done()
 
 
 async def test_partial_work_gets_a_part_of_the_reward_and_says_what_is_missing() -> None:
-    task = next(task for task in some_tasks(100) if (task.data["family"], task.data["level"]) == ("form", 3))
-    skipped = task.data["solution"][0]
+    task = next(task for task in some_tasks(100) if (task.data["family"], task.data["level"]) == ("shop", 3))
+    skipped = next(move for move in task.data["solution"] if move[2] == "Name")
     moves = [move for move in task.data["solution"] if move != skipped]
     episode = EVERYTHING.open(task)
     _, outcome = await attempt(episode, oracle(Task(task.id, {**task.data, "solution": moves}), episode))
     assert not outcome.solved
     assert 0.5 < outcome.reward < 0.8
-    assert f'The field "{skipped[2]}" must be "{skipped[3]}", not ""' in outcome.hint
+    assert f'{skipped[2]} must be "{skipped[3]}", not ""' in outcome.hint
 
 
 class Tags(HTMLParser):
@@ -243,7 +245,7 @@ def test_tasks_of_a_file_belong_to_one_split(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"pages": "blog"}, "no page blog; there are form, table, search, shop"),
+        ({"pages": "blog"}, "no page blog; there are search, shop"),
         ({"levels": 4}, "no level 4; there are 1, 2, 3"),
         ({"levels": []}, "at least one level"),
         ({"examples": 9}, "from 0 to 3, not 9"),
@@ -254,7 +256,6 @@ def test_tasks_of_a_file_belong_to_one_split(tmp_path: Path) -> None:
         ({**ADDRESS, "url": "file:///etc/passwd"}, "must begin with http:// or https://"),
         ({**ADDRESS, "url": "http://a:b@127.0.0.1/"}, "user name or a password"),
         ({"tasks": "/nowhere/tasks.jsonl"}, "tasks.jsonl"),
-        ({"backend": "lynx"}, "playwright or selenium, not lynx"),
         ({"screenshots": "/proc/nowhere"}, "Screenshots cannot be kept in /proc/nowhere"),
         ({"colour": "red"}, "does not take colour; it takes pages, levels"),
     ],
@@ -278,15 +279,13 @@ def test_a_wrong_task_is_refused_in_a_sentence(line: Any, sentence: str) -> None
 
 
 def test_what_is_missing_on_this_machine_is_said_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SCREENSHOT_BACKEND", "netscape")
-    with pytest.raises(ConfigError, match="playwright or selenium, not netscape"):
+    monkeypatch.setenv("SCREENSHOT_BACKEND", "selenium")
+    with pytest.raises(ConfigError, match=r"SCREENSHOT_BACKEND=selenium is not supported: .* driven by playwright"):
         make_browser()
     monkeypatch.delenv("SCREENSHOT_BACKEND")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"needs the package playwright: pip install 'openclaw-rl\[browser\]'"):
         make_browser()
-    with pytest.raises(ConfigError, match="needs the package selenium: pip install selenium"):
-        make_browser(backend="selenium")
     with pytest.raises(ConfigError, match="pip install --no-deps miniwob"):
         make_tasks({}, "all", {}, None, None)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
@@ -299,12 +298,18 @@ def test_what_is_missing_on_this_machine_is_said_in_a_sentence(monkeypatch: pyte
 
 
 async def test_a_browser_that_fails_without_a_word_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: Any) -> None:
-        raise TimeoutError
+    class SilentDriver:
+        async def start(self) -> None:
+            raise TimeoutError
 
-    monkeypatch.setattr(SeleniumSession, "start", fail)
+    library = ModuleType("playwright.async_api")
+    library.async_playwright = SilentDriver  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "playwright", ModuleType("playwright"))
+    monkeypatch.setitem(sys.modules, "playwright.async_api", library)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
+    monkeypatch.setenv("CHROMIUM", sys.executable)
     with pytest.raises(BrowserGone, match="the browser does not start: TimeoutError"):
-        await SeleniumBackend("chromium", "chromedriver").open("http://127.0.0.1:1")
+        await Chromium().open("http://127.0.0.1:1")
 
 
 def test_gui_is_another_name_of_browser() -> None:

@@ -11,7 +11,7 @@ import pytest
 from openclaw_rl.envs.base import EnvFailed, Task
 from openclaw_rl.envs.browser.environment import make_browser
 from openclaw_rl.envs.browser.miniwob import html_folder
-from openclaw_rl.envs.browser.own_pages import LEVELS
+from openclaw_rl.envs.browser.site_tasks import LEVELS
 from support.browsing import browsers, memory_mib, needs_browser, processes
 from support.policies import attempt, says
 from support.process_stats import open_files, threads

@@ -11,11 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from openclaw_rl.envs.browser.chromium.backend import BrowserBackend
-from openclaw_rl.envs.browser.chromium.find import NAMES
-from openclaw_rl.envs.browser.chromium.gate import SiteReply, SiteRequest
+from openclaw_rl.envs.browser.chromium import NAMES, Chromium
+from openclaw_rl.envs.browser.gate import SiteReply, SiteRequest
 from openclaw_rl.envs.browser.page import WebPage
-from openclaw_rl.envs.browser.scenes import OWN_ORIGIN, Surroundings
+from openclaw_rl.envs.browser.scenes import SITE_ORIGIN, GatedTab
 from support.process_stats import PAGE_BYTES
 
 HAS_CHROMIUM = bool(os.environ.get("CHROMIUM") or any(map(shutil.which, NAMES)))
@@ -26,20 +25,20 @@ needs_browser = pytest.mark.skipif(
 
 
 @contextlib.asynccontextmanager
-async def shown(backend: BrowserBackend, pages: str | dict[str, str]) -> AsyncIterator[WebPage]:
+async def shown(chromium: Chromium, pages: str | dict[str, str]) -> AsyncIterator[WebPage]:
     """A tab with pages that are given as HTML by their path; one page answers for all paths."""
 
     def answer(request: SiteRequest) -> SiteReply:
         html = pages if isinstance(pages, str) else pages.get(request.path.partition("?")[0], "")
         return SiteReply(f"<!doctype html><meta charset=utf-8>{html}".encode())
 
-    surroundings = Surroundings(backend)
-    page = await surroundings.open(OWN_ORIGIN, f"{OWN_ORIGIN}/", answer)
+    tab = GatedTab(chromium)
+    page = await tab.open(SITE_ORIGIN, f"{SITE_ORIGIN}/", answer)
     try:
         yield page
     finally:
         await page.close()
-        await surroundings.close()
+        await tab.close()
 
 
 @contextlib.asynccontextmanager

@@ -1,4 +1,4 @@
-"""Policies for the environment browser, and a browser that shows our own pages without Chromium."""
+"""Policies for the environment browser, and a browser that shows the built-in sites without Chromium."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,16 +6,18 @@ from typing import Any
 from openclaw_rl.envs.base import Message, Task
 from openclaw_rl.envs.browser.environment import BrowserEnvironment, ShowOptions
 from openclaw_rl.envs.browser.episode import BrowserEpisode
-from openclaw_rl.envs.browser.own_pages import FAMILIES, OwnPages
 from openclaw_rl.envs.browser.page import WebPage
-from openclaw_rl.envs.browser.pages.model_page import ModelPage
-from openclaw_rl.envs.browser.pages.parts import Page
 from openclaw_rl.envs.browser.scenes import SiteScene
+from openclaw_rl.envs.browser.site_tasks import FAMILIES, SiteTasks
+from openclaw_rl.envs.browser.sites.model_page import ModelPage
+from openclaw_rl.envs.browser.sites.parts import Page
 from support.policies import Policy, says
 
 
 class NoBrowser:
-    """A backend that must not be asked."""
+    """A browser that must not be asked."""
+
+    about = ""
 
     async def open(self, proxy: str) -> Any:
         raise AssertionError("a browser was asked for")
@@ -24,17 +26,17 @@ class NoBrowser:
 
 
 class ModelScene(SiteScene):
-    """A site of our own, shown without a browser."""
+    """A built-in site, shown without a browser."""
 
     async def open(self) -> WebPage:
         return ModelPage(self._site)
 
 
-class ModelPages(OwnPages):
-    """Our own pages without a browser."""
+class ModelPages(SiteTasks):
+    """The built-in sites without a browser."""
 
-    def scene(self, task: Task, backend: Any) -> ModelScene:
-        return ModelScene(FAMILIES[task.data["family"]].site(task.data["content"]), task.data, backend)
+    def scene(self, task: Task, chromium: Any) -> ModelScene:
+        return ModelScene(FAMILIES[task.data["family"]].site(task.data["content"]), task.data, chromium)
 
 
 def without_browser(show: ShowOptions | None = None, **settings: Any) -> BrowserEnvironment:

@@ -32,7 +32,7 @@ def checked_split(environment: str, split: str) -> str:
 
 def checked_examples(environment: str, examples: Any, most: int) -> int:
     """The number of examples. Raises ConfigError if it is none of 0 to `most`."""
-    if not isinstance(examples, int) or not 0 <= examples <= most:
+    if isinstance(examples, bool) or not isinstance(examples, int) or not 0 <= examples <= most:
         raise ConfigError(f"The number of examples of {environment} is from 0 to {most}, not {examples}.")
     return examples
 

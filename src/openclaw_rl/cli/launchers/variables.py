@@ -118,7 +118,7 @@ READ_BY_OPTIONS = (
 )
 #: Variables that environments read themselves.
 READ_BY_ENVIRONMENTS = {
-    "SCREENSHOT_BACKEND": ("run_gui_rl", "playwright or selenium"),
+    "SCREENSHOT_BACKEND": ("run_gui_rl", "playwright; another one is refused"),
     "SWE_BENCH_PATH": ("run_swe_rl", "the folder of SWE-bench instances"),
 }
 #: Flags of the documents that have another name here.

@@ -10,10 +10,11 @@ from urllib.parse import urlsplit
 
 from openclaw_rl.config.options import ConfigError, read_text
 from openclaw_rl.envs.base import EnvFailed, Message, Outcome, Task
-from openclaw_rl.envs.browser.chromium.backend import BrowserBackend
-from openclaw_rl.envs.browser.own_pages import SPLIT_ONE_IN, SPLITS, checked_examples, digest, site_examples
+from openclaw_rl.envs.browser.chromium import Chromium
 from openclaw_rl.envs.browser.page import WebPage
 from openclaw_rl.envs.browser.scenes import ScriptedScene
+from openclaw_rl.envs.browser.site_tasks import MAX_EXAMPLES, SPLIT_ONE_IN, site_examples
+from openclaw_rl.envs.choices import SPLITS, checked_examples, digest
 
 MAX_STEPS = 15
 FIELDS = ("url", "goal", "check")
@@ -29,7 +30,7 @@ class Addresses:
             # A single task is all that there is, for both splits.
             for one in SPLITS if len(lines) == 1 else (split,):
                 self._tasks[one].append(task)
-        self._examples = checked_examples(2 if examples is None else examples)
+        self._examples = checked_examples("browser", 2 if examples is None else examples, MAX_EXAMPLES)
 
     def tasks(self, split: str, seed: int) -> Iterator[Task]:
         tasks = self._tasks.get(split)
@@ -38,19 +39,19 @@ class Addresses:
         for index in count():
             yield from Random(f"addresses {split} {seed} {index}").sample(tasks, len(tasks))
 
-    def scene(self, task: Task, backend: BrowserBackend) -> "AddressScene":
-        return AddressScene(task.data, backend)
+    def scene(self, task: Task, chromium: Chromium) -> "AddressScene":
+        return AddressScene(task.data, chromium)
 
     def examples(self, task: Task, *, offers_tool: bool) -> list[Message]:
-        """Examples of pages of our own: they show what an action looks like."""
-        return site_examples("form", 1, self._examples, offers_tool=offers_tool)
+        """Examples of a built-in site: they show what an action looks like."""
+        return site_examples("shop", 1, self._examples, offers_tool=offers_tool)
 
 
 class AddressScene(ScriptedScene):
     """A page of somebody else. It is over when its check gives true, or 1 or more."""
 
-    def __init__(self, data: Mapping[str, Any], backend: BrowserBackend) -> None:
-        super().__init__(backend, data["url"], None, data.get("max_steps", MAX_STEPS))
+    def __init__(self, data: Mapping[str, Any], chromium: Chromium) -> None:
+        super().__init__(chromium, data["url"], None, data.get("max_steps", MAX_STEPS))
         self._data = data
 
     async def goal(self, page: WebPage) -> str:
@@ -97,8 +98,8 @@ def checked_line(line: Any, number: int) -> tuple[str, Task]:
     steps = line.get("max_steps", MAX_STEPS)
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
         raise ConfigError(f"Task {number}: max_steps must be a number from 1 on, not {steps!r:.40}.")
-    number_of_task = digest({name: line[name] for name in FIELDS})
-    split = line.get("split") or ("held-out" if number_of_task % SPLIT_ONE_IN == 0 else "train")
+    task_number = digest({name: line[name] for name in FIELDS})
+    split = line.get("split") or ("held-out" if task_number % SPLIT_ONE_IN == 0 else "train")
     if split not in SPLITS:
         raise ConfigError(f"Task {number}: the splits are {' and '.join(SPLITS)}, not {split}.")
-    return split, Task(f"browser/{split}/{parts.hostname}-{number_of_task:016x}", dict(line))
+    return split, Task(f"browser/{split}/{parts.hostname}-{task_number:016x}", dict(line))

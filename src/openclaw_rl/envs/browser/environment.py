@@ -1,5 +1,6 @@
 """The environment `browser`: tasks on web pages, done in Chromium."""
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,19 +9,22 @@ from typing import Any, Protocol
 from openclaw_rl.config.options import ConfigError
 from openclaw_rl.envs.base import Message, Task
 from openclaw_rl.envs.browser.addresses import Addresses, read_lines
-from openclaw_rl.envs.browser.chromium.backend import BrowserBackend, make_backend
+from openclaw_rl.envs.browser.chromium import Chromium
 from openclaw_rl.envs.browser.episode import BrowserEpisode
 from openclaw_rl.envs.browser.miniwob import MiniWob
-from openclaw_rl.envs.browser.own_pages import OwnPages
 from openclaw_rl.envs.browser.page import Scene
-from openclaw_rl.envs.browser.record import ScreenshotFolder, writable_folder
+from openclaw_rl.envs.browser.screenshots import ScreenshotFolder, writable_folder
+from openclaw_rl.envs.browser.site_tasks import SiteTasks
+
+#: The variable by which the published scripts choose what drives the browser, and the only choice.
+DRIVER_VARIABLE, DRIVER = "SCREENSHOT_BACKEND", "playwright"
 
 
 class TaskSource(Protocol):
     """Where tasks on pages come from."""
 
     def tasks(self, split: str, seed: int) -> Iterator[Task]: ...
-    def scene(self, task: Task, backend: BrowserBackend) -> Scene: ...
+    def scene(self, task: Task, chromium: Chromium) -> Scene: ...
     def examples(self, task: Task, *, offers_tool: bool) -> list[Message]: ...
 
 
@@ -36,9 +40,11 @@ class ShowOptions:
 class BrowserEnvironment:
     """Tasks on web pages. Each episode has a browser context of its own: cookies, storage and a way out of its own."""
 
-    def __init__(self, source: TaskSource, backend: BrowserBackend, about: str = "", show: ShowOptions | None = None):
-        self.about = about
-        self._source, self._backend, self._show = source, backend, show or ShowOptions()
+    def __init__(self, source: TaskSource, chromium: Chromium, show: ShowOptions | None = None):
+        self.about = chromium.about
+        self._source = source
+        self._chromium = chromium
+        self._show = show or ShowOptions()
 
     def tasks(self, split: str, seed: int) -> Iterator[Task]:
         return self._source.tasks(split, seed)
@@ -46,7 +52,7 @@ class BrowserEnvironment:
     def open(self, task: Task) -> BrowserEpisode:
         show = self._show
         return BrowserEpisode(
-            self._source.scene(task, self._backend),
+            self._source.scene(task, self._chromium),
             self._source.examples(task, offers_tool=show.offers_tool),
             offers_tool=show.offers_tool,
             images=show.images,
@@ -54,7 +60,7 @@ class BrowserEnvironment:
         )
 
     async def close(self) -> None:
-        await self._backend.close()
+        await self._chromium.close()
 
 
 def make_browser(
@@ -69,25 +75,25 @@ def make_browser(
     tool: bool = False,
     images: bool = False,
     screenshots: str | None = None,
-    backend: str | None = None,
 ) -> BrowserEnvironment:
     """The environment of the given settings; the docs say what they mean. Raises ConfigError."""
+    if (driver := os.environ.get(DRIVER_VARIABLE) or DRIVER) != DRIVER:
+        raise ConfigError(f"{DRIVER_VARIABLE}={driver} is not supported: the browser is driven by {DRIVER}.")
     for name, value in (("tool", tool), ("images", images)):
         if not isinstance(value, bool):
             raise ConfigError(f"{name} is true or false, not {value!r:.40}.")
     address = {name: value for name, value in (("url", url), ("goal", goal), ("check", check)) if value is not None}
-    own = {name: value for name, value in (("pages", pages), ("levels", levels)) if value is not None}
-    source = make_tasks(own, miniwob, address, tasks, examples)
+    sites = {name: value for name, value in (("pages", pages), ("levels", levels)) if value is not None}
+    source = make_tasks(sites, miniwob, address, tasks, examples)
     folder = writable_folder(screenshots) if screenshots else None
-    made, about = make_backend(backend)
-    return BrowserEnvironment(source, made, about, ShowOptions(tool, images, folder))
+    return BrowserEnvironment(source, Chromium(), ShowOptions(tool, images, folder))
 
 
 def make_tasks(
-    own: dict[str, Any], miniwob: Any, address: dict[str, Any], file: str | None, examples: Any
+    sites: dict[str, Any], miniwob: Any, address: dict[str, Any], file: str | None, examples: Any
 ) -> TaskSource:
-    """Where tasks come from: our own pages, unless the arguments name others. Raises ConfigError."""
-    kinds = [("pages and levels", own), ("miniwob", miniwob), ("url, goal and check", address), ("tasks", file)]
+    """Where tasks come from: the built-in sites, unless the arguments name others. Raises ConfigError."""
+    kinds = [("pages and levels", sites), ("miniwob", miniwob), ("url, goal and check", address), ("tasks", file)]
     given = [name for name, value in kinds if value]
     if len(given) > 1:
         raise ConfigError(f"Give browser either {given[0]} or {given[1]}: they are different tasks.")
@@ -97,4 +103,4 @@ def make_tasks(
         return Addresses([address], examples)
     if file:
         return Addresses(read_lines(Path(file).expanduser()), examples)
-    return OwnPages(**own, examples=examples)
+    return SiteTasks(**sites, examples=examples)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from openclaw_rl.envs.base import Message, Outcome, Step, Tool
 from openclaw_rl.envs.browser.actions import FORMS, TOOL, BadAction, BrowserAction, read_action, tool_calls
 from openclaw_rl.envs.browser.page import PageFailed, Scene, WebPage
-from openclaw_rl.envs.browser.record import ScreenshotFolder
+from openclaw_rl.envs.browser.screenshots import ScreenshotFolder
 from openclaw_rl.envs.browser.view import PageElement, PageView, clean
 
 INSTRUCTION = f"Do what the user asks on the web page. Answer with one action: {FORMS}."

@@ -12,11 +12,12 @@ from urllib.parse import unquote, urlsplit
 
 from openclaw_rl.config.options import ConfigError
 from openclaw_rl.envs.base import Message, Outcome, Task
-from openclaw_rl.envs.browser.chromium.backend import BrowserBackend
-from openclaw_rl.envs.browser.chromium.gate import SiteReply, SiteRequest
-from openclaw_rl.envs.browser.own_pages import SPLIT_ONE_IN, SPLITS, checked_examples, digest, site_examples
+from openclaw_rl.envs.browser.chromium import Chromium
+from openclaw_rl.envs.browser.gate import SiteReply, SiteRequest
 from openclaw_rl.envs.browser.page import WebPage
-from openclaw_rl.envs.browser.scenes import OWN_ORIGIN, ScriptedScene
+from openclaw_rl.envs.browser.scenes import SITE_ORIGIN, ScriptedScene
+from openclaw_rl.envs.browser.site_tasks import MAX_EXAMPLES, SPLIT_ONE_IN, site_examples
+from openclaw_rl.envs.choices import checked_examples, checked_split, digest
 
 PACKAGE = "miniwob"
 MISSING = "The pages of MiniWoB++ need the package miniwob: pip install --no-deps miniwob"
@@ -45,19 +46,18 @@ class MiniWob:
         self._pages = known if names == ["all"] else names
         if unknown := [name for name in self._pages if name not in known]:
             raise ConfigError(f"MiniWoB++ has no page {unknown[0]}; there are {', '.join(known)}.")
-        self._examples = checked_examples(2 if examples is None else examples)
+        self._examples = checked_examples("browser", 2 if examples is None else examples, MAX_EXAMPLES)
 
     def tasks(self, split: str, seed: int) -> Iterator[Task]:
-        if split not in SPLITS:
-            raise ConfigError(f"browser has no split {split}; the splits are {' and '.join(SPLITS)}.")
+        checked_split("browser", split)
         return (self._task(split, Random(f"miniwob {split} {seed} {index}")) for index in count())
 
-    def scene(self, task: Task, backend: BrowserBackend) -> "MiniWobScene":
-        return MiniWobScene(self._folder, task.data["page"], task.data["seed"], backend)
+    def scene(self, task: Task, chromium: Chromium) -> "MiniWobScene":
+        return MiniWobScene(self._folder, task.data["page"], task.data["seed"], chromium)
 
     def examples(self, task: Task, *, offers_tool: bool) -> list[Message]:
-        """Examples of pages of our own: they show what an action looks like."""
-        return site_examples("form", 1, self._examples, offers_tool=offers_tool)
+        """Examples of a built-in site: they show what an action looks like."""
+        return site_examples("shop", 1, self._examples, offers_tool=offers_tool)
 
     def _task(self, split: str, random: Random) -> Task:
         page = random.choice(self._pages)
@@ -69,8 +69,8 @@ class MiniWob:
 class MiniWobScene(ScriptedScene):
     """One page with one seed."""
 
-    def __init__(self, folder: Path, page: str, seed: int, backend: BrowserBackend) -> None:
-        super().__init__(backend, f"{OWN_ORIGIN}/miniwob/{page}.html", self._file, MAX_STEPS)
+    def __init__(self, folder: Path, page: str, seed: int, chromium: Chromium) -> None:
+        super().__init__(chromium, f"{SITE_ORIGIN}/miniwob/{page}.html", self._file, MAX_STEPS)
         self._folder, self._seed = folder.resolve(), seed
 
     async def goal(self, page: WebPage) -> str:

@@ -63,5 +63,5 @@ class Scene(Protocol):
 
 def first_line(error: BaseException) -> str:
     """The first line of an error's text; the name of its class if it has none."""
-    lines = str(error).removeprefix("Message:").strip().splitlines()  # Selenium's errors begin with this word
+    lines = str(error).strip().splitlines()
     return (lines[0][:300] if lines else type(error).__name__).rstrip(".")

@@ -1,33 +1,33 @@
-"""What the tabs of attempts show: a site of our own, or the pages of somebody else."""
+"""What the tabs of attempts show: a built-in site, or the pages of somebody else."""
 
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from openclaw_rl.envs.base import EnvFailed, Outcome
-from openclaw_rl.envs.browser.chromium.backend import BrowserBackend
-from openclaw_rl.envs.browser.chromium.gate import Answerer, OriginGate, SiteReply, SiteRequest
-from openclaw_rl.envs.browser.chromium.tab import ChromiumPage
+from openclaw_rl.envs.browser.chromium import Chromium
+from openclaw_rl.envs.browser.gate import Answerer, OriginGate, SiteReply, SiteRequest
 from openclaw_rl.envs.browser.page import PageFailed, WebPage
-from openclaw_rl.envs.browser.pages.site import Site
+from openclaw_rl.envs.browser.sites.site import Site
+from openclaw_rl.envs.browser.tab import ChromiumPage
 
-#: Where our own pages are: a name that leads nowhere but to the gate.
-OWN_ORIGIN = "http://task.localhost"
+#: Where the pages of built-in sites and of MiniWoB++ are: a name that leads nowhere but to the gate.
+SITE_ORIGIN = "http://task.localhost"
 #: Answers beyond those of the known solution.
 SPARE_STEPS = 4
 
 
-class Surroundings:
+class GatedTab:
     """A tab and the gate in front of it; both are closed together."""
 
-    def __init__(self, backend: BrowserBackend) -> None:
-        self._backend = backend
+    def __init__(self, chromium: Chromium) -> None:
+        self._chromium = chromium
         self._gate: OriginGate | None = None
 
     async def open(self, origin: str, address: str, answer: Answerer | None = None) -> WebPage:
         """A tab with a page. Raises EnvFailed."""
         self._gate = gate = OriginGate(origin, answer)
-        page = ChromiumPage(await self._backend.open(await gate.start()), gate)
+        page = ChromiumPage(await self._chromium.open(await gate.start()), gate)
         try:
             await page.open(address)
         except PageFailed as error:
@@ -44,16 +44,16 @@ class Surroundings:
 
 
 class SiteScene:
-    """A site of our own. The site itself knows what was done, so the score needs no browser."""
+    """A built-in site. The site itself knows what was done, so the score needs no browser."""
 
-    def __init__(self, site: Site, data: Mapping[str, Any], backend: BrowserBackend) -> None:
+    def __init__(self, site: Site, data: Mapping[str, Any], chromium: Chromium) -> None:
         self._site, self._goal = site, data["goal"]
         self.solution: list[list[str]] = [list(move) for move in data["solution"]]
         self.max_steps = len(self.solution) + (SPARE_STEPS if len(self.solution) > 1 else 0)
-        self._surroundings = Surroundings(backend)
+        self._gated_tab = GatedTab(chromium)
 
     async def open(self) -> WebPage:
-        return await self._surroundings.open(OWN_ORIGIN, f"{OWN_ORIGIN}/", self._answer)
+        return await self._gated_tab.open(SITE_ORIGIN, f"{SITE_ORIGIN}/", self._answer)
 
     async def goal(self, page: WebPage) -> str:
         return str(self._goal)
@@ -65,7 +65,7 @@ class SiteScene:
         return self._site.outcome()
 
     async def close(self) -> None:
-        await self._surroundings.close()
+        await self._gated_tab.close()
 
     def _answer(self, request: SiteRequest) -> SiteReply:
         return site_reply(self._site, request)
@@ -89,17 +89,17 @@ class ScriptedScene:
     max_steps: int
     solution: list[list[str]]
 
-    def __init__(self, backend: BrowserBackend, address: str, answer: Answerer | None, max_steps: int) -> None:
-        self._surroundings = Surroundings(backend)
+    def __init__(self, chromium: Chromium, address: str, answer: Answerer | None, max_steps: int) -> None:
+        self._gated_tab = GatedTab(chromium)
         self._address, self._answerer = address, answer
         self.max_steps, self.solution = max_steps, []
 
     async def open(self) -> WebPage:
         parts = urlsplit(self._address)
-        return await self._surroundings.open(f"{parts.scheme}://{parts.netloc}", self._address, self._answerer)
+        return await self._gated_tab.open(f"{parts.scheme}://{parts.netloc}", self._address, self._answerer)
 
     async def close(self) -> None:
-        await self._surroundings.close()
+        await self._gated_tab.close()
 
     async def value(self, page: WebPage, expression: str) -> Any:
         """The value of an expression, on which the task depends. Raises EnvFailed."""

@@ -1,24 +1,95 @@
-"""Chromium driven by Playwright: one browser, and a context of its own for each tab."""
+"""Chromium, driven by Playwright: where it is, how it is started, and a context of its own for each tab."""
 
 import asyncio
 import contextlib
+import importlib.util
 import os
+import shutil
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from openclaw_rl.envs.browser.chromium.find import FLAGS, has_own_sandbox
-from openclaw_rl.envs.browser.chromium.loading import EVENTS, LoadingState
-from openclaw_rl.envs.browser.chromium.tab import VIEWPORT
+from openclaw_rl.config.options import ConfigError
 from openclaw_rl.envs.browser.page import BrowserGone, PageFailed, first_line
 from openclaw_rl.envs.browser.view import quoted
 
+#: The variable that names Chromium, and the names that it is looked for by.
+VARIABLE = "CHROMIUM"
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+MISSING = f"The environment browser needs Chromium: install it (Debian: apt install chromium), or set {VARIABLE} to it."
+PACKAGE = "playwright"
+MISSING_PACKAGE = f"The environment browser needs the package {PACKAGE}: pip install 'openclaw-rl[browser]'"
+#: The memory that the scripts of a page may take, in MiB; a page that wants more crashes.
+MAX_SCRIPT_MIB = 512
+#: Nothing is looked up by name, nothing goes past the proxy, and nothing waits for a small /dev/shm.
+FLAGS = (
+    f"--js-flags=--max-old-space-size={MAX_SCRIPT_MIB}",
+    "--disable-dev-shm-usage",
+    "--force-webrtc-ip-handling-policy=disable_non_proxied_udp",
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
+)
+VIEWPORT = (800, 600)
 #: How long the browser may take to start, to open a tab, and to close one.
 START_SECONDS, OPEN_SECONDS, CLOSE_SECONDS = 60.0, 30.0, 8.0
 #: A browser that has shown so many tabs is replaced by a new one, so that nothing in it grows without end.
 MAX_TABS = 400
 #: Windows and notes of one tab that are remembered.
 MAX_REMEMBERED = 20
+#: A page that was asked for begins to load within this time, or it never does.
+BEGIN_SECONDS = 1.5
+#: The events of Chromium's DevTools protocol that say whether a tab loads.
+REQUESTED = "Page.frameRequestedNavigation"
+STARTED = "Page.frameStartedLoading"
+STOPPED = "Page.frameStoppedLoading"
+DETACHED = "Page.frameDetached"
+EVENTS = (REQUESTED, STARTED, STOPPED, DETACHED)
+
+
+def find_chromium() -> str:
+    """The path of Chromium. Raises ConfigError."""
+    if given := os.environ.get(VARIABLE):
+        if found := shutil.which(given):
+            return found
+        raise ConfigError(f"{VARIABLE}={given} is not a program.")
+    found = next(filter(None, map(shutil.which, NAMES)), None)
+    if found is None:
+        raise ConfigError(MISSING)
+    return found
+
+
+def has_own_sandbox() -> bool:
+    """Whether Chromium's own sandbox can be used: it refuses to run with it as root."""
+    return os.geteuid() != 0
+
+
+class LoadingState:
+    """Which frames of a tab load or are about to.
+
+    Chromium tells that a page was asked for before it answers a later command. So a tab that loads nothing after an
+    action and one more command loads nothing because of that action.
+    """
+
+    def __init__(self) -> None:
+        self._requested: dict[str, float] = {}
+        self._loading: set[str] = set()
+
+    def read(self, event: str, params: Mapping[str, Any]) -> None:
+        frame = str(params.get("frameId", ""))
+        if event == REQUESTED and params.get("disposition", "currentTab") == "currentTab":
+            self._requested[frame] = time.monotonic()
+        elif event == STARTED:
+            self._requested.pop(frame, None)
+            self._loading.add(frame)
+        elif event in (STOPPED, DETACHED):
+            self._requested.pop(frame, None)
+            self._loading.discard(frame)
+
+    @property
+    def loads(self) -> bool:
+        oldest = time.monotonic() - BEGIN_SECONDS
+        return bool(self._loading) or any(since > oldest for since in self._requested.values())
 
 
 @dataclass(eq=False)
@@ -46,24 +117,32 @@ class RunningBrowser:
                     await close()
 
 
-class PlaywrightBackend:
-    """Opens tabs in one shared browser.
+class Chromium:
+    """Opens tabs in one shared browser, each with cookies and storage of its own. Nothing is started before the first.
 
     - A browser that died, or whose tab cannot be closed, gets no further tabs: the next tab starts a new one.
     - A browser without tabs that gets no further ones is closed.
     """
 
-    def __init__(self, executable: str) -> None:
-        self._executable = executable
+    def __init__(self) -> None:
+        """Raises ConfigError if Chromium or Playwright is missing."""
+        if importlib.util.find_spec(PACKAGE) is None:
+            raise ConfigError(MISSING_PACKAGE)
+        self._executable = find_chromium()
+        fence = (
+            "with its own sandbox" if has_own_sandbox() else "without its own sandbox, because it is started by root"
+        )
+        self.about = f"{self._executable} {fence}"
         self._running: RunningBrowser | None = None
         self._lock: tuple[asyncio.AbstractEventLoop, asyncio.Lock] | None = None
 
-    async def open(self, proxy: str) -> "PlaywrightSession":
+    async def open(self, proxy: str) -> "ChromiumTab":
+        """A tab whose only way out is a proxy. Raises BrowserGone."""
         async with self._own_lock():
             running = await self._usable()
             running.tabs += 1
             running.opened += 1
-        session = PlaywrightSession(running, self)
+        session = ChromiumTab(running, self)
         try:
             async with asyncio.timeout(OPEN_SECONDS):
                 await session.open(proxy)
@@ -134,11 +213,11 @@ class PlaywrightBackend:
 
 
 @dataclass(eq=False)
-class PlaywrightSession:
+class ChromiumTab:
     """A tab in a context of its own."""
 
     running: RunningBrowser
-    backend: PlaywrightBackend
+    owner: Chromium
     _gone: str = ""
     _context: Any = None
     _page: Any = None
@@ -170,9 +249,11 @@ class PlaywrightSession:
 
     @property
     def gone(self) -> str:
+        """Why the tab is gone; empty while it is there."""
         return self._gone or ("" if self.running.browser.is_connected() else "the browser died")
 
     async def send(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
+        """Raises PageFailed if the command fails, and BrowserGone if the tab or the browser is gone."""
         if self.gone:
             raise BrowserGone(self.gone)
         try:
@@ -185,14 +266,18 @@ class PlaywrightSession:
             raise PageFailed(first_line(error)) from None
         return reply
 
-    async def tidy(self) -> list[str]:
+    def notes(self) -> list[str]:
+        """What was closed or refused since the last call, in words."""
         notes, self._notes = self._notes, []
         return notes
 
-    async def loads(self) -> bool:
+    @property
+    def loads(self) -> bool:
+        """Whether the tab is loading a page, or is about to."""
         return self._loading.loads
 
     def popups(self) -> list[str]:
+        """The addresses of the windows that were closed since the last call."""
         popups, self._popups = self._popups, []
         return popups
 
@@ -209,7 +294,7 @@ class PlaywrightSession:
         finally:
             for task in self._closing:
                 task.cancel()
-            await self.backend.release(self.running)
+            await self.owner.release(self.running)
 
     def _leave(self, reason: str) -> None:
         self._gone = self._gone or reason

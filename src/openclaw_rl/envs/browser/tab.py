@@ -1,14 +1,14 @@
-"""A tab of Chromium that is driven by its DevTools protocol, whatever library carries it."""
+"""A page in a tab of Chromium: what it shows, and what actions do on it, by Chromium's DevTools protocol."""
 
 import asyncio
 import base64
 import contextlib
-from typing import Any, Protocol
+from typing import Any
 
 from openclaw_rl.envs.browser.accessibility import MAX_NODES, clickable_nodes, read_tree
 from openclaw_rl.envs.browser.actions import BrowserAction
-from openclaw_rl.envs.browser.chromium.gate import OriginGate
-from openclaw_rl.envs.browser.chromium.keys import key_event
+from openclaw_rl.envs.browser.chromium import VIEWPORT, ChromiumTab
+from openclaw_rl.envs.browser.gate import OriginGate
 from openclaw_rl.envs.browser.page import BrowserGone, PageFailed
 from openclaw_rl.envs.browser.view import PageElement, PageView, quoted
 
@@ -22,7 +22,6 @@ MAX_DOM_NODES = 10 * MAX_NODES
 QUIET_SECONDS = 0.05
 #: How far one scroll goes, in pixels.
 SCROLL_PIXELS = 400
-VIEWPORT = (800, 600)
 #: Notes that are told at once; the rest is counted.
 MAX_NOTES = 5
 #: What Chromium says while it changes from one page to the next.
@@ -53,33 +52,23 @@ SET_VALUE = """function(value) {
   this.dispatchEvent(new Event("change", {bubbles: true}));
   return true;
 }"""
-
-
-class DevtoolsSession(Protocol):
-    """A connection to a tab, made by a backend."""
-
-    @property
-    def gone(self) -> str:
-        """Why the tab is gone; empty while it is there."""
-        ...
-
-    async def send(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
-        """Raises PageFailed if the command fails, and BrowserGone if the tab or the browser is gone."""
-        ...
-
-    async def tidy(self) -> list[str]:
-        """Close dialogs and other windows; what was closed, in words."""
-        ...
-
-    async def loads(self) -> bool:
-        """Whether the tab is loading a page, or is about to."""
-        ...
-
-    def popups(self) -> list[str]:
-        """The addresses of the windows that were closed since the last call."""
-        ...
-
-    async def close(self) -> None: ...
+#: Key → its Windows key code and the text that it enters.
+KEY_CODES = {
+    "Enter": (13, "\r"),
+    "Tab": (9, ""),
+    "Escape": (27, ""),
+    "Backspace": (8, ""),
+    "Delete": (46, ""),
+    "Space": (32, " "),
+    "Home": (36, ""),
+    "End": (35, ""),
+    "PageUp": (33, ""),
+    "PageDown": (34, ""),
+    "ArrowLeft": (37, ""),
+    "ArrowUp": (38, ""),
+    "ArrowRight": (39, ""),
+    "ArrowDown": (40, ""),
+}
 
 
 class ChromiumPage:
@@ -90,8 +79,9 @@ class ChromiumPage:
     - A tab that left the task's origin is brought back.
     """
 
-    def __init__(self, session: DevtoolsSession, gate: OriginGate) -> None:
-        self._session, self._gate = session, gate
+    def __init__(self, tab: ChromiumTab, gate: OriginGate) -> None:
+        self._tab = tab
+        self._gate = gate
         self._notes: list[str] = []
         self._start = ""
 
@@ -148,21 +138,21 @@ class ChromiumPage:
         return [*notes[:MAX_NOTES], f"and {more} more"] if more > 0 else notes
 
     async def close(self) -> None:
-        await self._session.close()
+        await self._tab.close()
 
     async def _send(self, method: str, limit: float = COMMAND_SECONDS, **params: Any) -> dict[str, Any]:
         try:
             async with asyncio.timeout(limit):
                 while True:
                     try:
-                        return await self._session.send(method, params)
+                        return await self._tab.send(method, params)
                     except PageFailed as error:
                         if BETWEEN_PAGES not in str(error):
                             raise
                         await asyncio.sleep(QUIET_SECONDS)
         except TimeoutError:
-            if self._session.gone:
-                raise BrowserGone(self._session.gone) from None
+            if self._tab.gone:
+                raise BrowserGone(self._tab.gone) from None
             raise PageFailed(NO_RESPONSE) from None
 
     async def _end_endless_script(self) -> None:
@@ -178,7 +168,7 @@ class ChromiumPage:
         """Wait until the page has loaded what an action led to, and bring the tab back if it left the task."""
         await self._wait_until_quiet()
         # A new window of the same site is shown in this tab.
-        for address in self._session.popups()[:1]:
+        for address in self._tab.popups()[:1]:
             if self._gate.allows(address):
                 await self._navigate(address)
         await self._return_to_task()
@@ -210,9 +200,9 @@ class ChromiumPage:
             async with asyncio.timeout(SETTLE_SECONDS):
                 while True:
                     await self._gate.quiet(QUIET_SECONDS)
-                    self._notes += await self._session.tidy()
+                    self._notes += self._tab.notes()
                     state = await self._send("Runtime.evaluate", expression="document.readyState")
-                    if state.get("result", {}).get("value") == "complete" and not await self._session.loads():
+                    if state.get("result", {}).get("value") == "complete" and not self._tab.loads:
                         return
                     await asyncio.sleep(QUIET_SECONDS)
 
@@ -292,3 +282,10 @@ def error_text(details: dict[str, Any]) -> str:
     """The first line of a JavaScript error."""
     lines = str(details.get("exception", {}).get("description") or details.get("text", "")).splitlines()
     return lines[0][:200] if lines else "an error without a text"
+
+
+def key_event(key: str, kind: str) -> dict[str, Any]:
+    """The parameters of one event of a key, keyDown or keyUp."""
+    code, text = KEY_CODES[key]
+    event: dict[str, Any] = {"key": text if text == " " else key, "code": key, "windowsVirtualKeyCode": code}
+    return event | {"text": text, "unmodifiedText": text} if text and kind == "keyDown" else event

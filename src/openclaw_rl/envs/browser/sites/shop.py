@@ -5,7 +5,7 @@ from random import Random
 from typing import Any
 
 from openclaw_rl.envs.base import Outcome
-from openclaw_rl.envs.browser.pages.parts import (
+from openclaw_rl.envs.browser.sites.parts import (
     ChoiceField,
     Page,
     PageForm,
@@ -16,9 +16,17 @@ from openclaw_rl.envs.browser.pages.parts import (
     TextField,
     Widget,
 )
-from openclaw_rl.envs.browser.pages.site import SiteDraft, SiteMove, share_right
-from openclaw_rl.envs.browser.pages.words import GOODS, PEOPLE, SURNAMES
+from openclaw_rl.envs.browser.sites.site import SURNAMES, SiteDraft, SiteMove, share_right
 
+PEOPLE = (
+    *("Ada", "Ben", "Cleo", "Dina", "Egon", "Fay", "Gus", "Hana", "Ivo", "Jana", "Kai"),
+    *("Lena", "Mara", "Nils", "Olga", "Paul", "Rosa", "Sven", "Tara", "Uwe", "Vera"),
+)
+GOODS = (
+    *("tea", "lamp", "chair", "soap", "rope", "bread", "candle", "basket", "kettle", "blanket", "mirror"),
+    *("pencil", "shovel", "ladder", "bucket", "pillow", "broom", "jacket", "carpet", "hammer", "needle"),
+    *("plate", "spoon", "towel", "vase", "wallet", "bottle", "brush", "comb", "drum", "flute", "glove"),
+)
 DELIVERIES = ("Post", "Courier", "Pick-up")
 #: A larger number of one article is not taken.
 MAX_NUMBER = 99

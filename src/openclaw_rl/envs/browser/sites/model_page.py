@@ -4,17 +4,15 @@ from typing import Any
 
 from openclaw_rl.envs.browser.actions import BrowserAction
 from openclaw_rl.envs.browser.page import PageFailed
-from openclaw_rl.envs.browser.pages.parts import (
+from openclaw_rl.envs.browser.sites.parts import (
     ChoiceField,
     Page,
     PageForm,
     PageLink,
-    RadioButton,
     SendButton,
     TextField,
-    TickBox,
 )
-from openclaw_rl.envs.browser.pages.site import Site
+from openclaw_rl.envs.browser.sites.site import Site
 from openclaw_rl.envs.browser.view import PageElement, PageView
 
 
@@ -55,11 +53,6 @@ class ModelPage:
                 path = self._site.post(form.path, {**self._values(form), name: value})
                 self._history.append(path)
                 self._show(path)
-            case "click", TickBox(_, name, ticked):
-                on = self._filled.get(name, "on" if ticked else "") == "on"
-                self._filled[name] = "" if on else "on"
-            case "click", RadioButton(label, name):
-                self._filled[name] = label
             case "type", TextField(_, name):
                 self._filled[name] = action.text
             case "select", ChoiceField(_, name, options):
@@ -98,11 +91,6 @@ class ModelPage:
         match widget:
             case TextField(_, name, value) | ChoiceField(_, name, _, value):
                 return {name: self._filled.get(name, value)}
-            case TickBox(_, name, ticked):
-                return {name: "on"} if self._filled.get(name, "on" if ticked else "") == "on" else {}
-            case RadioButton(label, name, chosen):
-                on = self._filled[name] == label if name in self._filled else chosen
-                return {name: label} if on else {}
             case _:
                 return {}
 

@@ -1,4 +1,4 @@
-"""A site of our own: it answers requests with pages, remembers what was done, and scores it."""
+"""A built-in site: it answers requests with pages, remembers what was done, and scores it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -6,10 +6,12 @@ from random import Random
 from typing import Any, Protocol
 
 from openclaw_rl.envs.base import Outcome
-from openclaw_rl.envs.browser.pages.parts import Page
+from openclaw_rl.envs.browser.sites.parts import Page
 
 #: A share of the parts that are right never counts as much as solving the task.
 MOST_PARTIAL = 0.8
+SURNAMES = ("Adler", "Brandt", "Cole", "Diaz", "Evans", "Frost", "Gray", "Holt", "Ito", "Jensen", "Klein", "Lund")
+SURNAMES += ("Moss", "Nagy", "Otto", "Park")
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +23,7 @@ class SiteMove:
     name: str
     text: str = ""
 
-    def plain(self) -> list[str]:
+    def as_list(self) -> list[str]:
         return [self.kind, self.role, self.name, self.text]
 
 

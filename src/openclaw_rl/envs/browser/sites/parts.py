@@ -1,4 +1,4 @@
-"""The parts that our own pages are made of. Each can be written as HTML, and as the model sees it.
+"""The parts that the pages of built-in sites are made of. Each can be written as HTML, and as the model sees it.
 
 So a page is known without a browser: examples are made from it, and tests compare it with what Chromium shows.
 """
@@ -12,11 +12,6 @@ from openclaw_rl.envs.browser.view import Line, PageElement, PageText
 STYLE = (
     "body{font:16px sans-serif;margin:16px}label,input,select,button{margin:4px}td,th{padding:4px 12px;text-align:left}"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Heading:
-    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,21 +51,7 @@ class ChoiceField:
     value: str
 
 
-@dataclass(frozen=True, slots=True)
-class TickBox:
-    label: str
-    name: str
-    ticked: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class RadioButton:
-    label: str
-    name: str
-    chosen: bool = False
-
-
-Widget = Heading | Paragraph | PageLink | SendButton | TextField | ChoiceField | TickBox | RadioButton
+Widget = Paragraph | PageLink | SendButton | TextField | ChoiceField
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +93,7 @@ class Page:
         for widget, form in self.widgets():
             cells = widget.cells if isinstance(widget, TableRow) else (widget,)
             flat += [(cell, form) for cell in cells]
-        return [(one, form) for one, form in flat if not isinstance(one, str | Heading | Paragraph)]
+        return [(one, form) for one, form in flat if not isinstance(one, str | Paragraph)]
 
     def lines(self, filled: Mapping[str, str] | None = None) -> list[Line]:
         """The page as the model sees it, with the values that were filled in since it was loaded."""
@@ -136,8 +117,6 @@ def _show(widget: Widget | str, values: Mapping[str, str]) -> PageElement | Page
     match widget:
         case str(text) | Paragraph(text):
             return PageText(text)
-        case Heading(text):
-            return PageText(text, "heading")
         case PageLink(text):
             return PageElement("link", text)
         case SendButton(text):
@@ -146,12 +125,6 @@ def _show(widget: Widget | str, values: Mapping[str, str]) -> PageElement | Page
             return PageElement("textbox", label, values.get(name, value))
         case ChoiceField(label, name, options, value):
             return PageElement("combobox", label, values.get(name, value), options=options)
-        case TickBox(label, name, ticked):
-            on = values[name] == "on" if name in values else ticked
-            return PageElement("checkbox", label, states=("checked",) if on else ())
-        case RadioButton(label, name, chosen):
-            on = values[name] == label if name in values else chosen
-            return PageElement("radio", label, states=("checked",) if on else ())
 
 
 def _blocks(parts: Sequence[Widget | TableRow | PageForm]) -> Iterator[str]:
@@ -176,8 +149,6 @@ def _html(widget: Widget | str) -> str:
     match widget:
         case str(text):
             return escape(text)
-        case Heading(text):
-            return f"<h1>{escape(text)}</h1>"
         case Paragraph(text):
             return f"<p>{escape(text)}</p>"
         case PageLink(text, path):
@@ -190,10 +161,3 @@ def _html(widget: Widget | str) -> str:
         case ChoiceField(label, name, options, value):
             listed = "".join(f"<option{' selected' * (one == value)}>{escape(one)}</option>" for one in options)
             return f'<label>{escape(label)} <select name="{escape(name)}">{listed}</select></label>'
-        case TickBox(label, name, ticked):
-            return f'<label><input type="checkbox" name="{escape(name)}"{" checked" * ticked}> {escape(label)}</label>'
-        case RadioButton(label, name, chosen):
-            return (
-                f'<label><input type="radio" name="{escape(name)}" value="{escape(label)}"{" checked" * chosen}> '
-                f"{escape(label)}</label>"
-            )

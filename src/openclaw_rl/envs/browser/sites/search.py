@@ -5,7 +5,7 @@ from random import Random
 from typing import Any
 
 from openclaw_rl.envs.base import Outcome
-from openclaw_rl.envs.browser.pages.parts import (
+from openclaw_rl.envs.browser.sites.parts import (
     Page,
     PageForm,
     PageLink,
@@ -15,12 +15,16 @@ from openclaw_rl.envs.browser.pages.parts import (
     TextField,
     Widget,
 )
-from openclaw_rl.envs.browser.pages.site import MOST_PARTIAL, SiteDraft, SiteMove
-from openclaw_rl.envs.browser.pages.words import FORMS_OF_BOOKS, SURNAMES, TOPICS
+from openclaw_rl.envs.browser.sites.site import MOST_PARTIAL, SURNAMES, SiteDraft, SiteMove
 
 #: Results on a page.
 PAGE_RESULTS = 3
 YEARS = range(1990, 2027)
+TOPICS = (
+    *("garden", "chess", "piano", "sailing", "bread", "pottery", "birds", "maps"),
+    *("clocks", "bridges", "stars", "poems", "rivers", "trains", "coffee", "paper"),
+)
+FORMS_OF_BOOKS = ("handbook", "history", "guide", "atlas", "stories", "lessons")
 
 
 class Searches:

@@ -1,1 +1,0 @@
-"""Chromium: how it is found, started, kept alive, and kept from leaving a task."""
