@@ -11,8 +11,8 @@ from common import machine, sized, table
 
 from openclaw_rl.config.options import ConfigError
 from openclaw_rl.envs.base import Environment, Task
-from openclaw_rl.envs.blocks import block_of
-from openclaw_rl.envs.terminal.choose import make_terminal
+from openclaw_rl.envs.terminal.commands import block_of
+from openclaw_rl.envs.terminal.environment import make_terminal
 
 #: Episodes that run at once → their number.
 PARALLEL = sized({1: 48, 4: 96, 8: 96}, {2: 4})

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from openclaw_rl.envs.base import EnvFailed, Outcome, Step
-from openclaw_rl.envs.blocks import BASH_TOOL, block_of, call_of, first_block
 from openclaw_rl.envs.registry import make_environment
+from openclaw_rl.envs.terminal.commands import BASH_TOOL, block_of, call_of, first_block
 from openclaw_rl.envs.terminal.episode import TerminalEpisode, TerminalLimits
 from openclaw_rl.sandbox.kinds import choose_sandbox, problem_with
 from support.process_stats import children

@@ -1,8 +1,6 @@
 """Tasks in a terminal that are not generated: one's own, and those of AgentBench-OS."""
 
-import json
 import os
-import sys
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
@@ -11,8 +9,7 @@ from typing import Any
 import pytest
 
 from openclaw_rl.config.options import ConfigError
-from openclaw_rl.envs.base import EnvFailed, Outcome
-from openclaw_rl.envs.blocks import block_of
+from openclaw_rl.envs.base import Outcome
 from openclaw_rl.envs.registry import make_environment
 from openclaw_rl.sandbox.kinds import problem_with
 from support.server_program import ROOT
@@ -154,69 +151,3 @@ async def test_the_example_of_ones_own_task_works() -> None:
     solution = (path / "longest-word" / "solution.sh").read_text()
     assert (await outcome_of(path, solution)).solved
     assert not (await outcome_of(path, "echo fig > longest.txt")).solved
-
-
-RECORDS: list[dict[str, Any]] = [
-    {
-        "id": 1,
-        "description": "How many files are in /home/agent/d?",
-        "create": {"init": "#!/bin/bash\nmkdir d; cd d; touch a b c"},
-        "evaluation": {
-            "check": [None, {"language": "python", "file": "check/integer-match.py"}],
-            "example": "ls d | wc -l",
-        },
-    },
-    {"id": 2, "description": "Which word?", "create": {"init": {"code": "echo x"}}, "evaluation": {"match": "x"}},
-    {"id": 3, "description": "Add somebody.", "create": {"init": "useradd x"}, "evaluation": {"match": "x"}},
-    {"id": 4, "description": "A file?", "create": {"init": {"file": "a.sh"}}, "evaluation": {"match": "x"}},
-    {"id": 5, "description": "A start?", "start": "x", "evaluation": {"match": "x"}},
-    {"id": 6, "description": "A check?", "evaluation": {"check": {"file": "check/0.sh"}, "example": {"code": "x"}}},
-]
-
-
-@pytest.fixture
-def agentbench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A package with the data of AgentBench-OS."""
-    data = tmp_path / "inspect_evals" / "agent_bench" / "data"
-    data.mkdir(parents=True)
-    (tmp_path / "inspect_evals" / "__init__.py").touch()
-    (data / "agent_bench_os.json").write_text("[]")
-    (data / "agent_bench_os_test.json").write_text(json.dumps(RECORDS))
-    monkeypatch.syspath_prepend(tmp_path)
-    return data
-
-
-async def test_agentbench_asks_questions_about_a_folder(agentbench: Path) -> None:
-    environment = make_environment("terminal", {"source": "agentbench"})
-    tasks = {task.id: task for split in ("train", "held-out") for task in islice(environment.tasks(split, 0), 9)}
-    assert sorted(tasks) == ["agent_bench_os_test-1", "agent_bench_os_test-2"]
-    task = tasks["agent_bench_os_test-1"]
-    assert task.data["messages"][1]["content"] == "How many files are in ~/d?"
-    for answer, right in (("Answer: 3", True), ("There are 3.", True), ("Answer: 4", False), ("3 or 4", False)):
-        episode = environment.open(task)
-        await episode.start()
-        step = await episode.step(block_of("ls ~/d | wc -l"))
-        assert step.messages[0]["content"] == "3"
-        assert (await episode.step({"role": "assistant", "content": answer})).done
-        outcome = await episode.outcome()
-        await episode.close()
-        assert outcome.solved is right
-        assert right or outcome.hint == "The answer is wrong. Write: Answer: 3"
-
-
-async def test_agentbench_says_what_it_lacks(agentbench: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    broken = [{**RECORDS[0], "evaluation": {**RECORDS[0]["evaluation"], "example": "false"}}]
-    (agentbench / "agent_bench_os_test.json").write_text(json.dumps(broken))
-    environment = make_environment("terminal", {"source": "agentbench"})
-    task = next(task for split in ("train", "held-out") for task in listed(environment, split))
-    episode = environment.open(task)
-    with pytest.raises(EnvFailed, match="the reference solution fails"):
-        await episode.start()
-    await episode.close()
-    (agentbench / "agent_bench_os_test.json").unlink()
-    with pytest.raises(ConfigError, match="The data of inspect_evals cannot be read"):
-        make_environment("terminal", {"source": "agentbench"})
-    monkeypatch.setattr(sys, "path", [])
-    monkeypatch.delitem(sys.modules, "inspect_evals", raising=False)
-    with pytest.raises(ConfigError, match="needs inspect_evals: pip install --no-deps inspect_evals"):
-        make_environment("terminal", {"source": "agentbench"})

@@ -5,7 +5,7 @@ import pytest
 from openclaw_rl.envs.base import Message, Step
 from openclaw_rl.envs.calls import ExpectedCall
 from openclaw_rl.envs.checks import checked_step
-from openclaw_rl.envs.toolcall.builtin.tools import BuiltinToolbox, normalise
+from openclaw_rl.envs.toolcall.builtin_tools import BuiltinToolbox, normalise
 from openclaw_rl.envs.toolcall.episode import ToolEpisode
 from openclaw_rl.envs.toolcall.scoring import Goal, answers
 from support.policies import attempt, calls, says

@@ -19,8 +19,8 @@ from openclaw_rl.config.options import ConfigError
 from openclaw_rl.envs.base import EnvFailed, Environment, Task
 from openclaw_rl.envs.calls import ToolFailed
 from openclaw_rl.envs.registry import make_environment
-from openclaw_rl.envs.toolcall.own.config import read_tools_config
-from openclaw_rl.envs.toolcall.own.toolbox import OwnToolbox, fill_in
+from openclaw_rl.envs.toolcall.user_config import read_tools_config
+from openclaw_rl.envs.toolcall.user_toolbox import UserToolbox, fill_in
 from openclaw_rl.sandbox.command import missing_fences
 from support.policies import attempt, calls, says
 
@@ -94,7 +94,7 @@ def task_of(environment: Environment, split: str = "train") -> Task:
 
 
 async def run(path: Path, name: str, **arguments: Any) -> str:
-    toolbox = OwnToolbox(read_tools_config(path).tools)
+    toolbox = UserToolbox(read_tools_config(path).tools)
     try:
         return await toolbox.run(name, arguments)
     finally:
@@ -167,11 +167,11 @@ def test_functions_that_hang_delay_neither_others_nor_the_end_of_the_process(wri
     program = f"""
 import asyncio, pathlib
 from openclaw_rl.envs.calls import ToolFailed
-from openclaw_rl.envs.toolcall.own.config import read_tools_config
-from openclaw_rl.envs.toolcall.own.toolbox import OwnToolbox
+from openclaw_rl.envs.toolcall.user_config import read_tools_config
+from openclaw_rl.envs.toolcall.user_toolbox import UserToolbox
 
 async def main():
-    toolbox = OwnToolbox(read_tools_config(pathlib.Path({str(path)!r})).tools)
+    toolbox = UserToolbox(read_tools_config(pathlib.Path({str(path)!r})).tools)
     hanging = [toolbox.run("hang", {{"text": "a"}}) for _ in range(40)]
     failures = await asyncio.gather(*hanging, return_exceptions=True)
     assert all(isinstance(failure, ToolFailed) for failure in failures)
@@ -213,7 +213,7 @@ async def test_commands_of_an_episode_share_a_folder_which_is_deleted(write: Any
     path = write(
         tool("keep", command=["tee", "kept"]), tool("show", command=["cat", "kept"]), tool("where", command=["pwd"])
     )
-    toolbox = OwnToolbox(read_tools_config(path).tools)
+    toolbox = UserToolbox(read_tools_config(path).tools)
     await toolbox.run("keep", {"text": "a"})
     assert await toolbox.run("show", {}) == '{"text": "a"}'
     folder = Path((await toolbox.run("where", {})).strip())

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from openclaw_rl.envs.base import Environment, Message, Outcome, Task
-from openclaw_rl.envs.blocks import block_of
+from openclaw_rl.envs.terminal.commands import block_of
 
 #: What a policy answers to a task, one after the other; afterwards it says that it is done.
 Policy = Callable[[Task], list[str]]

@@ -11,10 +11,9 @@ from openclaw_rl.plugins import describe, load_plugin
 OPTION = "--env"
 #: The built-in environments: name, module and class. To add one, write its module and add a line here.
 BUILT_IN = {
-    "toolcall": "openclaw_rl.envs.toolcall.choose:make_toolcall",
-    "terminal": "openclaw_rl.envs.terminal.choose:make_terminal",
+    "toolcall": "openclaw_rl.envs.toolcall.environment:make_toolcall",
+    "terminal": "openclaw_rl.envs.terminal.environment:make_terminal",
     "bfcl": "openclaw_rl.envs.bfcl:Bfcl",
-    "reasoning": "openclaw_rl.envs.reasoning:Reasoning",
     "browser": "openclaw_rl.envs.browser.environment:make_browser",
     "gui": "openclaw_rl.envs.browser.environment:make_browser",
     "swe": "openclaw_rl.envs.swe.choose:make_swe",

@@ -1,4 +1,4 @@
-"""The environment `terminal` with generated tasks, without end."""
+"""The environment `terminal`: generated tasks, without end, or those of a folder."""
 
 import functools
 import shutil
@@ -10,15 +10,16 @@ from random import Random
 from typing import Any
 
 from openclaw_rl.config.options import ConfigError
-from openclaw_rl.envs.base import Message, Task
-from openclaw_rl.envs.blocks import BASH_TOOL, block_of, call_of
+from openclaw_rl.envs.base import Environment, Message, Task
 from openclaw_rl.envs.choices import checked_examples, checked_split, digest, several
-from openclaw_rl.envs.terminal.episode import TerminalEpisode, TerminalLimits
+from openclaw_rl.envs.terminal.commands import BASH_TOOL, block_of, call_of
+from openclaw_rl.envs.terminal.episode import SEVERAL_COMMANDS, TerminalEpisode, TerminalLimits
 from openclaw_rl.envs.terminal.families import FAMILIES
 from openclaw_rl.envs.terminal.families.draft import TerminalDraft
+from openclaw_rl.envs.terminal.user_tasks import UserTasks
 from openclaw_rl.sandbox.base import Sandbox
 from openclaw_rl.sandbox.fences.run_command import PATH
-from openclaw_rl.sandbox.kinds import ContainerSandbox, trial
+from openclaw_rl.sandbox.kinds import DEFAULT_IMAGE, ContainerSandbox, choose_sandbox, trial
 
 #: Level → how many answers an attempt has.
 TURNS = {1: 1, 2: 4, 3: 6}
@@ -30,11 +31,35 @@ MAX_EXAMPLES = 8
 #: Family → the program that it needs.
 PROGRAMS = {"git": "git", "archives": "tar", "processes": "flock"}
 ONE_COMMAND = "You are in a Linux shell. Do what the user asks with one bash {style}."
-SEVERAL_COMMANDS = (
-    "You are in a Linux shell. Do what the user asks with bash {style}s, one in each answer. When it is done, "
-    "answer: DONE"
-)
 DONE: Message = {"role": "assistant", "content": "DONE"}
+
+
+def make_terminal(
+    sandbox: str = "auto",
+    unsafe_no_sandbox: bool = False,
+    image: str = DEFAULT_IMAGE,
+    path: str | None = None,
+    families: str | Sequence[str] | None = None,
+    levels: int | Sequence[int] | None = None,
+    examples: int | None = None,
+    style: str | None = None,
+    seconds: float = 10.0,
+    max_output: int = 2000,
+    memory_mib: int = 512,
+) -> Environment:
+    """The environment of the given settings. Raises ConfigError."""
+    given: dict[str, Any] = {"families": families, "levels": levels, "examples": examples, "style": style}
+    settings = {name: value for name, value in given.items() if value is not None}
+    if path is not None and settings:
+        raise ConfigError(f"{next(iter(settings))} is for generated tasks; leave out path, or {next(iter(settings))}.")
+    for name, value in (("seconds", seconds), ("max_output", max_output), ("memory_mib", memory_mib)):
+        if not isinstance(value, int | float) or not value > 0:
+            raise ConfigError(f"{name} of terminal must be a number above 0, not {value}.")
+    limits = TerminalLimits(seconds, int(max_output), int(memory_mib))
+    chosen = choose_sandbox(sandbox, unsafe_no_sandbox, image)
+    if path is not None:
+        return UserTasks(chosen, limits, path)
+    return TerminalEnvironment(chosen, limits, **settings)
 
 
 class TerminalEnvironment:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from openclaw_rl.envs.base import EnvFailed, Message, Outcome, Step, Tool
-from openclaw_rl.envs.blocks import GivenCommand, read_command, results_for
+from openclaw_rl.envs.terminal.commands import GivenCommand, read_command, results_for
 from openclaw_rl.envs.terminal.scoring import CheckResult, WorkspaceScore, same_text, score
 from openclaw_rl.envs.terminal.workspace import WorkspaceItem, WorkspaceTooLarge, fill, look, read_bytes
 from openclaw_rl.sandbox.base import Sandbox, give_folder, remove_folder
@@ -25,6 +25,10 @@ PROCESS_SECONDS, LOOK_SECONDS = 2.0, 0.05
 MAX_PID_BYTES = 64
 #: How much of an error is repeated in a hint.
 MAX_ERROR = 200
+SEVERAL_COMMANDS = (
+    "You are in a Linux shell. Do what the user asks with bash {style}s, one in each answer. When it is done, "
+    "answer: DONE"
+)
 NO_COMMAND = "Answer with one bash block that has the command."
 
 

@@ -1,18 +1,21 @@
-"""The environment `toolcall`: generated tasks whose answers are known, without end."""
+"""The environment `toolcall`: generated tasks whose answers are known, without end, or those of a user's tools."""
 
 import json
 from collections.abc import Iterator, Sequence
 from itertools import count
+from pathlib import Path
 from random import Random
 from typing import Any
 
-from openclaw_rl.envs.base import Message, Task
+from openclaw_rl.config.options import ConfigError
+from openclaw_rl.envs.base import Environment, Message, Task
 from openclaw_rl.envs.calls import ExpectedCall
 from openclaw_rl.envs.choices import checked_examples, checked_split, digest, several
-from openclaw_rl.envs.toolcall.builtin.kinds import KINDS, Draft, run
-from openclaw_rl.envs.toolcall.builtin.tools import TOOLS, BuiltinToolbox, normalise
+from openclaw_rl.envs.toolcall.builtin_tasks import KINDS, Draft, run
+from openclaw_rl.envs.toolcall.builtin_tools import TOOLS, BuiltinToolbox, normalise
 from openclaw_rl.envs.toolcall.episode import ToolEpisode
 from openclaw_rl.envs.toolcall.scoring import Goal
+from openclaw_rl.envs.toolcall.user_tools import UserTools
 
 #: Level → what it asks for.
 LEVELS = {
@@ -29,6 +32,22 @@ CALL_ONLY = "Answer the user's question with one tool call."
 THEN_ANSWER = (
     "Use the tools to answer the user's question. When you know it, write: Answer: followed by the answer only."
 )
+
+
+def make_toolcall(
+    tools_config: str | Path | None = None,
+    kinds: str | Sequence[str] | None = None,
+    levels: int | Sequence[int] | None = None,
+    examples: int | None = None,
+) -> Environment:
+    """The environment of the given settings. Raises ConfigError."""
+    given: dict[str, Any] = {"kinds": kinds, "levels": levels, "examples": examples}
+    settings = {name: value for name, value in given.items() if value is not None}
+    if tools_config is None:
+        return ToolCallEnvironment(**settings)
+    if settings:
+        raise ConfigError(f"{next(iter(settings))} is for generated tasks; with --tools-config, tasks are in a file.")
+    return UserTools(tools_config)
 
 
 class ToolCallEnvironment:

@@ -17,7 +17,7 @@ import httpx
 
 from openclaw_rl.envs.base import EnvFailed, Tool
 from openclaw_rl.envs.calls import ToolFailed, check_json
-from openclaw_rl.envs.toolcall.own.config import OPTION, PLACEHOLDER, HowToRun, ToolDefinition
+from openclaw_rl.envs.toolcall.user_config import OPTION, PLACEHOLDER, HowToRun, ToolDefinition
 from openclaw_rl.plugins import load_plugin
 from openclaw_rl.sandbox.command import run_command
 from openclaw_rl.sandbox.fences.run_command import CANNOT_START, cannot_start
@@ -29,7 +29,7 @@ BYTES_OF_A_CHARACTER = 4
 MAX_ERROR = 500
 
 
-class OwnToolbox:
+class UserToolbox:
     """The tools of one episode.
 
     - A tool gets arguments that satisfy its schema.

@@ -1,4 +1,4 @@
-"""Tasks for a user's own tools, from a file with one JSON object a line:
+"""A user's tools and tasks as an environment. The tasks are in a file with one JSON object a line:
 
     {"messages": [{"role": "user", "content": "How many words has 'a b c'?"}], "answer": 3}
     {"question": "Book a table for two.", "calls": [{"name": "book", "arguments": {"people": 2}}], "split": "held-out"}
@@ -11,19 +11,90 @@ means solved. `split` is train or held-out; without it, one task in five is held
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
+from itertools import count
 from pathlib import Path
+from random import Random
 from typing import Any, Literal, Self
 
 from pydantic import Field, StrictFloat, StrictInt, StrictStr, ValidationError, model_validator
 
 from openclaw_rl.config.options import ConfigError, read_text
-from openclaw_rl.envs.base import Task
-from openclaw_rl.envs.toolcall.own.config import OPTION, StrictPart
-from openclaw_rl.plugins import load_plugin
+from openclaw_rl.envs.base import EnvFailed, Message, Outcome, Task
+from openclaw_rl.envs.calls import ExpectedCall
+from openclaw_rl.envs.toolcall.episode import ToolEpisode
+from openclaw_rl.envs.toolcall.scoring import Goal
+from openclaw_rl.envs.toolcall.user_config import OPTION, StrictPart, read_tools_config
+from openclaw_rl.envs.toolcall.user_toolbox import UserToolbox
+from openclaw_rl.plugins import describe, load_plugin
 
 #: One task of so many is held out, where the file does not say which.
 HELD_OUT_ONE_IN = 5
+
+
+class UserTools:
+    """The tasks of a configuration, over and over in an order that depends on the seed."""
+
+    def __init__(self, tools_config: str | Path) -> None:
+        self._path = Path(tools_config)
+        self._config = read_tools_config(self._path)
+        names = [tool.function.name for tool in self._config.tools]
+        self._tasks = read_tasks(self._config.tasks, names, self._config.system)
+
+    def tasks(self, split: str, seed: int) -> Iterator[Task]:
+        if not self._tasks.get(split):
+            raise ConfigError(f"{OPTION}: {self._config.tasks} has no task of the split {split}.")
+        return _shuffled(self._tasks[split], seed)
+
+    def open(self, task: Task) -> ToolEpisode:
+        data = task.data
+        goal = Goal([ExpectedCall(**call) for call in data["calls"]], data["answer"])
+        limits = (max(self._config.max_turns, len(goal.calls) + 1), max(self._config.max_calls, len(goal.calls) + 1))
+        return UserToolsEpisode(task, UserToolbox(self._config.tools), data["messages"], goal, *limits)
+
+
+class UserToolsEpisode(ToolEpisode):
+    """An attempt whose task may have a checker of its own."""
+
+    def __init__(
+        self,
+        task: Task,
+        toolbox: UserToolbox,
+        messages: Sequence[Message],
+        goal: Goal,
+        max_turns: int,
+        max_calls: int,
+    ) -> None:
+        super().__init__(toolbox, messages, goal, max_turns, max_calls)
+        self._task = task
+        self._user_toolbox = toolbox
+
+    async def outcome(self) -> Outcome:
+        if not self._task.data["checker"]:
+            return await super().outcome()
+        check = load_plugin(self._task.data["checker"], OPTION, ())
+        calls = [
+            {"name": call.name, "arguments": call.arguments, "error": call.problem or call.failure}
+            for call in self.made
+        ]
+        try:
+            # Copies, because the other attempts at the task use the same data.
+            reward = float(check(*deepcopy((dict(self._task.data), calls)), self.answer or ""))
+        except Exception as error:
+            raise EnvFailed(f"The checker {self._task.data['checker']} failed: {describe(error)}.") from error
+        if not math.isfinite(reward):
+            raise EnvFailed(f"The checker {self._task.data['checker']} gave {reward}, which is not a reward.")
+        return Outcome(reward, reward >= 1)
+
+    async def close(self) -> None:
+        await self._user_toolbox.close()
+
+
+def _shuffled(tasks: Sequence[Task], seed: int) -> Iterator[Task]:
+    for turn in count():
+        yield from Random(f"tools {seed} {turn}").sample(tasks, len(tasks))
 
 
 class WantedCall(StrictPart):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from openclaw_rl.envs.calls import ExpectedCall
-from openclaw_rl.envs.toolcall.builtin.tools import FUNCTIONS, OPERATIONS, UNITS, Value, World
+from openclaw_rl.envs.toolcall.builtin_tools import FUNCTIONS, OPERATIONS, UNITS, Value, World
 
 FIRST_NAMES = (
     "Ada",

@@ -1,4 +1,4 @@
-"""Tasks of one's own: a folder for each, with task.toml, files/ and check.sh."""
+"""Tasks that a user writes: a folder for each, with task.toml, files/ and check.sh."""
 
 import asyncio
 import dataclasses
@@ -15,8 +15,7 @@ from typing import Any
 from openclaw_rl.config.options import ConfigError
 from openclaw_rl.envs.base import Outcome, Task
 from openclaw_rl.envs.choices import checked_split, digest
-from openclaw_rl.envs.terminal.environment import SEVERAL_COMMANDS
-from openclaw_rl.envs.terminal.episode import TerminalEpisode, TerminalLimits
+from openclaw_rl.envs.terminal.episode import SEVERAL_COMMANDS, TerminalEpisode, TerminalLimits
 from openclaw_rl.envs.terminal.scoring import RAN_WEIGHT
 from openclaw_rl.sandbox.base import Sandbox, remove_folder
 from openclaw_rl.sandbox.kinds import ContainerSandbox
@@ -38,7 +37,7 @@ PARTIAL_CREDIT = re.compile(r"reward: (0(?:\.\d+)?|1(?:\.0+)?)")
 MAX_HINT = 500
 
 
-class OwnTerminal:
+class UserTasks:
     """The tasks in a folder, each a folder of its own. The seed gives their order, which is the same in each round."""
 
     def __init__(self, sandbox: Sandbox, limits: TerminalLimits, path: str | Path) -> None:
@@ -61,15 +60,15 @@ class OwnTerminal:
         Random(f"own {split} {seed}").shuffle(tasks)
         return cycle(tasks)
 
-    def open(self, task: Task) -> "OwnTerminalEpisode":
+    def open(self, task: Task) -> "UserTaskEpisode":
         sandbox, image = self._sandbox, task.data["image"]
         if image and isinstance(sandbox, ContainerSandbox):
             sandbox = dataclasses.replace(sandbox, image=image)
-        return OwnTerminalEpisode(sandbox, task.data, self._limits)
+        return UserTaskEpisode(sandbox, task.data, self._limits)
 
 
-class OwnTerminalEpisode(TerminalEpisode):
-    """An attempt at a task of one's own.
+class UserTaskEpisode(TerminalEpisode):
+    """An attempt at a user's task.
 
     - The check runs after the attempt, in the sandbox, from a copy that the policy never had.
     - Its home is an empty folder, and its Python imports nothing from the workspace.

@@ -1,1 +1,0 @@
-"""Tools and tasks that a user defines in a file (`--tools-config`)."""
