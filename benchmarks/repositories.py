@@ -11,9 +11,8 @@ from itertools import islice
 from common import machine, sized, table
 
 from openclaw_rl.envs.base import Message, Task
-from openclaw_rl.envs.swe.blocks import EditBlock
-from openclaw_rl.envs.swe.choose import make_swe
-from openclaw_rl.envs.swe.environment import PlantedBugs
+from openclaw_rl.envs.swe.edit_blocks import EditBlock
+from openclaw_rl.envs.swe.environment import PlantedBugs, make_swe
 
 EPISODES = sized(40, 2)
 PARALLEL = sized((1, 4, 8), (2,))

@@ -270,7 +270,7 @@ def test_a_tab_loads_from_the_request_of_a_page_to_its_end() -> None:
 
 def test_a_page_that_was_asked_for_and_never_begins_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr("openclaw_rl.envs.browser.chromium.loading.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("openclaw_rl.envs.browser.chromium.time.monotonic", lambda: now[0])
     state = LoadingState()
     state.read(REQUESTED, {"frameId": "1"})
     assert state.loads

@@ -10,13 +10,12 @@ from openclaw_rl.config.options import ConfigError
 from openclaw_rl.envs.base import Task
 from openclaw_rl.envs.checks import checked_messages, checked_tools
 from openclaw_rl.envs.registry import make_environment
-from openclaw_rl.envs.swe.blocks import read_blocks
-from openclaw_rl.envs.swe.choose import make_swe
-from openclaw_rl.envs.swe.environment import LEVELS, PlantedBugs
-from openclaw_rl.envs.swe.mutate import KINDS, bugs_in
+from openclaw_rl.envs.swe.assert_tests import prepare
+from openclaw_rl.envs.swe.bugs import KINDS, bugs_in
+from openclaw_rl.envs.swe.edit_blocks import read_blocks
+from openclaw_rl.envs.swe.environment import LEVELS, PlantedBugs, make_swe
 from openclaw_rl.envs.swe.packages import packages_of, read_packages
-from openclaw_rl.envs.swe.plain import prepare
-from openclaw_rl.envs.swe.trial import try_tests
+from openclaw_rl.envs.swe.planting import try_tests
 from support.swe_policies import Policy, destroys_everything, does_nothing, needs_sandbox, oracle, play, text
 
 pytestmark = needs_sandbox

@@ -19,9 +19,9 @@ from openclaw_rl.config.options import ConfigError
 from openclaw_rl.envs.base import EnvFailed, Environment, Outcome
 from openclaw_rl.envs.registry import make_environment
 from openclaw_rl.envs.swe import bench as swe_bench
-from openclaw_rl.envs.swe.choose import make_swe
+from openclaw_rl.envs.swe.environment import make_swe
 from openclaw_rl.envs.swe.instances import IMAGE_PYTHON, export_clone
-from openclaw_rl.envs.swe.pytest_suite import read_results
+from openclaw_rl.envs.swe.suites import read_results
 from openclaw_rl.sandbox.base import remove_folder
 from support.swe_policies import call, needs_sandbox, said, text
 
@@ -137,13 +137,15 @@ FIX = call("edit", path="calc.py", old="a - b", new="a + b")
 EMPTY_TESTS = call("edit", path="tests/test_calc.py", old=TESTS, new="def test_one():\n    pass\n")
 
 
-async def test_an_instance_is_solved_by_the_edit_that_its_tests_want(bench: Path) -> None:
-    outcome = await attempt(make_swe(path=bench, runner="plain"), FIX, text("Done."))
+async def test_an_instance_is_solved_by_the_edit_that_its_tests_want(bench: Path, python_with_pytest: str) -> None:
+    outcome = await attempt(make_swe(path=bench, python=python_with_pytest), FIX, text("Done."))
     assert (outcome.reward, outcome.solved) == (1.0, True)
 
 
-async def test_the_issue_is_shown_and_the_tests_of_the_patch_and_the_history_are_not(bench: Path) -> None:
-    environment = make_swe(path=bench, runner="plain")
+async def test_the_issue_is_shown_and_the_tests_of_the_patch_and_the_history_are_not(
+    bench: Path, python_with_pytest: str
+) -> None:
+    environment = make_swe(path=bench, python=python_with_pytest)
     (task,) = islice(environment.tasks("train", 0), 1)
     episode = environment.open(task)
     assert (await episode.start())[-1]["content"] == "add subtracts."
@@ -153,21 +155,23 @@ async def test_the_issue_is_shown_and_the_tests_of_the_patch_and_the_history_are
     assert not (await episode.outcome()).solved
 
 
-async def test_edits_of_tests_do_not_count(bench: Path) -> None:
-    outcome = await attempt(make_swe(path=bench, runner="plain"), EMPTY_TESTS)
+async def test_edits_of_tests_do_not_count(bench: Path, python_with_pytest: str) -> None:
+    outcome = await attempt(make_swe(path=bench, python=python_with_pytest), EMPTY_TESTS)
     assert (outcome.reward, outcome.solved) == (0.0, False)
 
 
-async def test_a_folder_with_the_name_of_the_instance_needs_no_git(tmp_path: Path) -> None:
+async def test_a_folder_with_the_name_of_the_instance_needs_no_git(tmp_path: Path, python_with_pytest: str) -> None:
     write_files(tmp_path / "repos" / "owner__calc-1")
     write_instance(tmp_path)
-    assert (await attempt(make_swe(path=tmp_path, runner="plain"), FIX)).solved
+    assert (await attempt(make_swe(path=tmp_path, python=python_with_pytest), FIX)).solved
     assert (tmp_path / "repos" / "owner__calc-1" / "calc.py").read_text() == CALC
 
 
-async def test_the_variable_names_the_folder(bench: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_variable_names_the_folder(
+    bench: Path, monkeypatch: pytest.MonkeyPatch, python_with_pytest: str
+) -> None:
     monkeypatch.setenv("SWE_BENCH_PATH", str(bench))
-    assert (await attempt(make_swe(runner="plain"), FIX)).solved
+    assert (await attempt(make_swe(python=python_with_pytest), FIX)).solved
 
 
 async def test_pytest_runs_the_tests(bench: Path, python_with_pytest: str) -> None:
@@ -207,7 +211,7 @@ async def test_with_docker_files_and_python_are_those_of_the_image(
 
 
 async def test_attempts_share_an_export_that_outlives_the_one_that_began_it(
-    bench: Path, monkeypatch: pytest.MonkeyPatch
+    bench: Path, monkeypatch: pytest.MonkeyPatch, python_with_pytest: str
 ) -> None:
     begun, may_end, exports = threading.Event(), threading.Event(), []
 
@@ -218,7 +222,7 @@ async def test_attempts_share_an_export_that_outlives_the_one_that_began_it(
         export_clone(clone, commit, target)
 
     monkeypatch.setattr(swe_bench, "export_clone", slow_export)
-    environment = make_swe(path=bench, runner="plain")
+    environment = make_swe(path=bench, python=python_with_pytest)
     (task,) = islice(environment.tasks("train", 0), 1)
     first = asyncio.create_task(environment.open(task).start())  # type: ignore[arg-type]
     assert await asyncio.to_thread(begun.wait, 30)
@@ -236,8 +240,10 @@ async def test_attempts_share_an_export_that_outlives_the_one_that_began_it(
     environment.close()  # type: ignore[attr-defined]
 
 
-async def test_an_export_that_failed_is_tried_again(bench: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    environment = make_swe(path=bench, runner="plain")
+async def test_an_export_that_failed_is_tried_again(
+    bench: Path, monkeypatch: pytest.MonkeyPatch, python_with_pytest: str
+) -> None:
+    environment = make_swe(path=bench, python=python_with_pytest)
     (task,) = islice(environment.tasks("train", 0), 1)
     with monkeypatch.context() as patch:
         patch.setenv("PATH", "/nowhere")
@@ -246,10 +252,12 @@ async def test_an_export_that_failed_is_tried_again(bench: Path, monkeypatch: py
     assert (await attempt(environment, FIX)).solved
 
 
-def test_without_git_the_start_is_refused(bench: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_git_the_start_is_refused(
+    bench: Path, monkeypatch: pytest.MonkeyPatch, python_with_pytest: str
+) -> None:
     monkeypatch.setattr(shutil, "which", lambda name, **_: None if name == "git" else f"/usr/bin/{name}")
     with pytest.raises(ConfigError, match="owner__calc-1 needs git"):
-        make_swe(path=bench, runner="plain")
+        make_swe(path=bench, python=python_with_pytest)
 
 
 def test_a_refusal_leaves_no_folder(bench: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -277,13 +285,12 @@ def test_a_refusal_leaves_no_folder(bench: Path, monkeypatch: pytest.MonkeyPatch
 def test_a_wrong_file_is_refused_in_a_sentence(bench: Path, changes: dict[str, object], reason: str) -> None:
     write_instance(bench, **changes)
     with pytest.raises(ConfigError, match=reason):
-        make_environment("swe", {"path": str(bench), "runner": "plain"})
+        make_environment("swe", {"path": str(bench), "seconds": 5})
 
 
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ({"runner": "nose"}, "no runner nose"),
         ({"levels": 1}, "levels is for generated tasks"),
         ({"python": "/nowhere/bin/python"}, "cannot run tests in the sandbox"),
         ({"path": "/nowhere"}, "instances.jsonl"),
@@ -298,7 +305,7 @@ def test_wrong_settings_are_refused(bench: Path, settings: dict[str, object], re
 def test_settings_of_instances_need_a_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SWE_BENCH_PATH", raising=False)
     with pytest.raises(ConfigError, match="name their folder with path"):
-        make_environment("swe", {"runner": "plain"})
+        make_environment("swe", {"seconds": 5})
 
 
 def test_the_summary_of_pytest_is_read() -> None:

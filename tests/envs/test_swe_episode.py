@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from openclaw_rl.envs.calls import ToolFailed
-from openclaw_rl.envs.swe.blocks import EditBlock, read_blocks
-from openclaw_rl.envs.swe.plain import prepare
+from openclaw_rl.envs.swe.assert_tests import prepare
+from openclaw_rl.envs.swe.edit_blocks import EditBlock, read_blocks
 from openclaw_rl.envs.swe.repository import FolderTree, Repository, TextTree, is_protected, write
 from support.swe_policies import call, needs_sandbox, said, small_episode, text
 
@@ -234,7 +234,7 @@ class TestOutcome:
         assert (await episode.outcome()).reward == 0.0
 
 
-class TestPlainTests:
+class TestAssertTests:
     def test_what_is_expected_does_not_enter_the_sandbox(self) -> None:
         tests = prepare({"test_a.py": "def test_a():\n    assert f(1) == 'secret'\n    assert g()\n"})
         assert "secret" not in str(tests.job)

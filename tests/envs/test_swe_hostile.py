@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from openclaw_rl.envs.base import EnvFailed
-from openclaw_rl.envs.swe import suites
-from openclaw_rl.envs.swe.pytest_suite import Interpreter, PytestSuite
+from openclaw_rl.envs.swe import assert_tests, suites
+from openclaw_rl.envs.swe.assert_tests import AssertSuite
+from openclaw_rl.envs.swe.suites import Interpreter, PytestSuite
 from openclaw_rl.sandbox.base import Allowance
 from openclaw_rl.sandbox.kinds import FencedSandbox, problem_with
 from support.swe_policies import call, needs_sandbox, said, small_episode
@@ -211,10 +212,10 @@ class BrokenSandbox(FencedSandbox):
 class TestABrokenSandbox:
     """The policy is not to blame, so its attempt does not count."""
 
-    @pytest.mark.parametrize("runner", ["plain", "pytest"])
+    @pytest.mark.parametrize("runner", ["asserts", "pytest"])
     async def test_no_test_was_started(self, runner: str) -> None:
         tests = {"tests/test_calc.py": TESTS}
-        suite: suites.TestSuite = suites.PlainSuite(BrokenSandbox(), tests)
+        suite: suites.TestSuite = AssertSuite(BrokenSandbox(), tests)
         if runner == "pytest":
             suite = PytestSuite(BrokenSandbox(), Interpreter(), tests, [ADD], 5.0)
         attempt = small_episode({"calc.py": CALC}, tests, ADD, suite=suite)
@@ -233,7 +234,7 @@ class TestHarm:
     async def test_an_endless_loop_that_ignores_signals_ends(
         self, sandbox: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(suites, "PLAIN_SECONDS", 3.0)
+        monkeypatch.setattr(assert_tests, "RUN_SECONDS", 3.0)
         _, solved, seconds = await judged(IGNORES_SIGNALS, sandbox=sandbox)
         assert not solved
         assert seconds < 25

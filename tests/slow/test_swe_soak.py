@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from openclaw_rl.envs.base import Task
-from openclaw_rl.envs.swe.choose import make_swe
-from openclaw_rl.envs.swe.environment import LEVELS, PlantedBugs
+from openclaw_rl.envs.swe.environment import LEVELS, PlantedBugs, make_swe
 from support.process_stats import memory_mib, open_files, threads
 from support.swe_policies import Policy, call, destroys_everything, does_nothing, oracle, play
 

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from openclaw_rl.envs.base import Message, Outcome, Step, Task
-from openclaw_rl.envs.swe.blocks import EditBlock
+from openclaw_rl.envs.swe.assert_tests import AssertSuite
+from openclaw_rl.envs.swe.edit_blocks import EditBlock
 from openclaw_rl.envs.swe.environment import PlantedBugs
-from openclaw_rl.envs.swe.episode import RepositoryEpisode
+from openclaw_rl.envs.swe.episode import RepositoryEpisode, TestGoal
 from openclaw_rl.envs.swe.repository import Repository, TextTree
-from openclaw_rl.envs.swe.scoring import TestGoal
-from openclaw_rl.envs.swe.suites import PlainSuite, TestSuite
+from openclaw_rl.envs.swe.suites import TestSuite
 from openclaw_rl.sandbox.kinds import choose_sandbox, problem_with
 
 PROBLEMS = [problem_with(name) for name in ("bubblewrap", "fences")]
@@ -72,9 +72,9 @@ def small_episode(
     sandbox: str = "auto",
     suite: TestSuite | None = None,
 ) -> RepositoryEpisode:
-    """An episode in a repository of one's own, with its tests in it. They are plain, unless a suite is given."""
+    """An episode in a repository with tests in it. Their asserts are taken apart, unless a suite is given."""
     repository = Repository(TextTree({**files, **tests}))
-    suite = suite or PlainSuite(choose_sandbox(sandbox), tests)
+    suite = suite or AssertSuite(choose_sandbox(sandbox), tests)
     return RepositoryEpisode(repository, suite, [], TestGoal(must_pass, keep))
 
 

@@ -16,7 +16,7 @@ BUILT_IN = {
     "bfcl": "openclaw_rl.envs.bfcl:Bfcl",
     "browser": "openclaw_rl.envs.browser.environment:make_browser",
     "gui": "openclaw_rl.envs.browser.environment:make_browser",
-    "swe": "openclaw_rl.envs.swe.choose:make_swe",
+    "swe": "openclaw_rl.envs.swe.environment:make_swe",
 }
 #: What an own file may call its environment, where the option names none.
 DEFAULT_NAMES = ("ENVIRONMENT", "Env", "environment")

@@ -12,7 +12,7 @@ from random import Random
 from openclaw_rl.config.options import ConfigError
 from openclaw_rl.envs.base import EnvFailed, Message, Outcome, Step, Task, Tool
 from openclaw_rl.envs.choices import checked_split
-from openclaw_rl.envs.swe.episode import RepositoryEpisode
+from openclaw_rl.envs.swe.episode import RepositoryEpisode, TestGoal
 from openclaw_rl.envs.swe.instances import (
     IMAGE_PYTHON,
     Instance,
@@ -24,10 +24,8 @@ from openclaw_rl.envs.swe.instances import (
     patched_tests,
 )
 from openclaw_rl.envs.swe.packages import Files
-from openclaw_rl.envs.swe.pytest_suite import Interpreter, PytestSuite
 from openclaw_rl.envs.swe.repository import FolderTree, Repository
-from openclaw_rl.envs.swe.scoring import TestGoal
-from openclaw_rl.envs.swe.suites import PlainSuite, TestSuite
+from openclaw_rl.envs.swe.suites import Interpreter, PytestSuite
 from openclaw_rl.envs.swe.tools import TOOLS
 from openclaw_rl.sandbox.base import Sandbox
 from openclaw_rl.sandbox.kinds import ContainerSandbox
@@ -52,12 +50,11 @@ class SweBench:
         sandbox: Sandbox,
         path: Path,
         instances: Sequence[Instance],
-        runner: str,
         interpreter: Interpreter,
         seconds: float,
     ) -> None:
         self.about = sandbox.about
-        self._sandbox, self._path, self._runner = sandbox, path, runner
+        self._sandbox, self._path = sandbox, path
         self._interpreter, self._seconds = interpreter, seconds
         self._instances = {instance.instance_id: instance for instance in instances}
         in_container = isinstance(sandbox, ContainerSandbox)
@@ -126,12 +123,10 @@ class SweBench:
             texts = patched_tests(files, instance, tests)
             return files.rename(work / instance.instance_id), texts
 
-    def _suite(self, instance: Instance, tests: Files) -> TestSuite:
+    def _suite(self, instance: Instance, tests: Files) -> PytestSuite:
         sandbox, interpreter = self._sandbox, self._interpreter
         if isinstance(sandbox, ContainerSandbox):
             sandbox, interpreter = ContainerSandbox(sandbox.name, instance.image), Interpreter(IMAGE_PYTHON)
-        if self._runner == "plain":
-            return PlainSuite(sandbox, tests)
         return PytestSuite(sandbox, interpreter, tests, [*instance.must_pass, *instance.must_keep], self._seconds)
 
     @staticmethod

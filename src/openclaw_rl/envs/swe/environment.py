@@ -1,21 +1,35 @@
-"""The environment `swe` with its generated tasks: bugs planted in small packages, without end."""
+"""The environment `swe`: bugs planted in small packages, without end, or tasks in the format of SWE-bench."""
 
 import json
+import math
+import os
 from collections.abc import Iterator, Sequence
 from itertools import count
+from pathlib import Path
 from random import Random
+from typing import Any
 
-from openclaw_rl.envs.base import Message, Task
+from openclaw_rl.config.options import ConfigError
+from openclaw_rl.envs.base import Environment, Message, Task
 from openclaw_rl.envs.choices import checked_examples, checked_split, digest, several
-from openclaw_rl.envs.swe.blocks import EditBlock
-from openclaw_rl.envs.swe.drafts import BugDraft, draw, draw_examples
-from openclaw_rl.envs.swe.episode import RepositoryEpisode
-from openclaw_rl.envs.swe.mutate import KINDS
+from openclaw_rl.envs.swe.assert_tests import BARE_PYTHON, AssertSuite
+from openclaw_rl.envs.swe.bench import SweBench
+from openclaw_rl.envs.swe.bugs import KINDS
+from openclaw_rl.envs.swe.edit_blocks import EditBlock
+from openclaw_rl.envs.swe.episode import RepositoryEpisode, TestGoal
+from openclaw_rl.envs.swe.instances import read_instances
+from openclaw_rl.envs.swe.planting import BugDraft, draw, draw_examples
 from openclaw_rl.envs.swe.repository import Repository, TextTree
-from openclaw_rl.envs.swe.scoring import TestGoal
-from openclaw_rl.envs.swe.suites import PlainSuite
+from openclaw_rl.envs.swe.suites import Interpreter, check_python
 from openclaw_rl.sandbox.base import Sandbox
+from openclaw_rl.sandbox.choose import CONTAINERS, choose_sandbox
 
+#: The variable that names the folder of instances.
+PATH_VARIABLE = "SWE_BENCH_PATH"
+#: The image in which generated tasks are tested, with docker or podman.
+PYTHON_IMAGE = "python:3.12-slim"
+#: Seconds for one run of pytest: a call of the environment may take 120 by default.
+PYTEST_SECONDS = 100.0
 #: Level → what it asks for.
 LEVELS = {
     1: "one short function, which is shown; one edit, with which the attempt ends",
@@ -26,6 +40,58 @@ LEVELS = {
 MAX_EXAMPLES = 6
 ONE_EDIT = "Fix the bug with one edit: the lines to find, and the lines that replace them."
 USE_TOOLS = "Fix the bug in the repository with the tools. When the tests pass, write: Done."
+
+
+def make_swe(
+    levels: int | Sequence[int] | None = None,
+    kinds: str | Sequence[str] | None = None,
+    examples: int | None = None,
+    path: str | Path | None = None,
+    python: str | None = None,
+    seconds: float | None = None,
+    sandbox: str = "auto",
+    unsafe_no_sandbox: bool = False,
+) -> Environment:
+    """The environment of the given settings. Raises ConfigError."""
+    generated: dict[str, Any] = _given(levels=levels, kinds=kinds, examples=examples)
+    of_instances: dict[str, Any] = _given(python=python, seconds=seconds)
+    if path is None and not (generated and not of_instances):
+        path = os.environ.get(PATH_VARIABLE) or None
+    if path is None:
+        if of_instances:
+            raise ConfigError(f"{next(iter(of_instances))} is for instances of SWE-bench; name their folder with path.")
+        chosen = choose_sandbox(sandbox, unsafe_no_sandbox, PYTHON_IMAGE)
+        environment = PlantedBugs(chosen, **generated)
+        check_python(chosen, [*BARE_PYTHON, "import json"])
+        return environment
+    if generated:
+        raise ConfigError(f"{next(iter(generated))} is for generated tasks; with path, tasks are in a file.")
+    return _make_bench(Path(path).expanduser(), sandbox, unsafe_no_sandbox, **of_instances)
+
+
+def _make_bench(
+    path: Path,
+    sandbox: str,
+    unsafe_no_sandbox: bool,
+    python: str = "python3",
+    seconds: float = PYTEST_SECONDS,
+) -> SweBench:
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < math.inf:
+        raise ConfigError(f"seconds of swe must be a number above 0, not {seconds!r}.")
+    instances = read_instances(path)
+    if sandbox in CONTAINERS:
+        chosen = choose_sandbox(sandbox, image=instances[0].image)
+        return SweBench(chosen, path, instances, Interpreter(), seconds)
+    chosen = choose_sandbox(sandbox, unsafe_no_sandbox)
+    # A virtual environment's Python is a link, and its packages are beside it.
+    interpreter = Interpreter(python, [Path(python).parents[1]] if os.path.isabs(python) else [])
+    environment = SweBench(chosen, path, instances, interpreter, seconds)
+    check_python(chosen, interpreter.argv("-c", "import pytest"), interpreter.readable)
+    return environment
+
+
+def _given(**settings: Any) -> dict[str, Any]:
+    return {name: value for name, value in settings.items() if value is not None}
 
 
 class PlantedBugs:
@@ -59,7 +125,7 @@ class PlantedBugs:
         data = task.data
         return RepositoryEpisode(
             Repository(TextTree(data["files"])),
-            PlainSuite(self._sandbox, data["tests"]),
+            AssertSuite(self._sandbox, data["tests"]),
             data["messages"],
             TestGoal(data["must_pass"], data["must_keep"]),
             single_edit=data["level"] == 1,

@@ -6,12 +6,13 @@ hidden: the repository of an episode does not have them, but it is judged by the
 
 import ast
 import functools
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from openclaw_rl.envs.choices import digest
-from openclaw_rl.envs.swe.syntax import parse
 
 FOLDER = Path(__file__).with_name("packages")
 FILE_MARK = "==> "
@@ -33,6 +34,25 @@ class Package:
     sources: Files
     tests: Files
     """All tests, also the hidden ones."""
+
+
+_parsing = threading.Lock()
+
+
+def parse(source: str) -> ast.Module:
+    """As `ast.parse`, used by one thread at a time.
+
+    CPython 3.11 keeps one count of a tree's depth for the whole interpreter. If threads switch while a tree is made, as
+    in garbage collection, another thread changes the count, and `ast.parse` raises SystemError.
+    """
+    with _parsing:
+        return ast.parse(source)
+
+
+def literal(source: str) -> Any:
+    """As `ast.literal_eval`, used by one thread at a time, for the same reason."""
+    with _parsing:
+        return ast.literal_eval(source)
 
 
 @functools.cache

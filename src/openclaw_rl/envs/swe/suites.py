@@ -1,31 +1,52 @@
-"""How the tests of a repository are run: always in the sandbox, always in a new copy."""
+"""How the tests of a repository are run: always in the sandbox, always in a new copy.
+
+pytest and the tested code share a process, as in SWE-bench itself: code that is written to deceive pytest could do so.
+What the policy can edit by name is put back (see `repository`); `assert_tests` have no such gap.
+"""
 
 import asyncio
-import json
+import re
 import tempfile
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from openclaw_rl.config.options import ConfigError
 from openclaw_rl.envs.base import EnvFailed
+from openclaw_rl.envs.swe.assert_tests_child import STARTED
 from openclaw_rl.envs.swe.packages import Files
-from openclaw_rl.envs.swe.plain import PlainTests, prepare, read_reports
-from openclaw_rl.envs.swe.plain_child import STARTED
-from openclaw_rl.envs.swe.repository import Repository, is_protected
-from openclaw_rl.envs.swe.results import TestResult
+from openclaw_rl.envs.swe.repository import Repository, write
 from openclaw_rl.sandbox.base import Sandbox, remove_folder
 from openclaw_rl.sandbox.programs import ProgramOutcome
 
-#: Limits of one run of plain tests.
-PLAIN_SECONDS, PLAIN_MEMORY_MIB, MAX_REPORT_BYTES = 10.0, 256, 1 << 20
-#: No site packages, no settings of the user, no bytecode files; the folder is not searched for modules at the start.
-PLAIN_PYTHON = ("python3", "-I", "-S", "-B", "-X", "utf8", "-c")
 #: How long Python may take to say that it works; a container's image may have to be loaded.
 TRIAL_SECONDS = 60.0
-RUNNER = Path(__file__).with_name("plain_child.py").read_text("utf-8")
+#: What a trial of Python, and what a run of pytest may take.
+TRIAL_MEMORY_MIB, PYTEST_MEMORY_MIB, MAX_OUTPUT_BYTES = 256, 4096, 8 << 20
+#: Without the folder on the path, Python would load a sitecustomize.py of the repository at the start.
+START = f"import sys; print({STARTED!r}, flush=True); " + (
+    "sys.path[:0] = ['', 'src', 'lib']; import pytest; sys.exit(pytest.main(sys.argv[1:]))"
+)
+FLAGS = ("-q", "-rA", "--tb=line", "-p", "no:cacheprovider", "--color=no")
+#: A line of pytest's summary; the reason of a failure comes after a dash.
+RESULT = re.compile(r"^(PASSED|XFAIL|FAILED|ERROR|XPASS) (\S+(?:\[.*?\])?)(?: - (.*))?$", re.MULTILINE)
+GOOD = frozenset({"PASSED", "XFAIL"})
+#: How much of a reason is shown.
+MAX_REASON = 300
+
+
+@dataclass(frozen=True, slots=True)
+class TestResult:
+    """What became of a test."""
+
+    passed: bool
+    problem: str = ""
+    """What is wrong, in a sentence; empty if it passed."""
+    loaded: bool = True
+    """Whether its file could be loaded, and with it the code that it tests."""
 
 
 def check_python(sandbox: Sandbox, argv: Sequence[str], readable: Sequence[Path] = ()) -> None:
@@ -34,7 +55,7 @@ def check_python(sandbox: Sandbox, argv: Sequence[str], readable: Sequence[Path]
     async def trial() -> ProgramOutcome:
         async with new_folder() as folder:
             return await sandbox.run(
-                argv, folder, seconds=TRIAL_SECONDS, memory_mib=PLAIN_MEMORY_MIB, readable=readable
+                argv, folder, seconds=TRIAL_SECONDS, memory_mib=TRIAL_MEMORY_MIB, readable=readable
             )
 
     with ThreadPoolExecutor(1) as thread:
@@ -72,41 +93,6 @@ class TestSuite(Protocol):
         """Run the original tests, also hidden ones, on a clean copy with the edits of sources."""
 
 
-class PlainSuite:
-    """Plain tests, which need Python alone."""
-
-    def __init__(self, sandbox: Sandbox, tests: Files) -> None:
-        self._sandbox, self._tests = sandbox, tests
-
-    async def run(self, repository: Repository) -> dict[str, TestResult]:
-        tests = await asyncio.to_thread(lambda: prepare(_plain_tests_in(repository)))
-        return await self._run(repository, tests, judged=False)
-
-    async def judge(self, repository: Repository) -> dict[str, TestResult]:
-        return await self._run(repository, await asyncio.to_thread(prepare, self._tests), judged=True)
-
-    async def _run(self, repository: Repository, tests: PlainTests, *, judged: bool) -> dict[str, TestResult]:
-        async with new_folder() as folder:
-            await to_its_end_in_thread(lambda: repository.copy_to(folder, judged=judged))
-            outcome = await self._sandbox.run(
-                [*PLAIN_PYTHON, RUNNER],
-                folder,
-                stdin=json.dumps(tests.job).encode(),
-                seconds=PLAIN_SECONDS,
-                memory_mib=PLAIN_MEMORY_MIB,
-                max_output=MAX_REPORT_BYTES,
-            )
-        return await asyncio.to_thread(lambda: tests.judge(read_reports(output_of_tests(outcome, self._sandbox))))
-
-
-def _plain_tests_in(repository: Repository) -> Files:
-    return {path: repository.read(path) for path in repository.paths() if is_plain_test(path)}
-
-
-def is_plain_test(path: str) -> bool:
-    return path.rpartition("/")[2].startswith("test_") and path.endswith(".py") and is_protected(path)
-
-
 async def to_its_end_in_thread(work: Callable[[], None]) -> None:
     """Do work in a thread. When cancelled, wait for its end: it must not go on in a folder that is deleted."""
     running = asyncio.ensure_future(asyncio.to_thread(work))
@@ -124,3 +110,69 @@ async def new_folder() -> AsyncIterator[Path]:
         yield folder
     finally:
         await to_its_end_in_thread(lambda: remove_folder(folder))
+
+
+@dataclass(frozen=True, slots=True)
+class Interpreter:
+    """A Python that has pytest and what the repository needs."""
+
+    command: str = "python3"
+    readable: Sequence[Path] = ()
+    """Folders that it needs besides the system's, such as its virtual environment."""
+
+    def argv(self, *arguments: str) -> list[str]:
+        return [self.command, "-I", "-B", "-X", "utf8", *arguments]
+
+
+class PytestSuite:
+    """Tests that pytest runs: the files of the tests that decide."""
+
+    def __init__(
+        self, sandbox: Sandbox, interpreter: Interpreter, tests: Files, ids: Collection[str], seconds: float
+    ) -> None:
+        self._sandbox, self._interpreter, self._seconds = sandbox, interpreter, seconds
+        self._tests = tests
+        """The texts of test files at the end."""
+        self._files = sorted({id_.partition("::")[0] for id_ in ids})
+
+    async def run(self, repository: Repository) -> dict[str, TestResult]:
+        async with new_folder() as folder:
+            await to_its_end_in_thread(lambda: repository.copy_to(folder, judged=False))
+            return await self._run(folder)
+
+    async def judge(self, repository: Repository) -> dict[str, TestResult]:
+        async with new_folder() as folder:
+            await to_its_end_in_thread(lambda: self._copy_with_tests(repository, folder))
+            return await self._run(folder)
+
+    def _copy_with_tests(self, repository: Repository, folder: Path) -> None:
+        repository.copy_to(folder, judged=True)
+        for path, text in self._tests.items():
+            write(folder, path, text)
+
+    async def _run(self, folder: Path) -> dict[str, TestResult]:
+        files = [file for file in self._files if (folder / file).exists()]
+        outcome = await self._sandbox.run(
+            self._interpreter.argv("-c", START, *FLAGS, *files),
+            folder,
+            seconds=self._seconds,
+            memory_mib=PYTEST_MEMORY_MIB,
+            max_output=MAX_OUTPUT_BYTES,
+            readable=self._interpreter.readable,
+        )
+        output = output_of_tests(outcome, self._sandbox)
+        results = read_results(output)
+        if not results:
+            said = (output + outcome.stderr).strip()[-MAX_REASON:]
+            return {"pytest": TestResult(False, f"pytest ran no test ({outcome.ended}): {said}", loaded=False)}
+        return results
+
+
+def read_results(output: str) -> dict[str, TestResult]:
+    """The results in pytest's summary, the last part of its output."""
+    results: dict[str, TestResult] = {}
+    for status, id_, reason in RESULT.findall(output):
+        passed = status in GOOD and (id_ not in results or results[id_].passed)
+        problem = "" if passed else f"{id_} fails: {(reason or status)[:MAX_REASON]}"
+        results[id_] = TestResult(passed, problem, loaded="::" in id_)
+    return results

@@ -8,8 +8,7 @@ from typing import Any
 from openclaw_rl.envs.base import Tool
 from openclaw_rl.envs.calls import ToolFailed
 from openclaw_rl.envs.swe.repository import Repository
-from openclaw_rl.envs.swe.results import TestResult
-from openclaw_rl.envs.swe.suites import TestSuite
+from openclaw_rl.envs.swe.suites import TestResult, TestSuite
 
 #: What one result shows at most.
 MAX_FILES, MAX_LINES, MAX_LINE_CHARACTERS, MAX_HITS, MAX_FAILURES = 200, 200, 500, 50, 8

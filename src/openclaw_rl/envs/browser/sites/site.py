@@ -10,8 +10,10 @@ from openclaw_rl.envs.browser.sites.parts import Page
 
 #: A share of the parts that are right never counts as much as solving the task.
 MOST_PARTIAL = 0.8
-SURNAMES = ("Adler", "Brandt", "Cole", "Diaz", "Evans", "Frost", "Gray", "Holt", "Ito", "Jensen", "Klein", "Lund")
-SURNAMES += ("Moss", "Nagy", "Otto", "Park")
+SURNAMES = (
+    *("Adler", "Brandt", "Cole", "Diaz", "Evans", "Frost", "Gray", "Holt"),
+    *("Ito", "Jensen", "Klein", "Lund", "Moss", "Nagy", "Otto", "Park"),
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from random import Random
 
-from openclaw_rl.envs.swe.syntax import parse
+from openclaw_rl.envs.swe.packages import parse
 
 #: Kind of bug → what is wrong.
 KINDS = {

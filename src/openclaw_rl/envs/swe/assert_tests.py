@@ -1,4 +1,4 @@
-"""Plain tests: functions without arguments whose names begin with `test_`, with assert statements.
+"""Tests whose asserts are compared outside the sandbox: functions without arguments whose names begin with `test_`.
 
 They are taken apart before they enter the sandbox. Three forms of assert are known:
 
@@ -15,17 +15,25 @@ Whatever tests and reports contain, nothing here raises: a model may have writte
 """
 
 import ast
+import asyncio
 import builtins
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from openclaw_rl.envs.swe.packages import Files
-from openclaw_rl.envs.swe.plain_child import MAX_SHOWN
-from openclaw_rl.envs.swe.results import TestResult
-from openclaw_rl.envs.swe.syntax import literal, parse
+from openclaw_rl.envs.swe.assert_tests_child import MAX_SHOWN
+from openclaw_rl.envs.swe.packages import Files, literal, parse
+from openclaw_rl.envs.swe.repository import Repository, is_protected
+from openclaw_rl.envs.swe.suites import TestResult, new_folder, output_of_tests, to_its_end_in_thread
+from openclaw_rl.sandbox.base import Sandbox
 
+#: Limits of one run of such tests.
+RUN_SECONDS, RUN_MEMORY_MIB, MAX_REPORT_BYTES = 10.0, 256, 1 << 20
+#: No site packages, no settings of the user, no bytecode files; the folder is not searched for modules at the start.
+BARE_PYTHON = ("python3", "-I", "-S", "-B", "-X", "utf8", "-c")
+RUNNER = Path(__file__).with_name("assert_tests_child.py").read_text("utf-8")
 PREFIX = "test_"
 NOT_RUN = "it was not run to its end"
 #: What Python raises for text that is not Python, not a literal, not JSON, too deep or too large.
@@ -64,7 +72,7 @@ class Expectation:
 
 
 @dataclass(frozen=True, slots=True)
-class PlainTest:
+class AssertTest:
     """One test: its asserts by number, and those that run in any case."""
 
     id: str
@@ -74,12 +82,12 @@ class PlainTest:
 
 
 @dataclass(frozen=True, slots=True)
-class PlainTests:
+class AssertTests:
     """Tests that are ready to be run, and what they expect."""
 
     job: list[tuple[str, str, list[str]]]
     """File, source, names of tests: what enters the sandbox."""
-    tests: Mapping[str, PlainTest]
+    tests: Mapping[str, AssertTest]
     broken: Mapping[str, str] = field(default_factory=dict)
     """Test files that cannot be read, and why."""
 
@@ -98,10 +106,45 @@ class PlainTests:
         }
 
 
-def prepare(files: Files) -> PlainTests:
+class AssertSuite:
+    """Tests with asserts, which need Python alone."""
+
+    def __init__(self, sandbox: Sandbox, tests: Files) -> None:
+        self._sandbox, self._tests = sandbox, tests
+
+    async def run(self, repository: Repository) -> dict[str, TestResult]:
+        tests = await asyncio.to_thread(lambda: prepare(_tests_in(repository)))
+        return await self._run(repository, tests, judged=False)
+
+    async def judge(self, repository: Repository) -> dict[str, TestResult]:
+        return await self._run(repository, await asyncio.to_thread(prepare, self._tests), judged=True)
+
+    async def _run(self, repository: Repository, tests: AssertTests, *, judged: bool) -> dict[str, TestResult]:
+        async with new_folder() as folder:
+            await to_its_end_in_thread(lambda: repository.copy_to(folder, judged=judged))
+            outcome = await self._sandbox.run(
+                [*BARE_PYTHON, RUNNER],
+                folder,
+                stdin=json.dumps(tests.job).encode(),
+                seconds=RUN_SECONDS,
+                memory_mib=RUN_MEMORY_MIB,
+                max_output=MAX_REPORT_BYTES,
+            )
+        return await asyncio.to_thread(lambda: tests.judge(read_reports(output_of_tests(outcome, self._sandbox))))
+
+
+def _tests_in(repository: Repository) -> Files:
+    return {path: repository.read(path) for path in repository.paths() if is_test_file(path)}
+
+
+def is_test_file(path: str) -> bool:
+    return path.rpartition("/")[2].startswith("test_") and path.endswith(".py") and is_protected(path)
+
+
+def prepare(files: Files) -> AssertTests:
     """Take the tests of test files apart."""
     job = []
-    tests: dict[str, PlainTest] = {}
+    tests: dict[str, AssertTest] = {}
     broken = {}
     for file, text in files.items():
         replacer = _AssertReplacer(file)
@@ -112,7 +155,7 @@ def prepare(files: Files) -> PlainTests:
             continue
         tests |= {test.id: test for test in replacer.tests}
         job.append((file, source, [name_of_test(test.id) for test in replacer.tests]))
-    return PlainTests(job, tests, broken)
+    return AssertTests(job, tests, broken)
 
 
 def read_reports(output: str) -> list[list[Any]]:
@@ -142,7 +185,7 @@ class _AssertReplacer(ast.NodeTransformer):
     """Replaces asserts by calls of `__see__(number, value)`, and keeps what they expect."""
 
     def __init__(self, file: str) -> None:
-        self.tests: list[PlainTest] = []
+        self.tests: list[AssertTest] = []
         self._file = file
         self._number = 0
         self._expected: dict[int, Expectation] = {}
@@ -160,7 +203,7 @@ class _AssertReplacer(ast.NodeTransformer):
             if isinstance(statement, ast.Assert):
                 certain.add(self._number)
             node.body[index] = self.visit(statement)
-        self.tests.append(PlainTest(f"{self._file}::{node.name}", source, self._expected, frozenset(certain)))
+        self.tests.append(AssertTest(f"{self._file}::{node.name}", source, self._expected, frozenset(certain)))
 
     def visit_Assert(self, node: ast.Assert) -> ast.AST:
         match node.test:
@@ -192,7 +235,7 @@ def _is_literal(node: ast.expr) -> bool:
     return True
 
 
-def _problem(test: PlainTest, seen: list[tuple[int, str]], error: str) -> str:
+def _problem(test: AssertTest, seen: list[tuple[int, str]], error: str) -> str:
     """What is wrong with a test that was run; empty if nothing is."""
     for number, shown in seen:
         if number not in test.expected:

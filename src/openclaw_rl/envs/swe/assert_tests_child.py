@@ -1,4 +1,4 @@
-"""Runs tests inside the sandbox: plain functions whose asserts were replaced by calls of `__see__`.
+"""Runs tests inside the sandbox: functions whose asserts were replaced by calls of `__see__`.
 
 It reports the values that the tests saw, and does not know which values are right. It is passed to Python as text, so
 it imports the standard library only.

@@ -1,21 +1,30 @@
-"""Draws bugs: which package, which change, which tests fail by it, and the text of the issue."""
+"""Plants bugs: which package, which change, which tests fail by it, and the text of the issue.
+
+The tests are run in this process to see which ones a bug fails. That is for code of `packages/` with a bug of `bugs`,
+never for what a model wrote: there is no sandbox. A loop that a bug makes endless is stopped after a number of lines.
+"""
 
 import ast
+import builtins
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from random import Random
+from types import FrameType, ModuleType
+from typing import Any
 
-from openclaw_rl.envs.swe.mutate import Bug, bugs_in, renamed
-from openclaw_rl.envs.swe.packages import HIDDEN_SUFFIX, Files, Package, packages_of, visible_tests
-from openclaw_rl.envs.swe.plain import PlainTests, name_of_test, prepare
-from openclaw_rl.envs.swe.results import TestResult
-from openclaw_rl.envs.swe.syntax import parse
-from openclaw_rl.envs.swe.trial import try_tests
+from openclaw_rl.envs.swe.assert_tests import AssertTests, name_of_test, prepare
+from openclaw_rl.envs.swe.assert_tests_child import run_file
+from openclaw_rl.envs.swe.bugs import Bug, bugs_in, renamed
+from openclaw_rl.envs.swe.packages import HIDDEN_SUFFIX, Files, Package, packages_of, parse, visible_tests
+from openclaw_rl.envs.swe.suites import TestResult
 
 #: Longest function of level 1, in lines.
 MAX_SMALL_LINES = 5
+#: Lines of code that all tests of a package may run; they need a few thousand.
+MAX_LINES = 60_000
 
 #: Path and bug.
 Place = tuple[str, Bug]
@@ -121,7 +130,7 @@ def _with_bugs(package: Package, places: Sequence[Place]) -> Files:
 
 
 @functools.cache
-def _tests(package: Package) -> PlainTests:
+def _tests(package: Package) -> AssertTests:
     return prepare(package.tests)
 
 
@@ -177,3 +186,61 @@ def _used(function: ast.FunctionDef) -> set[str]:
 
 def _length(function: ast.FunctionDef) -> int:
     return (function.end_lineno or 0) - function.lineno + 1
+
+
+class TooManyLines(BaseException):
+    """The tests do not end."""
+
+
+def try_tests(sources: Files, tests: AssertTests) -> dict[str, TestResult] | None:
+    """The result of every test; None if the tests do not end."""
+    modules = _Modules(sources)
+    reports: list[list[Any]] = []
+
+    def report(result: list[Any]) -> None:
+        # Python ends tracing when the limit is reached, so nothing more may be run.
+        if result[-1].startswith(TooManyLines.__name__):
+            raise TooManyLines
+        reports.append(result)
+
+    try:
+        with _LineLimit():
+            for file, source, names in tests.job:
+                run_file(file, source, names, {"__builtins__": modules.builtins}, report)
+    except TooManyLines:
+        return None
+    return tests.judge(reports)
+
+
+class _Modules:
+    """Imports modules of a package from their texts."""
+
+    def __init__(self, sources: Files) -> None:
+        self._sources = {path.removesuffix(".py").replace("/", "."): text for path, text in sources.items()}
+        self._loaded: dict[str, ModuleType] = {}
+        self.builtins = {**vars(builtins), "__import__": self._import}
+
+    def _import(self, name: str, *_: Any) -> ModuleType:
+        if name not in self._loaded:
+            module = self._loaded[name] = ModuleType(name)
+            vars(module)["__builtins__"] = self.builtins
+            exec(compile(self._sources[name], name, "exec"), vars(module))
+        return self._loaded[name]
+
+
+class _LineLimit:
+    """Raises TooManyLines in this thread after a number of lines."""
+
+    def __enter__(self) -> None:
+        self._left = MAX_LINES
+        self._before = sys.gettrace()
+        sys.settrace(self._trace)
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(self._before)
+
+    def _trace(self, _frame: FrameType, _event: str, _argument: Any) -> Callable[..., Any]:
+        self._left -= 1
+        if self._left < 0:
+            raise TooManyLines
+        return self._trace

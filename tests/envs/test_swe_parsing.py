@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from openclaw_rl.envs.swe.syntax import literal, parse
+from openclaw_rl.envs.swe.packages import literal, parse
 
 NESTED = "[" * 20 + "1" + "]" * 20
 
