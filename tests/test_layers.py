@@ -59,7 +59,6 @@ KNOWN_SLIVERS: set[str] = {
     "api/routes/sessions.py",
     "api/training_wire.py",
     "app/rollouts.py",
-    "envs/browser/chromium/keys.py",
     "envs/picture.py",
     "evals/measured_runs.py",
     "evals/perplexity.py",
@@ -73,10 +72,8 @@ KNOWN_SLIVERS: set[str] = {
     "rendering/stops.py",
 }
 KNOWN_SHARED_FILE_NAMES: set[str] = {
-    "blocks.py",
     "build.py",
     "chat.py",
-    "choose.py",
     "custom.py",
     "episodes.py",
     "machine.py",
@@ -84,11 +81,9 @@ KNOWN_SHARED_FILE_NAMES: set[str] = {
     "notes.py",
     "pages.py",
     "schema.py",
-    "scoring.py",
     "screenshots.py",
     "sessions.py",
     "training.py",
-    "words.py",
 }
 #: "module function".
 KNOWN_LONG_FUNCTIONS: set[str] = set()

@@ -1,13 +1,18 @@
-"""One attempt at a task on a page: shows the page, does the action of each answer, and scores the end."""
+"""One attempt at a task on a page: shows the page, does the action of each answer, keeps screenshots, and scores."""
 
+import asyncio
 import base64
 from collections.abc import Sequence
+from itertools import count
+from pathlib import Path
 
+from openclaw_rl.config.options import ConfigError
 from openclaw_rl.envs.base import Message, Outcome, Step, Tool
 from openclaw_rl.envs.browser.actions import FORMS, TOOL, BadAction, BrowserAction, read_action, tool_calls
 from openclaw_rl.envs.browser.page import PageFailed, Scene, WebPage
-from openclaw_rl.envs.browser.screenshots import ScreenshotFolder
 from openclaw_rl.envs.browser.view import PageElement, PageView, clean
+from openclaw_rl.envs.folders import new_folder
+from openclaw_rl.ledger.screenshots import folder_name
 
 INSTRUCTION = f"Do what the user asks on the web page. Answer with one action: {FORMS}."
 TOOL_INSTRUCTION = "Do what the user asks on the web page. Call the tool browser with one action at a time."
@@ -15,6 +20,30 @@ ONLY_FIRST = "Not done: one action at a time, and only the first of an answer is
 #: After so many failures in a row to show the page, the attempt ends.
 MAX_BLIND_STEPS = 2
 NOT_SHOWN = "(the page cannot be shown)"
+
+
+class ScreenshotFolder:
+    """The screenshots of one attempt, a file for each look at the page: 000.png, 001.png …"""
+
+    def __init__(self, root: Path, name: str) -> None:
+        self._folder: Path | None = None
+        self._root, self._name = root, folder_name(name)
+        self._numbers = count()
+
+    async def save(self, page: WebPage) -> bytes:
+        """Take a screenshot and keep it. A page that cannot be drawn leaves a gap."""
+        number = next(self._numbers)
+        try:
+            image = await page.screenshot()
+        except PageFailed:
+            return b""
+        await asyncio.to_thread(self._write, number, image)
+        return image
+
+    def _write(self, number: int, image: bytes) -> None:
+        if self._folder is None:
+            self._folder = new_folder(self._root / self._name)
+        (self._folder / f"{number:03}.png").write_bytes(image)
 
 
 class BrowserEpisode:
@@ -154,3 +183,16 @@ async def screenshot(page: WebPage) -> bytes:
         return await page.screenshot()
     except PageFailed:
         return b""
+
+
+def writable_folder(given: str | Path) -> Path:
+    """Raises ConfigError if nothing can be written there."""
+    folder = Path(given).expanduser()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / ".probe"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise ConfigError(f"Screenshots cannot be kept in {folder}: {error.strerror or error}.") from None
+    return folder

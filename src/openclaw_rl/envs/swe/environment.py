@@ -22,7 +22,7 @@ from openclaw_rl.envs.swe.planting import BugDraft, draw, draw_examples
 from openclaw_rl.envs.swe.repository import Repository, TextTree
 from openclaw_rl.envs.swe.suites import Interpreter, check_python
 from openclaw_rl.sandbox.base import Sandbox
-from openclaw_rl.sandbox.choose import CONTAINERS, choose_sandbox
+from openclaw_rl.sandbox.kinds import CONTAINERS, choose_sandbox
 
 #: The variable that names the folder of instances.
 PATH_VARIABLE = "SWE_BENCH_PATH"
