@@ -18,12 +18,10 @@ from pathlib import Path
 from statistics import median
 
 import uvicorn
-from browsing import show_browser
 from common import machine, model_folder, sized, table, verdict
+from episodes import show_episodes
 from learning import show_siblings
-from repositories import show_repositories
 from serving import ANSWER, Connection, InstantSampler, Server
-from shells import show_shells
 
 from openclaw_rl.envs.attempt import EpisodeLimits
 from openclaw_rl.envs.base import Message, Outcome, Step, Task
@@ -155,9 +153,7 @@ def main() -> None:
         rows = [*overhead(server.port), *throughput(server.port)]
     table(f"Episodes of {TURNS} turns ({machine()})", ("", "measured", "target"), rows)
     show_siblings("cpu")
-    show_browser()
-    show_repositories()
-    show_shells()
+    show_episodes()
 
 
 if __name__ == "__main__":

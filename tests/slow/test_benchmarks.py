@@ -18,18 +18,14 @@ SLOWER = [
     "judge",
     "learning",
     "live",
-    "precision",
-    "products",
     "rank_scaling",
     "ranks",
     "sampling",
     "sharing",
-    "study",
     "swapping",
     "topk",
-    "temperature",
 ]
-HELPERS = {"browsing", "common", "cuda_engine", "fleet", "measuring", "repositories", "scale_model", "shapes", "shells"}
+HELPERS = {"common", "cuda_engine", "episodes", "measuring", "shapes"}
 
 slow = pytest.mark.skipif("OPENCLAW_RL_BENCHMARKS" not in os.environ, reason="make test-benchmarks runs it")
 
