@@ -182,7 +182,7 @@ bench: $(VENV)/.installed-dev ## run the benchmarks (half an hour)
 	@export OPENCLAW_RL_VLLM=$(wildcard $(abspath $(VLLM))/bin/python); \
 	for part in serving freeze sampling engines ledger judge learning ranks rank_scaling topk sharing swapping environments live; do $(BIN)/python benchmarks/$$part.py || exit 1; done
 
-docs: $(VENV)/.installed ## update the tables of options
+docs: $(VENV)/.installed ## update the lists of options
 	@$(BIN)/python docs/generate.py
 
 # In an environment of its own, so that nothing of .venv can stand in for what a package lacks.

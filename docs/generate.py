@@ -6,14 +6,14 @@ from pathlib import Path
 
 from openclaw_rl.app.config import FIELDS
 from openclaw_rl.cli.launchers.variables import launchers_table
-from openclaw_rl.config.options import options_table
+from openclaw_rl.config.options import options_list
 from openclaw_rl.envs.options import FIELDS as DRIVER_FIELDS
 
 ROOT = Path(__file__).parent.parent
 #: The pages with a table that is written here, and what writes it.
 PAGES: dict[Path, Callable[[], str]] = {
-    ROOT / "docs" / "options.md": partial(options_table, FIELDS),
-    ROOT / "docs" / "environments.md": partial(options_table, DRIVER_FIELDS),
+    ROOT / "docs" / "options.md": partial(options_list, FIELDS),
+    ROOT / "docs" / "environments.md": partial(options_list, DRIVER_FIELDS),
     ROOT / "docs" / "launchers.md": launchers_table,
 }
 BEGIN, END = "<!-- options: written by `make docs` -->", "<!-- end of options -->"

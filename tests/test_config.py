@@ -18,7 +18,7 @@ from openclaw_rl.api.options import ApiKey
 from openclaw_rl.app.config import FIELDS, Config, Loaded, load
 from openclaw_rl.cli import main
 from openclaw_rl.config.general import PRESETS
-from openclaw_rl.config.options import ConfigError, add_flags, option_of, options_table, shown_default
+from openclaw_rl.config.options import ConfigError, add_flags, option_of, options_list, shown_default
 from openclaw_rl.envs.options import FIELDS as DRIVER_FIELDS
 from openclaw_rl.types import LossSettings, TrainingSettings
 
@@ -164,10 +164,10 @@ class TestOptions:
         assert {f"--{name.replace('_', '-')}" for name in FIELDS} <= flags
         assert {flag for flag, _, _ in SEED_OPTIONS} | {"--majority-vote-n", "--no-eval-mode"} <= flags
 
-    def test_the_markdown_table_has_every_option_once(self) -> None:
-        table = options_table(FIELDS)
+    def test_the_docs_list_every_option_once(self) -> None:
+        listed = options_list(FIELDS)
         for name in FIELDS:
-            assert table.count(f"| `--{name.replace('_', '-')}`") == 1
+            assert listed.count(f"\n- `--{name.replace('_', '-')}`") == 1
 
 
 class TestMistakes:

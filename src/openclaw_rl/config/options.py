@@ -207,8 +207,8 @@ def shown_default(field: FieldInfo) -> str:
     return str(field.default)
 
 
-def options_table(fields: Fields) -> str:
-    """All options as Markdown tables, for docs/options.md. A variable is named if it is not the flag in capitals."""
+def options_list(fields: Fields) -> str:
+    """All options in Markdown, for the docs. A variable is named if it is not the flag in capitals."""
     groups: dict[str, list[str]] = {}
     for name, field in fields.items():
         definition = option_of(field)
@@ -216,10 +216,8 @@ def options_table(fields: Fields) -> str:
         names = ", ".join(f"`{each}`" for each in (flag(name), *definition.flags, *variables))
         choices = choices_of(field)
         doc = f"{field.description}" + (f" One of {', '.join(choices)}." if choices else "")
-        row = f"| {names} | {shown_default(field)} | {doc} |"
-        groups.setdefault(definition.group, []).append(row)
-    head = ["| Flag, other variable | Default | Meaning |", "|---|---|---|"]
-    return "\n\n".join("\n".join([f"**{group}**", "", *head, *rows]) for group, rows in groups.items())
+        groups.setdefault(definition.group, []).append(f"- {names} ({shown_default(field)}): {doc}")
+    return "\n\n".join("\n".join([f"### {group}", "", *lines]) for group, lines in groups.items())
 
 
 #: By the type of pydantic's error.
