@@ -15,7 +15,8 @@ from openclaw_rl.config.options import ConfigError, read_text
 
 #: The option for a custom loss, and the names that a file may give it. Here, so that the server can check the option
 #: without importing PyTorch.
-LOSS_OPTION, LOSS_NAMES = "--custom-loss-function-path", ("compute_loss", "loss")
+LOSS_OPTION = "--custom-loss-function-path"
+LOSS_NAMES = ("compute_loss", "loss")
 
 
 def load_plugin(given: str, option: str, names: Sequence[str]) -> Any:

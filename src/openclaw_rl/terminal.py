@@ -55,9 +55,11 @@ class WordWriter:
     """
 
     def __init__(self, out: Console, width: int | None) -> None:
-        self._out, self._width = out, width
+        self._out = out
+        self._width = width
         self._column = 0
-        self._word, self._style = "", ""
+        self._word = ""
+        self._style = ""
 
     def write(self, text: str, style: str = "") -> None:
         if text and style != self._style:

@@ -129,11 +129,14 @@ def read(
     for name, field in fields.items():
         variable = next((v for v in option_of(field).env if environment.get(v)), None)
         if name in flags:
-            values[name], origins[name] = flags[name], "flag"
+            values[name] = flags[name]
+            origins[name] = "flag"
         elif variable:
-            values[name], origins[name] = environment[variable], f"environment {variable}"
+            values[name] = environment[variable]
+            origins[name] = f"environment {variable}"
         elif name in in_file:
-            values[name], origins[name] = in_file[name], f"file {file}"
+            values[name] = in_file[name]
+            origins[name] = f"file {file}"
         else:
             origins[name] = "default"
         value = values.get(name)

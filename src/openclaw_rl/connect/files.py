@@ -56,7 +56,8 @@ class JsonEdit:
         return write_json(document, text)
 
     def remove(self, text: str, before: str) -> str:
-        document, earlier = read_json(text), read_json(before)
+        document = read_json(text)
+        earlier = read_json(before)
         for path in self.settings:
             restore_value(document, path, earlier)
         return write_json(document, text) if document or before else ""
@@ -268,7 +269,8 @@ class Change:
 
     def diff(self, secret: str) -> list[str]:
         """The lines that change, as a unified diff that shows neither this secret nor others."""
-        old, new = self.old.splitlines(), self.new.splitlines()
+        old = self.old.splitlines()
+        new = self.new.splitlines()
         diff = difflib.unified_diff(old, new, str(self.path), str(self.path), lineterm="")
         return [hide(line, secret) for line in diff]
 
@@ -302,7 +304,8 @@ def removal(path: Path, edit: Edit) -> Change:
     """The change that takes the settings out again. Raises UserError if they were never added."""
     if not copy_of(path).exists() or not path.exists():
         raise UserError(f"There is nothing to undo: openclaw-rl connect has not changed {path}.")
-    old, before = read_text(path), read_text(copy_of(path))
+    old = read_text(path)
+    before = read_text(copy_of(path))
     return Change(path, old, _of_file(path, lambda: edit.remove(old, before)))
 
 

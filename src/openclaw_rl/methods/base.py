@@ -182,7 +182,8 @@ class Method:
 
     def signals(self, turn: StoredTurn, baseline: Baseline) -> Lesson:
         """What a turn's signals say about each response token; `lesson` leaves forced tokens out. Raises NoSignal."""
-        gaps, score = self.gaps(turn), self.score(turn)
+        gaps = self.gaps(turn)
+        score = self.score(turn)
         check_signals(turn, gaps or (), score)
         reward = self._reward(score, baseline)
         if gaps is None:

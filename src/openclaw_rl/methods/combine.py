@@ -16,7 +16,8 @@ class Combine(Method):
 
     def __init__(self, options: MethodOptions) -> None:
         super().__init__(options)
-        self.w_rl, self.w_opd = options.w_rl, options.w_opd
+        self.w_rl = options.w_rl
+        self.w_opd = options.w_opd
 
     @classmethod
     def check(cls, options: MethodOptions) -> None:

@@ -87,7 +87,8 @@ def distil(turn: StoredTurn, settings: TopK) -> Distilled:
     """What a turn's hints teach. Raises NoSignal if numbers are missing or not finite."""
     k = settings.k
     ids, old = table(turn.top, len(turn.response_ids), k, "the policy's likeliest tokens were not recorded")
-    ids, old = ids[:, :k], old[:, :k]
+    ids = ids[:, :k]
+    old = old[:, :k]
     taught = {hint.text: hint for hint in (turn.verdict.hints if turn.verdict else ()) if hint.top is not None}
     hints = sorted(taught.values(), key=lambda hint: len(hint.text))
     candidates = [read_candidate(hint, len(ids), k) for hint in hints[: settings.candidates]]

@@ -64,7 +64,8 @@ class TopkSelect(Combine):
             )
 
     def signals(self, turn: StoredTurn, baseline: Baseline) -> Lesson:
-        distilled, score = self.distilled(turn), self.score(turn)
+        distilled = self.distilled(turn)
+        score = self.score(turn)
         check_signals(turn, () if distilled is None else distilled.gaps, score)
         reward = [self._reward(score, baseline)] * len(turn.response_ids)
         return Lesson(reward, None if distilled is None else self._alternatives(distilled, baseline))
@@ -89,7 +90,8 @@ class TopkSelect(Combine):
             raise
 
     def token_values(self, turn: StoredTurn) -> list[float]:
-        rewards, distilled = self.lesson(turn).advantages, self.distilled(turn)
+        rewards = self.lesson(turn).advantages
+        distilled = self.distilled(turn)
         if distilled is None:
             return rewards
         sampled = distilled.ids == np.array(turn.response_ids)[:, None]

@@ -152,7 +152,10 @@ def limited_launcher(argv: Sequence[str], allowance: Allowance, max_processes: i
 
 
 #: What --sandbox takes.
-AUTO, BUBBLEWRAP, FENCES, CONTAINERS = "auto", "bubblewrap", "fences", ("docker", "podman")
+AUTO = "auto"
+BUBBLEWRAP = "bubblewrap"
+FENCES = "fences"
+CONTAINERS = ("docker", "podman")
 #: How long a sandbox may take to run the trial; a container's image may have to be loaded.
 TRIAL_SECONDS = 60
 #: What the trial prints if the sandbox works.

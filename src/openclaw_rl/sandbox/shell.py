@@ -79,7 +79,8 @@ class Shell:
         readable: Sequence[Path] = (),
         network: bool = False,
     ) -> None:
-        self.sandbox, self.folder = sandbox, folder
+        self.sandbox = sandbox
+        self.folder = folder
         self._limits = (memory_mib, tuple(readable), network)
         self._directory = str(folder)
         self._scratch: Path | None = None
@@ -114,7 +115,8 @@ class Shell:
     async def _close(self) -> None:
         await self._end(_Kept(0))
         if self._scratch is not None:
-            scratch, self._scratch = self._scratch, None
+            scratch = self._scratch
+            self._scratch = None
             await asyncio.to_thread(remove_folder, scratch)
 
     async def _start(self) -> asyncio.subprocess.Process:
@@ -134,7 +136,8 @@ class Shell:
             start_new_session=True,
             limit=READ_BYTES,
         )
-        token, kept = uuid4().hex, _Kept(MAX_ERROR)
+        token = uuid4().hex
+        kept = _Kept(MAX_ERROR)
         begin = f"{PRELUDE}cd -- {shlex.quote(self._directory)}\n".encode("utf-8", "replace")
         status = None
         try:
@@ -152,7 +155,8 @@ class Shell:
 
     async def _end(self, kept: "_Kept", *, ends_itself: bool = False) -> int:
         """End the shell with all its processes, and read what is left of its output. The status of the shell."""
-        process, self._process = self._process, None
+        process = self._process
+        self._process = None
         if process is None:
             return KILLED_STATUS
         if ends_itself:
@@ -197,7 +201,8 @@ class _Kept:
     def __init__(self, at_most: int) -> None:
         self.printed = 0
         self._half = at_most // 2
-        self._head, self._tail = bytearray(), bytearray()
+        self._head = bytearray()
+        self._tail = bytearray()
 
     def add(self, data: bytes) -> None:
         self.printed += len(data)

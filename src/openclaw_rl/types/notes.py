@@ -26,7 +26,8 @@ class Wish:
         Wishes of one topic do. So do a general and a special one: "format" and "format/lists", but not "format/lists"
         and "format/bold".
         """
-        one, other = self.topic.split(TOPIC_SEPARATOR), older.topic.split(TOPIC_SEPARATOR)
+        one = self.topic.split(TOPIC_SEPARATOR)
+        other = older.topic.split(TOPIC_SEPARATOR)
         shared = min(len(one), len(other))
         return one[:shared] == other[:shared] or self.repeats(older)
 
