@@ -19,13 +19,11 @@ from prometheus_client import CollectorRegistry
 from openclaw_rl.engines.local.model.decoder import load_decoder
 from openclaw_rl.engines.local.process.sampler_worker import Worker
 from openclaw_rl.engines.local.process.worker_messages import Add, WorkerOptions
-from openclaw_rl.judge import prompts
-from openclaw_rl.judge.case import Case
-from openclaw_rl.judge.judges.explicit import Explicit
+from openclaw_rl.judge.judges.base import Case
+from openclaw_rl.judge.judges.feedback import Explicit, FeedbackReader
+from openclaw_rl.judge.judges.llm import question_chat
 from openclaw_rl.judge.judges.panel import JudgePanel
-from openclaw_rl.judge.judges.rules import FeedbackReader
-from openclaw_rl.judge.loop import JudgeLoop
-from openclaw_rl.judge.metrics import JudgeMetrics
+from openclaw_rl.judge.loop import JudgeLoop, JudgeMetrics
 from openclaw_rl.judge.rules import read_reply
 from openclaw_rl.ledger import changes
 from openclaw_rl.ledger.ledger import Ledger
@@ -116,7 +114,7 @@ def read_alone(turns: int) -> float:
 
 def chats(renderer: ChatRenderer) -> list[list[int]]:
     case = Case(1, REQUEST, RESPONSE, reply(1), ())
-    return [renderer.prompt(renderer.text(prompts.messages(case, question))).ids for question in Question]
+    return [renderer.prompt(renderer.text(question_chat(case, question))).ids for question in Question]
 
 
 def prompt_tokens_read(worker: Worker, requests: list[SampleRequest]) -> int:

@@ -12,7 +12,7 @@ from openclaw_rl.app.rollouts import Rollout
 from openclaw_rl.cli import main
 from openclaw_rl.engines.base import EngineUnavailable
 from openclaw_rl.engines.custom import CustomSampler
-from openclaw_rl.judge.case import Case
+from openclaw_rl.judge.judges.base import Case
 from openclaw_rl.judge.judges.custom import CustomJudge
 from openclaw_rl.learn.gate import read_items
 from openclaw_rl.ledger.ledger import Ledger

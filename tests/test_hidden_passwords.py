@@ -20,7 +20,7 @@ from openclaw_rl.evals.chat import HttpChat
 from openclaw_rl.evals.demo import command_line, make_plans, plain
 from openclaw_rl.evals.trial import TrialOutcome
 from openclaw_rl.judge.askers import AskParams, EndpointAsker
-from openclaw_rl.judge.errors import JudgeDown
+from openclaw_rl.judge.judges.base import JudgeDown
 
 #: Nobody listens there.
 URL = "http://alice:S3CRET@127.0.0.1:9/v1"

@@ -20,8 +20,7 @@ from openclaw_rl.judge.askers import (
     EngineAsker,
     read_answers,
 )
-from openclaw_rl.judge.case import Case
-from openclaw_rl.judge.errors import JudgeDown, JudgeFailed
+from openclaw_rl.judge.judges.base import Case, JudgeDown, JudgeFailed
 from openclaw_rl.judge.judges.llm import LlmJudge
 from openclaw_rl.rendering.chat import ChatRenderer
 from openclaw_rl.rendering.template import ChatTemplate

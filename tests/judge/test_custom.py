@@ -13,10 +13,8 @@ from typing import Any
 import pytest
 
 from openclaw_rl.config.options import ConfigError
-from openclaw_rl.judge.case import Case
 from openclaw_rl.judge.circuit_breaker import FAILURES, FIRST_PAUSE, Breaker
-from openclaw_rl.judge.errors import JudgeDown, JudgeFailed
-from openclaw_rl.judge.judges.base import Opinion
+from openclaw_rl.judge.judges.base import Case, JudgeDown, JudgeFailed, Opinion
 from openclaw_rl.judge.judges.custom import HANGING_PAUSE, MAX_HANGING_CALLS, THREAD_NAME, CustomJudge
 from openclaw_rl.types import Question
 
@@ -413,7 +411,7 @@ async def test_exceptions_do_not_make_it_down(write: Write) -> None:
 def test_one_that_hangs_does_not_keep_the_process_from_ending(write: Write) -> None:
     program = f"""
         import asyncio
-        from openclaw_rl.judge.case import Case
+        from openclaw_rl.judge.judges.base import Case
         from openclaw_rl.judge.judges.custom import CustomJudge
         from openclaw_rl.types import Question
 

@@ -2,9 +2,8 @@
 
 import pytest
 
-from openclaw_rl.judge.errors import JudgeError
-from openclaw_rl.judge.judges.base import Opinion
-from openclaw_rl.judge.judges.rules import FeedbackReader
+from openclaw_rl.judge.judges.base import JudgeError, Opinion
+from openclaw_rl.judge.judges.feedback import FeedbackReader
 from openclaw_rl.ledger import episodes
 from openclaw_rl.types import EpisodeResult, SampleKind, SessionKey, Source, State, TurnResult, Verdict
 from support.episodes import attempt, end, next_message, play

@@ -4,8 +4,7 @@ import asyncio
 
 import pytest
 
-from openclaw_rl.judge.case import Case
-from openclaw_rl.judge.judges.base import Opinion
+from openclaw_rl.judge.judges.base import Case, Opinion
 from openclaw_rl.types import Feedback, Source, State
 from support.judging import (
     CAME,

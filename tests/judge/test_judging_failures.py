@@ -4,9 +4,7 @@ import asyncio
 
 import pytest
 
-from openclaw_rl.judge.case import Case
-from openclaw_rl.judge.errors import JudgeFailed
-from openclaw_rl.judge.judges.base import Opinion
+from openclaw_rl.judge.judges.base import Case, JudgeFailed, Opinion
 from openclaw_rl.judge.loop import TRIALS
 from openclaw_rl.types import Source, State
 from support.judge_server import JudgeServer, Reply, completion, opinion

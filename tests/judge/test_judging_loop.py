@@ -9,9 +9,7 @@ from pathlib import Path
 import pytest
 
 from openclaw_rl.judge import loop
-from openclaw_rl.judge.case import Case
-from openclaw_rl.judge.errors import JudgeFailed
-from openclaw_rl.judge.judges.base import Opinion
+from openclaw_rl.judge.judges.base import Case, JudgeFailed, Opinion
 from openclaw_rl.judge.teacher import Teacher
 from openclaw_rl.ledger import episodes, queries
 from openclaw_rl.ledger.schema import FILE, connect

@@ -8,7 +8,8 @@ import pytest
 
 from openclaw_rl.engines.base import EngineError, EngineUnavailable, VersionGone
 from openclaw_rl.judge.judges.base import Opinion
-from openclaw_rl.judge.notes import NoteDistiller, wishes_around
+from openclaw_rl.judge.loop import wishes_around
+from openclaw_rl.judge.note_distiller import NoteDistiller
 from openclaw_rl.judge.rules import read_wishes
 from openclaw_rl.ledger import changes, notes
 from openclaw_rl.methods.base import NO_BASELINE, NoSignal

@@ -11,10 +11,8 @@ from openclaw_rl.app.background import BackgroundLoops
 from openclaw_rl.engines.base import EngineUnavailable
 from openclaw_rl.judge import circuit_breaker
 from openclaw_rl.judge.askers import AskParams
-from openclaw_rl.judge.case import Case
-from openclaw_rl.judge.errors import JudgeDown
 from openclaw_rl.judge.judges import custom
-from openclaw_rl.judge.judges.base import Opinion
+from openclaw_rl.judge.judges.base import Case, JudgeDown, Opinion
 from openclaw_rl.judge.judges.custom import CustomJudge
 from openclaw_rl.judge.judges.llm import LlmJudge
 from openclaw_rl.judge.loop import TRIALS

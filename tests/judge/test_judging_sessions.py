@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from openclaw_rl.judge.case import Case
-from openclaw_rl.judge.judges.base import Opinion
+from openclaw_rl.judge.judges.base import Case, Opinion
 from openclaw_rl.ledger.status import COLLAPSE_WINDOW, read_status
 from openclaw_rl.types import SessionKey, Vote
 from support.judging import (

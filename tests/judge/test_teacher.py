@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from openclaw_rl.engines.base import EngineError, EngineUnavailable
 from openclaw_rl.engines.local.process.sampler import LocalSampler
 from openclaw_rl.engines.local.process.worker_messages import WorkerOptions
-from openclaw_rl.judge.errors import JudgeDown
+from openclaw_rl.judge.judges.base import JudgeDown
 from openclaw_rl.judge.teacher import HINTED, NoHintedPrompt, Teacher, graft, hinted_prompt
 from openclaw_rl.methods.base import TeacherRequest
 from openclaw_rl.rendering.chat import ChatRenderer

@@ -8,7 +8,7 @@ from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from openclaw_rl.judge.prompts import QUESTIONS
+from openclaw_rl.judge.judges.llm import QUESTIONS
 from openclaw_rl.types import Question
 
 Body = dict[str, Any]

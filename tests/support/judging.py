@@ -8,14 +8,12 @@ from typing import Any
 from prometheus_client import CollectorRegistry, generate_latest
 
 from openclaw_rl.judge.askers import AskParams, EndpointAsker
-from openclaw_rl.judge.case import Case
-from openclaw_rl.judge.judges.base import Judge, Opinion, Questions
-from openclaw_rl.judge.judges.explicit import Explicit
+from openclaw_rl.judge.judges.base import Case, Judge, Opinion, Questions
+from openclaw_rl.judge.judges.feedback import Explicit
 from openclaw_rl.judge.judges.llm import LlmJudge
 from openclaw_rl.judge.judges.panel import JudgePanel
-from openclaw_rl.judge.loop import JudgeLoop
-from openclaw_rl.judge.metrics import JudgeMetrics
-from openclaw_rl.judge.notes import NoteDistiller
+from openclaw_rl.judge.loop import JudgeLoop, JudgeMetrics
+from openclaw_rl.judge.note_distiller import NoteDistiller
 from openclaw_rl.judge.teacher import Teacher
 from openclaw_rl.ledger import changes
 from openclaw_rl.types import Source

@@ -8,8 +8,8 @@ from typing import Any
 from openclaw_rl.api.operations import NO_TRAINER, IsGone, OperationFailed
 from openclaw_rl.engines.base import EngineError, Sampler
 from openclaw_rl.judge.loop import JudgeLoop
-from openclaw_rl.judge.notes import topic_of
 from openclaw_rl.judge.rules import ready
+from openclaw_rl.judge.rules.wishes import topic_of
 from openclaw_rl.learn.loop import LearnLoop
 from openclaw_rl.learn.outside import NothingToClaim, OutsideTraining
 from openclaw_rl.learn.rollback import CannotRollBack, choose_checkpoint

@@ -90,7 +90,7 @@ def state_cell(note: Note) -> str:
 
 
 def add_note(ledger: "OfflineLedger", options: argparse.Namespace) -> str:
-    from openclaw_rl.judge.notes import topic_of
+    from openclaw_rl.judge.rules.wishes import topic_of
 
     text = read_text(options.text)
     note = ledger.add_note(options.user or only_owner(ledger), text, topic_of(text))
@@ -98,7 +98,7 @@ def add_note(ledger: "OfflineLedger", options: argparse.Namespace) -> str:
 
 
 def edit_note(ledger: "OfflineLedger", options: argparse.Namespace) -> str:
-    from openclaw_rl.judge.notes import topic_of
+    from openclaw_rl.judge.rules.wishes import topic_of
 
     text = read_text(options.text)
     note = ledger.edit_note(options.number, text=text, topic=topic_of(text))

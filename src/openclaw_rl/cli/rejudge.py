@@ -19,7 +19,7 @@ from openclaw_rl.errors import UserError
 from openclaw_rl.terminal import console, progress
 
 if TYPE_CHECKING:
-    from openclaw_rl.judge.rejudging import TwoScores
+    from openclaw_rl.judge.judges.panel import TwoScores
     from openclaw_rl.ledger.reader import LedgerReader
 
 DOC = "judge stored turns again, with another judge or rubric, and compare; nothing is changed"
@@ -55,7 +55,7 @@ def run(options: argparse.Namespace) -> int:
     out.print(confusion(pairs))
     out.print(summary(pairs))
     for pair in pairs if options.turns else ():
-        scores = ("none" if score is None else f"{score:+g}" for score in (pair.stored, pair.again))
+        scores = ("none" if score is None else f"{score:+g}" for score in (pair.stored, pair.new))
         out.print(f"turn {pair.turn}: {' → '.join(scores)}")
     return 0
 
@@ -65,7 +65,7 @@ async def judge_turns(config: Config, reader: "LedgerReader", turns: Sequence[in
     from openclaw_rl.app.assembly import fetch_files, judge_setup, start_model
     from openclaw_rl.engines.factory import Resources
     from openclaw_rl.judge.build import build_panel
-    from openclaw_rl.judge.rejudging import judge_again
+    from openclaw_rl.judge.judges.panel import rejudge
 
     async with contextlib.AsyncExitStack() as stack:
         model = None
@@ -81,7 +81,7 @@ async def judge_turns(config: Config, reader: "LedgerReader", turns: Sequence[in
 
             async def one(number: int) -> "TwoScores":
                 async with limit:
-                    pair = await judge_again(panel, reader.turn(number))
+                    pair = await rejudge(panel, reader.turn(number))
                 shown.advance(task)
                 return pair
 
@@ -94,7 +94,7 @@ def sign(score: float | None) -> str:
 
 def confusion(pairs: "Sequence[TwoScores]") -> Table:
     """How often each stored verdict became which new one."""
-    counts = Counter((sign(pair.stored), sign(pair.again)) for pair in pairs)
+    counts = Counter((sign(pair.stored), sign(pair.new)) for pair in pairs)
     headings = ("stored", *(f"now {name}" for name in SIGNS))
     table = Table(*headings, title="Stored verdicts and new ones", title_justify="left")
     for before in SIGNS:
@@ -106,7 +106,7 @@ def summary(pairs: "Sequence[TwoScores]") -> str:
     """How often both scores agree, where there are two."""
     from openclaw_rl.ledger.status import plural
 
-    both = [pair for pair in pairs if pair.stored is not None and pair.again is not None]
-    same = sum(sign(pair.stored) == sign(pair.again) for pair in both)
+    both = [pair for pair in pairs if pair.stored is not None and pair.new is not None]
+    same = sum(sign(pair.stored) == sign(pair.new) for pair in both)
     share = f" ({same / len(both):.0%})" if both else ""
     return f"{plural(len(pairs), 'turn', 'turns')}; both gave a score to {len(both)}, the same to {same}{share}."

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from openclaw_rl.client import ApiClient, ServerError
 from openclaw_rl.engines.base import EngineError, Sampler
 from openclaw_rl.http_client import HttpResponse
-from openclaw_rl.judge.errors import JudgeDown, JudgeError, JudgeFailed
+from openclaw_rl.judge.judges.base import JudgeDown, JudgeError, JudgeFailed
 from openclaw_rl.rendering.chat import ChatError, ChatRenderer, Message
 from openclaw_rl.types import BASE_VERSION, FinishReason, Priority, SampledToken, SampleRequest, SamplingParams
 

@@ -10,18 +10,16 @@ from prometheus_client import CollectorRegistry
 from openclaw_rl.config.options import ConfigError, read_text
 from openclaw_rl.engines.base import Sampler
 from openclaw_rl.http_client import url_without_account
+from openclaw_rl.judge.answer_checks import HintCheck
 from openclaw_rl.judge.askers import Asker, AskParams, EndpointAsker, EngineAsker
 from openclaw_rl.judge.judges.base import Judge
 from openclaw_rl.judge.judges.custom import NAMES, OPTION, CustomJudge
-from openclaw_rl.judge.judges.explicit import Explicit
+from openclaw_rl.judge.judges.feedback import Explicit, FeedbackReader
 from openclaw_rl.judge.judges.llm import LlmJudge
 from openclaw_rl.judge.judges.panel import JudgePanel
-from openclaw_rl.judge.judges.rules import FeedbackReader
-from openclaw_rl.judge.loop import JudgeLoop
-from openclaw_rl.judge.metrics import JudgeMetrics
-from openclaw_rl.judge.notes import NoteDistiller
+from openclaw_rl.judge.loop import JudgeLoop, JudgeMetrics
+from openclaw_rl.judge.note_distiller import NoteDistiller
 from openclaw_rl.judge.options import JudgeOptions
-from openclaw_rl.judge.own_answers import OwnAnswers
 from openclaw_rl.judge.teacher import Teacher
 from openclaw_rl.ledger.ledger import Ledger
 from openclaw_rl.ledger.options import NotesOptions
@@ -73,8 +71,8 @@ def build_loop(
     if wanted is not None:
         # Another teacher has the policy's vocabulary and reads the policy's prompts, so it uses the policy's renderer.
         sampler = (other or policy).sampler
-        own_answers = OwnAnswers(sampler, policy.renderer) if setup.options.check_hints else None
-        teacher = Teacher(sampler, policy.renderer, wanted, policy.sampler, own_answers)
+        hint_check = HintCheck(sampler, policy.renderer) if setup.options.check_hints else None
+        teacher = Teacher(sampler, policy.renderer, wanted, policy.sampler, hint_check)
     distiller = None
     if setup.method.distils_notes and setup.notes.notes:
         notes, personal = ledger.notes, setup.notes.distil_personal

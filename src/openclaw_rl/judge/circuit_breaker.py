@@ -4,7 +4,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from openclaw_rl.judge.errors import TIMED_OUT, JudgeDown, JudgeFailed
+from openclaw_rl.judge.judges.base import TIMED_OUT, JudgeDown, JudgeFailed
 
 #: Failures in a row after which a judge counts as down.
 FAILURES = 3

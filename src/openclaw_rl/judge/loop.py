@@ -4,21 +4,25 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from openclaw_rl.judge.case import Case
-from openclaw_rl.judge.errors import TIMED_OUT, JudgeDown, JudgeError
+from prometheus_client import CollectorRegistry, Counter, Histogram
+
+from openclaw_rl.judge.judges.base import TIMED_OUT, Case, JudgeDown, JudgeError
 from openclaw_rl.judge.judges.llm import LlmJudge
 from openclaw_rl.judge.judges.panel import JudgePanel
-from openclaw_rl.judge.metrics import JudgeMetrics
-from openclaw_rl.judge.notes import NoteDistiller, wishes_around
-from openclaw_rl.judge.rules import ready
+from openclaw_rl.judge.note_distiller import NoteDistiller
+from openclaw_rl.judge.rules import read_wishes, ready
 from openclaw_rl.judge.teacher import Teacher
+from openclaw_rl.judge.votes import agreement
 from openclaw_rl.ledger.errors import LedgerError, UnknownTurn
 from openclaw_rl.ledger.ledger import Ledger
 from openclaw_rl.ledger.status import COLLAPSE_WINDOW, judging_trouble
 from openclaw_rl.methods.base import Method
-from openclaw_rl.types import Question, Source, StoredTurn, Verdict
+from openclaw_rl.rendering.chat import content_text
+from openclaw_rl.rendering.clients import is_passing, message_words
+from openclaw_rl.types import HeardWishes, Question, Source, StoredTurn, Verdict, Wish
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +32,8 @@ TRIALS = 3
 FIRST_PAUSE = 1.0
 #: The loop looks for turns at least this often, even if the ledger reports no change.
 IDLE_SECONDS = 5.0
+#: From a rule to a reasoning model.
+LATENCY_BUCKETS = (0.001, 0.01, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 
 
 @dataclass(slots=True)
@@ -38,6 +44,49 @@ class Retry:
     not_before: float = 0.0
     answered: int = 0
     """How many calls the judges had answered when this turn failed."""
+
+
+class JudgeMetrics:
+    """Counters and histograms of judging, in a shared registry."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._verdicts = Counter(
+            "openclaw_verdicts", "Verdicts by source and sign.", ["source", "score"], registry=registry
+        )
+        self._abstentions = Counter(
+            "openclaw_abstentions", "Turns without a score although one was asked for.", ["reason"], registry=registry
+        )
+        self._agreement = Histogram(
+            "openclaw_vote_agreement",
+            "The winner's share of the valid votes on the score.",
+            buckets=(0.34, 0.5, 0.67, 0.8, 1.0),
+            registry=registry,
+        )
+        self._seconds = Histogram(
+            "openclaw_judge_seconds", "Time to a verdict.", buckets=LATENCY_BUCKETS, registry=registry
+        )
+        self._tokens = Counter("openclaw_judge_tokens", "Tokens read and written by the judge.", registry=registry)
+        self.failures = Counter("openclaw_judge_failures", "Trials that gave no verdict.", registry=registry)
+        self._saved = Counter(
+            "openclaw_judge_calls_saved",
+            "Answers of a language model that cheaper judges made needless.",
+            registry=registry,
+        )
+
+    def count(self, verdict: Verdict, scored: bool, saved: int) -> None:
+        """Count a verdict. `scored`: a score was asked for. `saved`: votes of a model that were not needed."""
+        if verdict.score is not None:
+            sign = "good" if verdict.score > 0 else "bad" if verdict.score < 0 else "neutral"
+            self._verdicts.labels(str(verdict.source), sign).inc()
+        elif scored:
+            # The full reason would make one time series per message.
+            self._abstentions.labels(verdict.reason.partition(" failed:")[0] or "no reason given").inc()
+        share = agreement([vote for vote in verdict.votes if vote.question is Question.SCORE])
+        if share is not None:
+            self._agreement.observe(share)
+        self._seconds.observe(verdict.seconds)
+        self._tokens.inc(sum(vote.tokens for vote in verdict.votes))
+        self._saved.inc(saved)
 
 
 class JudgeLoop:
@@ -237,3 +286,29 @@ class JudgeLoop:
         if warning and warning != self._logged_collapse:
             log.warning(warning)
         self._logged_collapse = warning
+
+
+def wishes_around(turn: StoredTurn) -> HeardWishes:
+    """The lasting wishes in what the user said after a turn, in explicit feedback on it, and as the conversation began.
+
+    Results of tools yield none, and neither do episodes, where an environment speaks.
+    """
+    if turn.episode is not None:
+        return HeardWishes()
+    case = Case.of(turn)
+    said = [content_text(message.get("content")) for message in case.next_state if message.get("role") == "user"]
+    said += [word.text for word in case.feedback if word.source is Source.EXPLICIT and word.text]
+    replied = [wish for text in said for wish in read_wishes(text, case.request, case.response)]
+    began = [] if any(message["role"] == "assistant" for message in turn.messages) else turn.messages
+    openings = [message_words(message) for message in began if message["role"] == "user" and not is_passing(message)]
+    asked = [wish for text in openings for wish in read_wishes(text)]
+    return HeardWishes(last_of_each(asked), last_of_each(replied))
+
+
+def last_of_each(wishes: Sequence[Wish]) -> tuple[Wish, ...]:
+    """The lasting ones among wishes. What was said last counts."""
+    kept: list[Wish] = []
+    for wish in wishes:
+        if wish.lasting:
+            kept = [*(older for older in kept if not wish.replaces(older)), wish]
+    return tuple(kept)

@@ -10,8 +10,8 @@ from typing import Any
 
 from openclaw_rl.aio import gather_or_cancel
 from openclaw_rl.engines.base import EngineError, EngineUnavailable, Sampler, VersionGone
-from openclaw_rl.judge.errors import JudgeDown
-from openclaw_rl.judge.own_answers import OwnAnswers
+from openclaw_rl.judge.answer_checks import HintCheck
+from openclaw_rl.judge.judges.base import JudgeDown
 from openclaw_rl.ledger.packing import common_prefix
 from openclaw_rl.methods.base import ONE_HINT, TeacherRequest
 from openclaw_rl.rendering.chat import ChatError, ChatRenderer, Message, content_text
@@ -39,14 +39,14 @@ class Teacher:
         renderer: ChatRenderer,
         wanted: TeacherRequest = ONE_HINT,
         policy: Sampler | None = None,
-        own_answers: OwnAnswers | None = None,
+        hint_check: HintCheck | None = None,
     ) -> None:
         """`policy` is the sampler that answered the turns, if it is not the teacher.
 
-        `own_answers`, if given, refuses hints under which the teacher itself answers badly.
+        `hint_check`, if given, refuses hints under which the teacher itself answers badly.
         """
         self.sampler, self.renderer, self.wanted = sampler, renderer, wanted
-        self.policy, self.own_answers = policy or sampler, own_answers
+        self.policy, self.hint_check = policy or sampler, hint_check
         self.down: str | None = None
         """Why it could not be asked the last time; None if it could."""
 
@@ -72,9 +72,9 @@ class Teacher:
     async def _teach(self, turn: StoredTurn, hint: str) -> Hint:
         top = self.wanted.top
         prompt = hinted_prompt(self.renderer, turn, hint)
-        if self.own_answers is not None:
+        if self.hint_check is not None:
             alone = hint_alone(self.renderer, hint)
-            if problem := await self.own_answers.problem(prompt, alone, hint, turn.session.owner):
+            if problem := await self.hint_check.problem(prompt, alone, hint, turn.session.owner):
                 raise NotTaught(problem)
         targets = top_tokens(turn.top, top, "the policy's top tokens were not recorded") if top else None
         request = ScoreRequest(

@@ -15,10 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from openclaw_rl.config.options import ConfigError
-from openclaw_rl.judge.case import Case
 from openclaw_rl.judge.circuit_breaker import Breaker
-from openclaw_rl.judge.errors import JudgeDown, JudgeFailed
-from openclaw_rl.judge.judges.base import Opinion, Questions
+from openclaw_rl.judge.judges.base import Case, JudgeDown, JudgeFailed, Opinion, Questions
 from openclaw_rl.plugins import describe, load_plugin
 from openclaw_rl.types import Question, Source
 

@@ -1,11 +1,17 @@
-"""Several judges as one."""
+"""Several judges as one, which judges a turn for the first time or again."""
 
+import asyncio
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
-from openclaw_rl.judge.case import Case
-from openclaw_rl.judge.judges.base import Judge, Opinion, Questions
-from openclaw_rl.types import Hint, Question, Source, Verdict, Vote
+from openclaw_rl.errors import UserError
+from openclaw_rl.judge.circuit_breaker import FIRST_PAUSE
+from openclaw_rl.judge.judges.base import Case, Judge, JudgeDown, JudgeError, Opinion, Questions
+from openclaw_rl.types import Hint, Question, Source, StoredTurn, Verdict, Vote
+
+#: How long a judge may be unreachable before judging again gives up.
+MAX_SECONDS_DOWN = 20.0
 
 
 class JudgePanel:
@@ -54,3 +60,33 @@ class JudgePanel:
             reason="; ".join(reasons),
             seconds=time.monotonic() - started,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class TwoScores:
+    """A turn that was judged twice; None is an abstention."""
+
+    turn: int
+    stored: float | None
+    new: float | None
+
+
+async def rejudge(panel: JudgePanel, turn: StoredTurn) -> TwoScores:
+    """Score a turn without the people's own feedback on it, which the judge is measured by.
+
+    Raises UserError if the judge stays unreachable: its abstentions would say nothing about it.
+    """
+    stored = turn.verdict.score if turn.verdict else None
+    patience = MAX_SECONDS_DOWN
+    while True:
+        try:
+            verdict = await panel.verdict(replace(Case.of(turn), feedback=()), frozenset([Question.SCORE]))
+            return TwoScores(turn.number, stored, verdict.score)
+        except JudgeDown as error:
+            if patience <= 0:
+                raise UserError(f"The judge cannot be asked: {error}.") from None
+            pause = max(FIRST_PAUSE, error.retry_after)
+            patience -= pause
+            await asyncio.sleep(pause)
+        except (JudgeError, TimeoutError):
+            return TwoScores(turn.number, stored, None)

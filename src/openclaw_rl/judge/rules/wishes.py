@@ -162,6 +162,12 @@ def read_wishes(text: str, request: str = "", response: str = "") -> list[Wish]:
     return wishes if len(wishes) <= MOST_WISHES else []
 
 
+def topic_of(text: str) -> str:
+    """What one wish that somebody wrote is about; empty if the text cannot be read as one wish."""
+    wishes = read_wishes(text)
+    return wishes[0].topic if len(wishes) == 1 else ""
+
+
 def read_wish_as_complaint(text: str, request: str, response: str) -> Reading:
     """Read a message that the rules for verdicts do not understand: a wish for all answers complains about the last.
 

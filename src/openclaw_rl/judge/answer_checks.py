@@ -1,6 +1,8 @@
-"""Looks at the teacher's own answers under a hint: a teacher that answers badly has nothing to teach.
+"""Whether an answer makes sense as an answer to its request, as far as words and log-probs show it.
 
-A small teacher that is told "Start with a kind word." may forget the question. The policy would learn that.
+What fails here is not learned from, whoever was content with it: "Great question, how do vaccines work?" is kind, and
+no answer. A small teacher that is told "Start with a kind word." may forget the question, so its own answers under a
+hint are checked too.
 """
 
 from collections import OrderedDict
@@ -9,10 +11,19 @@ from dataclasses import dataclass
 
 from openclaw_rl.aio import gather_or_cancel
 from openclaw_rl.engines.base import Sampler
-from openclaw_rl.judge.sense import fault_of, ignores_request, tells_what_it_answers, words_of
+from openclaw_rl.judge.rules.comparison import content_words
+from openclaw_rl.judge.rules.text import WORD, ends_with_question
 from openclaw_rl.rendering.chat import ChatRenderer
-from openclaw_rl.types import BASE_VERSION, Priority, SampledToken, SampleRequest, SamplingParams
+from openclaw_rl.types import BASE_VERSION, Priority, SampledToken, SampleRequest, SamplingParams, ScoreRequest
 
+#: An answer to a request is likelier after it than without it: its log-prob is higher by at least this.
+MIN_GAIN = 12.0
+#: Fewer words, such as "Yes.", say too little to tell what they answer.
+_LEAST_TELLING_WORDS = 2
+#: Shorter answers are not checked for repeated words. Of a longer one, this share of its runs of words is distinct.
+_LEAST_WORDS, _RUN, _MIN_DISTINCT_RUNS = 8, 4, 0.5
+#: The least share of an answer's content words that neither the question nor an instruction has.
+_MIN_NEW = 0.25
 #: Tokens of an own answer: enough to see what it is about.
 MAX_TOKENS = 48
 #: Own answers are drawn as those of users are: the likeliest one is better than most.
@@ -27,6 +38,46 @@ MOST_BAD = 1 / 3
 _MOST_HINTS = 256
 
 
+def words_of(text: str) -> list[str]:
+    return [word.lower() for word in WORD.findall(text)]
+
+
+def fault_of(words: Sequence[str]) -> str:
+    """What is wrong with the words of an answer, whatever was asked; empty if nothing is."""
+    if not words:
+        return "is empty"
+    runs = [tuple(words[place : place + _RUN]) for place in range(len(words) - _RUN + 1)]
+    if len(words) >= _LEAST_WORDS and len(set(runs)) < _MIN_DISTINCT_RUNS * len(runs):
+        return "repeats itself"
+    return ""
+
+
+def repeats_question(answer: str, request: str, instruction: str) -> bool:
+    """Whether an answer to a question adds nothing to it, apart from what an instruction made it say.
+
+    Answers to other requests may consist of their words: summaries, corrections.
+    """
+    said = content_words(answer) if ends_with_question(request) else frozenset()
+    # An answer without content words may be "Yes.".
+    return bool(said) and len(said - content_words(request) - content_words(instruction)) < _MIN_NEW * len(said)
+
+
+async def ignores_request(
+    sampler: Sampler, ids: Sequence[int], logprobs: Sequence[float], without: Sequence[int], version: int, owner: str
+) -> bool:
+    """Whether an answer is hardly likelier after its request than after a prompt `without` it. Raises EngineError.
+
+    `logprobs` are those of the answer after its request, under the policy `version`.
+    """
+    scores = await sampler.score(ScoreRequest([*without, *ids], len(ids), version, owner=owner))
+    return sum(logprobs) - sum(scores.logprobs) < MIN_GAIN
+
+
+def says_enough(words: Sequence[str]) -> bool:
+    """Whether an answer has enough words to tell what it answers."""
+    return len(words) >= _LEAST_TELLING_WORDS
+
+
 @dataclass(slots=True)
 class HintRecord:
     """What is known about a hint."""
@@ -39,7 +90,7 @@ class HintRecord:
         return self.looks >= FEWEST_LOOKS and self.bad > MOST_BAD * self.looks
 
 
-class OwnAnswers:
+class HintCheck:
     """Asks the teacher for its own answers under hints, and refuses hints under which they are bad.
 
     An answer is bad if it is empty, repeats itself, or does not depend on the request: it is hardly likelier after the
@@ -97,7 +148,7 @@ class OwnAnswers:
         ids = [token.token_id for token in answer]
         words = words_of(self.renderer.tokenizer.backend.decode(ids, skip_special_tokens=True))
         fault = fault_of(words)
-        if fault or not tells_what_it_answers(words):
+        if fault or not says_enough(words):
             return fault
         logprobs = [token.logprob for token in answer]
         ignores = await ignores_request(self.sampler, ids, logprobs, hint_alone, BASE_VERSION, owner)

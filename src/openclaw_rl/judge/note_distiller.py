@@ -1,50 +1,15 @@
-"""Notes in judging: what users wish, and answers under notes as lessons for the policy alone."""
+"""Prepares answers that were accepted under notes for training without them."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import replace
 
 from openclaw_rl.engines.base import EngineError, EngineUnavailable, Sampler, VersionGone
-from openclaw_rl.judge.case import Case, last_request
-from openclaw_rl.judge.errors import JudgeDown
-from openclaw_rl.judge.rules import read_wishes
-from openclaw_rl.judge.sense import ignores_request, repeats_question, tells_what_it_answers, words_of
+from openclaw_rl.judge.answer_checks import ignores_request, repeats_question, says_enough, words_of
+from openclaw_rl.judge.judges.base import JudgeDown, last_request
 from openclaw_rl.ledger.note_keeper import NoteKeeper
 from openclaw_rl.rendering.chat import ChatError, ChatRenderer, content_text
-from openclaw_rl.rendering.clients import is_passing, message_words
-from openclaw_rl.types import HeardWishes, ScoreRequest, Source, StoredTurn, Verdict, Wish
-
-
-def wishes_around(turn: StoredTurn) -> HeardWishes:
-    """The lasting wishes in what the user said after a turn, in explicit feedback on it, and as the conversation began.
-
-    Results of tools yield none, and neither do episodes, where an environment speaks.
-    """
-    if turn.episode is not None:
-        return HeardWishes()
-    case = Case.of(turn)
-    said = [content_text(message.get("content")) for message in case.next_state if message.get("role") == "user"]
-    said += [word.text for word in case.feedback if word.source is Source.EXPLICIT and word.text]
-    replied = [wish for text in said for wish in read_wishes(text, case.request, case.response)]
-    began = [] if any(message["role"] == "assistant" for message in turn.messages) else turn.messages
-    openings = [message_words(message) for message in began if message["role"] == "user" and not is_passing(message)]
-    asked = [wish for text in openings for wish in read_wishes(text)]
-    return HeardWishes(last_of_each(asked), last_of_each(replied))
-
-
-def last_of_each(wishes: Sequence[Wish]) -> tuple[Wish, ...]:
-    """The lasting ones among wishes. What was said last counts."""
-    kept: list[Wish] = []
-    for wish in wishes:
-        if wish.lasting:
-            kept = [*(older for older in kept if not wish.replaces(older)), wish]
-    return tuple(kept)
-
-
-def topic_of(text: str) -> str:
-    """What a note is about that somebody wrote; empty if it cannot be read as one wish."""
-    wishes = read_wishes(text)
-    return wishes[0].topic if len(wishes) == 1 else ""
+from openclaw_rl.types import ScoreRequest, Source, StoredTurn, Verdict
 
 
 class NoteDistiller:
@@ -99,7 +64,7 @@ class NoteDistiller:
     async def _fault(self, turn: StoredTurn) -> str:
         """Why an answer is not worth imitating although it was accepted; empty if it is."""
         answer = content_text(turn.message.get("content"))
-        if turn.message.get("tool_calls") or not tells_what_it_answers(words_of(answer)):
+        if turn.message.get("tool_calls") or not says_enough(words_of(answer)):
             return ""
         given = "\n".join(note.text for note in turn.notes if note.given)
         if repeats_question(answer, last_request(turn.messages), given):

@@ -1,17 +1,20 @@
-"""A hint under which the teacher itself answers badly is not learned from."""
+"""What is no answer, whatever was asked, and hints under which the teacher itself answers badly."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from openclaw_rl.judge.own_answers import (
+from openclaw_rl.judge.answer_checks import (
     FEWEST_LOOKS,
     LOOKS_PER_TURN,
     MAX_TOKENS,
     MOST_LOOKS,
     TEMPERATURE,
-    OwnAnswers,
+    HintCheck,
+    fault_of,
+    repeats_question,
+    words_of,
 )
 from openclaw_rl.judge.teacher import Teacher
 from openclaw_rl.rendering.chat import ChatRenderer
@@ -24,6 +27,7 @@ SAID = "Magnets attract iron because their tiny atomic fields line up."
 SENSIBLE = "Magnets pull iron with their field."
 ABSENT = "Dear friend, every day brings wonderful chances to shine and to smile."
 HINT = "Be warm."
+MAGNETS = "How do magnets attract iron?"
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +66,7 @@ def teacher_that_says(answers: Sequence[str], renderer: ChatRenderer) -> tuple[T
         return [-5.0 if said == list(encode(SENSIBLE)) else -0.5] * request.last_n
 
     fake = ScriptedSampler(script, scores=scores)
-    return Teacher(fake, renderer, own_answers=OwnAnswers(fake, renderer)), fake
+    return Teacher(fake, renderer, hint_check=HintCheck(fake, renderer)), fake
 
 
 async def test_a_hint_is_refused_in_the_turn_that_the_teacher_answers_badly(book: Book, renderer: ChatRenderer) -> None:
@@ -128,3 +132,38 @@ async def test_without_the_option_the_teacher_is_not_asked_for_answers(book: Boo
     _, fake = teacher_that_says([ABSENT], renderer)
     assert (await Teacher(fake, renderer).teach(record(book, renderer), HINT)).logprobs
     assert not fake.requests
+
+
+@pytest.mark.parametrize(
+    ("answer", "fault"),
+    [
+        ("", "is empty"),
+        ("…", "is empty"),
+        ("very very very very very very very very very very", "repeats itself"),
+        ("Magnets pull iron with their field.", ""),
+        ("Yes.", ""),
+    ],
+)
+def test_empty_and_repetitive_answers_are_bad(answer: str, fault: str) -> None:
+    assert fault_of(words_of(answer)) == fault
+
+
+@pytest.mark.parametrize(
+    ("answer", "request_", "instruction", "repeats"),
+    [
+        ("How do magnets attract iron?", MAGNETS, "", True),
+        ("Great question, how do magnets attract iron?", MAGNETS, 'Start with "Great question!".', True),
+        ("There are 5 minutes in 5 minutes.", "How many minutes are 5 minutes?", "", True),
+        ("Great question! Their fields line up.", MAGNETS, 'Start with "Great question!".', False),
+        ("The capital of France is Paris.", "What is the capital of France?", "", False),
+        ("There are 60 minutes in an hour.", "How many minutes are in an hour?", "", False),
+        ("A spider has eight legs.", "How many legs does a spider have?", "", False),
+        ("Yes.", "Is iron magnetic?", "", False),
+        ("Magnets attract iron.", "Put it shorter: magnets, as we all know, attract iron", "", False),
+        ("", MAGNETS, "", False),
+    ],
+)
+def test_an_answer_that_adds_nothing_to_its_question_is_found(
+    answer: str, request_: str, instruction: str, repeats: bool
+) -> None:
+    assert repeats_question(answer, request_, instruction) is repeats
