@@ -49,15 +49,6 @@ KNOWN_UPWARD_IMPORTS: set[str] = set()
 KNOWN_LONG_MODULES: set[str] = set()
 #: Short modules with a single importer.
 KNOWN_SLIVERS: set[str] = {
-    "api/routes/chat.py",
-    "api/routes/completions.py",
-    "api/routes/feedback.py",
-    "api/routes/messages.py",
-    "api/routes/models.py",
-    "api/routes/policy.py",
-    "api/routes/responses.py",
-    "api/routes/sessions.py",
-    "api/training_wire.py",
     "app/rollouts.py",
     "envs/picture.py",
     "evals/measured_runs.py",
@@ -67,20 +58,16 @@ KNOWN_SLIVERS: set[str] = {
     "learn/warming.py",
     "ledger/retirement.py",
     "ledger/states.py",
-    "rendering/stops.py",
 }
 KNOWN_SHARED_FILE_NAMES: set[str] = {
     "build.py",
     "chat.py",
     "custom.py",
-    "episodes.py",
     "machine.py",
     "notes.py",
     "pages.py",
     "schema.py",
     "screenshots.py",
-    "sessions.py",
-    "training.py",
 }
 #: "module function".
 KNOWN_LONG_FUNCTIONS: set[str] = set()

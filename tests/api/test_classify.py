@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openclaw_rl.api.capture.classify import classify
-from openclaw_rl.api.capture.sessions import named_session, new_session
+from openclaw_rl.api.capture.classify import classify, named_session, new_session_name
 from openclaw_rl.api.wire import ChatRequest
 from openclaw_rl.ledger import queries
 from openclaw_rl.ledger.ledger import Ledger
@@ -370,7 +369,7 @@ def test_an_empty_sign_is_none(first: int) -> None:
 
 def test_without_a_sign_there_is_no_name() -> None:
     assert named() is None
-    one, other = new_session(), new_session()
+    one, other = new_session_name(), new_session_name()
     assert one != other
 
 

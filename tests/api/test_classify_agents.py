@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from openclaw_rl.api.capture.classify import classify, kind_of
 from openclaw_rl.api.wire import ChatRequest
-from openclaw_rl.api.wires.messages_request import parse_messages
-from openclaw_rl.rendering.clients import is_passing, user_words
-from openclaw_rl.rendering.context_blocks import CONTEXTS, REMINDER
+from openclaw_rl.api.wires.messages import parse_messages
+from openclaw_rl.rendering.clients import CONTEXTS, REMINDER, is_passing, user_words
 from openclaw_rl.types import TurnKind
 
 Messages = list[dict[str, Any]]
@@ -182,4 +181,4 @@ def test_the_line_that_changes_with_every_request_is_left_out(in_blocks: bool) -
     if in_blocks:
         given_system = [{"type": "text", "text": part} for part in parts]
     request = parse_messages(json.dumps({"messages": [user("hi")], "system": given_system}).encode())
-    assert request.plain_messages()[0] == system("You are an agent.\n\nBe brief.")
+    assert request.message_dicts()[0] == system("You are an agent.\n\nBe brief.")

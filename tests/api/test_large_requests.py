@@ -14,9 +14,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from openclaw_rl.api import body as body_module
-from openclaw_rl.api.body import MAX_SMALL_BODY_BYTES, MAX_VALUES, count_values, separators
-from openclaw_rl.api.reader import MAX_INLINE_BYTES
+from openclaw_rl.api import reader as body_module
+from openclaw_rl.api.reader import MAX_INLINE_BYTES, MAX_SMALL_BODY_BYTES, MAX_VALUES, count_values, separators
 from support.harness import Bench, running, wait_for
 
 MEDIUM, LARGE = "x" * (2 * MAX_INLINE_BYTES), "x" * (2 * MAX_SMALL_BODY_BYTES)

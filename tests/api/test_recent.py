@@ -2,7 +2,7 @@
 
 import pytest
 
-from openclaw_rl.api.recent import WINDOW_SECONDS, Activity, RecentActivity
+from openclaw_rl.api.server_metrics import WINDOW_SECONDS, Activity, RecentActivity
 
 
 class Clock:

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from openclaw_rl.api.auth import ANYONE
-from openclaw_rl.api.encode import ChatWire, Encoder
 from openclaw_rl.api.wires.base import Wire
+from openclaw_rl.api.wires.chat import ChatWire
 from openclaw_rl.api.wires.completions import CompletionsWire
-from openclaw_rl.api.wires.messages_answer import MessagesWire
-from openclaw_rl.api.wires.responses_answer import ResponsesWire
+from openclaw_rl.api.wires.messages import MessagesWire
+from openclaw_rl.api.wires.responses import ResponsesWire
 from openclaw_rl.types import SampledToken, SampleRequest, State
 from support.fakes import ScriptedStream
 from support.harness import MODEL, Bench
@@ -133,10 +133,10 @@ class CutBench(Bench):
     async def answer(self, wire: Wire, body: dict[str, Any], sizes: list[int]) -> bytes:
         self.sizes = sizes
         self.sampler.sample = self.sample  # type: ignore[method-assign]
-        read = await self.service.reader.read(json.dumps(body).encode(), wire.parse)
-        completion = await self.service.begin(read, ANYONE, {}, wire.id_prefix)
+        incoming = await self.service.reader.read(json.dumps(body).encode(), wire.parse, ANYONE, {})
+        completion = await self.service.begin(incoming, wire.id_prefix)
         await completion.ready()
-        if not read.request.stream:
+        if not incoming.request.stream:
             return await wire.whole(completion)
         return b"".join([piece async for piece in wire.events(completion)])
 
@@ -235,7 +235,12 @@ def text_whole(body: dict[str, Any]) -> Any:
 
 HELLO = [{"role": "user", "content": "hello"}]
 WIRES = {
-    "chat": (lambda bench: ChatWire(bench.encoder), {"messages": HELLO, "tools": CHAT_TOOLS}, chat_message, chat_whole),
+    "chat": (
+        lambda bench: ChatWire(MODEL, bench.renderer.tokenizer.backend),
+        {"messages": HELLO, "tools": CHAT_TOOLS},
+        chat_message,
+        chat_whole,
+    ),
     "messages": (
         lambda _: MessagesWire(MODEL),
         {"messages": HELLO, "tools": MESSAGES_TOOLS},
@@ -269,7 +274,6 @@ def test_any_cutting_gives_the_same_message(
     cut_bench: CutBench, name: str, says: str, sizes: list[int], limit: int
 ) -> None:
     make, body, streamed, whole = WIRES[name]
-    cut_bench.encoder = Encoder(MODEL, cut_bench.renderer.tokenizer.backend)  # type: ignore[attr-defined]
     cut_bench.says = says
     body = {**body, "max_output_tokens" if name == "responses" else "max_tokens": limit}
 

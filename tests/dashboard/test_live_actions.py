@@ -11,7 +11,7 @@ import httpx
 import pytest
 import uvicorn
 
-from openclaw_rl.api.operations import NoOperations, OperationFailed
+from openclaw_rl.api.state import NoOperations, OperationFailed
 from openclaw_rl.app.http_server import Server
 from openclaw_rl.dashboard.live import feed as feed_module
 from openclaw_rl.dashboard.live.feed import KEEPALIVE, PULSE, ChangeFeed

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from openclaw_rl.rendering.stops import StopMatcher
+from openclaw_rl.rendering.response import StopMatcher
 
 # Few letters, so that stop strings appear, nearly appear, overlap, and contain each other.
 texts = st.text("ab\n", max_size=24)

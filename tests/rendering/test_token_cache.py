@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openclaw_rl.rendering.token_cache import TokenCache, entry_bytes
+from openclaw_rl.rendering.tokenizer import TokenCache, entry_bytes
 
 texts = st.text("abc狐", min_size=1, max_size=6)
 

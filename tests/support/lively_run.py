@@ -4,7 +4,7 @@ import base64
 import math
 from typing import Any
 
-from openclaw_rl.api.operations import NoOperations
+from openclaw_rl.api.state import NoOperations
 from openclaw_rl.dashboard.evaluations import Evaluation, record_evaluations
 from openclaw_rl.ledger import changes, updates, verdicts
 from openclaw_rl.ledger.screenshots import FOLDER as SCREENSHOTS

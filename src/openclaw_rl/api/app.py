@@ -7,30 +7,15 @@ from starlette.middleware.cors import CORSMiddleware
 
 from openclaw_rl import __version__
 from openclaw_rl.api import errors
-from openclaw_rl.api.auth import KeyCheck
-from openclaw_rl.api.body import BodyReader
-from openclaw_rl.api.encode import Encoder
-from openclaw_rl.api.loopback import LoopbackOnly
-from openclaw_rl.api.operations import NoOperations, Operations
+from openclaw_rl.api.auth import KeyCheck, LoopbackOnly
 from openclaw_rl.api.options import ApiKey
-from openclaw_rl.api.routes import (
-    chat,
-    completions,
-    feedback,
-    health,
-    messages,
-    models,
-    notes,
-    policy,
-    responses,
-    sessions,
-    training,
-)
+from openclaw_rl.api.reader import BodyReader
+from openclaw_rl.api.routes import answers, feedback, health, notes, policy
 from openclaw_rl.api.service import ChatService
-from openclaw_rl.api.state import ServerState
+from openclaw_rl.api.state import NoOperations, Operations, ServerState
 
 #: The topics, in the order in which an unknown path's error message lists their routes.
-TOPICS = (chat, messages, responses, completions, feedback, sessions, notes, policy, training, models, health)
+TOPICS = (answers, feedback, notes, policy, health)
 
 
 def create_app(
@@ -62,7 +47,6 @@ def create_app(
     )
     app.state.server = ServerState(
         service=service,
-        encoder=Encoder(model, service.renderer.tokenizer.backend),
         keys=KeyCheck(keys),
         operations=operations or NoOperations(),
         model=model,

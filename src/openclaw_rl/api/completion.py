@@ -3,17 +3,16 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from secrets import token_hex
 from typing import Any
 
-from openclaw_rl.api.capture.open_turn import AnsweredChoice, AnsweredRequest, OpenTurn
+from openclaw_rl.api.capture.turn import Choice, OpenTurn
 from openclaw_rl.api.errors import from_engine
-from openclaw_rl.api.message import AssistantMessage
-from openclaw_rl.api.metrics import ServerMetrics
+from openclaw_rl.api.server_metrics import ServerMetrics
 from openclaw_rl.engines.base import EngineUnavailable, SampleStream
 from openclaw_rl.rendering.chat import RenderedPrompt
-from openclaw_rl.rendering.response import Delta, ResponseParser
+from openclaw_rl.rendering.response import Delta
 from openclaw_rl.types import FinishReason, SampledToken, SamplingParams
 
 
@@ -24,16 +23,6 @@ class ChoiceUpdate:
     index: int
     tokens: list[SampledToken]
     deltas: list[Delta]
-    finish_reason: str | None = None
-
-
-@dataclass(slots=True)
-class Choice:
-    """One of the n completions of a request, as far as it has been sampled."""
-
-    parser: ResponseParser
-    message: AssistantMessage = field(default_factory=AssistantMessage)
-    tokens: list[SampledToken] = field(default_factory=list)
     finish_reason: str | None = None
 
 
@@ -148,14 +137,20 @@ class Completion:
         return ChoiceUpdate(index, tokens, deltas, choice.finish_reason)
 
     async def _record(self) -> None:
-        if self._turn is not None:
-            answered = [self._answered(choice) for choice in self.choices]
-            await self._turn.record(AnsweredRequest(self.id, self._began, self.version, self.params, answered))
-
-    def _answered(self, choice: Choice) -> AnsweredChoice:
-        details = {"cached_tokens": self._stream.cached_tokens, "order": choice.message.order}
-        given = {name: value for name, value in details.items() if value}
-        return AnsweredChoice(choice.tokens, choice.message.body(), str(choice.finish_reason), given)
+        turn = self._turn
+        if turn is not None:
+            await turn.record(
+                turn.answered(
+                    index,
+                    choice,
+                    completion=self.id,
+                    created=self._began,
+                    version=self.version,
+                    sampling=self.params,
+                    cached_tokens=self._stream.cached_tokens,
+                )
+                for index, choice in enumerate(self.choices)
+            )
 
     def close(self) -> None:
         """Stop the generation. The iteration ends."""

@@ -5,9 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from openclaw_rl.api.demands import JsonSchemaFormat, NamedTool
 from openclaw_rl.api.errors import ApiError
-from openclaw_rl.api.wire import ChatRequest
+from openclaw_rl.api.wire import ChatRequest, JsonSchemaFormat, NamedTool
 from openclaw_rl.rendering.call_format import CallFormat
 from openclaw_rl.rendering.chat import RenderedPrompt
 from openclaw_rl.types import Constraint, JsonForm, Thinking

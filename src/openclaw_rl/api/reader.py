@@ -1,22 +1,33 @@
-"""From the body of a chat request to its prompt: parsing, rendering, tokenising."""
+"""Reads requests: how large bodies may be, and from the body of a chat request to its prompt."""
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from openclaw_rl.api.body import MAX_SMALL_BODY_BYTES, MAX_VALUES, count_values, most_values
+from fastapi import Request
+
+from openclaw_rl.api.capture.classify import episode_of
 from openclaw_rl.api.constrain import AnswerRules
 from openclaw_rl.api.errors import ApiError
-from openclaw_rl.api.translated import TextRequest
-from openclaw_rl.api.wire import ChatRequest
+from openclaw_rl.api.wire import ChatRequest, TextRequest
 from openclaw_rl.engines.base import Sampler
 from openclaw_rl.rendering.chat import ChatError, ChatRenderer, RenderedPrompt
 from openclaw_rl.rendering.history import TemplateInput
 from openclaw_rl.rendering.tokenizer import TooLong
-from openclaw_rl.types import Constraint
+from openclaw_rl.types import Constraint, EpisodeMode
 
+#: The largest body of a request that is not a chat, in bytes.
+MAX_SMALL_BODY_BYTES = 1_000_000
+#: How many bodies of the largest size may be held at once.
+MAX_LARGE_BODIES = 8
+#: The most values in a body, the keys of objects not counted. Parsing a value holds up all other requests, for a few
+#: microseconds each; an agent's request with thousands of messages has a quarter of this.
+MAX_VALUES = 50_000
+QUOTE, BACKSLASH = b'"', ord("\\")
+#: Before each value of an object or a list stands one of these.
+SEPARATORS = b",[{"
 #: Larger bodies are read in a thread, so that other requests do not wait.
 MAX_INLINE_BYTES = 16_384
 #: So are bodies with this field: they stand for a whole conversation, which is in the ledger.
@@ -28,18 +39,82 @@ MAX_BYTES_PER_TOKEN = 512
 MAX_CONTEXTS = 2
 
 
-@dataclass(frozen=True, slots=True)
-class ReadRequest:
-    """A chat request and its prompt."""
+class BodyReader:
+    """Reads the bodies of a server's requests.
 
+    - A body is refused as soon as it is too large. Its length header is not trusted.
+    - All bodies that have not been parsed yet have a bounded size together.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self._held = 0
+
+    def read(self, request: Request, max_bytes: int = MAX_SMALL_BODY_BYTES) -> "BodyOf":
+        """The request's body, which counts as held until the block ends. Raises 413, and 429 if too much is held."""
+        return BodyOf(self, request, min(max_bytes, self.max_bytes))
+
+    def hold(self, size: int) -> None:
+        """Count bytes as held; as no longer held if `size` is negative."""
+        self._held += size
+
+    def check(self, size: int, max_bytes: int) -> None:
+        """Raise ApiError if a body of which so much has arrived is too large, or if too much is held."""
+        if size > max_bytes:
+            hint = " (--max-request-mb)" if max_bytes == self.max_bytes else ""
+            raise ApiError(413, f"The request is larger than {max_bytes / 1e6:g} MB{hint}.")
+        if self._held > MAX_LARGE_BODIES * self.max_bytes:
+            message = "The server is reading too many large requests at the moment; try again later."
+            raise ApiError(429, message, code="too_many_large_requests", headers={"Retry-After": "1"})
+
+
+class BodyOf:
+    """The body of one request, as a block during which it is held."""
+
+    def __init__(self, reader: BodyReader, request: Request, max_bytes: int) -> None:
+        self._reader, self._request, self._max_bytes = reader, request, max_bytes
+        self._size = 0
+
+    async def __aenter__(self) -> bytes:
+        parts: list[bytes] = []
+        try:
+            more = True
+            while more:
+                message = await self._request.receive()
+                if message["type"] == "http.disconnect":
+                    raise ApiError(400, "The client disconnected before it had sent the whole request.")
+                part, more = message.get("body", b""), message.get("more_body", False)
+                self._size += len(part)
+                self._reader.hold(len(part))
+                self._reader.check(self._size, self._max_bytes)
+                parts.append(part)
+        except BaseException:
+            self._reader.hold(-self._size)
+            raise
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    async def __aexit__(self, *_: object) -> None:
+        self._reader.hold(-self._size)
+
+
+@dataclass(frozen=True, slots=True)
+class IncomingRequest:
+    """A request that has arrived, and its prompt."""
+
+    owner: str
+    headers: Mapping[str, str]
     request: ChatRequest
     chat: TemplateInput
     prompt: RenderedPrompt
     """The chat as the client sent it, rendered."""
+    constraint: Constraint | None
+    """What its answers must look like, without regard to reasoning; None if they are free."""
+    episode: EpisodeMode | None
+    """Given if the request is part of an episode."""
+    max_context_tokens: int
+    """The model's limit, answer included."""
     arrived: float
     """When its body had arrived, as `time.perf_counter` counts."""
-    constraint: Constraint | None = None
-    """What its answers must look like, without regard to reasoning; None if they are free."""
 
 
 class RequestReader:
@@ -56,35 +131,56 @@ class RequestReader:
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="read")
         self._thread_for_large = ThreadPoolExecutor(1, thread_name_prefix="read-large")
 
-    async def read(self, body: bytes, parse: Callable[[bytes], ChatRequest]) -> ReadRequest:
+    async def read(
+        self, body: bytes, parse: Callable[[bytes], ChatRequest], owner: str, headers: Mapping[str, str]
+    ) -> IncomingRequest:
         """Read a request, which `parse` translates into a chat request. Raises ApiError."""
         arrived = time.perf_counter()
         if len(body) <= MAX_INLINE_BYTES and REFERS_BACK not in body:
-            return self._read(body, parse, arrived)
+            return self._read(body, parse, owner, headers, arrived)
         threads = self._threads if len(body) <= MAX_SMALL_BODY_BYTES else self._thread_for_large
-        return await asyncio.get_running_loop().run_in_executor(threads, self._read, body, parse, arrived)
+        return await asyncio.get_running_loop().run_in_executor(
+            threads, self._read, body, parse, owner, headers, arrived
+        )
 
-    def _read(self, body: bytes, parse: Callable[[bytes], ChatRequest], arrived: float) -> ReadRequest:
+    def _read(
+        self,
+        body: bytes,
+        parse: Callable[[bytes], ChatRequest],
+        owner: str,
+        headers: Mapping[str, str],
+        arrived: float,
+    ) -> IncomingRequest:
         limit = self.sampler.limits.max_context_tokens
         if len(body) > max(MAX_SMALL_BODY_BYTES, MAX_BYTES_PER_TOKEN * limit):
             raise far_too_long(limit)
         check_values([body])
         request = parse(body)
-        messages = request.plain_messages()
+        messages = request.message_dicts()
         calls = [call["function"] for message in messages for call in message.get("tool_calls", ())]
         if calls:
             check_values([body, *(utf8(call["arguments"]) for call in calls)])
         chat = TemplateInput(messages, request.offered_tools, request.chat_template_kwargs)
         try:
             if isinstance(request, TextRequest):
-                prompt = self.renderer.plain_prompt(request.prompt, MAX_CONTEXTS * limit)
+                prompt = self.renderer.text_prompt(request.prompt, MAX_CONTEXTS * limit)
             else:
                 prompt = self.renderer.prompt(self.renderer.text(*chat), MAX_CONTEXTS * limit)
         except ChatError as error:
             raise ApiError(400, str(error), param="messages") from error
         except TooLong:
             raise far_too_long(limit) from None
-        return ReadRequest(request, chat, prompt, arrived, self.rules.constraint(request))
+        return IncomingRequest(
+            owner=owner,
+            headers=headers,
+            request=request,
+            chat=chat,
+            prompt=prompt,
+            constraint=self.rules.constraint(request),
+            episode=episode_of(headers, request),
+            max_context_tokens=limit,
+            arrived=arrived,
+        )
 
 
 def context_length_exceeded(tokens: int | str, limit: int) -> ApiError:
@@ -109,3 +205,41 @@ def check_values(texts: Sequence[bytes]) -> None:
     """Raise ApiError if these texts have too many JSON values together."""
     if sum(map(most_values, texts)) > MAX_VALUES and sum(map(count_values, texts)) > MAX_VALUES:
         raise ApiError(400, f"The request has more than {MAX_VALUES} JSON values.", code="too_many_values")
+
+
+def most_values(text: bytes | str) -> int:
+    """At least as many values as a JSON text of this length can have: each takes two characters."""
+    return len(text) // 2 + 1
+
+
+def count_values(body: bytes) -> int:
+    """How many values a JSON text has; beyond MAX_VALUES, at least how many."""
+    at_most = separators(body)
+    if at_most <= MAX_VALUES:
+        return at_most
+    # Many of them may be in strings. Short steps, so that other threads can go on.
+    count, start = 0, 0
+    while start < len(body) and count <= MAX_VALUES:
+        opening = body.find(QUOTE, start)
+        count += separators(body[start : opening if opening >= 0 else len(body)])
+        if opening < 0:
+            break
+        start = end_of_string(body, opening + 1)
+    return count
+
+
+def separators(text: bytes) -> int:
+    # One pass, where a count of each would take three.
+    return len(text) - len(text.translate(None, SEPARATORS))
+
+
+def end_of_string(body: bytes, start: int) -> int:
+    """Where a string ends whose opening quote is before `start`."""
+    while (closing := body.find(QUOTE, start)) >= 0:
+        first = closing
+        while first > start and body[first - 1] == BACKSLASH:
+            first -= 1
+        start = closing + 1
+        if (closing - first) % 2 == 0:
+            return start
+    return len(body)

@@ -2,23 +2,20 @@
 
 import asyncio
 import logging
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 
-from openclaw_rl.api.capture.capture import Capture, IncomingRequest
-from openclaw_rl.api.capture.episodes import episode_of
-from openclaw_rl.api.capture.notes import NoteGiver
-from openclaw_rl.api.capture.open_turn import OpenTurn
-from openclaw_rl.api.completion import Choice, Completion
+from openclaw_rl.api.capture.capture import Capture
+from openclaw_rl.api.capture.prompts import NoteGiver
+from openclaw_rl.api.capture.turn import Choice, OpenTurn
+from openclaw_rl.api.completion import Completion
 from openclaw_rl.api.constrain import AnswerRules
 from openclaw_rl.api.errors import ApiError, from_engine
-from openclaw_rl.api.metrics import ServerMetrics
-from openclaw_rl.api.reader import ReadRequest, RequestReader, context_length_exceeded
-from openclaw_rl.api.translated import TextRequest
-from openclaw_rl.api.wire import ChatRequest
+from openclaw_rl.api.reader import IncomingRequest, RequestReader, context_length_exceeded
+from openclaw_rl.api.server_metrics import ServerMetrics
+from openclaw_rl.api.wire import ChatRequest, TextRequest
 from openclaw_rl.engines.base import EngineUnavailable, QueueFull, Sampler, VersionGone
 from openclaw_rl.ledger.ledger import Ledger
 from openclaw_rl.ledger.options import NotesOptions
@@ -98,21 +95,14 @@ class ChatService:
         self._capturing = ThreadPoolExecutor(1, thread_name_prefix="capture")
         self._seeds = (request_seed(seed, number) for number in count())
 
-    async def begin(
-        self,
-        read: ReadRequest,
-        owner: str,
-        headers: Mapping[str, str],
-        id_prefix: str,
-        version: int | None = None,
-    ) -> Completion:
+    async def begin(self, incoming: IncomingRequest, id_prefix: str, version: int | None = None) -> Completion:
         """Give a request to the sampler. Raises ApiError. The completion's id begins with `id_prefix`.
 
         With `version`, that policy answers; it raises VersionGone if the sampler does not hold it.
         """
-        prompt, turn = await self._open_turn(self._incoming(read, owner, headers))
+        prompt, turn = await self._open_turn(incoming)
         try:
-            return self._start(read, owner, prompt, turn, id_prefix, version)
+            return self._start(incoming, prompt, turn, id_prefix, version)
         except (QueueFull, EngineUnavailable, ApiError) as error:
             if turn is not None:
                 turn.close()
@@ -120,44 +110,38 @@ class ChatService:
                 raise
             raise from_engine(error) from error
 
-    async def count(self, read: ReadRequest, owner: str, headers: Mapping[str, str]) -> int:
+    async def count(self, incoming: IncomingRequest) -> int:
         """How many tokens the model would be given for a request. Nothing is sampled or recorded."""
         if self.capture is None:
-            return len(read.prompt.ids)
-        incoming = self._incoming(read, owner, headers)
+            return len(incoming.prompt.ids)
         prompt = await asyncio.get_running_loop().run_in_executor(self._capturing, self.capture.prompt, incoming)
         return len(prompt.ids)
 
-    def _incoming(self, read: ReadRequest, owner: str, headers: Mapping[str, str]) -> IncomingRequest:
-        limit, episode = self.sampler.limits.max_context_tokens, episode_of(headers, read.request)
-        return IncomingRequest(owner, headers, read.request, read.chat, read.prompt, limit, episode)
-
     async def _open_turn(self, incoming: IncomingRequest) -> tuple[RenderedPrompt, OpenTurn | None]:
         if self.capture is None:
-            return incoming.plain, None
+            return incoming.prompt, None
         # A long history takes a while to compare with the record. One thread for all requests: they are taken in turn.
         return await asyncio.get_running_loop().run_in_executor(self._capturing, self.capture.open, incoming)
 
     def _start(
         self,
-        read: ReadRequest,
-        owner: str,
+        incoming: IncomingRequest,
         prompt: RenderedPrompt,
         turn: OpenTurn | None,
         id_prefix: str,
         version: int | None,
     ) -> Completion:
-        request = read.request
-        constraint = read.constraint and self.rules.for_prompt(read.constraint, prompt)
+        request = incoming.request
+        constraint = incoming.constraint and self.rules.for_prompt(incoming.constraint, prompt)
         recorded_top = self.recorded_top if turn and turn.kind is TurnKind.MAIN else 0
         params = self._params(request, len(prompt.ids), recorded_top)
         n = request.n or 1
         if n > self.sampler.limits.max_choices:
             raise ApiError(400, f"n must be at most {self.sampler.limits.max_choices} on this server.", param="n")
-        sampled = SampleRequest(prompt.ids, params, n, version=version, owner=owner, constraint=constraint)
+        sampled = SampleRequest(prompt.ids, params, n, version=version, owner=incoming.owner, constraint=constraint)
         stream = self.sampler.sample(sampled)
         choices = [Choice(self._response_parser(request, prompt)) for _ in range(n)]
-        return Completion(prompt, params, stream, choices, self.metrics, turn, read.arrived, id_prefix)
+        return Completion(prompt, params, stream, choices, self.metrics, turn, incoming.arrived, id_prefix)
 
     def capture_status(self) -> str:
         """Whether turns are recorded: on, off, or suspended and why."""

@@ -2,14 +2,20 @@
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SkipValidation,
+    TypeAdapter,
+    ValidationError,
+    field_validator,
+)
 
-from openclaw_rl.api.demands import JsonSchemaFormat, NamedTool, PlainFormat
 from openclaw_rl.api.errors import ApiError
 from openclaw_rl.config.options import describe_problem
-from openclaw_rl.types import MAX_GROUP_SIZE, MAX_REWARD, EpisodeResult, Feedback, Source, TurnResult
 
 #: The most stop strings in a request; OpenAI has the same limit.
 MAX_STOPS = 4
@@ -20,8 +26,6 @@ TEXT_PART_TYPES = ("text", "input_text", "output_text")
 IMAGE_PART = "image_url"
 #: The most completions of one prompt; only a mistake would ask for more.
 MAX_CHOICES = 128
-#: The most turns that one reward can name; only a mistake would name more.
-MAX_STEPS = 4096
 #: The longest names of sessions, tasks and groups.
 MAX_NAME_CHARACTERS = 256
 #: Fields that are refused, because an answer that ignores them would be wrong; and what to do instead.
@@ -126,6 +130,34 @@ class StreamOptions(WireModel):
     include_usage: bool = False
 
 
+class ToolName(WireModel):
+    name: str
+
+
+class NamedTool(WireModel):
+    """A value of `tool_choice`: the answer must call this function."""
+
+    type: Literal["function"]
+    function: ToolName
+
+
+class PlainFormat(WireModel):
+    type: Literal["text", "json_object"]
+
+
+class NamedSchema(WireModel):
+    name: str = ""
+    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    strict: bool | None = None
+
+
+class JsonSchemaFormat(WireModel):
+    """A value of `response_format`: the answer is JSON that fits this schema."""
+
+    type: Literal["json_schema"]
+    json_schema: NamedSchema
+
+
 class CaptureFields(WireModel):
     """What a request may say about its session and its recording, on every wire."""
 
@@ -170,7 +202,7 @@ class ChatRequest(CaptureFields):
     audio: Any = None
     chat_template_kwargs: dict[str, Any] | None = None
 
-    def plain_messages(self) -> list[dict[str, Any]]:
+    def message_dicts(self) -> list[dict[str, Any]]:
         """The messages as templates and the ledger take them."""
         return MESSAGES.dump_python(self.messages, exclude_none=True)  # type: ignore[no-any-return]
 
@@ -196,74 +228,23 @@ class ChatRequest(CaptureFields):
         return self.stream_options is not None and self.stream_options.include_usage
 
 
-class FeedbackRequest(WireModel):
-    """The body of POST /v1/feedback: a score from -1 to 1, or a thumb."""
+class TranslatedRequest(ChatRequest):
+    """A request of another wire, whose translator has checked its messages."""
 
-    id: str
-    choice: Annotated[int, Field(ge=0, lt=MAX_CHOICES)] = 0
-    score: Annotated[float, Field(ge=-1, le=1)] | None = None
-    thumb: Literal["up", "down"] | None = None
-    text: str = ""
-    source: Literal["explicit", "environment"] = "explicit"
-    """Who gives the feedback: a person, or an environment (its reward)."""
+    messages: ListOf[ChatMessage] = Field(default_factory=list)
+    translated: SkipValidation[list[dict[str, Any]]]
+    details: SkipValidation[dict[str, Any]] = Field(default_factory=dict)
+    """What is recorded with the answer, so that the wire can give it again."""
 
-    def feedback(self) -> Feedback:
-        score = self.score if self.score is not None else 1.0 if self.thumb == "up" else -1.0
-        return Feedback(score, self.text, Source(self.source))
+    def message_dicts(self) -> list[dict[str, Any]]:
+        return self.translated
 
 
-#: A finite number that stays finite in the learner's arithmetic.
-Reward = Annotated[float, Field(ge=-MAX_REWARD, le=MAX_REWARD, allow_inf_nan=False, strict=True)]
+class TextRequest(ChatRequest):
+    """A text that is continued as it is, without the chat template. Its only message is the text."""
 
-
-class StepReward(WireModel):
-    """What a reward says about one turn, which is named by its index in the episode or by its completion's id."""
-
-    index: Annotated[int, Field(ge=0, strict=True)] | None = None
-    id: str | None = None
-    reward: Reward | None = None
-    text: str = ""
-
-    @model_validator(mode="after")
-    def _is_named_once(self) -> Self:
-        if (self.index is None) == (self.id is None):
-            raise ValueError("give either the turn's index or its completion's id")
-        return self
-
-
-class RewardRequest(WireModel):
-    """The body of POST /v1/sessions/{id}/reward: an episode's reward, or the error because of which it has none."""
-
-    reward: Reward | None = None
-    error: str | None = None
-    task: Annotated[str, Field(max_length=MAX_NAME_CHARACTERS)] = ""
-    group: Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARACTERS)] | None = None
-    group_size: Annotated[int, Field(ge=2, le=MAX_GROUP_SIZE, strict=True)] | None = None
-    solved: bool | None = None
-    steps: Annotated[ListOf[StepReward], Field(max_length=MAX_STEPS)] = []
-    text: str = ""
-
-    @model_validator(mode="after")
-    def _has_one_end(self) -> Self:
-        if (self.reward is None) == (self.error is None):
-            raise ValueError("give either reward, a number, or error, the reason why there is none")
-        return self
-
-    def result(self) -> EpisodeResult:
-        steps = tuple(TurnResult(step.index, step.id, step.reward, step.text) for step in self.steps)
-        values = self.model_dump(exclude={"steps"})
-        return EpisodeResult(**values, steps=steps)
-
-
-class RollbackRequest(WireModel):
-    """The body of POST /v1/policy/rollback: the policy version to return to, 0 for the base model.
-
-    Without a version, the checkpoint before the current one. With `retrain`, the newest policy that was not trained on
-    deleted turns: those that were are deleted, and the other turns in them are trained on again.
-    """
-
-    version: Annotated[int, Field(ge=0)] | None = None
-    retrain: bool = False
+    prompt: str | list[int]
+    """As the client gave it: text, or token ids."""
 
 
 Body = TypeVar("Body", bound=WireModel)
@@ -275,14 +256,6 @@ def parse(model: type[Body], body: bytes) -> Body:
         return model.model_validate_json(body)
     except ValidationError as error:
         raise malformed(error) from None
-
-
-def parse_feedback(body: bytes) -> FeedbackRequest:
-    """Read feedback on an answer."""
-    request = parse(FeedbackRequest, body)
-    if (request.score is None) == (request.thumb is None):
-        raise ApiError(400, "Give either score (from -1 to 1) or thumb (up or down).", param="score")
-    return request
 
 
 def parse_request(body: bytes) -> ChatRequest:
@@ -333,3 +306,23 @@ def malformed(error: ValidationError) -> ApiError:
 def place_of(location: Sequence[int | str]) -> list[str]:
     """A field's names and indices, without the types that pydantic adds where a field allows several."""
     return [part for part in map(str, location) if part != "str" and not part.startswith("list[")]
+
+
+def body_schema(model: type[BaseModel]) -> dict[str, Any]:
+    """What `openapi_extra` of a route says about its request body."""
+    schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
+    definitions = schema.pop("$defs", {})
+    content = {"application/json": {"schema": inline(schema, definitions)}}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+def inline(schema: Any, definitions: dict[str, Any]) -> Any:
+    """A JSON schema without references."""
+    if isinstance(schema, list):
+        return [inline(item, definitions) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if "$ref" in schema:
+        return inline(definitions[schema["$ref"].rsplit("/", 1)[-1]], definitions)
+    # A discriminator names its alternatives by reference.
+    return {key: inline(value, definitions) for key, value in schema.items() if key != "discriminator"}

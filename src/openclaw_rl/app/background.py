@@ -5,7 +5,7 @@ import logging
 from collections.abc import Coroutine
 from typing import Any
 
-from openclaw_rl.api.operations import NO_TRAINER, IsGone, OperationFailed
+from openclaw_rl.api.state import NO_TRAINER, IsGone, OperationFailed
 from openclaw_rl.engines.base import EngineError, Sampler
 from openclaw_rl.judge.loop import JudgeLoop
 from openclaw_rl.judge.rules import ready

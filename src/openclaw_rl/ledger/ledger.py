@@ -19,7 +19,7 @@ from openclaw_rl.ledger.reader import LedgerReader
 from openclaw_rl.ledger.schema import FILE, connect, create, migrate, transaction
 from openclaw_rl.ledger.unread import unread_words
 from openclaw_rl.ledger.writer import Writer
-from openclaw_rl.rendering.token_cache import TokenCache
+from openclaw_rl.rendering.tokenizer import TokenCache
 from openclaw_rl.types import (
     BASE_VERSION,
     Batch,

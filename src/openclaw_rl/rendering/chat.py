@@ -58,7 +58,7 @@ class RenderedPrompt:
 class ChatRenderer:
     """Renders conversations for one model.
 
-    - Only the template can write control tokens. A message that contains their spelling is rendered as plain text.
+    - Only the template can write control tokens. A message that contains their spelling is rendered as ordinary text.
     - A conversation that the template does not accept raises `ChatError`; nothing is left out or changed silently.
     - Tools work with every template. If a template does not support them, they become ordinary messages.
     """
@@ -111,7 +111,7 @@ class ChatRenderer:
         ids = self.tokenizer.encode_chat(text, at_most)
         return RenderedPrompt(ids, bool(_OPENS_REASONING.search(end)), bool(_ENDS_REASONING.search(end)))
 
-    def plain_prompt(self, given: str | list[int], at_most: int) -> RenderedPrompt:
+    def text_prompt(self, given: str | list[int], at_most: int) -> RenderedPrompt:
         """The prompt of a text that is continued as it is; control tokens in it are control tokens.
 
         Token ids are used as they are. Raises TooLong if there are more than `at_most` tokens.
@@ -143,13 +143,12 @@ class ChatRenderer:
 
 def template_message(message: Message) -> Message:
     """A message as templates expect it: content as text, known roles, arguments as objects."""
-    plain = dict(message)
-    plain["content"] = content_text(message.get("content"))
+    expected = {**message, "content": content_text(message.get("content"))}
     if message["role"] == "developer":
-        plain["role"] = "system"
+        expected["role"] = "system"
     if calls := message.get("tool_calls"):
-        plain["tool_calls"] = [template_call(call) for call in calls]
-    return plain
+        expected["tool_calls"] = [template_call(call) for call in calls]
+    return expected
 
 
 def content_text(content: Any) -> str:
@@ -170,15 +169,15 @@ def template_call(call: Mapping[str, Any]) -> dict[str, Any]:
 
 def spell_out_tools(chat: list[Message], tools: Sequence[Mapping[str, Any]]) -> list[Message]:
     """Write tools, calls and results into ordinary messages, for templates that do not support tools."""
-    plain = [spell_out_message(message) for message in chat]
+    spelled = [spell_out_message(message) for message in chat]
     if not tools:
-        return plain
+        return spelled
     schemas = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
     instructions = TOOL_INSTRUCTIONS.format(schemas=schemas)
-    if plain and plain[0]["role"] == "system":
-        first = {**plain[0], "content": f"{plain[0]['content']}\n\n{instructions}"}
-        return [first, *plain[1:]]
-    return [{"role": "system", "content": instructions}, *plain]
+    if spelled and spelled[0]["role"] == "system":
+        first = {**spelled[0], "content": f"{spelled[0]['content']}\n\n{instructions}"}
+        return [first, *spelled[1:]]
+    return [{"role": "system", "content": instructions}, *spelled]
 
 
 def spell_out_message(message: Message) -> Message:

@@ -1,6 +1,6 @@
 """Tells a person's words from the text that clients add to user messages or write by themselves.
 
-Most patterns are those of OpenClaw 2026.9.6; `context_blocks` has those of coding agents. Each is a positive sign: a
+Most patterns are those of OpenClaw 2026.9.6, some those of coding agents. Each is a positive sign: a
 message without one is a person's. All of them take time proportional to the text, whatever it contains.
 """
 
@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from openclaw_rl.rendering.chat import content_text
-from openclaw_rl.rendering.context_blocks import is_context, words_between
 
 #: Begins a message that OpenClaw adds to the end of one request and does not keep in its history.
 TRANSIENT = "<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>"
@@ -70,7 +69,7 @@ SUMMARY = "summary of the conversation"
 #: Says where an agent runs and what its owner's files demand.
 CONTEXT = "context of the client"
 #: How other messages of the client begin, and what they are for.
-OWN_MESSAGES = (
+CLIENT_MESSAGES = (
     ("The conversation history before this point was compacted into the following summary:", SUMMARY),
     ("Pre-compaction memory flush.", "memory flush"),
     ("[cron:", "scheduled run"),
@@ -85,8 +84,24 @@ OWN_MESSAGES = (
 )
 #: Claude Code asks for a summary with these words, after a varying beginning of at most so many characters.
 SUMMARY_TASK, SUMMARY_TASK_WITHIN = "create a detailed summary of the conversation", 1500
-#: Open WebUI's own requests begin with the first and have one of the others.
+#: The requests that Open WebUI writes by itself begin with the first and have one of the others.
 TASK, TASK_PARTS = "### Task:\n", ("### Output:", "<chat_history>")
+#: Coding agents (Claude Code, Codex) surround a person's words with blocks. This one comes and goes from request to
+#: request, also in older messages.
+REMINDER = "system-reminder"
+#: Stays in the history: where the agent runs, what the owner's files say, commands to the client and their output.
+CONTEXTS = (
+    *("environment_context", "user_instructions", "INSTRUCTIONS", "turn_aborted", "user_shell_command", "skill"),
+    *("local-command-caveat", "local-command-stdout", "local-command-stderr", "task-notification"),
+    *("command-name", "command-message", "command-args", "bash-input", "bash-stdout", "bash-stderr"),
+)
+#: How these blocks begin and end.
+OPENING_TAGS = tuple(f"<{name}>" for name in (REMINDER, *CONTEXTS))
+CLOSING_TAGS = tuple(f"</{name}>" for name in (REMINDER, *CONTEXTS))
+#: The line before a block of INSTRUCTIONS.
+INSTRUCTIONS_HEADING = "# AGENTS.md instructions"
+#: How many blocks are looked for on each side.
+MAX_BLOCKS = 32
 
 
 def user_words(text: str) -> str:
@@ -118,7 +133,7 @@ def without_runtime(text: str) -> str:
 
 
 def end_of_words(text: str, start: int) -> int:
-    """Where the client's own text after a person's words begins."""
+    """Where the client's text after a person's words begins."""
     last_line = text.rfind("\n", start, len(text.rstrip())) + 1 or start
     ends = [last_line] if ASKED_AGAIN.match(text, last_line) else []
     ends += [at for at in (text.find(REVISION, start), text.find(f"Context: {CONTEXT_MARK}\n", start)) if at >= 0]
@@ -134,7 +149,7 @@ def client_purpose(text: str) -> str | None:
         return "message of another session"
     if COMMAND.fullmatch(words.strip()):
         return "command to the client"
-    for beginning, purpose in OWN_MESSAGES:
+    for beginning, purpose in CLIENT_MESSAGES:
         if words.startswith(beginning):
             return purpose
     if SUMMARY_TASK in words[:SUMMARY_TASK_WITHIN]:
@@ -160,3 +175,64 @@ def message_words(message: Mapping[str, Any]) -> str:
     """A message's text; of a user's message, only what a person wrote."""
     text = content_text(message.get("content"))
     return user_words(text) if message["role"] == "user" else text
+
+
+def words_between(text: str) -> tuple[int, int]:
+    """Where the words between the blocks of coding agents begin and end; the whole text if there are no blocks.
+
+    Blocks are taken from the beginning and the end only: in between, a person has quoted one.
+    """
+    start, end = 0, len(text)
+    for _ in range(MAX_BLOCKS):
+        after = after_block(text, start, end)
+        if after is None:
+            break
+        start = after
+    for _ in range(MAX_BLOCKS):
+        before = before_block(text, start, end)
+        if before is None:
+            break
+        end = before
+    return start, end
+
+
+def after_block(text: str, start: int, end: int) -> int | None:
+    """Where the text after a block goes on that begins at `start`, white space aside; None if none begins there."""
+    first = start + leading_space(text, start, end)
+    if text.startswith(INSTRUCTIONS_HEADING, first):
+        line = text.find("\n", first, end)
+        return end if line < 0 else line
+    if not text.startswith(OPENING_TAGS, first):
+        return None
+    name = text[first + 1 : text.index(">", first)]
+    close = text.find(f"</{name}>", first, end)
+    if close < 0:
+        return None
+    after = close + len(name) + 3
+    return after + leading_space(text, after, end)
+
+
+def before_block(text: str, start: int, end: int) -> int | None:
+    """Where the text before a block ends that ends at `end`, white space aside; None if none ends there."""
+    last = end - trailing_space(text, start, end)
+    if not text.endswith(CLOSING_TAGS, start, last):
+        return None
+    name = text[text.rindex("/", start, last) + 1 : last - 1]
+    begin = text.rfind(f"<{name}>", start, last)
+    return None if begin < 0 else begin - trailing_space(text, start, begin)
+
+
+def leading_space(text: str, start: int, end: int) -> int:
+    return end - start - len(text[start:end].lstrip())
+
+
+def trailing_space(text: str, start: int, end: int) -> int:
+    return end - start - len(text[start:end].rstrip())
+
+
+def is_context(text: str) -> bool:
+    """Whether a message is nothing but blocks, one of which stays in the history."""
+    start, end = words_between(text)
+    if start < end or not text.strip():
+        return False
+    return INSTRUCTIONS_HEADING in text or any(f"<{name}>" in text for name in CONTEXTS)

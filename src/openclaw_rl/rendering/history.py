@@ -104,21 +104,21 @@ class RecordedTurn:
 
 
 def continue_turn(
-    renderer: ChatRenderer, chat: TemplateInput, plain: RenderedPrompt, covered: int, turn: RecordedTurn
+    renderer: ChatRenderer, chat: TemplateInput, rendered: RenderedPrompt, covered: int, turn: RecordedTurn
 ) -> tuple[RenderedPrompt, Continuation]:
     """The prompt of a conversation whose first `covered` messages end with a recorded turn's response.
 
-    `plain` is the conversation rendered as the client sent it.
+    `rendered` is the conversation as the client sent it.
     """
-    if plain.ids[: len(turn.ids)] == turn.ids:
-        return plain, Continuation.EXTENDS
+    if rendered.ids[: len(turn.ids)] == turn.ids:
+        return rendered, Continuation.EXTENDS
     complete = has_whole_response(renderer, chat.messages[covered - 1], turn.response)
     same = complete and same_request(chat, covered, turn)
     new_text = accepted_part(renderer, chat, covered, [turn.response, *turn.earlier()]) if same else None
     if new_text is None:
-        return plain, Continuation.FORKED
+        return rendered, Continuation.FORKED
     ids = turn.ids + renderer.tokenizer.encode_chat(new_text)
-    return RenderedPrompt(ids, plain.opens_reasoning, plain.ends_reasoning), Continuation.REALIGNED
+    return RenderedPrompt(ids, rendered.opens_reasoning, rendered.ends_reasoning), Continuation.REALIGNED
 
 
 def has_whole_response(renderer: ChatRenderer, message: Message, response: list[int]) -> bool:

@@ -1,11 +1,10 @@
-"""From sampled tokens to text, reasoning and tool calls, each as soon as it is certain."""
+"""From sampled tokens to text, reasoning and tool calls, each as soon as it is certain; and from these to a message."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Literal
 
 from openclaw_rl.rendering.detokenize import Detokenizer
-from openclaw_rl.rendering.reasoning import ReasoningSplitter, WholeText
-from openclaw_rl.rendering.stops import StopMatcher
 from openclaw_rl.rendering.tool_calls import ParsedToolCall, ToolParser
 
 
@@ -18,6 +17,143 @@ class ReasoningText:
 
 #: A piece of content, a piece of reasoning, or a whole tool call.
 Delta = str | ReasoningText | ParsedToolCall
+Channel = Literal["reasoning", "content"]
+ChannelText = tuple[Channel, str]
+#: Consecutive text or reasoning and its number of characters, or consecutive calls and their number.
+Piece = tuple[str, int]
+USUAL_ORDER = ("reasoning", "text", "call")
+_OPEN = "<think>"
+_CLOSE = "</think>"
+
+
+class StopMatcher:
+    """Passes text on until one of the stop strings appears; the stop string itself is not passed on.
+
+    - A stop string ends the text also if it begins or ends in the middle of a token.
+    - The result does not depend on how the text was cut into pieces.
+    - Only text that may be the beginning of a stop string is held back.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = stops
+        self._held = ""
+        self.found: str | None = None
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string has appeared; `found` is the one."""
+        return self.found is not None
+
+    def push(self, text: str) -> str:
+        """Add the next piece; return the text that is certainly before any stop string."""
+        if self.stopped:
+            return ""
+        if not self._stops:
+            return text
+        text = self._held + text
+        # The stop string that is complete first wins, even if a longer one begins earlier.
+        matches = [(start + len(stop), start, stop) for stop in self._stops if (start := text.find(stop)) >= 0]
+        if matches:
+            _end, start, self.found = min(matches)
+            self._held = ""
+            return text[:start]
+        certain = len(text) - max(prefix_at_end(text, stop) for stop in self._stops)
+        self._held = text[certain:]
+        return text[:certain]
+
+    def flush(self) -> str:
+        """End of the text: return what was held back."""
+        held, self._held = self._held, ""
+        return held
+
+
+def prefix_at_end(text: str, stop: str) -> int:
+    """The length of the longest end of `text` that is a beginning of `stop`, but not all of it."""
+    longest = min(len(text), len(stop) - 1)
+    return next((length for length in range(longest, 0, -1) if text.endswith(stop[:length])), 0)
+
+
+class ReasoningSplitter:
+    """Splits a `<think>…</think>` block off the beginning of a streaming response.
+
+    Takes the text in pieces of any size; returns the same text, each piece labelled with its channel, without the tags
+    and the whitespace around them.
+
+    `starts_inside` says that the prompt has already opened the block.
+
+    - Only a block at the very beginning (after whitespace) is reasoning. Anywhere else the tags are content.
+    - A response without the block is returned byte for byte.
+    - If the block is never closed, the whole response is reasoning.
+    - The text of each channel does not depend on how the response was cut into pieces.
+    - Only text that may be part of a tag is held back, and whitespace that a tag would remove.
+    """
+
+    def __init__(self, starts_inside: bool = False) -> None:
+        self._read = self._enter_block if starts_inside else self._begin
+        self._held = ""
+
+    def push(self, text: str) -> list[ChannelText]:
+        """Add the next piece of the response; return what has become certain. No returned piece is empty."""
+        held, self._held = self._held, ""
+        return self._read(held + text)
+
+    def flush(self) -> list[ChannelText]:
+        """End of the response: return what was held back and is not a tag."""
+        held, self._held = self._held, ""
+        if self._read == self._begin:
+            return _on_channel("content", held)
+        return _on_channel("reasoning", held) if self._read == self._in_block else []
+
+    def _begin(self, text: str) -> list[ChannelText]:
+        start = text.lstrip()
+        if start.startswith(_OPEN):
+            return self._enter_block(start.removeprefix(_OPEN))
+        if _OPEN.startswith(start):
+            self._held = text
+            return []
+        return self._in_content(text)
+
+    def _enter_block(self, text: str) -> list[ChannelText]:
+        self._read = self._enter_block
+        text = text.lstrip()
+        return self._in_block(text) if text else []
+
+    def _in_block(self, text: str) -> list[ChannelText]:
+        self._read = self._in_block
+        thought, closed, rest = text.partition(_CLOSE)
+        if closed:
+            return _on_channel("reasoning", thought.rstrip()) + self._leave_block(rest)
+        settled = text[: len(text) - _tag_begun(text)].rstrip()
+        self._held = text[len(settled) :]
+        return _on_channel("reasoning", settled)
+
+    def _leave_block(self, text: str) -> list[ChannelText]:
+        self._read = self._leave_block
+        text = text.lstrip()
+        return self._in_content(text) if text else []
+
+    def _in_content(self, text: str) -> list[ChannelText]:
+        self._read = self._in_content
+        return _on_channel("content", text)
+
+
+class WholeText:
+    """In the place of a `ReasoningSplitter`, for responses in which the tags mean nothing: all of it is content."""
+
+    def push(self, text: str) -> list[ChannelText]:
+        return _on_channel("content", text)
+
+    def flush(self) -> list[ChannelText]:
+        return []
+
+
+def _on_channel(channel: Channel, text: str) -> list[ChannelText]:
+    return [(channel, text)] if text else []
+
+
+def _tag_begun(text: str) -> int:
+    """How many characters at the end of `text` could be the beginning of the closing tag."""
+    return next((n for n in range(len(_CLOSE) - 1, 0, -1) if text.endswith(_CLOSE[:n])), 0)
 
 
 class ResponseParser:
@@ -98,3 +234,50 @@ class ResponseParser:
         first = next((place for place, item in enumerate(parsed) if isinstance(item, ParsedToolCall)), None)
         self.called_tools = self.called_tools or first is not None
         return parsed if first is None or not self._one_call else parsed[: first + 1]
+
+
+class AssistantMessage:
+    """Assembles an assistant message, as OpenAI writes it, from the deltas of a response."""
+
+    def __init__(self) -> None:
+        self._content: list[str] = []
+        self._reasoning: list[str] = []
+        self._calls: list[ParsedToolCall] = []
+        self._pieces: list[Piece] = []
+
+    def add(self, delta: Delta) -> None:
+        match delta:
+            case str():
+                self._content.append(delta)
+                self._note("text", len(delta))
+            case ReasoningText(text):
+                self._reasoning.append(text)
+                self._note("reasoning", len(text))
+            case ParsedToolCall():
+                self._calls.append(delta)
+                self._note("call", 1)
+
+    def _note(self, kind: str, length: int) -> None:
+        if self._pieces and self._pieces[-1][0] == kind:
+            length += self._pieces.pop()[1]
+        self._pieces.append((kind, length))
+
+    @property
+    def order(self) -> list[Piece] | None:
+        """In which order text, reasoning and calls came; None if each came once, and in the usual order."""
+        kinds = [kind for kind, _length in self._pieces]
+        return None if kinds == [kind for kind in USUAL_ORDER if kind in kinds] else self._pieces
+
+    def body(self) -> dict[str, Any]:
+        content = "".join(self._content)
+        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+        if self._reasoning:
+            message["reasoning_content"] = "".join(self._reasoning)
+        if self._calls:
+            message["content"] = content or None
+            message["tool_calls"] = [tool_call(call) for call in self._calls]
+        return message
+
+
+def tool_call(call: ParsedToolCall) -> dict[str, Any]:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}

@@ -8,17 +8,18 @@ segment can be cached. Only the template may write control tokens: the same char
 import os
 import re
 import sys
-from collections.abc import Iterator
+import threading
+from collections import OrderedDict
+from collections.abc import Hashable, Iterator, Sequence
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from tokenizers import Encoding, Tokenizer
 from tokenizers.pre_tokenizers import Metaspace
 
 from openclaw_rl.models import BadModelFolder, read_json_object
-from openclaw_rl.rendering.token_cache import TokenCache
 
 #: Put into the spelling of a control token in a message, so that it is not recognised. A Unicode noncharacter, which
 #: no message has reason to contain.
@@ -29,9 +30,66 @@ MATCHES_NOTHING = r"(?!)"
 MAX_CACHED_BYTES = 64_000_000
 #: The longest text that is tokenised or searched at once while it is not known whether it fits into the context.
 PIECE_CHARACTERS = 65_536
+#: A list has a pointer for each id.
+ID_BYTES = 8
+#: What an entry takes besides its key and its ids.
+ENTRY_BYTES = 200
+#: No vocabulary has as many tokens. Without a bound, ids that clients make up would fill the memory.
+MAX_SHARED_ID = 1 << 20
+_SHARED_IDS: dict[int, int] = {}
+
+Key = TypeVar("Key", bound=Hashable)
 
 # The calling thread tokenises. Otherwise the library would start a thread for each core, and one request could use all.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+class TokenCache(Generic[Key]):
+    """Token ids by key, bounded by the memory that they take: the least recently used are forgotten first.
+
+    Threads may share it. Equal ids in all caches are one object. So an id takes 8 bytes, and Python compares two long
+    prompts without looking at the numbers.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._ids: OrderedDict[Key, list[int]] = OrderedDict()
+        self._lock = threading.Lock()
+        self.bytes = 0
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._ids
+
+    def get(self, key: Key) -> list[int] | None:
+        """The ids of a key. The list belongs to the cache: nobody changes it."""
+        with self._lock:
+            ids = self._ids.get(key)
+            if ids is None:
+                return None
+            self._ids.move_to_end(key)
+        return ids
+
+    def put(self, key: Key, ids: Sequence[int], base: Key | None = None, keep: int = 0) -> None:
+        """Remember ids. The first `keep` of them are those of `base`, if it is given."""
+        with self._lock:
+            known = self._ids.get(base, [])[:keep] if base is not None else []
+        whole = [*known, *shared(ids[len(known) :])]
+        with self._lock:
+            if key in self._ids:
+                self.bytes -= entry_bytes(key, self._ids.pop(key))
+            self._ids[key] = whole
+            self.bytes += entry_bytes(key, whole)
+            while self.bytes > self._max_bytes:
+                self.bytes -= entry_bytes(*self._ids.popitem(last=False))
+
+
+def shared(ids: Sequence[int]) -> list[int]:
+    """The same ids as objects that all caches use."""
+    return [_SHARED_IDS.setdefault(id, id) if id < MAX_SHARED_ID else id for id in ids]
+
+
+def entry_bytes(key: Hashable, ids: Sequence[int]) -> int:
+    return sys.getsizeof(key) + ID_BYTES * len(ids) + ENTRY_BYTES
 
 
 class TooLong(ValueError):
@@ -101,7 +159,7 @@ class ChatTokenizer:
         return configured if configured is not None else min(self.eos_ids)
 
     def encode_text(self, text: str) -> list[int]:
-        """The ids of plain text. Control tokens in it become ordinary text."""
+        """The ids of a text. Control tokens in it become ordinary text."""
         return list(self._encode(text))
 
     @property

@@ -1,17 +1,19 @@
-"""Tells main turns, which can be trained on, from side turns, which a client makes for its own purposes.
+"""What a client says about a request: main or side turn, its session, its episode.
 
-A request is a main turn if it ends with a message of the user or a tool, unless a positive sign says otherwise: titles,
-summaries, heartbeats and probes look like chats. The signs are those of OpenClaw, Claude Code, Codex, opencode, aider
-and Open WebUI.
+Main turns can be trained on; side turns are made by a client for itself. A request is a main turn if it ends with a
+message of the user or a tool, unless a positive sign says otherwise: titles, summaries, heartbeats and probes look like
+chats. The signs are those of OpenClaw, Claude Code, Codex, opencode, aider and Open WebUI.
 """
 
+import re
 from collections.abc import Mapping, Sequence
+from uuid import uuid4
 
-from openclaw_rl.api.demands import JsonSchemaFormat
-from openclaw_rl.api.wire import ChatRequest
+from openclaw_rl.api.errors import ApiError
+from openclaw_rl.api.wire import MAX_NAME_CHARACTERS, ChatRequest, JsonSchemaFormat
 from openclaw_rl.rendering.chat import Message, content_text
-from openclaw_rl.rendering.clients import CONTEXT, client_purpose, is_passing, user_words
-from openclaw_rl.types import TurnKind
+from openclaw_rl.rendering.clients import CONTEXT, RUNTIME, client_purpose, is_passing, user_words
+from openclaw_rl.types import EpisodeMode, TurnKind
 
 #: How the system prompts of side turns begin, and what these turns are for.
 SIDE_TURN_PROMPTS = (
@@ -38,6 +40,16 @@ MAX_PROBE_CHARACTERS = 12
 SYSTEM_ROLES = ("system", "developer")
 #: Main or side, and the reason.
 Classification = tuple[TurnKind, str]
+#: OpenClaw adds a counter to a session's id. It rises when the history is cut; the session stays the same.
+COUNTER = re.compile(r":\d+\Z")
+#: A session's name, and where the name was found.
+NamedSession = tuple[str, str]
+#: Where the session of a request is found that names none.
+FROM_HISTORY = "history"
+EPISODE_HEADER = "x-episode"
+#: Values of headers.
+TRUE = ("1", "true", "yes")
+FALSE = ("", "0", "false", "no")
 
 
 def kind_of(
@@ -110,3 +122,67 @@ def purpose_of_system(messages: Sequence[Message]) -> str | None:
 
 def text_of(message: Message) -> str:
     return content_text(message.get("content"))
+
+
+def named_session(
+    headers: Mapping[str, str], request: ChatRequest, messages: Sequence[Message], *, in_episode: bool = False
+) -> NamedSession | None:
+    """The session that the client names, the most explicit way first; None if it names none. Long names are cut."""
+    if in_episode and (exact := headers.get("x-session-id")):
+        # Environments number their episodes; what looks like OpenClaw's counter is part of the name.
+        return exact[:MAX_NAME_CHARACTERS], "header X-Session-Id"
+    candidates = (
+        (without_counter(headers.get("x-session-id")), "header X-Session-Id"),
+        (request.session_id, "field session_id"),
+        (headers.get("x-claude-code-session-id"), "header X-Claude-Code-Session-Id"),
+        (without_counter(headers.get("x-session-affinity")), "header x-session-affinity"),
+        (without_counter(request.prompt_cache_key), "field prompt_cache_key"),
+        (runtime_session(messages), "OpenClaw's Runtime line"),
+    )
+    return next(((name[:MAX_NAME_CHARACTERS], source) for name, source in candidates if name), None)
+
+
+def possible_names(given: str) -> list[str]:
+    """The sessions that a client may mean by a name: the one of this name, and the one without OpenClaw's counter."""
+    return list(dict.fromkeys(name[:MAX_NAME_CHARACTERS] for name in (given, without_counter(given))))
+
+
+def without_counter(name: str | None) -> str:
+    return COUNTER.sub("", name or "")
+
+
+def runtime_session(messages: Sequence[Message]) -> str | None:
+    """The id that OpenClaw writes into the first user message."""
+    first = next((content_text(m.get("content")) for m in messages if m["role"] == "user"), "")
+    # The client's line is the last one; the user may have pasted another.
+    ids: list[str] = RUNTIME.findall(first)
+    return ids[-1] if ids else None
+
+
+def new_session_name() -> str:
+    """A new name, for a conversation that the client did not name."""
+    return f"s-{uuid4().hex[:12]}"
+
+
+def episode_of(headers: Mapping[str, str], request: ChatRequest) -> EpisodeMode | None:
+    """The mode of the request's episode; None if it is part of none. Raises 400 for what cannot be an episode."""
+    value = (headers.get(EPISODE_HEADER) or "").strip().lower()
+    if value in FALSE:
+        return None
+    if value != EpisodeMode.EVAL and value not in TRUE:
+        raise ApiError(400, "X-Episode must be 1 or eval.", param="X-Episode")
+    name = headers.get("x-session-id")
+    if not name:
+        raise ApiError(400, "X-Episode needs the session's name in X-Session-Id.", param="X-Session-Id")
+    if len(name) > MAX_NAME_CHARACTERS:
+        message = f"The X-Session-Id of an episode has at most {MAX_NAME_CHARACTERS} characters."
+        raise ApiError(400, message, param="X-Session-Id")
+    if (request.n or 1) > 1:
+        raise ApiError(400, "An episode takes one answer at a time: leave n out.", param="n")
+    if request.store is False:
+        raise ApiError(400, "An episode must be recorded: leave store out.", param="store")
+    return EpisodeMode.EVAL if value == EpisodeMode.EVAL else EpisodeMode.TRAIN
+
+
+def truthy(text: str | None) -> bool:
+    return (text or "").strip().lower() in TRUE

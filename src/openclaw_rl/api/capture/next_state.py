@@ -1,23 +1,20 @@
 """Finds the turn that a main request reacts to, and what the request says about it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from openclaw_rl.ledger.ledger import Ledger
-from openclaw_rl.ledger.queries import Ancestor
+from openclaw_rl.api.capture.turn import OpenTurn
 from openclaw_rl.rendering import history
 from openclaw_rl.rendering.chat import Message, content_text
 from openclaw_rl.rendering.clients import SUMMARY, client_purpose, is_passing, message_words, user_words
-from openclaw_rl.types import SessionKey, StoredTurn
+from openclaw_rl.types import StoredTurn
 
 #: The turn, and the messages that are its next state.
 Reaction = tuple[int, list[Message]]
 
 
-@dataclass(frozen=True, slots=True)
-class ReactionFinder:
-    """Reads one main request.
+def find_reaction(turn: OpenTurn) -> Reaction | None:
+    """The turn that a main request reacts to, with its next state; None if there is no such turn.
 
     A client sends back the answers that it was given. The `ancestor` is the newest of them that is recognised with all
     that was said before it; `newest` is the last answer in the request, recognised or not.
@@ -32,54 +29,49 @@ class ReactionFinder:
       turn gets a next state. Clients that name the session may also delete an answer (OpenClaw does if it is empty or
       NO_REPLY): then the words that the waiting turn was asked stand before the new ones, and only the new ones count.
     - A request that the waiting turn answered already is a retry, which says nothing about the answer.
-    - Only words of users and results of tools are a next state. System messages, the client's own messages and
-      commands to the client never are.
+    - Only words of users and results of tools are a next state. System messages, messages that the client writes by
+      itself and commands to the client never are.
     """
-
-    ledger: Ledger
-    session: SessionKey
-    is_named: bool
-    """Whether the client named the session; otherwise the session was recognised by its history."""
-    messages: Sequence[Message]
-    ancestor: Ancestor | None
-    request_key: bytes
-
-    def find(self) -> Reaction | None:
-        """The turn that this request reacts to, with its next state; None if there is no such turn."""
-        if self.ancestor is not None:
-            # A side turn in between gets no next state, even if the client keeps it in its history.
-            main = self.ledger.main_turn(self.ancestor.number)
-            if main is None:
-                return None
-            if not main.has_next_state:
-                return reaction(main.number, next_state(self.messages[self.ancestor.depth :]))
-        waiting = self.ledger.last_waiting(self.session, self.ancestor.number if self.ancestor else None)
-        return None if waiting is None else self._reaction_to(self.ledger.load_turn(waiting))
-
-    def _reaction_to(self, turn: StoredTurn) -> Reaction | None:
-        """What this request says about a turn that waits for its next state, if it says anything about it."""
-        request = [message for message in turn.messages if message["role"] != "tools"]
-        if history.keys(self.session.owner, request).request == self.request_key:
+    ledger, ancestor = turn.ledger, turn.ancestor
+    if ancestor is not None:
+        # A side turn in between gets no next state, even if the client keeps it in its history.
+        main = ledger.main_turn(ancestor.number)
+        if main is None:
             return None
-        newest, asked = last_answer(self.messages), next_state(request[last_answer(request) :])
-        new = next_state(self.messages[newest:])
-        if self._newest_answer_is(turn.message, asked, newest, earlier_answers=count_answers(request)):
-            return reaction(turn.number, new)
-        is_deleted = self.is_named and count_answers(self.messages) <= count_answers(request)
-        return reaction(turn.number, without_beginning(new, asked)) if is_deleted else None
+        if not main.has_next_state:
+            return reaction(main.number, next_state(turn.incoming.chat.messages[ancestor.depth :]))
+    waiting = ledger.last_waiting(turn.session, turn.parent)
+    return None if waiting is None else reaction_to(ledger.load_turn(waiting), turn)
 
-    def _newest_answer_is(self, answer: Message, asked: list[Message], newest: int, *, earlier_answers: int) -> bool:
-        """Whether a turn's answer is the newest one in the history, although it was not recognised."""
-        if not newest:
-            return any(client_purpose(content_text(m.get("content"))) == SUMMARY for m in self.messages)
-        if self.ancestor is not None:
-            if self.ancestor.depth == newest:
-                return False
-            if self.is_named and count_answers(self.messages) > earlier_answers:
-                return True
-        before = self.messages[: newest - 1]
-        same_question = next_state(before[last_answer(before) :]) == asked
-        return same_question or history.meaning(self.messages[newest - 1]) == history.meaning(answer)
+
+def reaction_to(waiting: StoredTurn, turn: OpenTurn) -> Reaction | None:
+    """What a request says about a turn that waits for its next state, if it says anything about it."""
+    messages = turn.incoming.chat.messages
+    request = [message for message in waiting.messages if message["role"] != "tools"]
+    if history.keys(turn.session.owner, request).request == turn.request_key:
+        return None
+    newest, asked = last_answer(messages), next_state(request[last_answer(request) :])
+    new = next_state(messages[newest:])
+    if newest_answer_is(waiting.message, asked, turn, earlier_answers=count_answers(request)):
+        return reaction(waiting.number, new)
+    is_deleted = turn.is_named and count_answers(messages) <= count_answers(request)
+    return reaction(waiting.number, without_beginning(new, asked)) if is_deleted else None
+
+
+def newest_answer_is(answer: Message, asked: list[Message], turn: OpenTurn, *, earlier_answers: int) -> bool:
+    """Whether the answer to `asked` is the newest one in a request's history, although it was not recognised."""
+    messages, ancestor = turn.incoming.chat.messages, turn.ancestor
+    newest = last_answer(messages)
+    if not newest:
+        return any(client_purpose(content_text(m.get("content"))) == SUMMARY for m in messages)
+    if ancestor is not None:
+        if ancestor.depth == newest:
+            return False
+        if turn.is_named and count_answers(messages) > earlier_answers:
+            return True
+    before = messages[: newest - 1]
+    same_question = next_state(before[last_answer(before) :]) == asked
+    return same_question or history.meaning(messages[newest - 1]) == history.meaning(answer)
 
 
 def reaction(turn: int, messages: list[Message]) -> Reaction | None:

@@ -1,14 +1,87 @@
-"""Explicit feedback on an answer."""
+"""How good answers were: feedback on one, the reward of an episode, and the end of a session."""
+
+import contextlib
+from typing import Annotated, Literal, Self
 
 from fastapi import APIRouter, Request
+from pydantic import Field, model_validator
 
+from openclaw_rl.api.capture.classify import possible_names
 from openclaw_rl.api.errors import ApiError
-from openclaw_rl.api.schema import body_schema
 from openclaw_rl.api.state import server_of
-from openclaw_rl.api.wire import FeedbackRequest, parse_feedback
-from openclaw_rl.ledger.errors import CannotJudge, CaptureSuspended, UnknownTurn
+from openclaw_rl.api.wire import MAX_CHOICES, MAX_NAME_CHARACTERS, ListOf, WireModel, body_schema, parse
+from openclaw_rl.ledger.errors import (
+    AlreadyRewarded,
+    BadResult,
+    CannotJudge,
+    CaptureSuspended,
+    TooLate,
+    UnknownSession,
+    UnknownTurn,
+)
+from openclaw_rl.types import MAX_GROUP_SIZE, MAX_REWARD, EpisodeResult, Feedback, SessionKey, Source, TurnResult
 
 router = APIRouter()
+
+#: The most turns that one reward can name; only a mistake would name more.
+MAX_STEPS = 4096
+#: A finite number that stays finite in the learner's arithmetic.
+Reward = Annotated[float, Field(ge=-MAX_REWARD, le=MAX_REWARD, allow_inf_nan=False, strict=True)]
+
+
+class FeedbackRequest(WireModel):
+    """The body of POST /v1/feedback: a score from -1 to 1, or a thumb."""
+
+    id: str
+    choice: Annotated[int, Field(ge=0, lt=MAX_CHOICES)] = 0
+    score: Annotated[float, Field(ge=-1, le=1)] | None = None
+    thumb: Literal["up", "down"] | None = None
+    text: str = ""
+    source: Literal["explicit", "environment"] = "explicit"
+    """Who gives the feedback: a person, or an environment (its reward)."""
+
+    def feedback(self) -> Feedback:
+        score = self.score if self.score is not None else 1.0 if self.thumb == "up" else -1.0
+        return Feedback(score, self.text, Source(self.source))
+
+
+class StepReward(WireModel):
+    """What a reward says about one turn, which is named by its index in the episode or by its completion's id."""
+
+    index: Annotated[int, Field(ge=0, strict=True)] | None = None
+    id: str | None = None
+    reward: Reward | None = None
+    text: str = ""
+
+    @model_validator(mode="after")
+    def _is_named_once(self) -> Self:
+        if (self.index is None) == (self.id is None):
+            raise ValueError("give either the turn's index or its completion's id")
+        return self
+
+
+class RewardRequest(WireModel):
+    """The body of POST /v1/sessions/{id}/reward: an episode's reward, or the error because of which it has none."""
+
+    reward: Reward | None = None
+    error: str | None = None
+    task: Annotated[str, Field(max_length=MAX_NAME_CHARACTERS)] = ""
+    group: Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARACTERS)] | None = None
+    group_size: Annotated[int, Field(ge=2, le=MAX_GROUP_SIZE, strict=True)] | None = None
+    solved: bool | None = None
+    steps: ListOf[StepReward] = Field([], max_length=MAX_STEPS)
+    text: str = ""
+
+    @model_validator(mode="after")
+    def _has_one_end(self) -> Self:
+        if (self.reward is None) == (self.error is None):
+            raise ValueError("give either reward, a number, or error, the reason why there is none")
+        return self
+
+    def result(self) -> EpisodeResult:
+        steps = tuple(TurnResult(step.index, step.id, step.reward, step.text) for step in self.steps)
+        values = self.model_dump(exclude={"steps"})
+        return EpisodeResult(**values, steps=steps)
 
 
 @router.post("/v1/feedback", openapi_extra=body_schema(FeedbackRequest))
@@ -27,3 +100,51 @@ async def feedback(request: Request) -> dict[str, str]:
     except CaptureSuspended as error:
         raise ApiError(503, f"Feedback cannot be stored at the moment: {error}.") from error
     return {"id": body.id, "status": "recorded"}
+
+
+@router.post("/v1/sessions/{name:path}/close")
+async def close_session(name: str, request: Request) -> dict[str, str]:
+    """End a session: its last turn will not get a next state. The name may have the counter that OpenClaw adds."""
+    server = server_of(request)
+    owner = server.keys.owner(request)
+    try:
+        for id in possible_names(name):
+            if await server.ledger().close_session(SessionKey(owner, id)):
+                return {"id": id, "status": "closed"}
+    except CaptureSuspended as error:
+        raise ApiError(503, f"The session cannot be closed at the moment: {error}.") from error
+    raise ApiError(404, f"You have no session {name!r}.", code="unknown_session")
+
+
+@router.post("/v1/sessions/{name:path}/reward", openapi_extra=body_schema(RewardRequest))
+async def reward_session(name: str, request: Request) -> dict[str, str]:
+    """End an episode with its reward, or with the error because of which it has none.
+
+    The name may have the counter that OpenClaw adds.
+    """
+    server = server_of(request)
+    owner = server.keys.owner(request)
+    async with server.bodies.read(request) as content:
+        body = parse(RewardRequest, content)
+    try:
+        for id in possible_names(name):
+            with contextlib.suppress(UnknownSession):
+                await server.ledger().end_episode(SessionKey(owner, id), body.result())
+                return {"id": id, "status": "recorded"}
+    except AlreadyRewarded as error:
+        raise ApiError(409, str(error), code="already_rewarded") from error
+    except TooLate as error:
+        raise ApiError(409, str(error), code="too_late") from error
+    except BadResult as error:
+        raise ApiError(400, str(error), param=error.field) from error
+    except CaptureSuspended as error:
+        raise ApiError(503, f"The reward cannot be stored at the moment: {error}.") from error
+    raise ApiError(404, f"You have no session {name!r}.", code="unknown_session")
+
+
+def parse_feedback(body: bytes) -> FeedbackRequest:
+    """Read feedback on an answer."""
+    request = parse(FeedbackRequest, body)
+    if (request.score is None) == (request.thumb is None):
+        raise ApiError(400, "Give either score (from -1 to 1) or thumb (up or down).", param="score")
+    return request

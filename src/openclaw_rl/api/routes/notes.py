@@ -8,9 +8,8 @@ from fastapi import APIRouter, Request
 from pydantic import AfterValidator, Field
 
 from openclaw_rl.api.errors import ApiError
-from openclaw_rl.api.schema import body_schema
 from openclaw_rl.api.state import server_of
-from openclaw_rl.api.wire import WireModel, parse
+from openclaw_rl.api.wire import WireModel, body_schema, parse
 from openclaw_rl.ledger.errors import CaptureSuspended, TooManyNotes, UnknownNote
 from openclaw_rl.ledger.notes import MAX_NOTE_CHARACTERS, one_line
 from openclaw_rl.types import Note

@@ -1,14 +1,56 @@
-"""Operations on the policy that is served."""
+"""Operations on what is learnt: an earlier policy is served again, and an outside trainer claims judged turns."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from dataclasses import asdict
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
+from fastapi.responses import StreamingResponse
+from pydantic import Field
 
 from openclaw_rl.api.errors import ApiError
-from openclaw_rl.api.operations import OperationFailed
-from openclaw_rl.api.schema import body_schema
-from openclaw_rl.api.state import server_of
-from openclaw_rl.api.wire import RollbackRequest, parse
+from openclaw_rl.api.state import OperationFailed, server_of
+from openclaw_rl.api.wire import WireModel, body_schema, parse
+from openclaw_rl.ledger.errors import CaptureSuspended, LeaseRefused, UnknownLease
+from openclaw_rl.types import Claim
 
 router = APIRouter()
+
+#: The most turns that one claim can ask for; only a mistake would ask for more.
+MAX_CLAIMED_TURNS = 4096
+#: The longest lease: a week.
+MAX_LEASE_SECONDS = 604_800
+#: The longest time that a claim can wait for turns: proxies close connections that are silent for longer.
+MAX_CLAIM_WAIT_SECONDS = 60
+
+
+class RollbackRequest(WireModel):
+    """The body of POST /v1/policy/rollback: the policy version to return to, 0 for the base model.
+
+    Without a version, the checkpoint before the current one. With `retrain`, the newest policy that was not trained on
+    deleted turns: those that were are deleted, and the other turns in them are trained on again.
+    """
+
+    version: Annotated[int, Field(ge=0)] | None = None
+    retrain: bool = False
+
+
+class ClaimRequest(WireModel):
+    """The body of POST /v1/training/claim: how many turns, for how long, and how long to wait for them."""
+
+    count: Annotated[int, Field(ge=1, le=MAX_CLAIMED_TURNS)] | None = None
+    """At least so many turns, or none; without it, --batch-size."""
+    lease_seconds: Annotated[float, Field(ge=1, le=MAX_LEASE_SECONDS)] | None = None
+    """Without it, --lease-seconds."""
+    wait_seconds: Annotated[float, Field(ge=0, le=MAX_CLAIM_WAIT_SECONDS)] = 0.0
+
+
+class ConfirmRequest(WireModel):
+    """The body of POST /v1/training/confirm: the id of a lease whose turns were trained on."""
+
+    lease: str
 
 
 @router.post("/v1/policy/rollback", openapi_extra=body_schema(RollbackRequest))
@@ -22,3 +64,58 @@ async def roll_back(request: Request) -> dict[str, int]:
         return {"policy_version": await server.operations.roll_back(body.version, retrain=body.retrain)}
     except OperationFailed as error:
         raise ApiError(409, str(error), code="cannot_roll_back", param="version") from error
+
+
+@router.post("/v1/training/claim", openapi_extra=body_schema(ClaimRequest), response_model=None)
+async def claim(request: Request) -> StreamingResponse:
+    """Lease judged turns and whole groups to an outside trainer."""
+    server = server_of(request)
+    server.keys.check_operator(request)
+    async with server.bodies.read(request) as content:
+        body = parse(ClaimRequest, content or b"{}")
+    try:
+        wanted = (body.count, body.lease_seconds, body.wait_seconds)
+        claimed = await server.operations.claim(*wanted, request.is_disconnected)
+    except OperationFailed as error:
+        raise ApiError(409, str(error), code="cannot_claim") from error
+    except CaptureSuspended as error:
+        raise ApiError(503, f"Turns cannot be claimed at the moment: {error}.") from error
+    return StreamingResponse(encode(claimed), media_type="application/json")
+
+
+@router.post("/v1/training/confirm", openapi_extra=body_schema(ConfirmRequest))
+async def confirm(request: Request) -> dict[str, Any]:
+    """Record that the turns of a lease were trained on."""
+    server = server_of(request)
+    server.keys.check_operator(request)
+    async with server.bodies.read(request) as content:
+        body = parse(ConfirmRequest, content)
+    try:
+        step = await server.operations.confirm(body.lease)
+    except UnknownLease as error:
+        raise ApiError(404, str(error), code="unknown_lease", param="lease") from error
+    except LeaseRefused as error:
+        raise ApiError(409, str(error), code="lease_ended", param="lease") from error
+    except OperationFailed as error:
+        raise ApiError(409, str(error), code="cannot_confirm") from error
+    except CaptureSuspended as error:
+        raise ApiError(503, f"The lease cannot be confirmed at the moment: {error}.") from error
+    return {"lease": body.lease, "step": step, "policy_version": server.service.sampler.newest_version}
+
+
+async def encode(claimed: Claim) -> AsyncIterator[str]:
+    """The answer in pieces. Each turn is encoded by itself, because encoding holds up all other requests."""
+    lease = claimed.lease
+    head = {
+        "lease": lease.id if lease else None,
+        "expires": lease.expires if lease else None,
+        "step": claimed.step,
+        "waiting_for": claimed.waiting_for,
+    }
+    yield json.dumps(head)[:-1] + ', "groups": ['
+    for number, group in enumerate(claimed.groups):
+        yield ", [" if number else "["
+        for place, sample in enumerate(group):
+            yield (", " if place else "") + await asyncio.to_thread(json.dumps, asdict(sample))
+        yield "]"
+    yield "]}"

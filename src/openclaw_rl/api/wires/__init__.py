@@ -1,5 +1,5 @@
-"""The wires besides chat completions: pure translators into a chat request, and from a completion's deltas.
+"""The wires: translators into a chat request, and from a completion's deltas to what the client reads.
 
-Each wire has a module for requests and one for answers. A conversation that began on one wire continues on any other,
-because capture sees only chat requests.
+A conversation that began on one wire continues on any other, because capture sees only chat
+requests.
 """

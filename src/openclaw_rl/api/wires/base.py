@@ -1,15 +1,20 @@
-"""What every wire has in common."""
+"""What wires have in common: the protocol, events, the way into a chat request, and a response as a list of blocks."""
 
-from collections.abc import AsyncIterator, Mapping
-from typing import Any, Protocol
+from collections.abc import AsyncIterator, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
 
 from pydantic import ValidationError
 from pydantic_core import to_json
 
 from openclaw_rl.api.completion import Completion
 from openclaw_rl.api.errors import ApiError
-from openclaw_rl.api.translated import TranslatedRequest
-from openclaw_rl.api.wire import CaptureFields, ChatRequest, check_supported, malformed
+from openclaw_rl.api.wire import CaptureFields, ChatRequest, TranslatedRequest, check_supported, malformed
+from openclaw_rl.rendering.response import Delta, ReasoningText
+from openclaw_rl.rendering.tool_calls import ParsedToolCall
+
+#: Ends a stream of OpenAI's older wires.
+DONE = b"data: [DONE]\n\n"
 
 
 class Wire(Protocol):
@@ -18,7 +23,7 @@ class Wire(Protocol):
     id_prefix: str
     """How the ids of answers begin."""
     names: Mapping[str, str]
-    """The wire's own names of chat fields, for errors."""
+    """What the wire calls fields of a chat request, for errors."""
 
     def parse(self, body: bytes) -> ChatRequest:
         """Translate the request's body. Raises ApiError. May be called in a thread."""
@@ -30,9 +35,14 @@ class Wire(Protocol):
         """Server-sent events, each as soon as it is known. An error after the start is sent as an event."""
 
 
-def event(name: str, body: Mapping[str, Any]) -> bytes:
+def data_event(body: Mapping[str, Any]) -> bytes:
+    """A server-sent event, as OpenAI's older wires write it."""
+    return b"data: " + to_json(body) + b"\n\n"
+
+
+def named_event(name: str, body: Mapping[str, Any]) -> bytes:
     """A server-sent event with a name."""
-    return b"event: " + name.encode() + b"\ndata: " + to_json(body) + b"\n\n"
+    return b"event: " + name.encode() + b"\n" + data_event(body)
 
 
 def capture_fields(request: CaptureFields) -> dict[str, Any]:
@@ -56,3 +66,75 @@ def renamed(error: ApiError, names: Mapping[str, str]) -> ApiError:
         error.param = names[field] + dot + rest
         error.message = error.message.replace(field, names[field])
     return error
+
+
+@dataclass(slots=True)
+class Block:
+    """Consecutive text, consecutive reasoning, or one tool call."""
+
+    index: int
+    kind: Literal["text", "reasoning", "call"]
+    text: str = ""
+    """Of a call: its arguments."""
+    call: ParsedToolCall | None = None
+    is_cut: bool = False
+    """Whether the answer's limit ended it."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockEvent:
+    """What happened to a block. `text` is the new piece of a block that has grown."""
+
+    what: Literal["open", "grow", "close"]
+    block: Block
+    text: str = ""
+
+
+@dataclass(slots=True)
+class BlockReader:
+    """Groups the deltas of one choice into blocks.
+
+    - A block is closed before the next one opens; blocks are numbered in the order in which they open.
+    - The blocks do not depend on how text was cut into deltas.
+    """
+
+    blocks: list[Block] = field(default_factory=list)
+    _is_open: bool = False
+
+    def push(self, deltas: list[Delta]) -> Iterator[BlockEvent]:
+        """Add the next deltas."""
+        for delta in deltas:
+            match delta:
+                case ParsedToolCall():
+                    yield from self._call(delta)
+                case ReasoningText(text):
+                    yield from self._grow("reasoning", text)
+                case _:
+                    yield from self._grow("text", delta)
+
+    def close(self, is_cut: bool = False) -> Iterator[BlockEvent]:
+        """End of the response, or of a block. `is_cut`: the answer's limit has been reached."""
+        if self._is_open:
+            self._is_open = False
+            self.blocks[-1].is_cut = is_cut
+            yield BlockEvent("close", self.blocks[-1])
+
+    def _grow(self, kind: Literal["text", "reasoning"], text: str) -> Iterator[BlockEvent]:
+        if not self._is_open or self.blocks[-1].kind != kind:
+            yield from self._open(Block(len(self.blocks), kind))
+        block = self.blocks[-1]
+        block.text += text
+        yield BlockEvent("grow", block, text)
+
+    def _call(self, call: ParsedToolCall) -> Iterator[BlockEvent]:
+        yield from self._open(Block(len(self.blocks), "call", call=call))
+        block = self.blocks[-1]
+        block.text = call.arguments
+        yield BlockEvent("grow", block, call.arguments)
+        yield from self.close()
+
+    def _open(self, block: Block) -> Iterator[BlockEvent]:
+        yield from self.close()
+        self.blocks.append(block)
+        self._is_open = True
+        yield BlockEvent("open", block)

@@ -9,9 +9,7 @@ from pydantic_core import to_json
 from tokenizers import Tokenizer
 
 from openclaw_rl.api.completion import Completion
-from openclaw_rl.api.encode import DONE, event
 from openclaw_rl.api.errors import ApiError
-from openclaw_rl.api.translated import TextRequest
 from openclaw_rl.api.wire import (
     MAX_CHOICES,
     MAX_TEMPERATURE,
@@ -20,10 +18,11 @@ from openclaw_rl.api.wire import (
     ChatRequest,
     ListOf,
     StreamOptions,
+    TextRequest,
     check_supported,
     parse,
 )
-from openclaw_rl.api.wires.base import capture_fields
+from openclaw_rl.api.wires.base import DONE, capture_fields, data_event
 from openclaw_rl.rendering.detokenize import token_bytes
 from openclaw_rl.types import SampledToken
 
@@ -152,12 +151,12 @@ class CompletionsWire:
                 text = "".join(delta for delta in update.deltas if isinstance(delta, str))
                 if text or logprobs or update.finish_reason:
                     entry = choice_entry(update.index, text, update.finish_reason, logprobs)
-                    yield event({**head, "choices": [entry]})
+                    yield data_event({**head, "choices": [entry]})
         except ApiError as error:
-            yield event(error.body())
+            yield data_event(error.body())
             return
         if usage:
-            yield event({**head, "choices": [], "usage": completion.usage()})
+            yield data_event({**head, "choices": [], "usage": completion.usage()})
         yield DONE
 
     def _head(self, completion: Completion) -> dict[str, Any]:

@@ -1,14 +1,13 @@
-"""Requests of OpenAI's Responses API as chat requests."""
+"""Requests of OpenAI's Responses API, and their input items, as chat requests."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from openclaw_rl.api.errors import ApiError
-from openclaw_rl.api.wire import MAX_TEMPERATURE, CaptureFields, ChatRequest, ListOf, WireModel, parse
+from openclaw_rl.api.wire import MAX_TEMPERATURE, CaptureFields, ChatRequest, ListOf, TextPart, WireModel, parse
 from openclaw_rl.api.wires.base import capture_fields, chat_request
-from openclaw_rl.api.wires.responses_items import InputItem, chat_messages
 from openclaw_rl.rendering.chat import Message
 
 #: The Responses API's names of the chat fields that can be at fault.
@@ -25,6 +24,94 @@ REFUSED = {
     "top_logprobs": "log-probs are available in /v1/chat/completions",
 }
 LOGPROBS = "message.output_text.logprobs"
+
+
+class ItemText(WireModel):
+    type: Literal["input_text", "output_text", "text"]
+    text: str
+
+
+class MessageItem(WireModel):
+    type: Literal["message"]
+    role: Literal["user", "assistant", "system", "developer"]
+    content: str | ListOf[ItemText]
+
+
+class FunctionCallItem(WireModel):
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    arguments: str
+
+
+class FunctionOutputItem(WireModel):
+    type: Literal["function_call_output"]
+    call_id: str
+    output: str | ListOf[ItemText]
+
+
+class ReasoningItem(WireModel):
+    type: Literal["reasoning"]
+    content: ListOf[TextPart] | None = None
+    encrypted_content: str | None = None
+    """What the answer gave as such: the reasoning itself. Clients that keep nothing else send it back."""
+
+
+InputItem = Annotated[MessageItem | FunctionCallItem | FunctionOutputItem | ReasoningItem, Field(discriminator="type")]
+
+#: Items that are parts of one answer.
+AnswerItem = MessageItem | FunctionCallItem | ReasoningItem
+
+
+def chat_messages(given: str | list[InputItem]) -> Iterator[dict[str, Any]]:
+    """The messages of a chat. Consecutive items of the assistant become one message, as they were sampled."""
+    if isinstance(given, str):
+        yield {"role": "user", "content": given}
+        return
+    answer: list[AnswerItem] = []
+    for item in given:
+        if isinstance(item, FunctionOutputItem) or (isinstance(item, MessageItem) and item.role != "assistant"):
+            if answer:
+                yield assistant_message(answer)
+                answer = []
+            yield other_message(item)
+        else:
+            answer.append(item)
+    if answer:
+        yield assistant_message(answer)
+
+
+def other_message(item: FunctionOutputItem | MessageItem) -> dict[str, Any]:
+    if isinstance(item, FunctionOutputItem):
+        return {"role": "tool", "tool_call_id": item.call_id, "content": joined(item.output)}
+    # The role `system` is kept for instructions, which the next request may replace.
+    role = "developer" if item.role == "system" else item.role
+    return {"role": role, "content": joined(item.content)}
+
+
+def assistant_message(items: list[AnswerItem]) -> dict[str, Any]:
+    texts: list[str] = []
+    thoughts: list[str] = []
+    calls: list[dict[str, Any]] = []
+    for item in items:
+        match item:
+            case MessageItem():
+                texts.append(joined(item.content, ""))
+            case ReasoningItem():
+                thoughts.append(joined(item.content or item.encrypted_content or "", ""))
+            case FunctionCallItem():
+                function = {"name": item.name, "arguments": item.arguments}
+                calls.append({"id": item.call_id, "type": "function", "function": function})
+    message: dict[str, Any] = {"role": "assistant", "content": "".join(texts)}
+    if any(thoughts):
+        message["reasoning_content"] = "".join(thoughts)
+    return message | ({"tool_calls": calls} if calls else {})
+
+
+def joined(content: str | Sequence[ItemText | TextPart], separator: str = "\n") -> str:
+    if isinstance(content, str):
+        return content
+    return content[0].text if len(content) == 1 else separator.join(part.text for part in content)
 
 
 class FunctionTool(WireModel):

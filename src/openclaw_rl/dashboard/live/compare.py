@@ -11,7 +11,7 @@ from starlette.responses import Response, StreamingResponse
 
 from openclaw_rl.api.completion import Completion
 from openclaw_rl.api.errors import ApiError
-from openclaw_rl.api.operations import OperationFailed
+from openclaw_rl.api.state import OperationFailed
 from openclaw_rl.api.wire import parse_request
 from openclaw_rl.dashboard.live.access import Viewer
 from openclaw_rl.dashboard.live.actions import Fields, answer, number_in, read_change
@@ -102,14 +102,13 @@ async def begin(
 async def ask(dashboard: Dashboard, viewer: Viewer, text: str, version: int, session: str) -> Completion:
     service = dashboard.server.service
     body = to_json({"messages": [{"role": "user", "content": text}], "max_tokens": MAX_ANSWER_TOKENS})
-    read = await service.reader.read(body, parse_request)
-    headers = {"x-session-id": session}
+    incoming = await service.reader.read(body, parse_request, viewer.owner, {"x-session-id": session})
     try:
-        return await service.begin(read, viewer.owner, headers, "chatcmpl-", version)
+        return await service.begin(incoming, "chatcmpl-", version)
     except VersionGone:
         try:
             held = await dashboard.server.operations.hold(version)
-            return await service.begin(read, viewer.owner, headers, "chatcmpl-", held)
+            return await service.begin(incoming, "chatcmpl-", held)
         except (OperationFailed, VersionGone) as error:
             raise PageProblem(409, str(error)) from error
 

@@ -1,0 +1,170 @@
+"""A request that is being answered and will be recorded."""
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from openclaw_rl.api.capture.classify import FROM_HISTORY, truthy
+from openclaw_rl.api.reader import IncomingRequest
+from openclaw_rl.api.server_metrics import ServerMetrics
+from openclaw_rl.api.wire import TextRequest, TranslatedRequest
+from openclaw_rl.ledger.errors import LedgerError
+from openclaw_rl.ledger.ledger import Ledger
+from openclaw_rl.ledger.queries import Ancestor
+from openclaw_rl.rendering import history
+from openclaw_rl.rendering.chat import Message, RenderedPrompt
+from openclaw_rl.rendering.response import AssistantMessage, ResponseParser
+from openclaw_rl.types import (
+    Continuation,
+    ConversationNote,
+    SampledToken,
+    SamplingParams,
+    SessionKey,
+    TopTokens,
+    Turn,
+    TurnKind,
+)
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Choice:
+    """One of the n answers to a request, as far as it has been sampled."""
+
+    parser: ResponseParser
+    message: AssistantMessage = field(default_factory=AssistantMessage)
+    tokens: list[SampledToken] = field(default_factory=list)
+    finish_reason: str | None = None
+
+
+@dataclass(slots=True)
+class OpenTurn:
+    """A request that becomes a turn when it is answered, or several turns if it asks for n > 1 choices.
+
+    `Capture` finds out where it belongs, and `PromptMaker` chooses what the model is given.
+    """
+
+    ledger: Ledger
+    metrics: ServerMetrics
+    continued: set[int]
+    """The turns that open requests continue; `close` removes this one's ancestor."""
+    incoming: IncomingRequest
+    session: SessionKey
+    session_source: str
+    kind: TurnKind
+    kind_reason: str
+    request_key: bytes
+    ancestor: Ancestor | None
+    """The recorded turn that it continues."""
+    prompt: RenderedPrompt
+    continuation: Continuation = Continuation.NEW
+    shared_tokens: int = 0
+    """How many tokens the prompt shares with the ancestor, from the start."""
+    ids_without_notes: list[int] | None = None
+    """The prompt without notes, if it has notes."""
+    notes: Sequence[ConversationNote] = ()
+    """The notes of a conversation that begins with this turn."""
+    notes_from: int | None = None
+    """The turn with which the conversation's notes began, if it was an earlier one."""
+
+    @property
+    def is_named(self) -> bool:
+        """Whether the client named the session; otherwise the session was recognised by its history."""
+        return self.session_source != FROM_HISTORY
+
+    @property
+    def is_chat(self) -> bool:
+        """Whether it is a main turn of a chat, and not a text that is continued."""
+        return self.kind is TurnKind.MAIN and not isinstance(self.incoming.request, TextRequest)
+
+    @property
+    def parent(self) -> int | None:
+        return self.ancestor.number if self.ancestor else None
+
+    def answered(
+        self,
+        index: int,
+        choice: Choice,
+        *,
+        completion: str,
+        created: float,
+        version: int,
+        sampling: SamplingParams,
+        cached_tokens: int,
+    ) -> Turn:
+        """The turn with one of its choices, which has ended."""
+        request, message = self.incoming.request, choice.message.body()
+        given = {"cached_tokens": cached_tokens, "order": choice.message.order}
+        details = request.details if isinstance(request, TranslatedRequest) else {}
+        return Turn(
+            completion=completion,
+            choice=index,
+            session=self.session,
+            kind=self.kind,
+            kind_reason=self.kind_reason,
+            version=version,
+            messages=self._messages(),
+            message=message,
+            prompt_ids=self.prompt.ids,
+            response_ids=[token.token_id for token in choice.tokens],
+            logprobs=[token.logprob for token in choice.tokens],
+            sampling=sampling,
+            finish_reason=str(choice.finish_reason),
+            continuation=self.continuation,
+            parent=self.parent,
+            request_key=self.request_key,
+            end_key=history.extend(self.request_key, message),
+            top=top_tokens(choice.tokens, sampling.top_logprobs),
+            forced=[token.forced for token in choice.tokens],
+            notes=self.notes,
+            notes_from=self.notes_from,
+            plain_ids=self.ids_without_notes,
+            created=created,
+            details={**details, **{name: value for name, value in given.items() if value}},
+        )
+
+    def _messages(self) -> list[Message]:
+        """The messages as they are recorded: tools are the first of them."""
+        messages, tools, _options = self.incoming.chat
+        return [{"role": "tools", "tools": tools}, *messages] if tools else list(messages)
+
+    async def record(self, turns: Iterable[Turn]) -> None:
+        """Store the answered turns.
+
+        Returns when they are durable, or when making or storing them has failed; never raises for that.
+        """
+        incoming = self.incoming
+        try:
+            answered = list(turns)
+            await self.ledger.capture(
+                answered,
+                self.session_source,
+                self.parent,
+                self.shared_tokens,
+                done=truthy(incoming.headers.get("x-session-done")) or bool(incoming.request.session_done),
+                episode=incoming.episode,
+            )
+            self.metrics.captured_turns[self.kind].inc(len(answered))
+        except LedgerError as error:
+            log.warning("A turn is not captured: %s", error)
+            self.metrics.lost_turns.inc(incoming.request.n or 1)
+        except Exception:
+            # A bug in capture must not cost the client its answer.
+            log.exception("A turn is not captured.")
+            self.metrics.lost_turns.inc(incoming.request.n or 1)
+
+    def close(self) -> None:
+        """The request is over, answered or not."""
+        if self.ancestor is not None:
+            self.continued.discard(self.ancestor.number)
+
+
+def top_tokens(tokens: Sequence[SampledToken], k: int) -> TopTokens | None:
+    """The k likeliest tokens at each position; None if they were not asked for or the sampler did not return them."""
+    if not k or not tokens or any(len(token.top) < k for token in tokens):
+        return None
+    numbers = np.array([token.top[:k] for token in tokens])
+    return TopTokens(numbers[:, :, 0].astype(np.int32), numbers[:, :, 1].astype(np.float32))

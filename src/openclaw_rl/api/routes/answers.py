@@ -1,0 +1,173 @@
+"""The routes that answer with tokens: chat, Anthropic's Messages, OpenAI's Responses and legacy completions."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import StreamingResponse
+from fastapi.routing import APIRoute
+from pydantic import BaseModel
+from starlette.types import Receive, Scope, Send
+
+from openclaw_rl.api.completion import Completion
+from openclaw_rl.api.errors import ApiError
+from openclaw_rl.api.reader import IncomingRequest
+from openclaw_rl.api.state import ServerState, server_of
+from openclaw_rl.api.wire import ChatRequest, body_schema
+from openclaw_rl.api.wires.base import Wire, renamed
+from openclaw_rl.api.wires.chat import ChatWire
+from openclaw_rl.api.wires.completions import CompletionsRequest, CompletionsWire
+from openclaw_rl.api.wires.messages import MessagesRequest, MessagesWire
+from openclaw_rl.api.wires.responses import ResponsesWire, stored_response
+from openclaw_rl.api.wires.responses_request import ResponsesRequest
+from openclaw_rl.ledger.errors import CannotDelete, CaptureSuspended, UnknownTurn
+
+router = APIRouter()
+
+#: Tells proxies to pass a stream on piece by piece.
+STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+class DirectRoute(APIRoute):
+    """Gives the request to its endpoint and sends the response, without FastAPI's dependencies.
+
+    FastAPI's routes resolve dependencies and open three exit stacks for each request, which takes as long as
+    parsing a short one.
+    """
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.app = self._answer
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            response = await self.endpoint(Request(scope, receive, send))
+        except ApiError as error:
+            response = error.response(scope)
+        await response(scope, receive, send)
+
+
+def post(path: str, body: type[BaseModel]) -> Callable[[Endpoint], Endpoint]:
+    """Add an endpoint that reads its body itself; `body` describes it in the schema."""
+
+    def add(endpoint: Endpoint) -> Endpoint:
+        router.add_api_route(
+            path, endpoint, methods=["POST"], openapi_extra=body_schema(body), route_class_override=DirectRoute
+        )
+        return endpoint
+
+    return add
+
+
+async def answer(request: Request, wire: Wire) -> Response:
+    """Read a request, sample, and send the answer, either at once or as a stream of server-sent events."""
+    server = server_of(request)
+    try:
+        incoming = await read(server, request, wire)
+        completion = await server.service.begin(incoming, wire.id_prefix)
+    except ApiError as error:
+        server.service.metrics.requests["refused"].inc()
+        raise renamed(error, wire.names) from error
+    watch = asyncio.create_task(close_on_disconnect(request, completion))
+    try:
+        await completion.ready()
+        if not incoming.request.stream:
+            return Response(await wire.whole(completion), media_type="application/json")
+    finally:
+        watch.cancel()
+    return StreamingResponse(wire.events(completion), media_type="text/event-stream", headers=STREAM_HEADERS)
+
+
+async def read(server: ServerState, request: Request, wire: Wire) -> IncomingRequest:
+    """The request and its prompt. Raises ApiError."""
+    owner = server.keys.owner(request)
+    async with server.bodies.read(request, server.bodies.max_bytes) as content:
+        incoming = await server.service.reader.read(content, wire.parse, owner, request.headers)
+    if incoming.request.model is not None:
+        server.check_model(incoming.request.model)
+    return incoming
+
+
+async def close_on_disconnect(request: Request, completion: Completion) -> None:
+    """Stop the generation when the client disconnects. The body must have been read before."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+    completion.close()
+
+
+@post("/v1/chat/completions", ChatRequest)
+async def chat_completions(request: Request) -> Response:
+    """Answer a conversation, either at once or as a stream of server-sent events."""
+    server = server_of(request)
+    return await answer(request, ChatWire(server.model, server.service.renderer.tokenizer.backend))
+
+
+@post("/v1/messages", MessagesRequest)
+async def messages(request: Request) -> Response:
+    """Answer a conversation of Anthropic's clients, either at once or as a stream of server-sent events."""
+    return await answer(request, MessagesWire(server_of(request).model))
+
+
+@router.post("/v1/messages/count_tokens", openapi_extra=body_schema(MessagesRequest))
+async def count_tokens(request: Request) -> dict[str, int]:
+    """How many tokens the model would be given, notes included. Nothing is sampled or recorded."""
+    server = server_of(request)
+    wire = MessagesWire(server.model)
+    try:
+        incoming = await read(server, request, wire)
+        tokens = await server.service.count(incoming)
+    except ApiError as error:
+        raise renamed(error, wire.names) from error
+    return {"input_tokens": tokens}
+
+
+@post("/v1/responses", ResponsesRequest)
+async def responses(request: Request) -> Response:
+    """Answer input items, either at once or as a stream of server-sent events."""
+    server = server_of(request)
+    capture = server.service.capture
+    # `answer` refuses a request without a known key.
+    owner = server.keys.known_owner(request) or ""
+    return await answer(request, ResponsesWire(server.model, owner, capture.ledger if capture else None))
+
+
+@router.get("/v1/responses/{id}")
+async def stored(id: str, request: Request) -> dict[str, Any]:
+    """A recorded response."""
+    server = server_of(request)
+    owner = server.keys.owner(request)
+    try:
+        return stored_response(server.ledger().find_turn(owner, id), server.model)
+    except UnknownTurn as error:
+        raise unknown(id) from error
+    except CaptureSuspended as error:
+        raise ApiError(503, f"Responses cannot be read at the moment: {error}.") from error
+
+
+@router.delete("/v1/responses/{id}")
+async def delete(id: str, request: Request) -> dict[str, Any]:
+    """Delete a recorded response for good."""
+    server = server_of(request)
+    owner = server.keys.owner(request)
+    try:
+        await server.ledger().delete_answer(owner, id)
+    except UnknownTurn as error:
+        raise unknown(id) from error
+    except CannotDelete as error:
+        raise ApiError(409, str(error), code="cannot_delete", param="id") from error
+    except CaptureSuspended as error:
+        raise ApiError(503, f"The response cannot be deleted at the moment: {error}.") from error
+    return {"id": id, "object": "response", "deleted": True}
+
+
+def unknown(id: str) -> ApiError:
+    return ApiError(404, f"You have no response {id!r}.", code="not_found", param="id")
+
+
+@post("/v1/completions", CompletionsRequest)
+async def completions(request: Request) -> Response:
+    """Continue a text, either at once or as a stream of server-sent events."""
+    server = server_of(request)
+    return await answer(request, CompletionsWire(server.model, server.service.renderer.tokenizer.backend))
