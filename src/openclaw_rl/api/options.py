@@ -47,26 +47,18 @@ class ApiKey:
 class ServerOptions(Section):
     """Where the server listens, who may use it, and what it accepts."""
 
-    proxy_host: str | None = option(
-        None,
-        "Address to listen on.",
-        group="Server",
-        env="PROXY_HOST",
-        shown="0.0.0.0 with an API key, else 127.0.0.1",
-    )
-    proxy_port: int = option(30000, "Port to listen on.", group="Server", env="PROXY_PORT", ge=0, le=65535)
+    heading = "Server"
+    proxy_host: str | None = option(None, "Address to listen on.", shown="0.0.0.0 with an API key, else 127.0.0.1")
+    proxy_port: int = option(30000, "Port to listen on.", ge=0, le=65535)
     served_model_name: str | None = option(
         None,
         "The model's name in the API.",
-        group="Server",
-        env="SERVED_MODEL_NAME",
         shown="qwen3-4b for the default Tinker model, smollm2-135m for the embedded one, else the model's name",
     )
     api_key: str = option(
         "",
         "Key that clients must send, or several separated by commas; NAME=KEY names the owner of a key "
         "(=KEY: a key without a name that contains = itself).",
-        group="Server",
         env="SGLANG_API_KEY",
         shown="no key",
         secret=True,
@@ -74,8 +66,6 @@ class ServerOptions(Section):
     admin_key: str = option(
         "",
         "Key for operations: rolling the policy back, and the metrics of all users.",
-        group="Server",
-        env="ADMIN_KEY",
         shown="the first API key",
         secret=True,
     )
@@ -83,51 +73,19 @@ class ServerOptions(Section):
         "",
         "Web origins whose pages may use the server from a browser, separated by commas, such as "
         "https://chat.example.org; * for all, which needs a key.",
-        group="Server",
-        env="ALLOW_ORIGIN",
         shown="no other origin",
     )
-    dashboard: bool = option(
-        True,
-        "Serve the live page at /; --no-dashboard leaves it out.",
-        group="Server",
-        env="DASHBOARD",
-    )
-    max_request_mb: float = option(
-        8.0, "Largest request body, in megabytes.", group="Server", env="MAX_REQUEST_MB", gt=0
-    )
-    header_seconds: float = option(
-        20.0, "Seconds that a client has to send a request's headers.", group="Server", env="HEADER_SECONDS", gt=0
-    )
-    body_seconds: float = option(
-        120.0, "Seconds that a client has to send a request's body.", group="Server", env="BODY_SECONDS", gt=0
-    )
+    dashboard: bool = option(True, "Serve the live page at /; --no-dashboard leaves it out.")
+    max_request_mb: float = option(8.0, "Largest request body, in megabytes.", gt=0)
+    header_seconds: float = option(20.0, "Seconds that a client has to send a request's headers.", gt=0)
+    body_seconds: float = option(120.0, "Seconds that a client has to send a request's body.", gt=0)
     max_connections: int = option(
-        1000,
-        "Most connections at once; fewer if the process may open fewer files (ulimit -n).",
-        group="Server",
-        env="MAX_CONNECTIONS",
-        ge=1,
+        1000, "Most connections at once; fewer if the process may open fewer files (ulimit -n).", ge=1
     )
-    max_connections_per_address: int = option(
-        250,
-        "Most connections at once from one address.",
-        group="Server",
-        env="MAX_CONNECTIONS_PER_ADDRESS",
-        ge=1,
-    )
-    shutdown_seconds: float = option(
-        30.0,
-        "Seconds that running requests have to finish after Ctrl-C.",
-        group="Server",
-        env="SHUTDOWN_SECONDS",
-        ge=0,
-    )
+    max_connections_per_address: int = option(250, "Most connections at once from one address.", ge=1)
+    shutdown_seconds: float = option(30.0, "Seconds that running requests have to finish after Ctrl-C.", ge=0)
     tool_parser: Literal["auto", "hermes", "llama3"] = option(
-        "auto",
-        "Format in which the model writes tool calls; auto detects it from the chat template.",
-        group="Server",
-        env="TOOL_PARSER",
+        "auto", "Format in which the model writes tool calls; auto detects it from the chat template."
     )
 
     @model_validator(mode="after")

@@ -46,11 +46,10 @@ if TYPE_CHECKING:
 class RolloutOptions(Section):
     """Rollouts by the user's code."""
 
+    heading = "Training"
     rollout_function_path: str | None = option(
         None,
         "Your own function that runs beside the server and calls its API: path/file.py or package.module:name.",
-        group="Training",
-        env="ROLLOUT_FUNCTION_PATH",
         shown="no function",
     )
 

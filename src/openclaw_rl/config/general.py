@@ -10,27 +10,19 @@ from openclaw_rl.config.options import Section, option
 class RunOptions(Section):
     """The folders, the seed and the log level of a run."""
 
-    run_dir: Path = option(
-        Path("runs/default"), "Folder for everything that this run writes.", group="General", env="RUN_DIR"
-    )
+    heading = "General"
+    run_dir: Path = option(Path("runs/default"), "Folder for everything that this run writes.")
     cache_dir: Path = option(
-        Path("~/.cache/openclaw-rl"),
-        "Folder for downloaded and converted models.",
-        group="General",
-        env="OPENCLAW_RL_CACHE",
+        Path("~/.cache/openclaw-rl"), "Folder for downloaded and converted models.", env="OPENCLAW_RL_CACHE"
     )
-    seed: int = option(0, "Seed of every random stream.", group="General", env="SEED", ge=0)
+    seed: int = option(0, "Seed of every random stream.", ge=0)
     preset: Literal["none", "personal"] = option(
         "none",
         "Defaults of other options that belong together; personal: the settings that learned well from one person "
         "(docs/results/notes.md).",
-        group="General",
-        env="PRESET",
         shown="none: each option has its own default",
     )
-    log_level: Literal["debug", "info", "warning", "error"] = option(
-        "info", "Least severe messages to log.", group="General", env="LOG_LEVEL"
-    )
+    log_level: Literal["debug", "info", "warning", "error"] = option("info", "Least severe messages to log.")
 
     @property
     def folder(self) -> Path:

@@ -9,9 +9,9 @@ import argparse
 import tomllib
 import types
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, ClassVar, Literal, Union, cast, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
@@ -27,9 +27,21 @@ class ConfigError(UserError):
 
 
 class Section(BaseModel):
-    """The options of one part of the program. A part receives only its own section."""
+    """The options of one part of the program. A part receives only its own section.
+
+    An option that does not say otherwise is in the group `heading`, and its environment variable has its name.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
+    heading: ClassVar[str]
+    """The group of its options in the docs and in --help."""
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **settings: Any) -> None:
+        for name, field in cls.model_fields.items():
+            given = option_of(field)
+            definition = replace(given, group=given.group or cls.heading, env=given.env or (name.upper(),))
+            field.json_schema_extra = {"option": cast(Any, definition)}
 
 
 def fields_of(sections: Iterable[type[Section]]) -> dict[str, FieldInfo]:
@@ -61,15 +73,15 @@ def option(
     default: Any,
     doc: str,
     *,
-    group: str,
-    env: str | tuple[str, ...],
+    group: str = "",
+    env: str | tuple[str, ...] = (),
     flags: tuple[str, ...] = (),
     shown: str = "",
     secret: bool = False,
     choices: tuple[str, ...] = (),
     **limits: Any,
 ) -> Any:
-    """Define one option."""
+    """Define one option. `Section` completes one without `group` or `env`."""
     names = (env,) if isinstance(env, str) else env
     extra: Any = {"option": Option(group, names, flags, shown, secret, choices)}
     return Field(default, description=doc, json_schema_extra=extra, repr=not secret, **limits)

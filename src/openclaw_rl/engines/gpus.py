@@ -21,60 +21,38 @@ MIB, GIB = 1 << 20, 1 << 30
 class GpuOptions(Section):
     """How the GPUs of this machine are split."""
 
+    heading = "GPUs"
     train_gpus: str = option(
         "",
         "GPUs of the learner: how many, or which (0,1 are two; 0, is one).",
-        group="GPUs",
         env=("TRAIN_GPUS", "ACTOR_GPUS"),
         shown="the first",
     )
     rollout_gpus: str = option(
-        "",
-        "GPUs that the policy samples on.",
-        group="GPUs",
-        env="ROLLOUT_GPUS",
-        shown="all for vLLM and SGLang, else the learner's first",
+        "", "GPUs that the policy samples on.", shown="all for vLLM and SGLang, else the learner's first"
     )
     judge_gpus: str = option(
         "",
         "GPUs of a server of its own for the model that judges and teaches.",
-        group="GPUs",
         env=("JUDGE_GPUS", "PRM_GPUS"),
         shown="no server of its own: it shares the policy's",
     )
     teacher_gpus: str = option(
-        "",
-        "More GPUs for the same server.",
-        group="GPUs",
-        env=("TEACHER_GPUS", "PRM_TEACHER_GPUS"),
-        shown="no more GPUs",
+        "", "More GPUs for the same server.", env=("TEACHER_GPUS", "PRM_TEACHER_GPUS"), shown="no more GPUs"
     )
-    num_gpus: int | None = option(
-        None, "GPUs that may be used.", group="GPUs", env="NUM_GPUS", shown="those of this machine", ge=0
-    )
+    num_gpus: int | None = option(None, "GPUs that may be used.", shown="those of this machine", ge=0)
     gpu_memory: float | None = option(
-        None,
-        "Memory of each GPU in GiB, to check whether a split fits.",
-        group="GPUs",
-        env="GPU_MEMORY",
-        shown="what nvidia-smi says",
-        gt=0,
+        None, "Memory of each GPU in GiB, to check whether a split fits.", shown="what nvidia-smi says", gt=0
     )
     rollout_tp: int | None = option(
         None,
         "GPUs that one vLLM or SGLang server of the policy splits its model over; more GPUs run further servers.",
-        group="GPUs",
         env=("ROLLOUT_TP", "TP"),
         shown="all: one server",
         ge=1,
     )
     judge_tp: int | None = option(
-        None,
-        "The same for the judge and teacher.",
-        group="GPUs",
-        env=("JUDGE_TP", "PRM_TP"),
-        shown="all: one server",
-        ge=1,
+        None, "The same for the judge and teacher.", env=("JUDGE_TP", "PRM_TP"), shown="all: one server", ge=1
     )
 
     @field_validator(*ROLES)

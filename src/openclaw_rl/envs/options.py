@@ -14,50 +14,41 @@ MAX_GROUP = 1024
 class DriverOptions(Section):
     """Which episodes are run, how many at once, and what an episode may take."""
 
+    heading = EPISODES
     env: str = option(
         "toolcall",
         "The environment: a built-in name, path/file.py:Name for your own, or verifiers:NAME.",
-        group=EPISODES,
         env="ENV_TYPE",
     )
-    tasks: int = option(64, "Number of tasks; each is attempted by one group.", group=EPISODES, env="ENV_TASKS", ge=1)
+    tasks: int = option(64, "Number of tasks; each is attempted by one group.", env="ENV_TASKS", ge=1)
     group: int = option(
         8,
         "Attempts at each task; their rewards are compared with each other. 1: no groups.",
-        group=EPISODES,
         env="ENV_GROUP",
         ge=1,
         le=MAX_GROUP,
     )
-    parallel: int = option(8, "Most episodes at once.", group=EPISODES, env="PARALLEL_ENVS", ge=1)
-    split: str = option(
-        "train", "Which tasks of the environment: train or held-out.", group=EPISODES, env="ENV_SPLIT", min_length=1
-    )
-    eval: bool = option(False, "Record rewards, and train on nothing.", group=EPISODES, env="ENV_EVAL")
+    parallel: int = option(8, "Most episodes at once.", env="PARALLEL_ENVS", ge=1)
+    split: str = option("train", "Which tasks of the environment: train or held-out.", env="ENV_SPLIT", min_length=1)
+    eval: bool = option(False, "Record rewards, and train on nothing.", env="ENV_EVAL")
     tools_config: Path | None = option(
         None,
         "Tools that you define: a YAML or JSON file, for environments that take one.",
-        group=EPISODES,
-        env="TOOLS_CONFIG",
         shown="the environment's own tools",
     )
     sandbox: Literal["auto", "bubblewrap", "fences", "docker", "podman"] = option(
         "auto",
         "Where commands of the model run, for environments that run some; auto: bubblewrap, else fences of our own.",
-        group=EPISODES,
         env="ENV_SANDBOX",
     )
     unsafe_no_sandbox: bool = option(
         False,
         "Run commands of the model without a sandbox where auto finds none; they reach your files and the network.",
-        group=EPISODES,
         env="ENV_UNSAFE_NO_SANDBOX",
     )
     verifiers_python: str | None = option(
         None,
         "Python interpreter that has verifiers, for --env verifiers:NAME.",
-        group=EPISODES,
-        env="VERIFIERS_PYTHON",
         shown="the one that make verifiers installs",
     )
     minutes: float | None = option(

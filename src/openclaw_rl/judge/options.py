@@ -14,67 +14,42 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 class JudgeOptions(Section):
     """What judges turns, and how."""
 
+    heading = "Judge"
     judge: Literal["auto", "feedback", "llm", "custom", "none"] = option(
         "auto",
         "What scores turns: feedback (rules that read what came next), llm (a language model), custom (your own code) "
         "or none; auto tries the rules first, then a language model if a capable one is available.",
-        group="Judge",
-        env="JUDGE",
     )
     judge_base_url: str | None = option(
-        None,
-        "OpenAI-compatible endpoint of the judge model.",
-        group="Judge",
-        env="JUDGE_BASE_URL",
-        shown="the base model on this server",
+        None, "OpenAI-compatible endpoint of the judge model.", shown="the base model on this server"
     )
     judge_model: str | None = option(
-        None,
-        "Name of the judge model at that endpoint.",
-        group="Judge",
-        env="JUDGE_MODEL",
-        shown="needed with --judge-base-url",
+        None, "Name of the judge model at that endpoint.", shown="needed with --judge-base-url"
     )
     judge_api_key: str = option(
-        "", "API key for that endpoint.", group="Judge", env="OPENCLAW_JUDGE_API_KEY", shown="no key", secret=True
+        "", "API key for that endpoint.", env="OPENCLAW_JUDGE_API_KEY", shown="no key", secret=True
     )
     judge_rubric: Path | None = option(
-        None,
-        "File with your guidelines for the judge.",
-        group="Judge",
-        env="JUDGE_RUBRIC",
-        flags=("--rubric",),
-        shown="no guidelines",
+        None, "File with your guidelines for the judge.", flags=("--rubric",), shown="no guidelines"
     )
     custom_rm_path: str | None = option(
-        None,
-        "Your own judge: path/file.py, path/file.py:name or package.module:name.",
-        group="Judge",
-        env="CUSTOM_RM_PATH",
-        shown="no judge of your own",
+        None, "Your own judge: path/file.py, path/file.py:name or package.module:name.", shown="no judge of your own"
     )
     step_judge: bool = option(
         False,
         "Let the judge score the turns of episodes too, as step rewards where the environment gives none "
         "(--step-reward-coef).",
-        group="Judge",
-        env="STEP_JUDGE",
     )
     check_hints: bool = option(
         False,
         "Before a hint is learned from, look at the teacher's own answers with it, and refuse the hint if they are "
         "empty, repetitive or do not depend on the request.",
-        group="Judge",
-        env="CHECK_HINTS",
     )
-    num_judge_workers: int = option(4, "Turns judged at the same time.", group="Judge", env="NUM_JUDGE_WORKERS", ge=1)
-    judge_timeout: float = option(
-        120.0, "Seconds to wait for a judge's answers.", group="Judge", env="JUDGE_TIMEOUT", gt=0
-    )
+    num_judge_workers: int = option(4, "Turns judged at the same time.", ge=1)
+    judge_timeout: float = option(120.0, "Seconds to wait for a judge's answers.", gt=0)
     prm_m: int = option(
         3,
         "Votes that the judge model gives per question.",
-        group="Judge",
         env=("PRM_M", "MAJORITY_VOTE_N"),
         flags=("--majority-vote-n",),
         ge=1,
@@ -82,15 +57,9 @@ class JudgeOptions(Section):
     majority_vote_threshold: Fraction = option(
         0.0,
         "Share of the valid votes that a score needs; 0: the score with the most votes wins, and a tie counts as 0.",
-        group="Judge",
-        env="MAJORITY_VOTE_THRESHOLD",
     )
-    prm_temperature: float = option(
-        0.6, "Sampling temperature of the judge model.", group="Judge", env="PRM_TEMPERATURE", ge=0
-    )
-    prm_max_tokens: int = option(
-        4096, "Longest answer of the judge model, in tokens.", group="Judge", env="PRM_MAX_TOKENS", ge=1
-    )
+    prm_temperature: float = option(0.6, "Sampling temperature of the judge model.", ge=0)
+    prm_max_tokens: int = option(4096, "Longest answer of the judge model, in tokens.", ge=1)
 
     @model_validator(mode="after")
     def _no_contradictions(self) -> Self:

@@ -16,102 +16,43 @@ ADAPTER_RATE, FULL_WEIGHTS_RATE = 1e-4, 1e-6
 class TrainingOptions(Section):
     """How the policy is trained, checked, saved and reported on."""
 
+    heading = "Training"
     learning_rate: float | None = option(
-        None,
-        "Learning rate of AdamW.",
-        group="Training",
-        env="LEARNING_RATE",
-        shown="1e-4, or 1e-6 with --lora-rank 0",
-        gt=0,
+        None, "Learning rate of AdamW.", shown="1e-4, or 1e-6 with --lora-rank 0", gt=0
     )
-    batch_size: int = option(4, "Samples per training step.", group="Training", env="BATCH_SIZE", ge=1)
-    max_steps: int = option(
-        1000, "Stop training at this step; 0: do not train.", group="Training", env="MAX_STEPS", ge=0
-    )
-    loss_fn: Literal["ppo", "importance_sampling", "cispo"] = option(
-        "ppo", "Policy loss for the sampled tokens.", group="Training", env="LOSS_FN"
-    )
-    kl_loss_coef: float = option(
-        0.0,
-        "Weight of the KL penalty that keeps the policy near the base model.",
-        group="Training",
-        env="KL_LOSS_COEF",
-        ge=0,
-    )
-    save_interval: int = option(
-        20, "Steps between checkpoints that are kept.", group="Training", env="SAVE_INTERVAL", ge=1
-    )
+    batch_size: int = option(4, "Samples per training step.", ge=1)
+    max_steps: int = option(1000, "Stop training at this step; 0: do not train.", ge=0)
+    loss_fn: Literal["ppo", "importance_sampling", "cispo"] = option("ppo", "Policy loss for the sampled tokens.")
+    kl_loss_coef: float = option(0.0, "Weight of the KL penalty that keeps the policy near the base model.", ge=0)
+    save_interval: int = option(20, "Steps between checkpoints that are kept.", ge=1)
     resume_from_ckpt: str = option(
-        "auto",
-        "Checkpoint to start from: a folder, auto (where the run stopped), or none (start over).",
-        group="Training",
-        env="RESUME_FROM_CKPT",
+        "auto", "Checkpoint to start from: a folder, auto (where the run stopped), or none (start over)."
     )
-    eps_clip: float = option(
-        0.2, "How far a token's ratio may fall below 1.", group="Training", env="EPS_CLIP", gt=0, lt=1
-    )
-    eps_clip_high: float = option(
-        0.28, "How far a token's ratio may rise above 1.", group="Training", env="EPS_CLIP_HIGH", gt=0
-    )
-    weight_decay: float = option(0.0, "Weight decay of AdamW.", group="Training", env="WEIGHT_DECAY", ge=0)
-    adam_beta1: float = option(
-        0.9, "Decay rate of AdamW's first moment.", group="Training", env="ADAM_BETA1", ge=0, lt=1
-    )
-    adam_beta2: float = option(
-        0.95, "Decay rate of AdamW's second moment.", group="Training", env="ADAM_BETA2", ge=0, lt=1
-    )
-    max_grad_norm: float = option(
-        1.0, "Gradients with a larger norm are scaled down to it.", group="Training", env="MAX_GRAD_NORM", gt=0
-    )
+    eps_clip: float = option(0.2, "How far a token's ratio may fall below 1.", gt=0, lt=1)
+    eps_clip_high: float = option(0.28, "How far a token's ratio may rise above 1.", gt=0)
+    weight_decay: float = option(0.0, "Weight decay of AdamW.", ge=0)
+    adam_beta1: float = option(0.9, "Decay rate of AdamW's first moment.", ge=0, lt=1)
+    adam_beta2: float = option(0.95, "Decay rate of AdamW's second moment.", ge=0, lt=1)
+    max_grad_norm: float = option(1.0, "Gradients with a larger norm are scaled down to it.", gt=0)
     max_kl: float = option(
-        0.5,
-        "How far one step may move the policy, as KL per token; a step that moves it further is undone.",
-        group="Training",
-        env="MAX_KL",
-        gt=0,
+        0.5, "How far one step may move the policy, as KL per token; a step that moves it further is undone.", gt=0
     )
-    max_staleness: int = option(
-        8,
-        "Drop a sample if its policy is more than this many versions old.",
-        group="Training",
-        env="MAX_STALENESS",
-        ge=0,
-    )
+    max_staleness: int = option(8, "Drop a sample if its policy is more than this many versions old.", ge=0)
     batch_timeout: float | None = option(
-        None,
-        "Train on a smaller batch after waiting this many seconds for a full one.",
-        group="Training",
-        env="BATCH_TIMEOUT",
-        shown="off",
-        gt=0,
+        None, "Train on a smaller batch after waiting this many seconds for a full one.", shown="off", gt=0
     )
-    keep_checkpoints: int = option(3, "Checkpoints to keep.", group="Training", env="KEEP_CHECKPOINTS", ge=1)
+    keep_checkpoints: int = option(3, "Checkpoints to keep.", ge=1)
     gate: Path | None = option(
-        None,
-        "File of prompts with checks that a new policy must pass before it serves.",
-        group="Training",
-        env="GATE",
-        shown="no gate",
+        None, "File of prompts with checks that a new policy must pass before it serves.", shown="no gate"
     )
     gate_margin: Fraction = option(
-        0.0,
-        "How far a new policy's share of passed checks may fall below the serving policy's.",
-        group="Training",
-        env="GATE_MARGIN",
+        0.0, "How far a new policy's share of passed checks may fall below the serving policy's."
     )
     custom_loss_function_path: str | None = option(
-        None,
-        "Your own loss: path/file.py or package.module:name.",
-        group="Training",
-        env="CUSTOM_LOSS_FUNCTION_PATH",
-        shown="--loss-fn",
+        None, "Your own loss: path/file.py or package.module:name.", shown="--loss-fn"
     )
-    tensorboard: bool = option(
-        False, "Write metrics for TensorBoard into the run directory.", group="Training", env="TENSORBOARD"
-    )
-    wandb_project: str | None = option(
-        None, "Send metrics to this project at Weights & Biases.", group="Training", env="WANDB_PROJECT", shown="off"
-    )
+    tensorboard: bool = option(False, "Write metrics for TensorBoard into the run directory.")
+    wandb_project: str | None = option(None, "Send metrics to this project at Weights & Biases.", shown="off")
 
     def rate(self, *, full_weights: bool) -> float:
         """The learning rate. The default depends on whether all weights are trained."""

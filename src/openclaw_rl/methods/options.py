@@ -34,62 +34,39 @@ class TopK:
 class MethodOptions(Section):
     """The learning method, and the weight of each signal."""
 
+    heading = "Method"
     method: str = option(
         "combine",
         "Learning method: rl learns from scores, opd from hindsight hints, combine from both; topk-select distils the "
         "likeliest tokens under the best of several hints; notes teaches the policy to answer without notes as it was "
         "accepted with them, alone or beside another method; path/file.py:Name is your own method.",
-        group="Method",
-        env="METHOD",
         choices=tuple(BUILT_IN),
     )
     w_opd: float = option(
-        1.0,
-        "Weight of the distillation advantage.",
-        group="Method",
-        env=("OPENCLAW_COMBINE_W_OPD", "OPENCLAW_TOPK_W_OPD"),
-        ge=0,
+        1.0, "Weight of the distillation advantage.", env=("OPENCLAW_COMBINE_W_OPD", "OPENCLAW_TOPK_W_OPD"), ge=0
     )
     baseline: Literal["none", "batch", "group"] = option(
         "none",
         "What is subtracted from scores and distillation advantages: nothing, or their mean over the step's batch; "
         "with group, an episode's reward is measured from the mean of its group, and nothing else is changed.",
-        group="Method",
         env="OPENCLAW_BASELINE",
         shown="none: nothing is subtracted",
     )
     step_reward_coef: float = option(
         0.0,
         "With --baseline group: weight of a step's own reward, measured from the mean of the same step in the group.",
-        group="Method",
-        env="STEP_REWARD_COEF",
         ge=0,
     )
     opd_clip: float = option(
-        0.0,
-        "Limit on the size of a token's distillation advantage; 0: no limit.",
-        group="Method",
-        env="OPENCLAW_OPD_CLIP",
-        ge=0,
+        0.0, "Limit on the size of a token's distillation advantage; 0: no limit.", env="OPENCLAW_OPD_CLIP", ge=0
     )
     w_rl: float = option(
-        1.0,
-        "Weight of the reward advantage.",
-        group="Method",
-        env=("OPENCLAW_COMBINE_W_RL", "OPENCLAW_TOPK_W_RL"),
-        ge=0,
+        1.0, "Weight of the reward advantage.", env=("OPENCLAW_COMBINE_W_RL", "OPENCLAW_TOPK_W_RL"), ge=0
     )
-    w_notes: float = option(
-        1.0,
-        "With notes: weight of answers that were accepted under notes.",
-        group="Method",
-        env="W_NOTES",
-        gt=0,
-    )
+    w_notes: float = option(1.0, "With notes: weight of answers that were accepted under notes.", gt=0)
     topk_k: int = option(
         4,
         "With topk-select: number of likeliest tokens to learn from at each position.",
-        group="Method",
         env="OPENCLAW_TOPK_K",
         ge=1,
         le=20,
@@ -97,7 +74,6 @@ class MethodOptions(Section):
     topk_max_cand: int = option(
         3,
         "With topk-select: most hints per turn that the teacher reads, shortest first.",
-        group="Method",
         env="OPENCLAW_TOPK_MAX_CAND",
         ge=1,
     )
@@ -105,41 +81,26 @@ class MethodOptions(Section):
         "sequence_optimal",
         "With topk-select: how a hint is chosen: by the overlap of teacher and policy over the whole response, by the "
         "overlap at each token, or the shortest.",
-        group="Method",
         env="OPENCLAW_TOPK_HINT_SELECTION",
     )
     topk_subset_mode: Literal["student", "teacher", "overlap"] = option(
         "student",
         "With topk-select: whose likeliest tokens to learn from: the policy's, the teacher's, or those of both.",
-        group="Method",
         env="OPENCLAW_TOPK_SUBSET_MODE",
     )
     topk_adv_diff_clip: float = option(
         1.0,
         "With topk-select: limit on the log-prob gap between teacher and policy; 0 or less: no limit.",
-        group="Method",
         env="OPENCLAW_TOPK_ADV_DIFF_CLIP",
     )
     record: bool = option(
         False,
         "With topk-select: write the hints, overlaps, choices and gaps of each sample into the run directory.",
-        group="Method",
         env="OPENCLAW_RECORD_ENABLED",
     )
-    train_epochs: int = option(
-        1,
-        "Optimiser passes over each batch (combine typically uses 2).",
-        group="Method",
-        env="TRAIN_EPOCHS",
-        ge=1,
-    )
-    at_least_one: bool = option(
-        True,
-        "With rl: if a session ends without a good turn, its best turn counts as +1.",
-        group="Method",
-        env="AT_LEAST_ONE",
-    )
-    eval_mode: bool = option(False, "With opd: also score turns, for monitoring.", group="Method", env="EVAL_MODE")
+    train_epochs: int = option(1, "Optimiser passes over each batch (combine typically uses 2).", ge=1)
+    at_least_one: bool = option(True, "With rl: if a session ends without a good turn, its best turn counts as +1.")
+    eval_mode: bool = option(False, "With opd: also score turns, for monitoring.")
 
     @field_validator("method")
     @classmethod

@@ -13,29 +13,22 @@ DEVICE = re.compile(r"cpu|cuda:\d+")
 class LocalOptions(Section):
     """Where and how the model runs on this machine."""
 
-    device: Literal["auto", "cpu", "cuda"] = option(
-        "auto", "Device that the local engine runs on.", group="Engine", env="DEVICE"
-    )
+    heading = "Engine"
+    device: Literal["auto", "cpu", "cuda"] = option("auto", "Device that the local engine runs on.")
     dtype: Literal["auto", "float32", "bfloat16"] = option(
         "auto",
         "Precision of the weights. auto is bfloat16 on CUDA; on a CPU it is bfloat16 where a short measurement at the "
         "first start shows that it is faster, else float32.",
-        group="Engine",
-        env="DTYPE",
     )
     pack_weights: Literal["auto", "on", "half", "off"] = option(
         "auto",
         "Whether a sampler on a CPU keeps a second copy of the weights, in blocks, which makes it faster: in float32 "
         "(on) or float16 (half). auto measures both at the start, and makes no copy above an eighth of the free "
         "memory.",
-        group="Engine",
-        env="PACK_WEIGHTS",
     )
     kv_cache_gib: float | None = option(
         None,
         "Memory for the key-value cache, in GiB.",
-        group="Engine",
-        env="KV_CACHE_GIB",
         shown="on CPU a quarter of the free memory, at most 4; on CUDA 60% of it",
         gt=0,
     )
@@ -45,45 +38,33 @@ class LocalOptions(Section):
         "have half of this beside their common beginning. If memory runs out, micro-batches get smaller, down to one "
         "sequence each.",
         group="Training",
-        env="MICRO_BATCH_TOKENS",
         ge=1,
     )
     learner_ranks: str = option(
         "auto",
         "Processes that train together: a count, or their devices, such as cuda:0,cuda:1.",
         group="Training",
-        env="LEARNER_RANKS",
         shown="one for each of --train-gpus, else 1",
     )
     shard_weights: bool = option(
-        False,
-        "Shard the weights, gradients and optimiser state over the learner's ranks (FSDP2).",
-        group="Training",
-        env="SHARD_WEIGHTS",
+        False, "Shard the weights, gradients and optimiser state over the learner's ranks (FSDP2).", group="Training"
     )
     launcher: Literal["processes", "ray"] = option(
         "processes",
         "What starts samplers, learner ranks and inference servers: processes on this machine, or actors on a Ray "
         "cluster.",
-        group="Engine",
-        env="LAUNCHER",
     )
     ray_address: str = option(
         "",
         "Address of the Ray cluster, such as 10.0.0.1:6379.",
-        group="Engine",
         env="RAY_CLUSTER_ADDRESS",
         shown="that of RAY_ADDRESS, or the cluster of this machine",
     )
     ray_cpus: int = option(
-        1,
-        "CPUs that each worker asks Ray for, which is also its number of threads unless it has a GPU.",
-        group="Engine",
-        env="RAY_CPUS",
-        ge=1,
+        1, "CPUs that each worker asks Ray for, which is also its number of threads unless it has a GPU.", ge=1
     )
     offload_optimizer_state: bool = option(
-        False, "Move the optimiser's state off the GPU between steps.", group="Training", env="OFFLOAD_OPTIMIZER_STATE"
+        False, "Move the optimiser's state off the GPU between steps.", group="Training"
     )
 
     @field_validator("learner_ranks")

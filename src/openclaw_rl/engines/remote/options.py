@@ -44,30 +44,13 @@ def read_urls(option: str, url: str) -> list[str]:
 class VllmOptions(Section):
     """Which vLLM server samples: one of our own, or those that run already."""
 
+    heading = "Engine"
     vllm_url: str = option(
-        "",
-        "URLs of running vLLM servers, separated by commas.",
-        group="Engine",
-        env="VLLM_URL",
-        shown="a server of our own is started",
+        "", "URLs of running vLLM servers, separated by commas.", shown="a server of our own is started"
     )
-    vllm_key: str = option(
-        "", "API key of those servers.", group="Engine", env="VLLM_API_KEY", shown="no key", secret=True
-    )
-    vllm_python: str | None = option(
-        None,
-        "Python interpreter that has vLLM.",
-        group="Engine",
-        env="VLLM_PYTHON",
-        shown="the one that runs openclaw-rl",
-    )
-    vllm_args: str = option(
-        "",
-        "More arguments for a vLLM server of our own.",
-        group="Engine",
-        env="VLLM_ARGS",
-        shown="no more arguments",
-    )
+    vllm_key: str = option("", "API key of those servers.", env="VLLM_API_KEY", shown="no key", secret=True)
+    vllm_python: str | None = option(None, "Python interpreter that has vLLM.", shown="the one that runs openclaw-rl")
+    vllm_args: str = option("", "More arguments for a vLLM server of our own.", shown="no more arguments")
 
     @property
     def server(self) -> RemoteServers:
@@ -78,30 +61,15 @@ class VllmOptions(Section):
 class SglangOptions(Section):
     """Which SGLang server samples: one of our own, or those that run already."""
 
+    heading = "Engine"
     sglang_url: str = option(
-        "",
-        "URLs of running SGLang servers, separated by commas.",
-        group="Engine",
-        env="SGLANG_URL",
-        shown="a server of our own is started",
+        "", "URLs of running SGLang servers, separated by commas.", shown="a server of our own is started"
     )
-    sglang_key: str = option(
-        "", "API key of those servers.", group="Engine", env="SGLANG_SERVER_API_KEY", shown="no key", secret=True
-    )
+    sglang_key: str = option("", "API key of those servers.", env="SGLANG_SERVER_API_KEY", shown="no key", secret=True)
     sglang_python: str | None = option(
-        None,
-        "Python interpreter that has SGLang.",
-        group="Engine",
-        env="SGLANG_PYTHON",
-        shown="the one that runs openclaw-rl",
+        None, "Python interpreter that has SGLang.", shown="the one that runs openclaw-rl"
     )
-    sglang_args: str = option(
-        "",
-        "More arguments for an SGLang server of our own.",
-        group="Engine",
-        env="SGLANG_ARGS",
-        shown="no more arguments",
-    )
+    sglang_args: str = option("", "More arguments for an SGLang server of our own.", shown="no more arguments")
 
     @property
     def server(self) -> RemoteServers:

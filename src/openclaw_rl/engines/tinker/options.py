@@ -8,27 +8,17 @@ from openclaw_rl.config.options import Section, option
 class TinkerOptions(Section):
     """Which Tinker server to use, and how to call it."""
 
+    heading = "Engine"
     tinker_base_url: str | None = option(
         None,
         "URL of a self-hosted Tinker server.",
-        group="Engine",
         env=("TINKER_BASE_URL", "TINKER_HOST"),
         shown="the service in the cloud",
     )
     tinker_stream_chunk: int = option(
-        32,
-        "On Tinker: tokens per sampling call, so that answers can be streamed; 0: one call per answer.",
-        group="Engine",
-        env="TINKER_STREAM_CHUNK",
-        ge=0,
+        32, "On Tinker: tokens per sampling call, so that answers can be streamed; 0: one call per answer.", ge=0
     )
-    tinker_timeout: float = option(
-        300.0,
-        "On Tinker: seconds after which a call is retried or given up.",
-        group="Engine",
-        env="TINKER_TIMEOUT",
-        gt=0,
-    )
+    tinker_timeout: float = option(300.0, "On Tinker: seconds after which a call is retried or given up.", gt=0)
 
     @property
     def has_account(self) -> bool:
