@@ -15,37 +15,21 @@ LINEAR_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj"
 class ModelOptions(Section):
     """The model, and which of its weights are trained."""
 
+    heading = "Model"
     model_name: str | None = option(
         None,
         "Policy model: a Hugging Face id, a local folder or a GGUF file.",
-        group="Model",
-        env="MODEL_NAME",
         shown="the embedded SmolLM2-135M-Instruct; on Tinker Qwen/Qwen3-4B-Instruct-2507",
     )
-    lora_rank: int = option(32, "Rank of the LoRA adapter; 0 trains all weights.", group="Model", env="LORA_RANK", ge=0)
+    lora_rank: int = option(32, "Rank of the LoRA adapter; 0 trains all weights.", ge=0)
     teacher_model_name: str | None = option(
-        None,
-        "Model that teaches and judges (base weights, no adapter).",
-        group="Model",
-        env="TEACHER_MODEL_NAME",
-        shown="the model of --model-name",
+        None, "Model that teaches and judges (base weights, no adapter).", shown="the model of --model-name"
     )
-    lora_alpha: float | None = option(
-        None,
-        "Alpha of the LoRA adapter, which sets its scale.",
-        group="Model",
-        env="LORA_ALPHA",
-        shown="2 x rank",
-        gt=0,
-    )
-    lora_dropout: float = option(
-        0.0, "Dropout on the adapter's input during training.", group="Model", env="LORA_DROPOUT", ge=0, lt=1
-    )
+    lora_alpha: float | None = option(None, "Alpha of the LoRA adapter, which sets its scale.", shown="2 x rank", gt=0)
+    lora_dropout: float = option(0.0, "Dropout on the adapter's input during training.", ge=0, lt=1)
     lora_target_modules: str = option(
         "all-linear",
         "Modules to adapt, separated by commas: q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj.",
-        group="Model",
-        env="LORA_TARGET_MODULES",
     )
 
     @model_validator(mode="after")
@@ -72,66 +56,36 @@ class ModelOptions(Section):
 class EngineOptions(Section):
     """Which engines run, and how many sequences and policies they hold at once."""
 
+    heading = "Engine"
     backend: str = option(
         "auto",
         "Where the model runs; auto is tinker if TINKER_API_KEY or TINKER_BASE_URL is set, else local.",
-        group="Engine",
-        env="BACKEND",
         choices=("auto", *backends()),
     )
     sampler: str = option(
-        "auto",
-        "Engine that samples tokens; auto is the engine of --backend.",
-        group="Engine",
-        env="SAMPLER",
-        choices=("auto", *SAMPLERS),
+        "auto", "Engine that samples tokens; auto is the engine of --backend.", choices=("auto", *SAMPLERS)
     )
     learner: str = option(
-        "auto",
-        "Engine that computes gradients; auto is the engine of --backend.",
-        group="Engine",
-        env="LEARNER",
-        choices=("auto", *LEARNERS),
+        "auto", "Engine that computes gradients; auto is the engine of --backend.", choices=("auto", *LEARNERS)
     )
     teacher_url: str = option(
         "",
         "With --sampler vllm or sglang: URLs of running servers of the same kind that judge and teach, with the model "
         "of --teacher-model-name or else the policy's base model.",
-        group="Engine",
-        env="TEACHER_URL",
         shown="no other servers",
     )
     max_context_tokens: int | None = option(
-        None,
-        "Most tokens of a prompt and its answer together.",
-        group="Engine",
-        env="MAX_CONTEXT_TOKENS",
-        shown="what the model allows, at most 32768",
-        ge=16,
+        None, "Most tokens of a prompt and its answer together.", shown="what the model allows, at most 32768", ge=16
     )
-    max_sequences: int = option(
-        16, "Most sequences to sample at the same time.", group="Engine", env="MAX_SEQUENCES", ge=1, le=256
-    )
+    max_sequences: int = option(16, "Most sequences to sample at the same time.", ge=1, le=256)
     policy_slots: int | None = option(
-        None,
-        "Policy versions to keep loaded besides the base model.",
-        group="Engine",
-        env="POLICY_SLOTS",
-        ge=2,
-        shown="4, or 2 with --lora-rank 0",
+        None, "Policy versions to keep loaded besides the base model.", ge=2, shown="4, or 2 with --lora-rank 0"
     )
-    max_queue: int = option(
-        256,
-        "Sequences that may wait before requests are refused with 429.",
-        group="Server",
-        env="MAX_QUEUE",
-        ge=0,
-    )
+    max_queue: int = option(256, "Sequences that may wait before requests are refused with 429.", group="Server", ge=0)
     custom_generate_function_path: str | None = option(
         None,
         "Your own function that answers requests: path/file.py or package.module:name.",
         group="Server",
-        env="CUSTOM_GENERATE_FUNCTION_PATH",
         shown="the model answers",
     )
 
