@@ -11,7 +11,7 @@ import httpx
 import pytest
 import uvicorn
 
-from openclaw_rl.api.state import NoOperations, OperationFailed
+from openclaw_rl.api.state import OperationFailed, Operations
 from openclaw_rl.app.http_server import Server
 from openclaw_rl.dashboard.live import feed as feed_module
 from openclaw_rl.dashboard.live.feed import KEEPALIVE, PULSE, ChangeFeed
@@ -25,7 +25,7 @@ from support.lively_run import change, keep_screenshots
 from support.records import Book
 
 
-class Scripted(NoOperations):
+class Scripted(Operations):
     """Learning that only remembers what it was asked."""
 
     def __init__(self) -> None:

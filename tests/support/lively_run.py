@@ -4,7 +4,7 @@ import base64
 import math
 from typing import Any
 
-from openclaw_rl.api.state import NoOperations
+from openclaw_rl.api.state import Operations
 from openclaw_rl.dashboard.evaluations import Evaluation, record_evaluations
 from openclaw_rl.ledger import changes, updates, verdicts
 from openclaw_rl.ledger.screenshots import FOLDER as SCREENSHOTS
@@ -49,7 +49,7 @@ CONVERSATIONS: dict[str, list[tuple[str, str, float | None]]] = {
 }
 
 
-class HalfWay(NoOperations):
+class HalfWay(Operations):
     """Judging is on, and the next step has some of its turns."""
 
     def judge(self) -> str:

@@ -12,7 +12,7 @@ from openclaw_rl.api.options import ApiKey
 from openclaw_rl.api.reader import BodyReader
 from openclaw_rl.api.routes import answers, feedback, health, notes, policy
 from openclaw_rl.api.service import ChatService
-from openclaw_rl.api.state import NoOperations, Operations, ServerState
+from openclaw_rl.api.state import Operations, ServerState
 
 #: The topics, in the order in which an unknown path's error message lists their routes.
 TOPICS = (answers, feedback, notes, policy, health)
@@ -48,7 +48,7 @@ def create_app(
     app.state.server = ServerState(
         service=service,
         keys=KeyCheck(keys),
-        operations=operations or NoOperations(),
+        operations=operations or Operations(),
         model=model,
         aliases=frozenset(aliases),
         bodies=BodyReader(max_body_bytes),

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 from fastapi import Request
 
@@ -37,6 +38,8 @@ REFERS_BACK = b"previous_response_id"
 MAX_BYTES_PER_TOKEN = 512
 #: A prompt with more tokens than this many contexts is refused before it has been tokenised to the end.
 MAX_CONTEXTS = 2
+#: From a body to a chat request. Raises ApiError.
+Parse = Callable[[bytes], ChatRequest]
 
 
 class BodyReader:
@@ -131,25 +134,17 @@ class RequestReader:
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="read")
         self._thread_for_large = ThreadPoolExecutor(1, thread_name_prefix="read-large")
 
-    async def read(
-        self, body: bytes, parse: Callable[[bytes], ChatRequest], owner: str, headers: Mapping[str, str]
-    ) -> IncomingRequest:
+    async def read(self, body: bytes, parse: Parse, owner: str, headers: Mapping[str, str]) -> IncomingRequest:
         """Read a request, which `parse` translates into a chat request. Raises ApiError."""
         arrived = time.perf_counter()
         if len(body) <= MAX_INLINE_BYTES and REFERS_BACK not in body:
             return self._read(body, parse, owner, headers, arrived)
         threads = self._threads if len(body) <= MAX_SMALL_BODY_BYTES else self._thread_for_large
-        return await asyncio.get_running_loop().run_in_executor(
-            threads, self._read, body, parse, owner, headers, arrived
-        )
+        work = partial(self._read, body, parse, owner, headers, arrived)
+        return await asyncio.get_running_loop().run_in_executor(threads, work)
 
     def _read(
-        self,
-        body: bytes,
-        parse: Callable[[bytes], ChatRequest],
-        owner: str,
-        headers: Mapping[str, str],
-        arrived: float,
+        self, body: bytes, parse: Parse, owner: str, headers: Mapping[str, str], arrived: float
     ) -> IncomingRequest:
         limit = self.sampler.limits.max_context_tokens
         if len(body) > max(MAX_SMALL_BODY_BYTES, MAX_BYTES_PER_TOKEN * limit):

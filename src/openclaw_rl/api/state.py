@@ -3,7 +3,6 @@
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from fastapi import Request
 
@@ -16,40 +15,54 @@ from openclaw_rl.types import Claim, NextStep
 
 #: Whether the client of a request has disconnected.
 IsGone = Callable[[], Awaitable[bool]]
+#: Why a server hands out no turns.
+NO_TRAINER = "This server has no outside trainer, so no turns can be claimed: start it with --learner outside."
 
 
-class Operations(Protocol):
-    """Judging and learning, as the application assembled them: the API imports neither."""
+class OperationFailed(Exception):
+    """The operation cannot be done; the message says why."""
+
+
+class Operations:
+    """Judging and learning, as routes see them: the API imports neither. A server that does neither has this class."""
 
     def judge(self) -> str:
         """Whether turns are judged: on, off, or suspended and why."""
+        return "off"
 
     def learner(self) -> str:
         """What the next training step waits for, in words."""
+        return "off"
 
     def where_learner_runs(self) -> str:
         """Where and how the learner runs, in words; empty if there is none."""
+        return ""
 
     def where_judge_runs(self) -> str:
-        """Where and how the model that judges and teaches runs, in words; empty if it is none of its own."""
+        """Where and how the model that judges and teaches runs, in words; empty if there is no such model."""
+        return ""
 
     def next_step(self) -> NextStep | None:
         """How far the next training step is; None if there will be none."""
+        return None
 
     async def topic_of(self, note: str) -> str:
         """What a note is about; empty if nobody can say."""
+        return ""
 
     async def roll_back(self, version: int | None, *, retrain: bool = False) -> int:
         """Serve an earlier policy from now on; returns its new version. Raises OperationFailed.
 
         With `retrain`, it is the newest that was not trained on deleted turns, and later ones are trained anew.
         """
+        raise OperationFailed("This server does not learn, so there is nothing to roll back.")
 
     async def hold(self, version: int) -> int:
         """Load the checkpoint of a policy version for those who name it; under which version. Raises OperationFailed.
 
         The policy that serves goes on serving.
         """
+        raise OperationFailed("This server does not learn, so it has no checkpoints.")
 
     async def claim(
         self, count: int | None, lease_seconds: float | None, wait_seconds: float, is_gone: IsGone
@@ -58,52 +71,10 @@ class Operations(Protocol):
 
         A trainer that is gone meanwhile gets none.
         """
-
-    async def confirm(self, lease: str) -> int:
-        """Record that leased turns were trained on; the step. Raises UnknownLease, LeaseRefused, OperationFailed."""
-
-
-class OperationFailed(Exception):
-    """The operation cannot be done; the message says why."""
-
-
-#: Why a server hands out no turns.
-NO_TRAINER = "This server has no outside trainer, so no turns can be claimed: start it with --learner outside."
-
-
-class NoOperations:
-    """For a server that neither judges nor learns."""
-
-    def judge(self) -> str:
-        return "off"
-
-    def learner(self) -> str:
-        return "off"
-
-    def where_learner_runs(self) -> str:
-        return ""
-
-    def where_judge_runs(self) -> str:
-        return ""
-
-    def next_step(self) -> NextStep | None:
-        return None
-
-    async def topic_of(self, note: str) -> str:
-        return ""
-
-    async def roll_back(self, version: int | None, *, retrain: bool = False) -> int:
-        raise OperationFailed("This server does not learn, so there is nothing to roll back.")
-
-    async def hold(self, version: int) -> int:
-        raise OperationFailed("This server does not learn, so it has no checkpoints.")
-
-    async def claim(
-        self, count: int | None, lease_seconds: float | None, wait_seconds: float, is_gone: IsGone
-    ) -> Claim:
         raise OperationFailed(NO_TRAINER)
 
     async def confirm(self, lease: str) -> int:
+        """Record that leased turns were trained on; the step. Raises UnknownLease, LeaseRefused, OperationFailed."""
         raise OperationFailed(NO_TRAINER)
 
 

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Coroutine
 from typing import Any
 
-from openclaw_rl.api.state import NO_TRAINER, IsGone, OperationFailed
+from openclaw_rl.api.state import IsGone, OperationFailed, Operations
 from openclaw_rl.engines.base import EngineError, Sampler
 from openclaw_rl.judge.loop import JudgeLoop
 from openclaw_rl.judge.rules import ready
@@ -19,8 +19,8 @@ from openclaw_rl.types import Claim, NextStep
 log = logging.getLogger(__name__)
 
 
-class BackgroundLoops:
-    """Implements `Operations` for a server that may judge, and learn or hand its turns to an outside trainer."""
+class BackgroundLoops(Operations):
+    """The operations of a server that may judge, and learn or hand its turns to an outside trainer."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class BackgroundLoops:
                 "trainer push an earlier checkpoint."
             )
         if self.learning is None:
-            raise OperationFailed("This server does not learn, so there is nothing to roll back.")
+            return await super().roll_back(version, retrain=retrain)
         try:
             if retrain:
                 return await self.learning.retrain()
@@ -117,7 +117,7 @@ class BackgroundLoops:
 
     async def hold(self, version: int) -> int:
         if self.learning is None:
-            raise OperationFailed("This server does not learn, so it has no checkpoints.")
+            return await super().hold(version)
         try:
             checkpoints = self.learning.line.checkpoints.all()
             fitting = [checkpoint for checkpoint in checkpoints if version in checkpoint.versions]
@@ -131,7 +131,7 @@ class BackgroundLoops:
         self, count: int | None, lease_seconds: float | None, wait_seconds: float, is_gone: IsGone
     ) -> Claim:
         if self.outside is None:
-            raise OperationFailed(NO_TRAINER)
+            return await super().claim(count, lease_seconds, wait_seconds, is_gone)
         try:
             return await self.outside.claim(count, lease_seconds, wait_seconds, is_gone)
         except NothingToClaim as error:
@@ -139,7 +139,7 @@ class BackgroundLoops:
 
     async def confirm(self, lease: str) -> int:
         if self.outside is None:
-            raise OperationFailed(NO_TRAINER)
+            return await super().confirm(lease)
         return await self.outside.confirm(lease)
 
 

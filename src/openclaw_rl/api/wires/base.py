@@ -15,6 +15,11 @@ from openclaw_rl.rendering.tool_calls import ParsedToolCall
 
 #: Ends a stream of OpenAI's older wires.
 DONE = b"data: [DONE]\n\n"
+#: Fields with the same meaning on every wire that has them.
+SAME_FIELDS = (
+    *CaptureFields.model_fields,
+    *("model", "temperature", "top_p", "top_k", "seed", "stop", "n", "parallel_tool_calls"),
+)
 
 
 class Wire(Protocol):
@@ -45,8 +50,16 @@ def named_event(name: str, body: Mapping[str, Any]) -> bytes:
     return b"event: " + name.encode() + b"\n" + data_event(body)
 
 
-def capture_fields(request: CaptureFields) -> dict[str, Any]:
-    return {name: getattr(request, name) for name in CaptureFields.model_fields}
+def same_fields(request: CaptureFields) -> dict[str, Any]:
+    """The fields of a request that a chat request has too, under the same name and with the same meaning."""
+    return {name: getattr(request, name) for name in SAME_FIELDS if name in type(request).model_fields}
+
+
+def refuse_fields(request: CaptureFields, refused: Mapping[str, str]) -> None:
+    """Raise ApiError if a request has one of these fields; their values say what to do instead."""
+    for name, advice in refused.items():
+        if getattr(request, name):
+            raise ApiError(400, f"{name} is not supported; {advice}.", param=name)
 
 
 def chat_request(messages: list[dict[str, Any]], **fields: Any) -> ChatRequest:

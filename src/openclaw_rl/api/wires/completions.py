@@ -22,7 +22,7 @@ from openclaw_rl.api.wire import (
     check_supported,
     parse,
 )
-from openclaw_rl.api.wires.base import DONE, capture_fields, data_event
+from openclaw_rl.api.wires.base import DONE, data_event, refuse_fields, same_fields
 from openclaw_rl.rendering.detokenize import token_bytes
 from openclaw_rl.types import SampledToken
 
@@ -69,9 +69,7 @@ class CompletionsRequest(CaptureFields):
 def parse_completions(body: bytes) -> CompletionsRequest:
     """Read a request; raises 400 for what is not supported."""
     request = parse(CompletionsRequest, body)
-    for field, advice in REFUSED.items():
-        if getattr(request, field):
-            raise ApiError(400, f"{field} is not supported; {advice}.", param=field)
+    refuse_fields(request, REFUSED)
     if request.best_of not in (None, 1, request.n):
         raise ApiError(400, "best_of is not supported; leave it out.", param="best_of")
     return request
@@ -106,18 +104,11 @@ class CompletionsWire:
         prompt = the_prompt(request)
         text = prompt if isinstance(prompt, str) else self._text(prompt)
         chat = TextRequest(
-            **capture_fields(request),
+            **same_fields(request),
             messages=[ChatMessage(role="user", content=text)],
             prompt=prompt,
-            model=request.model,
             stream=bool(request.stream),
             max_tokens=request.max_tokens or DEFAULT_MAX_TOKENS,
-            temperature=request.temperature,
-            top_p=request.top_p,
-            top_k=request.top_k,
-            seed=request.seed,
-            stop=request.stop,
-            n=request.n,
             logprobs=request.logprobs is not None or None,
             top_logprobs=request.logprobs,
         )

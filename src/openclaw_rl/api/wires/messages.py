@@ -10,7 +10,15 @@ from pydantic_core import to_json
 from openclaw_rl.api.completion import Completion
 from openclaw_rl.api.errors import ApiError
 from openclaw_rl.api.wire import MAX_TEMPERATURE, CaptureFields, ChatRequest, ListOf, WireModel, parse
-from openclaw_rl.api.wires.base import Block, BlockEvent, BlockReader, capture_fields, chat_request, named_event
+from openclaw_rl.api.wires.base import (
+    Block,
+    BlockEvent,
+    BlockReader,
+    chat_request,
+    named_event,
+    refuse_fields,
+    same_fields,
+)
 
 #: Anthropic's names of the chat fields that can be at fault.
 NAMES: Mapping[str, str] = {
@@ -21,6 +29,8 @@ NAMES: Mapping[str, str] = {
 #: Begins a line that Claude Code puts before its system prompt. It changes with every request, so with it no request
 #: would begin like the one before.
 ATTRIBUTION = "x-anthropic-billing-header:"
+#: Fields that are refused, and what to do instead.
+REFUSED = {"mcp_servers": "leave it out", "container": "leave it out"}
 #: How a chat request says what `tool_choice` says.
 TOOL_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 #: How the Messages API says why an answer ended.
@@ -149,24 +159,18 @@ class MessagesRequest(CaptureFields):
 def parse_messages(body: bytes) -> ChatRequest:
     """Read a request of the Messages API; raises 400 for what is not supported."""
     request = parse(MessagesRequest, body)
-    for field in ("mcp_servers", "container"):
-        if getattr(request, field):
-            raise ApiError(400, f"{field} is not supported; leave it out.", param=field)
+    refuse_fields(request, REFUSED)
     if request.messages[-1].role == "assistant":
         message = "The last message must be the user's: the start of an answer cannot be given."
         raise ApiError(400, message, param="messages")
     choice = request.tool_choice
     return chat_request(
-        **capture_fields(request) | {"session_id": request.session_id or session_of(request.metadata)},
+        **same_fields(request) | {"session_id": request.session_id or session_of(request.metadata)},
         messages=list(chat_messages(request)),
-        model=request.model,
         stream=request.stream,
         tools=[tool.chat_tool() for tool in request.tools] if request.tools else None,
         tool_choice=choice.chat_choice if choice else None,
         parallel_tool_calls=False if choice and choice.disable_parallel_tool_use else None,
-        temperature=request.temperature,
-        top_p=request.top_p,
-        top_k=request.top_k,
         stop=request.stop_sequences,
         max_completion_tokens=request.max_tokens,
         response_format=response_format(request.output_config),

@@ -7,7 +7,7 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from openclaw_rl.api.errors import ApiError
 from openclaw_rl.api.wire import MAX_TEMPERATURE, CaptureFields, ChatRequest, ListOf, TextPart, WireModel, parse
-from openclaw_rl.api.wires.base import capture_fields, chat_request
+from openclaw_rl.api.wires.base import chat_request, refuse_fields, same_fields
 from openclaw_rl.rendering.chat import Message
 
 #: The Responses API's names of the chat fields that can be at fault.
@@ -196,9 +196,7 @@ class ResponsesRequest(CaptureFields):
 def parse_responses(body: bytes) -> ResponsesRequest:
     """Read a request of the Responses API; raises 400 for what is not supported."""
     request = parse(ResponsesRequest, body)
-    for field, advice in REFUSED.items():
-        if getattr(request, field):
-            raise ApiError(400, f"{field} is not supported; {advice}.", param=field)
+    refuse_fields(request, REFUSED)
     if LOGPROBS in (request.include or ()):
         raise ApiError(400, f"{LOGPROBS} is not supported; {REFUSED['top_logprobs']}.", param="include")
     return request
@@ -217,15 +215,11 @@ def translate(
     effort = request.reasoning.effort if request.reasoning else None
     text = request.text.format if request.text else None
     return chat_request(
-        **capture_fields(request),
+        **same_fields(request),
         messages=[*messages, *chat_messages(request.input)],
-        model=request.model,
         stream=bool(request.stream),
         tools=[tool.chat_tool() for tool in request.tools] if request.tools else None,
         tool_choice=chat_choice(request.tool_choice),
-        parallel_tool_calls=request.parallel_tool_calls,
-        temperature=request.temperature,
-        top_p=request.top_p,
         max_completion_tokens=request.max_output_tokens,
         response_format=text.chat_format() if text else None,
         chat_template_kwargs={"enable_thinking": effort != "none"} if effort else None,
