@@ -37,7 +37,7 @@ def check(config: Config) -> None:
     if config.training.resume_from_ckpt not in ("auto", "none"):
         where_to_begin(config.training, config.run.folder)
     check_own_code(config)
-    for folder, option in own_folders(config).items():
+    for folder, option in locked_folders(config).items():
         check_usable(folder, option)
 
 
@@ -54,11 +54,14 @@ def check_learner(config: Config) -> None:
 
 def check_versions(config: Config, sampler: SamplerCapabilities) -> None:
     """Refuse what needs several policy versions at once, if the sampler holds only one. Raises ConfigError."""
-    cause, otherwise = "This server", "use another --sampler"
+    cause = "This server"
+    otherwise = "use another --sampler"
     if config.engine.trains_outside:
-        cause, otherwise = f"--learner {config.learner.name}", "use a learner of this program"
+        cause = f"--learner {config.learner.name}"
+        otherwise = "use a learner of this program"
     elif config.model.full_weights:
-        cause, otherwise = "--lora-rank 0", "train an adapter"
+        cause = "--lora-rank 0"
+        otherwise = "train an adapter"
     holds = f"{cause} with --sampler {config.sampler.name} holds one policy version at a time"
     if config.training.gate and not sampler.candidates:
         raise ConfigError(f"{holds}, so --gate cannot examine a candidate beside it: leave out --gate, or {otherwise}.")
@@ -74,7 +77,7 @@ def check_versions(config: Config, sampler: SamplerCapabilities) -> None:
         )
 
 
-def own_folders(config: Config) -> dict[Path, str]:
+def locked_folders(config: Config) -> dict[Path, str]:
     """The folders that only one server may write to, and the options that name them; the run directory first."""
     folders = {config.run.folder.resolve(): "--run-dir"}
     if config.capture.capture:
@@ -86,7 +89,7 @@ def lock_folders(stack: contextlib.ExitStack, config: Config) -> RunDirLock:
     """Lock the run's folders until the stack is closed; the lock of the run directory. Raises UserError."""
     lock, *_ = [
         stack.enter_context(contextlib.closing(RunDirLock(folder, option)))
-        for folder, option in own_folders(config).items()
+        for folder, option in locked_folders(config).items()
     ]
     return lock
 
@@ -96,7 +99,7 @@ def prepare_folders(config: Config) -> Path:
     folder = model_folder(config)
     # Only now: a model may be cached for several users.
     write_privately()
-    for owned in own_folders(config) if config.capture.capture else ():
+    for owned in locked_folders(config) if config.capture.capture else ():
         keep_to_model(owned, config.served_name)
     keep_options(config)
     return folder

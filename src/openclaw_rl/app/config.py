@@ -191,7 +191,8 @@ class Config:
         """The command that starts a trainer outside this program; empty if there is none."""
         from openclaw_rl.engines.factory import TrainerStep
 
-        training, hints = self.training, self.learning_method.teacher_request is not None
+        training = self.training
+        hints = self.learning_method.teacher_request is not None
         step = TrainerStep(training.batch_size, training.max_steps, hints)
         return self.learner.trainer_command(self.engine_settings, step)
 
@@ -288,13 +289,15 @@ class Loaded:
         }
         rows = []
         for name, field in FIELDS.items():
-            value, origin = config.value(name), self.origins[name]
+            value = config.value(name)
+            origin = self.origins[name]
             if name == "api_key":
                 value = ", ".join(map(repr, config.server.user_keys)) or None
             elif option_of(field).secret:
                 value = "***" if value else None
             elif name in derived and value != derived[name]:
-                value, origin = derived[name], f"{origin}, resolved"
+                value = derived[name]
+                origin = f"{origin}, resolved"
             is_default = value is None or value == field.default
             words = shown_default(field) if is_default else shown(value)
             rows.append((flag(name), words, origin))

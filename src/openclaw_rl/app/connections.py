@@ -65,7 +65,8 @@ class Connections:
 
     def admit(self, connection: "ClientConnection") -> bool:
         """Whether the connection may stay. If so, it counts until `remove`."""
-        limits, address = self.limits, connection.address
+        limits = self.limits
+        address = connection.address
         if self._open[address] >= limits.per_address and not self._evict(address):
             return self._refuse(f"{address} has {limits.per_address} connections (--max-connections-per-address)")
         if self._open.total() >= limits.total and not self._evict(None):
@@ -164,7 +165,8 @@ class ClientConnection(HttpToolsProtocol):
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
-        self._in_head, self._head_bytes = True, 0
+        self._in_head = True
+        self._head_bytes = 0
         self._stop_clock()
         self._connections.busy(self)
         super().on_message_complete()

@@ -27,10 +27,10 @@ from openclaw_rl.types import BASE_VERSION
 #: The terminal for the log; the progress line below it uses the same console.
 log_console = SafeConsole(stderr=True)
 #: The format of a log line in a file or a pipe. It has a date.
-PLAIN_LINE = "%(asctime)s %(levelname)-7s %(message)s"
+LINE_FORMAT = "%(asctime)s %(levelname)-7s %(message)s"
 
 
-class PlainFormatter(logging.Formatter):
+class OneLineFormatter(logging.Formatter):
     """Writes a message on one line and without control characters, whatever a client put into it."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
@@ -46,9 +46,9 @@ def start_logging(level: str) -> None:
         handler = RichHandler(console=log_console, show_path=False, omit_repeated_times=False)
         logging.basicConfig(level=level.upper(), format="%(message)s", datefmt="%H:%M:%S", handlers=[handler])
     else:
-        plain = logging.StreamHandler()
-        plain.setFormatter(PlainFormatter(PLAIN_LINE, "%Y-%m-%d %H:%M:%S"))
-        logging.basicConfig(level=level.upper(), handlers=[plain])
+        lines = logging.StreamHandler()
+        lines.setFormatter(OneLineFormatter(LINE_FORMAT, "%Y-%m-%d %H:%M:%S"))
+        logging.basicConfig(level=level.upper(), handlers=[lines])
     # Otherwise every request to Hugging Face would be logged.
     for noisy in ("httpx", "httpcore", "filelock", "uvicorn", "tinker"):
         logging.getLogger(noisy).setLevel(max(logging.WARNING, logging.getLogger().level))
@@ -103,7 +103,8 @@ def learning(config: Config) -> str:
     """How the server learns."""
     if not config.learns:
         return "off" if config.training.max_steps else "off (--max-steps 0)"
-    method, model = config.learning_method, config.model
+    method = config.learning_method
+    model = config.model
     if config.engine.trains_outside:
         return (
             f"{method.name}: from {method.learns_from}; {config.learner.name} trains outside and claims judged turns "
@@ -144,7 +145,8 @@ def page(config: Config, port: int) -> str:
 def banner(config: Config, backend: str, version: int, port: int, unread: str = "", learner: str = "") -> None:
     """Print the server's settings, commands to try it with, and what the rules did not understand so far."""
     url = local_url(config.server, port) + "/v1"
-    keys, captures = config.server.api_keys, config.capture.capture
+    keys = config.server.api_keys
+    captures = config.capture.capture
     reach = (
         f"listening on {config.server.host}, key needed ({', '.join(key.name for key in keys)})"
         if keys
@@ -171,8 +173,8 @@ def banner(config: Config, backend: str, version: int, port: int, unread: str = 
     if on_terminal(stderr=True):
         out.print(table(rows))
     else:
-        plain = "\n".join(f"{label:<10}{value}" for label, value in rows.items())
-        out.print(plain, markup=False, highlight=False, soft_wrap=True)
+        lines = "\n".join(f"{label:<10}{value}" for label, value in rows.items())
+        out.print(lines, markup=False, highlight=False, soft_wrap=True)
     if unread:
         out.print(f"\n{unread}", markup=False, highlight=False, soft_wrap=True)
     run_dir = config.run.run_dir

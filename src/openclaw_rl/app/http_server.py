@@ -29,7 +29,9 @@ class Server(uvicorn.Server):
     ) -> None:
         """`on_stop` is called first when the server stops: it ends streams that would never end by themselves."""
         super().__init__(config)
-        self.sampler, self.patience, self.on_stop = sampler, patience, on_stop
+        self.sampler = sampler
+        self.patience = patience
+        self.on_stop = on_stop
         self._hurried = asyncio.Event()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

@@ -86,7 +86,8 @@ class Conversation:
             case "/quit" | "/exit":
                 return False
             case "/new":
-                self.messages, self._rated_id = [], ""
+                self.messages = []
+                self._rated_id = ""
             case "/undo":
                 self._undo()
             case "/good" | "/bad":
@@ -103,7 +104,8 @@ class Conversation:
             return
         last = max(index for index, message in enumerate(self.messages) if message["role"] == "user")
         self._note(f"Taken back: {self.messages[last]['content']}")
-        self.messages, self._rated_id = self.messages[:last], ""
+        self.messages = self.messages[:last]
+        self._rated_id = ""
 
     def _rate(self, thumb: str, words: str) -> None:
         from openclaw_rl.client import ServerError
@@ -125,7 +127,8 @@ class Conversation:
         from openclaw_rl.client import ServerError
 
         messages = [*self.messages, {"role": "user", "content": text}]
-        answer, self._rated_id = "", ""
+        answer = ""
+        self._rated_id = ""
         writer = WordWriter(self.out, self.out.width if on_terminal() else None)
         try:
             for delta in self.client.chat(messages):

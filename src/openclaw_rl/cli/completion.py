@@ -52,7 +52,8 @@ def write(shell: str, parsers: Parsers, about: Mapping[str, str]) -> int:
 
 
 def bash_script(parsers: Parsers) -> str:
-    values, flags = [], []
+    values = []
+    flags = []
     for name, parser in parsers.items():
         flags.append(f"           {name}) words={words(flag for a in parser._actions for flag in a.option_strings)} ;;")
         for action in parser._actions:

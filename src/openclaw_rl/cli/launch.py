@@ -31,7 +31,8 @@ def run(options: argparse.Namespace) -> int:
     name = options.script
     flags = options.flags
     if on_cluster:
-        name, flags = inner_script(flags), flags[1:]
+        name = inner_script(flags)
+        flags = flags[1:]
     if name not in SCRIPTS:
         raise ConfigError(f"There is no script {name}: use one of {', '.join((*SCRIPTS, RAY_SCRIPT))}.")
     launch = build(SCRIPTS[name], flags, os.environ)

@@ -35,7 +35,8 @@ def run(options: argparse.Namespace) -> int:
     from openclaw_rl.terminal import console
 
     config = run_config(options)
-    folder, source = config.run.folder, source_of(config)
+    folder = config.run.folder
+    source = source_of(config)
     if not folder.is_dir():
         raise UserError(f"There is no folder {folder}: give the run directory of a server.")
     if not may_be_run(source):

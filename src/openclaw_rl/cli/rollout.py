@@ -21,13 +21,13 @@ DOC = "run episodes of an environment, and let the server learn from their rewar
 #: The method of a server that this command starts: it learns from rewards alone.
 METHOD = "rl"
 #: Options of the server that are also this command's.
-OWN_OPTIONS = ("run_dir", *MODEL_OPTIONS, "method", "api_key")
+SERVER_OPTIONS = ("run_dir", *MODEL_OPTIONS, "method", "api_key")
 #: Options of the server that only count if this command starts it.
-OF_OWN_SERVER = ("method", "model_name", "device")
+ONLY_FOR_STARTED_SERVER = ("method", "model_name", "device")
 
 
 def add(commands: Any) -> None:
-    parser = add_command(commands, "rollout", DOC, run, OWN_OPTIONS, {"method": METHOD})
+    parser = add_command(commands, "rollout", DOC, run, SERVER_OPTIONS, {"method": METHOD})
     add_flags(parser, FIELDS)
     parser.add_argument(
         "--env-arg",
@@ -97,7 +97,7 @@ def target(config: Config, options: argparse.Namespace) -> "Target":
         raise ConfigError("--url and --own-server exclude each other.")
     url = options.url or ("" if options.own_server else server_url(config.run.folder) or "")
     if url:
-        if useless := [flag(name) for name in OF_OWN_SERVER if name in vars(options)] + options.server:
+        if useless := [flag(name) for name in ONLY_FOR_STARTED_SERVER if name in vars(options)] + options.server:
             raise ConfigError(
                 f"{useless[0]} is for a server that this command starts, but {url_without_account(url)} is used: stop "
                 "that server, or add --own-server."

@@ -62,7 +62,8 @@ def report(result: "TrainingResult") -> None:
     """Print what became of the turns, and where the checkpoint is."""
     from openclaw_rl.types import State
 
-    counts, imported = result.counts, result.imported
+    counts = result.counts
+    imported = result.imported
     known = f", {imported.known} were there already" if imported.known else ""
     saved = result.checkpoint
     rows = [

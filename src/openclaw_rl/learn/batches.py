@@ -24,7 +24,8 @@ def to_sequences(turns: Sequence[StoredTurn], method: Method) -> list[TrainingSe
     longest_first = sorted(turns, key=lambda turn: (-length(turn), turn.number))
     groups: list[tuple[list[int], list[Span]]] = []
     for turn in longest_first:
-        ids, span = [*turn.prompt_ids, *turn.response_ids], spans[turn.number]
+        ids = [*turn.prompt_ids, *turn.response_ids]
+        span = spans[turn.number]
         host = next((taken for whole, taken in groups if whole[: len(ids)] == ids and free(taken, span)), None)
         if host is None:
             groups.append((ids, [span]))

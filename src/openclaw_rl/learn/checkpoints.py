@@ -65,7 +65,8 @@ class Checkpoints:
     """
 
     def __init__(self, folder: Path, keep: int) -> None:
-        self.folder, self.keep = folder, keep
+        self.folder = folder
+        self.keep = keep
         self.recovery = folder.with_name("recovery")
 
     @classmethod
@@ -119,7 +120,8 @@ class Checkpoints:
         kept: bool = True,
     ) -> Checkpoint:
         """Let `write` fill a folder, turn it into a checkpoint or recovery state atomically, and remove the oldest."""
-        name, parent = f"step-{step:06d}-v{version}", self.folder if kept else self.recovery
+        name = f"step-{step:06d}-v{version}"
+        parent = self.folder if kept else self.recovery
         record = {
             "step": step,
             "version": version,
@@ -165,7 +167,8 @@ class Checkpoints:
 
     def prune(self) -> None:
         """Remove all but the newest, and unfinished folders."""
-        saved, newest = self.all(), self.states()[-1:]
+        saved = self.all()
+        newest = self.states()[-1:]
         old = saved[: -self.keep]
         superseded = [state for state in self._in(self.recovery) if state not in newest]
         self.remove([*old, *superseded, *(one for one in saved[len(old) : -1] if one.is_base_model)])
@@ -194,7 +197,8 @@ def read_record(folder: Path) -> Checkpoint:
         versions = tuple(map(int, (record["version"], *record.get("served_again", ()))))
         if not isinstance(record["files"], dict):
             raise ValueError("the record lists no files")
-        step, created = int(record["step"]), float(record["created"])
+        step = int(record["step"])
+        created = float(record["created"])
         return Checkpoint(folder, step, versions, created, batches, is_base_model=not record["files"])
     except FileNotFoundError:
         raise BadCheckpoint(f"{folder} is not a checkpoint: {RECORD} is missing.") from None

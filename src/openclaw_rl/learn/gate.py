@@ -34,7 +34,8 @@ class Item:
 
     def passes(self, answer: str) -> bool:
         """Whether an answer passes all checks. An empty one never does."""
-        words, low = len(answer.split()), answer.lower()
+        words = len(answer.split())
+        low = answer.lower()
         checks = self.checks
         return bool(words) and all(
             (
@@ -51,8 +52,10 @@ class Gate:
     """Measures policies. One passes unless its score is below the serving policy's by more than `margin`."""
 
     def __init__(self, items: list[Item], margin: float, sampler: Sampler, renderer: ChatRenderer) -> None:
-        self.items, self.margin = items, margin
-        self.sampler, self.renderer = sampler, renderer
+        self.items = items
+        self.margin = margin
+        self.sampler = sampler
+        self.renderer = renderer
 
     async def examine(self, version: int) -> float:
         """The share of items that a policy version passes with greedy answers."""

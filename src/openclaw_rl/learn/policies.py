@@ -14,7 +14,8 @@ class Policies:
     """Writes a folder for each policy version and keeps the last `keep`. A folder appears only when it is complete."""
 
     def __init__(self, folder: Path, keep: int) -> None:
-        self.folder, self.keep = folder, keep
+        self.folder = folder
+        self.keep = keep
 
     @classmethod
     def of_run(cls, run_dir: Path, keep: int = 1) -> "Policies":

@@ -25,4 +25,5 @@ class RecoveryBudget:
 
     def add_save(self, seconds: float) -> None:
         """The state was saved, for recovery or as a checkpoint."""
-        self._trained, self._cost = 0.0, seconds
+        self._trained = 0.0
+        self._cost = seconds

@@ -151,7 +151,8 @@ class TensorBoard:
 
         folder.mkdir(parents=True, exist_ok=True)
         self._writer = EventFileWriter(str(folder))
-        self._event, self._summary = event_pb2.Event, summary_pb2.Summary
+        self._event = event_pb2.Event
+        self._summary = summary_pb2.Summary
 
     @staticmethod
     def check() -> None:

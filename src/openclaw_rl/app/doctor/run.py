@@ -3,7 +3,7 @@
 import contextlib
 import stat
 
-from openclaw_rl.app.checks import check, own_folders
+from openclaw_rl.app.checks import check, locked_folders
 from openclaw_rl.app.config import Config
 from openclaw_rl.app.doctor.finding import Finding, broken, note, ok
 from openclaw_rl.app.http_server import bind
@@ -46,7 +46,7 @@ def engine(config: Config) -> Finding:
 
 def permissions(config: Config) -> Finding:
     """Whether other users can read what people said."""
-    readable = [folder for folder in own_folders(config) if folder.exists() and folder.stat().st_mode & 0o077]
+    readable = [folder for folder in locked_folders(config) if folder.exists() and folder.stat().st_mode & 0o077]
     shared = [folder for folder in readable if not folder.stat().st_mode & stat.S_ISVTX]
     if shared:
         return note(f"other users may read {shared[0]}", f"the next start mends it, or: chmod 700 {shared[0]}")

@@ -12,7 +12,7 @@ from openclaw_rl.app.config import FIELDS
 from openclaw_rl.cli.launchers.scripts import LORA_RANK, Runs, Script
 from openclaw_rl.cli.launchers.variables import FLAGS, VARIABLES, options_from, published_checkpoint
 from openclaw_rl.cli.parser import Parser, add_config_flag
-from openclaw_rl.cli.rollout import OWN_OPTIONS
+from openclaw_rl.cli.rollout import SERVER_OPTIONS
 from openclaw_rl.config.options import ConfigError, add_flags, flag, option_of, read
 from openclaw_rl.envs.options import FIELDS as DRIVER_FIELDS
 
@@ -157,7 +157,7 @@ def rollout_command(options: Mapping[str, Any], environment: Mapping[str, str], 
     """Run episodes with a server that learns from them. The server reads no variables, so its options are flags."""
     values, _origins = read(FIELDS, {n: v for n, v in options.items() if n in FIELDS}, environment, {}, None)
     own = {name: value for name, value in options.items() if name in DRIVER_FIELDS}
-    own |= {name: value for name, value in values.items() if name in OWN_OPTIONS}
+    own |= {name: value for name, value in values.items() if name in SERVER_OPTIONS}
     of_server = {n: v for n, v in values.items() if n not in own and n not in ServerOptions.model_fields}
     command = ["rollout", "--own-server", *further, *as_flags(own)]
     return [*command, "--", *as_flags(of_server)] if of_server else command

@@ -123,15 +123,18 @@ def finish(title: str, series: Sequence[Series], parts: Sequence[Markup], descri
 
 
 def frame_of(xs: Sequence[float], ys: Sequence[float], lowest: float | None, highest: float | None) -> Frame:
-    x_low, x_high = min(xs, default=0.0), max(xs, default=1.0)
+    x_low = min(xs, default=0.0)
+    x_high = max(xs, default=1.0)
     if x_low == x_high:
-        x_low, x_high = x_low - 0.5, x_high + 0.5
+        x_low = x_low - 0.5
+        x_high = x_high + 0.5
     y_low = min([*ys, *([] if lowest is None else [lowest])], default=0.0)
     y_high = max([*ys, *([] if highest is None else [highest])], default=1.0)
     if y_low == y_high:
         # Half of a large number, because one more would be the same number.
         half = max(0.5, abs(y_low) / 2)
-        y_low, y_high = (y_low if lowest is not None else y_low - half), y_high + half
+        y_low = y_low if lowest is not None else y_low - half
+        y_high = y_high + half
     room = 0.06 * (y_high - y_low)
     return Frame(x_low, x_high, y_low - (0.0 if lowest is not None else room), y_high + (0.0 if highest else room))
 

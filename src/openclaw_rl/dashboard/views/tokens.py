@@ -52,9 +52,11 @@ def token_view(tokenizer: Tokenizer, turn: StoredTurn, method: Method) -> TokenV
     if not fits(tokenizer, turn):
         return TokenView(note="Its tokens are not shown: another model wrote them; name it with --model-name.")
     try:
-        values, note = method.token_values(turn), ""
+        values = method.token_values(turn)
+        note = ""
     except NoSignal as error:
-        values, note = [], f"Its tokens have no colour: {error}."
+        values = []
+        note = f"Its tokens have no colour: {error}."
     return TokenView(tuple(pieces(tokenizer, turn, values)), note, left_out=max(0, len(turn.response_ids) - MAX_TOKENS))
 
 
@@ -73,7 +75,8 @@ def pieces(tokenizer: Tokenizer, turn: StoredTurn, advantages: Sequence[float]) 
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     largest = max(map(abs, advantages), default=0.0)
     made: list[Piece] = []
-    text, group = "", list[int]()
+    text = ""
+    group = list[int]()
     last = min(len(turn.response_ids), MAX_TOKENS) - 1
     tips = describe(tokenizer, turn, advantages)
     for place, token in enumerate(turn.response_ids[: last + 1]):
@@ -84,7 +87,8 @@ def pieces(tokenizer: Tokenizer, turn: StoredTurn, advantages: Sequence[float]) 
             worth = sum(advantages[i] for i in group) / len(group) if advantages else 0.0
             tip = "\n".join(tips[i] for i in group)
             made.append(Piece(visible(text), tip, worth, shade(worth, largest), len(group)))
-            text, group = "", []
+            text = ""
+            group = []
     return made
 
 
