@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from openclaw_rl.engines.registry import LEARNERS, SAMPLERS
+
 TESTS = Path(__file__).parent
 PACKAGE = TESTS.parent / "src" / "openclaw_rl"
 
@@ -75,7 +77,10 @@ KNOWN_LONG_FUNCTIONS: set[str] = set()
 KNOWN_SHARED_CLASS_NAMES: set[str] = set()
 #: Modules outside `methods` that treat a method by its name.
 KNOWN_METHOD_COMPARISONS: set[str] = set()
+#: Modules outside `engines` that treat an engine by its name.
+KNOWN_ENGINE_COMPARISONS: set[str] = set()
 
+ENGINES = {*SAMPLERS, *LEARNERS}
 RANKS = {room: rank for rank, row in enumerate(LAYERS) for room in row}
 Tree = dict[str, ast.Module]
 
@@ -227,6 +232,55 @@ def method_comparisons(tree: Tree) -> dict[str, str]:
     return places
 
 
+def is_engine_name(node: ast.expr, constants: set[str]) -> bool:
+    """Whether an expression is the name of an engine, a collection of such names, or a constant that is one."""
+    match node:
+        case ast.Constant():
+            return node.value in ENGINES
+        case ast.Tuple() | ast.List() | ast.Set():
+            return any(is_engine_name(item, constants) for item in node.elts)
+        case ast.Dict():
+            return any(key is not None and is_engine_name(key, constants) for key in node.keys)
+        case ast.Starred():
+            return is_engine_name(node.value, constants)
+        case ast.Name():
+            return node.id in constants
+        case ast.Attribute(attr="name", value=ast.Attribute(attr=part) | ast.Name(id=part)):
+            return part in ("sampler", "learner")
+        case _:
+            return False
+
+
+def constants_with_engines(module: ast.Module) -> set[str]:
+    """The module's constants that hold names of engines."""
+    names: set[str] = set()
+    for node in module.body:
+        if isinstance(node, ast.Assign) and is_engine_name(node.value, names):
+            names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+    return names
+
+
+def engine_comparisons(tree: Tree) -> dict[str, str]:
+    """For each module outside `engines` that compares an engine's name, or looks it up in a literal, one place."""
+    places = {}
+    for path, module in tree.items():
+        constants = constants_with_engines(module)
+        for node in ast.walk(module) if room_of(path) != "engines" else ():
+            match node:
+                case ast.Compare():
+                    operands = [node.left, *node.comparators]
+                case ast.Match():
+                    patterns = [part for case in node.cases for part in ast.walk(case.pattern)]
+                    operands = [part.value for part in patterns if isinstance(part, ast.MatchValue)]
+                case ast.Subscript() if isinstance(node.ctx, ast.Load):
+                    operands = [node.value] if isinstance(node.value, ast.Dict | ast.Name) else []
+                case _:
+                    operands = []
+            if any(is_engine_name(operand, constants) for operand in operands):
+                places[path] = f"{path}:{node.lineno} treats an engine by its name: {ast.unparse(node)}"
+    return places
+
+
 def imported_tests(tree: Tree) -> list[str]:
     """Imports of a test module or a conftest: helpers that several test modules need belong in tests/support."""
     return [
@@ -292,6 +346,10 @@ def test_one_class_name_means_one_thing(package: Tree) -> None:
 
 def test_only_methods_treats_a_method_by_its_name(package: Tree) -> None:
     check_exactly(method_comparisons(package), KNOWN_METHOD_COMPARISONS, "KNOWN_METHOD_COMPARISONS")
+
+
+def test_only_engines_treats_an_engine_by_its_name(package: Tree) -> None:
+    check_exactly(engine_comparisons(package), KNOWN_ENGINE_COMPARISONS, "KNOWN_ENGINE_COMPARISONS")
 
 
 def test_no_test_module_imports_another() -> None:
@@ -416,6 +474,20 @@ def test_a_comparison_of_a_method_is_caught(tmp_path: Path) -> None:
         methods__g="x = config.method == 'rl'",
     )
     assert sorted(method_comparisons(tree)) == ["judge/a.py", "judge/b.py", "judge/c.py", "judge/d.py"]
+
+
+def test_a_comparison_of_an_engine_is_caught(tmp_path: Path) -> None:
+    tree = written(
+        tmp_path,
+        app__a="x = config.sampler.name == other",
+        app__b="SERVERS = ('vllm', 'sglang')\nx = name not in (*SERVERS, 'other')",
+        app__c="match name:\n    case 'tinker': ...",
+        app__d="x = {'local': 1}[name]",
+        app__e="ARGUMENTS = {'vllm': 1}\nx = ARGUMENTS[name]",
+        app__f="x = learner.name\ny = config.engine.sampler == 'auto'\nz = names[0]",
+        engines__g="x = name == 'local'",
+    )
+    assert sorted(engine_comparisons(tree)) == ["app/a.py", "app/b.py", "app/c.py", "app/d.py", "app/e.py"]
 
 
 def test_a_listed_exception_that_is_gone_is_caught() -> None:

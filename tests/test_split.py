@@ -99,6 +99,36 @@ def test_a_split_that_cannot_be_is_refused_with_the_reason(qwen: Path, given: di
         check_split(config_of(qwen, **given), EIGHT)
 
 
+A_SAMPLER = """
+from openclaw_rl.engines.local.factory import LocalSamplerFactory
+from openclaw_rl.engines.memory import EngineProcess, Memory
+
+class Mine(LocalSamplerFactory):
+    name = "mine"
+
+    def why_no_gpus(self, settings):
+        return ""
+
+    def processes(self, settings, size):
+        return [EngineProcess("my server", settings.split.sampling, Memory(weights=size.parameters))]
+
+SAMPLER = Mine()
+NOTHING = object()
+"""
+
+
+def test_a_sampler_from_a_file_can_be_given_gpus(qwen: Path, tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(A_SAMPLER)
+    config = config_of(qwen, sampler=str(file), train_gpus="1", rollout_gpus="2", method="rl", judge="feedback")
+    check_split(config, EIGHT)
+    assert table(config) == [("policy", "my server", (1, 2)), ("learner", "local learner", (0,))]
+    with pytest.raises(ConfigError, match=r"GPU 1 needs 3.7 GiB \(policy: weights 3.7\), and has 3.0 GiB"):
+        check_split(config, Visible((80 * GIB, 3 * GIB, 3 * GIB)))
+    with pytest.raises(ConfigError, match="is no sampler"):
+        check_split(config_of(qwen, sampler=f"{file}:NOTHING"), EIGHT)
+
+
 def test_a_model_that_is_not_here_yet_is_shown_without_sizes() -> None:
     config = load({"model_name": "nobody/knows-this", "train_gpus": "1", "gpu_memory": 1}, {}).config
     check_split(config, Visible(None))

@@ -151,6 +151,6 @@ async def begin_outside(config: Config, ledger: Ledger | None, sampler: Sampler)
         batch_size=training.batch_size,
         max_steps=training.max_steps,
         max_staleness=training.max_staleness,
-        lease_seconds=engines.own(OutsideOptions).lease_seconds,
+        lease_seconds=engines.section(OutsideOptions).lease_seconds,
     )
     return OutsideTraining(ledger, config.learning_method, settings, sampler) if config.learns else None

@@ -9,7 +9,6 @@ from openclaw_rl.app.split import check_split
 from openclaw_rl.config.options import ConfigError
 from openclaw_rl.engines.base import SamplerCapabilities
 from openclaw_rl.engines.factory import check_pair
-from openclaw_rl.engines.remote.factory import RemoteSamplerFactory
 from openclaw_rl.errors import UserError
 from openclaw_rl.judge.build import check_judges
 from openclaw_rl.learn.build import check_learning, where_to_begin
@@ -25,7 +24,7 @@ def check(config: Config) -> None:
     if config.learns:
         config.learner.check(settings)
     config.sampler.check(settings)
-    if config.engine.teacher_url and not isinstance(config.sampler, RemoteSamplerFactory):
+    if config.engine.teacher_url and not config.sampler.takes_urls:
         raise ConfigError("--teacher-url names servers of vLLM or SGLang: it needs --sampler vllm or --sampler sglang.")
     if config.learns:
         check_pair(config.sampler, config.learner, settings)
@@ -67,7 +66,7 @@ def check_versions(config: Config, sampler: SamplerCapabilities) -> None:
         raise ConfigError(f"{holds}, so --gate cannot examine a candidate beside it: leave out --gate, or {otherwise}.")
     setup = judge_setup(config)
     teacher = "give another model with --teacher-model-name, GPUs of its own with --judge-gpus"
-    if isinstance(config.sampler, RemoteSamplerFactory):
+    if config.sampler.takes_urls:
         teacher += " or servers of the base model with --teacher-url"
     if not sampler.keeps_base and setup.uses_model and not config.has_other_model:
         user = "the judge" if setup.method.teacher_request is None else f"the teacher of --method {setup.method.name}"

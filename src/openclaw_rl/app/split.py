@@ -1,24 +1,17 @@
 """The split of the GPUs: which process runs on which, and whether its memory suffices. For --dry-run and the start."""
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from openclaw_rl.app.assembly import judge_setup
 from openclaw_rl.app.config import Config
 from openclaw_rl.config.options import ConfigError, flag
-from openclaw_rl.engines.gpus import GIB, Split, Visible, read_choice, visible_gpus
+from openclaw_rl.engines.factory import EngineSettings
+from openclaw_rl.engines.gpus import GIB, Visible, read_choice, visible_gpus
 from openclaw_rl.engines.local.options import LocalOptions
-from openclaw_rl.engines.memory import Memory, ModelSize, Trained, learner_memory, read_size, sampler_memory
+from openclaw_rl.engines.memory import EngineProcess, Memory, ModelSize, read_size
 from openclaw_rl.models import BadModelFolder, ModelNotFound, find_model, read_json_object
-
-#: Engines whose servers this program can start on chosen GPUs.
-SERVERS = ("vllm", "sglang")
-LOCAL = "local"
-#: The learner whose GPUs are in its own command line, and perhaps on other machines.
-SLIME = "slime"
-#: The role of the model that is not the policy.
-OTHER = "judge and teacher"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,50 +29,38 @@ class Part:
 def check_split(config: Config, visible: Visible | None = None) -> None:
     """Refuse GPUs that nothing would use, and a split that does not fit. Raises ConfigError."""
     visible = visible or config.visible
-    split = config.split(visible)
+    settings = settings_on(config, visible)
     for role in config.gpus.given:
         if config.section(LocalOptions).on_ray and not isinstance(read_choice(getattr(config.gpus, role)), int):
             raise ConfigError(f"{flag(role)} {getattr(config.gpus, role)}: Ray chooses the GPUs, so give a count.")
-        if reason := why_unused(config, role):
+        if reason := why_unused(config, settings, role):
             raise ConfigError(f"{flag(role)} {getattr(config.gpus, role)}: {reason}.")
-    if config.learner.name == SLIME:
-        return
-    for option, sampler in (("--rollout-gpus", split), ("--judge-gpus with --teacher-gpus", split.for_other())):
-        if len(sampler.sampling) > 1 and config.sampler.name == LOCAL:
-            raise ConfigError(
-                f"{option}: these are {len(sampler.sampling)} GPUs, and a local sampler uses one: give it one, or use "
-                "--sampler vllm or sglang."
-            )
-    check_memory(config, visible)
+    if not config.learner.counts_gpus:
+        check_memory(config, visible)
 
 
 def check_seen(config: Config) -> None:
     """Refuse chosen GPUs on a machine that shows none. Raises ConfigError."""
     if config.section(LocalOptions).on_ray:
         return
-    if config.gpus.given and visible_gpus().count is None and config.learner.name != SLIME:
+    if config.gpus.given and visible_gpus().count is None and not config.learner.counts_gpus:
         role = config.gpus.given[0]
         raise ConfigError(f"{flag(role)} {getattr(config.gpus, role)}: this machine has no GPU (no nvidia-smi).")
 
 
-def why_unused(config: Config, role: str) -> str:
+def why_unused(config: Config, settings: EngineSettings, role: str) -> str:
     """Why nothing would run on the GPUs of a role; empty if something would."""
-    if config.learner.name == SLIME and role in ("train_gpus", "rollout_gpus"):
+    if config.learner.counts_gpus and role in ("train_gpus", "rollout_gpus"):
         return ""
     if role == "train_gpus":
-        if not config.learns:
-            return "nothing is trained"
-        return "" if config.learner.name == LOCAL else f"the learner {config.learner.name} has no GPU of this machine"
-    name = config.sampler.name
-    if name in SERVERS and config.value(f"{name}_url"):
-        return f"--{name}-url names servers that run already"
-    if name not in (*SERVERS, LOCAL):
-        return f"the sampler {name} has no GPU of this machine"
-    if role != "rollout_gpus" and config.engine.teacher_url:
+        return config.learner.why_no_gpus(settings) if config.learns else "nothing is trained"
+    if role == "rollout_gpus":
+        return config.sampler.why_no_gpus(settings)
+    if reason := config.sampler.why_no_gpus(settings.for_teacher()):
+        return reason
+    if config.engine.teacher_url:
         return "--teacher-url names servers that run already"
-    if role != "rollout_gpus" and not judge_setup(config).uses_model:
-        return "no model on an engine judges or teaches"
-    return ""
+    return "" if judge_setup(config).uses_model else "no model on an engine judges or teaches"
 
 
 def check_memory(config: Config, visible: Visible) -> None:
@@ -118,73 +99,24 @@ def gib(size: float) -> str:
 
 def parts_of(config: Config, visible: Visible | None = None) -> list[Part]:
     """The processes of a server, with their GPUs and what they need of each."""
-    split = config.split(visible)
+    settings = settings_on(config, visible)
     size = size_of(config, config.policy_name)
-    parts = sampler_parts(config, "policy", split, size)
+    parts = in_role("policy", config.sampler.processes(settings, size))
     if config.learns:
-        parts += learner_parts(config, split, size)
+        parts += in_role("learner", config.learner.processes(settings, config.sampler, size))
     if config.has_other_model and judge_setup(config).uses_model:
         size = size_of(config, config.model.teacher_model_name or config.policy_name)
-        parts += sampler_parts(config, OTHER, split.for_other(), size)
+        parts += in_role("judge and teacher", config.sampler.processes(settings.for_teacher(), size))
     return parts
 
 
-def sampler_parts(config: Config, role: str, split: Split, size: ModelSize | None) -> list[Part]:
-    name = config.sampler.name
-    if name not in (*SERVERS, LOCAL):
-        return [Part(role, f"{name}, elsewhere", (), None)]
-    other_urls = config.engine.teacher_url if role == OTHER else ""
-    if name in SERVERS and (urls := other_urls or config.value(f"{name}_url")):
-        return [Part(role, f"{name} at {urls}", (), None)]
-    process = "local sampler" if name == LOCAL else f"{name} server"
-    servers = (split.local_sampler,) if name == LOCAL else split.policy or ((),)
-    parts = []
-    for number, devices in enumerate(servers, start=1):
-        memory = None
-        if size is not None:
-            context = context_of(config, size)
-            memory = sampler_memory(size, trained_of(config), gpus=max(1, len(devices)), context=context)
-        parts.append(Part(role, f"{process} {number}" if len(servers) > 1 else process, devices, memory))
-    return parts
+def in_role(role: str, processes: list[EngineProcess]) -> list[Part]:
+    return [Part(role, process.name, process.devices, process.memory) for process in processes]
 
 
-def learner_parts(config: Config, split: Split, size: ModelSize | None) -> list[Part]:
-    if config.learner.name != LOCAL:
-        return [Part("learner", f"{config.learner.name}, elsewhere", (), None)]
-    samples_here = config.sampler.name == LOCAL
-    devices, local = split.local_learner(samples_here=samples_here), config.section(LocalOptions)
-    ranks = len(local.rank_devices(len(split.learner)))
-    parts = []
-    for rank in range(ranks):
-        # A local sampler and the learner on the same GPU use one copy of the base weights.
-        shares = samples_here and not local.on_ray and devices[rank : rank + 1] == split.local_sampler
-        memory = None
-        if size is not None:
-            trained = trained_of(config)
-            memory = learner_memory(size, trained, ranks=ranks, sharded=local.shard_weights, has_weights=not shares)
-        process = f"learner rank {rank}" if ranks > 1 else "local learner"
-        parts.append(Part("learner", process, devices[rank : rank + 1], memory))
-    return parts
-
-
-def trained_of(config: Config) -> Trained:
-    # If all weights are trained, a server of another project holds one version.
-    one_version = config.model.full_weights and config.sampler.name in SERVERS
-    return Trained(
-        rank=config.model.lora_rank,
-        modules=config.model.adapted_modules,
-        width=4 if config.section(LocalOptions).dtype == "float32" else 2,
-        policies=0 if one_version else config.engine_settings.policies_held,
-    )
-
-
-def context_of(config: Config, size: ModelSize) -> int:
-    """The tokens for which a sampler must have room, or it does not start."""
-    asked = config.engine.max_context_tokens
-    if asked is not None:
-        return asked
-    # Without the option, the local sampler takes a context that fits.
-    return 0 if config.sampler.name == LOCAL else size.max_context
+def settings_on(config: Config, visible: Visible | None) -> EngineSettings:
+    """The settings of the engines on these GPUs."""
+    return replace(config.engine_settings, split=config.split(visible))
 
 
 def size_of(config: Config, name: str) -> ModelSize | None:

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from openclaw_rl.config.options import ConfigError, Section
 from openclaw_rl.engines.base import (
@@ -18,9 +18,12 @@ from openclaw_rl.engines.base import (
     WeightForm,
 )
 from openclaw_rl.engines.gpus import NO_CHOICE, Split
+from openclaw_rl.engines.local.options import LocalOptions
+from openclaw_rl.engines.memory import EngineProcess, ModelSize, Trained
 from openclaw_rl.engines.options import EngineOptions, ModelOptions
-from openclaw_rl.engines.registry import LEARNERS, SAMPLERS, Entry
+from openclaw_rl.engines.registry import LEARNERS, SAMPLERS, Entry, names_code
 from openclaw_rl.models import fetch_model, fetch_tokenizer
+from openclaw_rl.plugins import load_plugin
 from openclaw_rl.types import TrainingSettings
 
 S = TypeVar("S", bound=Section)
@@ -58,24 +61,24 @@ class EngineSettings:
     learns: bool = True
     """Whether anything is trained."""
     max_cache_gib: float | None = None
-    """The most memory for the key-value cache; None: the engine's own options decide."""
+    """The most memory for the key-value cache; None: the options of the engine decide."""
     other_urls: str = ""
-    """Servers to use in place of those that the engine's own options name."""
+    """Servers to use in place of those that the options of the engine name."""
 
-    def own(self, kind: type[S]) -> S:
-        """An engine's own section."""
+    def section(self, kind: type[S]) -> S:
+        """The options of one engine."""
         section = self.sections[kind]
         assert isinstance(section, kind)
         return section
 
     def for_few_sequences(self, sequences: int, lora_rank: int, cache_gib: float) -> "EngineSettings":
-        """The settings of a small sampler of one policy that can run beside a server."""
+        """The settings of a small sampler of one policy that can run next to a server."""
         engine = self.engine.model_copy(update={"max_sequences": sequences, "policy_slots": 2})
         model = self.model.model_copy(update={"lora_rank": lora_rank})
         return replace(self, engine=engine, model=model, max_cache_gib=cache_gib)
 
     def for_teacher(self) -> "EngineSettings":
-        """The settings of the sampler that judges and teaches. At servers of its own, only the base model is used."""
+        """The settings of the sampler that judges and teaches. At --teacher-url, only the base model is used."""
         if not self.engine.teacher_url:
             return replace(self, split=self.split.for_other())
         engine = self.engine.model_copy(update={"learner": "auto"})
@@ -89,8 +92,13 @@ class EngineSettings:
 
     @property
     def policies_held(self) -> int:
-        """How many policy versions a sampler holds beside the base model."""
+        """How many policy versions a sampler holds in addition to the base model."""
         return self.engine.policies_held(full_weights=self.model.full_weights)
+
+    def trained(self, policies: int) -> Trained:
+        """What is trained, and that a sampler holds so many policy versions: for the memory that this takes."""
+        width = 4 if self.section(LocalOptions).dtype == "float32" else 2
+        return Trained(self.model.lora_rank, self.model.adapted_modules, width, policies)
 
 
 class Resources:
@@ -119,13 +127,26 @@ class TrainerStep:
     """Whether hints are distilled."""
 
 
+class MemoryShare(NamedTuple):
+    """How a server is told which share of a GPU's memory it may take."""
+
+    option: str
+    """The option with more arguments for the server."""
+    argument: str
+
+
+@runtime_checkable
 class SamplerFactory(Protocol):
-    """Makes samplers of one engine."""
+    """Makes samplers of one engine. Unless it says otherwise, they use no GPU of this machine."""
 
     name: str
     model_files: ModelFiles
     default_model: str
     """The model to use without --model-name."""
+    takes_urls: bool = False
+    """Whether it can use servers that run already, such as those of --teacher-url."""
+    memory_share: MemoryShare | None = None
+    """None if its memory cannot be set in this way."""
 
     def check(self, settings: EngineSettings) -> None:
         """Find what is wrong before anything is loaded. Raises UserError."""
@@ -138,13 +159,32 @@ class SamplerFactory(Protocol):
 
     def start_commands(self, settings: EngineSettings) -> list[list[str]]:
         """The commands that start its servers, to be shown; empty if it starts none."""
+        return []
+
+    def urls(self, settings: EngineSettings) -> list[str]:
+        """The servers that run already and that it uses for the policy. Raises ConfigError."""
+        return []
+
+    def why_no_gpus(self, settings: EngineSettings) -> str:
+        """Why it cannot use the GPUs of `settings.split`, as the end of a sentence; empty if it can."""
+        return f"the sampler {self.name} has no GPU of this machine"
+
+    def processes(self, settings: EngineSettings, size: ModelSize | None) -> list[EngineProcess]:
+        """The processes of one sampler, with the GPUs of `settings.split`. The model has this size, if it is known."""
+        return [EngineProcess(f"{self.name}, elsewhere")]
+
+    def precision(self, settings: EngineSettings) -> str:
+        """The precision of its weights and why, if this program chooses it; else empty."""
+        return ""
 
 
 class LearnerFactory(Protocol):
-    """Makes learners of one engine."""
+    """Makes learners of one engine. Unless it says otherwise, they use no GPU of this machine."""
 
     name: str
     model_files: ModelFiles
+    counts_gpus: bool = False
+    """Whether --train-gpus and --rollout-gpus are numbers for its command line, perhaps of other machines' GPUs."""
 
     def check(self, settings: EngineSettings) -> None:
         """Find what is wrong before anything is loaded. Raises UserError."""
@@ -157,12 +197,32 @@ class LearnerFactory(Protocol):
 
     def trainer_command(self, settings: EngineSettings, step: TrainerStep) -> str:
         """The command that starts its trainer, for a shell; empty if it runs in this program or is a service."""
+        return ""
+
+    def why_no_gpus(self, settings: EngineSettings) -> str:
+        """Why it cannot use GPUs of this machine, as the end of a sentence; empty if it can."""
+        return f"the learner {self.name} has no GPU of this machine"
+
+    def processes(
+        self, settings: EngineSettings, sampler: SamplerFactory, size: ModelSize | None
+    ) -> list[EngineProcess]:
+        """The processes of the learner for a policy that `sampler` serves. The model has this size, if it is known."""
+        return [EngineProcess(f"{self.name}, elsewhere")]
+
+    def precision(self, settings: EngineSettings) -> str:
+        """The precision of its weights and why, if this program chooses it; else empty."""
+        return ""
 
 
 def sampler_factory(name: str) -> SamplerFactory:
-    """The factory of a sampler. Raises ConfigError."""
-    factory: SamplerFactory = _find(SAMPLERS, name, "--sampler", "SAMPLER")
-    return factory
+    """The factory of a sampler: of an engine, or SAMPLER of the user's code (`path/file.py`). Raises ConfigError."""
+    if not names_code(name):
+        factory: SamplerFactory = _find(SAMPLERS, name, "--sampler", "SAMPLER")
+        return factory
+    given = load_plugin(name, "--sampler", ("SAMPLER",))
+    if not isinstance(given, SamplerFactory):
+        raise ConfigError(f"--sampler {name} is no sampler: it needs what engines.factory.SamplerFactory has.")
+    return given
 
 
 def learner_factory(name: str) -> LearnerFactory:

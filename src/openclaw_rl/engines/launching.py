@@ -10,7 +10,7 @@ from openclaw_rl.engines.local.process.launcher import Launcher, ProcessLauncher
 
 def check_launcher(settings: EngineSettings) -> None:
     """Refuse --launcher ray where Ray is missing, and devices that Ray would have to choose. Raises ConfigError."""
-    local = settings.own(LocalOptions)
+    local = settings.section(LocalOptions)
     if not local.on_ray:
         return
     if importlib.util.find_spec("ray") is None:
@@ -33,7 +33,7 @@ def launcher_for(
 
     `gpus` and `on_this_node` are for Ray only. Without `gpus`, --device says whether a worker gets one.
     """
-    local = settings.own(LocalOptions)
+    local = settings.section(LocalOptions)
     if not local.on_ray:
         return ProcessLauncher(spins)
     from openclaw_rl.engines.ray.launcher import Needs, RayCluster, RayLauncher, Room

@@ -108,7 +108,18 @@ class Trained:
     width: int
     """Bytes of a number in the base weights."""
     policies: int
-    """Policy versions that a sampler holds beside the base model."""
+    """Policy versions that a sampler holds in addition to the base model."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineProcess:
+    """A process of an engine, and the GPUs of this machine that it uses."""
+
+    name: str
+    devices: tuple[int, ...] = ()
+    """Empty: those that it chooses itself, or none of this machine."""
+    memory: Memory | None = None
+    """What it needs on each of its GPUs; None if that is not known."""
 
 
 def learner_memory(size: ModelSize, trained: Trained, *, ranks: int, sharded: bool, has_weights: bool) -> Memory:

@@ -5,7 +5,7 @@ from typing import Self
 from pydantic import ValidationInfo, field_validator, model_validator
 
 from openclaw_rl.config.options import Section, choices_of, option
-from openclaw_rl.engines.registry import LEARNERS, SAMPLERS, backends
+from openclaw_rl.engines.registry import LEARNERS, SAMPLERS, backends, names_code
 
 ALL_LINEAR = "all-linear"
 #: The modules that an adapter can change.
@@ -63,7 +63,9 @@ class EngineOptions(Section):
         choices=("auto", *backends()),
     )
     sampler: str = option(
-        "auto", "Engine that samples tokens; auto is the engine of --backend.", choices=("auto", *SAMPLERS)
+        "auto",
+        "Engine that samples tokens; auto is the engine of --backend. Also path/file.py with a SAMPLER of your own.",
+        choices=("auto", *SAMPLERS),
     )
     learner: str = option(
         "auto", "Engine that computes gradients; auto is the engine of --backend.", choices=("auto", *LEARNERS)
@@ -93,7 +95,7 @@ class EngineOptions(Section):
     @classmethod
     def _known_engine(cls, name: str, info: ValidationInfo) -> str:
         names = choices_of(cls.model_fields[str(info.field_name)])
-        if name not in names:
+        if name not in names and not (info.field_name == "sampler" and names_code(name)):
             raise ValueError(f"use one of {', '.join(names)}")
         return name
 

@@ -37,6 +37,11 @@ SAMPLERS = {"local": LOCAL, "tinker": TINKER, "vllm": VLLM, "sglang": SGLANG}
 LEARNERS = {"local": LOCAL, "tinker": TINKER, "outside": OUTSIDE, "slime": SLIME}
 
 
+def names_code(engine: str) -> bool:
+    """Whether the name of an engine is one of the user's code: `path/file.py` or `package.module:name`."""
+    return ":" in engine or engine.endswith(".py")
+
+
 def backends() -> list[str]:
     """The engines that both sample and train."""
     return [name for name in SAMPLERS if name in LEARNERS]

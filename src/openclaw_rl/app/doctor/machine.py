@@ -12,14 +12,12 @@ from openclaw_rl.app.config import Config
 from openclaw_rl.app.doctor.finding import Finding, broken, note, ok
 from openclaw_rl.config.options import ConfigError
 from openclaw_rl.engines.host import usable_memory
-from openclaw_rl.engines.local.options import LocalOptions
 from openclaw_rl.ledger.lock import check_usable
 from openclaw_rl.models import find_model
 from openclaw_rl.sandbox.kinds import choose_sandbox
 
 PACKAGE = "openclaw-rl"
 GIB = 1 << 30
-LOCAL = "local"
 #: With less, recording turns soon fails; with less than the second, some checkpoints of a larger model do not fit.
 MIN_DISK_GIB, ROOMY_DISK_GIB = 0.5, 5.0
 #: Beside the weights, a server needs memory for its processes and its cache.
@@ -78,21 +76,10 @@ def gpu(config: Config) -> Finding:
 
 
 def precision(config: Config) -> Finding:
-    """The precision of the local engine's weights, and why; nothing is kept of a measurement."""
-    local = config.section(LocalOptions)
-    if LOCAL not in (config.sampler.name, config.learner.name):
-        return ok(f"that of the engine ({config.sampler.name})")
-    if local.dtype != "auto":
-        return ok(f"{local.dtype} (--dtype)")
-    if local.on_ray or config.sampler.name != LOCAL:
-        return ok("bfloat16 on a GPU; on a CPU " + ("what the sampler measures" if local.on_ray else "float32"))
-    from openclaw_rl.engines.local.model.cpu_precision import choose_on_cpu
-    from openclaw_rl.engines.local.model.placement import find_device
-
-    if find_device(local.device).type != "cpu":
-        return ok("bfloat16 on a GPU")
-    choice = choose_on_cpu(config.run.cache, keep=False)
-    return ok(f"{choice.dtype}: {choice.reason}")
+    """The precision of the weights, and why; nothing is kept of a measurement."""
+    settings = config.engine_settings
+    chosen = config.sampler.precision(settings) or config.learner.precision(settings)
+    return ok(chosen or f"that of the engine ({config.sampler.name})")
 
 
 def memory(config: Config) -> Finding:

@@ -14,16 +14,13 @@ from openclaw_rl.cli.launchers.variables import FLAGS, VARIABLES, options_from, 
 from openclaw_rl.cli.parser import Parser, add_config_flag
 from openclaw_rl.cli.rollout import SERVER_OPTIONS
 from openclaw_rl.config.options import ConfigError, add_flags, flag, option_of, read
+from openclaw_rl.engines.factory import sampler_factory
+from openclaw_rl.engines.registry import SAMPLERS, backends
 from openclaw_rl.envs.options import FIELDS as DRIVER_FIELDS
 
 #: Variables with flags, in the order in which they are read. Flags after the script come last.
 FLAG_VARIABLES = ("CKPT_ARGS", "ROLLOUT_ARGS", "OPTIMIZER_ARGS", "LORA_ARGS")
 YES = ("1", "true", "yes", "on")
-#: Samplers with a setting for the memory that they take: the option with their arguments, and the argument.
-MEMORY_ARGUMENTS = {
-    "vllm": ("vllm_args", "--gpu-memory-utilization"),
-    "sglang": ("sglang_args", "--mem-fraction-static"),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +79,7 @@ def parse(script: Script, flags: Sequence[str], environment: Mapping[str, str]) 
             raise ConfigError(f"{variable} cannot be read: {error}.") from None
     namespace = parser.parse_args([*words, *flags])
     options = {name: value for name, value in vars(namespace).items() if name in fields}
-    if options.get("backend") in MEMORY_ARGUMENTS:
+    if options.get("backend") in SAMPLERS and options["backend"] not in backends():
         options["sampler"] = options.pop("backend")
     if "resume_from_ckpt" in options:
         options["resume_from_ckpt"] = published_checkpoint(options["resume_from_ckpt"])
@@ -125,9 +122,10 @@ def add_memory_share(options: dict[str, Any], environment: Mapping[str, str]) ->
     if not share:
         return
     sampler = options.get("sampler") or environment.get("SAMPLER", "")
-    if sampler not in MEMORY_ARGUMENTS:
+    setting = sampler_factory(sampler).memory_share if sampler in SAMPLERS else None
+    if setting is None:
         raise ConfigError("MEM_FRACTION_STATIC is for --sampler vllm or sglang: unset it, or choose one of them.")
-    option, argument = MEMORY_ARGUMENTS[sampler]
+    option, argument = setting
     earlier = options.get(option) or environment.get(option.upper(), "")
     options[option] = f"{earlier} {argument} {share}".strip()
 

@@ -11,7 +11,7 @@ from openclaw_rl.api.options import ServerOptions
 from openclaw_rl.app.config import FIELDS
 from openclaw_rl.cli.launchers.scripts import Runs
 from openclaw_rl.config.options import ConfigError, flag, option_of
-from openclaw_rl.engines.registry import SAMPLERS
+from openclaw_rl.engines.registry import SAMPLERS, backends
 from openclaw_rl.envs.options import FIELDS as DRIVER_FIELDS
 from openclaw_rl.learn.checkpoints import RECORD, Checkpoints
 
@@ -170,7 +170,7 @@ def launchers_table() -> str:
         rows = [f"| {', '.join(variables)} | {meaning} |" for meaning, variables in meanings.items()]
         tables.append("\n".join([f"| variables of {scripts} | option or meaning |", "|---|---|", *rows]))
     flags = [f"| `{theirs}` | `{flag(ours)}` |" for theirs, ours in FLAGS.items()]
-    flags += [f"| `--backend {name}` | `--sampler {name}` |" for name in SAMPLERS if name not in ("local", "tinker")]
+    flags += [f"| `--backend {name}` | `--sampler {name}` |" for name in SAMPLERS if name not in backends()]
     flags.append("| `--use-lora` | `--lora-rank 32`, unless another rank is given |")
     return "\n\n".join([*tables, "\n".join(["| flag | ours |", "|---|---|", *flags])])
 

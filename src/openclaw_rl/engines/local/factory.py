@@ -5,7 +5,7 @@ from pathlib import Path
 
 from openclaw_rl.config.options import ConfigError
 from openclaw_rl.engines.base import Learner, LearnerCapabilities, Sampler, SamplerCapabilities, WeightForm
-from openclaw_rl.engines.factory import EngineSettings, ModelFiles, Resources, TrainerStep
+from openclaw_rl.engines.factory import EngineSettings, LearnerFactory, ModelFiles, Resources, SamplerFactory
 from openclaw_rl.engines.gpus import environment_of
 from openclaw_rl.engines.launching import check_launcher, launcher_for
 from openclaw_rl.engines.local.families import runnable
@@ -15,6 +15,7 @@ from openclaw_rl.engines.local.process.learner import LocalLearner
 from openclaw_rl.engines.local.process.sampler import SPINS as SAMPLER_SPINS
 from openclaw_rl.engines.local.process.sampler import LocalSampler
 from openclaw_rl.engines.local.process.worker_messages import LearnerOptions, RankOptions, WorkerOptions
+from openclaw_rl.engines.memory import EngineProcess, ModelSize, learner_memory, sampler_memory
 from openclaw_rl.models import EMBEDDED, can_be_fetched, find_model, longest_context
 
 #: Devices on which a process finds the weights that a local sampler shares.
@@ -30,11 +31,11 @@ class LocalFactory:
     def check(self, settings: EngineSettings) -> None:
         check_model(settings)
         check_launcher(settings)
-        if not settings.own(LocalOptions).on_ray:
-            check_device(settings.own(LocalOptions).device)
+        if not settings.section(LocalOptions).on_ray:
+            check_device(settings.section(LocalOptions).device)
 
 
-class LocalSamplerFactory(LocalFactory):
+class LocalSamplerFactory(LocalFactory, SamplerFactory):
     """Samplers in a worker on this machine or on a Ray cluster."""
 
     default_model = EMBEDDED
@@ -43,7 +44,7 @@ class LocalSamplerFactory(LocalFactory):
         return SamplerCapabilities(loads=forms_of(settings), constrains=True)
 
     def open(self, settings: EngineSettings, resources: Resources, folder: Path, name: str) -> Sampler:
-        local, engine = settings.own(LocalOptions), settings.engine
+        local, engine = settings.section(LocalOptions), settings.engine
         options = WorkerOptions(
             model=runnable(folder),
             device=local.device,
@@ -59,16 +60,41 @@ class LocalSamplerFactory(LocalFactory):
         )
         return LocalSampler(options, engine.max_queue, launcher_for(settings, resources, "sampler", SAMPLER_SPINS))
 
-    def start_commands(self, settings: EngineSettings) -> list[list[str]]:
-        return []
+    def why_no_gpus(self, settings: EngineSettings) -> str:
+        count = len(settings.split.sampling)
+        if count <= 1:
+            return ""
+        return f"these are {count} GPUs, and a local sampler uses one: give it one, or use --sampler vllm or sglang"
+
+    def processes(self, settings: EngineSettings, size: ModelSize | None) -> list[EngineProcess]:
+        memory = None
+        if size is not None:
+            # Without the option, it takes a context that fits.
+            context = settings.engine.max_context_tokens or 0
+            memory = sampler_memory(size, settings.trained(settings.policies_held), gpus=1, context=context)
+        return [EngineProcess("local sampler", settings.split.local_sampler, memory)]
+
+    def precision(self, settings: EngineSettings) -> str:
+        local = settings.section(LocalOptions)
+        if local.dtype != "auto":
+            return f"{local.dtype} (--dtype)"
+        if local.on_ray:
+            return "bfloat16 on a GPU; on a CPU what the sampler measures"
+        from openclaw_rl.engines.local.model.cpu_precision import choose_on_cpu
+        from openclaw_rl.engines.local.model.placement import find_device
+
+        if find_device(local.device).type != "cpu":
+            return "bfloat16 on a GPU"
+        choice = choose_on_cpu(settings.cache, keep=False)
+        return f"{choice.dtype}: {choice.reason}"
 
 
-class LocalLearnerFactory(LocalFactory):
+class LocalLearnerFactory(LocalFactory, LearnerFactory):
     """Learners in one or several workers on this machine or on a Ray cluster."""
 
     def check(self, settings: EngineSettings) -> None:
         super().check(settings)
-        local, gpus = settings.own(LocalOptions), len(settings.split.learner)
+        local, gpus = settings.section(LocalOptions), len(settings.split.learner)
         ranks = len(local.rank_devices(gpus))
         if gpus and (local.names_gpus or gpus != ranks):
             raise ConfigError(
@@ -86,7 +112,7 @@ class LocalLearnerFactory(LocalFactory):
 
         Servers of other projects compute in float32 on a CPU.
         """
-        local, model = settings.own(LocalOptions), settings.model
+        local, model = settings.section(LocalOptions), settings.model
         devices = local.rank_devices(len(settings.split.learner))
         gpus = settings.split.local_learner(samples_here=isinstance(sampler, LocalSampler))
         # The weights that a local sampler shares are on its own device, which must be that of the first rank.
@@ -113,8 +139,34 @@ class LocalLearnerFactory(LocalFactory):
             return LocalLearner(options, sampler.shared_weights, launcher)
         return LocalLearner(options, launcher=launcher)
 
-    def trainer_command(self, settings: EngineSettings, step: TrainerStep) -> str:
+    def why_no_gpus(self, settings: EngineSettings) -> str:
         return ""
+
+    def processes(
+        self, settings: EngineSettings, sampler: SamplerFactory, size: ModelSize | None
+    ) -> list[EngineProcess]:
+        local, split = settings.section(LocalOptions), settings.split
+        samples_here = isinstance(sampler, LocalSamplerFactory)
+        devices = split.local_learner(samples_here=samples_here)
+        ranks = len(local.rank_devices(len(split.learner)))
+        processes = []
+        for rank in range(ranks):
+            device = devices[rank : rank + 1]
+            # A local sampler and the learner on the same GPU use one copy of the base weights.
+            shares = samples_here and not local.on_ray and device == split.local_sampler
+            memory = None
+            if size is not None:
+                trained = settings.trained(settings.policies_held)
+                memory = learner_memory(size, trained, ranks=ranks, sharded=local.shard_weights, has_weights=not shares)
+            processes.append(EngineProcess(f"learner rank {rank}" if ranks > 1 else "local learner", device, memory))
+        return processes
+
+    def precision(self, settings: EngineSettings) -> str:
+        """For a policy that another engine samples from."""
+        local = settings.section(LocalOptions)
+        if local.dtype != "auto":
+            return f"{local.dtype} (--dtype)"
+        return "bfloat16 on a GPU; on a CPU " + ("what the sampler measures" if local.on_ray else "float32")
 
 
 def cuda_names(devices: Sequence[int]) -> str:

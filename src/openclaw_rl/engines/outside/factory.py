@@ -4,14 +4,19 @@ from pathlib import Path
 
 from openclaw_rl.config.options import ConfigError
 from openclaw_rl.engines.base import EngineUnavailable, Learner, LearnerCapabilities, Sampler
-from openclaw_rl.engines.factory import EngineSettings, ModelFiles, Resources, TrainerStep
-from openclaw_rl.engines.remote.options import SglangOptions, VllmOptions
+from openclaw_rl.engines.factory import (
+    EngineSettings,
+    LearnerFactory,
+    ModelFiles,
+    Resources,
+    sampler_factory,
+)
 
 #: What a server with an outside trainer does not have.
 LOST = "no undo or rollback, no gate, no candidates, no top-k distillation, no checkpoints here"
 
 
-class OutsideLearnerFactory:
+class OutsideLearnerFactory(LearnerFactory):
     """Implements `LearnerFactory` for any trainer that claims and confirms turns over HTTP.
 
     * Its sampler is a server that runs already, because the trainer has to push its weights there.
@@ -25,8 +30,7 @@ class OutsideLearnerFactory:
 
     def check(self, settings: EngineSettings) -> None:
         sampler = settings.engine.sampler
-        urls = {"sglang": settings.own(SglangOptions).sglang_url, "vllm": settings.own(VllmOptions).vllm_url}
-        if sampler not in self.samplers or not urls[sampler].strip():
+        if sampler not in self.samplers or not sampler_factory(sampler).urls(settings):
             wanted = " or ".join(f"--sampler {name} --{name}-url URL" for name in self.samplers)
             raise ConfigError(
                 f"--learner {self.name} needs servers that run already, because the trainer pushes its weights into "
@@ -43,10 +47,6 @@ class OutsideLearnerFactory:
 
     def open(self, settings: EngineSettings, resources: Resources, folder: Path, sampler: Sampler) -> Learner:
         raise EngineUnavailable(f"--learner {self.name} trains outside this program, so there is no learner here.")
-
-    def trainer_command(self, settings: EngineSettings, step: TrainerStep) -> str:
-        """Each trainer has its own command."""
-        return ""
 
 
 LEARNER = OutsideLearnerFactory()

@@ -32,7 +32,7 @@ class SlimeSplit:
 
 def slime_command(settings: EngineSettings, step: TrainerStep, split: SlimeSplit, arguments: str = "") -> str:
     """The command that starts slime beside a server with these options, as text for a shell."""
-    router = urlsplit(settings.own(SglangOptions).server.urls[0])
+    router = urlsplit(settings.section(SglangOptions).server.urls[0])
     model = settings.model.model_name or EMBEDDED
     training, loss = settings.training, settings.training.loss
     values: dict[str, object] = {
@@ -84,6 +84,7 @@ class SlimeLearnerFactory(OutsideLearnerFactory):
 
     name = "slime"
     samplers = ("sglang",)
+    counts_gpus = True
 
     def check(self, settings: EngineSettings) -> None:
         super().check(settings)
@@ -99,7 +100,7 @@ class SlimeLearnerFactory(OutsideLearnerFactory):
             rollout=len(given.sampling) or usual.rollout,
             rollout_tp=len(given.policy[0]) if given.policy else usual.rollout_tp,
         )
-        return slime_command(settings, step, split, settings.own(SlimeOptions).slime_args)
+        return slime_command(settings, step, split, settings.section(SlimeOptions).slime_args)
 
 
 LEARNER = SlimeLearnerFactory()

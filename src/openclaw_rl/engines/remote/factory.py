@@ -3,16 +3,17 @@
 import shutil
 import socket
 import subprocess
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from openclaw_rl.config.options import ConfigError
 from openclaw_rl.engines.base import Sampler, SamplerCapabilities, WeightForm
-from openclaw_rl.engines.factory import EngineSettings, ModelFiles, Resources
+from openclaw_rl.engines.factory import EngineSettings, ModelFiles, Resources, SamplerFactory
 from openclaw_rl.engines.gpus import environment_of, has_cuda
 from openclaw_rl.engines.launching import check_launcher, launcher_for
 from openclaw_rl.engines.local.options import LocalOptions
+from openclaw_rl.engines.memory import EngineProcess, ModelSize, sampler_memory
 from openclaw_rl.engines.remote.dialect import Dialect
 from openclaw_rl.engines.remote.full_weights import FullWeightSampler
 from openclaw_rl.engines.remote.http import InferenceServer
@@ -30,7 +31,7 @@ LOOPBACK = "127.0.0.1"
 IMPORT_SECONDS = 120
 
 
-class RemoteSamplerFactory(ABC):
+class RemoteSamplerFactory(SamplerFactory):
     """Samplers of one kind of server. Subclasses say how to start one."""
 
     name: str
@@ -39,10 +40,11 @@ class RemoteSamplerFactory(ABC):
     dialect: Dialect
     model_files = ModelFiles.WEIGHTS
     default_model = EMBEDDED
+    takes_urls = True
 
     @abstractmethod
     def options(self, settings: EngineSettings) -> RemoteServers:
-        """The engine's own options, read. Raises ConfigError."""
+        """The options of the engine, read. Raises ConfigError."""
 
     @abstractmethod
     def command(self, settings: EngineSettings, model: str, port: int, gpus: int = 0) -> list[str]:
@@ -50,7 +52,7 @@ class RemoteSamplerFactory(ABC):
 
     @abstractmethod
     def environment(self, settings: EngineSettings) -> Mapping[str, str]:
-        """The variables that a server of our own gets beside ours."""
+        """The variables that a server of our own gets in addition to ours."""
 
     def check(self, settings: EngineSettings) -> None:
         options = self.options(settings)
@@ -97,7 +99,7 @@ class RemoteSamplerFactory(ABC):
         servers: list[tuple[InferenceServer, ServerProcess | None]] = [
             (InferenceServer(url, options.key), None) for url in urls
         ]
-        for devices in () if servers else own_servers(settings):
+        for devices in () if servers else gpus_of_servers(settings):
             port = free_port()
             command = self.command(settings, str(folder), port, len(devices))
             process = self._process(settings, resources, command, devices)
@@ -120,7 +122,7 @@ class RemoteSamplerFactory(ABC):
     def _process(
         self, settings: EngineSettings, resources: Resources, command: Sequence[str], devices: Sequence[int]
     ) -> ServerProcess:
-        if not settings.own(LocalOptions).on_ray:
+        if not settings.section(LocalOptions).on_ray:
             return ServerProcess(self.name, command, self._variables(settings, devices))
         role = f"{self.name} server"
         launcher = launcher_for(settings, resources, role, 0, gpus=len(devices) or None, on_this_node=True)
@@ -141,14 +143,37 @@ class RemoteSamplerFactory(ABC):
                 *(f"{name}={value}" for name, value in self._variables(settings, devices).items()),
                 *self.command(settings, model, free_port(), len(devices)),
             ]
-            for devices in own_servers(settings)
+            for devices in gpus_of_servers(settings)
         ]
+
+    def urls(self, settings: EngineSettings) -> list[str]:
+        return self.options(settings).urls
+
+    def why_no_gpus(self, settings: EngineSettings) -> str:
+        return f"--{self.name}-url names servers that run already" if self.urls(settings) else ""
+
+    def processes(self, settings: EngineSettings, size: ModelSize | None) -> list[EngineProcess]:
+        if urls := settings.other_urls or ",".join(self.urls(settings)):
+            return [EngineProcess(f"{self.name} at {urls}")]
+        servers = gpus_of_servers(settings)
+        processes = []
+        for number, devices in enumerate(servers, start=1):
+            memory = None
+            if size is not None:
+                # If all weights are trained, a server holds one version.
+                policies = 0 if settings.model.full_weights else settings.policies_held
+                context = settings.engine.max_context_tokens or size.max_context
+                trained = settings.trained(policies)
+                memory = sampler_memory(size, trained, gpus=max(1, len(devices)), context=context)
+            name = f"{self.name} server {number}" if len(servers) > 1 else f"{self.name} server"
+            processes.append(EngineProcess(name, tuple(devices), memory))
+        return processes
 
     def _variables(self, settings: EngineSettings, devices: Sequence[int]) -> dict[str, str]:
         return {**self.environment(settings), **environment_of(devices)}
 
 
-def own_servers(settings: EngineSettings) -> Sequence[Sequence[int]]:
+def gpus_of_servers(settings: EngineSettings) -> Sequence[Sequence[int]]:
     """The GPUs of each server of our own; without a choice there is one server, which sees all GPUs."""
     return settings.split.policy or [()]
 

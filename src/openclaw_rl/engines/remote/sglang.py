@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from openclaw_rl.engines.base import EngineUnavailable
-from openclaw_rl.engines.factory import EngineSettings
+from openclaw_rl.engines.factory import EngineSettings, MemoryShare
 from openclaw_rl.engines.local.options import LocalOptions
 from openclaw_rl.engines.remote.constrained import structural_tag
 from openclaw_rl.engines.remote.dialect import SampledPiece, ServerScores, ServerTraits, salt_of, seed_of
@@ -162,10 +162,11 @@ class SglangSamplerFactory(RemoteSamplerFactory):
 
     name = "sglang"
     package = "sglang"
+    memory_share = MemoryShare("sglang_args", "--mem-fraction-static")
     dialect = SglangDialect()
 
     def options(self, settings: EngineSettings) -> RemoteServers:
-        return settings.own(SglangOptions).server
+        return settings.section(SglangOptions).server
 
     def command(self, settings: EngineSettings, model: str, port: int, gpus: int = 0) -> list[str]:
         options, engine = self.options(settings), settings.engine
@@ -174,7 +175,7 @@ class SglangSamplerFactory(RemoteSamplerFactory):
             "served-model-name": "base",
             "host": LOOPBACK,
             "port": port,
-            "dtype": precision(settings.own(LocalOptions).dtype),
+            "dtype": precision(settings.section(LocalOptions).dtype),
             "max-running-requests": engine.max_sequences,
         }
         if engine.max_context_tokens is not None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from openclaw_rl.engines.base import EngineError, EngineUnavailable
-from openclaw_rl.engines.factory import EngineSettings
+from openclaw_rl.engines.factory import EngineSettings, MemoryShare
 from openclaw_rl.engines.gpus import has_cuda
 from openclaw_rl.engines.local.options import LocalOptions
 from openclaw_rl.engines.options import LINEAR_MODULES
@@ -274,13 +274,14 @@ class VllmSamplerFactory(RemoteSamplerFactory):
 
     name = "vllm"
     package = "vllm"
+    memory_share = MemoryShare("vllm_args", "--gpu-memory-utilization")
     dialect = VllmDialect()
 
     def options(self, settings: EngineSettings) -> RemoteServers:
-        return settings.own(VllmOptions).server
+        return settings.section(VllmOptions).server
 
     def command(self, settings: EngineSettings, model: str, port: int, gpus: int = 0) -> list[str]:
-        options, engine, local = self.options(settings), settings.engine, settings.own(LocalOptions)
+        options, engine, local = self.options(settings), settings.engine, settings.section(LocalOptions)
         values = {
             "model": model,
             "served-model-name": "base",
@@ -310,7 +311,7 @@ class VllmSamplerFactory(RemoteSamplerFactory):
         return [options.python, "-m", "vllm.entrypoints.openai.api_server", *pairs, *flags, *options.arguments]
 
     def environment(self, settings: EngineSettings) -> Mapping[str, str]:
-        cache = settings.own(LocalOptions).kv_cache_gib or CPU_CACHE_GIB
+        cache = settings.section(LocalOptions).kv_cache_gib or CPU_CACHE_GIB
         # The endpoints that replace weights belong to vLLM's development mode. The server listens on loopback only.
         allows = "VLLM_SERVER_DEV_MODE" if settings.model.full_weights else "VLLM_ALLOW_RUNTIME_LORA_UPDATING"
         return {allows: "1", "VLLM_CPU_KVCACHE_SPACE": str(max(1, round(cache)))}

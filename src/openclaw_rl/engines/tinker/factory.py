@@ -5,7 +5,7 @@ from pathlib import Path
 
 from openclaw_rl.config.options import ConfigError
 from openclaw_rl.engines.base import EngineUnavailable, Learner, LearnerCapabilities, Sampler, SamplerCapabilities
-from openclaw_rl.engines.factory import EngineSettings, ModelFiles, Resources, TrainerStep
+from openclaw_rl.engines.factory import EngineSettings, LearnerFactory, ModelFiles, Resources, SamplerFactory
 from openclaw_rl.engines.local.options import LocalOptions
 from openclaw_rl.engines.tinker import sdk
 from openclaw_rl.engines.tinker.connection import Account, Connection
@@ -30,14 +30,14 @@ class TinkerFactory:
         """Check what can be known without the service. Raises UserError."""
         if not sdk.installed():
             raise UserError(sdk.MISSING)
-        if not settings.own(TinkerOptions).has_account:
+        if not settings.section(TinkerOptions).has_account:
             raise ConfigError(
                 "The tinker backend needs a key in TINKER_API_KEY or a server in --tinker-base-url; "
                 "or use --backend local."
             )
 
 
-class TinkerSamplerFactory(TinkerFactory):
+class TinkerSamplerFactory(TinkerFactory, SamplerFactory):
     """Samplers at Tinker's service, or at a server with the same API."""
 
     default_model = CLOUD_MODEL
@@ -53,16 +53,13 @@ class TinkerSamplerFactory(TinkerFactory):
             max_context=engine.max_context_tokens,
             max_sequences=engine.max_sequences,
             max_queue=engine.max_queue,
-            stream_chunk=settings.own(TinkerOptions).tinker_stream_chunk,
+            stream_chunk=settings.section(TinkerOptions).tinker_stream_chunk,
             policies=settings.policies_held,
         )
         return TinkerSampler(connection_of(settings, resources), options)
 
-    def start_commands(self, settings: EngineSettings) -> list[list[str]]:
-        return []
 
-
-class TinkerLearnerFactory(TinkerFactory):
+class TinkerLearnerFactory(TinkerFactory, LearnerFactory):
     """Learners at the same service."""
 
     def check(self, settings: EngineSettings) -> None:
@@ -87,9 +84,6 @@ class TinkerLearnerFactory(TinkerFactory):
         )
         return TinkerLearner(connection, sampler, options)
 
-    def trainer_command(self, settings: EngineSettings, step: TrainerStep) -> str:
-        return ""
-
 
 def unsupported(settings: EngineSettings) -> list[tuple[bool, str]]:
     """What cannot be chosen, because the service computes the gradients."""
@@ -105,7 +99,7 @@ def unsupported(settings: EngineSettings) -> list[tuple[bool, str]]:
         (model.lora_dropout > 0, "--lora-dropout: the adapter's input cannot be dropped"),
         (model.lora_alpha is not None, "--lora-alpha: the adapter's scale cannot be chosen"),
         (
-            settings.own(LocalOptions).learner_ranks != "auto",
+            settings.section(LocalOptions).learner_ranks != "auto",
             "--learner-ranks: the learner's processes cannot be chosen",
         ),
         (not halves, "--lora-target-modules: only all of the attention's and all of the MLP's can be chosen"),
@@ -114,7 +108,7 @@ def unsupported(settings: EngineSettings) -> list[tuple[bool, str]]:
 
 def connection_of(settings: EngineSettings, resources: Resources) -> Connection:
     """The one connection that sampler and learner share."""
-    options, key = settings.own(TinkerOptions), os.environ.get("TINKER_API_KEY", "").strip()
+    options, key = settings.section(TinkerOptions), os.environ.get("TINKER_API_KEY", "").strip()
     account = Account(options.tinker_base_url, key, options.tinker_timeout)
     return resources.shared(Connection, lambda: Connection(account))
 
