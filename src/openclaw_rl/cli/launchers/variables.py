@@ -7,12 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from openclaw_rl.api.options import ServerOptions
-from openclaw_rl.app.config import FIELDS
 from openclaw_rl.cli.launchers.scripts import Runs
-from openclaw_rl.config.options import ConfigError, flag, option_of
+from openclaw_rl.config.options import ConfigError, flag
 from openclaw_rl.engines.registry import SAMPLERS, backends
-from openclaw_rl.envs.options import FIELDS as DRIVER_FIELDS
 from openclaw_rl.learn.checkpoints import RECORD, Checkpoints
 
 SERVER, EPISODES, EVALUATION = Runs.SERVER, Runs.EPISODES, Runs.EVALUATION
@@ -101,21 +98,6 @@ VARIABLES = (
     Variable("MASTER_ADDR", meaning="only this machine; another one is refused"),
     Variable("PRM_TEACHER_LOAD", meaning="refused: it names a Megatron checkpoint"),
 )
-#: The variables of the published scripts that options of ours name themselves.
-READ_BY_OPTIONS = (
-    *("PRM_M", "MAJORITY_VOTE_N", "MAJORITY_VOTE_THRESHOLD", "PRM_TEMPERATURE", "SGLANG_API_KEY", "SERVED_MODEL_NAME"),
-    *("OPENCLAW_COMBINE_W_OPD", "OPENCLAW_COMBINE_W_RL", "OPENCLAW_TOPK_W_OPD", "OPENCLAW_TOPK_W_RL"),
-    *("OPENCLAW_TOPK_K", "OPENCLAW_TOPK_MAX_CAND", "OPENCLAW_TOPK_HINT_SELECTION", "OPENCLAW_TOPK_SUBSET_MODE"),
-    *(
-        "OPENCLAW_TOPK_ADV_DIFF_CLIP",
-        "OPENCLAW_RECORD_ENABLED",
-        "WANDB_PROJECT",
-        "NUM_GPUS",
-        "ACTOR_GPUS",
-        "TRAIN_GPUS",
-    ),
-    *("ROLLOUT_GPUS", "PRM_GPUS", "PRM_TEACHER_GPUS", "TP", "PRM_TP", "ENV_TYPE", "PARALLEL_ENVS", "TOOLS_CONFIG"),
-)
 #: Variables that environments read themselves.
 READ_BY_ENVIRONMENTS = {
     "SCREENSHOT_BACKEND": ("run_gui_rl", "playwright; another one is refused"),
@@ -176,29 +158,15 @@ def launchers_table() -> str:
 
 
 def variables_in_words() -> list[tuple[str, str, str]]:
-    """Scripts, option or meaning, and name of each variable."""
+    """Scripts, option or meaning, and name of each variable that docs/options.md does not name."""
     rows = []
     for variable in VARIABLES:
         meaning = f"`{flag(variable.option)}`" if variable.option else variable.meaning
         rows.append((scripts_in_words(variable.scripts), meaning, variable.name))
-    for name in READ_BY_OPTIONS:
-        option = option_named(name)
-        rows.append((scripts_in_words(scripts_with(option)), f"`{flag(option)}`", name))
     rows.append((scripts_in_words((SERVER,)), "`--max-steps`", "MAX_STEPS"))
     for name, (script, meaning) in READ_BY_ENVIRONMENTS.items():
         rows.append((f"`{script}`", meaning, name))
     return rows
-
-
-def option_named(variable: str) -> str:
-    """The option that a variable sets by itself."""
-    return next(n for n, field in {**FIELDS, **DRIVER_FIELDS}.items() if variable in option_of(field).env)
-
-
-def scripts_with(option: str) -> tuple[Runs, ...]:
-    if option in DRIVER_FIELDS:
-        return (EPISODES,)
-    return (SERVER,) if option in ServerOptions.model_fields else LEARN
 
 
 def scripts_in_words(runs: tuple[Runs, ...]) -> str:
