@@ -42,7 +42,7 @@ def create_app(
         redoc_url=None,
         # A path with a slash too many gets an error that names the right one, not a redirect without a body.
         redirect_slashes=False,
-        # FastAPI's own telemetry would send what it sees to wherever the environment says.
+        # FastAPI's telemetry would send what it sees to wherever the environment says.
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
     app.state.server = ServerState(

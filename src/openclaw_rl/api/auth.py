@@ -89,7 +89,8 @@ class LoopbackOnly:
     """
 
     def __init__(self, app: ASGIApp, origins: Sequence[str] = ()) -> None:
-        self.app, self.origins = app, origins
+        self.app = app
+        self.origins = origins
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         refused = refusal(scope["method"], Headers(scope=scope), self.origins) if scope["type"] == "http" else None
@@ -98,7 +99,8 @@ class LoopbackOnly:
 
 def refusal(method: str, headers: Headers, origins: Sequence[str]) -> ApiError | None:
     """The error for a request that is refused without a key; None if the request is allowed."""
-    host, origin = headers.get("host", ""), headers.get("origin")
+    host = headers.get("host", "")
+    origin = headers.get("origin")
     if not is_loopback(f"//{host}"):
         problem = f"Without an API key this server answers only to names of this machine, and {host!r} is not one"
         return ApiError(403, f"{problem}: use 127.0.0.1 or localhost, or {HOW_TO_SET_A_KEY}.", code="foreign_host")

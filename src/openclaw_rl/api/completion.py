@@ -47,8 +47,12 @@ class Completion:
     ) -> None:
         self.id = id_prefix + token_hex(16)
         self._began = time.time()
-        self.prompt, self.params, self.choices = prompt, params, choices
-        self._stream, self._metrics, self._turn = stream, metrics, turn
+        self.prompt = prompt
+        self.params = params
+        self.choices = choices
+        self._stream = stream
+        self._metrics = metrics
+        self._turn = turn
         self._arrived = arrived
         self._batches = aiter(stream)
         self._first: list[SampledToken] | None = None
@@ -69,7 +73,8 @@ class Completion:
         return self._turn is not None
 
     def usage(self) -> dict[str, Any]:
-        prompt, completion = len(self.prompt.ids), sum(len(choice.tokens) for choice in self.choices)
+        prompt = len(self.prompt.ids)
+        completion = sum(len(choice.tokens) for choice in self.choices)
         return {
             "prompt_tokens": prompt,
             "completion_tokens": completion,

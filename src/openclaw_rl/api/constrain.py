@@ -26,7 +26,9 @@ class AnswerRules:
 
     def __init__(self, calls: CallFormat, thinks: bool, constrains: bool) -> None:
         """`thinks`: whether the model may begin with reasoning; `constrains`: whether the sampler can constrain."""
-        self.calls, self.thinks, self.constrains = calls, thinks, constrains
+        self.calls = calls
+        self.thinks = thinks
+        self.constrains = constrains
 
     def constraint(self, request: ChatRequest) -> Constraint | None:
         """The constraint of a request's answers, without regard to reasoning; None if they are free."""
@@ -114,7 +116,8 @@ def schema_text(schema: Mapping[str, Any], param: str) -> str:
 
 def depth_of(value: Any) -> int:
     """How deeply a value is nested; stops counting when it is certain that it is too deep."""
-    depth, level = 0, [value]
+    depth = 0
+    level = [value]
     while level and depth <= MAX_SCHEMA_DEPTH:
         depth += 1
         parts = [part.values() if isinstance(part, dict) else part for part in level if isinstance(part, dict | list)]

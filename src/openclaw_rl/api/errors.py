@@ -35,7 +35,8 @@ ANTHROPIC_ERROR_TYPES = {
     503: "overloaded_error",
 }
 #: The paths of Anthropic's API begin with this, and its clients send this header everywhere.
-ANTHROPIC_PATHS, ANTHROPIC_HEADER = "/v1/messages", "anthropic-version"
+ANTHROPIC_PATHS = "/v1/messages"
+ANTHROPIC_HEADER = "anthropic-version"
 
 
 class ApiError(Exception):
@@ -51,8 +52,10 @@ class ApiError(Exception):
         headers: dict[str, str] | None = None,
     ) -> None:
         super().__init__(message)
-        self.status, self.message = status, message
-        self.code, self.param = code, param
+        self.status = status
+        self.message = message
+        self.code = code
+        self.param = param
         self.headers = headers
 
     def body(self) -> dict[str, Any]:

@@ -8,7 +8,8 @@ from pydantic import model_validator
 
 from openclaw_rl.config.options import Section, option
 
-LOOPBACK, ALL_ADDRESSES = "127.0.0.1", "0.0.0.0"
+LOOPBACK = "127.0.0.1"
+ALL_ADDRESSES = "0.0.0.0"
 #: Hosts that only this machine can reach.
 LOOPBACK_HOSTS = (LOOPBACK, "localhost", "::1")
 #: How keys of OpenAI and of many programs that make keys begin.

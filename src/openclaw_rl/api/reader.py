@@ -26,7 +26,8 @@ MAX_LARGE_BODIES = 8
 #: The most values in a body, the keys of objects not counted. Parsing a value holds up all other requests, for a few
 #: microseconds each; an agent's request with thousands of messages has a quarter of this.
 MAX_VALUES = 50_000
-QUOTE, BACKSLASH = b'"', ord("\\")
+QUOTE = b'"'
+BACKSLASH = ord("\\")
 #: Before each value of an object or a list stands one of these.
 SEPARATORS = b",[{"
 #: Larger bodies are read in a thread, so that other requests do not wait.
@@ -75,7 +76,9 @@ class BodyOf:
     """The body of one request, as a block during which it is held."""
 
     def __init__(self, reader: BodyReader, request: Request, max_bytes: int) -> None:
-        self._reader, self._request, self._max_bytes = reader, request, max_bytes
+        self._reader = reader
+        self._request = request
+        self._max_bytes = max_bytes
         self._size = 0
 
     async def __aenter__(self) -> bytes:
@@ -86,7 +89,8 @@ class BodyOf:
                 message = await self._request.receive()
                 if message["type"] == "http.disconnect":
                     raise ApiError(400, "The client disconnected before it had sent the whole request.")
-                part, more = message.get("body", b""), message.get("more_body", False)
+                part = message.get("body", b"")
+                more = message.get("more_body", False)
                 self._size += len(part)
                 self._reader.hold(len(part))
                 self._reader.check(self._size, self._max_bytes)
@@ -130,7 +134,9 @@ class RequestReader:
     """
 
     def __init__(self, renderer: ChatRenderer, sampler: Sampler, rules: AnswerRules) -> None:
-        self.renderer, self.sampler, self.rules = renderer, sampler, rules
+        self.renderer = renderer
+        self.sampler = sampler
+        self.rules = rules
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="read")
         self._thread_for_large = ThreadPoolExecutor(1, thread_name_prefix="read-large")
 
@@ -213,7 +219,8 @@ def count_values(body: bytes) -> int:
     if at_most <= MAX_VALUES:
         return at_most
     # Many of them may be in strings. Short steps, so that other threads can go on.
-    count, start = 0, 0
+    count = 0
+    start = 0
     while start < len(body) and count <= MAX_VALUES:
         opening = body.find(QUOTE, start)
         count += separators(body[start : opening if opening >= 0 else len(body)])

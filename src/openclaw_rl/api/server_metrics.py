@@ -72,7 +72,7 @@ class RecentActivity:
 
 
 class ServerMetrics:
-    """The counters of one server, in a registry of its own."""
+    """The counters of one server, in a registry that no other server shares."""
 
     def __init__(self, stats: Callable[[], EngineStats]) -> None:
         self.registry = CollectorRegistry()
@@ -80,20 +80,13 @@ class ServerMetrics:
         requests = self._counter("openclaw_requests", "Chat requests by how they ended.", "status")
         self.requests = {status: requests.labels(status) for status in ("ok", "cancelled", "failed", "refused")}
         tokens = self._counter("openclaw_tokens", "Tokens: prompt, cached (part of prompt), completion.", "kind")
-        self.prompt_tokens, self.cached_tokens = tokens.labels("prompt"), tokens.labels("cached")
+        self.prompt_tokens = tokens.labels("prompt")
+        self.cached_tokens = tokens.labels("cached")
         self.completion_tokens = tokens.labels("completion")
-        self.first_token = Histogram(
-            "openclaw_time_to_first_token_seconds",
-            "From a request's arrival to its first token.",
-            buckets=LATENCY_BUCKETS,
-            registry=self.registry,
+        self.first_token = self._latency(
+            "openclaw_time_to_first_token_seconds", "From a request's arrival to its first token."
         )
-        self.duration = Histogram(
-            "openclaw_request_seconds",
-            "From a request's arrival to its last token.",
-            buckets=LATENCY_BUCKETS,
-            registry=self.registry,
-        )
+        self.duration = self._latency("openclaw_request_seconds", "From a request's arrival to its last token.")
         captured = self._counter("openclaw_captured_turns", "Turns recorded, main and side.", "kind")
         self.captured_turns = {kind: captured.labels(kind) for kind in TurnKind}
         self.lost_turns = Counter(
@@ -113,6 +106,9 @@ class ServerMetrics:
 
     def _counter(self, name: str, doc: str, label: str) -> Counter:
         return Counter(name, doc, [label], registry=self.registry)
+
+    def _latency(self, name: str, doc: str) -> Histogram:
+        return Histogram(name, doc, buckets=LATENCY_BUCKETS, registry=self.registry)
 
     def gauge(self, name: str, doc: str, read: Callable[[], float]) -> None:
         Gauge(name, doc, registry=self.registry).set_function(read)

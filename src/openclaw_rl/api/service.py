@@ -82,7 +82,9 @@ class ChatService:
 
         Without `notes`, no request gets notes.
         """
-        self.sampler, self.renderer, self.defaults = sampler, renderer, defaults
+        self.sampler = sampler
+        self.renderer = renderer
+        self.defaults = defaults
         self._parser = choose_parser(renderer.template.text) if tool_parser == "auto" else tool_parser
         thinks = "<think>" in renderer.template.text
         self.rules = AnswerRules(call_format(renderer, self._parser), thinks, sampler.capabilities.constrains)

@@ -1,4 +1,4 @@
-"""Request bodies: the fields of OpenAI's API that have an effect, and our own. Unknown fields are ignored."""
+"""Request bodies: the fields of OpenAI's API that have an effect, and this server's. Unknown fields are ignored."""
 
 from collections.abc import Sequence
 from functools import cached_property
@@ -113,7 +113,8 @@ class Tool(BaseModel):
 
 
 #: All messages or tools of a request at once: a call for each would take twice as long.
-MESSAGES, TOOLS = TypeAdapter(list[ChatMessage]), TypeAdapter(list[Tool])
+MESSAGES = TypeAdapter(list[ChatMessage])
+TOOLS = TypeAdapter(list[Tool])
 
 
 class StreamOptions(WireModel):

@@ -83,9 +83,11 @@ CLIENT_MESSAGES = (
     ("You are performing a CONTEXT CHECKPOINT COMPACTION", "compaction"),
 )
 #: Claude Code asks for a summary with these words, after a varying beginning of at most so many characters.
-SUMMARY_TASK, SUMMARY_TASK_WITHIN = "create a detailed summary of the conversation", 1500
+SUMMARY_TASK = "create a detailed summary of the conversation"
+SUMMARY_TASK_WITHIN = 1500
 #: The requests that Open WebUI writes by itself begin with the first and have one of the others.
-TASK, TASK_PARTS = "### Task:\n", ("### Output:", "<chat_history>")
+TASK = "### Task:\n"
+TASK_PARTS = ("### Output:", "<chat_history>")
 #: Coding agents (Claude Code, Codex) surround a person's words with blocks. This one comes and goes from request to
 #: request, also in older messages.
 REMINDER = "system-reminder"
@@ -182,7 +184,8 @@ def words_between(text: str) -> tuple[int, int]:
 
     Blocks are taken from the beginning and the end only: in between, a person has quoted one.
     """
-    start, end = 0, len(text)
+    start = 0
+    end = len(text)
     for _ in range(MAX_BLOCKS):
         after = after_block(text, start, end)
         if after is None:

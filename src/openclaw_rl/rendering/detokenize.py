@@ -83,14 +83,18 @@ class StreamDecoder:
         # An unfinished character decodes to exactly one U+FFFD, and only the last character can be unfinished.
         certain = text.removesuffix(_REPLACEMENT)
         piece = certain[self._settled :]
-        self._settled, self._in_run, self._holds = len(certain), False, len(certain) < len(text)
+        self._settled = len(certain)
+        self._in_run = False
+        self._holds = len(certain) < len(text)
         return piece
 
     def flush(self) -> str:
         """End of the response: return what was held back, with U+FFFD for bytes that are no character."""
         piece = self._text()[self._settled :] if self._holds else ""
         self._window.clear()
-        self._settled, self._in_run, self._holds = 0, False, False
+        self._settled = 0
+        self._in_run = False
+        self._holds = False
         return piece
 
     def _text(self) -> str:

@@ -63,7 +63,8 @@ class StopMatcher:
 
     def flush(self) -> str:
         """End of the text: return what was held back."""
-        held, self._held = self._held, ""
+        held = self._held
+        self._held = ""
         return held
 
 
@@ -94,12 +95,14 @@ class ReasoningSplitter:
 
     def push(self, text: str) -> list[ChannelText]:
         """Add the next piece of the response; return what has become certain. No returned piece is empty."""
-        held, self._held = self._held, ""
+        held = self._held
+        self._held = ""
         return self._read(held + text)
 
     def flush(self) -> list[ChannelText]:
         """End of the response: return what was held back and is not a tag."""
-        held, self._held = self._held, ""
+        held = self._held
+        self._held = ""
         if self._read == self._begin:
             return _on_channel("content", held)
         return _on_channel("reasoning", held) if self._read == self._in_block else []
@@ -196,7 +199,8 @@ class ResponseParser:
         """Add tokens up to the one that stops the response; return how many were added, and what is certain now."""
         if not self._may_stop:
             return len(token_ids), self._read(self._decoder.push(token_ids))
-        taken, text = 0, ""
+        taken = 0
+        text = ""
         deltas: list[Delta] = []
         for token_id in token_ids:
             taken += 1

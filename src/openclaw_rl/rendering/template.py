@@ -27,7 +27,7 @@ class ChatTemplate:
     """One compiled template. Raises TemplateSyntaxError for a text that is no template.
 
     * The template reads and calls only what Jinja's sandbox allows, and changes none of the values that it is given.
-    * The values must be plain JSON data: the sandbox does not know which methods of other objects are dangerous.
+    * The values must be JSON data: the sandbox does not know which methods of other objects are dangerous.
     """
 
     def __init__(self, text: str) -> None:
@@ -131,7 +131,7 @@ def to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Jinja's own filter escapes HTML, which models were not trained on."""
+    """Jinja's filter escapes HTML, which models were not trained on."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

@@ -171,11 +171,13 @@ class ChatTokenizer:
         """The ids of a rendered chat. Raises TooLong as soon as it is certain that there are more than `at_most`."""
         limit = sys.maxsize if at_most is None else at_most
         ids: list[int] = []
-        start, after = 0, ""
+        start = 0
+        after = ""
         for control in self._controls(text):
             self._add(ids, self._segment(text[start : control.start()], after, control[0]), limit)
             ids.append(self._control[control[0]])
-            start, after = control.end(), control[0]
+            start = control.end()
+            after = control[0]
         self._add(ids, self._segment(text[start:], after, ""), limit)
         return ids
 

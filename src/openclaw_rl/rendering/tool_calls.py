@@ -101,7 +101,9 @@ class HermesToolParser:
         if not calls:
             return self._pass_on(len(_OPEN))
         self._take(edge + len(tag))
-        self._blank, self._in_text, self._after_call = "", False, True
+        self._blank = ""
+        self._in_text = False
+        self._after_call = True
         return [ParsedToolCall(self._new_id(), *call) for call in calls]
 
     def _pass_on(self, length: int) -> list[str | ParsedToolCall]:
@@ -111,7 +113,8 @@ class HermesToolParser:
         return [text] if self._in_text else []
 
     def _take(self, length: int) -> str:
-        taken, self._buffer = self._buffer[:length], self._buffer[length:]
+        taken = self._buffer[:length]
+        self._buffer = self._buffer[length:]
         self._edge = _JsonEdge(len(_OPEN))
         return taken
 
@@ -145,7 +148,8 @@ class LlamaToolParser:
         return _skip_space(self._held, start + len(_PYTHON_TAG)) if tagged else start
 
     def _release(self) -> list[str | ParsedToolCall]:
-        text, self._held = self._held, ""
+        text = self._held
+        self._held = ""
         return [text] if text else []
 
 

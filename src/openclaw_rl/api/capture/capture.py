@@ -41,7 +41,8 @@ class Capture:
         self, ledger: Ledger, renderer: ChatRenderer, metrics: ServerMetrics, notes: NoteGiver | None = None
     ) -> None:
         """Without `notes`, no request gets notes."""
-        self.ledger, self.metrics = ledger, metrics
+        self.ledger = ledger
+        self.metrics = metrics
         self._prompts = PromptMaker(ledger, renderer, notes)
         metrics.gauge(
             "openclaw_capture_suspended",
@@ -82,7 +83,8 @@ class Capture:
 
     def _place(self, incoming: IncomingRequest) -> OpenTurn:
         """The open turn of a request: where it stands among the recorded turns."""
-        request, messages = incoming.request, incoming.chat.messages
+        request = incoming.request
+        messages = incoming.chat.messages
         # A text has other tokens than a chat of the same words, so no chat may continue it.
         owner = f"{incoming.owner} text" if isinstance(request, TextRequest) else incoming.owner
         keys = history.keys(owner, messages)

@@ -32,7 +32,8 @@ SIDE_TURN_INPUTS = (("<session>", "session title"), ("<transcript>", "check of a
 #: Fields of a JSON answer that names a session, and nothing else.
 TITLE_FIELDS = {"title", "isNewTopic", "branch", "emoji"}
 #: What Codex names in its header: requests that no person reads the answer of.
-SUBAGENT_HEADER, SIDE_SUBAGENTS = "x-openai-subagent", {"compact": "compaction", "memory_consolidation": "memory"}
+SUBAGENT_HEADER = "x-openai-subagent"
+SIDE_SUBAGENTS = {"compact": "compaction", "memory_consolidation": "memory"}
 #: Claude Code sends this word to warm a cache.
 WARM_UP = "Warmup"
 #: A question this short, with room for one token in the answer, only looks whether the server answers.

@@ -32,7 +32,8 @@ def find_reaction(turn: OpenTurn) -> Reaction | None:
     - Only words of users and results of tools are a next state. System messages, messages that the client writes by
       itself and commands to the client never are.
     """
-    ledger, ancestor = turn.ledger, turn.ancestor
+    ledger = turn.ledger
+    ancestor = turn.ancestor
     if ancestor is not None:
         # A side turn in between gets no next state, even if the client keeps it in its history.
         main = ledger.main_turn(ancestor.number)
@@ -50,7 +51,8 @@ def reaction_to(waiting: StoredTurn, turn: OpenTurn) -> Reaction | None:
     request = [message for message in waiting.messages if message["role"] != "tools"]
     if history.keys(turn.session.owner, request).request == turn.request_key:
         return None
-    newest, asked = last_answer(messages), next_state(request[last_answer(request) :])
+    newest = last_answer(messages)
+    asked = next_state(request[last_answer(request) :])
     new = next_state(messages[newest:])
     if newest_answer_is(waiting.message, asked, turn, earlier_answers=count_answers(request)):
         return reaction(waiting.number, new)
@@ -60,7 +62,8 @@ def reaction_to(waiting: StoredTurn, turn: OpenTurn) -> Reaction | None:
 
 def newest_answer_is(answer: Message, asked: list[Message], turn: OpenTurn, *, earlier_answers: int) -> bool:
     """Whether the answer to `asked` is the newest one in a request's history, although it was not recognised."""
-    messages, ancestor = turn.incoming.chat.messages, turn.ancestor
+    messages = turn.incoming.chat.messages
+    ancestor = turn.ancestor
     newest = last_answer(messages)
     if not newest:
         return any(client_purpose(content_text(m.get("content"))) == SUMMARY for m in messages)
@@ -106,7 +109,8 @@ def without_beginning(new: list[Message], asked: list[Message]) -> list[Message]
     """What follows in `new` after the messages of `asked`; nothing if it does not begin with them."""
     if not asked or new[: len(asked) - 1] != asked[:-1] or len(new) < len(asked):
         return []
-    first, last = new[len(asked) - 1], asked[-1]
+    first = new[len(asked) - 1]
+    last = asked[-1]
     if not first["content"].startswith(last["content"]):
         return []
     # Clients merge the messages around a deleted answer into one.

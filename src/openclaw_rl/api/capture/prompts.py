@@ -60,8 +60,10 @@ class NoteGiver:
 
     def __init__(self, notes: NoteKeeper, renderer: ChatRenderer, probes_every: int, seed: int) -> None:
         """`probes_every` 0: no note is withheld."""
-        self.notes, self.renderer = notes, renderer
-        self.probes_every, self.seed = probes_every, seed
+        self.notes = notes
+        self.renderer = renderer
+        self.probes_every = probes_every
+        self.seed = seed
 
     def begin(self, owner: str) -> RequestNotes:
         """The notes of a conversation that begins."""
@@ -118,7 +120,8 @@ class PromptMaker:
 
     def choose(self, turn: OpenTurn) -> None:
         """Give an open turn its notes and its prompt, which continues the turn's ancestor."""
-        incoming, ancestor = turn.incoming, turn.ancestor
+        incoming = turn.incoming
+        ancestor = turn.ancestor
         notes = self._notes(turn)
         noted = self.notes.write(incoming, notes) if self.notes else None
         if ancestor is None:
@@ -135,7 +138,8 @@ class PromptMaker:
         )
         if noted is not None:
             turn.ids_without_notes = turn.prompt.ids
-            turn.prompt, turn.continuation = noted.prompt, Continuation.FORKED
+            turn.prompt = noted.prompt
+            turn.continuation = Continuation.FORKED
             # If the ancestor was answered without notes, there are no recorded tokens that have them.
             if without_notes != recorded and self.notes is not None:
                 earlier = self._recorded(ancestor, recorded, partial(self.notes.messages, notes=notes))

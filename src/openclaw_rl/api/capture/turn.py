@@ -96,7 +96,8 @@ class OpenTurn:
         cached_tokens: int,
     ) -> Turn:
         """The turn with one of its choices, which has ended."""
-        request, message = self.incoming.request, choice.message.body()
+        request = self.incoming.request
+        message = choice.message.body()
         given = {"cached_tokens": cached_tokens, "order": choice.message.order}
         details = request.details if isinstance(request, TranslatedRequest) else {}
         return Turn(

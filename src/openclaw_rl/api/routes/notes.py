@@ -74,7 +74,8 @@ async def change_note(number: str, request: Request) -> dict[str, Any]:
     owner = server.keys.owner(request)
     async with server.bodies.read(request) as content:
         body = parse(NoteChange, content)
-    notes, text = server.ledger().notes, body.text
+    notes = server.ledger().notes
+    text = body.text
     topic = await server.operations.topic_of(text) if text else ""
     with errors_of_notes():
         return encode(await notes.edit(owner, read_number(number), text=text, topic=topic, pinned=body.pinned))

@@ -24,7 +24,8 @@ class ChatWire:
     request: ChatRequest
 
     def __init__(self, model: str, tokenizer: Tokenizer) -> None:
-        self.model, self.tokenizer = model, tokenizer
+        self.model = model
+        self.tokenizer = tokenizer
 
     def parse(self, body: bytes) -> ChatRequest:
         self.request = parse_request(body)

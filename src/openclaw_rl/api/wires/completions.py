@@ -93,11 +93,13 @@ def the_prompt(request: CompletionsRequest) -> str | list[int]:
 class CompletionsWire:
     """Implements `Wire`."""
 
-    id_prefix, names = "cmpl-", NAMES
+    id_prefix = "cmpl-"
+    names = NAMES
     request: CompletionsRequest
 
     def __init__(self, model: str, tokenizer: Tokenizer) -> None:
-        self.model, self.tokenizer = model, tokenizer
+        self.model = model
+        self.tokenizer = tokenizer
 
     def parse(self, body: bytes) -> ChatRequest:
         request = self.request = parse_completions(body)

@@ -261,7 +261,8 @@ def session_of(metadata: RequestMetadata | None) -> str | None:
 class MessagesWire:
     """Implements `Wire`. The streamed message and the whole one are made from the same blocks."""
 
-    id_prefix, names = "msg_", NAMES
+    id_prefix = "msg_"
+    names = NAMES
 
     def __init__(self, model: str) -> None:
         self.model = model

@@ -20,7 +20,8 @@ from openclaw_rl.rendering.tool_calls import ParsedToolCall
 from openclaw_rl.types import StoredTurn
 
 #: How the ids of responses begin, and of those whose request had instructions.
-RESPONSE, INSTRUCTED = "resp_", "resp_i_"
+RESPONSE = "resp_"
+INSTRUCTED = "resp_i_"
 #: How clients ask for reasoning as `encrypted_content`.
 ENCRYPTED = "reasoning.encrypted_content"
 #: How the ids of items begin.
@@ -45,7 +46,8 @@ class ItemWriter:
         """A block as an item: message, reasoning or function call; as far as it has grown."""
         head = {"id": self._id(block), "status": status or ("incomplete" if block.is_cut else "completed")}
         if block.call is not None:
-            name, call_id = block.call.name, block.call.id
+            name = block.call.name
+            call_id = block.call.id
             return {"type": "function_call", **head, "call_id": call_id, "name": name, "arguments": block.text}
         content = [part(block)] if block.text else []
         if block.kind == "text":
@@ -111,11 +113,14 @@ class ResponsesWire:
       responses say which of them the recorded system message was.
     """
 
-    id_prefix, names = RESPONSE, NAMES
+    id_prefix = RESPONSE
+    names = NAMES
     request: ResponsesRequest
 
     def __init__(self, model: str, owner: str, ledger: Ledger | None) -> None:
-        self.model, self.owner, self.ledger = model, owner, ledger
+        self.model = model
+        self.owner = owner
+        self.ledger = ledger
 
     def parse(self, body: bytes) -> ChatRequest:
         self.request = parse_responses(body)
@@ -141,7 +146,8 @@ class ResponsesWire:
         return messages[1:] if id.startswith(INSTRUCTED) else messages
 
     async def whole(self, completion: Completion) -> bytes:
-        reader, writer = BlockReader(), self._writer(completion)
+        reader = BlockReader()
+        writer = self._writer(completion)
         async for update in completion:
             for _event in reader.push(update.deltas):
                 pass
@@ -150,7 +156,8 @@ class ResponsesWire:
         return to_json(self._response(completion, [writer.item(block) for block in reader.blocks]))
 
     async def events(self, completion: Completion) -> AsyncIterator[bytes]:
-        reader, writer = BlockReader(), self._writer(completion)
+        reader = BlockReader()
+        writer = self._writer(completion)
         unknown = {"status": "in_progress", "incomplete_details": None, "usage": None}
         # Instructions and tools can be large, and the last event repeats them anyway.
         begun = self._response(completion, []) | unknown | {"instructions": None, "tools": []}
@@ -181,7 +188,8 @@ class ResponsesWire:
         return ItemWriter(completion.id.removeprefix(self.id_prefix), ENCRYPTED in (self.request.include or ()))
 
     def _response(self, completion: Completion, output: list[dict[str, Any]]) -> dict[str, Any]:
-        request, counts = self.request, completion.usage()
+        request = self.request
+        counts = completion.usage()
         repeated = {
             **repeated_fields(request),
             "instructions": request.instructions or None,
@@ -278,7 +286,8 @@ def recorded_details(request: ResponsesRequest, tools: list[dict[str, Any]]) -> 
 
 def stored_response(turn: StoredTurn, model: str) -> dict[str, Any]:
     """The response as it was given. An answer of another wire has no fields that repeat its request."""
-    is_cut, details = turn.finish_reason == "length", turn.details
+    is_cut = turn.finish_reason == "length"
+    details = turn.details
     suffix = turn.completion.removeprefix(INSTRUCTED).removeprefix(RESPONSE)
     writer = ItemWriter(suffix, is_encrypted=details.get("encrypted", False))
     tools: list[Any] = next((message["tools"] for message in turn.messages if message["role"] == "tools"), [])
@@ -312,7 +321,8 @@ def blocks(message: dict[str, Any], order: list[Piece] | None, is_cut: bool) -> 
 
 def deltas(message: dict[str, Any], order: list[Piece] | None) -> Iterator[Delta]:
     """The pieces of a message; without an order, reasoning, then text, then calls."""
-    thoughts, content = message.get("reasoning_content") or "", message.get("content") or ""
+    thoughts = message.get("reasoning_content") or ""
+    content = message.get("content") or ""
     calls = iter(message.get("tool_calls") or ())
     if order is None:
         order = [("reasoning", len(thoughts)), ("text", len(content)), ("call", len(message.get("tool_calls") or ()))]
