@@ -18,7 +18,7 @@ from openclaw_rl.envs.browser.actions import BrowserAction
 from openclaw_rl.envs.browser.chromium import Chromium
 from openclaw_rl.envs.browser.environment import BrowserEnvironment, make_browser
 from openclaw_rl.envs.browser.site_tasks import FAMILIES, LEVELS
-from openclaw_rl.envs.browser.sites.model_page import ModelPage
+from openclaw_rl.envs.browser.sites.site import ModelPage
 from openclaw_rl.envs.connection import EpisodeAnswer, Sampling
 from openclaw_rl.envs.driver import Driver, RolloutPlan
 from openclaw_rl.envs.host import EnvironmentHost

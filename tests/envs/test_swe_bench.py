@@ -19,8 +19,8 @@ from openclaw_rl.config.options import ConfigError
 from openclaw_rl.envs.base import EnvFailed, Environment, Outcome
 from openclaw_rl.envs.registry import make_environment
 from openclaw_rl.envs.swe import bench as swe_bench
+from openclaw_rl.envs.swe.bench import IMAGE_PYTHON, export_clone
 from openclaw_rl.envs.swe.environment import make_swe
-from openclaw_rl.envs.swe.instances import IMAGE_PYTHON, export_clone
 from openclaw_rl.envs.swe.suites import read_results
 from openclaw_rl.sandbox.base import remove_folder
 from support.swe_policies import call, needs_sandbox, said, text

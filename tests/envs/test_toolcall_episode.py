@@ -5,9 +5,8 @@ import pytest
 from openclaw_rl.envs.base import Message, Step
 from openclaw_rl.envs.calls import ExpectedCall
 from openclaw_rl.envs.checks import checked_step
-from openclaw_rl.envs.toolcall.builtin_tools import BuiltinToolbox, normalise
-from openclaw_rl.envs.toolcall.episode import ToolEpisode
-from openclaw_rl.envs.toolcall.scoring import Goal, answers
+from openclaw_rl.envs.toolcall.builtin import BuiltinToolbox, normalise
+from openclaw_rl.envs.toolcall.episode import Goal, ToolEpisode, answers
 from support.policies import attempt, calls, says
 
 PRODUCT = ExpectedCall("calculate", {"operation": "multiply", "a": 12, "b": 34})

@@ -9,8 +9,8 @@ from openclaw_rl.envs.browser.episode import BrowserEpisode
 from openclaw_rl.envs.browser.page import WebPage
 from openclaw_rl.envs.browser.scenes import SiteScene
 from openclaw_rl.envs.browser.site_tasks import FAMILIES, SiteTasks
-from openclaw_rl.envs.browser.sites.model_page import ModelPage
 from openclaw_rl.envs.browser.sites.parts import Page
+from openclaw_rl.envs.browser.sites.site import ModelPage
 from support.policies import Policy, says
 
 

@@ -10,10 +10,9 @@ from openclaw_rl.envs.base import Message, Task
 from openclaw_rl.envs.browser.actions import TOOL_NAME, BrowserAction
 from openclaw_rl.envs.browser.chromium import Chromium
 from openclaw_rl.envs.browser.scenes import SiteScene
-from openclaw_rl.envs.browser.sites.model_page import ModelPage, solve
 from openclaw_rl.envs.browser.sites.search import Searches
 from openclaw_rl.envs.browser.sites.shop import Shops
-from openclaw_rl.envs.browser.sites.site import SiteDraft, SiteFamily
+from openclaw_rl.envs.browser.sites.site import ModelPage, SiteDraft, SiteFamily, solve
 from openclaw_rl.envs.choices import checked_examples, checked_split, digest, several
 
 FAMILIES: Mapping[str, SiteFamily] = {"search": Searches(), "shop": Shops()}

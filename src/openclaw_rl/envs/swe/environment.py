@@ -13,11 +13,10 @@ from openclaw_rl.config.options import ConfigError
 from openclaw_rl.envs.base import Environment, Message, Task
 from openclaw_rl.envs.choices import checked_examples, checked_split, digest, several
 from openclaw_rl.envs.swe.assert_tests import BARE_PYTHON, AssertSuite
-from openclaw_rl.envs.swe.bench import SweBench
+from openclaw_rl.envs.swe.bench import SweBench, read_instances
 from openclaw_rl.envs.swe.bugs import KINDS
 from openclaw_rl.envs.swe.edit_blocks import EditBlock
 from openclaw_rl.envs.swe.episode import RepositoryEpisode, TestGoal
-from openclaw_rl.envs.swe.instances import read_instances
 from openclaw_rl.envs.swe.planting import BugDraft, draw, draw_examples
 from openclaw_rl.envs.swe.repository import Repository, TextTree
 from openclaw_rl.envs.swe.suites import Interpreter, check_python

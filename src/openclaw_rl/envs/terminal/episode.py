@@ -11,8 +11,17 @@ from typing import Any
 
 from openclaw_rl.envs.base import EnvFailed, Message, Outcome, Step, Tool
 from openclaw_rl.envs.terminal.commands import GivenCommand, read_command, results_for
-from openclaw_rl.envs.terminal.workspace import WorkspaceItem, WorkspaceTooLarge, fill, look, read_bytes
-from openclaw_rl.envs.terminal.workspace_score import CheckResult, WorkspaceScore, same_text, score
+from openclaw_rl.envs.terminal.workspace import (
+    CheckResult,
+    WorkspaceItem,
+    WorkspaceScore,
+    WorkspaceTooLarge,
+    fill,
+    look,
+    read_bytes,
+    same_text,
+    score,
+)
 from openclaw_rl.sandbox.base import Sandbox, give_folder, remove_folder
 from openclaw_rl.sandbox.programs import EndReason, even_if_cancelled
 from openclaw_rl.sandbox.shell import Shell, ShellResult

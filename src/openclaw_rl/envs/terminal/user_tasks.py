@@ -16,7 +16,7 @@ from openclaw_rl.config.options import ConfigError
 from openclaw_rl.envs.base import Outcome, Task
 from openclaw_rl.envs.choices import checked_split, digest
 from openclaw_rl.envs.terminal.episode import SEVERAL_COMMANDS, TerminalEpisode, TerminalLimits
-from openclaw_rl.envs.terminal.workspace_score import RAN_WEIGHT
+from openclaw_rl.envs.terminal.workspace import RAN_WEIGHT
 from openclaw_rl.sandbox.base import Sandbox, remove_folder
 from openclaw_rl.sandbox.kinds import ContainerSandbox
 from openclaw_rl.sandbox.programs import EndReason

@@ -1,14 +1,26 @@
-"""The folder that a task is about: how it is filled, and what is in it. Nothing in it is trusted.
+"""The folder that a task is about: how it is filled, what is in it, and how it is scored. Nothing in it is trusted.
 
 An entry of a task is a text (a file), or a mapping with "text", "dir", "json" or "any", and optionally "mode".
+
+- A goal is something that a task changes: an entry that has to be there, one that has to be gone, or a check.
+- Everything else that was so at the start has to stay: entries with their modes, and checks. Nothing else may be there.
+
+    progress = share of the goals that are met
+    kept     = what stayed / (what has to stay + entries that do not belong there)
+    reward   = 1 if all goals are met and kept is 1, else 0.1 · ran + 0.7 · progress · kept
+
+`ran` is 1 if a command ended with status 0.
 """
 
+import json
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
+
+from openclaw_rl.envs.schema import same_json
 
 FILE, FOLDER, LINK, OTHER = "file", "folder", "link", "other"
 #: Modes of what a task brings, unless it says otherwise.
@@ -18,6 +30,11 @@ MAX_ENTRIES, MAX_BYTES = 5_000, 32 << 20
 #: Entries at the top that programs leave in a home folder by themselves.
 LEFT_BY_PROGRAMS = frozenset({".cache", ".config", ".local", ".gitconfig", ".bash_history", ".lesshst"})
 GIT = ".git"
+RAN_WEIGHT, PROGRESS_WEIGHT = 0.1, 0.7
+#: How many problems a hint names.
+MAX_NAMED = 3
+#: How much of a wanted text a hint repeats.
+MAX_SHOWN = 60
 
 
 class WorkspaceTooLarge(Exception):
@@ -108,3 +125,125 @@ def read_bytes(path: Path, room: int) -> bytes:
     opened = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     with open(opened, "rb") as file:
         return file.read(room)
+
+
+Workspace = Mapping[str, WorkspaceItem]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkspaceScore:
+    """What is right in a workspace, and what is wrong."""
+
+    progress: float
+    kept: float
+    problems: tuple[str, ...] = ()
+    """What is wrong, each as a sentence."""
+
+    @property
+    def solved(self) -> bool:
+        return not self.problems
+
+    def reward(self, *, ran: bool) -> float:
+        return 1.0 if self.solved else RAN_WEIGHT * ran + PROGRESS_WEIGHT * self.progress * self.kept
+
+    @property
+    def hint(self) -> str:
+        return " ".join(self.problems[:MAX_NAMED])
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """One check of a task."""
+
+    problem: str
+    """What is wrong, as a sentence; empty if nothing."""
+    kept: bool
+    """Whether it was so from the start, and only had to stay."""
+
+
+def score(
+    before: Workspace, after: Workspace, changes: Mapping[str, Any], checks: Sequence[CheckResult]
+) -> WorkspaceScore:
+    """Compare a workspace with what it should be.
+
+    `changes` has the entries that a task changes, None for those that have to be gone. An entry that may have any
+    content and was there from the start only has to stay.
+    """
+    problems = {path: problem_with(path, entry, before, after) for path, entry in changes.items()}
+    any_content = {path for path, entry in changes.items() if isinstance(entry, Mapping) and entry.get("any")}
+    goals = [problem for path, problem in problems.items() if path not in any_content & before.keys()]
+    goals += [check.problem for check in checks if not check.kept]
+    staying = [_harm(path, before, after) for path in before if not _belongs(path, changes)]
+    staying += [problems[path] for path in any_content if path in before]
+    staying += [check.problem for check in checks if check.kept]
+    extra = _extra(before, after, changes)
+    unmet, harm = [*filter(None, goals)], [*filter(None, staying)]
+    progress = 1 - len(unmet) / len(goals) if goals else 1.0
+    kept = (len(staying) - len(harm)) / (len(staying) + len(extra)) if staying or extra else 1.0
+    return WorkspaceScore(progress, kept, (*unmet, *harm, *(f"{path} does not belong there." for path in extra)))
+
+
+def _harm(path: str, before: Workspace, after: Workspace) -> str:
+    if after.get(path) == before[path]:
+        return ""
+    return f"{path} must not be {'changed' if path in after else 'deleted'}."
+
+
+def problem_with(path: str, entry: Any, before: Workspace, after: Workspace) -> str:
+    """Why a goal is not met, as a sentence; empty if it is met."""
+    item = after.get(path)
+    if entry is None:
+        return "" if item is None else f"{path} must be gone."
+    if item is None:
+        return f"{path} is missing."
+    wanted = entry if isinstance(entry, Mapping) else {"text": entry}
+    if item.kind != (FOLDER if wanted.get("dir") else FILE):
+        return f"{path} must be a {'folder' if wanted.get('dir') else 'file'}."
+    if "text" in wanted and not same_text(item.content, wanted["text"]):
+        return f"{path} must contain {_shown(wanted['text'])}."
+    if "json" in wanted and not _same_value(item.content, wanted["json"]):
+        return f"{path} must contain the JSON {_shown(json.dumps(wanted['json']))}."
+    if "mode" in wanted and item.mode != wanted["mode"]:
+        return f"{path} must have the mode {wanted['mode']:o}, not {item.mode:o}."
+    if "mode" not in wanted and path in before and item.mode != before[path].mode:
+        return f"{path} must keep the mode {before[path].mode:o}."
+    return ""
+
+
+def same_text(content: bytes, text: str) -> bool:
+    """Whether a file has a text, whatever spaces stand at the ends of its lines and whether its last line ends."""
+    return [line.strip() for line in content.decode("utf-8", "replace").strip().splitlines()] == [
+        line.strip() for line in text.strip().splitlines()
+    ]
+
+
+def _same_value(content: bytes, wanted: Any) -> bool:
+    try:
+        return same_json(json.loads(content), wanted)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _belongs(path: str, changes: Mapping[str, Any]) -> bool:
+    """Whether an entry is one that a task changes, or is in a folder that has to be gone."""
+    return path in changes or any(changes.get(parent, "") is None for parent in _parents(path))
+
+
+def _extra(before: Workspace, after: Workspace, changes: Mapping[str, Any]) -> list[str]:
+    """The entries that were not there and are not wanted; what is in such a folder is not counted."""
+    folders = {parent for path, entry in changes.items() if entry is not None for parent in _parents(path)}
+    return _topmost([path for path in after if path not in before and path not in changes and path not in folders])
+
+
+def _topmost(paths: Sequence[str]) -> list[str]:
+    listed = set(paths)
+    return [path for path in paths if not any(parent in listed for parent in _parents(path))]
+
+
+def _parents(path: str) -> list[str]:
+    return [str(parent) for parent in PurePosixPath(path).parents][:-1]
+
+
+def _shown(text: str) -> str:
+    text = text.strip()
+    return json.dumps(text if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + "…", ensure_ascii=False)

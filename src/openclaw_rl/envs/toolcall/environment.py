@@ -11,10 +11,8 @@ from openclaw_rl.config.options import ConfigError
 from openclaw_rl.envs.base import Environment, Message, Task
 from openclaw_rl.envs.calls import ExpectedCall
 from openclaw_rl.envs.choices import checked_examples, checked_split, digest, several
-from openclaw_rl.envs.toolcall.builtin_tasks import KINDS, Draft, run
-from openclaw_rl.envs.toolcall.builtin_tools import TOOLS, BuiltinToolbox, normalise
-from openclaw_rl.envs.toolcall.episode import ToolEpisode
-from openclaw_rl.envs.toolcall.scoring import Goal
+from openclaw_rl.envs.toolcall.builtin import KINDS, TOOLS, BuiltinToolbox, Draft, normalise, run
+from openclaw_rl.envs.toolcall.episode import Goal, ToolEpisode
 from openclaw_rl.envs.toolcall.user_tools import UserTools
 
 #: Level → what it asks for.

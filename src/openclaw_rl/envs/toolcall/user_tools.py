@@ -24,8 +24,7 @@ from pydantic import Field, StrictFloat, StrictInt, StrictStr, ValidationError, 
 from openclaw_rl.config.options import ConfigError, read_text
 from openclaw_rl.envs.base import EnvFailed, Message, Outcome, Task
 from openclaw_rl.envs.calls import ExpectedCall
-from openclaw_rl.envs.toolcall.episode import ToolEpisode
-from openclaw_rl.envs.toolcall.scoring import Goal
+from openclaw_rl.envs.toolcall.episode import Goal, ToolEpisode
 from openclaw_rl.envs.toolcall.user_config import OPTION, StrictPart, read_tools_config
 from openclaw_rl.envs.toolcall.user_toolbox import UserToolbox
 from openclaw_rl.plugins import describe, load_plugin
