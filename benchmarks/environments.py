@@ -80,7 +80,7 @@ class Unwatched:
 def serve(port: int) -> None:
     from openclaw_rl.api.app import create_app
     from openclaw_rl.api.service import ChatService, SamplingDefaults
-    from openclaw_rl.ledger.ledger import Ledger
+    from openclaw_rl.ledger.store import Ledger
     from openclaw_rl.rendering.chat import ChatRenderer
 
     renderer = ChatRenderer(model_folder())

@@ -68,7 +68,7 @@ def serve_ours(port: int, context: int, mb: float) -> None:
 
     from openclaw_rl.api.app import create_app
     from openclaw_rl.api.service import ChatService, SamplingDefaults
-    from openclaw_rl.ledger.ledger import Ledger
+    from openclaw_rl.ledger.store import Ledger
 
     chats = renderer()
     sampler = InstantSampler([*chats.tokenizer.backend.encode(ANSWER).ids, *chats.tokenizer.eos_ids])

@@ -25,8 +25,8 @@ from openclaw_rl.judge.judges.llm import question_chat
 from openclaw_rl.judge.judges.panel import JudgePanel
 from openclaw_rl.judge.loop import JudgeLoop, JudgeMetrics
 from openclaw_rl.judge.rules import read_reply
-from openclaw_rl.ledger import changes
-from openclaw_rl.ledger.ledger import Ledger
+from openclaw_rl.ledger.store import Ledger
+from openclaw_rl.ledger.turns import ready_turns, record_turn, set_next_state
 from openclaw_rl.methods.options import MethodOptions
 from openclaw_rl.methods.rl import Rl
 from openclaw_rl.rendering.chat import ChatRenderer
@@ -88,15 +88,15 @@ async def judge_all(folder: Path, turns: int) -> float:
 
     def fill(db: object) -> None:
         for number in range(turns):
-            stored = changes.record_turn(db, a_turn(number), "bench", None, 0, State.AWAITING)
-            changes.set_next_state(db, stored, reply(number))
+            stored = record_turn(db, a_turn(number), "bench", None, 0, State.AWAITING)
+            set_next_state(db, stored, reply(number))
 
-    ledger.writer.submit(fill).result()
+    ledger.submit(fill).result()
     metrics = JudgeMetrics(CollectorRegistry())
     loop = JudgeLoop(ledger, JudgePanel([Explicit(), FeedbackReader()]), None, Rl(MethodOptions(method="rl")), metrics)
     started = time.perf_counter()
     running = asyncio.create_task(loop.run())
-    while ledger.ready_turns((), 1):
+    while ledger.read(ready_turns, (), 1):
         await asyncio.sleep(0.01)
     seconds = time.perf_counter() - started
     running.cancel()

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from common import machine, percentile, sized, table, verdict
 
-from openclaw_rl.ledger import changes
-from openclaw_rl.ledger.ledger import Ledger
 from openclaw_rl.ledger.schema import FILE, connect, migrate
+from openclaw_rl.ledger.store import Ledger
+from openclaw_rl.ledger.turns import capture, find_ancestor
 from openclaw_rl.rendering import history
 from openclaw_rl.types import Continuation, SamplingParams, SessionKey, Turn, TurnKind
 
@@ -78,7 +78,7 @@ def one_by_one(directory: Path, turns: list[Turn]) -> float:
     start = time.perf_counter()
     for turn in turns:
         db.execute("BEGIN IMMEDIATE")
-        changes.capture(db, [turn], "bench", None, 0)
+        capture(db, [turn], "bench", None, 0)
         db.execute("COMMIT")
     return len(turns) / (time.perf_counter() - start)
 
@@ -123,7 +123,7 @@ async def growing_session(directory: Path) -> dict[int, float]:
         messages = [*messages, dict(turn.message), {"role": "user", "content": words(40)}]
         parent = number
         if number in (1, 10, 20, 30):
-            ledger.writer.submit(lambda db: None).result()
+            ledger.submit(lambda db: None).result()
             connect(directory / FILE).execute("PRAGMA wal_checkpoint(TRUNCATE)")
             sizes[number] = (directory / FILE).stat().st_size / 1000
     ledger.close()
@@ -138,13 +138,13 @@ async def finding(directory: Path) -> list[float]:
         messages = [{"role": "user", "content": f"question {number} {words(20)}"}]
         turn = make_turn(f"s{number}", messages, ids(50), words(20), None)
         conversations.append([*messages, dict(turn.message), {"role": "user", "content": "and now?"}])
-        ledger.writer.submit(lambda db, turn=turn: changes.capture(db, [turn], "bench", None, 0))
-    ledger.writer.submit(lambda db: None).result()
+        ledger.submit(lambda db, turn=turn: capture(db, [turn], "bench", None, 0))
+    ledger.submit(lambda db: None).result()
     latencies = []
     for messages in random.sample(conversations, SEARCHES):
         start = time.perf_counter()
         keys = history.keys("bench", messages)
-        found = ledger.find_ancestor("bench", keys.ends, None, set())
+        found = ledger.read(find_ancestor, "bench", keys.ends, None, set())
         latencies.append((time.perf_counter() - start) * 1e3)
         if found is None:
             raise RuntimeError("a session was not found")

@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 from common import machine, percentile, sized, table, verdict
 
-from openclaw_rl.ledger import changes, updates, verdicts
+from openclaw_rl.ledger import states, training, turns, verdicts
 from openclaw_rl.types import (
     Continuation,
     SampleKind,
@@ -82,18 +82,18 @@ def fill(db: sqlite3.Connection) -> None:
     step = 0
     for count in range(TURNS):
         session = "long" if count < LONG_SESSION else f"s{(count - LONG_SESSION) // TURNS_IN_A_SESSION}"
-        turn = changes.record_turn(db, make_turn(count, session), "bench", None, 0, State.AWAITING)
+        turn = turns.record_turn(db, make_turn(count, session), "bench", None, 0, State.AWAITING)
         if count % 8 == 7:
-            changes.move(db, turn, State.DROPPED, "superseded: the client asked again")
+            states.move(db, turn, State.DROPPED, "superseded: the client asked again")
             continue
-        changes.set_next_state(db, turn, [{"role": "user", "content": "Thank you."}])
+        turns.set_next_state(db, turn, [{"role": "user", "content": "Thank you."}])
         verdicts.record(db, turn, Verdict(1.0 if count % 3 else -1.0, Source.LLM), SampleKind.RL, "", 0)
         if count % 2:
-            changes.move(db, turn, State.BATCHED)
+            states.move(db, turn, State.BATCHED)
             batch.append(turn)
         if len(batch) == BATCH:
             step += 1
-            updates.apply(db, step, step, batch, a_report(step).as_json(), step - 1)
+            training.apply_step(db, step, step, batch, a_report(step).as_json(), step - 1)
             batch = []
 
 
@@ -141,7 +141,7 @@ def main() -> None:
         model, run = Path(scratch) / "model", Path(scratch) / "run"
         with live_page(save_tiny_model(model), run) as page:
             begun = time.perf_counter()
-            page.ledger.writer.submit(fill).result()
+            page.ledger.submit(fill).result()
             seconds = time.perf_counter() - begun
             rows = measure(page)
             head = ["view", "first time", "median", "slowest", "size"]

@@ -25,7 +25,7 @@ import uvicorn
 from common import machine, model_folder, percentile, sized, table, verdict
 
 from openclaw_rl.engines.base import EngineLimits, EngineStats, SamplerCapabilities
-from openclaw_rl.ledger.ledger import Ledger
+from openclaw_rl.ledger.store import Ledger
 from openclaw_rl.types import BASE_VERSION, FinishReason, SampledToken, SampleRequest
 
 CLIENTS = sized(64, 4)

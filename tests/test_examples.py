@@ -15,7 +15,8 @@ from openclaw_rl.engines.custom import CustomSampler
 from openclaw_rl.judge.judges.base import Case
 from openclaw_rl.judge.judges.custom import CustomJudge
 from openclaw_rl.learn.gate import read_items
-from openclaw_rl.ledger.ledger import Ledger
+from openclaw_rl.ledger.store import Ledger
+from openclaw_rl.ledger.turns import load_turn, ready_turns
 from openclaw_rl.losses.custom import load_loss
 from openclaw_rl.losses.policy import PolicyLoss
 from openclaw_rl.methods.options import MethodOptions
@@ -126,7 +127,7 @@ def test_the_rollout_asks_and_rewards_through_the_api(bench: Bench, monkeypatch:
     asyncio.run(rollout.run(f"{bench.url}/v1"))
     assert bench.service.capture is not None
     ledger = bench.service.capture.ledger
-    turns = [ledger.load_turn(number) for number in ledger.ready_turns((), 9)]
+    turns = [ledger.read(load_turn, number) for number in ledger.read(ready_turns, (), 9)]
     assert [[(said.score, said.source) for said in turn.feedback] for turn in turns] == [
         [(-1.0, Source.ENVIRONMENT)] for _ in range(3)
     ]

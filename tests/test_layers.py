@@ -58,8 +58,6 @@ KNOWN_SLIVERS: set[str] = {
     "learn/batches.py",
     "learn/recovery.py",
     "learn/warming.py",
-    "ledger/retirement.py",
-    "ledger/states.py",
 }
 KNOWN_SHARED_FILE_NAMES: set[str] = {
     "build.py",

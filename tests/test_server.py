@@ -24,7 +24,7 @@ from openclaw_rl.app.checks import model_folder
 from openclaw_rl.app.config import Config
 from openclaw_rl.errors import UserError
 from openclaw_rl.learn.checkpoints import Checkpoints
-from openclaw_rl.ledger import episodes
+from openclaw_rl.ledger import deletion
 from openclaw_rl.ledger.lock import FILE as SERVER
 from openclaw_rl.ledger.schema import FILE
 from support.commands import run_command
@@ -87,7 +87,7 @@ def test_a_start_finishes_a_deletion_that_was_killed(tiny_model: Path, tmp_path:
         book.capture(a_turn(session))
         (tmp_path / "screenshots" / session).mkdir(parents=True)
     # The ledger's part alone: the program was killed before it came to the screenshots.
-    book.change(episodes.forget, [1])
+    book.change(deletion.delete_sessions, [1])
     book.close()
     with serving(SERVE, tiny_model, "--run-dir", str(tmp_path), *SERVES_ONLY):
         assert [path.name for path in (tmp_path / "screenshots").iterdir()] == ["two"]

@@ -18,7 +18,8 @@ from openclaw_rl.engines import transaction as transaction_module
 from openclaw_rl.engines.tinker import connection as connection_module
 from openclaw_rl.learn import loop as loop_module
 from openclaw_rl.learn.checkpoints import Checkpoints
-from openclaw_rl.ledger.ledger import Ledger
+from openclaw_rl.ledger.store import Ledger
+from openclaw_rl.ledger.turns import load_turn
 from support.tinker_double import NEW_SDK, RANK, Cloud, status_error, tinker
 
 ASK = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 12}
@@ -204,7 +205,7 @@ async def test_recorded_log_probs_are_raw_on_a_service_whose_own_are_not(
     async with serving(tiny_model, run_dir, method="topk-select") as client:
         await ask(client, temperature=0.6, top_p=0.9)
     ledger = Ledger(run_dir)
-    turn = ledger.load_turn(1)
+    turn = ledger.read(load_turn, 1)
     ledger.close()
     assert turn.top is not None
     size, k = turn.top.ids.shape

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from openclaw_rl.app import training
+from openclaw_rl.app import train as training
 from openclaw_rl.app.background import BackgroundLoops
 from openclaw_rl.app.config import Config
 from openclaw_rl.app.console import TurnsBar

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from openclaw_rl.cli import main
-from openclaw_rl.ledger import changes, episodes, queries
+from openclaw_rl.ledger import deletion, pages, states
 from openclaw_rl.ledger.schema import FILE, connect
+from openclaw_rl.ledger.turns import add_feedback, load_turn, set_next_state, turn_numbers
 from openclaw_rl.rendering.chat import ChatRenderer
 from openclaw_rl.types import (
     Continuation,
@@ -59,7 +60,7 @@ class Run:
 
     def turns(self) -> list[StoredTurn]:
         with connect(self.folder / FILE, readonly=True) as db:
-            return [queries.load_turn(db, number) for number in queries.turn_numbers(db)]
+            return [load_turn(db, number) for number in turn_numbers(db)]
 
 
 @pytest.fixture
@@ -187,7 +188,7 @@ def test_imported_turns_wait_to_be_scored(run: Run, renderer: ChatRenderer) -> N
     [
         ({"type": "side"}, "imported as not trainable"),
         ({"trainable": False}, "imported as not trainable"),
-        ({"next_state": None}, changes.NO_NEXT_STATE),
+        ({"next_state": None}, states.NO_NEXT_STATE),
     ],
 )
 def test_what_cannot_be_trained_on_is_imported_as_dropped(run: Run, written: dict, reason: str) -> None:
@@ -199,7 +200,7 @@ def test_what_cannot_be_trained_on_is_imported_as_dropped(run: Run, written: dic
 def test_an_imported_session_is_over_and_another_import_of_its_name_goes_on(run: Run) -> None:
     run.imports(line("a"))
     with connect(run.folder / FILE, readonly=True) as db:
-        (summary,) = queries.sessions(db)
+        (summary,) = pages.session_summaries(db)
     assert (summary.closed, summary.source, summary.turns) == (True, "import", 1)
 
 
@@ -227,7 +228,7 @@ def episode_line(session: str, *turns: dict[str, Any], **episode: Any) -> str:
 
 def imported_episodes(run: Run) -> dict[str, EpisodeSummary]:
     with connect(run.folder / FILE, readonly=True) as db:
-        return {summary.key.id: summary.episode for summary in queries.sessions(db) if summary.episode}
+        return {summary.key.id: summary.episode for summary in pages.session_summaries(db) if summary.episode}
 
 
 def test_an_attempt_that_came_too_late_comes_back_as_failed_and_outside_its_group(run: Run, tmp_path: Path) -> None:
@@ -276,7 +277,7 @@ def test_a_group_that_lost_attempts_is_exported_with_a_size_that_can_be_imported
     book = Book(tmp_path / "recorded")
     for name in "ab":
         attempt(book, "g", name, 1.0)
-    book.change(episodes.forget, [book.scalar("SELECT number FROM sessions WHERE id = 'a'")])
+    book.change(deletion.delete_sessions, [book.scalar("SELECT number FROM sessions WHERE id = 'a'")])
     book.close()
     lines = Run(book.folder, run.model, run.capsys).exports()
     assert run.imports("\n".join(map(json.dumps, lines)))[:2] == (0, "1 turn imported, 0 lines refused")
@@ -295,7 +296,7 @@ def test_what_is_added_to_an_episode_that_has_ended_is_dropped(run: Run) -> None
     assert imported_episodes(run)["a"].reward == 1
     assert [(turn.state, turn.reason) for turn in run.turns()] == [
         (State.CAPTURED, ""),
-        (State.DROPPED, changes.EPISODE_ENDED),
+        (State.DROPPED, states.EPISODE_ENDED),
     ]
 
 
@@ -314,11 +315,11 @@ def recorded(tmp_path: Path) -> Iterator[Book]:
     ]
     tools = {"role": "tools", "tools": [{"type": "function", "function": {"name": "look"}}]}
     first = book.capture(a_turn("s", messages=[tools, *asked], message=called, top=LIKELY))
-    book.change(changes.set_next_state, first, results)
+    book.change(set_next_state, first, results)
     answer = {"role": "assistant", "content": "In the wood."}
     last = a_turn("s", messages=[tools, *asked, called, *results], message=answer)
     book.capture(last)
-    book.change(changes.add_feedback, "me", last.completion, 0, Feedback(1.0, "right"))
+    book.change(add_feedback, "me", last.completion, 0, Feedback(1.0, "right"))
     book.capture(a_side_turn("s"))
     book.capture(a_turn("t", owner="you"))
     yield book
@@ -378,7 +379,7 @@ def test_equal_session_names_of_two_owners_survive_export_and_import(tmp_path: P
 def test_jsonl_has_everything_a_turn_a_line(recorded: Book, run: Run) -> None:
     lines = Run(recorded.folder, run.model, run.capsys).exports("jsonl")
     assert len(lines) == 4
-    for number, told in zip(queries.turn_numbers(recorded.db), lines, strict=True):
+    for number, told in zip(turn_numbers(recorded.db), lines, strict=True):
         turn = recorded.read(number)
         assert told["number"] == number
         assert told["session"] == list(turn.session)

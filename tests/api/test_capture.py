@@ -479,7 +479,7 @@ def test_an_answer_that_nobody_waited_for_is_not_stored(bench: Recording) -> Non
 
 def test_a_locked_ledger_does_not_stop_the_server(bench: Recording, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.ledger.writer._connection.execute("PRAGMA busy_timeout = 50")
-    monkeypatch.setattr("openclaw_rl.ledger.writer.RETRY_SECONDS", 0.1)
+    monkeypatch.setattr(bench.ledger.writer, "retry_seconds", 0.1)
     blocker = sqlite3.connect(
         bench.db.execute("PRAGMA database_list").fetchone()["file"], isolation_level=None, check_same_thread=False
     )

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from openclaw_rl.api.capture.classify import classify, named_session, new_session_name
 from openclaw_rl.api.wire import ChatRequest
-from openclaw_rl.ledger import queries
-from openclaw_rl.ledger.ledger import Ledger
 from openclaw_rl.ledger.schema import FILE, connect
+from openclaw_rl.ledger.store import Ledger
+from openclaw_rl.ledger.turns import Ancestor, find_ancestor, last_waiting, load_turn, turn_numbers
 from openclaw_rl.rendering.clients import CONTEXT_MARK, TRANSIENT, client_purpose, is_passing, user_words
 from openclaw_rl.types import SessionKey, State, TurnKind
 from support.harness import Bench, running
@@ -432,10 +432,10 @@ def test_owners_with_the_same_session_name_stay_apart(tmp_path: Path) -> None:
     turns = {owner: book.capture(a_turn(name, owner, end_key=b"same")) for owner in ("alice", "bob")}
     for owner, number in turns.items():
         key = SessionKey(owner, name)
-        assert list(queries.turn_numbers(book.db, key)) == [number]
-        assert book.ledger.last_waiting(key) == number
-        ancestor = book.ledger.find_ancestor(owner, [(2, b"same")], name, set())
-        assert ancestor == queries.Ancestor(number, key, 2)
+        assert list(turn_numbers(book.db, key)) == [number]
+        assert book.ledger.read(last_waiting, key) == number
+        ancestor = book.ledger.read(find_ancestor, owner, [(2, b"same")], name, set())
+        assert ancestor == Ancestor(number, key, 2)
     book.close()
 
 
@@ -457,7 +457,7 @@ def test_a_heartbeat_in_between_does_not_keep_the_user_s_words_from_the_turn_the
         told = ask([*told, user(f"{STAMP}Then make one.")], "Made.")
     ledger.close()
     with connect(tmp_path / FILE, readonly=True) as db:
-        first, heartbeat, last = (queries.load_turn(db, number) for number in queries.turn_numbers(db))
+        first, heartbeat, last = (load_turn(db, number) for number in turn_numbers(db))
     assert [turn.kind for turn in (first, heartbeat, last)] == [TurnKind.MAIN, TurnKind.SIDE, TurnKind.MAIN]
     assert len({first.session, heartbeat.session, last.session}) == 1
     assert first.state is State.READY

@@ -8,7 +8,8 @@ import httpx
 import pytest
 
 from openclaw_rl.api.options import ApiKey
-from openclaw_rl.ledger.ledger import Ledger
+from openclaw_rl.ledger.store import Ledger
+from openclaw_rl.ledger.turns import load_turn, open_conversations
 from support.harness import Bench, running
 
 HELLO = {"messages": [{"role": "user", "content": "hello"}]}
@@ -60,7 +61,7 @@ def test_a_page_cannot_judge_an_answer(bench: Bench, client: httpx.Client) -> No
     refused(client.post("/v1/feedback", content=judgement, headers=page), "foreign_host")
     assert bench.service.capture is not None
     ledger = bench.service.capture.ledger
-    assert ledger.load_turn(ledger.open_conversations(1)[0][0]).feedback == []
+    assert ledger.read(load_turn, ledger.read(open_conversations, 1)[0][0]).feedback == []
     own = {"Content-Type": "application/x-www-form-urlencoded", "Origin": bench.url}
     assert client.post("/v1/feedback", content=judgement, headers=own).status_code == 200
 

@@ -40,7 +40,7 @@ def user(text: str) -> dict:
 
 
 def note(bench: Recording, text: str = SHORT.instruction, owner: str = "sam", *, pinned: bool = False) -> Note:
-    return bench.ledger.writer.submit(lambda db: notes.add(db, owner, text, pinned=pinned)).result(10)
+    return bench.ledger.submit(lambda db: notes.add(db, owner, text, pinned=pinned)).result(10)
 
 
 def rendered(bench: Recording, messages: list[dict], tools: tuple = ()) -> list[int]:
@@ -104,7 +104,7 @@ def test_a_conversation_keeps_the_notes_that_it_began_with(bench: Recording) -> 
     first = note(bench)
     start = [user("hi")]
     answer = bench.say("hello", start, SAM)
-    bench.ledger.writer.submit(lambda db: notes.remove(db, first)).result(10)
+    bench.ledger.submit(lambda db: notes.remove(db, first.number)).result(10)
     note(bench, "Call me Sam.")
     bench.say("again", [*start, answer, user("go on")], SAM)
     assert_extends(*bench.turns())
@@ -178,7 +178,7 @@ def test_one_conversation_in_four_is_answered_without_a_note(bench: Recording) -
 def test_the_same_conversations_are_probed_with_the_same_seed(bench: Recording) -> None:
     def probed() -> list[bool]:
         bench.empty()
-        bench.ledger.writer.submit(lambda db: db.execute("DELETE FROM sqlite_sequence")).result(10)
+        bench.ledger.submit(lambda db: db.execute("DELETE FROM sqlite_sequence")).result(10)
         note(bench)
         for number in range(12):
             bench.say("hello", [user(f"question {number}")], SAM)
@@ -196,7 +196,7 @@ def test_a_pinned_note_is_never_withheld(bench: Recording) -> None:
 
 def test_a_retired_note_is_not_given_but_still_counted(bench: Recording) -> None:
     made = note(bench)
-    bench.ledger.writer.submit(
+    bench.ledger.submit(
         lambda db: db.execute("UPDATE notes SET state = ? WHERE number = ?", (NoteState.RETIRED, made.number))
     ).result(10)
     bench.say("hello", [user("hi")], SAM)

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from openclaw_rl.api import completion
-from openclaw_rl.ledger.ledger import Ledger
+from openclaw_rl.api.capture import capture
+from openclaw_rl.ledger.store import Ledger
 from support.harness import Bench, running
 
 
@@ -31,7 +32,7 @@ def test_a_fault_before_the_answer_is_logged_and_the_request_served(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     ledger = Ledger(tmp_path)
-    monkeypatch.setattr(ledger, "find_ancestor", lambda *_: 1 / 0)
+    monkeypatch.setattr(capture, "find_ancestor", lambda *_: 1 / 0)
     with running(Bench(tiny_model, ledger)) as bench:
         assert bench.post({"messages": [{"role": "user", "content": "hello"}]}).status_code == 200
         assert "openclaw_lost_turns_total 1.0" in bench.service.metrics.text().decode()

@@ -1,6 +1,7 @@
 """`/v1/responses`: OpenAI's client against a scripted model."""
 
 import json
+import sqlite3
 import threading
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import openai
 import pytest
 
 from openclaw_rl.api.options import ApiKey
+from openclaw_rl.api.wires import responses
 from openclaw_rl.ledger.errors import CaptureSuspended
 from openclaw_rl.types import StoredTurn
 from support.harness import MODEL, Bench, openai_error, running
@@ -126,7 +128,7 @@ def test_a_ledger_that_cannot_be_read_now_is_503(bench: Recording, monkeypatch: 
     def locked(*_: object) -> None:
         raise CaptureSuspended("database is locked")
 
-    monkeypatch.setattr(bench.ledger, "conversation", locked)
+    monkeypatch.setattr(responses, "conversation", locked)
     refused = bench.send("responses", {"input": "more", "previous_response_id": "resp_1"})
     assert (refused.status_code, openai_error(refused)["code"]) == (503, None)
 
@@ -135,13 +137,13 @@ def test_a_short_request_for_a_long_conversation_is_read_in_a_thread(
     bench: Recording, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads = []
-    real = bench.ledger.conversation
+    real = responses.conversation
 
-    def conversation(owner: str, id: str) -> list[dict]:
+    def conversation(db: sqlite3.Connection, owner: str, id: str) -> list[dict]:
         threads.append(threading.current_thread().name)
-        return real(owner, id)
+        return real(db, owner, id)
 
-    monkeypatch.setattr(bench.ledger, "conversation", conversation)
+    monkeypatch.setattr(responses, "conversation", conversation)
     first = bench.client.responses.create(model=MODEL, input="hello")
     bench.client.responses.create(model=MODEL, previous_response_id=first.id, input="more")
     assert [name.partition("_")[0] for name in threads] == ["read"]

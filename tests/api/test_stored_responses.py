@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from openclaw_rl.api.options import ApiKey
-from openclaw_rl.ledger import changes, queries
+from openclaw_rl.ledger import states, turns
 from openclaw_rl.types import SampleRequest, State
 from support.fakes import ScriptedStream
 from support.harness import MODEL, Bench, running
@@ -58,7 +58,7 @@ def read_again(bench: Recording, id: str) -> dict[str, Any]:
 @pytest.fixture
 def slow_ledger(monkeypatch: pytest.MonkeyPatch) -> None:
     """Records turns five seconds after they were asked for, by its own clock."""
-    monkeypatch.setattr(changes, "time", SimpleNamespace(time=lambda: time.time() + 5))
+    monkeypatch.setattr(states, "time", SimpleNamespace(time=lambda: time.time() + 5))
 
 
 @pytest.mark.usefixtures("slow_ledger")
@@ -150,14 +150,14 @@ def test_a_turn_that_shares_tokens_with_a_deleted_one_keeps_them(bench: Recordin
     client(bench).responses.delete(one.id)
     after = {turn.completion: (turn.prompt_ids, [m["content"] for m in turn.messages]) for turn in bench.turns()}
     assert after[other.id] == (before[other.id], ["hello", "hello world", "left again"])
-    (number,) = queries.turns_of(bench.db, "alice", other.id)
-    tokens, _length = queries.sequence(bench.db, number)
+    (number,) = turns.turns_of(bench.db, "alice", other.id)
+    tokens, _length = turns.sequence(bench.db, number)
     assert tokens[: len(before[other.id])] == before[other.id]
 
 
 def test_a_turn_in_training_and_a_turn_of_an_episode_stay(bench: Recording) -> None:
     given = client(bench).responses.create(model=MODEL, input="hello")
-    bench.ledger.writer.submit(lambda db: db.execute("UPDATE turns SET state = ?", (State.BATCHED,))).result()
+    bench.ledger.submit(lambda db: db.execute("UPDATE turns SET state = ?", (State.BATCHED,))).result()
     with pytest.raises(openai.ConflictError, match="being trained on"):
         client(bench).responses.delete(given.id)
     headers = {"X-Episode": "1", "X-Session-Id": "episode"}

@@ -14,7 +14,8 @@ from typing import Any
 import httpx
 import pytest
 
-from openclaw_rl.ledger import changes, leases, verdicts
+from openclaw_rl.ledger import leases, training, verdicts
+from openclaw_rl.ledger.turns import load_turn, record_turn
 from openclaw_rl.types import SampleKind, Source, State, Verdict
 from support.episodes import attempt, judge
 from support.harness import running
@@ -57,7 +58,7 @@ def refusal(response: httpx.Response) -> tuple[int, str | None]:
 
 
 def test_a_claim_gives_everything_that_a_trainer_needs(bench: OutsideServer) -> None:
-    bench.ledger.leases.note_weights(3, 0, "17")
+    bench.ledger.submit(training.add_policy, 3, 0, "17")
     scored = bench.judged(score=1.0, version=3, finish_reason="length")
     hinted = bench.judged(score=-1.0, hint=[-0.1, -3.25], version=3)
     answer = claim(bench)
@@ -68,8 +69,8 @@ def test_a_claim_gives_everything_that_a_trainer_needs(bench: OutsideServer) -> 
         "turn": scored,
         "session": "s",
         "group": None,
-        "messages": bench.ledger.load_turn(scored).messages,
-        "message": bench.ledger.load_turn(scored).message,
+        "messages": bench.ledger.read(load_turn, scored).messages,
+        "message": bench.ledger.read(load_turn, scored).message,
         "prompt_ids": [1, 2, 3],
         "response_ids": [4, 5],
         "loss_mask": [1, 1],
@@ -90,7 +91,7 @@ def test_a_claim_gives_everything_that_a_trainer_needs(bench: OutsideServer) -> 
 
 def test_an_answer_accepted_under_notes_has_the_prompt_without_them(bench: OutsideServer) -> None:
     bench.begin(a_method("notes", w_notes=0.5), batch_size=1)
-    number = bench.change(changes.record_turn, a_turn(plain_ids=[1, 9]), "test", None, 0, State.READY)
+    number = bench.change(record_turn, a_turn(plain_ids=[1, 9]), "test", None, 0, State.READY)
     verdict = Verdict(1.0, Source.LLM, plain_logprobs=[-1.0, -2.0])
     assert bench.change(verdicts.record, number, verdict, SampleKind.NOTES, "", 0)
     ((turn,),) = claim(bench)["groups"]
@@ -223,7 +224,7 @@ def test_turns_without_a_signal_are_dropped_and_the_others_wait(bench: OutsideSe
     without = bench.judged(logprobs=[])
     assert claim(bench)["lease"] is None
     assert bench.states() == [State.JUDGED, State.DROPPED]
-    assert bench.ledger.load_turn(without).reason == "no signal: its log-probs were not recorded"
+    assert bench.ledger.read(load_turn, without).reason == "no signal: its log-probs were not recorded"
 
 
 def test_status_says_what_the_trainer_has_done(bench: OutsideServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,8 +247,9 @@ def test_status_says_what_the_trainer_has_done(bench: OutsideServer, monkeypatch
 CLAIMER = """
 import asyncio, sys, time
 from pathlib import Path
-from openclaw_rl.ledger.ledger import Ledger
-lease = asyncio.run(Ledger(Path(sys.argv[1])).leases.claim(2, 8, 3600))
+from openclaw_rl.ledger import leases
+from openclaw_rl.ledger.store import Ledger
+lease = asyncio.run(Ledger(Path(sys.argv[1])).write(leases.claim, 2, 8, 3600))
 print(lease.id, flush=True)
 time.sleep(600)
 """

@@ -7,7 +7,7 @@ import pytest
 
 from openclaw_rl.cli import main
 from openclaw_rl.learn.checkpoints import Checkpoints
-from openclaw_rl.ledger import updates
+from openclaw_rl.ledger import training
 from openclaw_rl.types import State
 from support.commands import Program, status
 from support.records import Book
@@ -44,7 +44,7 @@ def test_going_back_names_the_step_and_status_the_policy_that_will_serve(
 
     saved = Checkpoints(folder / "checkpoints", 3)
     for step in (2, 4):
-        book.change(updates.apply, step, step, [book.put(State.BATCHED)])
+        book.change(training.apply_step, step, step, [book.put(State.BATCHED)])
         asyncio.run(saved.save(step, step, (), write))
     code, out, _err = program("rollback")
     assert (code, out) == (0, "The next start serves policy 5 (the weights of step 2). Learning continues from it.\n")

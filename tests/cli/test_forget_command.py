@@ -9,7 +9,7 @@ import pytest
 from openclaw_rl.learn.build import where_to_begin
 from openclaw_rl.learn.checkpoints import Checkpoints
 from openclaw_rl.learn.options import TrainingOptions
-from openclaw_rl.ledger import offline, queries, updates, verdicts
+from openclaw_rl.ledger import deletion, pages, schema, training, verdicts
 from openclaw_rl.ledger.lock import RunDirLock
 from openclaw_rl.ledger.schema import FILE, connect
 from openclaw_rl.types import SampleKind, Source, State, Verdict
@@ -24,7 +24,7 @@ def test_forgetting_a_session(book: Book, program: Program) -> None:
     assert code == 0
     assert "Forgot 1 session with 2 turns: one." in out
     assert "Training steps that had used them: none." in out
-    assert [summary.key.id for summary in queries.sessions(book.db)] == ["two"]
+    assert [summary.key.id for summary in pages.session_summaries(book.db)] == ["two"]
 
 
 def test_forgetting_a_user(book: Book, program: Program) -> None:
@@ -33,7 +33,7 @@ def test_forgetting_a_user(book: Book, program: Program) -> None:
     code, out, _err = program("forget", "--user", "me")
     assert code == 0
     assert "Forgot 2 sessions with 2 turns." in out
-    assert [summary.key for summary in queries.sessions(book.db)] == [("you", "one")]
+    assert [summary.key for summary in pages.session_summaries(book.db)] == [("you", "one")]
 
 
 @pytest.mark.parametrize("whose", [("--session", "x"), ("--user", "x")])
@@ -44,7 +44,7 @@ def test_forgetting_what_is_not_there_is_said_and_changes_nothing(
     code, _out, err = program("forget", *whose)
     assert code == 2
     assert ("There is no session x" if whose[0] == "--session" else "nothing of the user x") in err
-    assert len(queries.sessions(book.db)) == 1
+    assert len(pages.session_summaries(book.db)) == 1
 
 
 @pytest.mark.parametrize("whose", [(), ("--session", "one", "--user", "me")])
@@ -54,13 +54,13 @@ def test_forgetting_needs_either_a_session_or_a_user(book: Book, program: Progra
     assert code == 2
     assert "--session" in err
     assert "--user" in err
-    assert len(queries.sessions(book.db)) == 1
+    assert len(pages.session_summaries(book.db)) == 1
 
 
 def test_a_ledger_that_another_program_holds_is_said_in_a_sentence(
     book: Book, program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(offline, "LOCK_SECONDS", 0)
+    monkeypatch.setattr(schema, "LOCK_SECONDS", 0)
     book.capture(a_turn("one"))
     other = connect(book.folder / FILE)
     other.execute("BEGIN EXCLUSIVE")
@@ -78,7 +78,7 @@ def test_a_large_ledger_is_not_written_anew_beside_a_server(
     book: Book, program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It could not record anything meanwhile."""
-    monkeypatch.setattr(offline, "MAX_BYTES_REWRITTEN_BESIDE_SERVER", 0)
+    monkeypatch.setattr(deletion, "MAX_BYTES_REWRITTEN_BESIDE_SERVER", 0)
     for session in ("one", "two"):
         book.capture(a_turn(session))
     with contextlib.closing(RunDirLock(book.folder)):
@@ -87,12 +87,12 @@ def test_a_large_ledger_is_not_written_anew_beside_a_server(
         assert "'openclaw-rl forget --wipe' again when it is stopped" in " ".join(err.split())
     assert program("forget", "--wipe") == (0, "Finished an earlier deletion.\n", "")
     assert program("forget", "--session", "two")[0] == 0
-    assert queries.sessions(book.db) == []
+    assert pages.session_summaries(book.db) == []
 
 
 def test_what_could_not_be_wiped_yet_is_said(book: Book, program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody still reads an older state of the ledger, so its log cannot be emptied."""
-    monkeypatch.setattr(offline, "LOCK_SECONDS", 0)
+    monkeypatch.setattr(schema, "LOCK_SECONDS", 0)
     book.capture(a_turn("one", messages=[{"role": "user", "content": "a-very-private-matter"}]))
     reader = connect(book.folder / FILE)
     reader.execute("BEGIN")
@@ -115,7 +115,7 @@ def test_the_beginning_of_an_id_is_enough(book: Book, program: Program) -> None:
     assert (code, "Forgot 1 session with 1 turn: beta." in out) == (0, True)
     # A whole id is that session, also if others begin with it.
     assert program("forget", "--session", "alpha")[0] == 0
-    assert {summary.key.id for summary in queries.sessions(book.db)} == {"alpha-1", "alpha-2"}
+    assert {summary.key.id for summary in pages.session_summaries(book.db)} == {"alpha-1", "alpha-2"}
 
 
 def keep_screenshots(book: Book, *names: str) -> None:
@@ -143,7 +143,7 @@ class Killed(BaseException):
     """The program ends here, as if it were killed."""
 
 
-@pytest.mark.parametrize("instant", ["records.prune", "screenshots.shutil.rmtree", "offline.OfflineLedger.wipe"])
+@pytest.mark.parametrize("instant", ["records.prune", "screenshots.shutil.rmtree", "deletion.wipe"])
 @pytest.mark.parametrize("again", [("--wipe",), ("--session", "two"), ("--user", "me")])
 def test_a_deletion_that_was_killed_is_finished_by_the_next(
     book: Book, program: Program, monkeypatch: pytest.MonkeyPatch, instant: str, again: tuple[str, ...]
@@ -250,7 +250,7 @@ class TrainedRun:
             turn = self.book.put(State.READY, session=f"s{step}")
             assert self.book.change(verdicts.record, turn, Verdict(1.0, Source.LLM), SampleKind.RL, "", 0)
             self.book.move(turn, State.BATCHED)
-            self.book.change(updates.apply, step, step, [turn])
+            self.book.change(training.apply_step, step, step, [turn])
             self.turns.append(turn)
             policy = self.folder / "policies" / f"v{step:06d}"
             policy.mkdir(parents=True)

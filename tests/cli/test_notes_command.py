@@ -1,6 +1,6 @@
 """`openclaw-rl notes` lists and changes notes; status, sessions and forget know them."""
 
-from openclaw_rl.ledger import changes, notes, verdicts
+from openclaw_rl.ledger import notes, turns, verdicts
 from openclaw_rl.types import ConversationNote, HeardWishes, SampleKind, Verdict, Wish
 from support.commands import Program, status
 from support.records import Book, a_turn
@@ -10,7 +10,7 @@ SHORT = Wish("Answer in one short sentence.", "length", lasting=True)
 
 def said(book: Book, *wishes: Wish, owner: str = "me", score: float = -1.0, **given: object) -> int:
     turn = book.capture(a_turn(owner=owner, **given))
-    book.change(changes.set_next_state, turn, [{"role": "user", "content": "next"}])
+    book.change(turns.set_next_state, turn, [{"role": "user", "content": "next"}])
     book.change(verdicts.record, turn, Verdict(score), SampleKind.RL, "", 0, None, HeardWishes((), wishes))
     return turn
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from openclaw_rl.cli import main
-from openclaw_rl.ledger import changes, verdicts
+from openclaw_rl.ledger import sessions, states, turns, verdicts
 from openclaw_rl.terminal import WIDTH
 from openclaw_rl.types import Feedback, Hint, SampleKind, Source, State, Verdict
 from support.commands import Program
@@ -17,9 +17,9 @@ def test_sessions_are_listed(book: Book, program: Program) -> None:
     book.capture(a_side_turn("one"))
     system = {"role": "system", "content": "be kind"}
     first = book.capture(a_turn("one", messages=[system, {"role": "user", "content": "what\nis one?"}]))
-    book.change(changes.set_next_state, first, [{"role": "user", "content": "ok"}])
+    book.change(turns.set_next_state, first, [{"role": "user", "content": "ok"}])
     book.capture(a_turn("two", owner="you", messages=[{"role": "user", "content": "and [b]two?"}]))
-    book.change(changes.close_session, ("me", "one"))
+    book.change(sessions.close_session, ("me", "one"))
     code, out, _err = program("sessions")
     told = {row[0]: (row[1], row[2], *row[4:]) for row in rows(out)}
     assert code == 0
@@ -85,8 +85,8 @@ def test_a_session_is_shown_readably(book: Book, program: Program) -> None:
         message={"role": "assistant", "content": "I look.", "tool_calls": [call]},
     )
     number = book.capture(turn)
-    book.change(changes.set_next_state, number, [{"role": "tool", "content": "in the wood", "tool_call_id": "a"}])
-    book.change(changes.add_feedback, "me", turn.completion, 0, Feedback(-0.5, "slow"))
+    book.change(turns.set_next_state, number, [{"role": "tool", "content": "in the wood", "tool_call_id": "a"}])
+    book.change(turns.add_feedback, "me", turn.completion, 0, Feedback(-0.5, "slow"))
     book.capture(a_turn("another", messages=[{"role": "user", "content": "not shown"}]))
     code, out, _err = program("sessions", "one")
     assert code == 0
@@ -128,11 +128,11 @@ def test_no_text_of_a_client_a_model_or_a_judge_reaches_the_terminal_raw(
     answer = {"role": "assistant", "content": text, "tool_calls": [call]}
     turn = a_turn(name, f"me{attack}", messages=[{"role": "user", "content": text}], message=answer)
     number = book.capture(turn)
-    book.change(changes.set_next_state, number, [{"role": "user", "content": text}])
-    book.change(changes.add_feedback, f"me{attack}", turn.completion, 0, Feedback(1.0, text))
+    book.change(turns.set_next_state, number, [{"role": "user", "content": text}])
+    book.change(turns.add_feedback, f"me{attack}", turn.completion, 0, Feedback(1.0, text))
     book.change(verdicts.store, number, Verdict(1.0, Source.FEEDBACK, (Hint(text),), reason=text), SampleKind.RL)
     book.capture(a_turn(f"{name}2", "you"))
-    book.change(changes.move, book.capture(a_turn("dropped")), State.DROPPED, f"[/b]{text}")
+    book.change(states.move, book.capture(a_turn("dropped")), State.DROPPED, f"[/b]{text}")
     for arguments in (("sessions",), ("sessions", name), ("sessions", "s-"), ("sessions", attack), ("status",)):
         _code, out, err = program(*arguments)
         assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", out + err)
@@ -145,7 +145,7 @@ def test_the_client_s_lines_are_not_shown(book: Book, program: Program) -> None:
     first = f"{stamp}Where is the fox?\n\nRuntime: agent=main | sessionId=u-1 | host=box"
     asked = [{"role": "user", "content": first}, {"role": "user", "content": context}]
     number = book.capture(a_turn("one", messages=asked))
-    book.change(changes.set_next_state, number, [{"role": "user", "content": "no, shorter"}])
+    book.change(turns.set_next_state, number, [{"role": "user", "content": "no, shorter"}])
     assert rows(program("sessions")[1])[0][-1] == "Where is the fox?"
     out = program("sessions", "one")[1]
     assert "user: Where is the fox?" in out

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from openclaw_rl.cli import main
-from openclaw_rl.ledger import changes, updates
+from openclaw_rl.ledger import sessions, states, training
 from openclaw_rl.ledger.lock import RunDirLock
 from openclaw_rl.ledger.status import read_status
 from openclaw_rl.types import State
@@ -25,7 +25,7 @@ def test_status_for_programs(book: Book, program: Program) -> None:
     book.capture(a_side_turn())
     book.put(State.JUDGED)
     batched = book.put(State.BATCHED)
-    book.change(updates.apply, 4, 2, [batched])
+    book.change(training.apply_step, 4, 2, [batched])
     told = status(program)
     assert told["turns"] == {
         "captured": 0,
@@ -135,7 +135,7 @@ def dropped(book: Book) -> None:
     for _ in range(3):
         book.capture(a_side_turn())
     book.capture(a_turn("gone"))
-    book.change(changes.close_session, ("me", "gone"))
+    book.change(sessions.close_session, ("me", "gone"))
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_why_there_was_no_update(book: Book, program: Program, happened: Callabl
 def test_why_there_was_no_update_is_a_whole_sentence_wherever_turns_are(book: Book, state: State) -> None:
     turn = book.put(State.READY if state is State.DROPPED else state)
     if state is State.DROPPED:
-        book.change(changes.move, turn, State.DROPPED, "because")
+        book.change(states.move, turn, State.DROPPED, "because")
     sentence = read_status(book.db, None, {}).waiting_for
     assert sentence.endswith(".")
     assert not sentence.endswith((": .", ":.", " ."))

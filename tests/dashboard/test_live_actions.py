@@ -17,7 +17,8 @@ from openclaw_rl.dashboard.live import feed as feed_module
 from openclaw_rl.dashboard.live.feed import KEEPALIVE, PULSE, ChangeFeed
 from openclaw_rl.dashboard.live.reads import PageThreads
 from openclaw_rl.learn.checkpoints import Checkpoints
-from openclaw_rl.ledger import changes, updates
+from openclaw_rl.ledger import states, training
+from openclaw_rl.ledger.pages import cursor
 from openclaw_rl.types import Source, State
 from support.judged_run import a_report
 from support.live_page import ALICE, BOB, LivePage, Visitor, live_page
@@ -84,9 +85,7 @@ def test_a_turn_that_was_learned_from_can_no_longer_be_rated(page: LivePage) -> 
     hello(page)
     with page.visitor() as visitor:
         for state in (State.READY, State.JUDGED, State.BATCHED, State.APPLIED):
-            page.ledger.writer.submit(
-                lambda db, state=state: db.execute("UPDATE turns SET state = ?", (state,))
-            ).result(10)
+            page.ledger.submit(lambda db, state=state: db.execute("UPDATE turns SET state = ?", (state,))).result(10)
         assert visitor.do("feedback", turn=1, score=1).status_code == 409
         assert not visitor.see("sessions/1").all("form", action="/dashboard/feedback")
 
@@ -191,9 +190,9 @@ def test_a_checkpoint_that_is_not_loaded_is_loaded_first(two_policies: LivePage,
 def test_a_step_shows_the_answers_before_and_after_it(two_policies: LivePage) -> None:
     hello(two_policies)
     for state in (State.READY, State.JUDGED, State.BATCHED):
-        change(two_policies, changes.move, 1, state)
-    change(two_policies, updates.apply, 1, 5, [1], a_report(1).as_json())
-    change(two_policies, updates.apply, 2, 6, [], a_report(2).as_json())
+        change(two_policies, states.move, 1, state)
+    change(two_policies, training.apply_step, 1, 5, [1], a_report(1).as_json())
+    change(two_policies, training.apply_step, 2, 6, [], a_report(2).as_json())
     with two_policies.visitor() as visitor:
         part = visitor.get("learning/1/again/1").text
         assert "I am 0" in part
@@ -246,19 +245,19 @@ def listening(visitor: Visitor, since: int, **headers: str) -> Iterator[Iterator
 
 
 def test_a_turn_and_a_step_arrive_as_events(page: LivePage) -> None:
-    with page.visitor() as visitor, listening(visitor, page.ledger.reader().cursor()) as events:
+    with page.visitor() as visitor, listening(visitor, page.ledger.read(cursor)) as events:
         hello(page)
         first = next(events)
         assert (first["sessions"], first["turns"], first["complete"]) == ([1], [1], True)
-        change(page, updates.apply, 1, 1, [], a_report(1).as_json())
+        change(page, training.apply_step, 1, 1, [], a_report(1).as_json())
         assert next(events)["updates"] == [1]
 
 
 def test_a_page_that_reconnects_misses_nothing(page: LivePage) -> None:
     hello(page)
-    cursor = page.ledger.reader().cursor()
+    since = page.ledger.read(cursor)
     hello(page, "second")
-    with page.visitor() as visitor, listening(visitor, 0, **{"Last-Event-ID": str(cursor)}) as events:
+    with page.visitor() as visitor, listening(visitor, 0, **{"Last-Event-ID": str(since)}) as events:
         assert next(events)["sessions"] == [2]
 
 
@@ -271,7 +270,7 @@ def test_events_tell_an_owner_only_of_their_own(tmp_path: Path, tiny_model: Path
     with (
         live_page(tiny_model, tmp_path / "run", keys=(ALICE, BOB)) as page,
         page.visitor(BOB) as bob,
-        listening(bob, page.ledger.reader().cursor()) as events,
+        listening(bob, page.ledger.read(cursor)) as events,
     ):
         for key in (ALICE, BOB):
             headers = {"Authorization": f"Bearer {key.secret}", "X-Session-Id": key.name}
@@ -316,7 +315,7 @@ async def test_numbers_that_change_without_the_ledger_are_a_pulse(book: Book, mo
     monkeypatch.setattr(feed_module, "MIN_INTERVAL_SECONDS", 0.0)
     numbers = iter(range(10**6))
     feed = ChangeFeed(PageThreads(book.ledger), lambda: next(numbers))
-    stream = feed.events("me", book.ledger.reader().cursor(), pulse=True)
+    stream = feed.events("me", book.ledger.read(cursor), pulse=True)
     events = [await anext(stream) for _ in range(3)]
     assert events == [KEEPALIVE, PULSE, PULSE]
     feed.close()

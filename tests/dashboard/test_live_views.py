@@ -14,7 +14,7 @@ from openclaw_rl.dashboard.live import pages
 from openclaw_rl.dashboard.live.dashboard import LiveRun
 from openclaw_rl.dashboard.live.routes import install
 from openclaw_rl.envs.folders import new_folder
-from openclaw_rl.ledger import changes, episodes, updates
+from openclaw_rl.ledger import episodes, training, turns
 from openclaw_rl.ledger.screenshots import folder_name
 from openclaw_rl.types import EpisodeResult, SessionKey
 from support.harness import Bench, running
@@ -144,7 +144,7 @@ def test_screenshots_are_shown_by_episode(fresh: LivePage) -> None:
 def test_a_session_with_an_odd_id_has_its_screenshots(fresh: LivePage) -> None:
     ids = ("a b/c", ".", "..", "../secret", "100%2f", '"quoted"\'', "日本", "x" * 300)
     for number, id in enumerate(ids, 1):
-        change(fresh, changes.capture, [a_turn(id, "anyone")], "test", None, 0)
+        change(fresh, turns.capture, [a_turn(id, "anyone")], "test", None, 0)
         # As the browser environment names it.
         folder = new_folder(fresh.folder / "screenshots" / folder_name(id))
         assert folder.parent.resolve() == fresh.folder / "screenshots"
@@ -204,7 +204,7 @@ def test_what_people_and_models_wrote_is_text(fresh: LivePage) -> None:
 def test_a_message_of_a_megabyte_is_cut(fresh: LivePage) -> None:
     messages = [{"role": "user", "content": "x y " * 250_000}]
     turn = a_turn(owner="anyone", messages=messages, message={"role": "assistant", "content": "é" * 500_000})
-    change(fresh, changes.capture, [turn], "test", None, 0)
+    change(fresh, turns.capture, [turn], "test", None, 0)
     with fresh.visitor() as visitor:
         assert len(visitor.get("sessions").text) < 10_000
         assert len(visitor.get("sessions/1").text) < 60_000
@@ -279,8 +279,8 @@ def test_only_browsers_are_led_to_the_page(filled: LivePage) -> None:
 
 
 def test_a_refused_step_says_why(fresh: LivePage) -> None:
-    change(fresh, updates.apply, 1, 1, [], a_report(1).as_json())
-    change(fresh, updates.quarantine, 2, [], "the gate: 0.40 of the prompts passed, 0.90 before the step")
+    change(fresh, training.apply_step, 1, 1, [], a_report(1).as_json())
+    change(fresh, training.quarantine, 2, [], "the gate: 0.40 of the prompts passed, 0.90 before the step")
     with fresh.visitor() as visitor:
         assert any("refused: the gate" in " ".join(row) for row in visitor.see("learning").rows())
         assert "the gate: 0.40" in visitor.see("").text

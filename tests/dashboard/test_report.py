@@ -17,10 +17,10 @@ from openclaw_rl import cli
 from openclaw_rl.dashboard.examples import first_prompts
 from openclaw_rl.dashboard.views.learning import BARS, portions
 from openclaw_rl.learn.checkpoints import Checkpoints
+from openclaw_rl.ledger import verdicts
 from openclaw_rl.ledger.lock import RunDirLock
 from openclaw_rl.ledger.migrations import MIGRATIONS
-from openclaw_rl.ledger.reader import open_reader
-from openclaw_rl.ledger.schema import FILE, connect
+from openclaw_rl.ledger.schema import FILE, connect, open_ledger
 from openclaw_rl.ledger.verdicts import ExampleKind
 from openclaw_rl.rendering.tokenizer import ChatTokenizer
 from openclaw_rl.types import SampleKind, Sign, Source, State, Verdict, VerdictSummary
@@ -388,8 +388,8 @@ def test_a_model_that_cannot_be_loaded_is_said(
 def test_examples_are_few_varied_and_the_newest(book: Book, tokenizer: ChatTokenizer) -> None:
     for step in (1, 2, 3):
         last = fill(book, tokenizer, step=step)
-    with open_reader(book.folder) as reader:
-        chosen = [(kind, turn.number) for kind, turn in reader.examples(2)]
+    with open_ledger(book.folder, readonly=True) as db:
+        chosen = verdicts.examples(db, 2)
     assert len({turn for _, turn in chosen}) == len(chosen) == 10
     by_kind: dict[ExampleKind, list[int]] = {}
     for kind, turn in chosen:
@@ -404,16 +404,16 @@ def test_prompts_are_how_conversations_began(book: Book, tokenizer: ChatTokenize
     answered(book, tokenizer, "later", "oh", "next", "a", parent=first)
     book.capture(a_side_turn(messages=[{"role": "user", "content": "a title"}]))
     answered(book, tokenizer, "two", "oh", "next", "b")
-    with open_reader(book.folder) as reader:
-        prompts = first_prompts(reader, 3)
+    with open_ledger(book.folder, readonly=True) as db:
+        prompts = first_prompts(db, 3)
     assert [prompt.question for prompt in prompts] == ["one", "two"]
     assert list(prompts[0].ids) == book.read(first).prompt_ids
 
 
 def test_verdicts_are_counted_by_sign_and_judge(book: Book, tokenizer: ChatTokenizer) -> None:
     fill(book, tokenizer)
-    with open_reader(book.folder) as reader:
-        found, counts = reader.verdicts(), reader.verdict_counts()
+    with open_ledger(book.folder, readonly=True) as db:
+        found, counts = verdicts.summaries(db), verdicts.counts(db)
     assert [verdict.sign for verdict in found] == ["bad", "good", "bad", "abstained", "bad", "good"]
     (feedback,) = (count for count in counts if count.source is Source.FEEDBACK)
     assert feedback.signs == {Sign.GOOD: 0, Sign.NEUTRAL: 0, Sign.BAD: 2, Sign.ABSTAINED: 0}

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,9 @@ from openclaw_rl.envs.connection import PolicyServer, Sampling
 from openclaw_rl.envs.driver import Driver, RolloutPlan
 from openclaw_rl.envs.host import EnvironmentHost
 from openclaw_rl.envs.tally import Tally
+from openclaw_rl.ledger import training, verdicts
+from openclaw_rl.ledger.episodes import close_idle, settle_groups
+from openclaw_rl.ledger.turns import load_turn, ready_turns
 from openclaw_rl.types import EpisodeState, SampleKind, Source, State, Verdict
 from support.environments import Guess, Unwatched
 from support.harness import running, wait_for
@@ -54,11 +58,12 @@ def episodes(bench: Recording) -> list[dict[str, object]]:
 
 async def judge_all(bench: Recording) -> None:
     """Do what the judge does with rewarded turns, and settle the groups."""
-    for number in bench.ledger.ready_turns((), 1000):
-        turn = bench.ledger.load_turn(number)
+    for number in bench.ledger.read(ready_turns, (), 1000):
+        turn = bench.ledger.read(load_turn, number)
         verdict = Verdict(turn.feedback[-1].score, Source.ENVIRONMENT)
-        await bench.ledger.record_verdict(number, verdict, SampleKind.RL, "", len(turn.feedback))
-    await bench.ledger.settle_groups(lambda episode: "")
+        await bench.ledger.write(verdicts.record, number, verdict, SampleKind.RL, "", len(turn.feedback))
+    opened_before = time.time() - bench.ledger.group_timeout
+    await bench.ledger.write(settle_groups, opened_before, lambda episode: "")
 
 
 async def test_every_episode_of_sixty_four_at_once_is_recorded_with_its_exact_tokens(bench: Recording) -> None:
@@ -110,13 +115,13 @@ async def test_a_driver_that_is_killed_leaves_no_half_group(bench: Recording) ->
     await judge_all(bench)
     survivors = {name for name, size in sizes.items() if name not in whole}
     assert await claimed_groups(bench, step=2) == survivors
-    await bench.ledger.close_idle(0)
+    await bench.ledger.write(close_idle, 0)
     assert EpisodeState.HELD not in {episode["state"] for episode in episodes(bench)}
 
 
 async def claimed_groups(bench: Recording, step: int) -> set[object]:
     """The groups of the turns that a step takes, each of which it must take as a whole."""
-    turns = set(await bench.ledger.claim(1000, step, max_staleness=8))
+    turns = set(await bench.ledger.write(training.claim, 1000, step, max_staleness=8))
     groups = set()
     rows = bench.db.execute(
         "SELECT t.number, g.name, t.state FROM turns t JOIN episodes e ON e.session = t.session "

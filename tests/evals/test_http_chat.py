@@ -17,9 +17,9 @@ from starlette.routing import Route
 from openclaw_rl.client import ServerError
 from openclaw_rl.evals import tool_use
 from openclaw_rl.evals.chat import RETRIES, Chat, HttpChat, Reply, ToolCall, read_reply
-from openclaw_rl.ledger import queries
-from openclaw_rl.ledger.ledger import Ledger
 from openclaw_rl.ledger.schema import FILE, connect
+from openclaw_rl.ledger.store import Ledger
+from openclaw_rl.ledger.turns import load_turn, turn_numbers
 from support.harness import Bench, running
 
 HELLO = [{"role": "user", "content": "hello \ud83d"}]
@@ -209,7 +209,7 @@ async def test_the_real_server_records_what_is_kept_and_nothing_else(tiny_model:
             await chat.ask([{"role": "user", "content": "between us"}], session="mine", keep=False)
             await chat.ask([{"role": "user", "content": "for all"}], session="mine", max_tokens=3)
     db = connect(tmp_path / FILE, readonly=True)
-    turns = [queries.load_turn(db, number) for number in queries.turn_numbers(db)]
+    turns = [load_turn(db, number) for number in turn_numbers(db)]
     said = [message["content"] for turn in turns for message in turn.messages]
     assert ([turn.session.id for turn in turns], said) == (["mine"], ["for all"])
     db.close()

@@ -14,7 +14,8 @@ from openclaw_rl.client import ServerError
 from openclaw_rl.http_client import ConnectFailed, HttpClient, HttpError
 from openclaw_rl.integrations import slime
 from openclaw_rl.integrations.slime import TRAINER_RETRIES, RolloutSource, TrainerClient
-from openclaw_rl.ledger import leases
+from openclaw_rl.ledger import leases, training
+from openclaw_rl.ledger.turns import load_turn
 from openclaw_rl.types import State
 from support import slime_double
 from support.episodes import attempt, judge
@@ -51,7 +52,7 @@ def rollout(number: int = 0, **given: Any) -> Any:
 
 
 def test_samples_have_slimes_fields_and_slime_computes_the_advantages_of_the_method(bench: OutsideServer) -> None:
-    bench.ledger.leases.note_weights(3, 0, "17")
+    bench.ledger.submit(training.add_policy, 3, 0, "17")
     scored = bench.judged(score=1.0, version=3, finish_reason="length")
     hinted = bench.judged(score=-1.0, hint=[-0.1, -3.25], version=3)
     taught = bench.judged(score=None, hint=[-0.4, -0.25], version=3)
@@ -67,7 +68,7 @@ def test_samples_have_slimes_fields_and_slime_computes_the_advantages_of_the_met
     assert [sample.reward for sample in (one, two, three)] == [1.0, -1.0, 0.0]
     trained = {each.sample.index: each.advantages for each in slime_double.train(output, args)}
     for number in (scored, hinted, taught):
-        expected = COMBINE.lesson(bench.ledger.load_turn(number)).advantages
+        expected = COMBINE.lesson(bench.ledger.read(load_turn, number)).advantages
         assert trained[number] == pytest.approx(expected)
     assert output.metrics == {"openclaw/step": 1, "openclaw/turns": 3, "openclaw/late_leases": 0}
 
@@ -78,7 +79,7 @@ def test_the_coefficient_of_slimes_distillation_changes_nothing(bench: OutsideSe
     args = arguments(opd_kl_coef=coefficient)
     for each in slime_double.train(slime.generate_rollout(args, 0, None), args):
         assert each.sample.index in turns
-        expected = COMBINE.lesson(bench.ledger.load_turn(each.sample.index)).advantages
+        expected = COMBINE.lesson(bench.ledger.read(load_turn, each.sample.index)).advantages
         used = [advantage * mask for advantage, mask in zip(each.advantages, each.loss_mask, strict=True)]
         assert used == pytest.approx(expected)
 

@@ -4,7 +4,7 @@ import pytest
 
 from openclaw_rl.judge.judges.base import JudgeError, Opinion
 from openclaw_rl.judge.judges.feedback import FeedbackReader
-from openclaw_rl.ledger import episodes
+from openclaw_rl.ledger import episodes, groups, verdicts
 from openclaw_rl.types import EpisodeResult, SampleKind, SessionKey, Source, State, TurnResult, Verdict
 from support.episodes import attempt, end, next_message, play
 from support.judging import ScriptedJudge, all_judged, judging, ready, until
@@ -27,7 +27,7 @@ async def test_a_raw_reward_is_the_verdict_and_zero_counts_in_a_group(book: Book
     turns = [*attempt(book, "g", "a", 0.0), *attempt(book, "g", "b", 7.5)]
     async with judging(book, FeedbackReader(), baseline="group"):
         await all_judged(book)
-        await until(lambda: book.ledger.trainable() == 2)
+        await until(lambda: book.ledger.read(groups.trainable) == 2)
     read = [book.read(turn) for turn in turns]
     assert [turn.verdict and (turn.verdict.score, turn.verdict.source) for turn in read] == [
         (0.0, Source.ENVIRONMENT),
@@ -128,8 +128,8 @@ async def test_the_rewards_of_environments_are_not_examined_for_a_judge_that_say
     book: Book, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks: list[int] = []
-    look = book.ledger.recent_verdicts
-    monkeypatch.setattr(book.ledger, "recent_verdicts", lambda count: looks.append(count) or look(count))
+    look = verdicts.recent
+    monkeypatch.setattr(verdicts, "recent", lambda db, count: looks.append(count) or look(db, count))
     play(book, "a", turns=3)
     end(book, "a", 1.0)
     async with judging(book, ScriptedJudge(lambda _case: Opinion(1.0))):

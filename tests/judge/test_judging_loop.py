@@ -11,8 +11,10 @@ import pytest
 from openclaw_rl.judge import loop
 from openclaw_rl.judge.judges.base import Case, JudgeFailed, Opinion
 from openclaw_rl.judge.teacher import Teacher
-from openclaw_rl.ledger import episodes, queries
+from openclaw_rl.ledger import deletion, pages, verdicts
 from openclaw_rl.ledger.schema import FILE, connect
+from openclaw_rl.ledger.turns import ready_turns, set_next_state
+from openclaw_rl.ledger.verdicts import any_unsettled
 from openclaw_rl.rendering.chat import ChatRenderer
 from openclaw_rl.types import SampleKind, Source, State
 from support.fakes import ScriptedSampler
@@ -40,7 +42,7 @@ async def test_judging_starts_when_the_next_state_arrives(book: Book) -> None:
         turn = book.capture(a_turn())
         await asyncio.sleep(0.05)
         assert judge.asked == [], "nothing came next yet"
-        book.ledger.set_next_state(turn, CAME)
+        book.ledger.submit(set_next_state, turn, CAME)
         await until(lambda: book.state(turn) is State.JUDGED)
     stored = book.read(turn)
     assert stored.sample is SampleKind.RL
@@ -166,8 +168,8 @@ async def test_a_turn_that_is_forgotten_while_it_is_judged_leaves_nothing(book: 
     (turn,) = ready(book, session="gone")
     async with judging(book, judge) as at_work:
         await until(lambda: judge.now == 1)
-        (summary,) = queries.sessions(book.db, id="gone")
-        book.change(episodes.forget, [summary.number])
+        (summary,) = pages.session_summaries(book.db, id="gone")
+        book.change(deletion.delete_sessions, [summary.number])
         gate.set()
         await until(lambda: judge.now == 0)
         (other,) = ready(book)
@@ -181,13 +183,13 @@ class Passes:
     """Counts how often a loop looks at its ledger."""
 
     def __init__(self, book: Book, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.count, settle = 0, book.ledger.settle_sessions
+        self.count = 0
 
-        async def counted(at_least_one: bool) -> list[int]:
+        def counted(db: sqlite3.Connection) -> bool:
             self.count += 1
-            return await settle(at_least_one)
+            return any_unsettled(db)
 
-        monkeypatch.setattr(book.ledger, "settle_sessions", counted)
+        monkeypatch.setattr(verdicts, "any_unsettled", counted)
 
 
 async def test_a_turn_that_is_forgotten_while_it_waits_to_be_tried_again_is_not_waited_for(
@@ -203,8 +205,8 @@ async def test_a_turn_that_is_forgotten_while_it_waits_to_be_tried_again_is_not_
     ready(book, session="gone")
     async with judging(book, judge):
         await until(lambda: judge.asked == [1] and not judge.now)
-        (summary,) = queries.sessions(book.db, id="gone")
-        book.change(episodes.forget, [summary.number])
+        (summary,) = pages.session_summaries(book.db, id="gone")
+        book.change(deletion.delete_sessions, [summary.number])
         await asyncio.sleep(0.3)
         passes.count = 0
         await asyncio.sleep(0.6)
@@ -233,8 +235,8 @@ async def test_a_loop_whose_turn_is_tried_again_sleeps_while_the_judge_thinks(
         await all_judged(book)
 
 
-async def test_verdicts_wait_for_a_ledger_that_cannot_be_written(book: Book, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("openclaw_rl.ledger.writer.RETRY_SECONDS", 0.05)
+async def test_verdicts_wait_for_a_ledger_that_cannot_be_written(book: Book) -> None:
+    book.ledger.writer.retry_seconds = 0.05
     gate = asyncio.Event()
 
     async def say(case: Case) -> Opinion:
@@ -249,7 +251,7 @@ async def test_verdicts_wait_for_a_ledger_that_cannot_be_written(book: Book, mon
             await until(lambda: judge.now == 3)
             other.execute("BEGIN IMMEDIATE")
             gate.set()
-            await until(lambda: book.ledger.writer.suspended is not None)
+            await until(lambda: book.ledger.suspended is not None)
             await asyncio.sleep(0.1)
             assert open_turns(book) == 3
             other.execute("ROLLBACK")
@@ -261,14 +263,14 @@ async def test_verdicts_wait_for_a_ledger_that_cannot_be_written(book: Book, mon
 async def test_judging_goes_on_after_the_ledger_could_not_be_read(book: Book, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "IDLE_SECONDS", 0.05)
     broken = True
-    ask = queries.ready_turns
+    ask = ready_turns
 
     def sometimes(db: sqlite3.Connection, besides: Sequence[int], limit: int) -> list[int]:
         if broken:
             raise sqlite3.OperationalError("disk I/O error")
         return ask(db, besides, limit)
 
-    monkeypatch.setattr(queries, "ready_turns", sometimes)
+    monkeypatch.setattr(loop, "ready_turns", sometimes)
     (turn,) = ready(book)
     async with judging(book, ScriptedJudge(lambda case: Opinion(1.0))):
         await asyncio.sleep(0.1)

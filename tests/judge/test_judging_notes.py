@@ -11,7 +11,7 @@ from openclaw_rl.judge.judges.base import Opinion
 from openclaw_rl.judge.loop import wishes_around
 from openclaw_rl.judge.note_distiller import NoteDistiller
 from openclaw_rl.judge.rules import read_wishes
-from openclaw_rl.ledger import changes, notes
+from openclaw_rl.ledger import notes, turns
 from openclaw_rl.methods.base import NO_BASELINE, NoSignal
 from openclaw_rl.types import (
     ConversationNote,
@@ -67,7 +67,7 @@ class Signs:
 
 def came(book: Book, *messages: dict[str, Any], **given: Any) -> int:
     turn = book.capture(a_turn(**given))
-    book.change(changes.set_next_state, turn, messages)
+    book.change(turns.set_next_state, turn, messages)
     return turn
 
 
@@ -84,7 +84,7 @@ def noted(book: Book, **given: Any) -> int:
 
 
 def distiller(book: Book, policy: Policy, *, personal: bool = False, several: bool = False) -> NoteDistiller:
-    return NoteDistiller(book.ledger.notes, policy, Signs(), personal=personal, several=several)  # type: ignore[arg-type]
+    return NoteDistiller(book.ledger, policy, Signs(), personal=personal, several=several)  # type: ignore[arg-type]
 
 
 async def test_a_wish_is_noted_with_the_verdict(book: Book) -> None:
@@ -106,9 +106,9 @@ def test_explicit_feedback_says_wishes_too_and_tools_do_not(book: Book) -> None:
     turn = came(book, {"role": "tool", "content": "Shorter, please.", "tool_call_id": "1"})
     assert wishes_around(book.read(turn)) == HeardWishes()
     completion = book.read(turn).completion
-    book.change(changes.add_feedback, "me", completion, 0, Feedback(-1.0, "Shorter, please."))
+    book.change(turns.add_feedback, "me", completion, 0, Feedback(-1.0, "Shorter, please."))
     assert [wish.topic for wish in wishes_around(book.read(turn)).replied] == [LENGTH]
-    book.change(changes.add_feedback, "me", completion, 0, Feedback(-1.0, "Longer, please.", Source.ENVIRONMENT))
+    book.change(turns.add_feedback, "me", completion, 0, Feedback(-1.0, "Longer, please.", Source.ENVIRONMENT))
     assert len(wishes_around(book.read(turn)).replied) == 1
 
 

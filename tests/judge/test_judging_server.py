@@ -13,8 +13,9 @@ import pytest
 from tokenizers import Tokenizer
 
 from openclaw_rl.cli import main
-from openclaw_rl.ledger import changes, verdicts
+from openclaw_rl.ledger import verdicts
 from openclaw_rl.ledger.schema import FILE, connect
+from openclaw_rl.ledger.turns import set_next_state
 from openclaw_rl.types import SampleKind, Source, State, Verdict
 from support.harness import wait_for
 from support.judge_server import Body, JudgeServer, Reply, opinion
@@ -197,7 +198,7 @@ def judged(tmp_path: Path) -> Iterator[Book]:
     book = Book(tmp_path)
     for number in range(8):
         turn = book.capture(a_turn())
-        book.change(changes.set_next_state, turn, [{"role": "user", "content": "so"}])
+        book.change(set_next_state, turn, [{"role": "user", "content": "so"}])
         verdict = Verdict(1.0 if number % 2 else -1.0, Source.LLM)
         book.change(verdicts.record, turn, verdict, SampleKind.RL, "", 0)
     yield book

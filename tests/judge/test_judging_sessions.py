@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from openclaw_rl.judge.judges.base import Case, Opinion
+from openclaw_rl.ledger import sessions
 from openclaw_rl.ledger.status import COLLAPSE_WINDOW, read_status
 from openclaw_rl.types import SessionKey, Vote
 from support.judging import (
@@ -38,7 +39,7 @@ async def test_with_scores_alone_a_session_that_ends_without_a_good_turn_gets_on
     judge = voting(book, dict(zip(turns, (-1, 0, -1), strict=True)))
     async with judging(book, judge, **options):
         await all_judged(book)
-        await book.ledger.close_session(SessionKey("me", "s"))
+        await book.ledger.write(sessions.close_session, SessionKey("me", "s"))
         await until(lambda: book.scalar("SELECT settled FROM sessions") == 1)
     assert [score(book, turn) for turn in turns] == [-1, 1 if chosen else 0, -1]
 
@@ -53,7 +54,7 @@ async def test_a_session_that_ends_while_it_is_judged_is_looked_at_afterwards(bo
         return Opinion(-1.0 if case.turn == turns[0] else 0.0)
 
     async with judging(book, ScriptedJudge(say)):
-        await book.ledger.close_session(SessionKey("me", "s"))
+        await book.ledger.write(sessions.close_session, SessionKey("me", "s"))
         await until(lambda: score(book, turns[0]) == -1)
         assert book.scalar("SELECT settled FROM sessions") == 0
         gate.set()

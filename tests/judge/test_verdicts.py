@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from openclaw_rl.cli import main
-from openclaw_rl.ledger import changes, episodes, queries, updates, verdicts
+from openclaw_rl.ledger import deletion, pages, sessions, training, verdicts
 from openclaw_rl.ledger.migrations import MIGRATIONS
 from openclaw_rl.ledger.schema import FILE, connect, migrate
+from openclaw_rl.ledger.turns import add_feedback, ready_turns, set_next_state
 from openclaw_rl.types import Feedback, Hint, Question, SampleKind, SessionKey, Source, State, Verdict, Vote
 from support.records import Book, a_turn
 
@@ -96,27 +97,27 @@ def test_only_a_turn_that_is_ready_gets_a_verdict(book: Book, state: State) -> N
 
 def test_a_turn_that_was_forgotten_gets_none(book: Book) -> None:
     turn = book.put(State.READY, session="gone")
-    (summary,) = queries.sessions(book.db, id="gone")
-    book.change(episodes.forget, [summary.number])
+    (summary,) = pages.session_summaries(book.db, id="gone")
+    book.change(deletion.delete_sessions, [summary.number])
     assert not book.change(verdicts.record, turn, Verdict(1.0), SampleKind.RL, "", 0)
     assert book.scalar("SELECT count(*) FROM verdicts") == 0
 
 
 async def test_a_verdict_that_has_not_heard_everything_does_not_count(book: Book) -> None:
     turn = book.put(State.READY, completion="c")
-    await book.ledger.add_feedback("me", "c", 0, Feedback(-1.0))
-    assert not await book.ledger.record_verdict(turn, Verdict(1.0), SampleKind.RL, "", 0)
+    await book.ledger.write(add_feedback, "me", "c", 0, Feedback(-1.0))
+    assert not await book.ledger.write(verdicts.record, turn, Verdict(1.0), SampleKind.RL, "", 0)
     assert book.read(turn).verdict is None
-    assert await book.ledger.record_verdict(turn, Verdict(-1.0), SampleKind.RL, "", 1)
+    assert await book.ledger.write(verdicts.record, turn, Verdict(-1.0), SampleKind.RL, "", 1)
 
 
 async def test_a_later_verdict_takes_the_place_of_an_earlier_one(book: Book) -> None:
     turn = book.put(State.READY, completion="c")
     first = Verdict(1.0, Source.LLM, (Hint("one hint"), Hint("another hint")), (Vote(Question.SCORE, 1),))
-    await book.ledger.record_verdict(turn, first, SampleKind.RL, "", 0)
-    await book.ledger.add_feedback("me", "c", 0, Feedback(-1.0))
+    await book.ledger.write(verdicts.record, turn, first, SampleKind.RL, "", 0)
+    await book.ledger.write(add_feedback, "me", "c", 0, Feedback(-1.0))
     second = Verdict(-1.0, Source.EXPLICIT, (Hint("better", []),))
-    await book.ledger.record_verdict(turn, second, None, "for no reason", 1)
+    await book.ledger.write(verdicts.record, turn, second, None, "for no reason", 1)
     stored = book.read(turn)
     assert (stored.verdict, stored.sample, stored.state) == (second, None, State.DROPPED)
     assert book.scalar("SELECT count(*) FROM verdicts") == book.scalar("SELECT count(*) FROM hints") == 1
@@ -127,7 +128,7 @@ def test_the_last_verdicts_come_newest_first(book: Book) -> None:
         turn = book.put(State.READY)
         given_ = Verdict(number / 10 if number != 2 else None, None, (Hint("a"),) * (number % 2), reason=f"r{number}")
         book.change(verdicts.record, turn, given_, SampleKind.RL, "", 0)
-    recent = book.ledger.recent_verdicts(3)
+    recent = book.ledger.read(verdicts.recent, 3)
     assert [(verdict.score, verdict.hints, verdict.reason) for verdict in recent] == [
         (0.4, 0, "r4"),
         (0.3, 1, "r3"),
@@ -138,10 +139,10 @@ def test_the_last_verdicts_come_newest_first(book: Book) -> None:
 def test_the_longest_ready_come_first_and_no_more_than_are_wanted(book: Book) -> None:
     waiting = [book.put(State.AWAITING) for _ in range(5)]
     for turn in reversed(waiting):
-        book.change(changes.set_next_state, turn, CAME)
-    assert book.ledger.ready_turns((), 3) == waiting[:1:-1]
-    assert book.ledger.ready_turns({waiting[4], waiting[2]}, 2) == [waiting[3], waiting[1]]
-    assert book.ledger.ready_turns(waiting, 2) == []
+        book.change(set_next_state, turn, CAME)
+    assert book.ledger.read(ready_turns, (), 3) == waiting[:1:-1]
+    assert book.ledger.read(ready_turns, {waiting[4], waiting[2]}, 2) == [waiting[3], waiting[1]]
+    assert book.ledger.read(ready_turns, waiting, 2) == []
 
 
 # older ledgers
@@ -194,9 +195,9 @@ async def test_an_older_ledger_can_be_judged(tmp_path: Path) -> None:
     turn = book.read(1)
     assert (turn.feedback, turn.verdict, turn.sample) == ([Feedback(-0.5, "no", Source.EXPLICIT)], None, None)
     assert (turn.prompt_ids, turn.response_ids, turn.logprobs) == ([1], [2], [-0.5])
-    assert book.ledger.ready_turns((), 9) == [1]
-    assert await book.ledger.record_verdict(1, Verdict(-1.0, Source.EXPLICIT), SampleKind.RL, "", 1)
-    await book.ledger.settle_sessions(at_least_one=False)
+    assert book.ledger.read(ready_turns, (), 9) == [1]
+    assert await book.ledger.write(verdicts.record, 1, Verdict(-1.0, Source.EXPLICIT), SampleKind.RL, "", 1)
+    await book.ledger.write(verdicts.settle_sessions, at_least_one=False)
     book.close()
 
 
@@ -226,7 +227,7 @@ def test_a_verdict_that_was_replaced_is_forgotten_with_its_session(book: Book) -
     secret = "what was said of it at first"
     turn = book.put(State.READY, completion="c", session="mine")
     book.change(verdicts.record, turn, Verdict(1.0, hints=(Hint(secret),), reason=secret), SampleKind.RL, "", 0)
-    book.change(changes.add_feedback, "me", "c", 0, Feedback(-1.0))
+    book.change(add_feedback, "me", "c", 0, Feedback(-1.0))
     book.change(verdicts.record, turn, Verdict(-1.0), SampleKind.RL, "", 1)
     main(["forget", "--session", "mine", "--run-dir", str(book.folder)])
     assert secret.encode() not in book.raw_bytes()
@@ -238,15 +239,15 @@ def test_a_verdict_that_was_replaced_is_forgotten_with_its_session(book: Book) -
 def judged(book: Book, score: float | None, *values: float | None, session: str = "s", **given_: object) -> int:
     """A turn with its next state and a verdict: trained on if it has a score that is not 0."""
     turn = book.capture(a_turn(session, **given_))
-    book.change(changes.set_next_state, turn, CAME)
+    book.change(set_next_state, turn, CAME)
     verdict = Verdict(score, Source.LLM, votes=tuple(Vote(Question.SCORE, value) for value in values))
     book.change(verdicts.record, turn, verdict, SampleKind.RL if score else None, "the judge is neutral", 0)
     return turn
 
 
 async def settled(book: Book, *, at_least_one: bool = True, session: str = "s") -> list[int]:
-    await book.ledger.close_session(SessionKey("me", session))
-    return await book.ledger.settle_sessions(at_least_one=at_least_one)
+    await book.ledger.write(sessions.close_session, SessionKey("me", session))
+    return await book.ledger.write(verdicts.settle_sessions, at_least_one=at_least_one)
 
 
 def score(book: Book, turn: int) -> float | None:
@@ -319,7 +320,7 @@ async def test_a_turn_that_was_used_already_is_never_chosen_nor_a_worse_one_in_i
 def set_aside(book: Book, turn: int) -> None:
     """A step that would have had the turn was refused."""
     book.move(turn, State.BATCHED)
-    book.change(updates.quarantine, 1, [turn], "the loss is not finite")
+    book.change(training.quarantine, 1, [turn], "the loss is not finite")
 
 
 async def test_a_good_turn_whose_step_was_refused_is_a_good_turn(book: Book) -> None:
@@ -338,8 +339,8 @@ async def test_a_turn_whose_step_was_refused_is_never_chosen_nor_a_worse_one_in_
 
 async def test_a_turn_without_a_next_state_is_never_chosen(book: Book) -> None:
     last = book.capture(a_turn(completion="c"))
-    await book.ledger.add_feedback("me", "c", 0, Feedback(-0.1))
-    await book.ledger.record_verdict(last, Verdict(-0.1, Source.EXPLICIT), SampleKind.RL, "", 1)
+    await book.ledger.write(add_feedback, "me", "c", 0, Feedback(-0.1))
+    await book.ledger.write(verdicts.record, last, Verdict(-0.1, Source.EXPLICIT), SampleKind.RL, "", 1)
     assert await settled(book) == []
     judged(book, -1, -1)
     assert await settled(book) == [], "the better one was said to be no good"
@@ -360,18 +361,20 @@ async def test_a_session_without_turns_to_choose_from_is_settled_all_the_same(bo
 
 async def test_a_session_that_has_not_ended_or_not_been_judged_waits(book: Book) -> None:
     first = judged(book, -1, -1)
-    assert await book.ledger.settle_sessions(at_least_one=True) == [], "it goes on"
+    assert await book.ledger.write(verdicts.settle_sessions, at_least_one=True) == [], "it goes on"
     ready = book.put(State.READY)
     assert await settled(book) == [], "a turn is to be judged"
-    await book.ledger.record_verdict(ready, Verdict(-1.0), SampleKind.RL, "", 0)
-    assert await book.ledger.settle_sessions(at_least_one=True) == [first], "the other one has no next state"
+    await book.ledger.write(verdicts.record, ready, Verdict(-1.0), SampleKind.RL, "", 0)
+    assert await book.ledger.write(verdicts.settle_sessions, at_least_one=True) == [first], (
+        "the other one has no next state"
+    )
 
 
 async def test_a_session_is_settled_once(book: Book) -> None:
     turn = judged(book, 0, 0)
     assert await settled(book) == [turn]
     assert await settled(book) == []
-    assert await book.ledger.settle_sessions(at_least_one=True) == []
+    assert await book.ledger.write(verdicts.settle_sessions, at_least_one=True) == []
 
 
 async def test_a_session_that_goes_on_after_its_end_has_one_good_turn_in_all(book: Book) -> None:
@@ -391,8 +394,8 @@ async def test_a_session_that_goes_on_before_it_had_a_good_turn_gets_one_at_its_
 
 async def said(book: Book, turn: int, completion: str, word: Feedback) -> None:
     """Somebody says something of a turn, and it is judged by that."""
-    await book.ledger.add_feedback("me", completion, 0, word)
-    assert await book.ledger.record_verdict(turn, Verdict(word.score, word.source), SampleKind.RL, "", 1)
+    await book.ledger.write(add_feedback, "me", completion, 0, word)
+    assert await book.ledger.write(verdicts.record, turn, Verdict(word.score, word.source), SampleKind.RL, "", 1)
 
 
 @pytest.mark.parametrize("source", [Source.EXPLICIT, Source.ENVIRONMENT])
@@ -422,7 +425,7 @@ async def test_a_word_that_takes_the_only_good_turn_away_makes_another_one_good(
     other, best = judged(book, -1, -1), judged(book, 0, 0, completion="c")
     assert await settled(book) == [best]
     await said(book, best, "c", Feedback(-1.0))
-    assert await book.ledger.settle_sessions(at_least_one=True) == [other]
+    assert await book.ledger.write(verdicts.settle_sessions, at_least_one=True) == [other]
     assert (score(book, other), score(book, best)) == (1, -1)
 
 

@@ -9,6 +9,7 @@ import pytest
 from openclaw_rl.engines.base import EngineError, EngineUnavailable
 from openclaw_rl.learn import imported
 from openclaw_rl.learn.imported import score_imported
+from openclaw_rl.ledger.states import move
 from openclaw_rl.types import ScoreRequest, State
 from support.fakes import ScriptedSampler
 from support.records import Book
@@ -94,7 +95,7 @@ async def test_turns_are_scored_shortly_before_their_step_so_that_none_is_stale(
         await asyncio.sleep(0.05)
         assert [book.state(turn) for turn in turns[2:]] == [State.CAPTURED] * 3, "two are enough for a step"
         # A verdict that gives nothing to train on makes room at once.
-        await book.ledger.drop(turns[0], "neutral")
+        await book.ledger.write(move, turns[0], State.DROPPED, "neutral")
         await until_state(book, turns[2], State.READY)
         await asyncio.sleep(0.05)
         assert book.state(turns[3]) is State.CAPTURED

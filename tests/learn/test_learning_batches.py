@@ -1,5 +1,6 @@
 """Which turns a step takes."""
 
+import sqlite3
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -8,11 +9,13 @@ import pytest
 
 from openclaw_rl.learn import loop as module
 from openclaw_rl.learn.phases import Phase
-from openclaw_rl.ledger import episodes, verdicts
+from openclaw_rl.ledger import deletion, verdicts
 from openclaw_rl.ledger.errors import LedgerError
+from openclaw_rl.ledger.states import move
 from openclaw_rl.types import SampleKind, Source, State, Verdict
 from support.learning_run import SECONDS, LearningRun, a_run, flat
 from support.methods import a_method
+from support.records import intercept
 
 CENTRED = a_method("rl", baseline="batch")
 
@@ -60,13 +63,13 @@ async def test_a_smaller_batch_waits_for_its_own_batch_timeout(tmp_path: Path, m
     clock, looks = SimpleNamespace(now=1000.0), set[tuple[float, int]]()
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock.now))
     async with a_run(tmp_path / "run", batch_timeout=100.0) as run:
-        trainable = run.book.ledger.trainable
+        trainable = module.trainable
 
-        def look() -> int:
-            looks.add((clock.now, trainable()))
-            return trainable()
+        def look(db: sqlite3.Connection) -> int:
+            looks.add((clock.now, trainable(db)))
+            return trainable(db)
 
-        monkeypatch.setattr(run.book.ledger, "trainable", look)
+        monkeypatch.setattr(module, "trainable", look)
         await run.start()
         first = run.judged(1)
         await run.until(lambda: (1000.0, 1) in looks)
@@ -136,15 +139,15 @@ async def test_a_locked_ledger_loses_no_turn_of_a_batch_that_was_judged_alike(
     async with a_run(tmp_path / "run", method=CENTRED) as run:
         await run.start()
         calls: list[int] = []
-        drop = run.book.ledger.drop
+        write = run.book.ledger.write
 
-        async def locked(turn: int, reason: str) -> None:
+        async def locked(turn: int, state: State, reason: str) -> None:
             calls.append(turn)
             if len(calls) == 2:
                 raise LedgerError("database is locked")
-            await drop(turn, reason)
+            await write(move, turn, state, reason)
 
-        monkeypatch.setattr(run.book.ledger, "drop", locked)
+        intercept(monkeypatch, run.book.ledger, move, locked)
         first, second = run.judged(2, score=-1.0)
         await run.until(lambda: calls == [first, second] and run.states([second]) == {State.JUDGED})
         assert run.states([first]) == {State.DROPPED}
@@ -180,7 +183,7 @@ async def test_a_turn_that_is_forgotten_during_its_step_is_not_learned_from(run:
     def forget(_sequences: Any) -> None:
         del run.learner.hooks["step"]
         session = run.book.scalar("SELECT session FROM turns WHERE number = ?", forgotten)
-        run.book.change(episodes.forget, [session])
+        run.book.change(deletion.delete_sessions, [session])
 
     run.learner.hooks["step"] = forget
     (forgotten,) = run.judged(1, session="secret")
@@ -198,7 +201,9 @@ async def test_a_turn_that_is_forgotten_during_its_step_costs_no_other_step(tmp_
 
         def forget(_sequences: Any) -> None:
             del run.learner.hooks["step"]
-            run.book.change(episodes.forget, [run.book.scalar("SELECT session FROM turns WHERE number = ?", forgotten)])
+            run.book.change(
+                deletion.delete_sessions, [run.book.scalar("SELECT session FROM turns WHERE number = ?", forgotten)]
+            )
 
         run.learner.hooks["step"] = forget
         (forgotten,) = run.judged(1, session="secret")

@@ -11,8 +11,8 @@ from openclaw_rl.app.background import BackgroundLoops
 from openclaw_rl.engines.base import StepRefused
 from openclaw_rl.learn.checkpoints import Checkpoints
 from openclaw_rl.learn.rollback import roll_back_offline
-from openclaw_rl.ledger import episodes
-from openclaw_rl.ledger.offline import open_offline
+from openclaw_rl.ledger import deletion, groups
+from openclaw_rl.ledger.schema import open_ledger
 from openclaw_rl.types import State
 from support.learning_run import LearningRun, a_run, dies, flat, forever, once
 
@@ -151,7 +151,7 @@ async def test_a_lost_step_whose_turn_was_forgotten_is_left_out_and_the_others_a
             await run.trained(*turns[-1])
         await run.kill()
         session = run.book.scalar("SELECT number FROM sessions WHERE id = ?", f"secret {lost}")
-        run.book.change(episodes.forget, [session])
+        run.book.change(deletion.delete_sessions, [session])
         await run.start(learning=False)
         assert run.sampler.newest_version == 3
         run.learn()
@@ -284,10 +284,10 @@ async def test_rolled_back_without_a_server_lost_steps_are_not_trained_on_again(
         await run.start()
         turns = await run.make_steps(3)
         await run.kill()
-        with open_offline(run.folder) as ledger:
+        with open_ledger(run.folder) as ledger:
             checkpoints = Checkpoints.of_run(run.folder, 10)
             version = roll_back_offline(ledger, checkpoints, None)
         await run.start()
         assert run.sampler.newest_version == version
         assert run.sampler.served[version] == turns[:2]
-        assert run.book.ledger.trainable() == 0
+        assert run.book.ledger.read(groups.trainable) == 0

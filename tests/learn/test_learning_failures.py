@@ -1,14 +1,17 @@
 """Learner, sampler, ledger or disk fail: no turn is lost or trained on twice."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from openclaw_rl.engines.base import EngineUnavailable, StepRefused
+from openclaw_rl.ledger import training
 from openclaw_rl.ledger.errors import LedgerError
 from openclaw_rl.types import State
 from support.learning_run import LearningRun, a_run, dies, flat, once
+from support.records import intercept
 
 
 async def test_a_learner_that_dies_is_brought_back_to_the_checkpoint_and_no_turn_is_lost_or_doubled(
@@ -100,33 +103,33 @@ async def test_a_checkpoint_that_cannot_be_written_costs_no_learning(
 
 async def test_a_ledger_that_cannot_be_written_costs_no_turn(run: LearningRun, monkeypatch: pytest.MonkeyPatch) -> None:
     await run.start()
-    apply = run.book.ledger.apply_step
+    write = run.book.ledger.write
     left = [LedgerError("database is locked")] * 2
 
     async def fail(*arguments: Any) -> None:
         if left:
             raise left.pop()
-        await apply(*arguments)
+        await write(training.apply_step, *arguments)
 
-    monkeypatch.setattr(run.book.ledger, "apply_step", fail)
+    intercept(monkeypatch, run.book.ledger, training.apply_step, fail)
     await run.trained(*run.judged())
 
 
-@pytest.mark.parametrize("call", ["claim", "apply_step"])
+@pytest.mark.parametrize("call", [training.claim, training.apply_step])
 async def test_a_locked_ledger_costs_no_step_that_was_made(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Callable[..., Any]
 ) -> None:
     async with a_run(tmp_path / "run", save_interval=100) as run:
         await run.start()
         turns = [run.judged()]
         await run.trained(*turns[0])
-        real, fail = getattr(run.book.ledger, call), once(LedgerError("database is locked"))
+        write, fail = run.book.ledger.write, once(LedgerError("database is locked"))
 
         async def locked(*arguments: Any) -> Any:
             fail()
-            return await real(*arguments)
+            return await write(call, *arguments)
 
-        monkeypatch.setattr(run.book.ledger, call, locked)
+        intercept(monkeypatch, run.book.ledger, call, locked)
         turns.append(run.judged())
         await run.trained(*flat(turns))
         assert run.outcomes() == ["applied", "applied"]

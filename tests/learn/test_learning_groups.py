@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import sqlite3
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -10,7 +11,9 @@ from typing import Any
 
 import pytest
 
-from openclaw_rl.ledger import episodes
+from openclaw_rl.learn import with_signal
+from openclaw_rl.ledger import deletion, episodes
+from openclaw_rl.ledger.turns import load_turn
 from openclaw_rl.types import EpisodeMode, EpisodeResult, SessionKey, State, StoredTurn, TrainingSequence
 from support.episodes import attempt, judge
 from support.judging import judging
@@ -83,20 +86,20 @@ async def test_a_smaller_batch_is_a_whole_group_too(tmp_path: Path) -> None:
 
 
 async def test_a_batch_is_loaded_beside_the_event_loop_and_a_group_may_lose_an_attempt_meanwhile(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with a_run(tmp_path / "run", method=group_method()) as run:
         turns = [t for n, r in enumerate((1.0, 0.0, 5.0)) for t in attempt(run.book, "g", f"a{n}", r, size=3)]
         judge(run.book, group_method())
-        load, threads = run.book.ledger.load_turn, set[threading.Thread]()
+        threads = set[threading.Thread]()
 
-        def load_after_a_deletion(turn: int) -> StoredTurn:
+        def load_after_a_deletion(db: sqlite3.Connection, turn: int) -> StoredTurn:
             threads.add(threading.current_thread())
             if gone := run.book.rows("SELECT number FROM sessions WHERE id = 'a2'"):
-                run.book.change(episodes.forget, list(gone[0]))
-            return load(turn)
+                run.book.change(deletion.delete_sessions, list(gone[0]))
+            return load_turn(db, turn)
 
-        run.book.ledger.load_turn = load_after_a_deletion  # type: ignore[method-assign]
+        monkeypatch.setattr(with_signal, "load_turn", load_after_a_deletion)
         await run.start(learning=False)
         learned = note_advantages(run)
         run.learn()
@@ -117,7 +120,7 @@ async def harness(book: Book, names: list[str], draw: random.Random) -> None:
             await asyncio.sleep(0)
         failed = place == 2 and name.endswith("0")
         result = EpisodeResult(None if failed else float(place**2), "broke" if failed else None, "t", name, 3)
-        await book.ledger.end_episode(key, result)
+        assert not await book.ledger.write(episodes.end, key, result, 8)
 
     attempts = [(name, place) for name in names for place in range(3)]
     draw.shuffle(attempts)

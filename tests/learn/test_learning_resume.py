@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from openclaw_rl.engines.base import StepRefused
+from openclaw_rl.ledger import training
 from openclaw_rl.types import State
 from support.learning_run import SECONDS, LearningRun, a_run, flat, once
+from support.records import intercept
 
 
 @pytest.mark.parametrize("call", ["step", "write_policy", "publish", "apply", "save", "saved"])
@@ -26,11 +28,11 @@ async def test_killed_at_any_point_of_a_step_every_turn_is_trained_on_once(
         reached.set()
         await asyncio.Event().wait()
 
-    apply = run.book.ledger.apply_step
+    write = run.book.ledger.write
     if call == "publish":
         run.sampler.hook = hang
     elif call == "apply":
-        monkeypatch.setattr(run.book.ledger, "apply_step", hang)
+        intercept(monkeypatch, run.book.ledger, training.apply_step, hang)
     elif call == "saved":
         monkeypatch.setattr(run.loop.steps.reporter, "write", lambda report: reached.set())
     else:
@@ -41,7 +43,7 @@ async def test_killed_at_any_point_of_a_step_every_turn_is_trained_on_once(
     async with asyncio.timeout(SECONDS):
         await reached.wait()
     await run.kill()
-    monkeypatch.setattr(run.book.ledger, "apply_step", apply)
+    monkeypatch.setattr(run.book.ledger, "write", write)
     await run.start()
     await run.trained(*flat(turns))
     assert run.learner.policy == turns

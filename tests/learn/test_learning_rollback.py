@@ -8,9 +8,11 @@ import pytest
 from openclaw_rl.api.state import OperationFailed
 from openclaw_rl.app.background import BackgroundLoops
 from openclaw_rl.engines.base import EngineUnavailable, StepRefused
-from openclaw_rl.ledger import queries
+from openclaw_rl.ledger import training
+from openclaw_rl.ledger.turns import counts as count_turns
 from openclaw_rl.types import State
 from support.learning_run import Examiner, LearningRun, flat, once
+from support.records import intercept
 
 
 async def test_going_back_serves_the_earlier_policy_at_once_and_learns_on_from_it(run: LearningRun) -> None:
@@ -96,16 +98,16 @@ async def test_killed_while_going_back_it_either_happened_or_it_did_not(
         reached.set()
         await asyncio.Event().wait()
 
-    follow = run.book.ledger.follow
+    write = run.book.ledger.write
     if call == "ledger":
-        monkeypatch.setattr(run.book.ledger, "follow", hang)
+        intercept(monkeypatch, run.book.ledger, training.follow, hang)
     else:
         run.learner.hooks[call] = hang
     going_back = asyncio.create_task(run.loop.roll_back(earlier if steps else None))
     await reached.wait()
     going_back.cancel()
     await run.kill()
-    monkeypatch.setattr(run.book.ledger, "follow", follow)
+    monkeypatch.setattr(run.book.ledger, "write", write)
     await run.start()
     more = run.judged()
     await run.trained(*more)
@@ -195,7 +197,7 @@ async def test_the_base_model_can_be_asked_for(run: LearningRun) -> None:
     run.check()
     assert run.outcomes() == ["applied"] * 4
     assert run.states(flat(turns)) == {State.APPLIED}
-    counts = queries.counts(run.book.db)
+    counts = count_turns(run.book.db)
     assert (counts.step, counts.states[State.APPLIED]) == (4, 8)
     # A step from here descends from it, also after a restart.
     more = run.judged()

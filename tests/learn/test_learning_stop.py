@@ -11,9 +11,11 @@ from openclaw_rl.app.background import BackgroundLoops
 from openclaw_rl.engines.base import EngineUnavailable, StepStopped
 from openclaw_rl.learn import loop as module
 from openclaw_rl.learn.phases import Phase
+from openclaw_rl.ledger import training
 from openclaw_rl.ledger.errors import LedgerError
 from openclaw_rl.types import State
 from support.learning_run import SECONDS, LearningRun, a_run, dies, flat, once
+from support.records import intercept
 
 
 async def test_finishing_saves_what_no_checkpoint_has(run: LearningRun) -> None:
@@ -51,7 +53,7 @@ async def test_finishing_after_a_passing_failure_saves_the_steps_before_it(
         async def locked(*_: Any) -> None:
             raise LedgerError("database is locked")
 
-        monkeypatch.setattr(run.book.ledger, "claim", locked)
+        intercept(monkeypatch, run.book.ledger, training.claim, locked)
         run.judged()
         await run.until(lambda: run.loop.trouble == "database is locked")
         await run.loop.finish()

@@ -7,16 +7,17 @@ import pytest
 
 from openclaw_rl.app.background import BackgroundLoops
 from openclaw_rl.learn.checkpoints import Checkpoint
-from openclaw_rl.ledger import episodes
+from openclaw_rl.ledger import deletion, training
 from openclaw_rl.types import State
 from support.fakes import read_policy
 from support.learning_run import LearningRun, flat
+from support.records import intercept
 
 
 def forget(run: LearningRun, *turns: int) -> None:
     """Delete turns; each has a session of its own."""
     for turn in turns:
-        run.book.change(episodes.forget, [run.book.scalar("SELECT session FROM turns WHERE number = ?", turn)])
+        run.book.change(deletion.delete_sessions, [run.book.scalar("SELECT session FROM turns WHERE number = ?", turn)])
 
 
 def session_each(run: LearningRun, count: int) -> list[int]:
@@ -115,7 +116,7 @@ async def test_killed_in_between_no_turn_is_lost_and_none_is_trained_on_twice(
         if call == "load":
             run.learner.hooks["load"] = hang
         elif call == "ledger":
-            patch.setattr(run.book.ledger, "follow", hang)
+            intercept(patch, run.book.ledger, training.follow, hang)
         else:
             patch.setattr(run.loop.line.checkpoints, call, die)
         work = asyncio.create_task(retrain(run))

@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from openclaw_rl.ledger import changes, episodes, groups, policies, updates, verdicts
+from openclaw_rl.ledger import deletion, groups, training, verdicts
 from openclaw_rl.ledger.errors import CannotJudge
 from openclaw_rl.ledger.states import IllegalTransition
 from openclaw_rl.ledger.status import read_status
+from openclaw_rl.ledger.turns import add_feedback
 from openclaw_rl.types import Batch, Feedback, SampleKind, Source, State, Verdict
 from support.records import Book
 
@@ -25,14 +26,14 @@ def judged(book: Book, count: int = 1, **given: Any) -> list[int]:
 
 
 def claim(book: Book, count: int, step: int = 0, max_staleness: int = PATIENT) -> list[int]:
-    claimed: list[int] = book.change(updates.claim, count, step, max_staleness)
+    claimed: list[int] = book.change(training.claim, count, step, max_staleness)
     return claimed
 
 
 def apply(book: Book, step: int, count: int = 2, version: int | None = None) -> Batch:
     """A step on the next turns, from the claim to the record."""
     batch = Batch(step, version or step, tuple(claim(book, count)))
-    book.change(updates.apply, batch.step, batch.version, batch.turns)
+    book.change(training.apply_step, batch.step, batch.version, batch.turns)
     return batch
 
 
@@ -58,7 +59,7 @@ def applied(book: Book) -> dict[int, list[int]]:
 def test_the_longest_judged_are_claimed_first(book: Book) -> None:
     first, second, third = judged(book, 3)
     # Judged again, because somebody said something: it goes to the end.
-    book.change(changes.add_feedback, "me", book.read(first).completion, 0, Feedback(-1.0))
+    book.change(add_feedback, "me", book.read(first).completion, 0, Feedback(-1.0))
     assert book.change(verdicts.record, first, Verdict(-1.0, Source.EXPLICIT), SampleKind.RL, "", 1)
     assert claim(book, 2) == [second, third]
     assert claim(book, 2) == [first]
@@ -79,7 +80,7 @@ def test_a_claimed_turn_cannot_be_judged_again(book: Book) -> None:
     (turn,) = judged(book)
     claim(book, 1)
     with pytest.raises(CannotJudge):
-        book.change(changes.add_feedback, "me", book.read(turn).completion, 0, Feedback(1.0))
+        book.change(add_feedback, "me", book.read(turn).completion, 0, Feedback(1.0))
 
 
 def test_what_a_policy_too_many_steps_ago_answered_is_dropped_with_the_reason(book: Book) -> None:
@@ -90,13 +91,13 @@ def test_what_a_policy_too_many_steps_ago_answered_is_dropped_with_the_reason(bo
     assert claim(book, 10, step=5, max_staleness=2) == [turns[3], turns[4], turns[5]]
     assert states(book, [turns[0], turns[1], turns[2]]) == {State.DROPPED}
     assert book.read(turns[0]).reason == "stale: answered more than 2 policy versions ago"
-    assert book.change(updates.claim, 1, 5, 0) == []
+    assert book.change(training.claim, 1, 5, 0) == []
 
 
 def test_a_claim_given_back_can_be_claimed_again_in_the_same_order(book: Book) -> None:
     turns = judged(book, 3)
     assert claim(book, 2) == turns[:2]
-    book.change(updates.release)
+    book.change(training.release_batches)
     assert claim(book, 3) == turns
 
 
@@ -106,11 +107,11 @@ def test_a_claim_given_back_can_be_claimed_again_in_the_same_order(book: Book) -
 def test_a_step_is_recorded_with_its_turns_version_and_metrics(book: Book) -> None:
     turns = judged(book, 2)
     claim(book, 2)
-    book.change(updates.apply, 1, 7, turns, {"reward": 0.5})
+    book.change(training.apply_step, 1, 7, turns, {"reward": 0.5})
     assert applied(book) == {1: turns}
     assert states(book, turns) == {State.APPLIED}
     assert book.rows("SELECT step, version, outcome, metrics FROM updates") == [(1, 7, "applied", '{"reward": 0.5}')]
-    assert updates.latest_version(book.db) == 7
+    assert training.latest_version(book.db) == 7
 
 
 def test_a_step_is_recorded_whole_or_not_at_all(book: Book) -> None:
@@ -119,7 +120,7 @@ def test_a_step_is_recorded_whole_or_not_at_all(book: Book) -> None:
     (other,) = judged(book, 1)
     before = book.everything()
     with pytest.raises(IllegalTransition):
-        book.change(updates.apply, 1, 1, [*claimed, other])
+        book.change(training.apply_step, 1, 1, [*claimed, other])
     assert book.everything() == before
 
 
@@ -127,7 +128,7 @@ def test_a_quarantined_batch_is_dropped_and_listed_with_the_last_first(book: Boo
     one, other = judged(book, 2)
     for turn, reason in ((one, "the loss is not finite"), (other, "too far")):
         claim(book, 1)
-        book.change(updates.quarantine, 1, [turn], reason)
+        book.change(training.quarantine, 1, [turn], reason)
     listed = read_status(book.db, None, {}).as_json()["quarantined"]
     assert [(batch["turns"], batch["reason"]) for batch in listed] == [
         ((other,), "too far"),
@@ -141,26 +142,26 @@ def test_a_quarantined_batch_is_dropped_and_listed_with_the_last_first(book: Boo
 
 
 def test_the_latest_version_is_the_highest_that_anything_speaks_of(book: Book) -> None:
-    assert updates.latest_version(book.db) == 0
+    assert training.latest_version(book.db) == 0
     judged(book, 1)
     apply(book, 1, 1, version=4)
     judged(book, 1, version=6)
-    assert updates.latest_version(book.db) == 6
-    book.change(updates.reconcile, 0, 0, ())
-    assert updates.latest_version(book.db) == 6
+    assert training.latest_version(book.db) == 6
+    book.change(training.reconcile, 0, 0, ())
+    assert training.latest_version(book.db) == 6
 
 
 def test_the_record_of_steps_stays_when_their_turns_are_forgotten(book: Book) -> None:
     turns = judged(book, 3, session="secret")
     for step in (1, 2, 3):
         apply(book, step, 1)
-    book.change(updates.follow, 2)
+    book.change(training.follow, 2)
     session = book.scalar("SELECT number FROM sessions")
-    assert book.change(episodes.forget, [session]) == turns
+    assert book.change(deletion.delete_sessions, [session]) == turns
     assert applied(book) == {1: turns[:1], 2: turns[1:2]}
     # Also the step that was rolled back: its policy may still be on disk.
-    assert policies.steps_with(book.db, turns) == [1, 2, 3]
-    assert policies.turns_deleted(book.db) == turns
+    assert training.steps_with(book.db, turns) == [1, 2, 3]
+    assert training.deleted_turns(book.db) == turns
 
 
 # agreement with a checkpoint
@@ -169,14 +170,14 @@ def test_the_record_of_steps_stays_when_their_turns_are_forgotten(book: Book) ->
 def test_killed_between_the_claim_and_the_step_the_turns_are_given_back(book: Book) -> None:
     turns = judged(book, 2)
     claim(book, 2)
-    assert book.change(updates.reconcile, 0, 0, ()) == []
+    assert book.change(training.reconcile, 0, 0, ()) == []
     assert states(book, turns) == {State.JUDGED}
 
 
 def test_killed_after_the_record_and_before_the_checkpoint_the_step_is_made_again(book: Book) -> None:
     turns = judged(book, 6)
     batches = [apply(book, step) for step in (1, 2, 3)]
-    assert book.change(updates.reconcile, 1, 1, batches[:1]) == [2, 3]
+    assert book.change(training.reconcile, 1, 1, batches[:1]) == [2, 3]
     assert applied(book) == {1: turns[:2]}
     assert states(book, turns[2:]) == {State.JUDGED}
     assert [row[0] for row in book.rows("SELECT outcome FROM updates ORDER BY number")] == [
@@ -194,18 +195,18 @@ def test_a_step_that_only_the_checkpoint_remembers_counts(book: Book) -> None:
     batches = (Batch(1, 1, tuple(turns[:2])), Batch(2, 4, tuple(turns[2:4])))
     claim(book, 2)
     for _ in range(2):
-        assert book.change(updates.reconcile, 4, 2, batches) == []
+        assert book.change(training.reconcile, 4, 2, batches) == []
         assert applied(book) == {1: turns[:2], 2: turns[2:4]}
         assert states(book, turns[:4]) == {State.APPLIED}
-    assert updates.latest_version(book.db) == 4
+    assert training.latest_version(book.db) == 4
     assert claim(book, 5) == turns[4:]
 
 
 def test_a_turn_that_waits_to_be_judged_again_counts_too_if_a_checkpoint_holds_it(book: Book) -> None:
     """Otherwise it would be judged and trained on a second time."""
     (turn,) = judged(book)
-    book.change(changes.add_feedback, "me", book.read(turn).completion, 0, Feedback(1.0))
-    book.change(updates.reconcile, 1, 1, (Batch(1, 1, (turn,)),))
+    book.change(add_feedback, "me", book.read(turn).completion, 0, Feedback(1.0))
+    book.change(training.reconcile, 1, 1, (Batch(1, 1, (turn,)),))
     assert book.state(turn) is State.APPLIED
 
 
@@ -213,10 +214,10 @@ def test_turns_that_were_forgotten_stay_forgotten(book: Book) -> None:
     secret = judged(book, 1, session="secret")
     kept = judged(book, 1)
     batch = apply(book, 1)
-    book.change(episodes.forget, [book.scalar("SELECT session FROM turns WHERE number = ?", secret[0])])
-    assert book.change(updates.reconcile, 0, 0, ()) == [1]
+    book.change(deletion.delete_sessions, [book.scalar("SELECT session FROM turns WHERE number = ?", secret[0])])
+    assert book.change(training.reconcile, 0, 0, ()) == [1]
     assert states(book, kept) == {State.JUDGED}
-    book.change(updates.reconcile, 1, 1, (batch,))
+    book.change(training.reconcile, 1, 1, (batch,))
     # The record of the step still names both.
     assert applied(book) == {1: [*secret, *kept]}
     assert claim(book, 5) == []
@@ -226,17 +227,17 @@ def test_agreeing_twice_changes_nothing_more(book: Book) -> None:
     judged(book, 6)
     batches = [apply(book, step) for step in (1, 2)]
     claim(book, 2)
-    book.change(updates.reconcile, 1, 1, batches[:1])
+    book.change(training.reconcile, 1, 1, batches[:1])
     before = book.everything()
-    assert book.change(updates.reconcile, 1, 1, batches[:1]) == []
+    assert book.change(training.reconcile, 1, 1, batches[:1]) == []
     assert book.everything() == before
 
 
 def test_what_the_owner_left_behind_is_neither_undone_nor_trained_on_again(book: Book) -> None:
     turns = judged(book, 6)
     batches = [apply(book, step) for step in (1, 2, 3)]
-    book.change(updates.follow, 1)
-    assert book.change(updates.reconcile, 1, 1, batches[:1]) == []
+    book.change(training.follow, 1)
+    assert book.change(training.reconcile, 1, 1, batches[:1]) == []
     assert applied(book) == {1: turns[:2]}
     assert claim(book, 6) == []
     judged(book, 2)
@@ -247,13 +248,13 @@ def test_going_forward_again_lets_the_steps_in_that_policy_count(book: Book) -> 
     turns = judged(book, 8)
     for step in (1, 2, 3):
         apply(book, step)
-    book.change(policies.add, 4, 1)
-    book.change(updates.follow, 4)
+    book.change(training.add_policy, 4, 1)
+    book.change(training.follow, 4)
     assert applied(book) == {1: turns[:2]}
-    book.change(updates.apply, 2, 5, claim(book, 2), None, 4)
+    book.change(training.apply_step, 2, 5, claim(book, 2), None, 4)
     assert applied(book) == {1: turns[:2], 2: turns[6:]}
-    book.change(policies.add, 6, 3)
-    book.change(updates.follow, 6)
+    book.change(training.add_policy, 6, 3)
+    book.change(training.follow, 6)
     assert applied(book) == {1: turns[:2], 2: turns[2:4], 3: turns[4:6]}
     assert states(book, turns) == {State.APPLIED}
     assert [row[0] for row in book.rows("SELECT outcome FROM updates ORDER BY number")] == [
@@ -262,8 +263,8 @@ def test_going_forward_again_lets_the_steps_in_that_policy_count(book: Book) -> 
     ]
     # A step made now is made from the policy that is served, whatever other policies there are.
     judged(book, 2)
-    book.change(updates.apply, 4, 7, claim(book, 2), None, 6)
-    assert policies.line(book.db, 7) == [7, 6, 3, 2, 1]
+    book.change(training.apply_step, 4, 7, claim(book, 2), None, 6)
+    assert training.policy_line(book.db, 7) == [7, 6, 3, 2, 1]
 
 
 @pytest.mark.parametrize("state", [State.READY, State.JUDGED, State.BATCHED, State.DROPPED])
@@ -271,10 +272,10 @@ def test_a_turn_in_the_policy_that_is_loaded_is_not_trained_on_again(book: Book,
     """Its step was undone, and it waits to be trained on again or was dropped meanwhile."""
     (turn,) = judged(book)
     apply(book, 1, 1)
-    book.change(updates.follow, 0, 0)
+    book.change(training.follow, 0, 0)
     if state is not State.JUDGED:
         book.move(turn, state)
-    book.change(updates.follow, 1)
+    book.change(training.follow, 1)
     assert (applied(book), book.state(turn)) == ({1: [turn]}, State.APPLIED)
 
 
@@ -282,14 +283,14 @@ def test_which_policies_were_trained_on_a_turn(book: Book) -> None:
     first, second, third = judged(book, 3)
     for step in (1, 2):
         apply(book, step, 1)
-    book.change(policies.add, 3, 1)  # the policy of step 1 serves again
-    book.change(updates.follow, 3)
-    book.change(updates.apply, 2, 4, claim(book, 1), None, 3)
-    assert policies.trained_on(book.db, [first]) == {1, 2, 3, 4}
-    assert policies.trained_on(book.db, [second]) == {2}
-    assert policies.trained_on(book.db, [third]) == {4}
-    assert policies.trained_on(book.db, [second, third]) == {2, 4}
-    assert policies.trained_on(book.db, []) == set()
+    book.change(training.add_policy, 3, 1)  # the policy of step 1 serves again
+    book.change(training.follow, 3)
+    book.change(training.apply_step, 2, 4, claim(book, 1), None, 3)
+    assert training.versions_with(book.db, [first]) == {1, 2, 3, 4}
+    assert training.versions_with(book.db, [second]) == {2}
+    assert training.versions_with(book.db, [third]) == {4}
+    assert training.versions_with(book.db, [second, third]) == {2, 4}
+    assert training.versions_with(book.db, []) == set()
 
 
 class Learning:
@@ -314,7 +315,7 @@ class Learning:
         if until == "step":
             return
         if until != "checkpoint that knows more":
-            self.book.change(updates.apply, batch.step, batch.version, batch.turns)
+            self.book.change(training.apply_step, batch.step, batch.version, batch.turns)
         if until != "apply":
             self.save()
 
@@ -326,7 +327,7 @@ class Learning:
         self.step, memory, batches = self.saved
         self.memory, self.unsaved = list(memory), []
         version = self.memory[-1].version if self.memory else 0
-        self.book.change(updates.reconcile, version, self.step, batches)
+        self.book.change(training.reconcile, version, self.step, batches)
 
     def check(self) -> None:
         held = {batch.step: sorted(batch.turns) for batch in self.memory}
@@ -368,10 +369,10 @@ def test_however_often_it_is_killed_no_turn_is_lost_and_none_is_in_two_steps_tha
 def test_lost_steps_that_are_given_up_are_not_trained_on_even_if_they_were_being_made_again(book: Book) -> None:
     judged(book, 4)
     batches = [apply(book, 1), apply(book, 2)]
-    assert book.change(updates.reconcile, 0, 0, []) == [1, 2]
-    book.change(updates.claim_again, batches[0].turns)
+    assert book.change(training.reconcile, 0, 0, []) == [1, 2]
+    book.change(training.claim_lost_step, batches[0].turns)
     (session,) = book.rows(f"SELECT session FROM turns WHERE number = {batches[1].turns[0]}")[0]
-    book.change(episodes.forget, [session])
-    book.change(updates.give_up, batches)
+    book.change(deletion.delete_sessions, [session])
+    book.change(training.give_up, batches)
     assert claim(book, 1) == []
     assert book.rows("SELECT DISTINCT outcome FROM updates") == [("rolled_back",)]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from openclaw_rl.engines.base import PolicyRef, WeightForm
 from openclaw_rl.learn.warming import MAX_CONVERSATIONS, MAX_TOKENS, warm
-from openclaw_rl.ledger import changes
+from openclaw_rl.ledger import sessions
 from openclaw_rl.types import Priority, SampleRequest, SessionKey
 from support.fakes import ScriptedSampler
 from support.records import Book, a_side_turn, a_turn
@@ -24,7 +24,7 @@ async def test_the_last_turn_of_every_open_session_is_read_by_the_new_policy_beh
     book.capture(a_turn("two", prompt_ids=[8], response_ids=[9], owner="you"))
     book.capture(a_side_turn("two", owner="you", prompt_ids=[6], response_ids=[6]))
     book.capture(a_turn("ended", prompt_ids=[1], response_ids=[1]))
-    book.change(changes.close_session, SessionKey("me", "ended"))
+    book.change(sessions.close_session, SessionKey("me", "ended"))
     requests = await warmed(book)
     assert sorted(list(request.prompt_ids) for request in requests) == [[1, 2, 3, 4, 5], [8, 9]]
     assert {request.prompt_ids[0]: request.owner for request in requests} == {1: "me", 8: "you"}

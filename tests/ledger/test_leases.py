@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from openclaw_rl.ledger import episodes, leases, updates, verdicts
+from openclaw_rl.ledger import deletion, leases, training, verdicts
 from openclaw_rl.ledger.errors import LeaseRefused, UnknownLease
-from openclaw_rl.ledger.ledger import Ledger
+from openclaw_rl.ledger.store import Ledger
 from openclaw_rl.types import Lease, LeaseEnd, SampleKind, Source, State, Verdict
 from support.episodes import attempt, judge
 from support.methods import a_method
@@ -68,7 +68,7 @@ def test_confirmed_turns_are_a_step_that_counts_and_confirming_again_changes_not
     before = book.everything()
     assert confirm(book, lease, version=2, parent=1) == 1
     assert book.everything() == before
-    (update,) = book.change(updates.load)
+    (update,) = book.change(training.load_steps)
     assert (update.step, update.version, update.turns, update.outcome) == (1, 1, tuple(turns), "applied")
     assert book.change(leases.last_end) is LeaseEnd.CONFIRMED
 
@@ -78,7 +78,7 @@ def test_two_claimers_never_get_the_same_turn(tmp_path: Path) -> None:
     turns = judged(book, 20)
 
     async def claim_all() -> list[Lease | None]:
-        return await asyncio.gather(*(book.ledger.leases.claim(3, 8, HOUR) for _ in range(10)))
+        return await asyncio.gather(*(book.ledger.write(leases.claim, 3, 8, HOUR) for _ in range(10)))
 
     claimed = asyncio.run(claim_all())
     got = [turn for lease in claimed if lease for turn in lease.turns]
@@ -138,7 +138,7 @@ def test_deleted_turns_stay_in_the_record_of_the_step_and_dropped_ones_do_not(bo
     kept, gone, dropped = judged(book, 1)[0], judged(book, 1, session="other")[0], judged(book, 1)[0]
     lease = taken(book, 3)
     session = book.scalar("SELECT session FROM turns WHERE number = ?", gone)
-    book.change(episodes.forget, [session])
+    book.change(deletion.delete_sessions, [session])
     book.move(dropped, State.DROPPED)
     confirm(book, lease)
     assert book.state(kept) is State.APPLIED
@@ -152,7 +152,7 @@ def test_leases_hold_after_the_server_was_killed(tmp_path: Path) -> None:
     lease = taken(book, 2)
     # The second ledger sees what a process that comes after kill -9 sees: only what is on the disk.
     other = Ledger(tmp_path)
-    assert asyncio.run(other.leases.confirm(lease.id, 1, 0)) == 1
+    assert asyncio.run(other.write(leases.confirm, lease.id, 1, 0)) == 1
     other.close()
     assert states(book, turns) == {State.APPLIED}
     assert confirm(book, lease) == 1
@@ -162,7 +162,7 @@ def test_leases_hold_after_the_server_was_killed(tmp_path: Path) -> None:
 def test_a_learner_of_our_own_that_takes_over_the_run_ends_the_leases(book: Book) -> None:
     turns = judged(book, 2)
     lease = taken(book, 2)
-    book.change(updates.release)
+    book.change(training.release_batches)
     assert states(book, turns) == {State.JUDGED}
     with pytest.raises(LeaseRefused, match="taken back"):
         confirm(book, lease)
@@ -184,7 +184,7 @@ def test_an_unknown_lease_is_refused(book: Book) -> None:
 
 
 def test_weights_of_the_trainer_have_the_label_of_the_servers(book: Book) -> None:
-    book.ledger.leases.note_weights(1, 0, "17")
+    book.ledger.submit(training.add_policy, 1, 0, "17")
     judged(book)
     confirm(book, taken(book), version=1)
-    assert [book.ledger.leases.label(version) for version in (1, 2)] == ["17", ""]
+    assert [book.ledger.read(training.weights_label, version) for version in (1, 2)] == ["17", ""]

@@ -4,7 +4,7 @@ import asyncio
 import json
 import random
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from openclaw_rl.cli import main
-from openclaw_rl.ledger import changes, queries, schema, updates
-from openclaw_rl.ledger.errors import LedgerUnusable, NewerLedger
-from openclaw_rl.ledger.ledger import Ledger
+from openclaw_rl.ledger import episodes, pages, schema, sessions, states, training, turns
+from openclaw_rl.ledger.errors import CannotJudge, LedgerUnusable, NewerLedger, UnknownTurn
 from openclaw_rl.ledger.migrations import MIGRATIONS
 from openclaw_rl.ledger.packing import pack_ids
 from openclaw_rl.ledger.schema import FILE, connect, migrate
 from openclaw_rl.ledger.states import TRANSITIONS, IllegalTransition
+from openclaw_rl.ledger.store import Ledger
+from openclaw_rl.ledger.turns import add_feedback, find_ancestor, last_waiting, load_turn, set_next_state
 from openclaw_rl.types import Continuation, Feedback, SamplingParams, SessionKey, State, TopTokens, Turn
 from support.records import Book, a_side_turn, a_turn
 
@@ -107,8 +108,8 @@ def test_a_turn_is_read_back_exactly(shared: Book, turn: Turn) -> None:
 def test_half_characters_are_kept_in_next_states_and_feedback(book: Book) -> None:
     turn = a_turn()
     number = book.capture(turn)
-    book.change(changes.set_next_state, number, [{"role": "user", "content": "a \ud83d b"}])
-    book.change(changes.add_feedback, "me", turn.completion, 0, Feedback(1.0, "good"))
+    book.change(turns.set_next_state, number, [{"role": "user", "content": "a \ud83d b"}])
+    book.change(turns.add_feedback, "me", turn.completion, 0, Feedback(1.0, "good"))
     stored = book.read(number)
     assert stored.next_state == [{"role": "user", "content": "a \ud83d b"}]
     assert stored.feedback == [Feedback(1.0, "good")]
@@ -166,16 +167,16 @@ def test_a_turn_stores_only_what_it_adds_to_another(shared: Book, tree: list) ->
             prompt = [*(whole[base][:keep] if base is not None else []), *added]
             turn = a_turn(prompt_ids=prompt, response_ids=response, logprobs=[-1.0] * len(response))
             parent = numbers[base] if base is not None else None
-            numbers += changes.capture(db, [turn], "test", parent, keep)
+            numbers += turns.capture(db, [turn], "test", parent, keep)
             whole.append([*prompt, *response])
             lengths.append(len(prompt))
         return numbers
 
     numbers = shared.change(record)
     for number, tokens, length, (_base, _keep, added, response) in zip(numbers, whole, lengths, tree, strict=True):
-        assert queries.sequence(shared.db, number) == (tokens, length)
+        assert turns.sequence(shared.db, number) == (tokens, length)
         assert shared.ledger.sequence(number) == tokens
-        assert shared.ledger.response(number) == response
+        assert shared.ledger.read(turns.response, number) == response
         stored = shared.read(number)
         assert (stored.prompt_ids, stored.response_ids) == (tokens[:length], response)
         held = "SELECT length(added) + length(response) FROM turns WHERE number = ?"
@@ -249,11 +250,11 @@ def test_a_turn_goes_only_where_the_table_says(book: Book, start: State, end: St
     turn = book.put(start)
     before = book.everything()
     if end in TRANSITIONS[start]:
-        book.change(changes.move, turn, end, "because")
+        book.change(states.move, turn, end, "because")
         assert (book.state(turn), book.read(turn).reason) == (end, "because")
     else:
         with pytest.raises(IllegalTransition, match=f"{start} and cannot become {end}"):
-            book.change(changes.move, turn, end, "because")
+            book.change(states.move, turn, end, "because")
         assert book.everything() == before
 
 
@@ -264,17 +265,21 @@ def test_the_way_of_a_turn_that_is_learned_from(book: Book) -> None:
 
 
 def test_a_turn_that_is_not_there_cannot_be_moved_or_followed(book: Book) -> None:
-    with pytest.raises(changes.UnknownTurn):
-        book.change(changes.move, 99, State.READY)
-    with pytest.raises(changes.UnknownTurn):
-        book.change(changes.set_next_state, 99, CAME)
+    with pytest.raises(UnknownTurn):
+        book.change(states.move, 99, State.READY)
+    with pytest.raises(UnknownTurn):
+        book.change(turns.set_next_state, 99, CAME)
 
 
-@pytest.mark.parametrize("look", ["sequence", "response", "request"])
-def test_looking_up_a_turn_that_was_forgotten_meanwhile_fails_as_the_ledger_fails(book: Book, look: str) -> None:
+@pytest.mark.parametrize("look", [turns.sequence, turns.response, turns.request])
+def test_looking_up_a_turn_that_was_forgotten_meanwhile_fails_as_the_ledger_fails(
+    book: Book, look: Callable[[sqlite3.Connection, int], Any]
+) -> None:
     """So that the request it was for is served without it."""
-    with pytest.raises(changes.UnknownTurn):
-        getattr(book.ledger, look)(99)
+    with pytest.raises(UnknownTurn):
+        book.ledger.read(look, 99)
+    with pytest.raises(UnknownTurn):
+        book.ledger.sequence(99)
 
 
 def test_main_turns_wait_and_side_turns_are_dropped_with_the_reason(book: Book) -> None:
@@ -288,46 +293,46 @@ def test_main_turns_wait_and_side_turns_are_dropped_with_the_reason(book: Book) 
 
 def test_the_first_next_state_counts(book: Book) -> None:
     turn = book.capture(a_turn())
-    book.change(changes.set_next_state, turn, CAME)
-    book.change(changes.set_next_state, turn, LATER)
+    book.change(turns.set_next_state, turn, CAME)
+    book.change(turns.set_next_state, turn, LATER)
     assert (book.state(turn), book.read(turn).next_state) == (State.READY, CAME)
 
 
 @pytest.mark.parametrize("state", [State.READY, State.JUDGED, State.BATCHED, State.APPLIED])
 def test_a_next_state_does_not_move_a_turn_that_is_past_waiting(book: Book, state: State) -> None:
     turn = book.put(state)
-    book.change(changes.set_next_state, turn, CAME)
+    book.change(turns.set_next_state, turn, CAME)
     assert (book.state(turn), book.read(turn).next_state) == (state, CAME)
 
 
 def test_a_side_turn_never_gets_a_next_state(book: Book) -> None:
     turn = book.capture(a_side_turn())
     before = book.everything()
-    book.change(changes.set_next_state, turn, CAME)
+    book.change(turns.set_next_state, turn, CAME)
     assert book.everything() == before
 
 
 async def test_a_late_next_state_revives_a_turn_whose_session_had_ended(book: Book) -> None:
     turn = book.capture(a_turn("s"))
-    assert await book.ledger.close_session(SessionKey("me", "s")) is True
+    assert await book.ledger.write(sessions.close_session, SessionKey("me", "s")) is True
     dropped = book.read(turn)
-    assert (dropped.state, dropped.reason) == (State.DROPPED, changes.NO_NEXT_STATE)
-    book.ledger.set_next_state(turn, CAME).result(20)
+    assert (dropped.state, dropped.reason) == (State.DROPPED, states.NO_NEXT_STATE)
+    book.ledger.submit(set_next_state, turn, CAME).result(20)
     revived = book.read(turn)
     assert (revived.state, revived.reason, revived.next_state) == (State.READY, "", CAME)
 
 
 def test_last_waiting_is_the_session_s_newest_main_turn_without_a_next_state(book: Book) -> None:
     key = SessionKey("me", "s")
-    assert book.ledger.last_waiting(key) is None
+    assert book.ledger.read(last_waiting, key) is None
     first = book.capture(a_turn("s"))
     second = book.capture(a_turn("s"))
     book.capture(a_side_turn("s"))
     book.capture(a_turn("other"))
     book.capture(a_turn("s", owner="you"))
-    assert book.ledger.last_waiting(key) == second
-    book.change(changes.set_next_state, second, CAME)
-    assert book.ledger.last_waiting(key) == first
+    assert book.ledger.read(last_waiting, key) == second
+    book.change(turns.set_next_state, second, CAME)
+    assert book.ledger.read(last_waiting, key) == first
 
 
 # Asking again.
@@ -337,8 +342,8 @@ def test_a_retry_supersedes_the_attempts_before_it(book: Book) -> None:
     attempts = [book.capture(a_turn(request_key=b"r")) for _ in range(3)]
     other = book.capture(a_turn(request_key=b"another"))
     assert [(book.state(turn), book.read(turn).reason) for turn in attempts] == [
-        (State.DROPPED, changes.SUPERSEDED),
-        (State.DROPPED, changes.SUPERSEDED),
+        (State.DROPPED, states.SUPERSEDED),
+        (State.DROPPED, states.SUPERSEDED),
         (State.AWAITING, ""),
     ]
     assert book.state(other) is State.AWAITING
@@ -369,14 +374,14 @@ def test_a_side_turn_supersedes_no_main_turn(book: Book) -> None:
 
 def found(book: Book, *ends: bytes, session: str | None = None, claimed: set[int] | None = None) -> Any:
     depths = list(zip(range(2 * len(ends), 0, -2), ends, strict=True))
-    return book.ledger.find_ancestor("me", depths, session, claimed or set())
+    return book.ledger.read(find_ancestor, "me", depths, session, claimed or set())
 
 
 def test_the_turn_that_covers_most_of_a_request_is_found(book: Book) -> None:
     short = book.capture(a_turn("s", end_key=b"one"))
     long = book.capture(a_turn("s", end_key=b"two"))
-    assert found(book, b"three", b"two", b"one") == queries.Ancestor(long, SessionKey("me", "s"), 4)
-    assert found(book, b"x", b"one") == queries.Ancestor(short, SessionKey("me", "s"), 2)
+    assert found(book, b"three", b"two", b"one") == turns.Ancestor(long, SessionKey("me", "s"), 4)
+    assert found(book, b"x", b"one") == turns.Ancestor(short, SessionKey("me", "s"), 2)
     assert found(book, b"x") is None
     assert found(book) is None
 
@@ -390,15 +395,15 @@ def test_another_owner_s_or_another_named_session_s_turns_are_not_found(book: Bo
 
 
 def test_equal_conversations_are_gone_on_from_one_by_one(book: Book) -> None:
-    turns = [book.capture(a_turn(name, end_key=b"one")) for name in ("s", "t")]
+    equal = [book.capture(a_turn(name, end_key=b"one")) for name in ("s", "t")]
     first = found(book, b"one").number
-    assert first == turns[1]
+    assert first == equal[1]
     # A request that goes on from it is being answered.
-    assert found(book, b"one", claimed={first}).number == turns[0]
-    book.change(changes.set_next_state, first, CAME)
-    assert found(book, b"one").number == turns[0]
-    book.change(changes.set_next_state, turns[0], CAME)
-    assert found(book, b"one").number in turns
+    assert found(book, b"one", claimed={first}).number == equal[0]
+    book.change(turns.set_next_state, first, CAME)
+    assert found(book, b"one").number == equal[0]
+    book.change(turns.set_next_state, equal[0], CAME)
+    assert found(book, b"one").number in equal
 
 
 def test_a_superseded_attempt_with_the_same_words_is_not_gone_on_from(book: Book) -> None:
@@ -406,7 +411,7 @@ def test_a_superseded_attempt_with_the_same_words_is_not_gone_on_from(book: Book
     superseded = book.capture(a_turn(request_key=b"r", end_key=b"one"))
     kept = book.capture(a_turn(request_key=b"r", end_key=b"one"))
     assert found(book, b"one", session="s").number == kept
-    book.change(changes.set_next_state, kept, CAME)
+    book.change(turns.set_next_state, kept, CAME)
     assert found(book, b"one", session="s").number == kept
     assert book.state(superseded) is State.DROPPED
 
@@ -423,8 +428,8 @@ def test_a_side_turn_with_the_same_words_does_not_hide_the_main_turn(book: Book)
 async def test_feedback_is_attached_and_makes_a_turn_ready(book: Book) -> None:
     turn = a_turn()
     number = book.capture(turn)
-    await book.ledger.add_feedback("me", turn.completion, 0, Feedback(0.5, "nice"))
-    await book.ledger.add_feedback("me", turn.completion, 0, Feedback(-1.0))
+    await book.ledger.write(add_feedback, "me", turn.completion, 0, Feedback(0.5, "nice"))
+    await book.ledger.write(add_feedback, "me", turn.completion, 0, Feedback(-1.0))
     stored = book.read(number)
     assert (stored.state, stored.feedback) == (State.READY, [Feedback(0.5, "nice"), Feedback(-1.0)])
 
@@ -435,8 +440,8 @@ async def test_feedback_is_attached_and_makes_a_turn_ready(book: Book) -> None:
 async def test_feedback_on_what_is_not_there_or_not_yours(book: Book, owner: str, completion: str, choice: int) -> None:
     book.capture(a_turn(completion="mine"))
     before = book.everything()
-    with pytest.raises(changes.UnknownTurn, match=completion):
-        await book.ledger.add_feedback(owner, completion, choice, Feedback(1.0))
+    with pytest.raises(UnknownTurn, match=completion):
+        await book.ledger.write(add_feedback, owner, completion, choice, Feedback(1.0))
     assert book.everything() == before
 
 
@@ -445,15 +450,15 @@ async def test_feedback_with_a_number_too_large_for_the_database_is_refused_and_
 ) -> None:
     book.capture(a_turn(completion="mine"))
     with pytest.raises(Exception):  # noqa: B017, PT011 - which one is told by the API's tests
-        await asyncio.wait_for(book.ledger.add_feedback("me", "mine", 2**70, Feedback(1.0)), 5)
-    await asyncio.wait_for(book.ledger.add_feedback("me", "mine", 0, Feedback(1.0)), 5)
+        await asyncio.wait_for(book.ledger.write(add_feedback, "me", "mine", 2**70, Feedback(1.0)), 5)
+    await asyncio.wait_for(book.ledger.write(add_feedback, "me", "mine", 0, Feedback(1.0)), 5)
 
 
 async def test_a_side_turn_cannot_be_judged(book: Book) -> None:
     book.capture(a_side_turn(completion="c"))
     before = book.everything()
-    with pytest.raises(changes.CannotJudge, match="session title"):
-        await book.ledger.add_feedback("me", "c", 0, Feedback(1.0))
+    with pytest.raises(CannotJudge, match="session title"):
+        await book.ledger.write(add_feedback, "me", "c", 0, Feedback(1.0))
     assert book.everything() == before
 
 
@@ -461,8 +466,8 @@ async def test_a_side_turn_cannot_be_judged(book: Book) -> None:
 async def test_a_turn_that_is_trained_on_cannot_be_judged_any_more(book: Book, state: State) -> None:
     book.put(state, completion="c")
     before = book.everything()
-    with pytest.raises(changes.CannotJudge, match="already"):
-        await book.ledger.add_feedback("me", "c", 0, Feedback(1.0))
+    with pytest.raises(CannotJudge, match="already"):
+        await book.ledger.write(add_feedback, "me", "c", 0, Feedback(1.0))
     assert book.everything() == before
 
 
@@ -478,7 +483,7 @@ async def test_a_turn_that_is_trained_on_cannot_be_judged_any_more(book: Book, s
 )
 async def test_feedback_brings_a_turn_back_to_be_judged(book: Book, before: State, after: State) -> None:
     turn = book.put(before, completion="c")
-    await book.ledger.add_feedback("me", "c", 0, Feedback(1.0))
+    await book.ledger.write(add_feedback, "me", "c", 0, Feedback(1.0))
     assert (book.state(turn), book.read(turn).feedback) == (after, [Feedback(1.0)])
 
 
@@ -487,28 +492,28 @@ async def test_feedback_brings_a_turn_back_to_be_judged(book: Book, before: Stat
 
 async def test_closing_a_session_gives_up_what_waits_in_it(book: Book) -> None:
     waiting, ready = book.capture(a_turn("s")), book.capture(a_turn("s"))
-    book.change(changes.set_next_state, ready, CAME)
+    book.change(turns.set_next_state, ready, CAME)
     others = [book.capture(a_turn("t")), book.capture(a_turn("s", owner="you"))]
-    assert await book.ledger.close_session(SessionKey("me", "s")) is True
-    assert await book.ledger.close_session(SessionKey("me", "nothing")) is False
+    assert await book.ledger.write(sessions.close_session, SessionKey("me", "s")) is True
+    assert await book.ledger.write(sessions.close_session, SessionKey("me", "nothing")) is False
     assert [book.state(turn) for turn in (waiting, ready, *others)] == [
         State.DROPPED,
         State.READY,
         State.AWAITING,
         State.AWAITING,
     ]
-    closed = {summary.key: summary.closed for summary in queries.sessions(book.db)}
+    closed = {summary.key: summary.closed for summary in pages.session_summaries(book.db)}
     assert closed == {("me", "s"): True, ("me", "t"): False, ("you", "s"): False}
 
 
 async def test_a_session_can_end_with_its_turn_and_go_on_later(book: Book) -> None:
     await book.ledger.capture([a_turn("s")], "test", None, 0, done=True)
-    (summary,) = queries.sessions(book.db)
+    (summary,) = pages.session_summaries(book.db)
     assert (summary.closed, summary.turns) == (True, 1)
     await book.ledger.capture([a_turn("s")], "test", None, 0)
-    (summary,) = queries.sessions(book.db)
+    (summary,) = pages.session_summaries(book.db)
     assert (summary.closed, summary.turns) == (False, 2)
-    assert [book.state(turn) for turn in queries.turn_numbers(book.db)] == [State.DROPPED, State.AWAITING]
+    assert [book.state(turn) for turn in turns.turn_numbers(book.db)] == [State.DROPPED, State.AWAITING]
 
 
 async def test_only_silent_sessions_are_closed(book: Book, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -518,33 +523,33 @@ async def test_only_silent_sessions_are_closed(book: Book, monkeypatch: pytest.M
     now = 1050.0
     fresh = book.capture(a_turn("fresh"))
     now = 1090.0
-    assert await book.ledger.close_idle(60) == 1
+    assert await book.ledger.write(episodes.close_idle, 60) == 1
     assert [book.state(turn) for turn in (old, fresh)] == [State.DROPPED, State.AWAITING]
-    assert await book.ledger.close_idle(60) == 0
+    assert await book.ledger.write(episodes.close_idle, 60) == 0
     now = 2000.0
-    assert await book.ledger.close_idle(60) == 1
+    assert await book.ledger.write(episodes.close_idle, 60) == 1
     assert book.state(fresh) is State.DROPPED
 
 
 def test_equal_session_names_of_two_owners_are_two_sessions(book: Book) -> None:
     mine, yours = book.capture(a_turn("s")), book.capture(a_turn("s", owner="you"))
-    assert {summary.key for summary in queries.sessions(book.db, id="s")} == {("me", "s"), ("you", "s")}
-    assert list(queries.turn_numbers(book.db, SessionKey("me", "s"))) == [mine]
-    assert list(queries.turn_numbers(book.db, SessionKey("you", "s"))) == [yours]
+    assert {summary.key for summary in pages.session_summaries(book.db, id="s")} == {("me", "s"), ("you", "s")}
+    assert list(turns.turn_numbers(book.db, SessionKey("me", "s"))) == [mine]
+    assert list(turns.turn_numbers(book.db, SessionKey("you", "s"))) == [yours]
 
 
 # Counting.
 
 
 def test_counts_of_states_reasons_and_steps(book: Book) -> None:
-    empty = queries.counts(book.db)
+    empty = turns.counts(book.db)
     assert (empty.total, empty.step, empty.version) == (0, 0, 0)
     for _ in range(2):
         book.capture(a_side_turn())
     book.put(State.READY)
     batched = book.put(State.BATCHED)
-    book.change(updates.apply, 3, 5, [batched])
-    counts = queries.counts(book.db)
+    book.change(training.apply_step, 3, 5, [batched])
+    counts = turns.counts(book.db)
     assert counts.states == {**dict.fromkeys(State, 0), State.READY: 1, State.DROPPED: 2, State.APPLIED: 1}
     assert counts.dropped == {"session title": 2}
     assert (counts.step, counts.version, counts.total) == (3, 5, 4)
@@ -554,7 +559,7 @@ def test_an_update_with_a_turn_that_is_not_batched_is_not_recorded_at_all(book: 
     batched, judged = book.put(State.BATCHED), book.put(State.JUDGED)
     before = book.everything()
     with pytest.raises(IllegalTransition):
-        book.change(updates.apply, 1, 1, [batched, judged])
+        book.change(training.apply_step, 1, 1, [batched, judged])
     assert book.everything() == before
 
 
@@ -577,8 +582,8 @@ def tell_a_secret(book: Book, session: str, owner: str = "me") -> int:
         prompt_ids=[7001, 7002, 7003, 7004],
     )
     number = book.capture(turn)
-    book.change(changes.set_next_state, number, [{"role": "user", "content": f"{MARK} came next"}])
-    book.change(changes.add_feedback, owner, turn.completion, 0, Feedback(1.0, f"{MARK} was said of it"))
+    book.change(turns.set_next_state, number, [{"role": "user", "content": f"{MARK} came next"}])
+    book.change(turns.add_feedback, owner, turn.completion, 0, Feedback(1.0, f"{MARK} was said of it"))
     return number
 
 
@@ -596,7 +601,7 @@ def test_what_is_forgotten_is_in_no_file_any_more(tmp_path: Path, beside_a_serve
     assert MARK.encode() not in book.raw_bytes()
     assert tokens not in book.raw_bytes()
     if beside_a_server:
-        assert queries.sessions(book.db) == []
+        assert pages.session_summaries(book.db) == []
         book.capture(a_turn())
         book.close()
         assert MARK.encode() not in book.raw_bytes()
@@ -615,8 +620,8 @@ def test_nothing_of_a_busy_session_stays_behind_in_pages_it_shared(book: Book, s
             session = chance.choice(["one", "two", "gone"])
             asked = [*told.get(session, []), {"role": "user", "content": words(session, 1, 2, 20, 160, 800)}]
             answer = {"role": "assistant", "content": words(session, 1, 8, 120)}
-            (turn,) = changes.capture(db, [a_turn(session, messages=asked, message=answer)], "test", None, 0)
-            changes.set_next_state(db, turn, [{"role": "user", "content": words(session, 1, 12, 200)}])
+            (turn,) = turns.capture(db, [a_turn(session, messages=asked, message=answer)], "test", None, 0)
+            turns.set_next_state(db, turn, [{"role": "user", "content": words(session, 1, 12, 200)}])
             told[session] = [*asked, answer] if chance.random() < 0.8 else []
 
     for _ in range(4):
@@ -657,13 +662,13 @@ def test_a_user_is_forgotten_with_all_sessions(book: Book) -> None:
         tell_a_secret(book, name)
         book.capture(a_turn(name, owner="you"))
     forget(book, "--user", "me")
-    assert {summary.key for summary in queries.sessions(book.db)} == {("you", "s"), ("you", "t")}
+    assert {summary.key for summary in pages.session_summaries(book.db)} == {("you", "s"), ("you", "t")}
     assert MARK.encode() not in book.raw_bytes()
 
 
 def applied(book: Book, step: int, session: str) -> int:
     turn = book.put(State.BATCHED, session=session)
-    book.change(updates.apply, step, step, [turn])
+    book.change(training.apply_step, step, step, [turn])
     return turn
 
 
@@ -672,7 +677,7 @@ def test_forgetting_names_the_steps_that_had_used_the_data(book: Book, capsys: p
         applied(book, step, session)
     forget(book, "--session", "gone")
     assert "steps that had used them: 1, 3." in capsys.readouterr().out
-    assert queries.counts(book.db).step == 3
+    assert turns.counts(book.db).step == 3
 
 
 def test_steps_that_used_forgotten_turns_are_not_said_of_newer_ones(
@@ -693,7 +698,7 @@ async def test_a_request_under_way_is_recorded_although_what_it_goes_on_from_was
     await book.ledger.capture([after], "test", before, 4)
     # A turn that stood on its own tokens could never be read.
     assert book.rows("SELECT number, base FROM turns WHERE base >= number") == []
-    (number,) = queries.turn_numbers(book.db)
+    (number,) = turns.turn_numbers(book.db)
     assert book.read(number).prompt_ids == [1, 2, 3, 4, 5]
 
 
@@ -717,7 +722,7 @@ async def test_threads_read_through_connections_of_their_own(book: Book) -> None
     own, other = book.ledger._reader(), await asyncio.to_thread(book.ledger._reader)
     assert own is book.ledger._reader()
     assert own is not other
-    assert await asyncio.to_thread(book.ledger.load_turn, number) == book.ledger.load_turn(number)
+    assert await asyncio.to_thread(book.ledger.read, load_turn, number) == book.ledger.read(load_turn, number)
 
 
 def test_migrations_run_on_a_new_file(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from openclaw_rl.ledger import changes, episodes, groups, updates, verdicts
+from openclaw_rl.ledger import deletion, episodes, groups, sessions, training, verdicts
 from openclaw_rl.ledger.errors import AlreadyRewarded, TooLate
 from openclaw_rl.types import (
     EpisodeMode,
@@ -30,7 +30,7 @@ STEPS = a_method("rl", baseline="group", step_reward_coef=0.5)
 
 
 def claim(book: Book, count: int) -> list[int]:
-    claimed: list[int] = book.change(updates.claim, count, 0, 8)
+    claimed: list[int] = book.change(training.claim, count, 0, 8)
     return claimed
 
 
@@ -177,7 +177,7 @@ def test_a_step_takes_single_turns_and_whole_groups_the_longest_judged_first(boo
     for turn in single[1:]:
         assert book.change(verdicts.record, turn, Verdict(1.0, Source.LLM), "rl", "", 0)
     assert groups.trainable(book.db) == 7
-    assert book.ledger.queue().to_train == 8
+    assert book.ledger.read(groups.queue).to_train == 8
     assert claim(book, 2) == sorted([single[0], *first])
     assert claim(book, 9) == single[1:]
     attempt(book, "h", "d", 0.0)
@@ -198,11 +198,11 @@ def test_a_released_group_is_taken_as_a_whole_again(book: Book) -> None:
     turns = [t for n, r in (("a", 1.0), ("b", 0.0)) for t in attempt(book, "g", n, r, turns=3)]
     judge(book, METHOD)
     assert claim(book, 1) == turns
-    book.change(updates.release)
+    book.change(training.release_batches)
     assert claim(book, 1) == turns
-    book.change(updates.apply, 1, 1, turns)
-    book.change(updates.reconcile, 0, 0, ())
-    assert book.change(updates.claim_again, turns) == turns
+    book.change(training.apply_step, 1, 1, turns)
+    book.change(training.reconcile, 0, 0, ())
+    assert book.change(training.claim_lost_step, turns) == turns
 
 
 def test_an_abandoned_episode_has_failed_and_is_closed_with_the_reason(book: Book) -> None:
@@ -222,10 +222,10 @@ def test_an_abandoned_episode_has_failed_and_is_closed_with_the_reason(book: Boo
 def test_no_reading_of_sessions_touches_a_held_one(book: Book) -> None:
     turns = play(book, "a", turns=2)
     next_message(book, turns[0])
-    book.change(changes.close_session, SessionKey("me", "a"))
+    book.change(sessions.close_session, SessionKey("me", "a"))
     assert book.change(verdicts.settle_sessions, True) == []
     assert reasons(book, turns) == {(State.AWAITING, "")}
-    assert book.ledger.queue().held == 2
+    assert book.ledger.read(groups.queue).held == 2
 
 
 def test_episodes_that_have_ended_are_looked_at_once_and_no_turn_of_them_is_raised(book: Book) -> None:
@@ -244,7 +244,7 @@ def test_a_forgotten_attempt_leaves_a_group_of_the_others(book: Book) -> None:
     judge(book, METHOD)
     assert advantages(book, METHOD, turns["a"]) == [-1.0]
     session = book.scalar("SELECT number FROM sessions WHERE id = 'c'")
-    assert book.change(episodes.forget, [session]) == turns["c"]
+    assert book.change(deletion.delete_sessions, [session]) == turns["c"]
     assert advantages(book, METHOD, [*turns["a"], *turns["b"]]) == [0.5, -0.5], "settled again at once"
     assert claim(book, 1) == [*turns["a"], *turns["b"]]
 
@@ -259,11 +259,11 @@ def test_a_late_attempt_changes_no_mean(book: Book) -> None:
 
 def test_a_group_with_a_stale_turn_is_dropped_as_a_whole(book: Book) -> None:
     for step in range(1, 6):
-        book.change(updates.apply, step, step, ())
+        book.change(training.apply_step, step, step, ())
     turns = [*attempt(book, "g", "a", 1.0, version=1), *attempt(book, "g", "b", 0.0, version=5)]
     fresh = [*attempt(book, "h", "c", 1.0, version=5), *attempt(book, "h", "d", 0.0, version=5)]
     judge(book, METHOD)
-    assert book.change(updates.claim, 1, 5, 2) == fresh
+    assert book.change(training.claim, 1, 5, 2) == fresh
     assert reasons(book, turns) == {(State.DROPPED, "stale: answered more than 2 policy versions ago")}
 
 
@@ -271,7 +271,7 @@ def test_a_turn_that_a_step_gives_back_waits_if_its_session_became_an_episode(bo
     turn = book.put(State.JUDGED, session="a")
     book.move(turn, State.BATCHED)
     book.change(episodes.begin, SessionKey("me", "a"), "header X-Session-Id", EpisodeMode.TRAIN)
-    book.change(updates.release)
+    book.change(training.release_batches)
     assert (book.state(turn), groups.trainable(book.db), claim(book, 1)) == (State.JUDGED, 0, [])
 
 
@@ -284,9 +284,9 @@ def test_one_request_for_an_evaluation_makes_an_episode_one(book: Book) -> None:
 def test_a_group_that_waits_does_not_wait_for_a_forgotten_attempt(book: Book) -> None:
     attempt(book, "g", "a", 1.0, size=3)
     attempt(book, "g", "b", 0.0, size=3)
-    book.change(episodes.forget, [book.scalar("SELECT number FROM sessions WHERE id = 'a'")])
+    book.change(deletion.delete_sessions, [book.scalar("SELECT number FROM sessions WHERE id = 'a'")])
     assert groups.waiting(book.db) == [GroupProgress("g", 1, 2)]
-    book.change(episodes.forget, [book.scalar("SELECT number FROM sessions WHERE id = 'b'")])
+    book.change(deletion.delete_sessions, [book.scalar("SELECT number FROM sessions WHERE id = 'b'")])
     assert book.rows("SELECT * FROM groups") == []
 
 

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from openclaw_rl.ledger import changes, notes, verdicts
+from openclaw_rl.ledger import deletion, notes, turns, verdicts
 from openclaw_rl.ledger.errors import TooManyNotes, UnknownNote
-from openclaw_rl.ledger.offline import open_offline
-from openclaw_rl.ledger.retirement import LEVEL, MARGIN, RECENT_OUTCOMES, does_without
-from openclaw_rl.ledger.schema import FILE
+from openclaw_rl.ledger.notes import LEVEL, MARGIN, RECENT_OUTCOMES, does_without
+from openclaw_rl.ledger.pages import session_summaries
+from openclaw_rl.ledger.schema import FILE, open_ledger, transaction
+from openclaw_rl.ledger.turns import sequence_without_notes
 from openclaw_rl.types import (
     ConversationNote,
     HeardWishes,
@@ -38,7 +39,7 @@ GOOD, BAD = Verdict(1.0), Verdict(-1.0)
 def judge(book: Book, *wishes: Wish, verdict: Verdict = BAD, asked: tuple[Wish, ...] = (), **given: Any) -> int:
     """A turn of which the user said this next, judged; `asked` was said as the conversation began."""
     turn = book.capture(a_turn(**given))
-    book.change(changes.set_next_state, turn, CAME)
+    book.change(turns.set_next_state, turn, CAME)
     assert book.change(verdicts.record, turn, verdict, SampleKind.RL, "", 0, None, HeardWishes(asked, wishes))
     return turn
 
@@ -98,7 +99,7 @@ def test_a_crash_while_a_verdict_is_stored_leaves_neither_verdict_nor_note(
 ) -> None:
     """At any statement: the transaction is whole or not there, and the turn is judged again."""
     turn = book.capture(a_turn())
-    book.change(changes.set_next_state, turn, CAME)
+    book.change(turns.set_next_state, turn, CAME)
     before = book.everything()
     statements: list[str] = []
 
@@ -133,7 +134,7 @@ def test_a_crash_while_a_verdict_is_stored_leaves_neither_verdict_nor_note(
 
 def test_a_user_has_a_bounded_number_of_notes(book: Book) -> None:
     pinned = book.change(notes.add, "me", "I am pinned.")
-    book.change(lambda db: notes.edit(db, pinned, pinned=True))
+    book.change(lambda db: notes.edit(db, pinned.number, pinned=True))
     for number in range(notes.MAX_NOTES + 3):
         judge(book, Wish(f"Wish {number}.", f"topic {number}", lasting=True))
     left = texts(book)
@@ -147,7 +148,7 @@ def test_a_user_has_a_bounded_number_of_notes(book: Book) -> None:
 def test_a_pinned_note_is_not_replaced_by_what_is_said(book: Book) -> None:
     judge(book, SHORT)
     (note,) = in_use(book)
-    book.change(lambda db: notes.edit(db, note, pinned=True))
+    book.change(lambda db: notes.edit(db, note.number, pinned=True))
     judge(book, LONG)
     assert texts(book) == [SHORT.instruction]
 
@@ -167,9 +168,9 @@ def test_a_note_is_edited_and_removed_by_its_owner_only(book: Book) -> None:
     assert note.text == "Call me Sam."
     with pytest.raises(UnknownNote):
         notes.load(book.db, note.number, "kim")
-    book.change(lambda db: notes.edit(db, note, text="Call me Samuel."))
+    book.change(lambda db: notes.edit(db, note.number, text="Call me Samuel."))
     assert texts(book) == ["Call me Samuel."]
-    book.change(notes.remove, note)
+    book.change(notes.remove, note.number)
     assert texts(book) == []
     with pytest.raises(UnknownNote):
         notes.load(book.db, note.number, "me")
@@ -281,7 +282,7 @@ def test_a_wish_in_the_opening_is_kept_and_is_no_complaint(book: Book) -> None:
 def test_a_pinned_note_is_never_retired(book: Book) -> None:
     judge(book, SHORT)
     note = only_note(book)
-    book.change(lambda db: notes.edit(db, note, pinned=True))
+    book.change(lambda db: notes.edit(db, note.number, pinned=True))
     for _ in range(RECENT_OUTCOMES):
         converse(book, note, given=True)
         converse(book, note, given=False)
@@ -329,19 +330,19 @@ def test_the_level_of_the_test_is_kept() -> None:
 def test_a_note_is_personal_if_no_other_user_has_it_or_one_contradicts_it(book: Book) -> None:
     judge(book, SHORT)
     turn, _ = converse(book, only_note(book), given=True)
-    assert book.ledger.notes.why_personal(turn, several=False) == "", "there is one user"
-    assert "only one of several users" in book.ledger.notes.why_personal(turn, several=True)
+    assert book.ledger.read(notes.why_personal, turn, several=False) == "", "there is one user"
+    assert "only one of several users" in book.ledger.read(notes.why_personal, turn, several=True)
     judge(book, SHORT, owner="kim")
-    assert book.ledger.notes.why_personal(turn, several=False) == "", "another user has it too"
+    assert book.ledger.read(notes.why_personal, turn, several=False) == "", "another user has it too"
     judge(book, LONG, owner="lee")
-    assert "opposite" in book.ledger.notes.why_personal(turn, several=False)
+    assert "opposite" in book.ledger.read(notes.why_personal, turn, several=False)
 
 
 def test_a_note_that_was_withheld_does_not_make_an_answer_personal(book: Book) -> None:
     judge(book, SHORT)
     judge(book, SAM, owner="kim")
     turn, _ = converse(book, in_use(book, "me")[0], given=False)
-    assert book.ledger.notes.why_personal(turn, several=True) == ""
+    assert book.ledger.read(notes.why_personal, turn, several=True) == ""
 
 
 # What is stored and deleted.
@@ -362,7 +363,7 @@ def test_the_prompt_without_notes_is_exact(book: Book, prompt: list[int], plain:
     turn = book.capture(a_turn(prompt_ids=prompt, plain_ids=plain, notes=[ConversationNote(1, "a", True)]))
     stored = book.read(turn)
     assert (stored.prompt_ids, stored.plain_ids) == (prompt, plain)
-    assert book.ledger.plain_sequence(turn) == [*plain, *stored.response_ids]
+    assert book.ledger.read(sequence_without_notes, turn) == [*plain, *stored.response_ids]
     assert stored.notes == [ConversationNote(1, "a", True)]
 
 
@@ -372,9 +373,11 @@ def test_forgetting_a_user_deletes_the_users_notes(book: Book) -> None:
     judge(book, SAM, owner="kim")
     book.change(notes.add, "me", "I wrote this.")
     book.close()
-    with open_offline(book.folder) as ledger:
-        ledger.forget(ledger.reader.sessions(owner="me"), user="me")
-        ledger.wipe(beside_server=False)
+    with open_ledger(book.folder) as db:
+        with transaction(db):
+            deletion.delete_sessions(db, [session.number for session in session_summaries(db, owner="me")])
+            notes.forget(db, "me")
+        deletion.wipe(db, beside_server=False)
     with contextlib.closing(sqlite3.connect(book.folder / FILE)) as db:
         assert db.execute("SELECT text FROM notes").fetchall() == [(SAM.instruction,)]
         for table in ("turn_notes", "note_outcomes", "plain_prompts"):
@@ -386,9 +389,10 @@ def test_forgetting_a_session_deletes_the_notes_that_it_made(book: Book) -> None
     judge(book, SHORT, session="one")
     judge(book, SAM, session="two")
     book.close()
-    with open_offline(book.folder) as ledger:
-        ledger.forget(ledger.reader.sessions(id="one"))
-        assert [note.text for note in ledger.reader.notes()] == [SAM.instruction]
+    with open_ledger(book.folder) as db:
+        with transaction(db):
+            deletion.delete_sessions(db, [session.number for session in session_summaries(db, id="one")])
+        assert [note.text for note in notes.of_owner(db)] == [SAM.instruction]
 
 
 def test_an_older_ledger_gets_notes(tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from openclaw_rl.ledger.lock import RunDirLock
-from openclaw_rl.ledger.offline import open_offline
 from openclaw_rl.ledger.private import make_private
+from openclaw_rl.ledger.schema import open_ledger
 from support.records import Book, a_turn
 
 
@@ -45,7 +45,7 @@ def test_a_server_takes_other_users_access_from_a_run_that_exists(open_run: Path
 
 
 def test_a_command_about_a_run_does_so_too(open_run: Path) -> None:
-    with open_offline(open_run):
+    with open_ledger(open_run):
         pass
     assert readable_by_others(open_run) == []
 

@@ -13,20 +13,13 @@ import pytest
 
 from openclaw_rl.ledger import writer as module
 from openclaw_rl.ledger.errors import CaptureSuspended, LedgerError
-from openclaw_rl.ledger.ledger import Ledger
 from openclaw_rl.ledger.schema import connect
+from openclaw_rl.ledger.store import Ledger
 from openclaw_rl.ledger.writer import Writer
 from support.records import a_turn
 
 #: Longer than anything here takes.
 PATIENCE = 10
-
-
-@pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What takes seconds takes a moment."""
-    monkeypatch.setattr(module, "LOCK_SECONDS", 0.05)
-    monkeypatch.setattr(module, "RETRY_SECONDS", 0.0)
 
 
 class Notes:
@@ -39,7 +32,9 @@ class Notes:
         self.connection.execute("CREATE TABLE notes (text TEXT PRIMARY KEY)")
         self.statements: list[str] = []
         self.connection.set_trace_callback(self.statements.append)
-        self.writer = Writer(self.connection)
+        # What takes seconds takes a moment.
+        self.writer = Writer(self.connection, lock_seconds=0.05)
+        self.writer.retry_seconds = 0.0
 
     def note(self, text: str) -> "Future[str]":
         return self.writer.submit(note(text))
@@ -217,15 +212,15 @@ def suspends(notes: Notes, break_it: Callable[[], Any], mend_it: Callable[[], An
     assert notes.written() == ["before", "after", "and on"]
 
 
-def test_a_locked_database_suspends_writing_until_it_is_released(notes: Notes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "RETRY_SECONDS", 3600.0)
+def test_a_locked_database_suspends_writing_until_it_is_released(notes: Notes) -> None:
+    notes.writer.retry_seconds = 3600.0
     other = connect(notes.path)
     suspends(notes, lambda: other.execute("BEGIN EXCLUSIVE"), lambda: other.execute("COMMIT"), "locked")
     other.close()
 
 
-def test_a_full_disk_suspends_writing_until_there_is_room(notes: Notes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "RETRY_SECONDS", 3600.0)
+def test_a_full_disk_suspends_writing_until_there_is_room(notes: Notes) -> None:
+    notes.writer.retry_seconds = 3600.0
     large = notes.note
 
     def fill(text: str) -> "Future[str]":

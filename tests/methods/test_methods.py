@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from openclaw_rl.engines.base import SamplerCapabilities
 from openclaw_rl.errors import UserError
-from openclaw_rl.ledger import changes, verdicts
+from openclaw_rl.ledger import sessions, verdicts
+from openclaw_rl.ledger.turns import set_next_state
 from openclaw_rl.methods.base import Baseline, Method, NoSignal
 from openclaw_rl.types import Hint, SampleKind, Source, State, StoredTurn, Verdict
 from support.methods import a_method
@@ -178,9 +179,9 @@ def test_the_turn_chosen_for_a_session_without_a_good_one_has_a_gradient(tmp_pat
     """Mistake 6: at-least-one is a reward of +1, not a mask."""
     book = Book(tmp_path)
     number = book.put(State.READY, response_ids=[4, 5, 6], logprobs=OLD)
-    book.change(changes.set_next_state, number, [{"role": "user", "content": "hm"}])
+    book.change(set_next_state, number, [{"role": "user", "content": "hm"}])
     book.change(verdicts.record, number, Verdict(0.0, Source.LLM), None, "the judge is neutral", 0)
-    book.change(changes.close_session, book.read(number).session)
+    book.change(sessions.close_session, book.read(number).session)
     assert book.change(verdicts.settle_sessions, True) == [number]
     assert book.state(number) is State.JUDGED
     assert advantages(book.read(number), a_method("rl")) == [1.0] * 3

@@ -20,8 +20,8 @@ import httpx
 import pytest
 
 from openclaw_rl.learn.checkpoints import Checkpoints
-from openclaw_rl.ledger import queries
 from openclaw_rl.ledger.schema import FILE, connect
+from openclaw_rl.ledger.turns import load_turn
 from openclaw_rl.models import EMBEDDED
 from openclaw_rl.types import StoredTurn
 from support.other_servers import started
@@ -183,7 +183,7 @@ def turns(run_dir: Path) -> list[int]:
 def movement(model: str, run_dir: Path, checkpoint: Path, trained: list[int]) -> dict[int, float]:
     """How the log-probs of trained tokens changed, by the sign of the advantage; at 0 the mean of their product."""
     with connect(run_dir / FILE, readonly=True) as db:
-        stored = [queries.load_turn(db, number) for number in trained]
+        stored = [load_turn(db, number) for number in trained]
     program = f"""
 import asyncio, json, sys
 from pathlib import Path

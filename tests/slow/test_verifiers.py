@@ -10,7 +10,8 @@ import httpx
 import pytest
 
 from openclaw_rl.cli import main
-from openclaw_rl.ledger.reader import open_reader
+from openclaw_rl.ledger.pages import session_summaries
+from openclaw_rl.ledger.schema import open_ledger
 from openclaw_rl.types import EpisodeState
 from support.server_program import SERVE, serving, until
 
@@ -33,8 +34,8 @@ def test_a_verifiers_environment_trains_a_step(
     out = capsys.readouterr().out
     assert "32 rewarded, 8 failed, 10 tasks" in out
     assert "the scorer is broken" in out
-    with open_reader(tmp_path) as ledger:
-        episodes = [summary.episode for summary in ledger.sessions()]
+    with open_ledger(tmp_path, readonly=True) as db:
+        episodes = [summary.episode for summary in session_summaries(db)]
     states = [episode.state for episode in episodes if episode is not None]
     assert (states.count(EpisodeState.REWARDED), states.count(EpisodeState.FAILED)) == (32, 8)
     assert all(episode.reward is None for episode in episodes if episode and episode.state is EpisodeState.FAILED)

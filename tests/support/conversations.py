@@ -9,8 +9,8 @@ from typing import Any
 
 import httpx
 
-from openclaw_rl.ledger import queries
 from openclaw_rl.ledger.schema import connect
+from openclaw_rl.ledger.turns import load_turn, turn_numbers
 from support.server_program import SECONDS
 
 
@@ -44,7 +44,7 @@ def assert_recorded(ledger: Path, received: dict[str, str]) -> None:
     """Check that a ledger is whole and has every answer that a client received whole."""
     with contextlib.closing(connect(ledger)) as db:
         assert db.execute("PRAGMA integrity_check").fetchone()[0] == "ok"
-        turns = [queries.load_turn(db, number) for number in queries.turn_numbers(db)]
+        turns = [load_turn(db, number) for number in turn_numbers(db)]
     assert all(len(turn.logprobs) == len(turn.response_ids) > 0 for turn in turns)
     recorded = {turn.completion: turn.message["content"] for turn in turns}
     assert {id: recorded.get(id) for id in received} == received

@@ -4,7 +4,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from openclaw_rl.ledger import changes, episodes, verdicts
+from openclaw_rl.ledger import episodes, verdicts
+from openclaw_rl.ledger.turns import set_next_state
 from openclaw_rl.methods.base import Method
 from openclaw_rl.types import EpisodeMode, EpisodeResult, SessionKey, Source, State, TurnResult, Verdict
 from support.records import Book, a_turn
@@ -70,4 +71,4 @@ def advantages(book: Book, method: Method, turns: Sequence[int]) -> list[float]:
 
 
 def next_message(book: Book, turn: int) -> None:
-    book.change(changes.set_next_state, turn, [{"role": "user", "content": "thanks, that is right"}])
+    book.change(set_next_state, turn, [{"role": "user", "content": "thanks, that is right"}])

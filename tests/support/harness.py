@@ -15,8 +15,8 @@ import uvicorn
 
 from openclaw_rl.api.app import create_app
 from openclaw_rl.api.service import ChatService, SamplingDefaults
-from openclaw_rl.ledger.ledger import Ledger
 from openclaw_rl.ledger.options import NotesOptions
+from openclaw_rl.ledger.store import Ledger
 from openclaw_rl.rendering.chat import ChatRenderer
 from openclaw_rl.types import SampleRequest
 from support.fakes import ScriptedSampler

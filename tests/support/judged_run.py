@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from openclaw_rl.learn.reporting import StepReport
-from openclaw_rl.ledger import changes, updates, verdicts
+from openclaw_rl.ledger import training, verdicts
+from openclaw_rl.ledger.turns import add_feedback, set_next_state
 from openclaw_rl.rendering.tokenizer import ChatTokenizer
 from openclaw_rl.types import Feedback, Hint, SampleKind, Source, State, Verdict
 from support.records import Book, a_turn
@@ -55,7 +56,7 @@ def answered(
             **given,
         )
     )
-    book.change(changes.set_next_state, number, [{"role": "user", "content": came_next}])
+    book.change(set_next_state, number, [{"role": "user", "content": came_next}])
     return number
 
 
@@ -84,10 +85,10 @@ def fill(book: Book, tokenizer: ChatTokenizer, word: str = "hello", step: int = 
     judged(book, turns["silent"], Verdict(None, None, reason=f"Silence {word}"), None, f"the judge abstained: {word}")
     judged(book, turns["aside"], Verdict(-1.0, Source.FEEDBACK), SampleKind.RL)
     book.move(turns["aside"], State.BATCHED)
-    book.change(updates.quarantine, 3, [turns["aside"]], f"Refused {word}")
+    book.change(training.quarantine, 3, [turns["aside"]], f"Refused {word}")
     completion = book.read(turns["explicit"]).completion
-    book.change(changes.add_feedback, "me", completion, 0, Feedback(1.0, f"Told {word}"))
+    book.change(add_feedback, "me", completion, 0, Feedback(1.0, f"Told {word}"))
     judged(book, turns["explicit"], Verdict(1.0, Source.EXPLICIT), SampleKind.RL)
     book.move(turns["explicit"], State.BATCHED)
-    book.change(updates.apply, step, step, [turns["explicit"]])
+    book.change(training.apply_step, step, step, [turns["explicit"]])
     return turns

@@ -15,7 +15,7 @@ from openclaw_rl.judge.judges.panel import JudgePanel
 from openclaw_rl.judge.loop import JudgeLoop, JudgeMetrics
 from openclaw_rl.judge.note_distiller import NoteDistiller
 from openclaw_rl.judge.teacher import Teacher
-from openclaw_rl.ledger import changes
+from openclaw_rl.ledger.turns import set_next_state
 from openclaw_rl.types import Source
 from support.judge_server import JudgeServer
 from support.methods import a_method
@@ -114,7 +114,7 @@ def ready(book: Book, count: int = 1, **given: Any) -> list[int]:
     """Turns whose next state is known."""
     turns = [book.capture(a_turn(**given)) for _ in range(count)]
     for turn in turns:
-        book.change(changes.set_next_state, turn, CAME)
+        book.change(set_next_state, turn, CAME)
     return turns
 
 

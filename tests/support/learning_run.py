@@ -19,7 +19,7 @@ from openclaw_rl.learn.options import TrainingOptions
 from openclaw_rl.learn.phases import Phase
 from openclaw_rl.learn.policies import Policies
 from openclaw_rl.learn.reporting import JsonLines, Prometheus, Reporter
-from openclaw_rl.ledger import verdicts
+from openclaw_rl.ledger import groups, verdicts
 from openclaw_rl.types import SampleKind, Source, State, Verdict
 from support.fakes import ScriptedLearner, ScriptedSampler, read_policy
 from support.methods import a_method
@@ -217,7 +217,7 @@ class LearningRun:
     def resting(self) -> bool:
         """Whether the learner holds the last step that counts, and no other is due."""
         more = self.loop.step < self.settings["max_steps"]
-        due = more and self.book.ledger.trainable() >= self.settings["batch_size"]
+        due = more and self.book.ledger.read(groups.trainable) >= self.settings["batch_size"]
         return self.loop.phase is Phase.WAITING and not due
 
     def check(self) -> None:

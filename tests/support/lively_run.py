@@ -6,8 +6,9 @@ from typing import Any
 
 from openclaw_rl.api.state import Operations
 from openclaw_rl.dashboard.evaluations import Evaluation, record_evaluations
-from openclaw_rl.ledger import changes, updates, verdicts
+from openclaw_rl.ledger import states, training, verdicts
 from openclaw_rl.ledger.screenshots import FOLDER as SCREENSHOTS
+from openclaw_rl.ledger.turns import load_turn, set_next_state
 from openclaw_rl.types import EpisodeResult, Hint, NextStep, Question, SampleKind, Source, State, Verdict, Vote
 from support.judged_run import a_report
 from support.live_page import LivePage
@@ -72,7 +73,7 @@ def fill_page(page: LivePage, owner: str = "anyone") -> dict[str, int]:
             messages.append(page.say(answer, messages, {"X-Session-Id": session}))
             last[session] = page.turns()[-1].number
             if score is not None:
-                change(page, changes.set_next_state, last[session], [{"role": "user", "content": turns[place + 1][0]}])
+                change(page, set_next_state, last[session], [{"role": "user", "content": turns[place + 1][0]}])
                 judge(page, last[session], score)
     for step in range(1, 13):
         train(page, step)
@@ -95,11 +96,11 @@ def keep_screenshots(page: LivePage, folder: str, *names: str) -> None:
 
 
 def change(page: LivePage, made: Any, *arguments: Any) -> Any:
-    return page.ledger.writer.submit(lambda db: made(db, *arguments)).result(60)
+    return page.ledger.submit(made, *arguments).result(60)
 
 
 def judge(page: LivePage, turn: int, score: float) -> None:
-    count = len(page.ledger.load_turn(turn).response_ids)
+    count = len(page.ledger.read(load_turn, turn).response_ids)
     hints = ()
     if score < 0:
         logprobs = [-0.2 if place < count / 3 else -2.5 for place in range(count)]
@@ -116,7 +117,7 @@ def train(page: LivePage, step: int) -> None:
     """A step that used the turns that are judged by now, and numbers that look like learning."""
     turns = [turn.number for turn in page.turns() if turn.state is State.JUDGED][:2] if step == 12 else []
     for turn in turns:
-        change(page, changes.move, turn, State.BATCHED)
+        change(page, states.move, turn, State.BATCHED)
     wave = math.sin(step)
     report = a_report(
         step,
@@ -128,7 +129,7 @@ def train(page: LivePage, step: int) -> None:
         grad_norm=1.2 / math.sqrt(step),
         logprob_gaps={"logprob_gap": 0.004 + 0.0005 * wave},
     )
-    change(page, updates.apply, step, step, turns, report.as_json())
+    change(page, training.apply_step, step, step, turns, report.as_json())
 
 
 def run_episode(page: LivePage, session: str, group: str, reward: float) -> None:

@@ -15,7 +15,7 @@ from openclaw_rl.api.app import create_app
 from openclaw_rl.api.service import ChatService, SamplingDefaults
 from openclaw_rl.engines.local.process.sampler import LocalSampler
 from openclaw_rl.engines.local.process.worker_messages import WorkerOptions
-from openclaw_rl.ledger.ledger import Ledger
+from openclaw_rl.ledger.store import Ledger
 from openclaw_rl.rendering.chat import ChatRenderer
 from support.harness import MODEL, wait_for
 

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 from openclaw_rl.api.options import ApiKey
 from openclaw_rl.app.background import BackgroundLoops
 from openclaw_rl.learn.outside import OutsideSettings, OutsideTraining
-from openclaw_rl.ledger import changes, verdicts
+from openclaw_rl.ledger import turns, verdicts
 from openclaw_rl.methods.base import Method
 from openclaw_rl.types import Hint, SampleKind, Source, State, Verdict
 from support.recording import Recording
@@ -40,7 +40,7 @@ class Changeable(Protocol):
 
 def judged(place: Changeable, score: float | None = 1.0, hint: list[float] | None = None, **given: Any) -> int:
     """Record a judged turn; with `hint`, the teacher's log-probs of its two tokens. Returns its number."""
-    number: int = place.change(changes.record_turn, a_turn(**given), "test", None, 0, State.READY)
+    number: int = place.change(turns.record_turn, a_turn(**given), "test", None, 0, State.READY)
     hints = (Hint("Be brief.", hint),) if hint else ()
     kind = {(True, False): SampleKind.RL, (False, True): SampleKind.OPD}.get((score is not None, bool(hint)))
     verdict = Verdict(score, Source.LLM, hints)
@@ -65,7 +65,7 @@ class OutsideServer(Recording):
         return self.loops.outside
 
     def change(self, change: Any, *arguments: Any) -> Any:
-        return self.ledger.writer.submit(lambda db: change(db, *arguments)).result(60)
+        return self.ledger.submit(change, *arguments).result(60)
 
     def judged(self, score: float | None = 1.0, hint: list[float] | None = None, **given: Any) -> int:
         return judged(self, score, hint, **given)

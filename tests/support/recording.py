@@ -3,9 +3,9 @@
 import sqlite3
 from pathlib import Path
 
-from openclaw_rl.ledger import queries
-from openclaw_rl.ledger.ledger import Ledger
+from openclaw_rl.ledger import turns
 from openclaw_rl.ledger.schema import FILE, connect
+from openclaw_rl.ledger.store import Ledger
 from openclaw_rl.types import SampleRequest, State, StoredTurn
 from support.harness import Bench
 
@@ -39,7 +39,7 @@ class Recording(Bench):
         return response.json()["choices"][0]["message"]
 
     def turns(self) -> list[StoredTurn]:
-        return [queries.load_turn(self.db, number) for number in queries.turn_numbers(self.db)]
+        return [turns.load_turn(self.db, number) for number in turns.turn_numbers(self.db)]
 
     def states(self) -> list[State]:
         return [turn.state for turn in self.turns()]

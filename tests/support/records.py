@@ -2,17 +2,19 @@
 
 import contextlib
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from openclaw_rl.ledger import changes, queries, schema
-from openclaw_rl.ledger.ledger import Ledger
+from openclaw_rl.ledger import schema
 from openclaw_rl.ledger.migrations import MIGRATIONS
 from openclaw_rl.ledger.schema import FILE, connect
+from openclaw_rl.ledger.states import move
+from openclaw_rl.ledger.store import Ledger
+from openclaw_rl.ledger.turns import capture, load_turn, record_turn, turn_numbers
 from openclaw_rl.types import Continuation, SamplingParams, SessionKey, State, StoredTurn, Turn, TurnKind
 
 _numbers = count()
@@ -50,7 +52,7 @@ def a_side_turn(session: str = "s", owner: str = "me", **given: Any) -> Turn:
 def stored_turns(folder: Path) -> list[StoredTurn]:
     """Every turn in the ledger of a run."""
     with contextlib.closing(connect(folder / FILE, readonly=True)) as db:
-        return [queries.load_turn(db, number) for number in queries.turn_numbers(db)]
+        return [load_turn(db, number) for number in turn_numbers(db)]
 
 
 class Book:
@@ -67,24 +69,24 @@ class Book:
 
     def change(self, change: Callable[..., Any], *arguments: Any) -> Any:
         """Make one change to the ledger and wait until it is durable."""
-        return self.ledger.writer.submit(lambda db: change(db, *arguments)).result(300)
+        return self.ledger.submit(change, *arguments).result(300)
 
     def capture(self, *turns: Turn, base: int | None = None, keep: int = 0) -> int:
         """Record the turns of a request; returns the number of the first."""
-        numbers: list[int] = self.change(changes.capture, turns, "header X-Session-Id", base, keep)
+        numbers: list[int] = self.change(capture, turns, "header X-Session-Id", base, keep)
         return numbers[0]
 
     def put(self, state: State, **given: Any) -> int:
         """Record a turn and bring it to `state`."""
-        number: int = self.change(changes.record_turn, a_turn(**given), "test", None, 0, state)
+        number: int = self.change(record_turn, a_turn(**given), "test", None, 0, state)
         return number
 
     def move(self, turn: int, *states: State) -> None:
         for state in states:
-            self.change(changes.move, turn, state)
+            self.change(move, turn, state)
 
     def read(self, number: int) -> StoredTurn:
-        return queries.load_turn(self.db, number)
+        return load_turn(self.db, number)
 
     def state(self, number: int) -> State:
         return self.read(number).state
@@ -103,6 +105,20 @@ class Book:
     def raw_bytes(self) -> bytes:
         """The database's files as they are on the disk."""
         return b"".join(path.read_bytes() for path in sorted(self.folder.glob(f"{FILE}*")))
+
+
+def intercept(
+    monkeypatch: pytest.MonkeyPatch, ledger: Ledger, change: Callable[..., Any], stand_in: Callable[..., Awaitable[Any]]
+) -> None:
+    """Let `stand_in` be called, without a connection, wherever the ledger is to make this one change."""
+    write = ledger.write
+
+    async def intercepted(asked: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        if asked is change:
+            return await stand_in(*arguments, **named)
+        return await write(asked, *arguments, **named)
+
+    monkeypatch.setattr(ledger, "write", intercepted)
 
 
 def write_old_ledger(folder: Path, missing: str, turns: int) -> None:

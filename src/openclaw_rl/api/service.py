@@ -17,8 +17,8 @@ from openclaw_rl.api.reader import IncomingRequest, RequestReader, context_lengt
 from openclaw_rl.api.server_metrics import ServerMetrics
 from openclaw_rl.api.wire import ChatRequest, TextRequest
 from openclaw_rl.engines.base import EngineUnavailable, QueueFull, Sampler, VersionGone
-from openclaw_rl.ledger.ledger import Ledger
 from openclaw_rl.ledger.options import NotesOptions
+from openclaw_rl.ledger.store import Ledger
 from openclaw_rl.rendering.call_format import call_format
 from openclaw_rl.rendering.chat import ChatRenderer, RenderedPrompt
 from openclaw_rl.rendering.response import ResponseParser
@@ -92,7 +92,7 @@ class ChatService:
         self.recorded_top = recorded_top
         self.metrics = ServerMetrics(sampler.stats)
         self.uses_notes = ledger is not None and notes is not None and notes.notes
-        giver = NoteGiver(ledger.notes, renderer, notes.note_probes, seed) if ledger and notes and notes.notes else None
+        giver = NoteGiver(ledger, renderer, notes.note_probes, seed) if ledger and notes and notes.notes else None
         self.capture = Capture(ledger, renderer, self.metrics, giver) if ledger else None
         self._capturing = ThreadPoolExecutor(1, thread_name_prefix="capture")
         self._seeds = (request_seed(seed, number) for number in count())
@@ -149,7 +149,7 @@ class ChatService:
         """Whether turns are recorded: on, off, or suspended and why."""
         if self.capture is None:
             return "off"
-        reason = self.capture.ledger.writer.suspended
+        reason = self.capture.ledger.suspended
         return "on" if reason is None else f"suspended: {reason}"
 
     def _params(self, request: ChatRequest, prompt_tokens: int, recorded_top: int) -> SamplingParams:

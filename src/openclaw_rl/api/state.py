@@ -10,7 +10,7 @@ from openclaw_rl.api.auth import KeyCheck
 from openclaw_rl.api.errors import ApiError
 from openclaw_rl.api.reader import BodyReader
 from openclaw_rl.api.service import ChatService
-from openclaw_rl.ledger.ledger import Ledger
+from openclaw_rl.ledger.store import Ledger
 from openclaw_rl.types import Claim, NextStep
 
 #: Whether the client of a request has disconnected.

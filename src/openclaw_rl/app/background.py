@@ -14,6 +14,7 @@ from openclaw_rl.learn.loop import LearnLoop
 from openclaw_rl.learn.outside import NothingToClaim, OutsideTraining
 from openclaw_rl.learn.rollback import CannotRollBack, choose_checkpoint
 from openclaw_rl.ledger.errors import LedgerError
+from openclaw_rl.ledger.training import policy_line
 from openclaw_rl.types import Claim, NextStep
 
 log = logging.getLogger(__name__)
@@ -104,7 +105,7 @@ class BackgroundLoops(Operations):
             if retrain:
                 return await self.learning.retrain()
             line = self.learning.line
-            made_from = line.ledger.line(line.version)
+            made_from = line.ledger.read(policy_line, line.version)
             # Checking a checkpoint reads all its files.
             checkpoint = await asyncio.to_thread(
                 choose_checkpoint, line.checkpoints.all(), version, line.served_step, made_from

@@ -36,8 +36,10 @@ from openclaw_rl.engines.base import EngineUnavailable, Sampler
 from openclaw_rl.errors import UserError
 from openclaw_rl.learn.imported import score_imported
 from openclaw_rl.learn.run_files import finish_interrupted_deletions
+from openclaw_rl.ledger import episodes
 from openclaw_rl.ledger.errors import CaptureSuspended
-from openclaw_rl.ledger.ledger import Ledger
+from openclaw_rl.ledger.status import words_not_understood
+from openclaw_rl.ledger.store import Ledger
 from openclaw_rl.models import EMBEDDED_MAX_TOKENS, EMBEDDED_TEMPERATURE
 from openclaw_rl.terminal import on_terminal
 
@@ -112,7 +114,7 @@ async def run(
         loops = await build_loops(stack, engines, ledger, policy, other, service.metrics.registry)
         server = make_server(config, service, loops, engines.sampler)
         port = listener.getsockname()[1]
-        unread = ledger.unread_words() if ledger else ""
+        unread = ledger.read(words_not_understood) if ledger else ""
         learner = loops.where_learner_runs()
         banner(config, engines.sampler.describe(), engines.sampler.newest_version, port, unread, learner)
         beside = work_beside(config, ledger, loops, engines.sampler, port, lambda: server.should_exit)
@@ -176,7 +178,7 @@ async def end_idle_sessions(ledger: Ledger, timeout: float) -> None:
     while True:
         await asyncio.sleep(min(MAX_SWEEP_SECONDS, timeout / 4))
         try:
-            closed = await ledger.close_idle(timeout)
+            closed = await ledger.write(episodes.close_idle, timeout)
         except CaptureSuspended:
             continue  # the ledger's writer logs when it stops and when it can write again
         if closed:

@@ -17,7 +17,7 @@ def add(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from openclaw_rl.ledger.lock import was_served
-    from openclaw_rl.ledger.offline import check_ledger
+    from openclaw_rl.ledger.schema import check_ledger
 
     config = run_config(options)
     saved = config.checkpoints

@@ -26,15 +26,15 @@ def add(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from openclaw_rl.ledger.offline import open_offline
     from openclaw_rl.ledger.packing import pack_json
+    from openclaw_rl.ledger.schema import open_ledger
     from openclaw_rl.ledger.status import plural
     from openclaw_rl.ledger.trajectories import export_trajectories, export_turns
 
     in_words = options.format == "trajectories"
     count = 0
-    with open_offline(run_config(options).ledger_dir) as ledger, writable(options.file) as out, progress() as shown:
-        lines = export_trajectories(ledger.reader) if in_words else export_turns(ledger.reader)
+    with open_ledger(run_config(options).ledger_dir) as db, writable(options.file) as out, progress() as shown:
+        lines = export_trajectories(db) if in_words else export_turns(db)
         for line in shown.track(lines, description="Exporting", total=None):
             out.write(pack_json(line) + "\n")
             count += 1

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Collection, Sequence
 from functools import partial
 from pathlib import Path
+from sqlite3 import Connection
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -18,7 +19,6 @@ from openclaw_rl.types import SessionSummary
 
 if TYPE_CHECKING:
     from openclaw_rl.learn.policies import Policies
-    from openclaw_rl.ledger.offline import OfflineLedger
 
 DOC = "delete a session's or a user's data for good, and say which policies were trained on it"
 
@@ -44,8 +44,10 @@ def add(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     from openclaw_rl.learn.policies import Policies
     from openclaw_rl.learn.run_files import finish_deletions
+    from openclaw_rl.ledger import deletion, training
     from openclaw_rl.ledger.lock import read_server
-    from openclaw_rl.ledger.offline import open_offline
+    from openclaw_rl.ledger.notes import forget, of_owner
+    from openclaw_rl.ledger.schema import open_ledger, transaction
     from openclaw_rl.ledger.status import plural
 
     if not (options.session or options.user or options.retrain or options.wipe):
@@ -54,29 +56,35 @@ def run(options: argparse.Namespace) -> int:
     run_dir = config.run.folder
     policies = Policies.of_run(run_dir)
     problems: list[str] = []
-    with open_offline(config.ledger_dir) as ledger:
+    with open_ledger(config.ledger_dir) as db:
         say, beside_server = partial(say_problem, problems), bool(read_server(run_dir))
-        if ledger.unfinished_deletions():
+        if deletion.unfinished(db):
             # First: what was deleted then is no longer found below.
-            finish_deletions(run_dir, ledger, say, beside_server=beside_server)
+            finish_deletions(run_dir, db, say, beside_server=beside_server)
             if not problems:
                 out.print("Finished an earlier deletion.")
-        sessions = choose_sessions(ledger, options.session, options.user)
-        ledger.infer_policies({state.version: state.step for state in config.checkpoints.states()})
-        notes = ledger.reader.notes(options.user, all_states=True) if options.user else []
+        sessions = choose_sessions(db, options.session, options.user)
+        with transaction(db):
+            training.infer_policies(db, {state.version: state.step for state in config.checkpoints.states()})
+        notes = of_owner(db, options.user, all_states=True) if options.user else []
         if options.user and not sessions and not notes:
             raise UserError(f"There is nothing of the user {options.user} in the ledger.")
-        turns = ledger.forget(sessions, options.user) if sessions or notes else []
+        turns: list[int] = []
+        if sessions or notes:
+            with transaction(db):
+                turns = deletion.delete_sessions(db, [session.number for session in sessions])
+                if options.user:
+                    forget(db, options.user)
         if sessions or notes or options.wipe:
-            finish_deletions(run_dir, ledger, say, beside_server=beside_server)
+            finish_deletions(run_dir, db, say, beside_server=beside_server)
         if notes:
             out.print(f"Forgot {plural(len(notes), 'note', 'notes')}.")
         if sessions:
-            say_forgotten(out, sessions, ledger.reader.steps_with(turns), run_dir)
+            say_forgotten(out, sessions, training.steps_with(db, turns), run_dir)
         if options.retrain:
-            retrain(out, config, ledger, policies)
+            retrain(out, config, db, policies)
         elif turns:
-            say_where(out, config, ledger, policies, ledger.reader.versions_with(turns))
+            say_where(out, config, db, policies, training.versions_with(db, turns))
     return 1 if problems else 0
 
 
@@ -87,13 +95,14 @@ def say_problem(said: list[str], problem: str) -> None:
         said.append(problem)
 
 
-def choose_sessions(ledger: "OfflineLedger", session: str | None, user: str | None) -> list[SessionSummary]:
+def choose_sessions(db: Connection, session: str | None, user: str | None) -> list[SessionSummary]:
     """The sessions of an id, of which the beginning is enough, or of a user. Raises UserError for an unknown id."""
     from openclaw_rl.cli.sessions import complete_id
+    from openclaw_rl.ledger.pages import session_summaries
 
     if session is not None:
-        return ledger.reader.sessions(id=complete_id(ledger.reader, session))
-    return ledger.reader.sessions(owner=user) if user is not None else []
+        return session_summaries(db, id=complete_id(db, session))
+    return session_summaries(db, owner=user) if user is not None else []
 
 
 def say_forgotten(out: Console, sessions: Sequence[SessionSummary], steps: Sequence[int], run_dir: Path) -> None:
@@ -109,11 +118,10 @@ def say_forgotten(out: Console, sessions: Sequence[SessionSummary], steps: Seque
         out.print(Text(f"{report} may quote them: write it again, or delete it."), soft_wrap=True)
 
 
-def say_where(
-    out: Console, config: Config, ledger: "OfflineLedger", policies: "Policies", versions: Collection[int]
-) -> None:
+def say_where(out: Console, config: Config, db: Connection, policies: "Policies", versions: Collection[int]) -> None:
     """Say which of these policy versions serve or are on disk, and what can be done about it."""
     from openclaw_rl.learn.retrain import find_traces, newest_without
+    from openclaw_rl.ledger.training import policy_line
 
     traces = find_traces(versions, config.checkpoints, policies)
     serving = serving_version(config)
@@ -129,21 +137,23 @@ def say_where(
     for version in traces.policies:
         out.print(Text(f"  {policies.folder_of(version)}"), soft_wrap=True)
     if serving in versions:
-        clean = newest_without(versions, config.checkpoints.all(), ledger.reader.line(serving))
+        clean = newest_without(versions, config.checkpoints.all(), policy_line(db, serving))
         number = clean.version if clean else 0
         out.print(f"To serve a policy from before them: openclaw-rl rollback {number}", soft_wrap=True)
     again = "To delete all of these, and train again on the turns that remain: openclaw-rl forget --retrain"
     out.print(again, soft_wrap=True)
 
 
-def retrain(out: Console, config: Config, ledger: "OfflineLedger", policies: "Policies") -> None:
+def retrain(out: Console, config: Config, db: Connection, policies: "Policies") -> None:
     """Train again without the turns that were deleted, with the server running or without it."""
     from openclaw_rl.client import Client
     from openclaw_rl.learn.retrain import find_traces, retrain_offline
+    from openclaw_rl.ledger.groups import trainable
     from openclaw_rl.ledger.lock import server_url
     from openclaw_rl.ledger.status import plural
+    from openclaw_rl.ledger.training import versions_with_deleted_turns
 
-    versions = ledger.reader.versions_with()
+    versions = versions_with_deleted_turns(db)
     traces = find_traces(versions, config.checkpoints, policies)
     if serving_version(config) not in versions and not traces:
         out.print("No policy was trained on deleted turns: there is nothing to train again.")
@@ -152,8 +162,8 @@ def retrain(out: Console, config: Config, ledger: "OfflineLedger", policies: "Po
         with Client(server, operator_key(config)) as client:
             version = client.roll_back(None, retrain=True)
     else:
-        version = retrain_offline(ledger, config.checkpoints, policies)
-    left = find_traces(ledger.reader.versions_with(), config.checkpoints, policies)
+        version = retrain_offline(db, config.checkpoints, policies)
+    left = find_traces(versions_with_deleted_turns(db), config.checkpoints, policies)
     if left:
         paths = [*(c.folder for c in left.checkpoints), *(policies.folder_of(number) for number in left.policies)]
         names = ", ".join(map(str, paths))
@@ -162,7 +172,7 @@ def retrain(out: Console, config: Config, ledger: "OfflineLedger", policies: "Po
     folders = plural(len(traces.policies), "policy", "policies")
     out.print(f"Deleted {checkpoints} and {folders} that were trained on deleted turns.")
     when = "The server now serves" if server else "The next start serves"
-    waiting = plural(ledger.reader.trainable(), "turn waits", "turns wait")
+    waiting = plural(trainable(db), "turn waits", "turns wait")
     out.print(f"{when} policy {version}, which was not. {waiting} to be trained on.", soft_wrap=True)
 
 

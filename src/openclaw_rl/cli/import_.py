@@ -19,16 +19,17 @@ def add(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from openclaw_rl.app.assembly import fetch_files
-    from openclaw_rl.ledger.offline import open_offline
+    from openclaw_rl.ledger.schema import open_ledger
     from openclaw_rl.ledger.status import plural
+    from openclaw_rl.ledger.trajectories import import_file
     from openclaw_rl.rendering.chat import ChatRenderer
 
     if not options.file.is_file():
         raise UserError(f"There is no file {options.file}.")
     config = run_config(options)
     renderer = ChatRenderer(fetch_files(config))
-    with open_offline(config.ledger_dir, create=True) as ledger:
-        result = ledger.import_file(options.file, renderer)
+    with open_ledger(config.ledger_dir, create_missing=True) as db:
+        result = import_file(db, options.file, renderer)
     for refused in result.errors:
         sys.stderr.write(printable(refused) + "\n")
     known = f", {plural(result.known, 'was', 'were')} there already" if result.known else ""

@@ -3,7 +3,8 @@
 import argparse
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from sqlite3 import Connection
+from typing import Any
 
 from rich.table import Table
 from rich.text import Text
@@ -14,10 +15,6 @@ from openclaw_rl.config.options import add_flags
 from openclaw_rl.errors import UserError
 from openclaw_rl.terminal import console
 from openclaw_rl.types import Note, NoteOutcomes
-
-if TYPE_CHECKING:
-    from openclaw_rl.ledger.offline import OfflineLedger
-    from openclaw_rl.ledger.reader import LedgerReader
 
 DOC = "list the notes of what users asked for, or add, edit, remove and pin some"
 
@@ -40,24 +37,27 @@ def add(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from openclaw_rl.ledger.errors import TooManyNotes, UnknownNote
-    from openclaw_rl.ledger.offline import open_offline
+    from openclaw_rl.ledger.schema import open_ledger, snapshot
 
     config = run_config(options)
-    with open_offline(config.ledger_dir) as ledger:
+    with open_ledger(config.ledger_dir) as db:
         if options.change is None:
-            list_notes(ledger.reader, options.user, all_states=options.all)
+            with snapshot(db):
+                list_notes(db, options.user, all_states=options.all)
             return 0
         try:
-            said = options.change(ledger, options)
+            said = options.change(db, options)
         except (TooManyNotes, UnknownNote) as error:
             raise UserError(f"{error} 'openclaw-rl notes' lists them.") from None
     console().print(Text(said), soft_wrap=True)
     return 0
 
 
-def list_notes(reader: "LedgerReader", user: str | None, *, all_states: bool) -> None:
+def list_notes(db: Connection, user: str | None, *, all_states: bool) -> None:
+    from openclaw_rl.ledger.notes import of_owner
+
     out = console()
-    notes = reader.notes(user, all_states=all_states)
+    notes = of_owner(db, user, all_states=all_states)
     if not notes:
         whose = f" of {user}" if user else ""
         out.print(Text(f"There is no note{whose} yet: one is written when a user says how to answer."), soft_wrap=True)
@@ -89,34 +89,50 @@ def state_cell(note: Note) -> str:
     return f"{state}: {note.reason}" if note.reason else state
 
 
-def add_note(ledger: "OfflineLedger", options: argparse.Namespace) -> str:
+def add_note(db: Connection, options: argparse.Namespace) -> str:
     from openclaw_rl.judge.rules.wishes import topic_of
+    from openclaw_rl.ledger import notes
+    from openclaw_rl.ledger.schema import transaction
 
     text = read_text(options.text)
-    note = ledger.add_note(options.user or only_owner(ledger), text, topic_of(text))
+    topic = topic_of(text)
+    with transaction(db):
+        note = notes.add(db, options.user or only_owner(db), text, topic)
     return f"Note {note.number} of {note.owner}: {note.text} It is given from the next conversation on."
 
 
-def edit_note(ledger: "OfflineLedger", options: argparse.Namespace) -> str:
+def edit_note(db: Connection, options: argparse.Namespace) -> str:
     from openclaw_rl.judge.rules.wishes import topic_of
 
     text = read_text(options.text)
-    note = ledger.edit_note(options.number, text=text, topic=topic_of(text))
+    note = edit(db, options.number, text=text, topic=topic_of(text))
     return f"Note {note.number} is now: {note.text}"
 
 
-def remove_note(ledger: "OfflineLedger", options: argparse.Namespace) -> str:
-    note = ledger.remove_note(options.number)
+def remove_note(db: Connection, options: argparse.Namespace) -> str:
+    from openclaw_rl.ledger import notes
+    from openclaw_rl.ledger.schema import transaction
+
+    with transaction(db):
+        note = notes.remove(db, options.number)
     return f"Removed note {note.number}: {note.text} Conversations under way keep it; 'forget' deletes its text."
 
 
-def pin_note(ledger: "OfflineLedger", options: argparse.Namespace) -> str:
-    note = ledger.edit_note(options.number, pinned=True)
+def pin_note(db: Connection, options: argparse.Namespace) -> str:
+    note = edit(db, options.number, pinned=True)
     return f"Note {note.number} is pinned: it is always given, and never retired or replaced by what the user says."
 
 
-def unpin_note(ledger: "OfflineLedger", options: argparse.Namespace) -> str:
-    return f"Note {ledger.edit_note(options.number, pinned=False).number} is no longer pinned."
+def unpin_note(db: Connection, options: argparse.Namespace) -> str:
+    return f"Note {edit(db, options.number, pinned=False).number} is no longer pinned."
+
+
+def edit(db: Connection, number: int, *, text: str | None = None, topic: str = "", pinned: bool | None = None) -> Note:
+    from openclaw_rl.ledger import notes
+    from openclaw_rl.ledger.schema import transaction
+
+    with transaction(db):
+        return notes.edit(db, number, text=text, topic=topic, pinned=pinned)
 
 
 def read_text(text: str) -> str:
@@ -127,18 +143,19 @@ def read_text(text: str) -> str:
     return text
 
 
-def only_owner(ledger: "OfflineLedger") -> str:
+def only_owner(db: Connection) -> str:
     """The one user of this run; the owner of a server without keys if there is none yet. Raises UserError."""
     from openclaw_rl.api.auth import ANYONE
-    from openclaw_rl.ledger.changes import IMPORTED
+    from openclaw_rl.ledger.pages import session_summaries
+    from openclaw_rl.ledger.sessions import IMPORTED
 
-    owners = {session.key.owner for session in ledger.reader.sessions()} - {IMPORTED} or {ANYONE}
+    owners = {session.key.owner for session in session_summaries(db)} - {IMPORTED} or {ANYONE}
     if len(owners) > 1:
         raise UserError(f"Give --user: the users of this run are {', '.join(sorted(owners))}.")
     return owners.pop()
 
 
-Change = Callable[["OfflineLedger", argparse.Namespace], str]
+Change = Callable[[Connection, argparse.Namespace], str]
 #: Name, description, function and arguments of each action.
 ACTIONS: tuple[tuple[str, str, Change, dict[str, type]], ...] = (
     ("add", "write a note, which the model is given from the next conversation on", add_note, {"text": str}),

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import Sequence
+from sqlite3 import Connection
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
@@ -20,7 +21,6 @@ from openclaw_rl.terminal import console, progress
 
 if TYPE_CHECKING:
     from openclaw_rl.judge.judges.panel import TwoScores
-    from openclaw_rl.ledger.reader import LedgerReader
 
 DOC = "judge stored turns again, with another judge or rubric, and compare; nothing is changed"
 SIGNS = ("good", "neutral", "bad", "abstains")
@@ -38,17 +38,18 @@ def add(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from openclaw_rl.engines.base import EngineUnavailable
-    from openclaw_rl.ledger.offline import open_offline
+    from openclaw_rl.ledger.schema import open_ledger
+    from openclaw_rl.ledger.turns import judged_turns
 
     config = run_config(options)
     if config.judge.kind == "none":
         raise ConfigError("--judge none judges nothing: choose feedback, llm or custom.")
     try:
-        with open_offline(config.ledger_dir) as ledger:
-            turns = ledger.reader.judged_turns()[-options.last :]
+        with open_ledger(config.ledger_dir) as db:
+            turns = judged_turns(db)[-options.last :]
             if not turns:
                 raise UserError("No turn has been judged yet, so there is nothing to compare with.")
-            pairs = asyncio.run(judge_turns(config, ledger.reader, turns))
+            pairs = asyncio.run(judge_turns(config, db, turns))
     except EngineUnavailable as error:
         raise UserError(str(error)) from None
     out = console()
@@ -60,12 +61,13 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-async def judge_turns(config: Config, reader: "LedgerReader", turns: Sequence[int]) -> "list[TwoScores]":
+async def judge_turns(config: Config, db: Connection, turns: Sequence[int]) -> "list[TwoScores]":
     """Judge turns again, several at once, with a progress bar."""
     from openclaw_rl.app.assembly import fetch_files, judge_setup, start_model
     from openclaw_rl.engines.factory import Resources
     from openclaw_rl.judge.build import build_panel
     from openclaw_rl.judge.judges.panel import rejudge
+    from openclaw_rl.ledger.turns import load_turn
 
     async with contextlib.AsyncExitStack() as stack:
         model = None
@@ -81,7 +83,7 @@ async def judge_turns(config: Config, reader: "LedgerReader", turns: Sequence[in
 
             async def one(number: int) -> "TwoScores":
                 async with limit:
-                    pair = await rejudge(panel, reader.turn(number))
+                    pair = await rejudge(panel, load_turn(db, number))
                 shown.advance(task)
                 return pair
 

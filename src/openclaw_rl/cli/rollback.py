@@ -24,7 +24,7 @@ def run(options: argparse.Namespace) -> int:
     from openclaw_rl.client import Client
     from openclaw_rl.learn.rollback import roll_back_offline
     from openclaw_rl.ledger.lock import server_url
-    from openclaw_rl.ledger.offline import open_offline
+    from openclaw_rl.ledger.schema import open_ledger
 
     config = run_config(options)
     checkpoints = config.checkpoints
@@ -32,8 +32,8 @@ def run(options: argparse.Namespace) -> int:
         with Client(server, operator_key(config)) as client:
             version = client.roll_back(options.version)
     else:
-        with open_offline(config.ledger_dir) as ledger:
-            version = roll_back_offline(ledger, checkpoints, options.version)
+        with open_ledger(config.ledger_dir) as db:
+            version = roll_back_offline(db, checkpoints, options.version)
     steps = [checkpoint.step for checkpoint in checkpoints.all() if checkpoint.version == version]
     origin = "" if not steps else f" (the weights of step {steps[0]})" if steps[0] else " (the base model)"
     when = "The server now serves" if server else "The next start serves"

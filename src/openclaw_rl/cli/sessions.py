@@ -3,6 +3,7 @@
 import argparse
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from sqlite3 import Connection
 from typing import TYPE_CHECKING, Any
 
 from rich.cells import cell_len
@@ -17,7 +18,6 @@ from openclaw_rl.terminal import console
 from openclaw_rl.types import ConversationNote, EpisodeSummary, Question, SessionSummary, StoredTurn, Verdict
 
 if TYPE_CHECKING:
-    from openclaw_rl.ledger.reader import LedgerReader
     from openclaw_rl.methods.options import MethodOptions
 
 #: Columns that the list leaves out where the terminal is too narrow, in this order.
@@ -36,22 +36,25 @@ def add(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from openclaw_rl.ledger.offline import open_offline
+    from openclaw_rl.ledger.pages import session_summaries
+    from openclaw_rl.ledger.schema import open_ledger, snapshot
+    from openclaw_rl.ledger.turns import load_turns
 
     config = run_config(options)
-    with open_offline(config.ledger_dir) as ledger, ledger.reader.snapshot():
-        reader = ledger.reader
+    with open_ledger(config.ledger_dir) as db, snapshot(db):
         if options.id is None:
-            list_sessions(reader)
+            list_sessions(db)
         else:
-            for session in reader.sessions(id=complete_id(reader, options.id)):
-                show_session(session, reader.turns(session.key), config.method)
+            for session in session_summaries(db, id=complete_id(db, options.id)):
+                show_session(session, load_turns(db, session.key), config.method)
     return 0
 
 
-def complete_id(reader: "LedgerReader", given: str) -> str:
+def complete_id(db: Connection, given: str) -> str:
     """The id of a session from its beginning. Raises UserError if no session starts so, or several do."""
-    ids = reader.session_ids(given)
+    from openclaw_rl.ledger.sessions import session_ids
+
+    ids = session_ids(db, given)
     if given in ids:
         return given
     if not ids:
@@ -62,9 +65,12 @@ def complete_id(reader: "LedgerReader", given: str) -> str:
     return ids[0]
 
 
-def list_sessions(reader: "LedgerReader") -> None:
+def list_sessions(db: Connection) -> None:
     """Ids are shown whole, so that they can be copied; columns without room beside them are left out."""
-    sessions = reader.sessions()
+    from openclaw_rl.ledger.pages import session_summaries
+    from openclaw_rl.ledger.sessions import first_messages
+
+    sessions = session_summaries(db)
     out = console()
     if not sessions:
         out.print("No session has been recorded yet.")
@@ -82,7 +88,7 @@ def list_sessions(reader: "LedgerReader") -> None:
     for row, session in enumerate(sessions):
         # Clients choose names: nothing in them is markup.
         cells = (Text(columns[name][row]) for name in widths)
-        table.add_row(*cells, Text(about(reader.first_messages(session))))
+        table.add_row(*cells, Text(about(first_messages(db, session.number))))
     out.print(table, crop=False)
 
 
@@ -137,7 +143,7 @@ def shown_text(message: Mapping[str, Any]) -> str:
 
 
 def show_session(session: SessionSummary, turns: Iterable[StoredTurn], method: "MethodOptions") -> None:
-    from openclaw_rl.ledger.episode_words import describe
+    from openclaw_rl.ledger.episodes import describe
 
     out = console()
     ended = "ended" if session.closed else "open"
@@ -159,7 +165,7 @@ def turn_title(turn: StoredTurn) -> str:
 
 def turn_body(turn: StoredTurn, method: "MethodOptions") -> Group:
     """The last message of the prompt, the response, the next state, the feedback and the verdict."""
-    from openclaw_rl.ledger.episode_words import describe_step
+    from openclaw_rl.ledger.episodes import describe_step
     from openclaw_rl.methods.base import shown_advantage
     from openclaw_rl.rendering.clients import is_passing
 

@@ -41,7 +41,7 @@ def read(config: Config) -> "Status":
     from openclaw_rl.client import ready_state
     from openclaw_rl.ledger.errors import NoLedger
     from openclaw_rl.ledger.lock import server_url, was_served
-    from openclaw_rl.ledger.offline import open_offline
+    from openclaw_rl.ledger.schema import open_ledger, snapshot
     from openclaw_rl.ledger.status import read_status
     from openclaw_rl.types import BASE_VERSION
 
@@ -50,8 +50,8 @@ def read(config: Config) -> "Status":
     ready = ready_state(server, operator_key(config)) if server else {}
     saved = max((checkpoint.version for checkpoint in config.checkpoints.states()), default=BASE_VERSION)
     try:
-        with open_offline(config.ledger_dir) as ledger:
-            return ledger.reader.status(server, ready, saved)
+        with open_ledger(config.ledger_dir) as db, snapshot(db):
+            return read_status(db, server, ready, saved)
     except NoLedger:
         if not was_served(run_dir):
             raise

@@ -16,7 +16,7 @@ from openclaw_rl.errors import UserError
 from openclaw_rl.terminal import console, printable
 
 if TYPE_CHECKING:
-    from openclaw_rl.app.training import TrainingResult
+    from openclaw_rl.app.train import TrainingResult
 
 DOC = "train on files of trajectories and save a checkpoint, without serving"
 #: Exit status if lines of a file were refused or turns were left.
@@ -38,7 +38,7 @@ def add(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from openclaw_rl.app.startup_signals import Start
-    from openclaw_rl.app.training import check_training, train
+    from openclaw_rl.app.train import check_training, train
 
     loaded = load_options(options)
     if missing := next((file for file in options.files if not file.is_file()), None):

@@ -1,13 +1,14 @@
 """Examples of judged turns: what was asked and answered, what came next, and what the learner made of it."""
 
 from dataclasses import dataclass
+from sqlite3 import Connection
 
 from tokenizers import Tokenizer
 
 from openclaw_rl.dashboard.views.tokens import compare_hints, token_view
-from openclaw_rl.dashboard.views.turns import TurnView, from_turn
+from openclaw_rl.dashboard.views.turn_view import TurnView, from_turn
 from openclaw_rl.dashboard.views.words import spoken
-from openclaw_rl.ledger.reader import LedgerReader
+from openclaw_rl.ledger.turns import conversation_starts, load_turn
 from openclaw_rl.ledger.verdicts import ExampleKind
 from openclaw_rl.methods.base import Method
 from openclaw_rl.types import StoredTurn
@@ -43,10 +44,11 @@ def question_of(turn: StoredTurn) -> str:
     return spoken(asked[-1]) if asked else ""
 
 
-def first_prompts(reader: LedgerReader, count: int) -> list[Prompt]:
+def first_prompts(db: Connection, count: int) -> list[Prompt]:
     """How the first conversations began, each question once."""
     prompts: dict[str, Prompt] = {}
-    for turn in reader.conversation_starts(MAX_SEARCHED_TURNS):
+    for number in conversation_starts(db, MAX_SEARCHED_TURNS):
+        turn = load_turn(db, number)
         question = question_of(turn)
         if question and question not in prompts:
             prompts[question] = Prompt(question, tuple(turn.prompt_ids))

@@ -21,7 +21,7 @@ from openclaw_rl.dashboard.views.learning import (
     step_row,
     verdict_charts,
 )
-from openclaw_rl.ledger import episode_words
+from openclaw_rl.ledger.episodes import outcome
 from openclaw_rl.ledger.lock import was_served
 from openclaw_rl.ledger.schema import FILE as LEDGER
 from openclaw_rl.models import BadModelFolder, ModelNotFound, find_model
@@ -57,7 +57,7 @@ def page(source: RunSource, run: Run, *, answers: bool = True) -> str:
         not_judged=NOT_JUDGED,
         examples=[make_example(TITLES[kind], turn, tokenizer, source.method) for kind, turn in run.examples],
         no_tokens=no_tokens,
-        outcome=episode_words.outcome,
+        outcome=outcome,
         rewards=reward_charts(run.episode_points),
         compared=compared,
         no_answers=no_answers or no_model,

@@ -5,6 +5,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from sqlite3 import Connection
 from typing import Any
 
 from openclaw_rl.dashboard.evaluations import Evaluation, read_evaluations
@@ -14,9 +15,11 @@ from openclaw_rl.dashboard.metrics import Metrics, read_metrics
 from openclaw_rl.dashboard.source import RunSource
 from openclaw_rl.learn.checkpoints import FOLDER as CHECKPOINTS
 from openclaw_rl.learn.checkpoints import RECORD, UNFINISHED, Checkpoint
+from openclaw_rl.ledger import episodes, notes, pages, verdicts
 from openclaw_rl.ledger.errors import LedgerUnusable
-from openclaw_rl.ledger.reader import LedgerReader, open_reader
+from openclaw_rl.ledger.schema import open_ledger, snapshot
 from openclaw_rl.ledger.status import Status, read_status
+from openclaw_rl.ledger.turns import load_turn
 from openclaw_rl.ledger.verdicts import ExampleKind
 from openclaw_rl.models import ADAPTER_CONFIG, EMBEDDED
 from openclaw_rl.types import (
@@ -78,8 +81,8 @@ def read_run(source: RunSource, server: str | None, ready: Mapping[str, Any]) ->
     )
     try:
         # One snapshot: the whole page shows the same moment, even if a server writes meanwhile.
-        with open_reader(source.ledger_dir) as reader, reader.snapshot():
-            read_ledger(run, reader, server, ready)
+        with open_ledger(source.ledger_dir, readonly=True) as db, snapshot(db):
+            read_ledger(run, db, server, ready)
     except LedgerUnusable as error:
         run.missing.append(str(error))
     except (ValueError, KeyError, TypeError) as error:
@@ -88,17 +91,17 @@ def read_run(source: RunSource, server: str | None, ready: Mapping[str, Any]) ->
     return run
 
 
-def read_ledger(run: Run, reader: LedgerReader, server: str | None, ready: Mapping[str, Any]) -> None:
-    run.status = reader.status(server, ready)
-    run.verdicts = reader.verdicts()
-    run.verdict_counts = reader.verdict_counts()
-    run.examples = reader.examples(EXAMPLES_OF_A_KIND)
-    run.prompts = first_prompts(reader, PROMPTS)
-    run.episodes = reader.episodes(EPISODES_SHOWN)
-    run.episode_counts = reader.episode_counts()
-    run.episode_points = reader.episode_points(None, EPISODES_IN_CHARTS)
-    run.notes = reader.notes(all_states=True)
-    run.updates = reader.update_page(None, STEPS_SHOWN)
+def read_ledger(run: Run, db: Connection, server: str | None, ready: Mapping[str, Any]) -> None:
+    run.status = read_status(db, server, ready)
+    run.verdicts = verdicts.summaries(db)
+    run.verdict_counts = verdicts.counts(db)
+    run.examples = [(kind, load_turn(db, number)) for kind, number in verdicts.examples(db, EXAMPLES_OF_A_KIND)]
+    run.prompts = first_prompts(db, PROMPTS)
+    run.episodes = pages.session_summaries(db, episodes_only=True, limit=EPISODES_SHOWN)
+    run.episode_counts = episodes.counts(db)
+    run.episode_points = pages.episode_points(db, None, EPISODES_IN_CHARTS)
+    run.notes = notes.of_owner(db, all_states=True)
+    run.updates = pages.update_page(db, None, STEPS_SHOWN)
 
 
 def base_model(checkpoints: list[Checkpoint]) -> str:

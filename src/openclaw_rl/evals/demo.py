@@ -34,7 +34,8 @@ from openclaw_rl.evals.summary import Summary, summarise
 from openclaw_rl.evals.trial import Exam, TrialOutcome, TrialPlan, run
 from openclaw_rl.http_client import text_without_accounts
 from openclaw_rl.ledger.errors import NoLedger
-from openclaw_rl.ledger.offline import open_offline
+from openclaw_rl.ledger.schema import open_ledger
+from openclaw_rl.ledger.status import words_not_understood
 
 #: The server's options in a demo. Options after `--` come later and override these.
 SERVER_FLAGS = ("--preset", PERSONAL, "--judge", "feedback", "--kv-cache-gib", "1", "--save-interval", "8")
@@ -86,8 +87,8 @@ def finish(
 def not_understood(plan: TrialPlan) -> str:
     """That the judge's rules did not understand most of what the person said, with examples; empty if they did."""
     try:
-        with open_offline(plan.run_dir) as ledger:
-            return ledger.reader.unread_words()
+        with open_ledger(plan.run_dir) as db:
+            return words_not_understood(db)
     except NoLedger:
         return ""
 

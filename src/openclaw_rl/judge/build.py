@@ -21,8 +21,8 @@ from openclaw_rl.judge.loop import JudgeLoop, JudgeMetrics
 from openclaw_rl.judge.note_distiller import NoteDistiller
 from openclaw_rl.judge.options import JudgeOptions
 from openclaw_rl.judge.teacher import Teacher
-from openclaw_rl.ledger.ledger import Ledger
 from openclaw_rl.ledger.options import NotesOptions
+from openclaw_rl.ledger.store import Ledger
 from openclaw_rl.methods.base import Method
 from openclaw_rl.plugins import load_plugin
 from openclaw_rl.rendering.chat import ChatRenderer
@@ -75,9 +75,9 @@ def build_loop(
         teacher = Teacher(sampler, policy.renderer, wanted, policy.sampler, hint_check)
     distiller = None
     if setup.method.distils_notes and setup.notes.notes:
-        notes, personal = ledger.notes, setup.notes.distil_personal
+        personal = setup.notes.distil_personal
         distiller = NoteDistiller(
-            notes, policy.sampler, policy.renderer, personal=personal, several=setup.several_users
+            ledger, policy.sampler, policy.renderer, personal=personal, several=setup.several_users
         )
     workers = setup.options.num_judge_workers
     return JudgeLoop(

@@ -16,9 +16,11 @@ from openclaw_rl.judge.note_distiller import NoteDistiller
 from openclaw_rl.judge.rules import read_wishes, ready
 from openclaw_rl.judge.teacher import Teacher
 from openclaw_rl.judge.votes import agreement
+from openclaw_rl.ledger import episodes, groups, verdicts
 from openclaw_rl.ledger.errors import LedgerError, UnknownTurn
-from openclaw_rl.ledger.ledger import Ledger
 from openclaw_rl.ledger.status import COLLAPSE_WINDOW, judging_trouble
+from openclaw_rl.ledger.store import Ledger
+from openclaw_rl.ledger.turns import load_turn, ready_turns
 from openclaw_rl.methods.base import Method
 from openclaw_rl.rendering.chat import content_text
 from openclaw_rl.rendering.clients import is_passing, message_words
@@ -166,7 +168,7 @@ class JudgeLoop:
         now = self._looked = time.monotonic()
         waiting = {turn for turn, retry in self._retries.items() if retry.not_before > now}
         free = self.workers - len(self._running)
-        for turn in self.ledger.ready_turns({*self._running, *waiting}, free) if free > 0 else ():
+        for turn in self.ledger.read(ready_turns, {*self._running, *waiting}, free) if free > 0 else ():
             self._running[turn] = asyncio.create_task(self._judge(turn, changed))
 
     def _pause(self) -> float:
@@ -185,7 +187,7 @@ class JudgeLoop:
     async def _try(self, turn: int) -> None:
         """Judge one turn, or plan a retry."""
         try:
-            stored = self.ledger.load_turn(turn)
+            stored = self.ledger.read(load_turn, turn)
             await self._store(stored, await self._consider(stored), await self._judge_step(stored))
             self._retries.pop(turn, None)
         except UnknownTurn:
@@ -221,7 +223,7 @@ class JudgeLoop:
         if self.keeps_notes:
             await ready()
             wishes = wishes_around(turn)
-        if await self.ledger.record_verdict(turn.number, verdict, sample, reason, heard, step_reward, wishes):
+        if await self.ledger.write(verdicts.record, turn.number, verdict, sample, reason, heard, step_reward, wishes):
             log.debug("Turn %d: score %s, %s", turn.number, verdict.score, sample or reason)
             self.metrics.count(verdict, Question.SCORE in self.method.questions, self._saved_votes(verdict))
             if verdict.source is not Source.ENVIRONMENT:
@@ -265,7 +267,7 @@ class JudgeLoop:
     async def _give_up(self, turn: int, reason: str) -> None:
         verdict = Verdict(reason=f"{TRIALS} trials failed: {reason}")
         try:
-            stored = self.ledger.load_turn(turn)
+            stored = self.ledger.read(load_turn, turn)
             if stored.episode is not None:
                 # Only its step or its hint could not be judged. The environment's reward counts.
                 with contextlib.suppress(JudgeError, TimeoutError):
@@ -277,12 +279,16 @@ class JudgeLoop:
 
     async def _settle(self) -> None:
         """Settle groups, and sessions that have ended: if only scores are trained on, each gets a good turn."""
-        await self.ledger.settle_groups(self.method.why_untrained)
-        for turn in await self.ledger.settle_sessions(self.method.rewards_best_turn):
+        opened_before = time.time() - self.ledger.group_timeout
+        if self.ledger.read(groups.any_to_settle, opened_before):
+            await self.ledger.write(episodes.settle_groups, opened_before, self.method.why_untrained)
+        if not self.ledger.read(verdicts.any_unsettled):
+            return
+        for turn in await self.ledger.write(verdicts.settle_sessions, self.method.rewards_best_turn):
             log.info("Turn %d counts as good: it is the best turn of a session without a good one.", turn)
 
     def _warn_of_collapse(self) -> None:
-        warning = judging_trouble(self.ledger.recent_verdicts(COLLAPSE_WINDOW))
+        warning = judging_trouble(self.ledger.read(verdicts.recent, COLLAPSE_WINDOW))
         if warning and warning != self._logged_collapse:
             log.warning(warning)
         self._logged_collapse = warning

@@ -7,7 +7,8 @@ from dataclasses import replace
 from openclaw_rl.engines.base import EngineError, EngineUnavailable, Sampler, VersionGone
 from openclaw_rl.judge.answer_checks import ignores_request, repeats_question, says_enough, words_of
 from openclaw_rl.judge.judges.base import JudgeDown, last_request
-from openclaw_rl.ledger.note_keeper import NoteKeeper
+from openclaw_rl.ledger.notes import why_personal
+from openclaw_rl.ledger.store import Ledger
 from openclaw_rl.rendering.chat import ChatError, ChatRenderer, content_text
 from openclaw_rl.types import ScoreRequest, Source, StoredTurn, Verdict
 
@@ -26,10 +27,10 @@ class NoteDistiller:
     """
 
     def __init__(
-        self, notes: NoteKeeper, policy: Sampler, renderer: ChatRenderer, *, personal: bool, several: bool
+        self, ledger: Ledger, policy: Sampler, renderer: ChatRenderer, *, personal: bool, several: bool
     ) -> None:
         """`several`: whether the server has keys for several users."""
-        self.notes, self.policy, self.renderer = notes, policy, renderer
+        self.ledger, self.policy, self.renderer = ledger, policy, renderer
         self.personal, self.several = personal, several
         self.down: str | None = None
         """Why the policy could not be asked the last time; None if it could."""
@@ -38,7 +39,7 @@ class NoteDistiller:
         """The verdict with the policy's log-probs, or with the reason why it has none. Raises JudgeDown."""
         if turn.plain_ids is None or not turn.response_ids or verdict.score is None or verdict.score <= 0:
             return verdict
-        reason = "" if self.personal else self.notes.why_personal(turn.number, several=self.several)
+        reason = "" if self.personal else self.ledger.read(why_personal, turn.number, several=self.several)
         if reason:
             return replace(verdict, plain_problem=reason)
         try:

@@ -19,8 +19,9 @@ from openclaw_rl.learn.options import TrainingOptions
 from openclaw_rl.learn.policies import Policies
 from openclaw_rl.learn.reporting import JsonLines, Prometheus, Reporter, Sink, TensorBoard, WeightsAndBiases
 from openclaw_rl.ledger.errors import LedgerUnusable
-from openclaw_rl.ledger.ledger import Ledger
-from openclaw_rl.ledger.reader import open_reader
+from openclaw_rl.ledger.schema import open_ledger
+from openclaw_rl.ledger.store import Ledger
+from openclaw_rl.ledger.training import steps_after
 from openclaw_rl.methods.base import Method
 from openclaw_rl.plugins import LOSS_NAMES, LOSS_OPTION, check_plugin
 from openclaw_rl.rendering.chat import ChatRenderer
@@ -116,9 +117,9 @@ async def serve_learned(options: TrainingOptions, run_dir: Path, ledger_dir: Pat
     version, folder = (checkpoint.version, checkpoint.folder) if checkpoint else (BASE_VERSION, None)
     if options.resume_from_ckpt == "auto":
         policies = Policies(run_dir / "policies", SPARE_POLICIES)
-        with contextlib.suppress(LedgerUnusable), open_reader(ledger_dir) as reader:
+        with contextlib.suppress(LedgerUnusable), open_ledger(ledger_dir, readonly=True) as db:
             newest = max((state.version for state in Checkpoints.of_run(run_dir, 1).states()), default=BASE_VERSION)
-            for batch in reader.steps_after(newest):
+            for batch in steps_after(db, newest):
                 if policies.folder_of(batch.version).is_dir():
                     version, folder = batch.version, policies.folder_of(batch.version)
     if folder is not None:

@@ -9,8 +9,11 @@ import logging
 
 from openclaw_rl.engines.base import EngineError, EngineUnavailable, Sampler
 from openclaw_rl.ledger.errors import LedgerError, UnknownTurn
-from openclaw_rl.ledger.ledger import Ledger
-from openclaw_rl.types import ScoreRequest
+from openclaw_rl.ledger.groups import queue, trainable
+from openclaw_rl.ledger.states import move
+from openclaw_rl.ledger.store import Ledger
+from openclaw_rl.ledger.turns import first_unscored, load_turn, set_logprobs
+from openclaw_rl.types import ScoreRequest, State
 
 log = logging.getLogger(__name__)
 
@@ -28,8 +31,8 @@ async def score_imported(ledger: Ledger, sampler: Sampler, batch_size: int, top:
         while True:
             changed.clear()
             try:
-                turn = ledger.first_unscored()
-                if turn is not None and ledger.queue().to_judge + ledger.trainable() < batch_size:
+                turn = ledger.read(first_unscored)
+                if turn is not None and ledger.read(queue).to_judge + ledger.read(trainable) < batch_size:
                     await score_turn(ledger, sampler, turn, top)
                     continue
             except (EngineUnavailable, LedgerError) as error:
@@ -44,7 +47,7 @@ async def score_imported(ledger: Ledger, sampler: Sampler, batch_size: int, top:
 async def score_turn(ledger: Ledger, sampler: Sampler, number: int, top: int) -> None:
     version = sampler.newest_version
     with contextlib.suppress(UnknownTurn):
-        turn = ledger.load_turn(number)
+        turn = ledger.read(load_turn, number)
         ids = [*turn.prompt_ids, *turn.response_ids]
         request = ScoreRequest(ids, len(turn.response_ids), version=version, top_k=top, owner=turn.session.owner)
         try:
@@ -52,7 +55,7 @@ async def score_turn(ledger: Ledger, sampler: Sampler, number: int, top: int) ->
         except EngineUnavailable:
             raise
         except EngineError as error:
-            await ledger.drop(number, f"cannot be scored by the policy: {error}")
+            await ledger.write(move, number, State.DROPPED, f"cannot be scored by the policy: {error}")
         else:
             # A teacher that was asked about the policy's likeliest tokens has to be asked again about the new ones.
-            await ledger.set_logprobs(number, version, scores, keep_verdict=not top)
+            await ledger.write(set_logprobs, number, version, scores, keep_verdict=not top)

@@ -12,7 +12,8 @@ from typing import Any
 from openclaw_rl.engines.base import EngineUnavailable, Learner, PolicyRef, Sampler, policy_in
 from openclaw_rl.learn.checkpoints import Checkpoint, Checkpoints, remove_unfinished
 from openclaw_rl.learn.policies import Policies
-from openclaw_rl.ledger.ledger import Ledger
+from openclaw_rl.ledger import training
+from openclaw_rl.ledger.store import Ledger
 from openclaw_rl.types import BASE_VERSION, Batch
 
 log = logging.getLogger(__name__)
@@ -67,10 +68,10 @@ class Lineage:
         self._latest = max(steps, default=BASE_VERSION)
         self._is_new_line = checkpoint is not None or self._latest > BASE_VERSION
         if not own:
-            self._is_new_line |= self.ledger.latest_version() > BASE_VERSION
-            await self.ledger.follow(BASE_VERSION)
+            self._is_new_line |= self.ledger.read(training.latest_version) > BASE_VERSION
+            await self.ledger.write(training.follow, BASE_VERSION)
         await self._agree()
-        await self.ledger.infer_policies(steps)
+        await self.ledger.write(training.infer_policies, steps)
         if self._foreign is not None:
             self.version = await self.serve_again(self._foreign, BASE_VERSION)
         elif self._last is not None and self._last.version < self._latest:
@@ -122,7 +123,7 @@ class Lineage:
 
     async def advance(self, version: int, turns: Sequence[int], metrics: Mapping[str, Any]) -> None:
         """Record a step on these turns that made policy `version`."""
-        await self.ledger.apply_step(self.step + 1, version, turns, metrics, self.version)
+        await self.ledger.write(training.apply_step, self.step + 1, version, turns, metrics, self.version)
         self.step, self.version, self.lost = self.step + 1, version, self.lost[1:]
         self.unsaved.append(Batch(self.step, version, tuple(turns)))
 
@@ -139,7 +140,7 @@ class Lineage:
         `parent` is its version in this run; the base model if it is another run's.
         """
         version = self._new_version()
-        await self.ledger.add_policy(version, parent)
+        await self.ledger.write(training.add_policy, version, parent)
         await self.sampler.publish(version, await asyncio.to_thread(self.policies.adopt, checkpoint.folder, version))
         return version
 
@@ -149,7 +150,7 @@ class Lineage:
         if self._held is not None:
             self.sampler.retract(self._held)
         self._held = version = self._new_version()
-        await self.ledger.add_policy(version, checkpoint.version)
+        await self.ledger.write(training.add_policy, version, checkpoint.version)
         await self.sampler.publish(version, policy_in(checkpoint.folder), candidate=True)
         return version
 
@@ -165,7 +166,7 @@ class Lineage:
         self.step, self.version = checkpoint.step, version
         if retrain:
             # First the ledger: killed after that, the next start finds the old checkpoint, whose steps count again.
-            await self.ledger.follow(version, retrain=True)
+            await self.ledger.write(training.follow, version, undo_after=BASE_VERSION)
         # From here on the next start continues from this policy, even if the ledger does not know of it yet.
         self._last = await asyncio.to_thread(self.checkpoints.renumber, checkpoint, version)
         await self._leave_line(retrain=retrain)
@@ -181,11 +182,11 @@ class Lineage:
     async def _publish_start(self, *, retrain: bool = False) -> None:
         """Publish and save the learner's policy, which holds no step, so that the next start continues from it."""
         version, policy = await self.write_policy()
-        await self.ledger.add_policy(version, BASE_VERSION)
+        await self.ledger.write(training.add_policy, version, BASE_VERSION)
         await self.sampler.publish(version, policy)
         self.step, self.version = 0, version
         if retrain:
-            await self.ledger.follow(version, retrain=True)
+            await self.ledger.write(training.follow, version, undo_after=BASE_VERSION)
         await self.save()
         await self._leave_line(retrain=retrain)
 
@@ -195,18 +196,19 @@ class Lineage:
         With `retrain`, other steps may use their turns.
         """
         if not retrain:
-            await self.ledger.give_up(self.lost)
+            await self.ledger.write(training.give_up, self.lost)
         self.lost = []
-        await self.ledger.follow(self.version)
+        await self.ledger.write(training.follow, self.version)
 
     async def _agree(self) -> None:
         last = self._last
         self.version, self.step, batches = (last.version, last.step, last.batches) if last else (BASE_VERSION, 0, ())
-        undone = await self.ledger.reconcile(self.version, self.step, batches)
+        undone = await self.ledger.write(training.reconcile, self.version, self.step, batches)
         if undone:
             log.info("Steps %s are not in the state that was saved last. They are made again.", undone)
         self.unsaved = list(batches) if last and self.checkpoints.is_recovery(last) else []
-        self.lost = [] if last is None and self._is_new_line else self.ledger.lost(self.version)
+        is_new = last is None and self._is_new_line
+        self.lost = [] if is_new else self.ledger.read(training.steps_after, self.version)
 
     async def _serve_last(self) -> None:
         """Publish the policy that served last or, if it is gone, the one that learning continues from."""
@@ -224,7 +226,7 @@ class Lineage:
 
     def _new_version(self) -> int:
         """A version number that no policy has had."""
-        self._latest = max(self._latest, self.version, self.ledger.latest_version()) + 1
+        self._latest = max(self._latest, self.version, self.ledger.read(training.latest_version)) + 1
         return self._latest
 
 

@@ -19,7 +19,9 @@ from openclaw_rl.learn.reporting import Reporter
 from openclaw_rl.learn.retrain import find_traces, newest_without, remove
 from openclaw_rl.learn.step import StepRunner
 from openclaw_rl.ledger.errors import LedgerError
-from openclaw_rl.ledger.ledger import Ledger
+from openclaw_rl.ledger.groups import trainable
+from openclaw_rl.ledger.store import Ledger
+from openclaw_rl.ledger.training import policy_line, release_batches, versions_with_deleted_turns
 from openclaw_rl.methods.base import Method
 from openclaw_rl.types import BASE_VERSION, NextStep
 
@@ -131,7 +133,7 @@ class LearnLoop:
             return NextStep(self.step + 1, needed, needed, training=True)
         if self.step >= self.settings.max_steps:
             return None
-        return NextStep(self.step + 1, self.ledger.trainable(), needed)
+        return NextStep(self.step + 1, self.ledger.read(trainable), needed)
 
     def status(self) -> str:
         """What the next step waits for, in words."""
@@ -144,7 +146,7 @@ class LearnLoop:
             return f"done: --max-steps {settings.max_steps} have been made"
         if self.phase is Phase.UNPREPARED:
             return "preparing: it loads the weights to continue from"
-        waiting, needed = self.ledger.trainable(), settings.batch_size
+        waiting, needed = self.ledger.read(trainable), settings.batch_size
         if waiting > needed:
             return f"all {needed} judged turns that a step needs (--batch-size), and {waiting - needed} more"
         return f"{waiting} of the {needed} judged turns that a step needs (--batch-size)"
@@ -214,14 +216,14 @@ class LearnLoop:
 
         Returns the version that serves. The other turns of later steps are trained on again.
         """
-        versions = self.ledger.versions_with_deleted_turns()
+        versions = self.ledger.read(versions_with_deleted_turns)
         served = self.line.sampler.newest_version
         if {served, self.version} & versions:
-            line = self.ledger.line(served)
+            line = self.ledger.read(policy_line, served)
             clean = await asyncio.to_thread(newest_without, versions, self.line.checkpoints.all(), line)
             await self.roll_back(clean, retrain=True)
         async with self._lock:
-            versions = self.ledger.versions_with_deleted_turns()
+            versions = self.ledger.read(versions_with_deleted_turns)
             for version in versions:
                 self.line.sampler.retract(version)
             traces = find_traces(versions, self.line.checkpoints, self.line.policies)
@@ -233,7 +235,7 @@ class LearnLoop:
         if self.phase is Phase.UNPREPARED:
             await self.line.prepare()
         else:
-            await self.ledger.release_batches()
+            await self.ledger.write(release_batches)
         if self.phase is not Phase.WAITING:
             self.phases.enter(Phase.WAITING)
 
@@ -263,7 +265,7 @@ class LearnLoop:
 
     def _due(self) -> int:
         """How many turns to train on now; 0 means wait."""
-        settings, waiting, lost = self.settings, self.ledger.trainable(), self.line.lost
+        settings, waiting, lost = self.settings, self.ledger.read(trainable), self.line.lost
         if self.step >= settings.max_steps or not waiting or self._stopping:
             self._small_batch_since = None
             return 0

@@ -9,9 +9,12 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from openclaw_rl.learn.with_signal import load_with_signal
+from openclaw_rl.ledger import leases
 from openclaw_rl.ledger.errors import LedgerError
-from openclaw_rl.ledger.ledger import Ledger
+from openclaw_rl.ledger.groups import trainable
 from openclaw_rl.ledger.status import OUTSIDE
+from openclaw_rl.ledger.store import Ledger
+from openclaw_rl.ledger.training import weights_label
 from openclaw_rl.methods.base import Baseline, Lesson, Method, NoSignal, forced_tokens, is_hinted, teacher_logprobs
 from openclaw_rl.types import Claim, LeaseEnd, NextStep, OutsideSample, StoredTurn
 
@@ -71,13 +74,17 @@ class OutsideTraining:
         """Give back what was not confirmed in time, until cancelled."""
         while True:
             try:
-                ended = await self.ledger.leases.expire()
+                ended = await self._expire()
             except LedgerError as error:
                 log.debug("Leases wait for the ledger: %s", error)
             else:
                 if ended:
                     log.warning("%d leases ran out without being confirmed. Their turns are handed out again.", ended)
             await asyncio.sleep(SWEEP_SECONDS)
+
+    async def _expire(self) -> int:
+        """End the leases that have run out; how many there were. Nothing is written if there are none."""
+        return await self.ledger.write(leases.expire) if self.ledger.read(leases.any_expired) else 0
 
     async def claim(
         self, count: int | None, seconds: float | None, patience: float, is_gone: Callable[[], Awaitable[bool]]
@@ -92,17 +99,17 @@ class OutsideTraining:
             while True:
                 changed.clear()
                 self._asked = time.monotonic()
-                step = self.ledger.leases.last_step()
+                step = self.ledger.read(leases.last_step)
                 if step >= self.settings.max_steps:
                     raise NothingToClaim(f"--max-steps {self.settings.max_steps} have been made.")
-                await self.ledger.leases.expire()
+                await self._expire()
                 gone = await is_gone()
-                enough = not gone and self.ledger.trainable() >= count
+                enough = not gone and self.ledger.read(trainable) >= count
                 if enough and (claim := await self._claim(count, step + 1, seconds)):
                     return claim
                 left = end - time.monotonic()
                 if gone or left <= 0:
-                    return Claim(None, step + 1, (), f"{self.ledger.trainable()} of {count} judged turns are there")
+                    return Claim(None, step + 1, (), f"{self.ledger.read(trainable)} of {count} judged turns are there")
                 # Leases that run out are no change of the ledger until somebody looks.
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(min(left, SWEEP_SECONDS)):
@@ -111,12 +118,12 @@ class OutsideTraining:
     async def _claim(self, count: int, step: int, seconds: float | None) -> Claim | None:
         """Lease turns and make samples of them; None if too few of them have a signal."""
         seconds = self.settings.lease_seconds if seconds is None else seconds
-        lease = await self.ledger.leases.claim(count, self.settings.max_staleness, seconds)
+        lease = await self.ledger.write(leases.claim, count, self.settings.max_staleness, seconds)
         if lease is None:
             return None
         turns = await load_with_signal(self.ledger, self.method, lease.turns, check_sampled_only)
         if len(turns) < count:
-            await self.ledger.leases.release(lease.id)
+            await self.ledger.write(leases.release, lease.id)
             return None
         groups = await asyncio.to_thread(self._samples, turns)
         return Claim(replace(lease, turns=tuple(turn.number for turn in turns)), step, groups, "")
@@ -127,8 +134,8 @@ class OutsideTraining:
             served = await self.weights.look()
             # A step needs a version of its own, also if the trainer has not pushed its weights yet.
             version = served if served > self._last_version else self.weights.reserve()
-            before = self.ledger.leases.last_step()
-            step = await self.ledger.leases.confirm(lease, version, self._last_version)
+            before = self.ledger.read(leases.last_step)
+            step = await self.ledger.write(leases.confirm, lease, version, self._last_version)
             if step > before:
                 self._last_version = version
                 log.info("The outside trainer confirmed step %d; the servers hold policy %d.", step, served)
@@ -136,33 +143,34 @@ class OutsideTraining:
 
     def progress(self) -> NextStep | None:
         """How many turns the next step has; None after the last step."""
-        settings, step = self.settings, self.ledger.leases.last_step()
+        settings, step = self.settings, self.ledger.read(leases.last_step)
         if step >= settings.max_steps:
             return None
-        leased = sum(len(lease.turns) for lease in self.ledger.leases.open())
+        leased = sum(len(lease.turns) for lease in self.ledger.read(leases.open_leases))
         if leased:
             return NextStep(step + 1, leased, settings.batch_size, training=True)
-        return NextStep(step + 1, self.ledger.trainable(), settings.batch_size)
+        return NextStep(step + 1, self.ledger.read(trainable), settings.batch_size)
 
     def status(self) -> str:
         """What the next step waits for, in words."""
-        settings, book = self.settings, self.ledger.leases
-        if book.last_step() >= settings.max_steps:
+        settings = self.settings
+        if self.ledger.read(leases.last_step) >= settings.max_steps:
             return f"done: --max-steps {settings.max_steps} have been made"
-        leases = book.open()
-        if leases:
-            turns = sum(len(lease.turns) for lease in leases)
+        claimed = self.ledger.read(leases.open_leases)
+        if claimed:
+            turns = sum(len(lease.turns) for lease in claimed)
             now = time.time()
             return (
-                f"{OUTSIDE}{settings.trainer} claimed {turns} turns {now - leases[0].created:.0f} s ago, and has "
-                f"{max(0.0, leases[0].expires - now):.0f} s left to confirm them ({CONFIRM})"
+                f"{OUTSIDE}{settings.trainer} claimed {turns} turns {now - claimed[0].created:.0f} s ago, and has "
+                f"{max(0.0, claimed[0].expires - now):.0f} s left to confirm them ({CONFIRM})"
             )
-        lost = "; its last claim ran out without being confirmed" if book.last_end() is LeaseEnd.RAN_OUT else ""
+        ran_out = self.ledger.read(leases.last_end) is LeaseEnd.RAN_OUT
+        lost = "; its last claim ran out without being confirmed" if ran_out else ""
         asked = "it has not asked since this server was started"
         if self._asked is not None:
             asked = f"it last asked {time.monotonic() - self._asked:.0f} s ago"
         return (
-            f"{OUTSIDE}{self.ledger.trainable()} judged turns wait for {settings.trainer} to claim them ({CLAIM}); "
+            f"{OUTSIDE}{self.ledger.read(trainable)} judged turns wait for {settings.trainer} to claim them ({CLAIM}); "
             f"{asked}{lost}"
         )
 
@@ -194,7 +202,7 @@ class OutsideTraining:
             reward=free.pop() if len(free) == 1 else self.method.reward(turn, baseline),
             score=verdict.score if verdict else None,
             policy_version=turn.version,
-            weight_version=self.ledger.leases.label(turn.version),
+            weight_version=self.ledger.read(weights_label, turn.version),
             finish_reason=turn.finish_reason,
         )
 

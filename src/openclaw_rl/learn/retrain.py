@@ -2,11 +2,13 @@
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from sqlite3 import Connection
 
 from openclaw_rl.learn.checkpoints import BadCheckpoint, Checkpoint, Checkpoints, verify
 from openclaw_rl.learn.policies import Policies
 from openclaw_rl.learn.rollback import roll_back_to
-from openclaw_rl.ledger.offline import OfflineLedger
+from openclaw_rl.ledger.schema import transaction
+from openclaw_rl.ledger.training import follow, policy_line, versions_with_deleted_turns
 from openclaw_rl.types import BASE_VERSION
 
 
@@ -54,18 +56,19 @@ def remove(traces: Traces, checkpoints: Checkpoints, policies: Policies) -> None
         policies.remove(version)
 
 
-def retrain_offline(ledger: OfflineLedger, checkpoints: Checkpoints, policies: Policies) -> int:
+def retrain_offline(db: Connection, checkpoints: Checkpoints, policies: Policies) -> int:
     """Let the next start continue from the newest state without deleted turns, and delete those with them.
 
     Returns the policy version from which it continues. The turns of later steps wait to be trained on again.
     """
-    versions = ledger.reader.versions_with()
+    versions = versions_with_deleted_turns(db)
     current = max((state.version for state in checkpoints.states()), default=BASE_VERSION)
     if current in versions:
-        start = newest_without(versions, checkpoints.all(), ledger.reader.line(current))
-        current = roll_back_to(start, ledger, checkpoints, retrain=True)
+        start = newest_without(versions, checkpoints.all(), policy_line(db, current))
+        current = roll_back_to(start, db, checkpoints, retrain=True)
     else:
         # Steps that no checkpoint holds may have used them.
-        ledger.follow(current, retrain=True)
+        with transaction(db):
+            follow(db, current, undo_after=BASE_VERSION)
     remove(find_traces(versions, checkpoints, policies), checkpoints, policies)
     return current

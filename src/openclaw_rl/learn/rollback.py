@@ -1,10 +1,12 @@
 """Which checkpoint a rollback returns to, and a rollback while no server runs."""
 
 from collections.abc import Container, Sequence
+from sqlite3 import Connection
 
 from openclaw_rl.errors import UserError
 from openclaw_rl.learn.checkpoints import BadCheckpoint, Checkpoint, Checkpoints, verify
-from openclaw_rl.ledger.offline import OfflineLedger
+from openclaw_rl.ledger import training
+from openclaw_rl.ledger.schema import transaction
 from openclaw_rl.types import BASE_VERSION, Batch
 
 
@@ -43,7 +45,7 @@ def choose_checkpoint(
     return None if fitting[0].is_base_model else fitting[0]
 
 
-def roll_back_offline(ledger: OfflineLedger, checkpoints: Checkpoints, version: int | None) -> int:
+def roll_back_offline(db: Connection, checkpoints: Checkpoints, version: int | None) -> int:
     """Make an earlier checkpoint the newest one, so that the next start continues from it. Raises CannotRollBack.
 
     Returns its new policy version.
@@ -51,15 +53,15 @@ def roll_back_offline(ledger: OfflineLedger, checkpoints: Checkpoints, version: 
     states = checkpoints.states()
     saved, step = (states[-1].version, states[-1].step) if states else (BASE_VERSION, 0)
     # Steps after a crash that were not made again yet belong to the policy that the next start serves.
-    lost = ledger.lost(saved)
-    line = ledger.reader.line(lost[-1].version if lost else saved)
+    lost = training.steps_after(db, saved)
+    line = training.policy_line(db, lost[-1].version if lost else saved)
     checkpoint = choose_checkpoint(checkpoints.all(), version, step + len(lost), line)
-    return roll_back_to(checkpoint, ledger, checkpoints, lost=lost)
+    return roll_back_to(checkpoint, db, checkpoints, lost=lost)
 
 
 def roll_back_to(
     checkpoint: Checkpoint | None,
-    ledger: OfflineLedger,
+    db: Connection,
     checkpoints: Checkpoints,
     *,
     lost: Sequence[Batch] = (),
@@ -69,10 +71,13 @@ def roll_back_to(
 
     With `retrain`, the turns of the steps that are not in it wait to be trained on again.
     """
-    version = max([ledger.latest_version(), *(state.version for state in checkpoints.states())]) + 1
+    version = max([training.latest_version(db), *(state.version for state in checkpoints.states())]) + 1
     # If this is killed in between, the next start continues from the old checkpoint, and its steps count again.
-    made_from = checkpoint.version if checkpoint else BASE_VERSION
-    ledger.follow(version, made_from=made_from, lost=lost, retrain=retrain)
+    with transaction(db):
+        if not retrain:
+            training.give_up(db, lost)
+        training.add_policy(db, version, checkpoint.version if checkpoint else BASE_VERSION)
+        training.follow(db, version, undo_after=BASE_VERSION if retrain else None)
     if checkpoint:
         checkpoints.renumber(checkpoint, version)
     else:

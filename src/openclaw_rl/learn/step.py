@@ -22,7 +22,9 @@ from openclaw_rl.learn.records import Records
 from openclaw_rl.learn.reporting import Reporter, StepReport, make_report
 from openclaw_rl.learn.warming import warm
 from openclaw_rl.learn.with_signal import drop_without_signal, load_with_signal
+from openclaw_rl.ledger import training
 from openclaw_rl.ledger.errors import LedgerError, UnknownTurn
+from openclaw_rl.ledger.groups import constant_since_last_step
 from openclaw_rl.methods.base import Method, NoSignal
 from openclaw_rl.types import StoredTurn
 
@@ -81,14 +83,14 @@ class StepRunner:
         self._abandoned = False
         lost = self.line.lost[0] if self.line.lost else None
         if lost is not None:
-            numbers = await self.ledger.claim_again(lost.turns)
+            numbers = await self.ledger.write(training.claim_lost_step, lost.turns)
         else:
-            numbers = await self.ledger.claim(count, self.line.step, self.max_staleness)
+            numbers = await self.ledger.write(training.claim, count, self.line.step, self.max_staleness)
         turns = await load_with_signal(self.ledger, self.method, numbers)
         # If some turns were stale or had no signal, the others wait for a full batch.
         report = await self._try(turns) if len(turns) >= count else None
         if report is None:
-            await self.ledger.release_batches()
+            await self.ledger.write(training.release_batches)
             if lost is not None and not self._abandoned:
                 self.line.skip_lost()
             return False
@@ -168,7 +170,7 @@ class StepRunner:
         return report
 
     def _report(self, version: int, turns: Sequence[StoredTurn], result: StepResult) -> StepReport:
-        constant_groups = self.ledger.constant_groups()
+        constant_groups = self.ledger.read(constant_since_last_step)
         step, before = self.line.step + 1, self.line.version
         return make_report(step, version, before, turns, self.method, result, constant_groups)
 
@@ -209,7 +211,7 @@ class StepRunner:
     async def _quarantine(self, turns: Sequence[StoredTurn], reason: str) -> None:
         step = self.line.step + 1
         log.error("Step %d was refused, and its %d turns are set aside: %s.", step, len(turns), reason)
-        await self.ledger.quarantine(step, [turn.number for turn in turns], reason)
+        await self.ledger.write(training.quarantine, step, [turn.number for turn in turns], reason)
 
     async def _count_crash(self, turns: Sequence[StoredTurn]) -> None:
         """Quarantine a batch on which the learner crashes again and again."""

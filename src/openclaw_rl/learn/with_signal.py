@@ -5,9 +5,11 @@ import contextlib
 from collections.abc import Callable, Sequence
 
 from openclaw_rl.ledger.errors import UnknownTurn
-from openclaw_rl.ledger.ledger import Ledger
+from openclaw_rl.ledger.states import move
+from openclaw_rl.ledger.store import Ledger
+from openclaw_rl.ledger.turns import load_turn
 from openclaw_rl.methods.base import Lesson, Method, NoSignal
-from openclaw_rl.types import StoredTurn
+from openclaw_rl.types import State, StoredTurn
 
 
 async def load_with_signal(
@@ -27,7 +29,7 @@ async def load_with_signal(
 
 async def drop_without_signal(ledger: Ledger, number: int, error: NoSignal) -> None:
     """Raises UnknownTurn."""
-    await ledger.drop(number, f"no signal: {error}")
+    await ledger.write(move, number, State.DROPPED, f"no signal: {error}")
 
 
 def _load(
@@ -37,7 +39,7 @@ def _load(
     without_signal: list[tuple[int, NoSignal]] = []
     for number in numbers:
         try:
-            turn = method.prepared(ledger.load_turn(number))
+            turn = method.prepared(ledger.read(load_turn, number))
             check(method.lesson(turn))
             turns.append(turn)
         except UnknownTurn:

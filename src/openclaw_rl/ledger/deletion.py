@@ -1,12 +1,20 @@
-"""Deletes single answers, and finishes the deletion of whole sessions, which `episodes.forget` begins."""
+"""Deletes single answers and whole sessions, for good."""
 
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 
-from openclaw_rl.ledger import queries
+from openclaw_rl.ledger import groups
 from openclaw_rl.ledger.errors import CannotDelete
 from openclaw_rl.ledger.packing import pack_ids
+from openclaw_rl.ledger.schema import transaction
+from openclaw_rl.ledger.turns import sequence, turns_of
 from openclaw_rl.types import State
+
+#: Not the same command again: the beginning of a deleted session's id may be that of another one.
+WIPE_LATER = "run 'openclaw-rl forget --wipe' again"
+#: SQLite rewrites a file of this size in about a second, for which a server's requests can wait.
+MAX_BYTES_REWRITTEN_BESIDE_SERVER = 256 << 20
 
 
 def delete_answer(db: sqlite3.Connection, owner: str, completion: str) -> None:
@@ -18,7 +26,7 @@ def delete_answer(db: sqlite3.Connection, owner: str, completion: str) -> None:
     Raises UnknownTurn; CannotDelete if later turns contain the answer, or if it is being trained on or is part of an
     episode.
     """
-    numbers = queries.turns_of(db, owner, completion)
+    numbers = turns_of(db, owner, completion)
     for number in numbers:
         check_deletable(db, number, completion)
     for number in numbers:
@@ -54,7 +62,7 @@ def check_deletable(db: sqlite3.Connection, number: int, completion: str) -> Non
 
 def keep_shared_tokens(db: sqlite3.Connection, number: int) -> None:
     """Give the turns that are stored as an addition to this one all their tokens."""
-    tokens, _prompt_length = queries.sequence(db, number)
+    tokens, _prompt_length = sequence(db, number)
     for row in db.execute("SELECT number, keep, added FROM turns WHERE base = ?", (number,)).fetchall():
         added = pack_ids(tokens[: row["keep"]]) + row["added"]
         db.execute("UPDATE turns SET base = NULL, keep = 0, added = ? WHERE number = ?", (added, row["number"]))
@@ -74,11 +82,48 @@ def delete_unused_messages(db: sqlite3.Connection, last: int | None) -> None:
         last = row["parent"]
 
 
+def delete_sessions(db: sqlite3.Connection, sessions: Sequence[int]) -> list[int]:
+    """Delete sessions with everything in them; the numbers of their turns.
+
+    Their ids stay until `wipe`: files may still have what was deleted.
+    The groups of deleted attempts are as if these had never been made: smaller, and with means of the others.
+    """
+    marks = ", ".join("?" * len(sessions))
+    turns = db.execute(f"SELECT number FROM turns WHERE session IN ({marks})", tuple(sessions)).fetchall()
+    attempts = db.execute(
+        f"SELECT group_number FROM episodes WHERE session IN ({marks}) AND group_number IS NOT NULL", tuple(sessions)
+    ).fetchall()
+    # Turns refer to messages and to each other within their session: check references at the end.
+    db.execute("PRAGMA defer_foreign_keys = ON")
+    db.execute(f"DELETE FROM turns WHERE session IN ({marks})", tuple(sessions))
+    db.execute(f"DELETE FROM messages WHERE session IN ({marks})", tuple(sessions))
+    db.execute(
+        "INSERT INTO unfinished_deletions (session)"
+        f" SELECT DISTINCT id FROM sessions WHERE number IN ({marks}) ON CONFLICT DO NOTHING",
+        tuple(sessions),
+    )
+    db.execute(f"DELETE FROM sessions WHERE number IN ({marks})", tuple(sessions))
+    for row in attempts:
+        groups.remove_attempt(db, row["group_number"])
+    return [row["number"] for row in turns]
+
+
 def unfinished(db: sqlite3.Connection) -> list[str]:
     """The ids of deleted sessions that may still be in files."""
     return [row["session"] for row in db.execute("SELECT session FROM unfinished_deletions ORDER BY number")]
 
 
-def finish(db: sqlite3.Connection, sessions: Iterable[str]) -> None:
-    """Delete the ids of deleted sessions, which are no longer in any file."""
-    db.executemany("DELETE FROM unfinished_deletions WHERE session = ?", [(session,) for session in sessions])
+def wipe(db: sqlite3.Connection, finished: Iterable[str] = (), *, beside_server: bool) -> str:
+    """Remove what was deleted from the files too. If that cannot be done now: why, and what to do; else empty.
+
+    SQLite overwrites the rows that it deletes, but not the copies that it left when it moved rows between pages.
+    Then the deletion of the sessions `finished`, which are in no other file, is complete.
+    """
+    file = Path(db.execute("PRAGMA database_list").fetchone()["file"])
+    if beside_server and file.stat().st_size > MAX_BYTES_REWRITTEN_BESIDE_SERVER:
+        return f"rewriting so large a ledger would keep the server from recording: {WIPE_LATER} when it is stopped"
+    db.execute("VACUUM")
+    with transaction(db):
+        db.executemany("DELETE FROM unfinished_deletions WHERE session = ?", [(session,) for session in finished])
+    busy, _log, _checkpointed = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+    return f"another program is reading an older state of them: {WIPE_LATER} later" if busy else ""

@@ -1,4 +1,4 @@
-"""Episodes: how they begin, are rewarded, fail, and are forgotten."""
+"""Episodes: how they begin, are rewarded and fail, and how they are described in words."""
 
 import sqlite3
 import time
@@ -9,15 +9,17 @@ from hashlib import blake2b
 from typing import Any
 
 from openclaw_rl.ledger import groups
-from openclaw_rl.ledger.changes import ALREADY_USED, QUARANTINED, SUPERSEDED, move, open_session
 from openclaw_rl.ledger.errors import AlreadyRewarded, BadResult, TooLate, UnknownSession
 from openclaw_rl.ledger.packing import pack_json, whole_text
+from openclaw_rl.ledger.sessions import close_idle_sessions, open_session
+from openclaw_rl.ledger.states import ALREADY_USED, QUARANTINED, SUPERSEDED, move
 from openclaw_rl.types import (
     EpisodeCounts,
     EpisodeMode,
     EpisodeResult,
     EpisodeState,
     EpisodeSummary,
+    GroupProgress,
     SampleKind,
     SessionKey,
     Source,
@@ -33,7 +35,8 @@ EVALUATED = "its episode is an evaluation"
 #: Why an episode failed, where no environment said it.
 ABANDONED = "abandoned: nothing was heard of it within --session-timeout"
 GROUP_WAS_CLOSED = "too late: its group was closed"
-
+#: Groups whose progress is listed.
+MAX_GROUPS_LISTED = 5
 EPISODES = (
     "SELECT e.*, g.name, g.size, g.mean, g.rewarded, g.constant "
     "FROM episodes e LEFT JOIN groups g ON g.number = e.group_number"
@@ -107,6 +110,12 @@ def end(db: sqlite3.Connection, key: SessionKey, result: EpisodeResult, group_si
     return late
 
 
+def close_idle(db: sqlite3.Connection, seconds: float) -> int:
+    """Close the sessions that were idle for `seconds`; returns how many. Episodes without a reward have failed."""
+    before = time.time() - seconds
+    return abandon_idle(db, before) + close_idle_sessions(db, before)
+
+
 def abandon_idle(db: sqlite3.Connection, before: float) -> int:
     """End the held episodes whose last request was before a time, as failed; returns how many."""
     rows = db.execute(
@@ -137,32 +146,6 @@ def settle_groups(db: sqlite3.Connection, opened_before: float, why_untrained: C
             assert episode is not None
             if reason := why_untrained(episode):
                 move(db, row["number"], State.DROPPED, reason)
-
-
-def forget(db: sqlite3.Connection, sessions: Sequence[int]) -> list[int]:
-    """Delete sessions with everything in them; the numbers of their turns.
-
-    Their ids stay until `deletion.finish`: files may still have what was deleted.
-    The groups of deleted attempts are as if these had never been made: smaller, and with means of the others.
-    """
-    marks = ", ".join("?" * len(sessions))
-    turns = db.execute(f"SELECT number FROM turns WHERE session IN ({marks})", tuple(sessions)).fetchall()
-    attempts = db.execute(
-        f"SELECT group_number FROM episodes WHERE session IN ({marks}) AND group_number IS NOT NULL", tuple(sessions)
-    ).fetchall()
-    # Turns refer to messages and to each other within their session: check references at the end.
-    db.execute("PRAGMA defer_foreign_keys = ON")
-    db.execute(f"DELETE FROM turns WHERE session IN ({marks})", tuple(sessions))
-    db.execute(f"DELETE FROM messages WHERE session IN ({marks})", tuple(sessions))
-    db.execute(
-        "INSERT INTO unfinished_deletions (session)"
-        f" SELECT DISTINCT id FROM sessions WHERE number IN ({marks}) ON CONFLICT DO NOTHING",
-        tuple(sessions),
-    )
-    db.execute(f"DELETE FROM sessions WHERE number IN ({marks})", tuple(sessions))
-    for row in attempts:
-        groups.remove_attempt(db, row["group_number"])
-    return [row["number"] for row in turns]
 
 
 def counts(db: sqlite3.Connection) -> EpisodeCounts:
@@ -283,3 +266,46 @@ def _pass_on(db: sqlite3.Connection, turn: sqlite3.Row, state: EpisodeState, mod
 
 def _close_session(db: sqlite3.Connection, session: int) -> None:
     db.execute("UPDATE sessions SET closed = ? WHERE number = ?", (time.time(), session))
+
+
+def outcome(episode: EpisodeSummary) -> str:
+    """How an episode ended, in a few words."""
+    if episode.state is EpisodeState.HELD:
+        return "waits for its reward"
+    if episode.state is EpisodeState.FAILED:
+        return f"failed: {episode.error}"
+    solved = {True: ", solved", False: ", not solved", None: ""}[episode.solved]
+    return f"reward {episode.reward:+g}{solved}"
+
+
+def describe(episode: EpisodeSummary) -> str:
+    """An episode in one line."""
+    mean = f"mean of its group {episode.group_mean:+g}" if episode.group_mean is not None else ""
+    parts = (
+        "evaluation" if episode.mode is EpisodeMode.EVAL else "episode",
+        f"task {episode.task}" if episode.task else "",
+        f"group {episode.group}" if episode.group else "",
+        outcome(episode),
+        mean and f"{mean} ({episode.rewarded} attempts)",
+    )
+    return " · ".join(filter(None, parts))
+
+
+def describe_step(episode: TurnEpisode, advantage: float | None) -> str:
+    """A turn's step in its episode, in one line; empty if it is none. The advantage is None if there is none."""
+    if episode.step is None:
+        return ""
+    own = f"reward of this step {episode.step_reward:+g}" if episode.step_reward is not None else ""
+    mean = f" (mean {episode.step_mean:+g})" if own and episode.step_mean is not None else ""
+    parts = (f"step {episode.step}", own + mean, f"advantage {advantage:+g}" if advantage is not None else "")
+    return " · ".join(filter(None, parts))
+
+
+def groups_waiting(groups: Sequence[GroupProgress]) -> str:
+    """A sentence about the groups that wait for attempts; empty if there are none."""
+    if not groups:
+        return ""
+    listed = [f"{group.ended} of {group.size}" for group in groups[:MAX_GROUPS_LISTED]]
+    more = ", …" if len(groups) > MAX_GROUPS_LISTED else ""
+    count = "1 group waits" if len(groups) == 1 else f"{len(groups)} groups wait"
+    return f"{count} for attempts: {', '.join(listed)}{more}."

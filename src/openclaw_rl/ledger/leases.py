@@ -2,15 +2,20 @@
 
 The turns of an open lease are `batched`, so nobody else gets them. A confirmed lease is a training step that counts.
 The turns of a lease that ends in another way are `judged` again.
+
+- A turn is in one open lease at most. A group is leased as a whole, once it is settled.
+- A lease that was confirmed is a step that counts, exactly once, however often it is confirmed.
+- A lease that runs out gives its turns back. It cannot be confirmed any more.
+- Leases are on the disk: they hold across a crash of either side.
 """
 
 import secrets
 import sqlite3
 import time
 
-from openclaw_rl.ledger import policies, updates
-from openclaw_rl.ledger.changes import move
+from openclaw_rl.ledger import training
 from openclaw_rl.ledger.errors import LeaseRefused, UnknownLease
+from openclaw_rl.ledger.states import move
 from openclaw_rl.types import Lease, LeaseEnd, State, StepOutcome
 
 EXPIRED = "SELECT number FROM leases WHERE ended = '' AND expires <= ?"
@@ -22,7 +27,7 @@ def claim(db: sqlite3.Connection, count: int, max_staleness: int, seconds: float
     Leases that have run out end first. Turns of too old a policy are dropped.
     """
     expire(db)
-    turns = updates.claim(db, count, last_step(db), max_staleness)
+    turns = training.claim(db, count, last_step(db), max_staleness)
     if len(turns) < count:
         for turn in turns:
             move(db, turn, State.JUDGED)
@@ -57,10 +62,10 @@ def confirm(db: sqlite3.Connection, id: str, version: int, parent: int) -> int:
             "claim with a longer lease_seconds."
         )
     turns = {turn: state for turn, state in _turns_of(db, row["number"]).items() if state is not State.DROPPED}
-    if not policies.is_known(db, version):
-        policies.add(db, version, parent)
+    if not training.is_known_policy(db, version):
+        training.add_policy(db, version, parent)
     step = last_step(db) + 1
-    updates.record_step(db, step, version, StepOutcome.APPLIED, list(turns))
+    training.record_step(db, step, version, StepOutcome.APPLIED, list(turns))
     for turn, state in turns.items():
         if state is not None:
             move(db, turn, State.APPLIED)

@@ -1,12 +1,12 @@
 """Notes: how they are written, replaced, withheld, counted and retired."""
 
+import math
 import sqlite3
 import time
 from collections.abc import Mapping, Sequence
 
 from openclaw_rl.ledger.errors import TooManyNotes, UnknownNote
 from openclaw_rl.ledger.packing import whole_text
-from openclaw_rl.ledger.retirement import RECENT_OUTCOMES, does_without
 from openclaw_rl.types import ConversationNote, HeardWishes, Note, NoteOutcomes, NoteState, Wish
 
 #: A prompt has at most this many notes of one user.
@@ -20,6 +20,14 @@ TOO_MANY = f"a user has at most {MAX_NOTES} notes"
 WRITTEN = "written/"
 NO_OUTCOMES = NoteOutcomes()
 IN_USE = (NoteState.ACTIVE, NoteState.RETIRED)
+#: The test compares at most this many of the newest outcomes of each kind: the policy changes, and old ones say little.
+RECENT_OUTCOMES = 16
+#: The policy without the note may please less often by this share at most.
+MARGIN = 0.2
+#: The probability that a note is retired although the policy is worse without it by the margin.
+LEVEL = 0.05
+#: The quantile of the normal distribution at 1 - LEVEL.
+_QUANTILE = 1.6449
 
 
 def of_owner(db: sqlite3.Connection, owner: str | None = None, *, all_states: bool = False) -> list[Note]:
@@ -53,34 +61,49 @@ def add(db: sqlite3.Connection, owner: str, text: str, topic: str = "", *, pinne
     ).fetchone()
     if same is not None:
         _set_state(db, same["number"], NoteState.ACTIVE)
-        return edit(db, load(db, same["number"]), pinned=pinned)
+        return edit(db, same["number"], pinned=pinned)
     if len(_active(db, owner)) >= MAX_NOTES:
         raise TooManyNotes(f"There are {MAX_NOTES} notes already, which is the most: remove one first.")
     older = [note for note in map(_bare, _in_use(db, owner)) if not note.pinned and contradicts(wish, note)]
     number = _insert(db, owner, text, wish.topic, None, pinned)
     for note in older:
-        remove(db, note, f"replaced by note {number}")
+        _set_state(db, note.number, NoteState.REMOVED, f"replaced by note {number}")
     return load(db, number)
 
 
 def edit(
-    db: sqlite3.Connection, note: Note, *, text: str | None = None, topic: str = "", pinned: bool | None = None
+    db: sqlite3.Connection,
+    number: int,
+    owner: str | None = None,
+    *,
+    text: str | None = None,
+    topic: str = "",
+    pinned: bool | None = None,
 ) -> Note:
-    """Change a note. A new text starts its counts anew; so does pinning a retired note, which is then given again."""
+    """Change a note; with `owner`, only if it is this owner's. Raises UnknownNote.
+
+    A new text starts its counts anew; so does pinning a retired note, which is then given again.
+    """
+    note = load(db, number, owner)
     if text is not None and one_line(text) != note.text:
         new = one_line(text)
-        values = (new, topic or WRITTEN + new, NoteState.ACTIVE, time.time(), note.number)
+        values = (new, topic or WRITTEN + new, NoteState.ACTIVE, time.time(), number)
         db.execute("UPDATE notes SET text = ?, topic = ?, state = ?, reason = '', changed = ? WHERE number = ?", values)
     if pinned is not None:
-        db.execute("UPDATE notes SET pinned = ? WHERE number = ?", (pinned, note.number))
+        db.execute("UPDATE notes SET pinned = ? WHERE number = ?", (pinned, number))
         if pinned and note.state is NoteState.RETIRED:
-            _set_state(db, note.number, NoteState.ACTIVE)
-    return load(db, note.number)
+            _set_state(db, number, NoteState.ACTIVE)
+    return load(db, number)
 
 
-def remove(db: sqlite3.Connection, note: Note, reason: str = BY_OWNER) -> None:
-    """Stop using a note. Its row stays, so that what was answered under it can be explained; `forget` deletes it."""
-    _set_state(db, note.number, NoteState.REMOVED, reason)
+def remove(db: sqlite3.Connection, number: int, owner: str | None = None) -> Note:
+    """Stop using a note; with `owner`, only if it is this owner's. Raises UnknownNote.
+
+    Its row stays, so that what was answered under it can be explained; `forget` deletes it.
+    """
+    note = load(db, number, owner)
+    _set_state(db, number, NoteState.REMOVED, BY_OWNER)
+    return note
 
 
 def forget(db: sqlite3.Connection, owner: str) -> int:
@@ -94,7 +117,7 @@ def count(db: sqlite3.Connection) -> dict[NoteState, int]:
     return {state: counts.get(state, 0) for state in IN_USE}
 
 
-def begin(db: sqlite3.Connection, owner: str) -> list[tuple[Note, int]]:
+def for_new_conversation(db: sqlite3.Connection, owner: str) -> list[tuple[Note, int]]:
     """The notes that a new conversation of an owner has, each with the number of conversations that had it before."""
     return [
         (_bare(row), row["conversations"])
@@ -115,7 +138,7 @@ def of_conversation(db: sqlite3.Connection, turn: int) -> tuple[int | None, list
     return row["notes_from"], [ConversationNote(one["note"], one["text"], bool(one["given"])) for one in rows]
 
 
-def listen(db: sqlite3.Connection, turn: int, score: float | None, wishes: HeardWishes) -> None:
+def learn_from_verdict(db: sqlite3.Connection, turn: int, score: float | None, wishes: HeardWishes) -> None:
     """Learn from a verdict on a turn: count how the conversation's notes did, keep wishes, retire notes.
 
     It is part of the transaction that records the verdict.
@@ -135,8 +158,13 @@ def listen(db: sqlite3.Connection, turn: int, score: float | None, wishes: Heard
         _retire(db, turn)
 
 
-def why_personal(db: sqlite3.Connection, turn: int) -> str:
-    """Why the notes of a turn are one user's own and must not be learned by all; empty if all may learn them."""
+def why_personal(db: sqlite3.Connection, turn: int, *, several: bool) -> str:
+    """Why the notes of a turn must not be learned by all users; empty if they may, or if there is one user.
+
+    With `several`, there are several users, whoever has talked to this server so far.
+    """
+    if not several and not several_owners(db):
+        return ""
     _began, notes = of_conversation(db, turn)
     for note in notes:
         if note.given and (reason := _why_personal(db, note)):
@@ -217,10 +245,10 @@ def _keep(db: sqlite3.Connection, owner: str, wish: Wish, turn: int, was_given: 
             _set_state(db, number, NoteState.ACTIVE)
     for note in older:
         if note.number != number:
-            remove(db, note, f"replaced by note {number}")
+            _set_state(db, note.number, NoteState.REMOVED, f"replaced by note {number}")
     active = [note for note in _active(db, owner) if not note.pinned]
     for note in active[: max(0, len(_active(db, owner)) - MAX_NOTES)]:
-        remove(db, note, TOO_MANY)
+        _set_state(db, note.number, NoteState.REMOVED, TOO_MANY)
 
 
 def _retire(db: sqlite3.Connection, turn: int) -> None:
@@ -231,6 +259,29 @@ def _retire(db: sqlite3.Connection, turn: int) -> None:
         ).fetchone()
         if row is not None and does_without(*(_recent(db, row, given=given) for given in (True, False))):
             _set_state(db, one.number, NoteState.RETIRED, DOES_WITHOUT)
+
+
+def does_without(given: NoteOutcomes, withheld: NoteOutcomes) -> bool:
+    """Whether the policy pleases without a note as often as with it.
+
+    It is a one-sided test of non-inferiority at LEVEL: the lower end of Newcombe's interval for the difference of the
+    two shares, made from Wilson's intervals, must be above -MARGIN.
+    """
+    if not given.total or not withheld.total:
+        return False
+    with_note, without_note = given.held / given.total, withheld.held / withheld.total
+    lowest = wilson(without_note, withheld.total)[0]
+    highest = wilson(with_note, given.total)[1]
+    distance = math.hypot(without_note - lowest, highest - with_note)
+    return without_note - with_note - distance > -MARGIN
+
+
+def wilson(share: float, count: int) -> tuple[float, float]:
+    """Wilson's interval for a share of `count` outcomes; each end is missed with a probability of LEVEL."""
+    z2 = _QUANTILE**2
+    middle = (share + z2 / (2 * count)) / (1 + z2 / count)
+    half = _QUANTILE / (1 + z2 / count) * math.sqrt(share * (1 - share) / count + z2 / (4 * count**2))
+    return middle - half, middle + half
 
 
 def _recent(db: sqlite3.Connection, row: sqlite3.Row, *, given: bool) -> NoteOutcomes:

@@ -1,22 +1,37 @@
-"""What pages show of sessions and turns. Each query reads a bounded piece by index, whatever the size of the ledger."""
+"""What commands and pages list of a ledger, and what changed since they last read it.
+
+What pages show is read by index, a bounded piece at a time, whatever the size of the ledger.
+
+Triggers (in `schema`) log each session, turn, verdict and update that a transaction adds, changes or removes. SQLite
+lets one transaction write at a time, so the rows of the log are numbered in the order of their commits. The log keeps
+its newest rows only.
+"""
 
 import json
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from openclaw_rl.ledger import change_log, episodes, notes, verdicts
+from openclaw_rl.ledger import episodes, notes, verdicts
 from openclaw_rl.ledger.packing import whole_text
-from openclaw_rl.ledger.queries import SESSION
+from openclaw_rl.ledger.turns import SESSION
 from openclaw_rl.types import (
+    EpisodePoint,
+    EpisodeState,
+    GroupCard,
     PageChanges,
     PagePlace,
     SessionCard,
     SessionKey,
+    SessionSummary,
     Sign,
     State,
+    StepOutcome,
     TurnCard,
     TurnKind,
+    UpdateBatch,
+    UpdateCard,
 )
 
 #: How many of a session's last verdicts a list shows.
@@ -27,7 +42,8 @@ MAX_QUESTION_CHARACTERS = 300
 MAX_NEW_MESSAGES = 40
 #: More changes at once are reported as "read everything again".
 MAX_LISTED_CHANGES = 400
-
+#: Turns of a step whose words are shown; a batch of groups can have thousands.
+MAX_BATCH_CARDS = 40
 #: The beginning of a message's text, without reading a large body into this process. As bytes: half a surrogate pair,
 #: which JSON can contain, is no UTF-8.
 TEXT_START = (
@@ -39,6 +55,48 @@ ONLY = {
     "chats": "AND NOT EXISTS (SELECT 1 FROM episodes e WHERE e.session = s.number)",
     "episodes": "AND EXISTS (SELECT 1 FROM episodes e WHERE e.session = s.number)",
 }
+#: Without the columns that hold tokens.
+CARD = (
+    "SELECT t.number, t.session, s.owner, s.id, t.completion, t.choice, t.kind, t.kind_reason, t.state, t.reason, "
+    "t.created, t.version, t.finish_reason, length(t.response) / 4 AS tokens, t.request, t.answer, t.next_state, "
+    f"(SELECT max(u.number) FROM update_turns u WHERE u.turn = t.number) AS used_by FROM turns t {SESSION}"
+)
+UPDATE = "SELECT u.*, (SELECT count(*) FROM update_turns t WHERE t.number = u.number) AS turns FROM updates u"
+
+
+def session_summaries(
+    db: sqlite3.Connection,
+    id: str | None = None,
+    owner: str | None = None,
+    *,
+    episodes_only: bool = False,
+    limit: int = -1,
+) -> list[SessionSummary]:
+    """Sessions, the latest active first; of one id or one owner if given; at most `limit`, if it is not negative."""
+    only = "AND s.number IN (SELECT session FROM episodes)" if episodes_only else ""
+    rows = db.execute(
+        "SELECT s.*, count(t.number) AS turns, coalesce(sum(t.kind = 'main'), 0) AS main, "
+        "coalesce(sum(t.next_state IS NOT NULL), 0) AS ready FROM sessions s "
+        "LEFT JOIN turns t ON t.session = s.number "
+        f"WHERE coalesce(?, s.id) = s.id AND coalesce(?, s.owner) = s.owner {only} "
+        "GROUP BY s.number ORDER BY s.last DESC LIMIT ?",
+        (id, owner, limit),
+    )
+    return [
+        SessionSummary(
+            SessionKey(row["owner"], row["id"]),
+            row["number"],
+            row["source"],
+            row["created"],
+            row["last"],
+            row["closed"] is not None,
+            row["turns"],
+            row["main"],
+            row["ready"],
+            episodes.of_session(db, row["number"]),
+        )
+        for row in rows
+    ]
 
 
 def session_page(
@@ -125,14 +183,6 @@ def find_turns(db: sqlite3.Connection, owner: str, numbers: Sequence[int]) -> li
     return [turn_card(db, row) for row in rows]
 
 
-#: Without the columns that hold tokens.
-CARD = (
-    "SELECT t.number, t.session, s.owner, s.id, t.completion, t.choice, t.kind, t.kind_reason, t.state, t.reason, "
-    "t.created, t.version, t.finish_reason, length(t.response) / 4 AS tokens, t.request, t.answer, t.next_state, "
-    f"(SELECT max(u.number) FROM update_turns u WHERE u.turn = t.number) AS used_by FROM turns t {SESSION}"
-)
-
-
 def turn_card(db: sqlite3.Connection, row: sqlite3.Row) -> TurnCard:
     number = row["number"]
     verdict, sample = verdicts.load(db, number) or (None, None)
@@ -177,9 +227,146 @@ def new_messages(db: sqlite3.Connection, last: int) -> list[dict[str, Any]]:
     return messages[::-1]
 
 
+def update_page(db: sqlite3.Connection, before: int | None, limit: int) -> list[UpdateCard]:
+    """Training steps before one, the newest first."""
+    rows = db.execute(
+        f"{UPDATE} WHERE u.number < ? ORDER BY u.number DESC LIMIT ?",
+        (before if before is not None else 1 << 62, limit),
+    )
+    return [_update(row) for row in rows]
+
+
+def find_update(db: sqlite3.Connection, number: int) -> UpdateCard | None:
+    row = db.execute(f"{UPDATE} WHERE u.number = ?", (number,)).fetchone()
+    return None if row is None else _update(row)
+
+
+def _update(row: sqlite3.Row) -> UpdateCard:
+    return UpdateCard(
+        row["number"],
+        row["step"],
+        row["version"],
+        StepOutcome(row["outcome"]),
+        row["reason"],
+        row["created"],
+        row["turns"],
+        json.loads(row["metrics"]),
+    )
+
+
+def update_batch(db: sqlite3.Connection, update: UpdateCard, owner: str) -> UpdateBatch:
+    """The turns of a step: the words of the owner's own, and how many others there are."""
+    rows = db.execute(
+        "SELECT u.turn, s.owner FROM update_turns u LEFT JOIN turns t ON t.number = u.turn "
+        "LEFT JOIN sessions s ON s.number = t.session WHERE u.number = ? ORDER BY u.turn",
+        (update.number,),
+    ).fetchall()
+    own = [row["turn"] for row in rows if row["owner"] == owner]
+    parent = db.execute("SELECT parent FROM policies WHERE version = ?", (update.version,)).fetchone()
+    return UpdateBatch(
+        tuple(find_turns(db, owner, own[:MAX_BATCH_CARDS])),
+        others=sum(row["owner"] not in (None, owner) for row in rows),
+        deleted=sum(row["owner"] is None for row in rows),
+        parent=parent and int(parent["parent"]),
+    )
+
+
+def step_metrics(db: sqlite3.Connection, limit: int) -> list[Mapping[str, Any]]:
+    """The metrics of the last steps that count, the oldest first, each with its step and version."""
+    rows = db.execute(
+        "SELECT step, version, metrics FROM updates WHERE outcome = ? ORDER BY number DESC LIMIT ?",
+        (StepOutcome.APPLIED, limit),
+    ).fetchall()
+    return [{**json.loads(row["metrics"]), "step": row["step"], "version": row["version"]} for row in reversed(rows)]
+
+
+def group_page(db: sqlite3.Connection, owner: str, before: int | None, limit: int) -> list[GroupCard]:
+    """An owner's groups before one, the newest first, with their attempts."""
+    rows = db.execute(
+        "SELECT * FROM groups WHERE owner = ? AND number < ? ORDER BY number DESC LIMIT ?",
+        (owner, before if before is not None else 1 << 62, limit),
+    ).fetchall()
+    return [_group(db, row) for row in rows]
+
+
+def _group(db: sqlite3.Connection, row: sqlite3.Row) -> GroupCard:
+    attempts = db.execute(
+        "SELECT s.* FROM episodes e JOIN sessions s ON s.number = e.session WHERE e.group_number = ? ORDER BY s.number",
+        (row["number"],),
+    ).fetchall()
+    return GroupCard(
+        row["number"],
+        row["name"],
+        row["size"],
+        closed=row["closed"] is not None,
+        settled=row["settled"] is not None,
+        mean=row["mean"],
+        is_constant=bool(row["constant"]),
+        attempts=tuple(session_card(db, attempt) for attempt in attempts),
+    )
+
+
+def episode_points(db: sqlite3.Connection, owner: str | None, limit: int) -> list[EpisodePoint]:
+    """The rewards of an owner's last episodes, or of all, the oldest first."""
+    rows = db.execute(
+        "SELECT e.session, e.reward, e.solved FROM episodes e JOIN sessions s ON s.number = e.session "
+        "WHERE e.state = ? AND s.owner = coalesce(?, s.owner) ORDER BY e.session DESC LIMIT ?",
+        (EpisodeState.REWARDED, owner, limit),
+    ).fetchall()
+    return [
+        EpisodePoint(row["session"], row["reward"], None if row["solved"] is None else bool(row["solved"]))
+        for row in reversed(rows)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What changed after a cursor: numbers of rows, each once, in ascending order.
+
+    Sessions and turns that were forgotten are among them; they can no longer be read.
+    """
+
+    cursor: int
+    """Ask for the changes since this one next."""
+    complete: bool
+    """False: the log no longer reaches back to the given cursor. Read everything, then continue from `cursor`."""
+    sessions: tuple[int, ...] = ()
+    turns: tuple[int, ...] = ()
+    verdicts: tuple[int, ...] = ()
+    """Turns that were judged."""
+    updates: tuple[int, ...] = ()
+
+
+def cursor(db: sqlite3.Connection) -> int:
+    """The number of the newest change: where `changes_since` starts for a caller that has read everything."""
+    (newest,) = db.execute("SELECT max(number) FROM changes").fetchone()
+    return int(newest)
+
+
+def changes_since(db: sqlite3.Connection, since: int) -> Changes:
+    """What changed after a cursor, and the next cursor. Cursor 0 is before every ledger: it means "read all".
+
+    A caller that passes the cursor that it was last given learns of every committed change exactly once, from every
+    process, also after restarts. If the log no longer reaches back so far, the answer says so.
+    """
+    (oldest,) = db.execute("SELECT min(number) FROM changes").fetchone()
+    newest = cursor(db)
+    # A cursor beyond the newest change belongs to another ledger: one that stood here before.
+    if not oldest <= since <= newest:
+        return Changes(newest, complete=False)
+    rows = db.execute(
+        "SELECT DISTINCT kind, item FROM changes WHERE number > ? AND number <= ? ORDER BY item", (since, newest)
+    ).fetchall()
+
+    def items(kind: str) -> tuple[int, ...]:
+        return tuple(row["item"] for row in rows if row["kind"] == kind)
+
+    return Changes(newest, True, items("session"), items("turn"), items("verdict"), items("update"))
+
+
 def changes_for(db: sqlite3.Connection, since: int, owner: str) -> PageChanges:
     """What changed after a cursor, as far as the owner may know."""
-    changes = change_log.changes_since(db, since)
+    changes = changes_since(db, since)
     turns = sorted({*changes.turns, *changes.verdicts})
     if not changes.complete or len(turns) + len(changes.sessions) > MAX_LISTED_CHANGES:
         return PageChanges(changes.cursor, complete=False)

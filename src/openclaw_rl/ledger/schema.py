@@ -8,13 +8,16 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from openclaw_rl.ledger.errors import LedgerUnusable, NewerLedger
+from openclaw_rl.ledger.errors import LedgerUnusable, NewerLedger, NoLedger, sqlite_errors_as_sentences
 from openclaw_rl.ledger.migrations import MIGRATIONS
+from openclaw_rl.ledger.private import make_private
 
 #: Name of the ledger in its directory.
 FILE = "ledger.sqlite"
 #: The prefix of a folder in which a ledger is being created.
 UNFINISHED = ".unfinished-"
+#: How long a command waits for a lock that another program holds.
+LOCK_SECONDS = 10
 
 
 def create(path: Path) -> None:
@@ -67,6 +70,85 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
         if connection.in_transaction:
             connection.execute("ROLLBACK")
         raise
+
+
+@contextlib.contextmanager
+def snapshot(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
+    """One moment of the ledger for all reads in the block, which may be inside another such block."""
+    is_nested = connection.in_transaction
+    if is_nested:
+        yield connection
+        return
+    connection.execute("BEGIN")
+    try:
+        # SQLite takes the snapshot with the first read, not with BEGIN.
+        connection.execute("SELECT 1 FROM sqlite_schema").fetchone()
+        yield connection
+    finally:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+
+
+@contextlib.contextmanager
+def open_ledger(folder: Path, *, readonly: bool = False, create_missing: bool = False) -> Iterator[sqlite3.Connection]:
+    """The ledger in a folder, for a command. Raises LedgerUnusable, also for what fails inside the block.
+
+    A server may use the same ledger meanwhile: a read sees what was committed when it begins (use `snapshot` for
+    several), and a change (in a `transaction`) waits `LOCK_SECONDS` for the server's lock.
+    """
+    path = folder / FILE
+    if create_missing:
+        with sqlite_errors_as_sentences(folder):
+            create(path)
+    else:
+        check_ledger(folder)
+    with sqlite_errors_as_sentences(folder), contextlib.closing(connect(path, readonly=readonly)) as db:
+        db.execute(f"PRAGMA busy_timeout = {LOCK_SECONDS * 1000}")
+        if readonly:
+            check_version(db, folder)
+            yield db
+            return
+        migrate(db)
+        try:
+            yield db
+        finally:
+            make_private(folder)
+
+
+def check_ledger(folder: Path) -> None:
+    """Raise NoLedger unless the folder has one."""
+    if not (folder / FILE).is_file():
+        raise NoLedger(
+            f"There is no ledger in {folder.absolute()}: no server has recorded anything there. Start one with "
+            "openclaw-rl serve, or give the --run-dir of another."
+        )
+
+
+def check_version(db: sqlite3.Connection, folder: Path) -> None:
+    (version,) = db.execute("PRAGMA user_version").fetchone()
+    if version > len(MIGRATIONS):
+        raise NewerLedger(f"The ledger in {folder} was written by a newer version of this program: update it.")
+    if version < len(MIGRATIONS):
+        raise LedgerUnusable(
+            f"The ledger in {folder} was written by an older version of this program: "
+            "`openclaw-rl status` brings it up to date."
+        )
+
+
+def inspect_ledger(folder: Path) -> int | None:
+    """How many turns the ledger in a folder has; None if there is no ledger. Changes nothing.
+
+    Raises LedgerUnusable for a ledger that is damaged or cannot be read.
+    """
+    path = folder / FILE
+    if not path.is_file():
+        return None
+    with sqlite_errors_as_sentences(folder), contextlib.closing(connect(path, readonly=True)) as db:
+        (state,) = db.execute("PRAGMA quick_check(1)").fetchone()
+        if state != "ok":
+            raise sqlite3.DatabaseError(state)
+        (turns,) = db.execute("SELECT count(*) FROM turns").fetchone()
+    return int(turns)
 
 
 def migrate(connection: sqlite3.Connection) -> None:

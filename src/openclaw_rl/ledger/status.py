@@ -1,20 +1,23 @@
 """Where a run stands, and what the next training step is waiting for."""
 
+import json
 import sqlite3
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from openclaw_rl.ledger import groups, notes, updates, verdicts
-from openclaw_rl.ledger.episode_words import groups_waiting
-from openclaw_rl.ledger.queries import counts
-from openclaw_rl.ledger.unread import unread_words
+from openclaw_rl.ledger import groups, notes, training, verdicts
+from openclaw_rl.ledger.episodes import groups_waiting
+from openclaw_rl.ledger.turns import counts
+from openclaw_rl.rendering.clients import message_words
 from openclaw_rl.types import (
     BASE_VERSION,
+    UNREAD,
     Counts,
     GroupProgress,
     NoteState,
+    Source,
     State,
     StepOutcome,
     Update,
@@ -40,26 +43,19 @@ MAX_ABSTENTIONS = 0.8
 ADVICE = (
     "Look at some of them (openclaw-rl sessions ID): does the next message give feedback, and does the judge see it?"
 )
-
-
-def judging_trouble(recent: Sequence[VerdictSummary]) -> str:
-    """What is wrong with the last verdicts; empty if nothing is wrong or there are too few to say."""
-    if len(recent) < COLLAPSE_WINDOW:
-        return ""
-    abstentions = Counter(verdict.reason for verdict in recent if verdict.score is None and not verdict.hints)
-    if abstentions.total() >= MAX_ABSTENTIONS * len(recent):
-        reason, _count = abstentions.most_common(1)[0]
-        return (
-            f"The judge abstained on {abstentions.total()} of the last {len(recent)} turns, mostly because: "
-            f"{reason or 'there was no hint'}. {ADVICE} A language model (--judge-base-url) sees more than rules."
-        )
-    (score, count), *_ = Counter(verdict.score for verdict in recent).most_common()
-    if score is not None and count == len(recent):
-        return (
-            f"The last {count} verdicts are all {score:+g}, so there is no difference to learn from. "
-            f"{ADVICE} A rubric (--judge-rubric), more votes (--prm-m) or another judge may tell turns apart."
-        )
-    return ""
+#: Judged turns that are looked at, the newest first.
+_TURNS = 100
+#: A person's last messages that count, and the fewest that say anything about how that person is understood.
+_WINDOW, _LEAST = 20, 6
+#: A larger share of messages that were not understood is reported.
+_MOST_UNREAD = 0.5
+_EXAMPLES = 2
+#: Characters of an example.
+_MAX_CHARACTERS = 60
+#: Plain questions are no feedback, so the rules need not understand them.
+_QUESTION_MARKS = ("?", "\uff1f")
+#: Verdicts of these sources do not depend on what the next message says.
+_OTHER_SOURCES = (Source.ENVIRONMENT, Source.EXPLICIT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,14 +196,72 @@ def read_status(
         learner=ready.get("learner", ""),
         runs={part: where for part, where in ready.get("runs", {}).items() if where},
         trouble=judging_trouble(verdicts.recent(db, COLLAPSE_WINDOW)) if db else "",
-        unread=unread_words(db) if db else "",
-        quarantined=updates.load(db, StepOutcome.QUARANTINED)[::-1] if db else [],
+        unread=words_not_understood(db) if db else "",
+        quarantined=training.load_steps(db, StepOutcome.QUARANTINED)[::-1] if db else [],
         serving=ready.get("policy_version"),
         saved=saved,
         held=groups.queue(db).held if db else 0,
         groups=groups.waiting(db) if db else [],
         notes=notes.count(db) if db else {},
     )
+
+
+def judging_trouble(recent: Sequence[VerdictSummary]) -> str:
+    """What is wrong with the last verdicts; empty if nothing is wrong or there are too few to say."""
+    if len(recent) < COLLAPSE_WINDOW:
+        return ""
+    abstentions = Counter(verdict.reason for verdict in recent if verdict.score is None and not verdict.hints)
+    if abstentions.total() >= MAX_ABSTENTIONS * len(recent):
+        reason, _count = abstentions.most_common(1)[0]
+        return (
+            f"The judge abstained on {abstentions.total()} of the last {len(recent)} turns, mostly because: "
+            f"{reason or 'there was no hint'}. {ADVICE} A language model (--judge-base-url) sees more than rules."
+        )
+    (score, count), *_ = Counter(verdict.score for verdict in recent).most_common()
+    if score is not None and count == len(recent):
+        return (
+            f"The last {count} verdicts are all {score:+g}, so there is no difference to learn from. "
+            f"{ADVICE} A rubric (--judge-rubric), more votes (--prm-m) or another judge may tell turns apart."
+        )
+    return ""
+
+
+def words_not_understood(db: sqlite3.Connection) -> str:
+    """A sentence with examples if the rules did not understand most of what somebody said; otherwise empty."""
+    messages: dict[str, list[tuple[str, bool]]] = defaultdict(list)
+    rows = db.execute(
+        "SELECT s.owner, t.next_state, (v.score IS NULL AND instr(v.reason, ?)) AS unread "
+        "FROM verdicts v JOIN turns t ON t.number = v.turn "
+        "JOIN sessions s ON s.number = t.session WHERE v.source IS NOT ? AND v.source IS NOT ? "
+        "AND t.next_state IS NOT NULL ORDER BY v.number DESC LIMIT ?",
+        (UNREAD, *_OTHER_SOURCES, _TURNS),
+    )
+    for row in rows:
+        said = words_of(row["next_state"])
+        if said and not said.endswith(_QUESTION_MARKS):
+            messages[row["owner"]].append((said, bool(row["unread"])))
+    for owner, all_said in messages.items():
+        last = all_said[:_WINDOW]
+        unread = [said for said, not_understood in last if not_understood]
+        if len(last) >= _LEAST and len(unread) > _MOST_UNREAD * len(last):
+            who = f" of {owner}" if owner and len(messages) > 1 else ""
+            shown = " and ".join(f'"{shorten(said)}"' for said in list(dict.fromkeys(unread))[:_EXAMPLES])
+            return (
+                f"The rules did not understand {len(unread)} of the last {len(last)} messages{who} that are no "
+                f'questions, for example {shown}. Say plainly what you want of answers ("shorter, please"), give '
+                "feedback (POST /v1/feedback), or let a language model judge (--judge-base-url)."
+            )
+    return ""
+
+
+def words_of(next_state: str) -> str:
+    """What the user wrote in the messages that came next."""
+    texts = (message_words(message) for message in json.loads(next_state) if message.get("role") == "user")
+    return " ".join(" ".join(texts).split())
+
+
+def shorten(said: str) -> str:
+    return said if len(said) <= _MAX_CHARACTERS else f"{said[: _MAX_CHARACTERS - 1].rstrip()}…"
 
 
 def why_silent(ready: Mapping[str, Any]) -> str:

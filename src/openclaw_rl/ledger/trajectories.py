@@ -18,13 +18,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError
 
-from openclaw_rl.ledger import changes, episodes, queries
-from openclaw_rl.ledger.changes import IMPORTED
+from openclaw_rl.ledger import episodes
 from openclaw_rl.ledger.errors import LedgerError, TooLate
 from openclaw_rl.ledger.options import GROUP_SIZE
 from openclaw_rl.ledger.packing import common_prefix, pack_json
-from openclaw_rl.ledger.reader import LedgerReader
-from openclaw_rl.ledger.schema import transaction
+from openclaw_rl.ledger.pages import session_summaries
+from openclaw_rl.ledger.schema import snapshot, transaction
+from openclaw_rl.ledger.sessions import IMPORTED, close_session
+from openclaw_rl.ledger.states import EPISODE_ENDED, NO_NEXT_STATE
+from openclaw_rl.ledger.turns import episode_state, load_turns, record_turn
 from openclaw_rl.rendering import history
 from openclaw_rl.rendering.chat import (
     ChatError,
@@ -108,10 +110,10 @@ class Trajectory(BaseModel):
     episode: TrajectoryEpisode | None = None
 
 
-def export_trajectories(reader: LedgerReader) -> Iterator[dict[str, Any]]:
+def export_trajectories(db: sqlite3.Connection) -> Iterator[dict[str, Any]]:
     """Sessions as text."""
-    with reader.snapshot():
-        summaries = reader.sessions()
+    with snapshot(db):
+        summaries = session_summaries(db)
         # Two owners may use the same name, and the file has no owners: the name alone would be ambiguous.
         owners = Counter(summary.key.id for summary in summaries)
         groups = {(summary.key.owner, summary.episode.group) for summary in summaries if summary.episode}
@@ -119,7 +121,7 @@ def export_trajectories(reader: LedgerReader) -> Iterator[dict[str, Any]]:
         for summary in reversed(summaries):
             if summary.turns:
                 owner, id = summary.key
-                turns = list(reader.turns(summary.key))
+                turns = list(load_turns(db, summary.key))
                 line: dict[str, Any] = {
                     "session_id": id if owners[id] == 1 else f"{owner}/{id}",
                     "turns": [in_words(turn) for turn in turns],
@@ -154,9 +156,10 @@ def episode_of(episode: EpisodeSummary, group: str | None, turns: Sequence[Store
     }
 
 
-def export_turns(reader: LedgerReader) -> Iterator[dict[str, Any]]:
+def export_turns(db: sqlite3.Connection) -> Iterator[dict[str, Any]]:
     """Turns with everything that the ledger has."""
-    return map(asdict, reader.turns())
+    with snapshot(db):
+        yield from map(asdict, load_turns(db))
 
 
 def in_words(turn: StoredTurn) -> dict[str, Any]:
@@ -230,7 +233,7 @@ def import_session(db: sqlite3.Connection, session: Trajectory, renderer: ChatRe
             episodes.begin(db, key, "import", episode.mode)
         for turn, written in zip(turns, session.turns, strict=True):
             before = store_imported(db, turn, written, before, imported), turn
-        changes.close_session(db, key)
+        close_session(db, key)
         if episode is not None and (late := episodes.end(db, key, episode.result(), GROUP_SIZE)):
             raise TooLate(late)
     result.turns += imported.turns
@@ -241,10 +244,10 @@ def was_recorded_here(db: sqlite3.Connection, session: Trajectory) -> bool:
     """Whether this ledger recorded the session itself: the file is then an export of it."""
     written = {(turn.prompt, turn.response) for turn in session.turns}
     owner, _, id = session.session_id.rpartition("/")
-    named = [*queries.sessions(db, id=session.session_id), *(queries.sessions(db, id=id) if owner else ())]
+    named = [*session_summaries(db, id=session.session_id), *(session_summaries(db, id=id) if owner else ())]
     for summary in named:
         if summary.key.owner != IMPORTED and (summary.key.id == session.session_id or summary.key.owner == owner):
-            recorded = (in_words(queries.load_turn(db, number)) for number in queries.turn_numbers(db, summary.key))
+            recorded = (in_words(turn) for turn in load_turns(db, summary.key))
             if written <= {(turn["prompt"], turn["response"]) for turn in recorded}:
                 return True
     return False
@@ -272,7 +275,7 @@ def store_imported(
         keep = common_prefix(turn.prompt_ids, [*earlier.prompt_ids, *earlier.response_ids])
     reason = why_dropped(db, turn, written)
     state = State.DROPPED if reason else State.CAPTURED
-    number = changes.record_turn(db, turn, "import", base, keep, state, reason)
+    number = record_turn(db, turn, "import", base, keep, state, reason)
     if written.next_state is not None:
         came = [{"role": "user", "content": written.next_state}]
         db.execute("UPDATE turns SET next_state = ? WHERE number = ?", (pack_json(came), number))
@@ -290,10 +293,10 @@ def why_dropped(db: sqlite3.Connection, turn: Turn, written: TrajectoryTurn) -> 
     """Why an imported turn is not trained on; empty if it may be."""
     if turn.kind is not TurnKind.MAIN:
         return turn.kind_reason
-    episode = changes.episode_state(db, turn.session)
+    episode = episode_state(db, turn.session)
     if episode is None:
-        return "" if written.next_state is not None else changes.NO_NEXT_STATE
-    return "" if episode is EpisodeState.HELD else changes.EPISODE_ENDED
+        return "" if written.next_state is not None else NO_NEXT_STATE
+    return "" if episode is EpisodeState.HELD else EPISODE_ENDED
 
 
 def imported_turns(session: Trajectory, renderer: ChatRenderer) -> Iterator[Turn]:

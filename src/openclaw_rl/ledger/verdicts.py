@@ -10,7 +10,6 @@ from enum import StrEnum
 from statistics import fmean
 
 from openclaw_rl.ledger import notes
-from openclaw_rl.ledger.changes import QUARANTINED, move
 from openclaw_rl.ledger.packing import (
     pack_floats,
     pack_json,
@@ -21,6 +20,7 @@ from openclaw_rl.ledger.packing import (
     unpack_top,
     whole_text,
 )
+from openclaw_rl.ledger.states import QUARANTINED, move
 from openclaw_rl.types import (
     Feedback,
     HeardWishes,
@@ -72,7 +72,7 @@ def record(
     if step_reward is not None:
         db.execute("UPDATE episode_steps SET reward = ? WHERE turn = ?", (step_reward, turn))
     if wishes is not None:
-        notes.listen(db, turn, verdict.score, wishes)
+        notes.learn_from_verdict(db, turn, verdict.score, wishes)
     move(db, turn, State.JUDGED if sample else State.DROPPED, "" if sample else whole_text(reason))
     return True
 

@@ -45,9 +45,10 @@ class Pending:
 class Writer:
     """Applies changes in the order they were submitted, each whole or not at all."""
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
-        connection.execute(f"PRAGMA busy_timeout = {int(LOCK_SECONDS * 1000)}")
+    def __init__(self, connection: sqlite3.Connection, lock_seconds: float = LOCK_SECONDS) -> None:
+        connection.execute(f"PRAGMA busy_timeout = {int(lock_seconds * 1000)}")
         self._connection = connection
+        self.retry_seconds = RETRY_SECONDS
         self._queue: queue.SimpleQueue[Pending | None] = queue.SimpleQueue()
         self._closed = False
         self._closing = threading.Lock()
@@ -130,7 +131,7 @@ class Writer:
         if self.suspended is None:
             log.error("The ledger cannot be written (%s): requests are served, but not captured.", reason)
         self.suspended = reason
-        self._retry_at = time.monotonic() + RETRY_SECONDS
+        self._retry_at = time.monotonic() + self.retry_seconds
         self._fail(group, reason)
 
     def _fail(self, group: list[Pending], reason: str) -> None:

@@ -12,7 +12,8 @@ from openclaw_rl.api.reader import IncomingRequest
 from openclaw_rl.api.server_metrics import ServerMetrics
 from openclaw_rl.api.wire import TextRequest
 from openclaw_rl.ledger.errors import LedgerError
-from openclaw_rl.ledger.ledger import Ledger
+from openclaw_rl.ledger.store import Ledger
+from openclaw_rl.ledger.turns import find_ancestor, set_next_state
 from openclaw_rl.rendering import history
 from openclaw_rl.rendering.chat import ChatRenderer, RenderedPrompt
 from openclaw_rl.types import SessionKey
@@ -47,7 +48,7 @@ class Capture:
         metrics.gauge(
             "openclaw_capture_suspended",
             "1 while the ledger cannot be written.",
-            lambda: ledger.writer.suspended is not None,
+            lambda: ledger.suspended is not None,
         )
         self._continued: set[int] = set()
 
@@ -90,7 +91,7 @@ class Capture:
         keys = history.keys(owner, messages)
         in_episode = incoming.episode is not None
         name, source = named_session(incoming.headers, request, messages, in_episode=in_episode) or (None, FROM_HISTORY)
-        ancestor = self.ledger.find_ancestor(incoming.owner, keys.ends, name, self._continued)
+        ancestor = self.ledger.read(find_ancestor, incoming.owner, keys.ends, name, self._continued)
         kind, reason = kind_of(incoming.headers, request, messages, in_episode=in_episode)
         if name is None:
             name = ancestor.session.id if ancestor else new_session_name()
@@ -111,7 +112,7 @@ class Capture:
     def _react(self, turn: OpenTurn) -> None:
         """Make the request the next state of the turn that it reacts to. The request does not wait for that."""
         if turn.is_chat and (reaction := find_reaction(turn)):
-            self.ledger.set_next_state(*reaction).add_done_callback(report_failure)
+            self.ledger.submit(set_next_state, *reaction).add_done_callback(report_failure)
 
 
 def is_recorded(incoming: IncomingRequest) -> bool:

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from openclaw_rl.api.capture.turn import OpenTurn
+from openclaw_rl.ledger.turns import last_waiting, load_turn, main_turn
 from openclaw_rl.rendering import history
 from openclaw_rl.rendering.chat import Message, content_text
 from openclaw_rl.rendering.clients import SUMMARY, client_purpose, is_passing, message_words, user_words
@@ -36,13 +37,13 @@ def find_reaction(turn: OpenTurn) -> Reaction | None:
     ancestor = turn.ancestor
     if ancestor is not None:
         # A side turn in between gets no next state, even if the client keeps it in its history.
-        main = ledger.main_turn(ancestor.number)
+        main = ledger.read(main_turn, ancestor.number)
         if main is None:
             return None
         if not main.has_next_state:
             return reaction(main.number, next_state(turn.incoming.chat.messages[ancestor.depth :]))
-    waiting = ledger.last_waiting(turn.session, turn.parent)
-    return None if waiting is None else reaction_to(ledger.load_turn(waiting), turn)
+    waiting = ledger.read(last_waiting, turn.session, turn.parent)
+    return None if waiting is None else reaction_to(ledger.read(load_turn, waiting), turn)
 
 
 def reaction_to(waiting: StoredTurn, turn: OpenTurn) -> Reaction | None:

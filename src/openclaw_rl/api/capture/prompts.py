@@ -11,11 +11,12 @@ from openclaw_rl.api.capture.classify import SYSTEM_ROLES, kind_of
 from openclaw_rl.api.capture.turn import OpenTurn
 from openclaw_rl.api.reader import IncomingRequest
 from openclaw_rl.api.wire import TextRequest
+from openclaw_rl.ledger import notes as kept
+from openclaw_rl.ledger import turns
 from openclaw_rl.ledger.errors import LedgerError
-from openclaw_rl.ledger.ledger import Ledger
-from openclaw_rl.ledger.note_keeper import NoteKeeper
 from openclaw_rl.ledger.packing import common_prefix
-from openclaw_rl.ledger.queries import Ancestor
+from openclaw_rl.ledger.store import Ledger
+from openclaw_rl.ledger.turns import Ancestor
 from openclaw_rl.rendering import history
 from openclaw_rl.rendering.chat import ChatError, ChatRenderer, Message, RenderedPrompt, content_text
 from openclaw_rl.types import Continuation, ConversationNote, Note, NoteState, TurnKind
@@ -58,25 +59,31 @@ class NoteGiver:
       is answered without them.
     """
 
-    def __init__(self, notes: NoteKeeper, renderer: ChatRenderer, probes_every: int, seed: int) -> None:
+    def __init__(self, ledger: Ledger, renderer: ChatRenderer, probes_every: int, seed: int) -> None:
         """`probes_every` 0: no note is withheld."""
-        self.notes = notes
+        self.ledger = ledger
         self.renderer = renderer
         self.probes_every = probes_every
         self.seed = seed
 
     def begin(self, owner: str) -> RequestNotes:
         """The notes of a conversation that begins."""
-        return RequestNotes([self._for_conversation(note, count) for note, count in self.notes.begin(owner)])
+        return RequestNotes(
+            [self._for_conversation(note, count) for note, count in self.ledger.read(kept.for_new_conversation, owner)]
+        )
 
     def current(self, owner: str) -> RequestNotes:
         """The owner's active notes, for a request that is not recorded."""
-        active = [note for note, _count in self.notes.begin(owner) if note.state is NoteState.ACTIVE]
+        active = [
+            note
+            for note, _count in self.ledger.read(kept.for_new_conversation, owner)
+            if note.state is NoteState.ACTIVE
+        ]
         return RequestNotes([ConversationNote(note.number, note.text, given=True) for note in active])
 
     def proceed(self, turn: int) -> RequestNotes:
         """The notes of a conversation that continues a turn."""
-        began, notes = self.notes.of_conversation(turn)
+        began, notes = self.ledger.read(kept.of_conversation, turn)
         return RequestNotes(notes, began)
 
     def write(self, incoming: IncomingRequest, notes: RequestNotes) -> IncomingRequest | None:
@@ -132,7 +139,9 @@ class PromptMaker:
             return
         turn.notes_from = notes.began
         recorded = self.ledger.sequence(ancestor.number)
-        without_notes = recorded if notes.began is None else self.ledger.plain_sequence(ancestor.number)
+        without_notes = recorded
+        if notes.began is not None:
+            without_notes = self.ledger.read(turns.sequence_without_notes, ancestor.number)
         turn.prompt, turn.continuation = self._continue(
             incoming, ancestor.depth, self._recorded(ancestor, without_notes)
         )
@@ -181,15 +190,15 @@ class PromptMaker:
         """A recorded turn with these tokens; `change` is made to the messages of its request."""
 
         def request() -> list[Message]:
-            messages = self.ledger.request(ancestor.number)
+            messages = self.ledger.read(turns.request, ancestor.number)
             tools = messages[:1] if messages[0]["role"] == "tools" else []
             return [*tools, *change(messages[len(tools) :])]
 
         return history.RecordedTurn(
             ids=ids,
-            response=self.ledger.response(ancestor.number),
+            response=self.ledger.read(turns.response, ancestor.number),
             request=request,
-            earlier=partial(self.ledger.earlier_responses, ancestor.number),
+            earlier=lambda: self.ledger.read(turns.earlier_responses, ancestor.number),
         )
 
 

@@ -11,8 +11,8 @@ from openclaw_rl.api.reader import IncomingRequest
 from openclaw_rl.api.server_metrics import ServerMetrics
 from openclaw_rl.api.wire import TextRequest, TranslatedRequest
 from openclaw_rl.ledger.errors import LedgerError
-from openclaw_rl.ledger.ledger import Ledger
-from openclaw_rl.ledger.queries import Ancestor
+from openclaw_rl.ledger.store import Ledger
+from openclaw_rl.ledger.turns import Ancestor
 from openclaw_rl.rendering import history
 from openclaw_rl.rendering.chat import Message, RenderedPrompt
 from openclaw_rl.rendering.response import AssistantMessage, ResponseParser

@@ -21,7 +21,9 @@ from openclaw_rl.api.wires.completions import CompletionsRequest, CompletionsWir
 from openclaw_rl.api.wires.messages import MessagesRequest, MessagesWire
 from openclaw_rl.api.wires.responses import ResponsesWire, stored_response
 from openclaw_rl.api.wires.responses_request import ResponsesRequest
+from openclaw_rl.ledger.deletion import delete_answer
 from openclaw_rl.ledger.errors import CannotDelete, CaptureSuspended, UnknownTurn
+from openclaw_rl.ledger.turns import find_turn
 
 router = APIRouter()
 
@@ -139,7 +141,7 @@ async def stored(id: str, request: Request) -> dict[str, Any]:
     server = server_of(request)
     owner = server.keys.owner(request)
     try:
-        return stored_response(server.ledger().find_turn(owner, id), server.model)
+        return stored_response(server.ledger().read(find_turn, owner, id), server.model)
     except UnknownTurn as error:
         raise unknown(id) from error
     except CaptureSuspended as error:
@@ -152,7 +154,7 @@ async def delete(id: str, request: Request) -> dict[str, Any]:
     server = server_of(request)
     owner = server.keys.owner(request)
     try:
-        await server.ledger().delete_answer(owner, id)
+        await server.ledger().write(delete_answer, owner, id)
     except UnknownTurn as error:
         raise unknown(id) from error
     except CannotDelete as error:

@@ -10,6 +10,7 @@ from openclaw_rl.api.capture.classify import possible_names
 from openclaw_rl.api.errors import ApiError
 from openclaw_rl.api.state import server_of
 from openclaw_rl.api.wire import MAX_CHOICES, MAX_NAME_CHARACTERS, ListOf, WireModel, body_schema, parse
+from openclaw_rl.ledger import episodes, sessions
 from openclaw_rl.ledger.errors import (
     AlreadyRewarded,
     BadResult,
@@ -19,9 +20,12 @@ from openclaw_rl.ledger.errors import (
     UnknownSession,
     UnknownTurn,
 )
+from openclaw_rl.ledger.turns import add_feedback
 from openclaw_rl.types import MAX_GROUP_SIZE, MAX_REWARD, EpisodeResult, Feedback, SessionKey, Source, TurnResult
 
 router = APIRouter()
+
+GROUP_IS_CLOSED = "The group of this episode takes no further attempts: it is complete or has timed out."
 
 #: The most turns that one reward can name; only a mistake would name more.
 MAX_STEPS = 4096
@@ -92,7 +96,7 @@ async def feedback(request: Request) -> dict[str, str]:
     async with server.bodies.read(request) as content:
         body = parse_feedback(content)
     try:
-        await server.ledger().add_feedback(owner, body.id, body.choice, body.feedback())
+        await server.ledger().write(add_feedback, owner, body.id, body.choice, body.feedback())
     except UnknownTurn as error:
         raise ApiError(404, str(error), code="unknown_completion", param="id") from error
     except CannotJudge as error:
@@ -109,7 +113,7 @@ async def close_session(name: str, request: Request) -> dict[str, str]:
     owner = server.keys.owner(request)
     try:
         for id in possible_names(name):
-            if await server.ledger().close_session(SessionKey(owner, id)):
+            if await server.ledger().write(sessions.close_session, SessionKey(owner, id)):
                 return {"id": id, "status": "closed"}
     except CaptureSuspended as error:
         raise ApiError(503, f"The session cannot be closed at the moment: {error}.") from error
@@ -126,10 +130,14 @@ async def reward_session(name: str, request: Request) -> dict[str, str]:
     owner = server.keys.owner(request)
     async with server.bodies.read(request) as content:
         body = parse(RewardRequest, content)
+    ledger = server.ledger()
     try:
         for id in possible_names(name):
             with contextlib.suppress(UnknownSession):
-                await server.ledger().end_episode(SessionKey(owner, id), body.result())
+                late = await ledger.write(episodes.end, SessionKey(owner, id), body.result(), ledger.group_size)
+                if late:
+                    # Raised only here: that the attempt came too late is recorded.
+                    raise TooLate(GROUP_IS_CLOSED)
                 return {"id": id, "status": "recorded"}
     except AlreadyRewarded as error:
         raise ApiError(409, str(error), code="already_rewarded") from error

@@ -12,6 +12,7 @@ from fastapi.responses import JSONResponse
 
 from openclaw_rl.api.state import ServerState, server_of
 from openclaw_rl.engines.base import EngineStats
+from openclaw_rl.ledger import groups
 from openclaw_rl.ledger.errors import CaptureSuspended
 
 router = APIRouter()
@@ -91,7 +92,7 @@ def queue(server: ServerState) -> dict[str, int] | None:
     if server.service.capture is None:
         return None
     try:
-        return asdict(server.service.capture.ledger.queue())
+        return asdict(server.service.capture.ledger.read(groups.queue))
     except CaptureSuspended:
         return None
 

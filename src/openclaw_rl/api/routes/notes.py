@@ -10,8 +10,8 @@ from pydantic import AfterValidator, Field
 from openclaw_rl.api.errors import ApiError
 from openclaw_rl.api.state import server_of
 from openclaw_rl.api.wire import WireModel, body_schema, parse
+from openclaw_rl.ledger import notes
 from openclaw_rl.ledger.errors import CaptureSuspended, TooManyNotes, UnknownNote
-from openclaw_rl.ledger.notes import MAX_NOTE_CHARACTERS, one_line
 from openclaw_rl.types import Note
 
 router = APIRouter()
@@ -21,12 +21,12 @@ MAX_NUMBER = 2**63 - 1
 
 
 def not_blank(text: str) -> str:
-    if not one_line(text):
+    if not notes.one_line(text):
         raise ValueError("a note says something")
     return text
 
 
-NoteText = Annotated[str, Field(max_length=MAX_NOTE_CHARACTERS, strict=True), AfterValidator(not_blank)]
+NoteText = Annotated[str, Field(max_length=notes.MAX_NOTE_CHARACTERS, strict=True), AfterValidator(not_blank)]
 
 
 class NoteRequest(WireModel):
@@ -49,7 +49,7 @@ async def list_notes(request: Request) -> dict[str, Any]:
     server = server_of(request)
     owner = server.keys.owner(request)
     with errors_of_notes():
-        return {"object": "list", "data": [encode(note) for note in server.ledger().notes.of_owner(owner)]}
+        return {"object": "list", "data": [encode(note) for note in server.ledger().read(notes.of_owner, owner)]}
 
 
 @router.post("/v1/notes", openapi_extra=body_schema(NoteRequest))
@@ -64,7 +64,7 @@ async def add_note(request: Request) -> dict[str, Any]:
         raise ApiError(409, "This server uses no notes (--no-notes).", code="notes_off")
     topic = await server.operations.topic_of(body.text)
     with errors_of_notes():
-        return encode(await ledger.notes.add(owner, body.text, topic, pinned=body.pinned))
+        return encode(await ledger.write(notes.add, owner, body.text, topic, pinned=body.pinned))
 
 
 @router.patch("/v1/notes/{number}", openapi_extra=body_schema(NoteChange))
@@ -74,11 +74,12 @@ async def change_note(number: str, request: Request) -> dict[str, Any]:
     owner = server.keys.owner(request)
     async with server.bodies.read(request) as content:
         body = parse(NoteChange, content)
-    notes = server.ledger().notes
+    ledger = server.ledger()
     text = body.text
     topic = await server.operations.topic_of(text) if text else ""
     with errors_of_notes():
-        return encode(await notes.edit(owner, read_number(number), text=text, topic=topic, pinned=body.pinned))
+        edited = ledger.write(notes.edit, read_number(number), owner, text=text, topic=topic, pinned=body.pinned)
+        return encode(await edited)
 
 
 @router.delete("/v1/notes/{number}")
@@ -87,7 +88,7 @@ async def remove_note(number: str, request: Request) -> dict[str, Any]:
     server = server_of(request)
     owner = server.keys.owner(request)
     with errors_of_notes():
-        await server.ledger().notes.remove(owner, read_number(number))
+        await server.ledger().write(notes.remove, read_number(number), owner)
     return {"id": int(number), "status": "removed"}
 
 

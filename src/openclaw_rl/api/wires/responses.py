@@ -13,7 +13,8 @@ from openclaw_rl.api.wire import ChatRequest
 from openclaw_rl.api.wires.base import Block, BlockEvent, BlockReader, named_event
 from openclaw_rl.api.wires.responses_request import NAMES, ResponsesRequest, parse_responses, translate
 from openclaw_rl.ledger.errors import CaptureSuspended, UnknownTurn
-from openclaw_rl.ledger.ledger import Ledger
+from openclaw_rl.ledger.store import Ledger
+from openclaw_rl.ledger.turns import conversation
 from openclaw_rl.rendering.chat import Message
 from openclaw_rl.rendering.response import Delta, Piece, ReasoningText
 from openclaw_rl.rendering.tool_calls import ParsedToolCall
@@ -136,7 +137,7 @@ class ResponsesWire:
             problem = "previous_response_id needs turns to be captured, and this server captures none (--no-capture)."
             raise ApiError(400, problem, code="previous_response_not_found", param="previous_response_id")
         try:
-            messages = self.ledger.conversation(self.owner, id)
+            messages = self.ledger.read(conversation, self.owner, id)
         except UnknownTurn as error:
             problem = f"The previous response {id!r} cannot be continued: {error}"
             raise ApiError(400, problem, code="previous_response_not_found", param="previous_response_id") from error

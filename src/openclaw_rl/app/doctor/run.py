@@ -10,7 +10,7 @@ from openclaw_rl.app.http_server import bind
 from openclaw_rl.app.hub import OnHub, ask_hub, is_downloaded
 from openclaw_rl.engines.factory import ModelFiles
 from openclaw_rl.ledger.lock import read_server
-from openclaw_rl.ledger.offline import inspect_ledger
+from openclaw_rl.ledger.schema import inspect_ledger
 from openclaw_rl.models import can_be_fetched, find_model
 
 #: A key with fewer characters can be guessed.

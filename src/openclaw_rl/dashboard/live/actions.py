@@ -17,10 +17,14 @@ from openclaw_rl.dashboard.live.access import Viewer, is_same_site
 from openclaw_rl.dashboard.live.dashboard import HEADERS, PART_HEADER, Dashboard, PageProblem, redirect
 from openclaw_rl.dashboard.live.pages import dashboard_of
 from openclaw_rl.learn.run_files import finish_deletions
+from openclaw_rl.ledger.deletion import delete_sessions
 from openclaw_rl.ledger.errors import CannotJudge, CaptureSuspended, LedgerUnusable, UnknownTurn
-from openclaw_rl.ledger.ledger import Ledger
-from openclaw_rl.ledger.offline import open_offline
+from openclaw_rl.ledger.pages import find_session, find_turns
+from openclaw_rl.ledger.schema import open_ledger
 from openclaw_rl.ledger.status import plural
+from openclaw_rl.ledger.store import Ledger
+from openclaw_rl.ledger.training import steps_with
+from openclaw_rl.ledger.turns import add_feedback
 from openclaw_rl.types import Feedback
 
 log = logging.getLogger(__name__)
@@ -124,12 +128,12 @@ async def rate(dashboard: Dashboard, viewer: Viewer, fields: Fields) -> tuple[st
     score = {"1": 1.0, "-1": -1.0}.get(fields.get("score", ""))
     if score is None:
         raise PageProblem(400, "Choose a thumb.")
-    cards = await dashboard.threads.read(lambda reader: reader.turn_cards(viewer.owner, [number]))
+    cards = await dashboard.threads.read(find_turns, viewer.owner, [number])
     if not cards:
         raise PageProblem(404, "You have no such turn.")
     feedback = Feedback(score, fields.get("text", "").strip()[:MAX_TEXT_CHARACTERS])
     try:
-        await ledger.add_feedback(viewer.owner, cards[0].completion, cards[0].choice, feedback)
+        await ledger.write(add_feedback, viewer.owner, cards[0].completion, cards[0].choice, feedback)
     except UnknownTurn as error:
         raise PageProblem(404, str(error)) from error
     except CannotJudge as error:
@@ -140,11 +144,11 @@ async def rate(dashboard: Dashboard, viewer: Viewer, fields: Fields) -> tuple[st
 async def forget(dashboard: Dashboard, viewer: Viewer, fields: Fields) -> tuple[str, str]:
     """Delete a session of the viewer for good."""
     ledger, number = ledger_of(dashboard), number_in(fields, "session")
-    session = await dashboard.threads.read(lambda reader: reader.session_card(viewer.owner, number))
+    session = await dashboard.threads.read(find_session, viewer.owner, number)
     if session is None:
         raise PageProblem(404, "You have no such session.")
-    turns = await ledger.forget([number])
-    steps = await dashboard.threads.read(lambda reader: reader.steps_with(turns))
+    turns = await ledger.write(delete_sessions, [number])
+    steps = await dashboard.threads.read(steps_with, turns)
     problems = await asyncio.to_thread(clean_files, ledger, dashboard)
     said = f"Forgot the session with its {plural(len(turns), 'turn', 'turns')}."
     if steps:
@@ -159,8 +163,8 @@ async def forget(dashboard: Dashboard, viewer: Viewer, fields: Fields) -> tuple[
 def clean_files(ledger: Ledger, dashboard: Dashboard) -> list[str]:
     """Remove what was deleted from all files too; a sentence, which is logged, about each thing that stays."""
     problems: list[str] = []
-    with open_offline(ledger.folder) as offline:
-        finish_deletions(dashboard.run.run_dir or ledger.folder, offline, problems.append, beside_server=True)
+    with open_ledger(ledger.folder) as db:
+        finish_deletions(dashboard.run.run_dir or ledger.folder, db, problems.append, beside_server=True)
     for problem in problems:
         log.warning("%s", problem)
     return problems

@@ -3,6 +3,7 @@
 import asyncio
 import secrets
 from collections.abc import AsyncIterator
+from sqlite3 import Connection
 from typing import Any
 
 from pydantic_core import to_json
@@ -20,7 +21,7 @@ from openclaw_rl.dashboard.live.dashboard import HEADERS, Dashboard, PageProblem
 from openclaw_rl.dashboard.live.pages import dashboard_of
 from openclaw_rl.engines.base import VersionGone
 from openclaw_rl.ledger.errors import CannotJudge, UnknownTurn
-from openclaw_rl.ledger.reader import LedgerReader
+from openclaw_rl.ledger.turns import add_feedback
 from openclaw_rl.types import BASE_VERSION, Feedback
 
 MAX_QUESTION_CHARACTERS = 20_000
@@ -32,7 +33,7 @@ MAX_CHECKPOINTS = 30
 async def page(request: Request) -> Response:
     dashboard = dashboard_of(request)
 
-    def read(_reader: LedgerReader, _viewer: Viewer) -> dict[str, Any]:
+    def read(_db: Connection, _viewer: Viewer) -> dict[str, Any]:
         return {"choices": choices(dashboard), "why_not": why_not(dashboard)}
 
     return await dashboard.page(request, "compare", "compare", read, operator_only=True)
@@ -165,7 +166,7 @@ async def vote(dashboard: Dashboard, viewer: Viewer, fields: Fields) -> tuple[st
     try:
         for side, completion in zip(SIDES, comparison.completions, strict=True):
             score = 1.0 if side == better else -1.0
-            await dashboard.ledger.add_feedback(viewer.owner, completion, 0, Feedback(score))
+            await dashboard.ledger.write(add_feedback, viewer.owner, completion, 0, Feedback(score))
     except (UnknownTurn, CannotJudge) as error:
         raise PageProblem(409, f"{names} The vote was not recorded: {error}") from error
     return f"{names} Your vote is recorded.", ""

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from pathlib import Path
+from sqlite3 import Connection
 from typing import Any
 
 from starlette.requests import Request
@@ -17,7 +18,7 @@ from openclaw_rl.dashboard.live.reads import PageThreads
 from openclaw_rl.dashboard.views.learning import STYLES
 from openclaw_rl.learn.checkpoints import Checkpoints
 from openclaw_rl.ledger.errors import CaptureSuspended, LedgerUnusable
-from openclaw_rl.ledger.reader import LedgerReader
+from openclaw_rl.ledger.pages import cursor
 from openclaw_rl.methods.base import Method
 from openclaw_rl.types import Sign
 
@@ -54,7 +55,7 @@ class LiveRun:
 
 
 #: Reads what a page shows, for its viewer.
-ReadPage = Callable[[LedgerReader, Viewer], dict[str, Any]]
+ReadPage = Callable[[Connection, Viewer], dict[str, Any]]
 
 
 class PageProblem(Exception):
@@ -137,9 +138,8 @@ class Dashboard:
             if self.ledger is None and without_ledger is not None:
                 values = {**self.frame(request, viewer, tab, 0), **without_ledger(viewer)}
                 return render(f"dashboard/templates/{template}.html.j2", **values)
-            reader = self.threads.reader()
-            with reader.snapshot():
-                values = {**self.frame(request, viewer, tab, reader.cursor()), **read(reader, viewer)}
+            with self.threads.snapshot() as db:
+                values = {**self.frame(request, viewer, tab, cursor(db)), **read(db, viewer)}
             return render(f"dashboard/templates/{template}.html.j2", **values)
 
         try:

@@ -10,6 +10,7 @@ from pydantic_core import to_json
 
 from openclaw_rl.dashboard.live.reads import PageThreads
 from openclaw_rl.ledger.errors import CaptureSuspended, LedgerUnusable
+from openclaw_rl.ledger.pages import changes_for
 from openclaw_rl.types import PageChanges
 
 #: The shortest time between two messages to one page.
@@ -89,7 +90,7 @@ class ChangeFeed:
     async def _changes(self, since: int, owner: str) -> PageChanges:
         """What changed; nothing if the ledger cannot be read at the moment: the next change is read with it."""
         try:
-            return await self._threads.read(lambda reader: reader.changes_for(since, owner))
+            return await self._threads.read(changes_for, since, owner)
         except (CaptureSuspended, LedgerUnusable):
             return PageChanges(since)
 

@@ -1,5 +1,6 @@
 """Learning and Environments: training steps with their batches, groups with their attempts."""
 
+from sqlite3 import Connection
 from typing import Any
 
 from starlette.requests import Request
@@ -13,12 +14,13 @@ from openclaw_rl.dashboard.live.dashboard import HEADERS, Dashboard, PageProblem
 from openclaw_rl.dashboard.live.pages import dashboard_of
 from openclaw_rl.dashboard.live.screenshots import latest_shots
 from openclaw_rl.dashboard.views.learning import COLUMNS, evaluation_charts, reward_charts, step_charts, step_row
-from openclaw_rl.dashboard.views.turns import from_card
+from openclaw_rl.dashboard.views.turn_view import from_card
 from openclaw_rl.engines.base import EngineError
 from openclaw_rl.learn.checkpoints import Checkpoint
 from openclaw_rl.learn.gate import answer_greedily
-from openclaw_rl.ledger import episode_words
-from openclaw_rl.ledger.reader import LedgerReader
+from openclaw_rl.ledger import pages
+from openclaw_rl.ledger.episodes import outcome
+from openclaw_rl.ledger.turns import load_turn
 from openclaw_rl.types import BASE_VERSION
 
 STEPS_ON_A_PAGE, STEPS_IN_CHARTS = 50, 1000
@@ -30,11 +32,11 @@ async def learning(request: Request) -> Response:
     dashboard = dashboard_of(request)
     before = whole_number(request, "before")
 
-    def read(reader: LedgerReader, _viewer: Viewer) -> dict[str, Any]:
-        updates = reader.update_page(before, STEPS_ON_A_PAGE + 1)
+    def read(db: Connection, _viewer: Viewer) -> dict[str, Any]:
+        updates = pages.update_page(db, before, STEPS_ON_A_PAGE + 1)
         shown = updates[:STEPS_ON_A_PAGE]
         return {
-            "charts_made": learning_charts(dashboard, reader) if before is None else [],
+            "charts_made": learning_charts(dashboard, db) if before is None else [],
             "columns": COLUMNS,
             "rows": [step_row(update) for update in shown],
             "older": shown[-1].number if len(updates) > STEPS_ON_A_PAGE else None,
@@ -47,9 +49,9 @@ async def learning(request: Request) -> Response:
     return await dashboard.page(request, "learning", "learning", read, operator_only=True)
 
 
-def learning_charts(dashboard: Dashboard, reader: LedgerReader) -> list[Chart]:
+def learning_charts(dashboard: Dashboard, db: Connection) -> list[Chart]:
     evaluated = evaluation_charts(read_evaluations(dashboard.run.run_dir))
-    return [*evaluated, *step_charts(reader.step_metrics(STEPS_IN_CHARTS))]
+    return [*evaluated, *step_charts(pages.step_metrics(db, STEPS_IN_CHARTS))]
 
 
 def checkpoints_of(dashboard: Dashboard) -> list[Checkpoint]:
@@ -60,11 +62,11 @@ def checkpoints_of(dashboard: Dashboard) -> list[Checkpoint]:
 async def step(request: Request) -> Response:
     dashboard = dashboard_of(request)
 
-    def read(reader: LedgerReader, viewer: Viewer) -> dict[str, Any]:
-        update = reader.update_card(request.path_params["number"])
+    def read(db: Connection, viewer: Viewer) -> dict[str, Any]:
+        update = pages.find_update(db, request.path_params["number"])
         if update is None:
             raise PageProblem(404, "There is no such training step.")
-        batch = reader.update_batch(update, viewer.owner)
+        batch = pages.update_batch(db, update, viewer.owner)
         return {
             "update": update,
             "row": step_row(update),
@@ -88,11 +90,11 @@ async def again(request: Request) -> Response:
         return Response("This is for the operator's key.", 403, HEADERS, "text/plain")
     number = request.path_params["number"]
 
-    def read(reader: LedgerReader) -> tuple[list[int], int | None, int | None] | None:
-        update = reader.update_card(request.path_params["update"])
-        if update is None or not reader.turn_cards(viewer.owner, [number]):
+    def read(db: Connection) -> tuple[list[int], int | None, int | None] | None:
+        update = pages.find_update(db, request.path_params["update"])
+        if update is None or not pages.find_turns(db, viewer.owner, [number]):
             return None
-        return reader.turn(number).prompt_ids, reader.update_batch(update, viewer.owner).parent, update.version
+        return load_turn(db, number).prompt_ids, pages.update_batch(db, update, viewer.owner).parent, update.version
 
     asked = await dashboard.threads.read(read)
     if asked is None:
@@ -116,18 +118,20 @@ async def environments(request: Request) -> Response:
     dashboard = dashboard_of(request)
     before = whole_number(request, "before")
 
-    def read(reader: LedgerReader, viewer: Viewer) -> dict[str, Any]:
-        groups = reader.group_page(viewer.owner, before, GROUPS_ON_A_PAGE + 1)
+    def read(db: Connection, viewer: Viewer) -> dict[str, Any]:
+        groups = pages.group_page(db, viewer.owner, before, GROUPS_ON_A_PAGE + 1)
         shown = groups[:GROUPS_ON_A_PAGE]
-        points = reader.episode_points(viewer.owner, EPISODES_IN_CHARTS) if before is None else []
+        is_first = before is None
+        points = pages.episode_points(db, viewer.owner, EPISODES_IN_CHARTS) if is_first else []
+        latest = pages.session_page(db, viewer.owner, None, GROUPS_ON_A_PAGE, "episodes") if is_first else []
         return {
             "charts_made": reward_charts(points),
             "groups": shown,
             "older": shown[-1].number if len(groups) > GROUPS_ON_A_PAGE else None,
             "before": before,
-            "episodes": reader.session_page(viewer.owner, None, GROUPS_ON_A_PAGE, "episodes") if before is None else [],
-            "outcome": episode_words.outcome,
-            "shots": latest_shots(dashboard, reader, viewer) if before is None else [],
+            "episodes": latest,
+            "outcome": outcome,
+            "shots": latest_shots(dashboard, db, viewer) if is_first else [],
         }
 
     return await dashboard.page(request, "environments", "environments", read)

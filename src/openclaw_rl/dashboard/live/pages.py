@@ -1,5 +1,6 @@
 """The views that can be looked at: each reads a piece of the ledger for its viewer."""
 
+from sqlite3 import Connection
 from typing import Any
 
 from starlette.requests import Request
@@ -12,12 +13,12 @@ from openclaw_rl.dashboard.live.dashboard import HEADERS, Dashboard, PageProblem
 from openclaw_rl.dashboard.screenshots import images
 from openclaw_rl.dashboard.views.now import NowView, Tile, amount, memory_bytes, now_view, size
 from openclaw_rl.dashboard.views.tokens import compare_hints, token_view
-from openclaw_rl.dashboard.views.turns import from_card
-from openclaw_rl.ledger import episode_words
-from openclaw_rl.ledger.pages import ONLY
-from openclaw_rl.ledger.reader import LedgerReader
+from openclaw_rl.dashboard.views.turn_view import from_card
+from openclaw_rl.ledger import episodes
+from openclaw_rl.ledger.pages import ONLY, find_session, find_turns, session_page, turn_page
 from openclaw_rl.ledger.screenshots import folder_name
 from openclaw_rl.ledger.status import Status, read_status
+from openclaw_rl.ledger.turns import load_turn
 from openclaw_rl.types import PagePlace, SessionCard
 
 SESSIONS_ON_A_PAGE, LATEST_SESSIONS = 40, 8
@@ -62,10 +63,10 @@ async def now(request: Request) -> Response:
 
     def values(status: Status, viewer: Viewer, sessions: list[SessionCard]) -> dict[str, Any]:
         view = now_of(dashboard, status, viewer)
-        return {"now": view, "sessions": sessions, "outcome": episode_words.outcome, "url": url}
+        return {"now": view, "sessions": sessions, "outcome": episodes.outcome, "url": url}
 
-    def read(reader: LedgerReader, viewer: Viewer) -> dict[str, Any]:
-        return values(reader.status(url, ready), viewer, reader.session_page(viewer.owner, None, LATEST_SESSIONS))
+    def read(db: Connection, viewer: Viewer) -> dict[str, Any]:
+        return values(read_status(db, url, ready), viewer, session_page(db, viewer.owner, None, LATEST_SESSIONS))
 
     def without_ledger(viewer: Viewer) -> dict[str, Any]:
         return values(read_status(None, url, ready), viewer, [])
@@ -99,15 +100,15 @@ async def sessions(request: Request) -> Response:
     only = only if only in ONLY else ""
     after = place_of(request.query_params.get("after", ""))
 
-    def read(reader: LedgerReader, viewer: Viewer) -> dict[str, Any]:
-        cards = reader.session_page(viewer.owner, after, SESSIONS_ON_A_PAGE + 1, only)
+    def read(db: Connection, viewer: Viewer) -> dict[str, Any]:
+        cards = session_page(db, viewer.owner, after, SESSIONS_ON_A_PAGE + 1, only)
         last = cards[SESSIONS_ON_A_PAGE - 1] if len(cards) > SESSIONS_ON_A_PAGE else None
         return {
             "sessions": cards[:SESSIONS_ON_A_PAGE],
             "older": f"{last.last!r}-{last.number}" if last else "",
             "after": after,
             "only": only,
-            "outcome": episode_words.outcome,
+            "outcome": episodes.outcome,
         }
 
     return await dashboard.page(request, "sessions", "sessions", read)
@@ -126,11 +127,11 @@ async def session(request: Request) -> Response:
     dashboard = dashboard_of(request)
     before = whole_number(request, "before")
 
-    def read(reader: LedgerReader, viewer: Viewer) -> dict[str, Any]:
-        card = reader.session_card(viewer.owner, request.path_params["number"])
+    def read(db: Connection, viewer: Viewer) -> dict[str, Any]:
+        card = find_session(db, viewer.owner, request.path_params["number"])
         if card is None:
             raise PageProblem(404, "You have no such session. It may have been forgotten.")
-        turns = reader.turn_page(card.number, before, TURNS_ON_A_PAGE + 1)
+        turns = turn_page(db, card.number, before, TURNS_ON_A_PAGE + 1)
         shown = turns[-TURNS_ON_A_PAGE:]
         folder = folder_name(card.key.id)
         return {
@@ -138,7 +139,7 @@ async def session(request: Request) -> Response:
             "turns": [from_card(turn) for turn in shown],
             "older": shown[0].number if len(turns) > TURNS_ON_A_PAGE else None,
             "before": before,
-            "describe": episode_words.describe,
+            "describe": episodes.describe,
             "folder": folder,
             "shots": images(dashboard.run.run_dir, folder) if viewer.is_operator else [],
         }
@@ -155,10 +156,10 @@ async def tokens(request: Request) -> Response:
         return dashboard.login_page(request)
 
     def make() -> str | None:
-        reader = dashboard.threads.reader()
-        if not reader.turn_cards(viewer.owner, [number]):
-            return None
-        turn = reader.turn(number)
+        with dashboard.threads.snapshot() as db:
+            if not find_turns(db, viewer.owner, [number]):
+                return None
+            turn = load_turn(db, number)
         method, tokenizer = dashboard.run.method, dashboard.server.service.renderer.tokenizer.backend
         view, overlaps = token_view(tokenizer, turn, method), compare_hints(turn, method.topk)
         return render("dashboard/templates/tokens.html.j2", view=view, overlaps=overlaps)

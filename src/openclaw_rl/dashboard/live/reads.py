@@ -3,13 +3,15 @@
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from contextlib import AbstractContextManager
+from sqlite3 import Connection
+from typing import ParamSpec, TypeVar
 
 from openclaw_rl.ledger.errors import NoLedger
-from openclaw_rl.ledger.ledger import Ledger
-from openclaw_rl.ledger.reader import LedgerReader
+from openclaw_rl.ledger.store import Ledger, Query
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 #: Pages that are made at the same time.
 THREADS = 2
@@ -25,12 +27,17 @@ class PageThreads:
     async def run(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
-    async def read(self, query: Callable[[LedgerReader], T]) -> T:
+    async def read(self, query: Query[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a query in a thread. Raises LedgerUnusable, also on a server that records nothing."""
-        return await self.run(lambda: query(self.reader()))
 
-    def reader(self) -> LedgerReader:
-        """The read model, for the calling thread. Raises NoLedger on a server that records nothing."""
+        def read() -> T:
+            with self.snapshot() as db:
+                return query(db, *args, **kwargs)
+
+        return await self.run(read)
+
+    def snapshot(self) -> AbstractContextManager[Connection]:
+        """One moment of the ledger, for the calling thread. Raises NoLedger on a server that records nothing."""
         if self.ledger is None:
             raise NoLedger("This server records nothing (--no-capture), so there is nothing to see here.")
-        return self.ledger.reader()
+        return self.ledger.snapshot()

@@ -1,18 +1,22 @@
-"""Training steps: which turns a step takes, what became of it, and how the ledger is reconciled with a checkpoint.
+"""Training steps and the policies that they made.
 
 A turn is in at most one step that counts; an imported turn in one for each epoch. A step counts (`applied`), was lost
 when the learner crashed or restarted (`undone`: its turns can be trained on again), was rolled back (`rolled_back`) or
 was refused (`quarantined`).
+
+A step makes a new policy version from the one before it. A version that serves the weights of another one again, after
+a rollback, is made from that one without a step.
 """
 
 import json
 import sqlite3
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from openclaw_rl.ledger import episodes, groups, policies
-from openclaw_rl.ledger.changes import IMPORTED, QUARANTINED, move
+from openclaw_rl.ledger import episodes, groups
+from openclaw_rl.ledger.sessions import IMPORTED
+from openclaw_rl.ledger.states import QUARANTINED, move
 from openclaw_rl.types import BASE_VERSION, Batch, LeaseEnd, State, StepOutcome, Update
 
 #: How a turn that waits or was dropped becomes one that was trained on, if a policy that contains it is loaded.
@@ -49,7 +53,7 @@ def claim(db: sqlite3.Connection, count: int, step: int, max_staleness: int) -> 
     return sorted(turns)
 
 
-def claim_again(db: sqlite3.Connection, turns: Sequence[int]) -> list[int]:
+def claim_lost_step(db: sqlite3.Connection, turns: Sequence[int]) -> list[int]:
     """Take the turns of a step that was lost; none of them if one was forgotten or is being judged again."""
     if any(_state(db, turn) is not State.JUDGED for turn in turns):
         return []
@@ -58,7 +62,7 @@ def claim_again(db: sqlite3.Connection, turns: Sequence[int]) -> list[int]:
     return sorted(turns)
 
 
-def release(db: sqlite3.Connection) -> None:
+def release_batches(db: sqlite3.Connection) -> None:
     """Return the turns of a step that did not happen to those that can be trained on.
 
     It also ends the leases of outside trainers: the caller's learner decides from now on.
@@ -69,7 +73,7 @@ def release(db: sqlite3.Connection) -> None:
         move(db, row["number"], State.JUDGED)
 
 
-def apply(
+def apply_step(
     db: sqlite3.Connection,
     step: int,
     version: int,
@@ -86,7 +90,7 @@ def apply(
         (StepOutcome.APPLIED, json.dumps(metrics or {}), time.time(), version, StepOutcome.UNDONE),
     )
     if not undone.rowcount:
-        policies.add(db, version, _newest_before(db, step, version) if parent is None else parent)
+        add_policy(db, version, _newest_before(db, step, version) if parent is None else parent)
         record_step(db, step, version, StepOutcome.APPLIED, turns, metrics=metrics)
     for turn in turns:
         move(db, turn, State.APPLIED)
@@ -127,24 +131,13 @@ def reconcile(db: sqlite3.Connection, version: int, step: int, batches: Sequence
     Steps in the checkpoint count, whether or not the ledger knew of them: the checkpoint remembers its last `batches`.
     Steps that made later versions were lost. Steps that are not in it and made earlier versions were rolled back.
     """
-    release(db)
+    release_batches(db)
     for batch in batches:
-        if not policies.is_known(db, batch.version):
-            policies.add(db, batch.version, _newest_before(db, batch.step, batch.version))
+        if not is_known_policy(db, batch.version):
+            add_policy(db, batch.version, _newest_before(db, batch.step, batch.version))
             record_step(db, batch.step, batch.version, StepOutcome.UNDONE, batch.turns)
     infer_policies(db, {version: step})
     return follow(db, version, undo_after=version)
-
-
-def infer_policies(db: sqlite3.Connection, steps: Mapping[int, int]) -> None:
-    """Record policy versions that the ledger does not know, given the step of each.
-
-    Programs before the record of policies gave a policy a new number when they rolled back to it. Such a policy counts
-    as made from the newest one up to its step.
-    """
-    for version, step in steps.items():
-        if version and not policies.is_known(db, version):
-            policies.add(db, version, _newest_before(db, step + 1, version))
 
 
 def follow(db: sqlite3.Connection, version: int, undo_after: int | None = None) -> list[int]:
@@ -153,7 +146,7 @@ def follow(db: sqlite3.Connection, version: int, undo_after: int | None = None) 
     Other steps that made versions after `undo_after` are undone, so that their turns can be trained on again, and are
     returned. The rest are rolled back.
     """
-    line = set(policies.line(db, version))
+    line = set(policy_line(db, version))
     undone = []
     for row in db.execute(
         "SELECT number, step, version FROM updates WHERE outcome = ? ORDER BY step", (StepOutcome.APPLIED,)
@@ -177,7 +170,7 @@ def follow(db: sqlite3.Connection, version: int, undo_after: int | None = None) 
     return undone
 
 
-def lost(db: sqlite3.Connection, version: int) -> list[Batch]:
+def steps_after(db: sqlite3.Connection, version: int) -> list[Batch]:
     """The steps that led from a policy version to the newest one that was made from it, in their order.
 
     A server that continues from the version makes them again. Steps that were rolled back are not among them.
@@ -188,7 +181,7 @@ def lost(db: sqlite3.Connection, version: int) -> list[Batch]:
         (*made, version),
     ).fetchall()
     for newest in rows:
-        line = policies.line(db, newest["version"])
+        line = policy_line(db, newest["version"])
         if version == BASE_VERSION or version in line:
             return [
                 Batch(row["step"], row["version"], tuple(_turns_in(db, row["number"])))
@@ -200,7 +193,7 @@ def lost(db: sqlite3.Connection, version: int) -> list[Batch]:
 
 def give_up(db: sqlite3.Connection, batches: Sequence[Batch]) -> None:
     """Roll lost steps back before they are made again: their turns are not trained on any more."""
-    release(db)
+    release_batches(db)
     for batch in batches:
         db.execute(
             "UPDATE updates SET outcome = ? WHERE version = ? AND outcome = ?",
@@ -210,15 +203,7 @@ def give_up(db: sqlite3.Connection, batches: Sequence[Batch]) -> None:
             _move_to_applied(db, turn, _state(db, turn))
 
 
-def latest_version(db: sqlite3.Connection) -> int:
-    """The highest policy version in the ledger: a number is never used for two policies."""
-    (version,) = db.execute(
-        "SELECT max(coalesce((SELECT max(version) FROM policies), 0), coalesce((SELECT max(version) FROM turns), 0))"
-    ).fetchone()
-    return int(version)
-
-
-def load(db: sqlite3.Connection, outcome: StepOutcome | None = None) -> list[Update]:
+def load_steps(db: sqlite3.Connection, outcome: StepOutcome | None = None) -> list[Update]:
     """Training steps in the order they were made; those with one outcome if it is given."""
     rows = db.execute(
         "SELECT * FROM updates WHERE coalesce(?, outcome) = outcome ORDER BY number", (outcome,)
@@ -254,6 +239,88 @@ def record_step(
         (step, version, outcome, reason, json.dumps(metrics or {}), time.time()),
     ).fetchone()
     db.executemany("INSERT INTO update_turns (number, turn) VALUES (?, ?)", [(row["number"], turn) for turn in turns])
+
+
+def add_policy(db: sqlite3.Connection, version: int, parent: int, label: str = "") -> None:
+    """Record a policy before it serves or is saved. A number that another policy has raises sqlite3.IntegrityError.
+
+    `label` is what the inference servers call its weights, if an outside trainer made them.
+    """
+    db.execute("INSERT INTO policies (version, parent, label) VALUES (?, ?, ?)", (version, parent, label))
+
+
+def weights_label(db: sqlite3.Connection, version: int) -> str:
+    """What the inference servers call a policy's weights; empty if they are not an outside trainer's."""
+    row = db.execute("SELECT label FROM policies WHERE version = ?", (version,)).fetchone()
+    return str(row["label"]) if row else ""
+
+
+def is_known_policy(db: sqlite3.Connection, version: int) -> bool:
+    return db.execute("SELECT 1 FROM policies WHERE version = ?", (version,)).fetchone() is not None
+
+
+def policy_line(db: sqlite3.Connection, version: int) -> list[int]:
+    """A version and those that it was made from, the newest first, without the base model."""
+    rows = db.execute(
+        "WITH RECURSIVE line (version) AS (SELECT ?1 UNION"
+        " SELECT p.parent FROM policies p JOIN line ON p.version = line.version)"
+        " SELECT version FROM line WHERE version != ?2 ORDER BY version DESC",
+        (version, BASE_VERSION),
+    )
+    return [row["version"] for row in rows]
+
+
+def steps_with(db: sqlite3.Connection, turns: Iterable[int]) -> list[int]:
+    """The training steps that used these turns and made a policy, whether or not they count."""
+    rows = db.execute(
+        "SELECT DISTINCT s.step FROM updates s JOIN update_turns u ON u.number = s.number "
+        "WHERE u.turn IN (SELECT value FROM json_each(?)) AND s.version IS NOT NULL ORDER BY s.step",
+        (json.dumps(list(turns)),),
+    )
+    return [row["step"] for row in rows]
+
+
+def versions_with(db: sqlite3.Connection, turns: Iterable[int]) -> set[int]:
+    """The policy versions that were trained on at least one of these turns."""
+    rows = db.execute(
+        "WITH RECURSIVE trained (version) AS ("
+        " SELECT s.version FROM updates s JOIN update_turns u ON u.number = s.number"
+        " WHERE u.turn IN (SELECT value FROM json_each(?)) AND s.version IS NOT NULL"
+        " UNION SELECT p.version FROM policies p JOIN trained ON p.parent = trained.version)"
+        " SELECT version FROM trained",
+        (json.dumps(list(turns)),),
+    )
+    return {row["version"] for row in rows}
+
+
+def versions_with_deleted_turns(db: sqlite3.Connection) -> set[int]:
+    """The policy versions that were trained on turns that were deleted since."""
+    return versions_with(db, deleted_turns(db))
+
+
+def deleted_turns(db: sqlite3.Connection) -> list[int]:
+    """The turns that steps were made from and that were deleted since."""
+    rows = db.execute("SELECT DISTINCT turn FROM update_turns WHERE turn NOT IN (SELECT number FROM turns)")
+    return [row["turn"] for row in rows]
+
+
+def infer_policies(db: sqlite3.Connection, steps: Mapping[int, int]) -> None:
+    """Record policy versions that the ledger does not know, given the step of each.
+
+    Programs before the record of policies gave a policy a new number when they rolled back to it. Such a policy counts
+    as made from the newest one up to its step.
+    """
+    for version, step in steps.items():
+        if version and not is_known_policy(db, version):
+            add_policy(db, version, _newest_before(db, step + 1, version))
+
+
+def latest_version(db: sqlite3.Connection) -> int:
+    """The highest policy version in the ledger: a number is never used for two policies."""
+    (version,) = db.execute(
+        "SELECT max(coalesce((SELECT max(version) FROM policies), 0), coalesce((SELECT max(version) FROM turns), 0))"
+    ).fetchone()
+    return int(version)
 
 
 def _set_outcome(db: sqlite3.Connection, number: int, outcome: StepOutcome) -> None:

@@ -6,8 +6,8 @@ from typing import Any
 
 from openclaw_rl.dashboard.views.tokens import TokenView
 from openclaw_rl.dashboard.views.words import STATES, spoken
-from openclaw_rl.ledger import episode_words
-from openclaw_rl.ledger.changes import ALREADY_USED
+from openclaw_rl.ledger.episodes import describe_step
+from openclaw_rl.ledger.states import ALREADY_USED
 from openclaw_rl.types import (
     ConversationNote,
     Feedback,
@@ -145,4 +145,4 @@ def utterances(messages: Sequence[Mapping[str, Any]]) -> Iterator[Utterance]:
 
 def step_line(episode: TurnEpisode | None) -> str:
     """The turn's step in its episode, in one line."""
-    return episode_words.describe_step(episode, None) if episode else ""
+    return describe_step(episode, None) if episode else ""

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,10 +25,11 @@ from openclaw_rl.learn.checkpoints import Checkpoint
 from openclaw_rl.learn.imported import score_imported
 from openclaw_rl.learn.loop import LearnLoop
 from openclaw_rl.learn.phases import Phase
+from openclaw_rl.ledger import groups, training, turns, verdicts
 from openclaw_rl.ledger.errors import LedgerError
-from openclaw_rl.ledger.ledger import Ledger
-from openclaw_rl.ledger.offline import open_offline
-from openclaw_rl.ledger.trajectories import Imported
+from openclaw_rl.ledger.schema import open_ledger
+from openclaw_rl.ledger.store import Ledger
+from openclaw_rl.ledger.trajectories import Imported, import_file
 from openclaw_rl.rendering.chat import ChatRenderer
 from openclaw_rl.types import Counts, State
 
@@ -93,12 +95,12 @@ def train(config: Config, files: Sequence[Path], epochs: int, start: Start) -> T
             ledger = stack.enter_context(
                 contextlib.closing(Ledger(config.ledger_dir, config.capture.group_size, group_timeout=0))
             )
-            before = ledger.counts().step
+            before = ledger.read(turns.counts).step
             runner = stack.enter_context(asyncio.Runner(loop_factory=event_loop))
             why_unfinished = runner.run(begin(config, folder, ledger, epochs, start))
-        with open_offline(config.ledger_dir) as offline:
-            counts = offline.reader.counts()
-            judged = sum(verdicts.total for verdicts in offline.reader.verdict_counts())
+        with open_ledger(config.ledger_dir) as db:
+            counts = turns.counts(db)
+            judged = sum(of_source.total for of_source in verdicts.counts(db))
     except (EngineError, LedgerError) as error:
         raise UserError(str(error)) from None
     except asyncio.CancelledError:
@@ -110,9 +112,9 @@ def train(config: Config, files: Sequence[Path], epochs: int, start: Start) -> T
 def import_files(ledger_dir: Path, files: Sequence[Path], renderer: ChatRenderer) -> Imported:
     """Import all files; what they brought together."""
     total = Imported()
-    with open_offline(ledger_dir, create=True) as ledger:
+    with open_ledger(ledger_dir, create_missing=True) as db:
         for file in files:
-            result = ledger.import_file(file, renderer)
+            result = import_file(db, file, renderer)
             total.turns += result.turns
             total.known += result.known
             total.errors += result.errors
@@ -149,7 +151,7 @@ async def start_loops(
 async def run_epochs(ledger: Ledger, learning: LearnLoop, epochs: int, bar: TurnsBar) -> str:
     """Go through all imported turns `epochs` times. Returns why turns are left; empty if none are."""
     for epoch in range(1, epochs + 1):
-        await ledger.begin_epoch(epoch)
+        await ledger.write(training.begin_epoch, epoch)
         total, name = under_way(ledger), f"epoch {epoch} of {epochs}"
 
         def show(total: int = total, name: str = name) -> None:
@@ -176,9 +178,9 @@ async def work_off(ledger: Ledger, learning: LearnLoop, show: Callable[[], None]
             changed.clear()
             with contextlib.suppress(LedgerError):
                 show()
-                comes = ledger.first_unscored() is not None or ledger.queue().to_judge > 0 or ledger.settles()
+                comes = more_to_come(ledger)
                 learning.take_rest(not comes)
-                is_over = learning.progress() is None or not (comes or ledger.trainable())
+                is_over = learning.progress() is None or not (comes or ledger.read(groups.trainable))
                 if is_over and learning.phase is Phase.WAITING:
                     return
             # Not wait_for: in Python 3.11 it may swallow a cancellation.
@@ -187,7 +189,17 @@ async def work_off(ledger: Ledger, learning: LearnLoop, show: Callable[[], None]
                     await changed.wait()
 
 
+def more_to_come(ledger: Ledger) -> bool:
+    """Whether turns wait to be scored, judged or settled before they can be trained on."""
+    return (
+        ledger.read(turns.first_unscored) is not None
+        or ledger.read(groups.queue).to_judge > 0
+        or ledger.read(groups.any_to_settle, time.time() - ledger.group_timeout)
+        or ledger.read(verdicts.any_unsettled)
+    )
+
+
 def under_way(ledger: Ledger) -> int:
     """How many turns may still be trained on."""
-    states = ledger.counts().states
+    states = ledger.read(turns.counts).states
     return sum(states[state] for state in UNDER_WAY)

@@ -1,0 +1,123 @@
+"""Sessions, and their messages.
+
+Requests are paths through a session's tree of messages: what requests have in common is stored once.
+"""
+
+import json
+import sqlite3
+import time
+from collections.abc import Mapping, Sequence
+from hashlib import blake2b
+from typing import Any
+
+from openclaw_rl.ledger.packing import common_prefix, pack_json
+from openclaw_rl.ledger.states import NO_NEXT_STATE, move
+from openclaw_rl.types import SessionKey, State, TurnKind
+
+#: The owner of sessions that came from a file.
+IMPORTED = "imported"
+
+
+def open_session(db: sqlite3.Connection, key: SessionKey, source: str, now: float) -> int:
+    """The session's number. A closed session is opened again."""
+    row = db.execute(
+        "INSERT INTO sessions (owner, id, source, created, last) VALUES (?, ?, ?, ?, ?) "
+        "ON CONFLICT (owner, id) DO UPDATE SET last = excluded.last, closed = NULL, settled = 0 RETURNING number",
+        (*key, source, now, now),
+    ).fetchone()
+    return int(row[0])
+
+
+def close_session(db: sqlite3.Connection, key: SessionKey) -> bool:
+    """Close a session; its waiting turns are dropped, unless they await a reward. False if there is no such session."""
+    row = db.execute("SELECT number FROM sessions WHERE owner = ? AND id = ?", key).fetchone()
+    if row is None:
+        return False
+    _close(db, row["number"])
+    return True
+
+
+def close_idle_sessions(db: sqlite3.Connection, before: float) -> int:
+    """Close the sessions whose last request was before a time; returns how many."""
+    rows = db.execute("SELECT number FROM sessions WHERE closed IS NULL AND last < ?", (before,)).fetchall()
+    for row in rows:
+        _close(db, row["number"])
+    return len(rows)
+
+
+def _close(db: sqlite3.Connection, session: int) -> None:
+    waiting = db.execute(
+        "SELECT number FROM turns WHERE session = ? AND state = ? AND session NOT IN (SELECT session FROM episodes)",
+        (session, State.AWAITING),
+    )
+    for row in waiting.fetchall():
+        move(db, row["number"], State.DROPPED, NO_NEXT_STATE)
+    db.execute("UPDATE sessions SET closed = ? WHERE number = ?", (time.time(), session))
+
+
+def store_messages(
+    db: sqlite3.Connection, session: int, messages: Sequence[Mapping[str, Any]], base: int | None = None
+) -> int:
+    """Follow the session's tree of messages, adding new ones; the number of the last message.
+
+    Turn `base` has probably the same messages at the beginning. They are read at once instead of one by one.
+    """
+    bodies = [pack_json(message) for message in messages]
+    digests = [blake2b(body.encode(), digest_size=16).digest() for body in bodies]
+    path = [] if base is None else stored_path(db, session, base)
+    shared = common_prefix(digests, [digest for _number, digest in path])
+    parent: int | None = path[shared - 1][0] if shared else None
+    for body, digest in zip(bodies[shared:], digests[shared:], strict=True):
+        row = db.execute(
+            "SELECT number FROM messages WHERE session = ? AND coalesce(parent, 0) = ? AND digest = ?",
+            (session, parent or 0, digest),
+        ).fetchone()
+        if row is None:
+            row = db.execute(
+                "INSERT INTO messages (session, parent, digest, body) VALUES (?, ?, ?, ?) RETURNING number",
+                (session, parent, digest, body),
+            ).fetchone()
+        parent = int(row[0])
+    if parent is None:
+        raise ValueError("a request without messages")
+    return parent
+
+
+def stored_path(db: sqlite3.Connection, session: int, turn: int) -> list[tuple[int, bytes]]:
+    """The messages of a turn's request, as numbers and digests; empty if it is a turn of another session."""
+    rows = db.execute(
+        "WITH RECURSIVE line (number, parent, digest, depth) AS ("
+        " SELECT m.number, m.parent, m.digest, 0 FROM turns t JOIN messages m ON m.number = t.request"
+        " WHERE t.number = ? AND t.session = ?"
+        " UNION ALL SELECT m.number, m.parent, m.digest, line.depth + 1"
+        " FROM messages m JOIN line ON m.number = line.parent)"
+        " SELECT number, digest FROM line ORDER BY depth DESC",
+        (turn, session),
+    )
+    return [(row["number"], row["digest"]) for row in rows]
+
+
+def load_messages(db: sqlite3.Connection, last: int) -> list[dict[str, Any]]:
+    """A request's messages, from its last one back to the first."""
+    rows = db.execute(
+        "WITH RECURSIVE line (parent, body, depth) AS ("
+        " SELECT parent, body, 0 FROM messages WHERE number = ?"
+        " UNION ALL SELECT m.parent, m.body, line.depth + 1 FROM messages m JOIN line ON m.number = line.parent)"
+        " SELECT body FROM line ORDER BY depth DESC",
+        (last,),
+    )
+    return [json.loads(row["body"]) for row in rows]
+
+
+def session_ids(db: sqlite3.Connection, prefix: str) -> list[str]:
+    """The ids of sessions that start with `prefix`, of all owners."""
+    query = "SELECT DISTINCT id FROM sessions WHERE substr(id, 1, length(?1)) = ?1 ORDER BY id"
+    return [row["id"] for row in db.execute(query, (prefix,))]
+
+
+def first_messages(db: sqlite3.Connection, session: int) -> list[dict[str, Any]]:
+    """The messages of a session's first main turn, or of its first turn if it has no main turn."""
+    row = db.execute(
+        "SELECT request FROM turns WHERE session = ? ORDER BY kind = ? DESC, number LIMIT 1", (session, TurnKind.MAIN)
+    ).fetchone()
+    return [] if row is None else load_messages(db, row["request"])

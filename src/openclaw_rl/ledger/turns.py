@@ -1,0 +1,485 @@
+"""Turns: how they are recorded, continued and read."""
+
+import json
+import sqlite3
+import time
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from openclaw_rl.ledger import episodes, notes, verdicts
+from openclaw_rl.ledger.errors import CannotJudge, UnknownTurn
+from openclaw_rl.ledger.packing import (
+    common_prefix,
+    pack_flags,
+    pack_floats,
+    pack_ids,
+    pack_json,
+    pack_top,
+    unpack_flags,
+    unpack_floats,
+    unpack_ids,
+    unpack_top,
+)
+from openclaw_rl.ledger.sessions import close_session, load_messages, open_session, store_messages
+from openclaw_rl.ledger.states import ALREADY_USED, EPISODE_ENDED, SUPERSEDED, move
+from openclaw_rl.types import (
+    Counts,
+    EpisodeMode,
+    EpisodeState,
+    Feedback,
+    Scores,
+    SessionKey,
+    State,
+    StoredTurn,
+    Turn,
+    TurnKind,
+)
+
+SESSION = "JOIN sessions s ON s.number = t.session"
+
+
+@dataclass(frozen=True, slots=True)
+class Ancestor:
+    """The turn that a request continues."""
+
+    number: int
+    session: SessionKey
+    depth: int
+    """How many of the request's messages it covers, its own response included."""
+
+
+@dataclass(frozen=True, slots=True)
+class MainTurn:
+    """A turn that can have a next state."""
+
+    number: int
+    has_next_state: bool
+
+
+def capture(
+    db: sqlite3.Connection,
+    turns: Sequence[Turn],
+    source: str,
+    base: int | None,
+    keep: int,
+    *,
+    done: bool = False,
+    episode: EpisodeMode | None = None,
+) -> list[int]:
+    """Store the turns of one answered request; their numbers. Earlier attempts at the same request are superseded.
+
+    With `done`, their session ends; with `episode`, it is one.
+    """
+    first = turns[0]
+    if episode is not None:
+        episodes.begin(db, first.session, source, episode)
+    if first.kind is TurnKind.MAIN:
+        supersede(db, first.session, first.request_key)
+    if base is not None and db.execute("SELECT 1 FROM turns WHERE number = ?", (base,)).fetchone() is None:
+        # The base turn was forgotten while this request was answered: store the whole prompt.
+        base, keep = None, 0
+        turns = [replace(turn, parent=None) for turn in turns]
+    late = EPISODE_ENDED if episode_state(db, first.session) not in (None, EpisodeState.HELD) else ""
+    numbers = []
+    for turn in turns:
+        reason = late if turn.kind is TurnKind.MAIN else turn.kind_reason
+        state = State.DROPPED if reason else State.AWAITING
+        numbers.append(record_turn(db, turn, source, base, keep, state, reason))
+    if done:
+        close_session(db, first.session)
+    return numbers
+
+
+def episode_state(db: sqlite3.Connection, session: SessionKey) -> EpisodeState | None:
+    """The state of a session's episode; None if the session is no episode."""
+    row = db.execute(
+        "SELECT e.state FROM episodes e JOIN sessions s ON s.number = e.session WHERE s.owner = ? AND s.id = ?", session
+    ).fetchone()
+    return row and EpisodeState(row["state"])
+
+
+def supersede(db: sqlite3.Connection, session: SessionKey, request_key: bytes) -> None:
+    """Drop the turns of this session that answered the same request and still wait for a next state."""
+    rows = db.execute(
+        "SELECT t.number FROM turns t JOIN sessions s ON s.number = t.session "
+        "WHERE t.request_key = ? AND s.owner = ? AND s.id = ? AND t.state = ? AND t.next_state IS NULL",
+        (request_key, *session, State.AWAITING),
+    ).fetchall()
+    for row in rows:
+        move(db, row["number"], State.DROPPED, SUPERSEDED)
+
+
+def record_turn(
+    db: sqlite3.Connection, turn: Turn, source: str, base: int | None, keep: int, state: State, reason: str = ""
+) -> int:
+    """Store a turn whose prompt begins with the first `keep` tokens of turn `base`; the turn's number."""
+    now = time.time()
+    session = open_session(db, turn.session, source, now)
+    values = {
+        "session": session,
+        "completion": turn.completion,
+        "choice": turn.choice,
+        "kind": turn.kind,
+        "kind_reason": turn.kind_reason,
+        "state": state,
+        "reason": reason,
+        "created": now if turn.created is None else turn.created,
+        "version": turn.version,
+        "continuation": turn.continuation,
+        "parent": turn.parent,
+        "request": store_messages(db, session, turn.messages, base),
+        "answer": pack_json(turn.message),
+        "base": base,
+        "keep": keep,
+        "added": pack_ids(turn.prompt_ids[keep:]),
+        "prompt_length": len(turn.prompt_ids),
+        "response": pack_ids(turn.response_ids),
+        "logprobs": pack_floats(turn.logprobs),
+        "top": pack_top(turn.top),
+        "forced": pack_flags(turn.forced),
+        "notes_from": turn.notes_from,
+        "sampling": json.dumps({**asdict(turn.sampling), "stop_token_ids": sorted(turn.sampling.stop_token_ids)}),
+        "finish_reason": turn.finish_reason,
+        "request_key": turn.request_key,
+        "end_key": turn.end_key,
+        "details": pack_json(turn.details) if turn.details else None,
+    }
+    names, marks = ", ".join(values), ", ".join(f":{name}" for name in values)
+    row = db.execute(f"INSERT INTO turns ({names}) VALUES ({marks}) RETURNING number", values).fetchone()
+    record_notes(db, int(row[0]), turn)
+    return int(row[0])
+
+
+def record_notes(db: sqlite3.Connection, number: int, turn: Turn) -> None:
+    """Store the notes of a conversation that begins with a turn, and the turn's prompt without notes."""
+    if turn.notes:
+        db.execute("UPDATE turns SET notes_from = number WHERE number = ?", (number,))
+        db.executemany(
+            "INSERT INTO turn_notes (turn, place, note, text, given) VALUES (?, ?, ?, ?, ?)",
+            [(number, place, note.number, note.text, note.given) for place, note in enumerate(turn.notes)],
+        )
+    if turn.plain_ids is not None:
+        prompt, plain = list(turn.prompt_ids), list(turn.plain_ids)
+        start = common_prefix(prompt, plain)
+        end = min(common_prefix(prompt[::-1], plain[::-1]), len(prompt) - start, len(plain) - start)
+        db.execute(
+            "INSERT INTO plain_prompts (turn, start, stop, added) VALUES (?, ?, ?, ?)",
+            (number, start, len(prompt) - end, pack_ids(plain[start : len(plain) - end])),
+        )
+
+
+def set_next_state(db: sqlite3.Connection, turn: int, messages: Sequence[Mapping[str, Any]]) -> None:
+    """Record the messages that followed a turn. The first ones count; a later branch of the session changes nothing.
+
+    The turn can then be judged, unless it is part of an episode: that is what the reward is for.
+    """
+    row = db.execute(
+        "SELECT state, next_state, kind, (SELECT 1 FROM episodes e WHERE e.session = t.session) AS episode "
+        "FROM turns t WHERE number = ?",
+        (turn,),
+    ).fetchone()
+    if row is None:
+        raise UnknownTurn(f"there is no turn {turn}")
+    if row["next_state"] is not None or row["kind"] != TurnKind.MAIN:
+        return
+    db.execute("UPDATE turns SET next_state = ? WHERE number = ?", (pack_json(messages), turn))
+    if row["state"] in (State.AWAITING, State.DROPPED) and not row["episode"]:
+        move(db, turn, State.READY)
+
+
+def set_logprobs(
+    db: sqlite3.Connection, turn: int, version: int, scores: Scores, *, keep_verdict: bool = False
+) -> None:
+    """Score an imported turn: from now on it counts as sampled by that policy version. Its next state is known.
+
+    With `keep_verdict`, a turn that has a verdict from an earlier epoch need not be judged again.
+    """
+    move(db, turn, State.READY)
+    if keep_verdict and db.execute("SELECT 1 FROM verdicts WHERE turn = ?", (turn,)).fetchone():
+        move(db, turn, State.JUDGED)
+    db.execute(
+        "UPDATE turns SET version = ?, logprobs = ?, top = ? WHERE number = ?",
+        (version, pack_floats(scores.logprobs), pack_top(scores.top), turn),
+    )
+
+
+def add_feedback(db: sqlite3.Connection, owner: str, completion: str, choice: int, feedback: Feedback) -> None:
+    """Attach feedback; the turn can then be judged, or judged again. Raises UnknownTurn and CannotJudge."""
+    row = db.execute(
+        "SELECT t.number, t.session, t.state, t.kind, t.kind_reason, t.reason, "
+        "(SELECT 1 FROM episodes e WHERE e.session = t.session) AS episode FROM turns t "
+        "JOIN sessions s ON s.number = t.session WHERE t.completion = ? AND t.choice = ? AND s.owner = ?",
+        (completion, choice, owner),
+    ).fetchone()
+    if row is None:
+        raise UnknownTurn(f"There is no completion {completion} (choice {choice}) of yours.")
+    if row["kind"] != TurnKind.MAIN:
+        raise CannotJudge(f"This turn is not trained on: {row['kind_reason']}.")
+    if row["episode"]:
+        raise CannotJudge(
+            "This turn is part of an episode, which is rewarded as a whole: POST /v1/sessions/{id}/reward."
+        )
+    state = State(row["state"])
+    if state in ALREADY_USED:
+        raise CannotJudge("This turn has already been trained on.")
+    db.execute(
+        "INSERT INTO feedback (turn, score, text, source, created) VALUES (?, ?, ?, ?, ?)",
+        (row["number"], feedback.score, feedback.text, feedback.source, time.time()),
+    )
+    # If its session has ended, it must be settled once more.
+    db.execute("UPDATE sessions SET settled = 0 WHERE number = ?", (row["session"],))
+    if state is not State.READY and state is not State.CAPTURED:
+        move(db, row["number"], State.READY)
+
+
+def find_ancestor(
+    db: sqlite3.Connection,
+    owner: str,
+    ends: Sequence[tuple[int, bytes]],
+    session: str | None,
+    claimed: set[int],
+) -> Ancestor | None:
+    """The turn that covers most of a request: `ends` are (depth, end key), deepest first.
+
+    Among equal conversations, one that has not been continued comes first, then the newest, so that two users who
+    have said the same so far stay apart. Side turns and superseded turns come last: they have no next state either.
+    """
+    for depth, key in ends:
+        rows = db.execute(
+            "SELECT t.number, s.id, t.kind = ? AND t.reason != ? AS likely, t.next_state IS NULL AS fresh "
+            f"FROM turns t {SESSION} WHERE t.end_key = ? AND s.owner = ? AND coalesce(?, s.id) = s.id "
+            "ORDER BY likely DESC, fresh DESC, t.number DESC",
+            (TurnKind.MAIN, SUPERSEDED, key, owner, session),
+        ).fetchall()
+        if rows:
+            best = next(
+                (row for row in rows if row["likely"] and row["fresh"] and row["number"] not in claimed), rows[0]
+            )
+            return Ancestor(best["number"], SessionKey(owner, best["id"]), depth)
+    return None
+
+
+def last_waiting(db: sqlite3.Connection, session: SessionKey, ancestor: int | None = None) -> int | None:
+    """The newest turn of a session that waits for its next state; with `ancestor`, only turns that continue it."""
+    row = db.execute(
+        "WITH RECURSIVE line (waiting, number, parent) AS ("
+        f" SELECT t.number, t.number, t.parent FROM turns t {SESSION} WHERE s.owner = ? AND s.id = ? AND t.state = ?"
+        " AND t.next_state IS NULL"
+        " UNION ALL SELECT line.waiting, t.number, t.parent FROM turns t JOIN line ON t.number = line.parent"
+        " WHERE ? IS NOT NULL)"
+        " SELECT max(waiting) AS number FROM line WHERE number = coalesce(?, waiting)",
+        (*session, State.AWAITING, ancestor, ancestor),
+    ).fetchone()
+    return None if row["number"] is None else int(row["number"])
+
+
+def main_turn(db: sqlite3.Connection, turn: int) -> MainTurn | None:
+    """The turn itself if it is a main turn, else the nearest main turn among those it continues."""
+    row = db.execute(
+        "WITH RECURSIVE line (number, parent, kind, next_state, depth) AS ("
+        " SELECT number, parent, kind, next_state, 0 FROM turns WHERE number = ?"
+        " UNION ALL SELECT t.number, t.parent, t.kind, t.next_state, line.depth + 1"
+        " FROM turns t JOIN line ON t.number = line.parent WHERE line.kind != ?)"
+        " SELECT number, next_state IS NOT NULL AS answered FROM line WHERE kind = ? ORDER BY depth LIMIT 1",
+        (turn, TurnKind.MAIN, TurnKind.MAIN),
+    ).fetchone()
+    return None if row is None else MainTurn(row["number"], bool(row["answered"]))
+
+
+def turns_of(db: sqlite3.Connection, owner: str, completion: str) -> list[int]:
+    """The turns of an owner's completion, one for each choice. Raises UnknownTurn."""
+    rows = db.execute(
+        f"SELECT t.number FROM turns t {SESSION} WHERE t.completion = ? AND s.owner = ? ORDER BY t.choice",
+        (completion, owner),
+    ).fetchall()
+    if not rows:
+        raise UnknownTurn(f"There is no completion {completion} of yours.")
+    return [row["number"] for row in rows]
+
+
+def find_turn(db: sqlite3.Connection, owner: str, completion: str) -> StoredTurn:
+    """The turn of an owner's completion (its first choice). Raises UnknownTurn."""
+    return load_turn(db, turns_of(db, owner, completion)[0])
+
+
+def load_turns(db: sqlite3.Connection, session: SessionKey | None = None) -> Iterator[StoredTurn]:
+    """The turns of a session, or of all, one at a time in the order they were recorded."""
+    for number in turn_numbers(db, session):
+        yield load_turn(db, number)
+
+
+def load_turn(db: sqlite3.Connection, number: int) -> StoredTurn:
+    """Everything about a turn. Raises UnknownTurn."""
+    row = db.execute(f"SELECT t.*, s.owner, s.id FROM turns t {SESSION} WHERE t.number = ?", (number,)).fetchone()
+    tokens, prompt_length = sequence(db, number)
+    verdict, sample = verdicts.load(db, number) or (None, None)
+    return StoredTurn(
+        number=number,
+        session=SessionKey(row["owner"], row["id"]),
+        completion=row["completion"],
+        choice=row["choice"],
+        kind=TurnKind(row["kind"]),
+        kind_reason=row["kind_reason"],
+        state=State(row["state"]),
+        reason=row["reason"],
+        created=row["created"],
+        version=row["version"],
+        continuation=row["continuation"],
+        messages=load_messages(db, row["request"]),
+        message=json.loads(row["answer"]),
+        prompt_ids=tokens[:prompt_length],
+        response_ids=tokens[prompt_length:],
+        logprobs=unpack_floats(row["logprobs"]),
+        top=unpack_top(row["top"]),
+        sampling=json.loads(row["sampling"]),
+        finish_reason=row["finish_reason"],
+        next_state=json.loads(row["next_state"]) if row["next_state"] is not None else None,
+        ready_at=row["ready_at"],
+        feedback=verdicts.feedback_of(db, number),
+        verdict=verdict,
+        sample=sample,
+        episode=episodes.of_turn(db, number, row["session"]),
+        forced=unpack_flags(row["forced"], len(tokens) - prompt_length),
+        notes=notes.of_conversation(db, number)[1],
+        plain_ids=prompt_without_notes(db, number, tokens[:prompt_length]),
+        details=json.loads(row["details"] or "{}"),
+    )
+
+
+def sequence(db: sqlite3.Connection, turn: int) -> tuple[list[int], int]:
+    """A turn's tokens, prompt and response in one list, and the length of the prompt. Raises UnknownTurn."""
+    rows = db.execute(
+        "WITH RECURSIVE line (number, base, keep, added, response, prompt_length, depth) AS ("
+        " SELECT number, base, keep, added, response, prompt_length, 0 FROM turns WHERE number = ?"
+        " UNION ALL SELECT t.number, t.base, t.keep, t.added, t.response, t.prompt_length, line.depth + 1"
+        " FROM turns t JOIN line ON t.number = line.base)"
+        " SELECT keep, added, response, prompt_length FROM line ORDER BY depth DESC",
+        (turn,),
+    ).fetchall()
+    if not rows:
+        raise UnknownTurn(f"there is no turn {turn}")
+    tokens = b""
+    for row in rows:
+        tokens = tokens[: 4 * row["keep"]] + row["added"] + row["response"]
+    return unpack_ids(tokens), rows[-1]["prompt_length"]
+
+
+def sequence_without_notes(db: sqlite3.Connection, turn: int) -> list[int]:
+    """A turn's tokens, prompt and response, as they are without notes in the prompt. Raises UnknownTurn."""
+    tokens, prompt_length = sequence(db, turn)
+    plain = prompt_without_notes(db, turn, tokens[:prompt_length])
+    return tokens if plain is None else [*plain, *tokens[prompt_length:]]
+
+
+def prompt_without_notes(db: sqlite3.Connection, turn: int, prompt: list[int]) -> list[int] | None:
+    """A turn's prompt without notes; None if its prompt has none."""
+    row = db.execute("SELECT * FROM plain_prompts WHERE turn = ?", (turn,)).fetchone()
+    if row is None:
+        return None
+    return [*prompt[: row["start"]], *unpack_ids(row["added"]), *prompt[row["stop"] :]]
+
+
+def response(db: sqlite3.Connection, turn: int) -> list[int]:
+    """The tokens of a turn's response. Raises UnknownTurn."""
+    return unpack_ids(_field(db, "response", turn))
+
+
+def earlier_responses(db: sqlite3.Connection, turn: int) -> list[list[int]]:
+    """The responses of the turns that a turn continues, the latest first."""
+    rows = db.execute(
+        "WITH RECURSIVE line (number, parent, response, depth) AS ("
+        " SELECT number, parent, response, 0 FROM turns WHERE number = ?"
+        " UNION ALL SELECT t.number, t.parent, t.response, line.depth + 1"
+        " FROM turns t JOIN line ON t.number = line.parent)"
+        " SELECT response FROM line WHERE depth > 0 ORDER BY depth",
+        (turn,),
+    )
+    return [unpack_ids(row["response"]) for row in rows]
+
+
+def request(db: sqlite3.Connection, turn: int) -> list[dict[str, Any]]:
+    """The messages that a turn was given, tools first. Raises UnknownTurn."""
+    return load_messages(db, _field(db, "request", turn))
+
+
+def conversation(db: sqlite3.Connection, owner: str, completion: str) -> list[dict[str, Any]]:
+    """The messages up to an owner's completion, its answer included (its first choice), without tools.
+
+    Raises UnknownTurn.
+    """
+    row = db.execute(
+        f"SELECT t.request, t.answer FROM turns t {SESSION} WHERE t.completion = ? AND t.choice = 0 AND s.owner = ?",
+        (completion, owner),
+    ).fetchone()
+    if row is None:
+        raise UnknownTurn(f"There is no completion {completion} of yours.")
+    messages = [*load_messages(db, row["request"]), json.loads(row["answer"])]
+    return [message for message in messages if message["role"] != "tools"]
+
+
+def _field(db: sqlite3.Connection, name: str, turn: int) -> Any:
+    row = db.execute(f"SELECT {name} FROM turns WHERE number = ?", (turn,)).fetchone()
+    if row is None:
+        raise UnknownTurn(f"there is no turn {turn}")
+    return row[name]
+
+
+def ready_turns(db: sqlite3.Connection, besides: Collection[int], limit: int) -> list[int]:
+    """Turns that can be judged, the longest ready first, except those in `besides`."""
+    rows = db.execute(
+        "SELECT number FROM turns WHERE state = ? ORDER BY ready_at, number LIMIT ?",
+        (State.READY, limit + len(besides)),
+    )
+    return [row["number"] for row in rows if row["number"] not in besides][:limit]
+
+
+def first_unscored(db: sqlite3.Connection) -> int | None:
+    """The first imported turn that the policy has not scored yet."""
+    row = db.execute("SELECT min(number) AS number FROM turns WHERE state = ?", (State.CAPTURED,)).fetchone()
+    return None if row["number"] is None else int(row["number"])
+
+
+def judged_turns(db: sqlite3.Connection) -> list[int]:
+    """Turns that have a verdict and are no part of an episode, in the order they were recorded."""
+    rows = db.execute(
+        "SELECT v.turn FROM verdicts v JOIN turns t ON t.number = v.turn "
+        "WHERE t.session NOT IN (SELECT session FROM episodes) ORDER BY v.turn"
+    )
+    return [row["turn"] for row in rows]
+
+
+def turn_numbers(db: sqlite3.Connection, session: SessionKey | None = None) -> list[int]:
+    """The turns of a session, or of all, in the order they were recorded."""
+    where, values = ("WHERE s.owner = ? AND s.id = ?", tuple(session)) if session else ("", ())
+    rows = db.execute(f"SELECT t.number FROM turns t {SESSION} {where} ORDER BY t.number", values)
+    return [row["number"] for row in rows]
+
+
+def conversation_starts(db: sqlite3.Connection, limit: int) -> list[int]:
+    """The first main turns that continue no other turn."""
+    query = "SELECT number FROM turns WHERE kind = ? AND parent IS NULL ORDER BY number LIMIT ?"
+    return [row["number"] for row in db.execute(query, (TurnKind.MAIN, limit))]
+
+
+def open_conversations(db: sqlite3.Connection, limit: int) -> list[tuple[int, str]]:
+    """The last main turns of the open sessions that were active last, with their owners; the newest first."""
+    latest = "SELECT number, owner FROM sessions WHERE closed IS NULL ORDER BY last DESC LIMIT ?"
+    rows = db.execute(
+        f"SELECT max(t.number) AS number, s.owner FROM ({latest}) s JOIN turns t ON t.session = s.number "
+        "WHERE t.kind = ? GROUP BY s.number ORDER BY 1 DESC",
+        (limit, TurnKind.MAIN),
+    )
+    return [(row["number"], row["owner"]) for row in rows]
+
+
+def counts(db: sqlite3.Connection) -> Counts:
+    states = Counter({State(row[0]): row[1] for row in db.execute("SELECT state, count(*) FROM turns GROUP BY state")})
+    dropped = db.execute(
+        "SELECT reason, count(*) FROM turns WHERE state = ? GROUP BY reason ORDER BY 2 DESC", (State.DROPPED,)
+    )
+    step, version = db.execute(
+        "SELECT coalesce(max(step), 0), coalesce(max(version), 0) FROM updates WHERE outcome = 'applied'"
+    ).fetchone()
+    return Counts({state: states[state] for state in State}, {row[0]: row[1] for row in dropped}, step, version)
