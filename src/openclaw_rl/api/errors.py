@@ -1,5 +1,7 @@
 """Errors in the shape of OpenAI's API; for Anthropic's clients, in the shape of Anthropic's."""
 
+import contextlib
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -11,6 +13,8 @@ from starlette.routing import Match
 from starlette.types import Scope
 
 from openclaw_rl.engines.base import ConstraintRefused, EngineUnavailable, QueueFull
+from openclaw_rl.ledger import errors as ledger_errors
+from openclaw_rl.ledger.errors import BadResult, CaptureSuspended, LedgerError
 
 #: The paths of OpenAI's API begin with this. Some clients add it themselves, others expect it in their base URL.
 PATH_PREFIX = "/v1"
@@ -37,6 +41,18 @@ ANTHROPIC_ERROR_TYPES = {
 #: The paths of Anthropic's API begin with this, and its clients send this header everywhere.
 ANTHROPIC_PATHS = "/v1/messages"
 ANTHROPIC_HEADER = "anthropic-version"
+#: What the ledger refuses: status, code, and the field at fault.
+LEDGER_REFUSALS: Mapping[type[LedgerError], tuple[int, str, str | None]] = {
+    ledger_errors.UnknownTurn: (404, "unknown_completion", "id"),
+    ledger_errors.CannotJudge: (409, "too_late", None),
+    ledger_errors.CannotDelete: (409, "cannot_delete", "id"),
+    ledger_errors.AlreadyRewarded: (409, "already_rewarded", None),
+    ledger_errors.TooLate: (409, "too_late", None),
+    ledger_errors.UnknownNote: (404, "unknown_note", None),
+    ledger_errors.TooManyNotes: (409, "too_many_notes", None),
+    ledger_errors.UnknownLease: (404, "unknown_lease", "lease"),
+    ledger_errors.LeaseRefused: (409, "lease_ended", "lease"),
+}
 
 
 class ApiError(Exception):
@@ -86,6 +102,20 @@ def from_engine(error: QueueFull | EngineUnavailable) -> ApiError:
     if isinstance(error, ConstraintRefused):
         return ApiError(400, str(error), code="invalid_schema")
     return ApiError(503, str(error), code="engine_unavailable", headers={"Retry-After": "1"})
+
+
+@contextlib.contextmanager
+def refusals_of_ledger(unavailable: str) -> Iterator[None]:
+    """Turn what the ledger refuses into errors; `unavailable` says what cannot be done while it cannot be used."""
+    try:
+        yield
+    except CaptureSuspended as error:
+        raise ApiError(503, f"{unavailable} at the moment: {error}.") from error
+    except BadResult as error:
+        raise ApiError(400, str(error), param=error.field) from error
+    except tuple(LEDGER_REFUSALS) as error:
+        status, code, param = LEDGER_REFUSALS[type(error)]
+        raise ApiError(status, str(error), code=code, param=param) from error
 
 
 def from_router(request: Request, error: HTTPException) -> ApiError:

@@ -1,7 +1,8 @@
 """The routes that answer with tokens: chat, Anthropic's Messages, OpenAI's Responses and legacy completions."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import contextlib
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -11,7 +12,7 @@ from pydantic import BaseModel
 from starlette.types import Receive, Scope, Send
 
 from openclaw_rl.api.completion import Completion
-from openclaw_rl.api.errors import ApiError
+from openclaw_rl.api.errors import ApiError, refusals_of_ledger
 from openclaw_rl.api.reader import IncomingRequest
 from openclaw_rl.api.state import ServerState, server_of
 from openclaw_rl.api.wire import ChatRequest, body_schema
@@ -22,7 +23,7 @@ from openclaw_rl.api.wires.messages import MessagesRequest, MessagesWire
 from openclaw_rl.api.wires.responses import ResponsesWire, stored_response
 from openclaw_rl.api.wires.responses_request import ResponsesRequest
 from openclaw_rl.ledger.deletion import delete_answer
-from openclaw_rl.ledger.errors import CannotDelete, CaptureSuspended, UnknownTurn
+from openclaw_rl.ledger.errors import UnknownTurn
 from openclaw_rl.ledger.turns import find_turn
 
 router = APIRouter()
@@ -140,12 +141,8 @@ async def stored(id: str, request: Request) -> dict[str, Any]:
     """A recorded response."""
     server = server_of(request)
     owner = server.keys.owner(request)
-    try:
+    with refusals_of_ledger("Responses cannot be read"), unknown_response(id):
         return stored_response(server.ledger().read(find_turn, owner, id), server.model)
-    except UnknownTurn as error:
-        raise unknown(id) from error
-    except CaptureSuspended as error:
-        raise ApiError(503, f"Responses cannot be read at the moment: {error}.") from error
 
 
 @router.delete("/v1/responses/{id}")
@@ -153,19 +150,17 @@ async def delete(id: str, request: Request) -> dict[str, Any]:
     """Delete a recorded response for good."""
     server = server_of(request)
     owner = server.keys.owner(request)
-    try:
+    with refusals_of_ledger("The response cannot be deleted"), unknown_response(id):
         await server.ledger().write(delete_answer, owner, id)
-    except UnknownTurn as error:
-        raise unknown(id) from error
-    except CannotDelete as error:
-        raise ApiError(409, str(error), code="cannot_delete", param="id") from error
-    except CaptureSuspended as error:
-        raise ApiError(503, f"The response cannot be deleted at the moment: {error}.") from error
     return {"id": id, "object": "response", "deleted": True}
 
 
-def unknown(id: str) -> ApiError:
-    return ApiError(404, f"You have no response {id!r}.", code="not_found", param="id")
+@contextlib.contextmanager
+def unknown_response(id: str) -> Iterator[None]:
+    try:
+        yield
+    except UnknownTurn as error:
+        raise ApiError(404, f"You have no response {id!r}.", code="not_found", param="id") from error
 
 
 @post("/v1/completions", CompletionsRequest)

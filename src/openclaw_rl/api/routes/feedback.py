@@ -7,19 +7,11 @@ from fastapi import APIRouter, Request
 from pydantic import Field, model_validator
 
 from openclaw_rl.api.capture.classify import possible_names
-from openclaw_rl.api.errors import ApiError
+from openclaw_rl.api.errors import ApiError, refusals_of_ledger
 from openclaw_rl.api.state import server_of
 from openclaw_rl.api.wire import MAX_CHOICES, MAX_NAME_CHARACTERS, ListOf, WireModel, body_schema, parse
 from openclaw_rl.ledger import episodes, sessions
-from openclaw_rl.ledger.errors import (
-    AlreadyRewarded,
-    BadResult,
-    CannotJudge,
-    CaptureSuspended,
-    TooLate,
-    UnknownSession,
-    UnknownTurn,
-)
+from openclaw_rl.ledger.errors import TooLate, UnknownSession
 from openclaw_rl.ledger.turns import add_feedback
 from openclaw_rl.types import MAX_GROUP_SIZE, MAX_REWARD, EpisodeResult, Feedback, SessionKey, Source, TurnResult
 
@@ -95,14 +87,8 @@ async def feedback(request: Request) -> dict[str, str]:
     owner = server.keys.owner(request)
     async with server.bodies.read(request) as content:
         body = parse_feedback(content)
-    try:
+    with refusals_of_ledger("Feedback cannot be stored"):
         await server.ledger().write(add_feedback, owner, body.id, body.choice, body.feedback())
-    except UnknownTurn as error:
-        raise ApiError(404, str(error), code="unknown_completion", param="id") from error
-    except CannotJudge as error:
-        raise ApiError(409, str(error), code="too_late") from error
-    except CaptureSuspended as error:
-        raise ApiError(503, f"Feedback cannot be stored at the moment: {error}.") from error
     return {"id": body.id, "status": "recorded"}
 
 
@@ -111,12 +97,10 @@ async def close_session(name: str, request: Request) -> dict[str, str]:
     """End a session: its last turn will not get a next state. The name may have the counter that OpenClaw adds."""
     server = server_of(request)
     owner = server.keys.owner(request)
-    try:
+    with refusals_of_ledger("The session cannot be closed"):
         for id in possible_names(name):
             if await server.ledger().write(sessions.close_session, SessionKey(owner, id)):
                 return {"id": id, "status": "closed"}
-    except CaptureSuspended as error:
-        raise ApiError(503, f"The session cannot be closed at the moment: {error}.") from error
     raise ApiError(404, f"You have no session {name!r}.", code="unknown_session")
 
 
@@ -131,7 +115,7 @@ async def reward_session(name: str, request: Request) -> dict[str, str]:
     async with server.bodies.read(request) as content:
         body = parse(RewardRequest, content)
     ledger = server.ledger()
-    try:
+    with refusals_of_ledger("The reward cannot be stored"):
         for id in possible_names(name):
             with contextlib.suppress(UnknownSession):
                 late = await ledger.write(episodes.end, SessionKey(owner, id), body.result(), ledger.group_size)
@@ -139,14 +123,6 @@ async def reward_session(name: str, request: Request) -> dict[str, str]:
                     # Raised only here: that the attempt came too late is recorded.
                     raise TooLate(GROUP_IS_CLOSED)
                 return {"id": id, "status": "recorded"}
-    except AlreadyRewarded as error:
-        raise ApiError(409, str(error), code="already_rewarded") from error
-    except TooLate as error:
-        raise ApiError(409, str(error), code="too_late") from error
-    except BadResult as error:
-        raise ApiError(400, str(error), param=error.field) from error
-    except CaptureSuspended as error:
-        raise ApiError(503, f"The reward cannot be stored at the moment: {error}.") from error
     raise ApiError(404, f"You have no session {name!r}.", code="unknown_session")
 
 

@@ -1,17 +1,15 @@
 """Notes: what the owner of a key asked for. Nobody sees or changes another owner's."""
 
-import contextlib
-from collections.abc import Iterator
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
 from pydantic import AfterValidator, Field
 
-from openclaw_rl.api.errors import ApiError
+from openclaw_rl.api.errors import ApiError, refusals_of_ledger
 from openclaw_rl.api.state import server_of
 from openclaw_rl.api.wire import WireModel, body_schema, parse
 from openclaw_rl.ledger import notes
-from openclaw_rl.ledger.errors import CaptureSuspended, TooManyNotes, UnknownNote
+from openclaw_rl.ledger.errors import UnknownNote
 from openclaw_rl.types import Note
 
 router = APIRouter()
@@ -48,7 +46,7 @@ async def list_notes(request: Request) -> dict[str, Any]:
     """Your notes, in the order in which they began."""
     server = server_of(request)
     owner = server.keys.owner(request)
-    with errors_of_notes():
+    with refusals_of_ledger("Notes cannot be read or changed"):
         return {"object": "list", "data": [encode(note) for note in server.ledger().read(notes.of_owner, owner)]}
 
 
@@ -63,7 +61,7 @@ async def add_note(request: Request) -> dict[str, Any]:
     if not server.service.uses_notes:
         raise ApiError(409, "This server uses no notes (--no-notes).", code="notes_off")
     topic = await server.operations.topic_of(body.text)
-    with errors_of_notes():
+    with refusals_of_ledger("Notes cannot be read or changed"):
         return encode(await ledger.write(notes.add, owner, body.text, topic, pinned=body.pinned))
 
 
@@ -77,7 +75,7 @@ async def change_note(number: str, request: Request) -> dict[str, Any]:
     ledger = server.ledger()
     text = body.text
     topic = await server.operations.topic_of(text) if text else ""
-    with errors_of_notes():
+    with refusals_of_ledger("Notes cannot be read or changed"):
         edited = ledger.write(notes.edit, read_number(number), owner, text=text, topic=topic, pinned=body.pinned)
         return encode(await edited)
 
@@ -87,7 +85,7 @@ async def remove_note(number: str, request: Request) -> dict[str, Any]:
     """Remove a note. Conversations under way keep it."""
     server = server_of(request)
     owner = server.keys.owner(request)
-    with errors_of_notes():
+    with refusals_of_ledger("Notes cannot be read or changed"):
         await server.ledger().write(notes.remove, read_number(number), owner)
     return {"id": int(number), "status": "removed"}
 
@@ -97,18 +95,6 @@ def read_number(text: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) < 20 and int(text) <= MAX_NUMBER):
         raise UnknownNote(f"There is no note {text[:40]!r}: notes have numbers.")
     return int(text)
-
-
-@contextlib.contextmanager
-def errors_of_notes() -> Iterator[None]:
-    try:
-        yield
-    except UnknownNote as error:
-        raise ApiError(404, str(error), code="unknown_note") from error
-    except TooManyNotes as error:
-        raise ApiError(409, str(error), code="too_many_notes") from error
-    except CaptureSuspended as error:
-        raise ApiError(503, f"Notes cannot be read or changed at the moment: {error}.") from error
 
 
 def encode(note: Note) -> dict[str, Any]:

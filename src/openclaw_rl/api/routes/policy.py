@@ -10,10 +10,9 @@ from fastapi import APIRouter, Request
 from fastapi.responses import StreamingResponse
 from pydantic import Field
 
-from openclaw_rl.api.errors import ApiError
+from openclaw_rl.api.errors import ApiError, refusals_of_ledger
 from openclaw_rl.api.state import OperationFailed, server_of
 from openclaw_rl.api.wire import WireModel, body_schema, parse
-from openclaw_rl.ledger.errors import CaptureSuspended, LeaseRefused, UnknownLease
 from openclaw_rl.types import Claim
 
 router = APIRouter()
@@ -73,13 +72,12 @@ async def claim(request: Request) -> StreamingResponse:
     server.keys.check_operator(request)
     async with server.bodies.read(request) as content:
         body = parse(ClaimRequest, content or b"{}")
+    wanted = (body.count, body.lease_seconds, body.wait_seconds)
     try:
-        wanted = (body.count, body.lease_seconds, body.wait_seconds)
-        claimed = await server.operations.claim(*wanted, request.is_disconnected)
+        with refusals_of_ledger("Turns cannot be claimed"):
+            claimed = await server.operations.claim(*wanted, request.is_disconnected)
     except OperationFailed as error:
         raise ApiError(409, str(error), code="cannot_claim") from error
-    except CaptureSuspended as error:
-        raise ApiError(503, f"Turns cannot be claimed at the moment: {error}.") from error
     return StreamingResponse(encode(claimed), media_type="application/json")
 
 
@@ -91,15 +89,10 @@ async def confirm(request: Request) -> dict[str, Any]:
     async with server.bodies.read(request) as content:
         body = parse(ConfirmRequest, content)
     try:
-        step = await server.operations.confirm(body.lease)
-    except UnknownLease as error:
-        raise ApiError(404, str(error), code="unknown_lease", param="lease") from error
-    except LeaseRefused as error:
-        raise ApiError(409, str(error), code="lease_ended", param="lease") from error
+        with refusals_of_ledger("The lease cannot be confirmed"):
+            step = await server.operations.confirm(body.lease)
     except OperationFailed as error:
         raise ApiError(409, str(error), code="cannot_confirm") from error
-    except CaptureSuspended as error:
-        raise ApiError(503, f"The lease cannot be confirmed at the moment: {error}.") from error
     return {"lease": body.lease, "step": step, "policy_version": server.service.sampler.newest_version}
 
 
