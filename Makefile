@@ -17,7 +17,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install run demo env test test-all test-whole test-parts test-benchmarks test-environments test-browser test-vllm test-sglang test-tinker test-verifiers test-ray test-clients test-chaos test-schemas tinker-server verifiers lint bench docs package clean
+.PHONY: help install run demo env test test-more test-all test-servers test-parts test-benchmarks test-environments test-browser test-vllm test-sglang test-tinker test-verifiers test-ray test-clients test-chaos test-schemas tinker-server verifiers lint bench docs package clean
 
 help: ## list these targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 24
@@ -99,20 +99,25 @@ demo: install ## watch the model learn from a simulated person (ten minutes); AR
 env: install ## watch the model learn tool calls in an environment (ten to fifteen minutes); ARGS="--method combine --seed 1" passes flags
 	@$(BIN)/openclaw-rl rollout --env toolcall --own-server --tasks 10000 --minutes 5 --max-tokens 80 --measure 200 $(ARGS)
 
-# Tests that start whole servers take half of the time. They run in parallel with the others.
-WHOLE := $(wildcard tests/test_*.py) tests/evals tests/envs tests/dashboard tests/connect
-test: $(VENV)/.installed-dev ## run the tests in two parallel halves; ARGS="-k stream" passes flags to pytest
+# Tests that start servers take half of the time. They run in parallel with the others.
+SERVERS := $(wildcard tests/test_*.py) tests/evals tests/envs tests/dashboard tests/connect
+# How pytest chooses: everything that is not marked `more`, or only what is.
+FEWER := -m "not more"
+test: $(VENV)/.installed-dev ## run the tests in two parallel halves (six minutes); ARGS="-k stream" passes flags to pytest
 ifeq ($(ARGS),)
-	@$(MAKE) --no-print-directory -j2 test-whole test-parts
+	@$(MAKE) --no-print-directory -j2 test-servers test-parts
 else
 	@$(BIN)/python -m pytest $(ARGS)
 endif
 
-test-whole: $(VENV)/.installed-dev
-	@$(BIN)/python -m pytest $(REPORT) $(WHOLE)
+test-more: $(VENV)/.installed-dev ## run the rest of the tests: interpreted kernels, long properties, further servers
+	@$(MAKE) --no-print-directory -j2 FEWER='-m more' test-servers test-parts
+
+test-servers: $(VENV)/.installed-dev
+	@$(BIN)/python -m pytest $(REPORT) $(FEWER) $(SERVERS)
 
 test-parts: $(VENV)/.installed-dev
-	@$(BIN)/python -m pytest $(REPORT) $(addprefix --ignore=,$(WHOLE))
+	@$(BIN)/python -m pytest $(REPORT) $(FEWER) $(addprefix --ignore=,$(SERVERS))
 
 # Suites with the environment that each needs. If the environment cannot be installed here, the suite is skipped.
 SLOW := test-benchmarks:$(VENV)/.installed-dev test-environments:$(VENV)/.installed-dev test-browser:$(VENV)/.installed-browser test-vllm:$(VLLM)/.installed \
@@ -122,6 +127,7 @@ test-all: ## run every suite (three hours; less with CHAOS="--scale 0.05" SOAK_S
 	@failed=; \
 	$(MAKE) --no-print-directory lint || failed=" lint"; \
 	$(MAKE) --no-print-directory test ARGS= REPORT=-rs || failed="$$failed test"; \
+	$(MAKE) --no-print-directory test-more REPORT=-rs || failed="$$failed test-more"; \
 	for pair in $(SLOW); do \
 		suite=$${pair%%:*}; echo "== $$suite"; \
 		if ! $(MAKE) --no-print-directory $${pair#*:}; then \

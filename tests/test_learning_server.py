@@ -174,6 +174,7 @@ def test_it_learns_while_it_serves_saves_when_it_is_stopped_and_goes_back_when_i
     assert "no checkpoint of policy version 77" in " ".join(refusal.split())
 
 
+@pytest.mark.more
 def test_turns_are_forgotten_and_the_others_trained_on_again(tiny_model: Path, tmp_path: Path) -> None:
     with learning(tiny_model, tmp_path, "--keep-checkpoints", "5") as program:
         for step in (1, 2, 3, 4):
@@ -215,6 +216,7 @@ def test_turns_are_forgotten_and_the_others_trained_on_again(tiny_model: Path, t
         assert status(tmp_path)["step"] == 0
 
 
+@pytest.mark.more
 def test_all_weights_are_learned_served_and_gone_on_from(tiny_model: Path, tmp_path: Path) -> None:
     with learning(tiny_model, tmp_path, "--lora-rank", "0") as program:
         teach(program, 4)
@@ -232,6 +234,7 @@ def test_all_weights_are_learned_served_and_gone_on_from(tiny_model: Path, tmp_p
         assert version_of(ask(program)) == 2
 
 
+@pytest.mark.more
 def test_likeliest_tokens_are_distilled_under_hints_and_recorded(tiny_model: Path, tmp_path: Path) -> None:
     with learning(tiny_model, tmp_path, "--method", "topk-select", "--topk-k", "3", "--record") as program:
         for _ in range(2):
@@ -301,6 +304,7 @@ def test_killed_at_random_instants_every_turn_is_trained_on_exactly_once(tiny_mo
     assert len(set(known)) == len(known)
 
 
+@pytest.mark.more
 def test_a_checkpoint_that_cannot_be_used_is_said_in_a_sentence_at_the_start(tiny_model: Path, tmp_path: Path) -> None:
     line = [*SERVE, "--model-name", str(tiny_model), "--run-dir", str(tmp_path), "--proxy-port", "0", *LEARN]
     done = subprocess.run(
@@ -311,6 +315,7 @@ def test_a_checkpoint_that_cannot_be_used_is_said_in_a_sentence_at_the_start(tin
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.more
 def test_a_checkpoint_of_an_adapter_is_not_gone_on_from_with_all_weights(tiny_model: Path, tmp_path: Path) -> None:
     decoder = load_decoder(tiny_model, torch.float32, torch.device("cpu"))
     adapter = LoraWeights.create(decoder.shape, rank=4, alpha=8)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from openclaw_rl.learn.checkpoints import Checkpoint, Checkpoints
 from openclaw_rl.ledger import verdicts
@@ -15,6 +16,8 @@ from openclaw_rl.ledger.schema import FILE, connect
 from openclaw_rl.types import SampleKind, Source, State, Verdict
 from support.records import Book
 from support.server_program import SERVE, Program, serving, until
+
+pytestmark = pytest.mark.more
 
 STEPS, BATCH = 9, 2
 FLAGS = (

@@ -81,6 +81,7 @@ def test_sigterm_lets_a_request_finish_and_exits_0(tiny_model: Path) -> None:
         assert program.process.wait(SECONDS) == 0
 
 
+@pytest.mark.more
 def test_a_start_finishes_a_deletion_that_was_killed(tiny_model: Path, tmp_path: Path) -> None:
     book = Book(tmp_path)
     for session in ("one", "two"):
@@ -93,6 +94,7 @@ def test_a_start_finishes_a_deletion_that_was_killed(tiny_model: Path, tmp_path:
         assert [path.name for path in (tmp_path / "screenshots").iterdir()] == ["two"]
 
 
+@pytest.mark.more
 def test_sigterm_does_not_wait_longer_than_it_may(tiny_model: Path) -> None:
     with serving(SERVE, tiny_model, "--shutdown-seconds", "1", *SERVES_ONLY) as program, ThreadPoolExecutor(12) as pool:
         ask = {"messages": HELLO, "max_tokens": 450, "n": 16}
@@ -107,6 +109,7 @@ def test_sigterm_does_not_wait_longer_than_it_may(tiny_model: Path) -> None:
         assert "Traceback" not in program.log
 
 
+@pytest.mark.more
 def test_a_second_ctrl_c_tells_who_waits_and_ends_quietly(tiny_model: Path) -> None:
     with serving(SERVE, tiny_model) as program, ThreadPoolExecutor(12) as pool:
         ask = {"messages": HELLO, "max_tokens": 450, "n": 16}
@@ -123,6 +126,7 @@ def test_a_second_ctrl_c_tells_who_waits_and_ends_quietly(tiny_model: Path) -> N
         assert "Traceback" not in program.log
 
 
+@pytest.mark.more
 def test_a_client_that_never_finishes_its_request_does_not_hold_up_the_end(tiny_model: Path) -> None:
     with (
         serving(SERVE, tiny_model, "--shutdown-seconds", "1", *SERVES_ONLY) as program,
@@ -134,6 +138,7 @@ def test_a_client_that_never_finishes_its_request_does_not_hold_up_the_end(tiny_
         assert program.process.wait(SECONDS) == 0
 
 
+@pytest.mark.more
 def test_sigterm_to_the_whole_group_lets_a_request_finish(tiny_model: Path) -> None:
     """As `systemctl stop` does it: the worker gets the signal too."""
     with serving(SERVE, tiny_model, *SERVES_ONLY) as program, ThreadPoolExecutor(1) as pool:
@@ -146,6 +151,7 @@ def test_sigterm_to_the_whole_group_lets_a_request_finish(tiny_model: Path) -> N
         assert program.process.wait(SECONDS) == 0
 
 
+@pytest.mark.more
 def test_stopping_while_the_model_loads_is_quiet(tiny_model: Path, tmp_path: Path) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         with starting(SERVE, tiny_model, "--run-dir", str(tmp_path)) as program:
@@ -154,6 +160,7 @@ def test_stopping_while_the_model_loads_is_quiet(tiny_model: Path, tmp_path: Pat
             assert "Traceback" not in program.log
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("number", ["SIGINT", "SIGTERM"])
 def test_a_signal_that_others_swallow_ends_the_start_too(tiny_model: Path, tmp_path: Path, number: str) -> None:
     """Libraries catch what they should not, above all while they are imported."""
@@ -201,6 +208,7 @@ def test_kill_9_of_the_worker_under_load(tiny_model: Path) -> None:
         assert program.metric("openclaw_engine_restarts") == 1
 
 
+@pytest.mark.more
 def test_the_worker_does_not_outlive_a_killed_server(tiny_model: Path) -> None:
     with serving(SERVE, tiny_model, *SERVES_ONLY) as program:
         worker = program.worker()
@@ -234,6 +242,7 @@ def test_whatever_a_client_received_whole_survives_kill_9(tiny_model: Path, tmp_
     assert len(received) > 20
 
 
+@pytest.mark.more
 def test_a_silent_session_ends(tiny_model: Path, tmp_path: Path) -> None:
     flags = ("--run-dir", str(tmp_path), "--session-timeout", "0.5", *SERVES_ONLY)
     with serving(SERVE, tiny_model, *flags) as program:
@@ -274,6 +283,7 @@ def test_a_taken_port_is_said_in_one_sentence(tiny_model: Path, tmp_path: Path) 
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.more
 def test_a_run_directory_of_another_model_is_not_gone_on_with(tiny_model: Path, tmp_path: Path) -> None:
     other = Path(shutil.copytree(tiny_model, tmp_path / "another"))
     run = ("--run-dir", str(tmp_path / "run"), *SERVES_ONLY)
@@ -346,6 +356,7 @@ def test_a_damaged_ledger_is_said_in_one_sentence_and_left_alone(tiny_model: Pat
     assert (tmp_path / FILE).read_text() == damage
 
 
+@pytest.mark.more
 def test_two_servers_do_not_share_a_ledger(tiny_model: Path, tmp_path: Path) -> None:
     """Each would take the other's steps for lost ones."""
     ledger, first, second = (str(tmp_path / name) for name in ("ledger", "first", "second"))
@@ -361,6 +372,7 @@ def test_two_servers_do_not_share_a_ledger(tiny_model: Path, tmp_path: Path) -> 
         assert status(tmp_path / "ledger")["server"] is None
 
 
+@pytest.mark.more
 def test_the_run_directory_may_be_named_twice(tiny_model: Path, tmp_path: Path) -> None:
     (tmp_path / "same").symlink_to(tmp_path)
     flags = ("--run-dir", str(tmp_path), "--rl-buffer-dir", str(tmp_path / "same"), *SERVES_ONLY)
@@ -368,6 +380,7 @@ def test_the_run_directory_may_be_named_twice(tiny_model: Path, tmp_path: Path) 
         assert status(tmp_path)["server"] == program.url
 
 
+@pytest.mark.more
 def test_a_restart_says_where_it_continues_from(tiny_model: Path, tmp_path: Path, adapters: list[Path]) -> None:
     async def copy(target: Path) -> None:
         shutil.copytree(adapters[0], target, dirs_exist_ok=True)
@@ -386,6 +399,7 @@ def test_a_restart_says_where_it_continues_from(tiny_model: Path, tmp_path: Path
         assert f"continuesfrom{saved.folder}(policy4)" in "".join(program.log.split())
 
 
+@pytest.mark.more
 def test_going_back_without_the_servers_key_says_how_to_give_it(tiny_model: Path, tmp_path: Path) -> None:
     with serving(SERVE, tiny_model, "--run-dir", str(tmp_path), "--api-key", "S3CRET"):
         for key in ((), ("--api-key", "WR0NG")):

@@ -97,6 +97,7 @@ class Training:
             time.sleep(0.01)
 
 
+@pytest.mark.more
 def test_killed_it_goes_on_and_uses_each_turn_once_an_epoch(
     tmp_path: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

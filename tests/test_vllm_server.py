@@ -55,6 +55,7 @@ def vllm_pids() -> list[int]:
     return found
 
 
+@pytest.mark.more
 def test_it_serves_learns_and_goes_on_when_its_vllm_dies(tiny_model: Path, tmp_path: Path, interpreter: Path) -> None:
     run_dir = tmp_path / "run"
     flags = (*LEARN, *FAST, "--run-dir", str(run_dir), "--vllm-python", str(interpreter))

@@ -338,6 +338,7 @@ def greedy(model: Path, adapter: Path | None, prompts: list[list[int]], count: i
     return [answer[0][len(ids) :].tolist() for answer, ids in zip(written, prompts, strict=True)]
 
 
+@pytest.mark.more
 def test_both_models_are_asked_what_the_run_was_asked_first(
     book: Book,
     tokenizer: ChatTokenizer,

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -26,19 +27,25 @@ from support.learner_harness import (
     TinkerLearnerHarness,
 )
 
-SAMPLERS: list[type[SamplerHarness]] = [
+
+def later(harness: type[SamplerHarness] | type[LearnerHarness]) -> Any:
+    """A variant of an engine, which `make test-more` tests."""
+    return pytest.param(harness, marks=pytest.mark.more)
+
+
+SAMPLERS = [
     LocalHarness,
     TinkerHarness,
     VllmHarness,
     SglangHarness,
-    FullWeightsVllmHarness,
-    FullWeightsSglangHarness,
+    later(FullWeightsVllmHarness),
+    later(FullWeightsSglangHarness),
     ScriptedHarness,
 ]
-LEARNERS: list[type[LearnerHarness]] = [
+LEARNERS = [
     LocalLearnerHarness,
-    RankedLearnerHarness,
-    ShardedLearnerHarness,
+    later(RankedLearnerHarness),
+    later(ShardedLearnerHarness),
     TinkerLearnerHarness,
     ScriptedLearnerHarness,
 ]

@@ -148,6 +148,7 @@ def test_wrong_products_are_noticed(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert choose_on_cpu(tmp_path) == ("float32", "bfloat16 gives wrong products here")
 
 
+@pytest.mark.more
 async def test_sampler_and_learner_agree_also_after_a_crash(tiny_model: Path, tmp_path: Path) -> None:
     content = {machine(): {"speedups": {"8 rows": 3.0}, "error": 0.002}}
     (tmp_path / FILE).write_text(json.dumps(content))

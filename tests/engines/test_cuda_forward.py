@@ -35,6 +35,8 @@ from openclaw_rl.engines.local.sampling.scheduler import Sequence, Work, pages_f
 from openclaw_rl.types import SamplingParams  # noqa: E402
 from support.decoders import FAMILIES, causal  # noqa: E402
 
+pytestmark = pytest.mark.more
+
 PAGES = 40
 #: Tokens of the sequences in a batch. Triton's interpreter is slow, so there most of them are shorter.
 LENGTHS = (20, 27, 34, 41, 48, 55) if DEVICE == "cuda" else (20, 3, 10, 17, 24, 33)

@@ -21,6 +21,8 @@ from openclaw_rl.engines.local.sampling.draw import draw  # noqa: E402
 from openclaw_rl.engines.local.sampling.draw_kernels import CHUNK, draw_tokens  # noqa: E402
 from openclaw_rl.types import SamplingParams  # noqa: E402
 
+pytestmark = pytest.mark.more
+
 #: The largest number below 1 in float32.
 ALMOST_ONE = 1 - 2**-24
 

@@ -21,6 +21,8 @@ pytest.importorskip("triton")
 
 from openclaw_rl.engines.local.training import gradient_kernels, gradients  # noqa: E402
 
+pytestmark = pytest.mark.more
+
 EPS = 1e-6
 CLOSE: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-5}
 

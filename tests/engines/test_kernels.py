@@ -26,6 +26,8 @@ from openclaw_rl.engines.local.model.kernels import place_heads  # noqa: E402
 from openclaw_rl.engines.local.sampling import paged_attention  # noqa: E402
 from openclaw_rl.engines.local.sampling.paged_attention import PromptRun, paged_prompts, tiles  # noqa: E402
 
+pytestmark = pytest.mark.more
+
 # The interpreter truncates to bfloat16 where hardware rounds, so that dtype is compared on a GPU only.
 DTYPES = [torch.float32, torch.float16] + ([torch.bfloat16] if DEVICE == "cuda" else [])
 EPS = 1e-6

@@ -185,6 +185,7 @@ async def test_killed_during_a_step_it_is_started_again_by_the_next_call(
     await learner.step(sequences)
 
 
+@pytest.mark.more
 async def test_killed_while_it_has_nothing_to_do_the_next_call_says_so(
     learner: LocalLearner, sequences: list[TrainingSequence], tmp_path: Path
 ) -> None:
@@ -199,6 +200,7 @@ async def test_killed_while_it_has_nothing_to_do_the_next_call_says_so(
     await learner.reset()
 
 
+@pytest.mark.more
 async def test_a_call_that_is_given_up_does_not_answer_the_next_one(
     learner: LocalLearner, sequences: list[TrainingSequence], large: list[TrainingSequence], tmp_path: Path
 ) -> None:
@@ -213,6 +215,7 @@ async def test_a_call_that_is_given_up_does_not_answer_the_next_one(
         await learner.load(tmp_path)
 
 
+@pytest.mark.more
 async def test_calls_at_the_same_time_are_answered_each_with_its_own(
     learner: LocalLearner, sequences: list[TrainingSequence], tmp_path: Path
 ) -> None:
@@ -235,6 +238,7 @@ async def test_calls_at_the_same_time_are_answered_each_with_its_own(
     )
 
 
+@pytest.mark.more
 async def test_a_model_that_cannot_be_loaded_is_a_sentence_and_can_be_mended(
     tiny_model: Path, sequences: list[TrainingSequence], tmp_path: Path
 ) -> None:
@@ -250,6 +254,7 @@ async def test_a_model_that_cannot_be_loaded_is_a_sentence_and_can_be_mended(
         await learner.close()
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("file", ["adapter_model.safetensors", "learner.optimizer"])
 async def test_a_file_that_cannot_be_written_refuses_the_save_and_costs_neither_the_process_nor_the_step(
     learner: LocalLearner, sequences: list[TrainingSequence], tmp_path: Path, file: str
@@ -269,6 +274,7 @@ async def test_a_file_that_cannot_be_written_refuses_the_save_and_costs_neither_
     assert learner.steps == 1
 
 
+@pytest.mark.more
 async def test_all_weights_of_a_tied_model_stay_tied(sequences: list[TrainingSequence], tmp_path: Path) -> None:
     """With the base weights in the sampler's memory, as in a server: head and embedding are one weight to the end."""
     model = save_tiny_model(tmp_path / "model", tied=True)

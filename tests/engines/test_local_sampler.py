@@ -51,6 +51,7 @@ async def sampler(tiny_model: Path) -> AsyncIterator[LocalSampler]:
     await sampler.close()
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("choice", ["on", "half"])
 @pytest.mark.parametrize("changes", [{"lora_rank": 0}, {"dtype": "bfloat16"}, {}], ids=["full", "bfloat16", "packed"])
 async def test_weights_that_are_not_packed_although_they_should_are_said(
@@ -107,6 +108,7 @@ async def test_kill_9_fails_what_ran_and_the_next_request_is_served(
     assert sampler.stats().ready
 
 
+@pytest.mark.more
 async def test_requests_that_wait_for_a_restart_wait_for_a_whole_model_too(
     tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -126,6 +128,7 @@ async def test_requests_that_wait_for_a_restart_wait_for_a_whole_model_too(
     await sampler.close()
 
 
+@pytest.mark.more
 async def test_old_versions_make_room_but_not_while_they_serve(sampler: LocalSampler, adapters: list[Path]) -> None:
     await sampler.publish(1, policy_in(adapters[0]))
     held = sampler.sample(request(400))
@@ -157,6 +160,7 @@ async def test_a_model_that_cannot_be_loaded_is_said_at_the_start(tmp_path: Path
     await sampler.close()
 
 
+@pytest.mark.more
 async def test_a_worker_that_is_killed_while_it_loads_is_said_with_the_signal(tiny_model: Path) -> None:
     sampler = LocalSampler(options(tiny_model), max_queue=4)
     starting = asyncio.create_task(sampler.start())
@@ -170,6 +174,7 @@ async def test_a_worker_that_is_killed_while_it_loads_is_said_with_the_signal(ti
     await sampler.close()
 
 
+@pytest.mark.more
 async def test_a_worker_that_crashes_leaves_the_signal_and_the_place_in_the_log(
     capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, tiny_model: Path
 ) -> None:
@@ -187,6 +192,7 @@ async def test_a_worker_that_crashes_leaves_the_signal_and_the_place_in_the_log(
     assert "worker.py" in capfd.readouterr().err
 
 
+@pytest.mark.more
 async def test_requests_that_wait_for_a_restart_end_when_the_server_does(tiny_model: Path) -> None:
     sampler = LocalSampler(options(tiny_model), max_queue=4)
     await sampler.start()
@@ -202,6 +208,7 @@ async def test_requests_that_wait_for_a_restart_end_when_the_server_does(tiny_mo
         sampler.sample(request())
 
 
+@pytest.mark.more
 async def test_a_bad_adapter_for_a_full_engine_costs_no_version(sampler: LocalSampler, adapters: list[Path]) -> None:
     await sampler.publish(1, policy_in(adapters[0]))
     await sampler.publish(2, policy_in(adapters[1]))
@@ -216,6 +223,7 @@ async def test_a_bad_adapter_for_a_full_engine_costs_no_version(sampler: LocalSa
         await sampler.publish(4, policy_in(adapters[2]))
 
 
+@pytest.mark.more
 async def test_an_adapter_that_is_gone_after_a_restart_gives_way_to_the_one_before(
     sampler: LocalSampler, adapters: list[Path], tmp_path: Path
 ) -> None:
@@ -230,6 +238,7 @@ async def test_an_adapter_that_is_gone_after_a_restart_gives_way_to_the_one_befo
     assert sampler.stats().restarts == 1
 
 
+@pytest.mark.more
 async def test_a_worker_that_keeps_dying_is_said_and_comes_back(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -250,6 +259,7 @@ async def test_a_worker_that_keeps_dying_is_said_and_comes_back(
     await sampler.close()
 
 
+@pytest.mark.more
 async def test_scoring_ends_when_the_worker_is_killed_and_works_again(sampler: LocalSampler) -> None:
     assert sampler.worker_pid is not None
     # It does not get to any of them.
@@ -262,6 +272,7 @@ async def test_scoring_ends_when_the_worker_is_killed_and_works_again(sampler: L
     assert len((await sampler.score(ScoreRequest([1, 2, 3], 2))).logprobs) == 2
 
 
+@pytest.mark.more
 async def test_nobody_waits_for_a_score_that_was_given_up(shared: LocalSampler) -> None:
     waiting = asyncio.create_task(shared.score(ScoreRequest([1] * 500, 499)))
     await asyncio.sleep(0)

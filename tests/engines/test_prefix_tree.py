@@ -191,6 +191,7 @@ def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return load_decoder(folder, torch.float32, CPU)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(("every_weight", "free"), [(False, PLENTY), (False, 0), (True, PLENTY)])
 def test_losses_and_gradients_are_those_of_separate_sequences(
     family: Decoder, every_weight: bool, free: int, monkeypatch: pytest.MonkeyPatch

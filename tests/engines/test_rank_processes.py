@@ -20,7 +20,7 @@ from support.rank_processes import FastLauncher
 from support.trainers import InProcessLearner, batch, options
 
 # Starting processes takes seconds, so the tests share them and leave them usable.
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.more]
 
 
 @pytest.fixture(scope="module")

@@ -83,6 +83,7 @@ def in_peft(
     return total.item(), {name: p.grad for name, p in policy.named_parameters() if p.grad is not None}
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("loss", [PolicyLoss("ppo", kl_coef=0.1), PolicyLoss("cispo")], ids=lambda loss: loss.kind)
 def test_loss_and_gradients_are_those_of_peft_with_full_logits(family: str, loss: PolicyLoss, tmp_path: Path) -> None:

@@ -8,9 +8,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from openclaw_rl.ledger.schema import FILE, connect
 from openclaw_rl.types import EpisodeState
 from support.server_program import ROOT, SERVE, free_port, serving, until
+
+pytestmark = pytest.mark.more
 
 #: Its rewards differ for any model.
 LENGTHS = f"{ROOT / 'tests' / 'support' / 'environments.py'}:Lengths"

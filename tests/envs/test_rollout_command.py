@@ -168,6 +168,7 @@ def test_control_c_ends_the_command_in_order(server: EpisodeServer) -> None:
     assert [body["error"] for body in server.reported] == [STOPPED] * 4
 
 
+@pytest.mark.more
 def test_a_driver_that_is_killed_leaves_no_trace_in_the_next(server: EpisodeServer) -> None:
     """Two runs of the same command never share a session or a group: the killed one may have left half of each."""
     flags = ["--url", server.url, "--env", SUMS, "--tasks", "1", "--group", "2", "--parallel", "2"]
@@ -182,6 +183,7 @@ def test_a_driver_that_is_killed_leaves_no_trace_in_the_next(server: EpisodeServ
     assert not left & server.rewards.keys()
 
 
+@pytest.mark.more
 def test_the_server_of_a_killed_command_stops(tiny_model: Path, tmp_path: Path) -> None:
     flags = ["--env", SUMS, "--own-server", "--model-name", str(tiny_model), "--run-dir", str(tmp_path)]
     driver = subprocess.Popen([sys.executable, "-m", "openclaw_rl", "rollout", *flags], cwd=ROOT)

@@ -82,11 +82,13 @@ class TestPackages:
 
 
 class TestTasks:
+    @pytest.mark.more
     @pytest.mark.parametrize("level", LEVELS)
     def test_the_same_seed_gives_the_same_tasks(self, level: int) -> None:
         assert tasks(6, seed=3, levels=level) == tasks(6, seed=3, levels=level)
         assert tasks(6, seed=3, levels=level) != tasks(6, seed=4, levels=level)
 
+    @pytest.mark.more
     def test_the_splits_share_no_task(self) -> None:
         for level in LEVELS:
             train, held_out = (
@@ -144,6 +146,7 @@ class TestTasks:
 
 
 class TestPolicies:
+    @pytest.mark.more
     @pytest.mark.parametrize("level", LEVELS)
     async def test_the_oracle_solves_every_task(self, level: int) -> None:
         solved, rewards = await solved_and_rewards(68, oracle, levels=level)
@@ -155,6 +158,7 @@ class TestPolicies:
         assert solved == 0
         assert set(rewards) == {0.0}
 
+    @pytest.mark.more
     async def test_destroying_everything_solves_none(self) -> None:
         solved, rewards = await solved_and_rewards(30, destroys_everything, levels=(1, 2, 3))
         assert solved == 0

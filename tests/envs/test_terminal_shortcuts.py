@@ -14,10 +14,13 @@ from openclaw_rl.envs.terminal.families.draft import Generator
 from openclaw_rl.sandbox.kinds import problem_with
 from support.terminal_policies import attempt
 
-pytestmark = pytest.mark.skipif(
-    bool(problem_with("bubblewrap")) and bool(problem_with("fences")),
-    reason=f"commands cannot be confined: {problem_with('bubblewrap')}, {problem_with('fences')}",
-)
+pytestmark = [
+    pytest.mark.more,
+    pytest.mark.skipif(
+        bool(problem_with("bubblewrap")) and bool(problem_with("fences")),
+        reason=f"commands cannot be confined: {problem_with('bubblewrap')}, {problem_with('fences')}",
+    ),
+]
 
 
 async def outcome_of(make: Generator, command: str) -> Outcome:

@@ -50,6 +50,7 @@ async def outcomes(tasks: list[Task], policy: Policy, parallel: int = 4) -> list
     return await asyncio.gather(*map(one, tasks))
 
 
+@pytest.mark.more
 async def test_the_oracle_solves_every_task() -> None:
     tasks = of_all_kinds(6) + of_all_kinds(3, "held-out")
     assert len(tasks) >= 200
@@ -61,6 +62,7 @@ async def test_the_oracle_solves_every_task() -> None:
     assert not failed
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("policy", [does_nothing, destroys_everything])
 async def test_doing_nothing_and_destroying_everything_solve_nothing(
     policy: Policy, monkeypatch: pytest.MonkeyPatch

@@ -174,6 +174,7 @@ ANSWERS = st.lists(
 )
 
 
+@pytest.mark.more
 @given(index=st.integers(0, 60), answers=ANSWERS, perfect_start=st.booleans())
 @settings(max_examples=150, deadline=None)
 async def test_any_answers_end_with_a_reward_within_bounds(

@@ -59,6 +59,7 @@ def test_there_are_enough_problems_and_each_is_whole():
         assert len({json.dumps(expected) for _, expected in one.cases}) > 1
 
 
+@pytest.mark.more
 async def test_every_right_answer_passes_and_every_wrong_one_fails():
     right = await coding.run(Scripted({name: fenced(solution(name)) for name in NAMES}))
     assert {case.case: case.detail for case in right.cases if not case.passed} == {}

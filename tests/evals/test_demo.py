@@ -34,6 +34,7 @@ from support.harness import Bench, running
 from support.trials import a_trial, an_exam, learning
 
 
+@pytest.mark.more
 def test_a_demo_holds_conversations_learns_and_leaves_a_picture_and_a_page(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -70,6 +71,7 @@ def test_a_demo_holds_conversations_learns_and_leaves_a_picture_and_a_page(
     assert "exists already" in capsys.readouterr().err
 
 
+@pytest.mark.more
 def test_an_evaluation_compares_a_checkpoint_with_the_base_model(
     tiny_model: Path,
     adapters: list[Path],
@@ -98,6 +100,7 @@ def test_an_evaluation_compares_a_checkpoint_with_the_base_model(
     assert 0 <= task["difference"]["p"] <= 1
 
 
+@pytest.mark.more
 def test_the_options_of_the_owner_s_own_server_do_not_reach_the_one_that_is_measured(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,6 +154,7 @@ def a_case(name: str = "first", *, passed: bool = True) -> CaseScore:
     return CaseScore(name, passed, {}, "", "")
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_evaluation_that_is_stopped_tells_what_is_done_and_stops_its_server(
     number: signal.Signals,

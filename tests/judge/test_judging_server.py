@@ -125,6 +125,7 @@ def test_a_conversation_is_judged_and_every_command_shows_it(
     assert everything(tmp_path) == before
 
 
+@pytest.mark.more
 def test_whatever_kill_9_interrupts_every_turn_is_judged_once(
     tiny_model: Path, tmp_path: Path, server: JudgeServer
 ) -> None:
@@ -154,6 +155,7 @@ def test_whatever_kill_9_interrupts_every_turn_is_judged_once(
     assert all(turn.verdict is not None or turn.next_state is None for turn in stored_turns(tmp_path))
 
 
+@pytest.mark.more
 def test_without_a_judge_turns_are_recorded_and_wait(tiny_model: Path, tmp_path: Path, command: Command) -> None:
     with serving(SERVE, tiny_model, "--run-dir", str(tmp_path), "--judge", "none", *JUDGES_ONLY) as program:
         talk(program, "mine", "Thanks.")
@@ -164,6 +166,7 @@ def test_without_a_judge_turns_are_recorded_and_wait(tiny_model: Path, tmp_path:
     assert told["judge"] == "off"
 
 
+@pytest.mark.more
 def test_a_teacher_with_another_vocabulary_is_refused_with_a_sentence(tiny_model: Path, tmp_path: Path) -> None:
     teacher = save_tiny_model(tmp_path / "teacher", seed=1)
     tokenizer = Tokenizer.from_file(str(teacher / "tokenizer.json"))

@@ -36,6 +36,7 @@ def converse(program: Program, session: str, reply: str) -> None:
     program.client.chat.completions.create(messages=[*asked, said, {"role": "user", "content": reply}], **settings)
 
 
+@pytest.mark.more
 def test_five_conversations_end_with_the_verdicts_a_person_would_expect(tmp_path: Path) -> None:
     flags = ("--run-dir", str(tmp_path), "--max-steps", "0")
     with serving([sys.executable, "run.py"], None, *flags) as program:

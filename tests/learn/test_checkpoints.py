@@ -255,6 +255,7 @@ else:
 """
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("work", ["save", "renumber"])
 def test_killed_at_any_operation_on_the_disk_there_is_no_half_checkpoint(tmp_path: Path, work: str) -> None:
     """A process that saves the third of at most two checkpoints, or makes the first the newest one.

@@ -136,6 +136,7 @@ def alike(found: list[dict[int, float]], expected: list[dict[int, float]]) -> bo
     )
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("selection", SELECTIONS)
 @pytest.mark.parametrize("subset", SUBSETS)
 @given(
