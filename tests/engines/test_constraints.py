@@ -178,7 +178,7 @@ def test_a_constraint_is_compiled_once_and_not_for_ever_kept(
 ) -> None:
     small = Constraint(JsonForm('{"type": "boolean"}'))
     first = compiler.future(small).result(60)
-    assert compiler.compiled(small)
+    assert compiler.has_result(small)
     assert compiler.automaton(small) is first
     monkeypatch.setattr(compiling, "MAX_CACHED", 2)
     for number in range(3):
@@ -217,7 +217,7 @@ def test_a_request_does_not_wait_for_ever(compiler: Compiler, monkeypatch: pytes
     gate = threading.Event()
     monkeypatch.setattr(Automaton, "compile", lambda *_given, **_options: gate.wait(60))
     constraint = Constraint(JsonForm("{}"))
-    while not compiler.compiled(constraint):
+    while not compiler.has_result(constraint):
         pass
     with pytest.raises(ConstraintRefused, match="was not compiled within"):
         compiler.automaton(constraint)

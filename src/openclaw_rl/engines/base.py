@@ -231,7 +231,7 @@ class TrainingPrimitives(Protocol):
     """What an engine implements in order to train; `TransactionalLearner` makes whole steps of it.
 
     The calls of one step come one after the other, with two exceptions: `optim_step` is called while
-    `forward_backward` runs and must take effect after it, and `score(…, base=True)` may run beside any other call.
+    `forward_backward` runs and must take effect after it, and `score(…, base=True)` may run during any other call.
 
     - Every call may raise EngineUnavailable: the policy in training is then lost, until `load` or `reset`.
     - `forward_backward`, `optim_step` and `score` may also raise StepRefused, StepUnsupported or StepLost. The

@@ -149,7 +149,9 @@ class Automaton:
     """
 
     def __init__(self, vocabulary: Vocabulary, matcher: LLMatcher, stop_ids: Collection[int]) -> None:
-        self._vocabulary, self._matcher, self._stop_ids = vocabulary, matcher, list(stop_ids)
+        self._vocabulary = vocabulary
+        self._matcher = matcher
+        self._stop_ids = list(stop_ids)
 
     @classmethod
     def compile(cls, vocabulary: Vocabulary, constraint: Constraint, *, any_whitespace: bool = False) -> "Automaton":
@@ -171,7 +173,8 @@ class Automaton:
         return Automaton(self._vocabulary, self._matcher.deep_copy(), stop_ids)
 
     def allowed(self) -> Allowed:
-        end, size = self._vocabulary.tokens.eos_token, self._vocabulary.size
+        end = self._vocabulary.tokens.eos_token
+        size = self._vocabulary.size
         certain = self._matcher.compute_ff_tokens()
         if certain:
             mask = np.zeros(size, np.bool_)
@@ -180,7 +183,8 @@ class Automaton:
         packed = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         self._check()
         mask = np.unpackbits(packed, count=size, bitorder="little").view(np.bool_)
-        may_end, mask[end] = bool(mask[end]), False
+        may_end = bool(mask[end])
+        mask[end] = False
         others = int(mask.sum())
         if not others and not may_end:
             raise ConstraintRefused(f"{REFUSED}: {NOTHING_FITS}.")
@@ -213,7 +217,7 @@ def reason_of(problem: str) -> str:
 class Compiler:
     """Compiles constraints for one model.
 
-    * The caller never waits: `compiled` is false until the result is there, and `woken` is called then.
+    * The caller never waits: `has_result` is false until the result is there, and `woken` is called then.
     * A constraint that is compiled already is there at once, as long as it is in the cache.
     * Constraints are compiled one at a time, and a request waits at most `COMPILE_SECONDS`.
     """
@@ -227,7 +231,9 @@ class Compiler:
         any_whitespace: bool = False,
     ) -> None:
         """`any_whitespace`: for completions of engines that write JSON with whitespace as they like."""
-        self._folder, self._size, self._woken = folder, size, woken
+        self._folder = folder
+        self._size = size
+        self._woken = woken
         self._any_whitespace = any_whitespace
         self._vocabulary: Vocabulary | None = None
         self._results: OrderedDict[Constraint, tuple[Future[Automaton], float]] = OrderedDict()
@@ -238,7 +244,7 @@ class Compiler:
         if self._vocabulary is None:
             self._vocabulary = Vocabulary(self._folder, self._size)
 
-    def compiled(self, constraint: Constraint) -> bool:
+    def has_result(self, constraint: Constraint) -> bool:
         """Whether `automaton` has a result. Begins to compile it if it is new."""
         result, deadline = self._result(constraint)
         return result.done() or time.monotonic() > deadline

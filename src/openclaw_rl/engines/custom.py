@@ -90,7 +90,8 @@ class CustomStream:
     def __init__(self, sampler: CustomSampler, request: SampleRequest) -> None:
         # The function may take long, and the answer must be of one policy.
         self.version = sampler.newest_version if request.version is None else request.version
-        self._sampler, self._n = sampler, request.n
+        self._sampler = sampler
+        self._n = request.n
         self._request = replace(request, version=self.version)
         self._dropped: set[int] = set()
 

@@ -239,7 +239,8 @@ def _find(table: Mapping[str, Entry], name: str, option: str, attribute: str) ->
 
 def check_pair(sampler: SamplerFactory, learner: LearnerFactory, settings: EngineSettings) -> None:
     """Refuse a sampler that cannot load what the learner writes. Raises ConfigError."""
-    writes, loads = learner.capabilities(settings).writes, sampler.capabilities(settings).loads
+    writes = learner.capabilities(settings).writes
+    loads = sampler.capabilities(settings).loads
     if not writes <= loads:
         raise ConfigError(
             f"--sampler {sampler.name} does not work with --learner {learner.name}: the learner writes "

@@ -15,7 +15,8 @@ from openclaw_rl.config.options import ConfigError, Section, flag, option
 ROLES = ("train_gpus", "rollout_gpus", "judge_gpus", "teacher_gpus")
 #: How long nvidia-smi may take.
 QUERY_SECONDS = 20
-MIB, GIB = 1 << 20, 1 << 30
+MIB = 1 << 20
+GIB = 1 << 30
 
 
 class GpuOptions(Section):

@@ -28,7 +28,8 @@ class ModelSize:
     @property
     def modules(self) -> dict[str, tuple[int, int]]:
         """Inputs and outputs of the linear modules of a layer."""
-        query, key = self.heads * self.head_size, self.kv_heads * self.head_size
+        query = self.heads * self.head_size
+        key = self.kv_heads * self.head_size
         return {
             "q_proj": (self.hidden, query),
             "k_proj": (self.hidden, key),
@@ -140,7 +141,8 @@ def learner_memory(size: ModelSize, trained: Trained, *, ranks: int, sharded: bo
 
 def sampler_memory(size: ModelSize, trained: Trained, *, gpus: int, context: int) -> Memory:
     """Of each GPU of a sampler that splits its model over some."""
-    weights, adapters = size.parameters * trained.width, 0
+    weights = size.parameters * trained.width
+    adapters = 0
     if trained.rank:
         adapters = trained.policies * size.adapter_parameters(trained.rank, trained.modules) * trained.width
     else:

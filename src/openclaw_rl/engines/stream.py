@@ -22,7 +22,8 @@ class TokenStream:
     """Implements `SampleStream`. Ends after the last token of the last completion, or with an error."""
 
     def __init__(self, owner: StreamOwner, id: int, version: int, n: int) -> None:
-        self.id, self.version = id, version
+        self.id = id
+        self.version = version
         self.cached_tokens = 0
         self._owner = owner
         self._open = set(range(n))
@@ -71,7 +72,8 @@ class TokenStream:
                     self._wake.clear()
                     await self._wake.wait()
                     continue
-                batch, self._arrived = self._arrived, []
+                batch = self._arrived
+                self._arrived = []
                 yield batch
         finally:
             self.close()
@@ -86,7 +88,8 @@ class Admission:
     """
 
     def __init__(self, max_sequences: int, max_queue: int) -> None:
-        self.max_sequences, self.max_queue = max_sequences, max_queue
+        self.max_sequences = max_sequences
+        self.max_queue = max_queue
         self._streams: dict[TokenStream, Priority] = {}
 
     @property

@@ -43,7 +43,8 @@ def distance(one: SpanLogprobs, other: SpanLogprobs) -> float:
     smaller of the two, |r| - 1 + e^-|r|, which never grows faster than |r|: a few tokens cannot make a move look large,
     and many tokens that moved far still do.
     """
-    first, second = flat(one), flat(other)
+    first = flat(one)
+    second = flat(other)
     if [len(span) for spans in one for span in spans] != [len(span) for spans in other for span in spans]:
         raise ValueError("the two policies were not asked about the same spans")
     if not len(first):
@@ -79,7 +80,8 @@ class TransactionalLearner:
     """
 
     def __init__(self, primitives: TrainingPrimitives, settings: TrainingSettings) -> None:
-        self._primitives, self.settings = primitives, settings
+        self._primitives = primitives
+        self.settings = settings
         self.steps = 0
         """Steps that the policy in training has made."""
         self._before: str | None = None
@@ -103,12 +105,14 @@ class TransactionalLearner:
 
     async def reset(self) -> None:
         async with self._calling:
-            self.steps, self._before = 0, None
+            self.steps = 0
+            self._before = None
             await self._primitives.reset()
 
     async def step(self, sequences: Sequence[TrainingSequence]) -> StepResult:
         async with self._calling:
-            self._before, self._is_stopped = None, False
+            self._before = None
+            self._is_stopped = False
             before = await self._primitives.snapshot()
             self._is_stepping = True
             try:
@@ -133,7 +137,8 @@ class TransactionalLearner:
         async with self._calling:
             if self._before is None:
                 raise StepRefused("there is no step to take back")
-            before, self._before = self._before, None
+            before = self._before
+            self._before = None
             await self._primitives.restore(before)
             self.steps -= 1
 
@@ -176,7 +181,8 @@ class TransactionalLearner:
         base_scoring.add_done_callback(lambda task: task.cancelled() or task.exception())
         try:
             before = await primitives.score(sequences) if primitives.has_dropout else None
-            passes, norms = [], []
+            passes = []
+            norms = []
             for _ in range(self.settings.epochs):
                 result, norm = await self._pass(sequences)
                 passes.append(result)

@@ -23,8 +23,8 @@ class PolicyVersions(Generic[Weights]):
     """
 
     def __init__(self, capacity: int, on_drop: Callable[[Weights], None] | None = None) -> None:
-        """`capacity`: versions held at the same time, beside the base model. `on_drop` gets what a retracted version
-        needed, once no request uses it."""
+        """`capacity`: versions held at the same time, in addition to the base model. `on_drop` gets what a retracted
+        version needed, once no request uses it."""
         self.capacity = capacity
         self._on_drop = on_drop
         self.latest = BASE_VERSION

@@ -24,8 +24,10 @@ class CustomLoss:
     """Replaces `PolicyLoss` for the sampled tokens; the function receives the settings as `config`."""
 
     def __init__(self, function: Callable[..., Any], file: Path, settings: PolicyLoss) -> None:
-        self.function, self.file = function, file
-        self.kl_coef, self.over_alternatives = settings.kl_coef, settings.over_alternatives
+        self.function = function
+        self.file = file
+        self.kl_coef = settings.kl_coef
+        self.over_alternatives = settings.over_alternatives
         self.config = asdict(settings)
 
     def per_token(

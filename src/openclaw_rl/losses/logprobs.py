@@ -59,7 +59,8 @@ class _ChunkedLogprobs(torch.autograd.Function):
                 # Dividing the product is cheaper than dividing the weights, which are as wide as the vocabulary.
                 means[rows] = (weights.to(head.dtype) @ head).div_(total)
         ctx.save_for_backward(means, targets)
-        ctx.head, ctx.chunk = head, chunk
+        ctx.head = head
+        ctx.chunk = chunk
         return logprobs
 
     @staticmethod

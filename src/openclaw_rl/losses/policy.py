@@ -79,7 +79,8 @@ class PolicyLoss:
 
     def _clipped(self, ratio: Tensor, advantages: Tensor) -> tuple[Tensor, Tensor]:
         """PPO's clipped loss: a ratio beyond the bound in the direction of its advantage has no gradient."""
-        unclipped, clipped = -advantages * ratio, -advantages * ratio.clamp(1 - self.eps_clip, 1 + self.eps_clip_high)
+        unclipped = -advantages * ratio
+        clipped = -advantages * ratio.clamp(1 - self.eps_clip, 1 + self.eps_clip_high)
         return torch.maximum(unclipped, clipped), clipped > unclipped
 
 

@@ -44,7 +44,8 @@ class LocalSamplerFactory(LocalFactory, SamplerFactory):
         return SamplerCapabilities(loads=forms_of(settings), constrains=True)
 
     def open(self, settings: EngineSettings, resources: Resources, folder: Path, name: str) -> Sampler:
-        local, engine = settings.section(LocalOptions), settings.engine
+        local = settings.section(LocalOptions)
+        engine = settings.engine
         options = WorkerOptions(
             model=runnable(folder),
             device=local.device,
@@ -94,7 +95,8 @@ class LocalLearnerFactory(LocalFactory, LearnerFactory):
 
     def check(self, settings: EngineSettings) -> None:
         super().check(settings)
-        local, gpus = settings.section(LocalOptions), len(settings.split.learner)
+        local = settings.section(LocalOptions)
+        gpus = len(settings.split.learner)
         ranks = len(local.rank_devices(gpus))
         if gpus and (local.names_gpus or gpus != ranks):
             raise ConfigError(
@@ -112,7 +114,8 @@ class LocalLearnerFactory(LocalFactory, LearnerFactory):
 
         Servers of other projects compute in float32 on a CPU.
         """
-        local, model = settings.section(LocalOptions), settings.model
+        local = settings.section(LocalOptions)
+        model = settings.model
         devices = local.rank_devices(len(settings.split.learner))
         gpus = settings.split.local_learner(samples_here=isinstance(sampler, LocalSampler))
         # The weights that a local sampler shares are on its own device, which must be that of the first rank.
@@ -145,7 +148,8 @@ class LocalLearnerFactory(LocalFactory, LearnerFactory):
     def processes(
         self, settings: EngineSettings, sampler: SamplerFactory, size: ModelSize | None
     ) -> list[EngineProcess]:
-        local, split = settings.section(LocalOptions), settings.split
+        local = settings.section(LocalOptions)
+        split = settings.split
         samples_here = isinstance(sampler, LocalSamplerFactory)
         devices = split.local_learner(samples_here=samples_here)
         ranks = len(local.rank_devices(len(split.learner)))
@@ -200,4 +204,5 @@ def check_device(device: str) -> None:
             raise ConfigError("--device cuda needs a CUDA device, and PyTorch finds none; use --device auto.")
 
 
-SAMPLER, LEARNER = LocalSamplerFactory(), LocalLearnerFactory()
+SAMPLER = LocalSamplerFactory()
+LEARNER = LocalLearnerFactory()

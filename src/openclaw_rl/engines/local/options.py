@@ -34,9 +34,9 @@ class LocalOptions(Section):
     )
     micro_batch_tokens: int = option(
         4096,
-        "Most tokens per micro-batch of the learner. One sequence may be longer, and sequences that begin alike may "
-        "have half of this beside their common beginning. If memory runs out, micro-batches get smaller, down to one "
-        "sequence each.",
+        "Most tokens per micro-batch of the learner. One sequence may be longer, and sequences with a common beginning "
+        "may have half of this in addition to it. If memory runs out, micro-batches get smaller, down to one sequence "
+        "each.",
         group="Training",
         ge=1,
     )

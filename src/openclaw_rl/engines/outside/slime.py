@@ -31,10 +31,11 @@ class SlimeSplit:
 
 
 def slime_command(settings: EngineSettings, step: TrainerStep, split: SlimeSplit, arguments: str = "") -> str:
-    """The command that starts slime beside a server with these options, as text for a shell."""
+    """The command that starts slime next to a server with these options, as text for a shell."""
     router = urlsplit(settings.section(SglangOptions).server.urls[0])
     model = settings.model.model_name or EMBEDDED
-    training, loss = settings.training, settings.training.loss
+    training = settings.training
+    loss = settings.training.loss
     values: dict[str, object] = {
         "actor-num-nodes": 1,
         "actor-num-gpus-per-node": split.actor,
@@ -94,7 +95,8 @@ class SlimeLearnerFactory(OutsideLearnerFactory):
             raise ConfigError(f"--loss-fn {settings.training.loss.kind}: slime's loss is {LOSS}; leave it out.")
 
     def trainer_command(self, settings: EngineSettings, step: TrainerStep) -> str:
-        given, usual = settings.split, SlimeSplit()
+        given = settings.split
+        usual = SlimeSplit()
         split = SlimeSplit(
             actor=len(given.learner) or usual.actor,
             rollout=len(given.sampling) or usual.rollout,

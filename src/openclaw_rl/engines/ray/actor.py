@@ -21,7 +21,8 @@ from openclaw_rl.engines.local.process.launcher import STOP_SIGNAL, WAIT_SETTING
 
 SECRET_BYTES = 32
 #: The byte after the secret: which of the two connections it is.
-WORK, ORDERS = b"w", b"o"
+WORK = b"w"
+ORDERS = b"o"
 #: How long a caller has to say the secret, and a worker to reach the server.
 SECRET_SECONDS = 5.0
 CALL_SECONDS = 60.0
@@ -101,7 +102,8 @@ def prepare(sock: socket.socket) -> None:
 
 def read_exactly(sock: socket.socket, count: int) -> bytes | None:
     """So many bytes; None if they do not come in time."""
-    end, said = time.monotonic() + SECRET_SECONDS, b""
+    end = time.monotonic() + SECRET_SECONDS
+    said = b""
     with contextlib.suppress(OSError):
         while len(said) < count:
             sock.settimeout(max(0.001, end - time.monotonic()))

@@ -44,7 +44,7 @@ class Needs:
     gpus: int | None
     """None: one, if the cluster has any."""
     on_this_node: bool = False
-    """Whether it has to run beside the server."""
+    """Whether it has to run on the server's node."""
 
 
 class RayCluster:
@@ -115,7 +115,8 @@ class Room:
     """
 
     def __init__(self, cluster: RayCluster, needs: Needs) -> None:
-        self.cluster, self.needs = cluster, needs
+        self.cluster = cluster
+        self.needs = needs
         self._free = set(range(needs.workers))
         self._lock = threading.Lock()
         self._group: Any = None
@@ -142,7 +143,8 @@ class Room:
         with self._lock:
             if self._group is None:
                 self._group = self.cluster.make_group(self._bundles(), f"openclaw-rl-{self.needs.role}")
-        start, warned = time.monotonic(), False
+        start = time.monotonic()
+        warned = False
         while is_wanted() and not self._group.wait(LOOK_SECONDS):
             waited = time.monotonic() - start
             if waited > PLACE_SECONDS:
@@ -176,7 +178,8 @@ class Room:
 
     def _lack(self) -> str:
         ray = self.cluster.connect()
-        free, total = ray.available_resources(), ray.cluster_resources()
+        free = ray.available_resources()
+        total = ray.cluster_resources()
         asked = {"CPU": self.needs.cpus, "GPU": self._gpus}
         each = " and ".join(f"{name} {count}" for name, count in asked.items() if count)
         has = ", ".join(f"{name} {total.get(name, 0):g} ({free.get(name, 0):g} free)" for name in asked)
@@ -189,7 +192,9 @@ class RunningActor:
     """An actor that was started, or will be when there is room."""
 
     def __init__(self, ray: Any, actor: Any, result: Any) -> None:
-        self._ray, self._actor, self._result = ray, actor, result
+        self._ray = ray
+        self._actor = actor
+        self._result = result
 
     def is_gone(self, seconds: float = 0.0) -> bool:
         """Whether it has ended or been lost, after waiting for it for so long."""
@@ -221,7 +226,8 @@ class RayLauncher:
     meeting_host = ""
 
     def __init__(self, room: Room, spins: int) -> None:
-        self.room, self.spins = room, spins
+        self.room = room
+        self.spins = spins
 
     def start(self, target: str, arguments: object, device: str) -> WorkerLink:
         return RayLink(self.room, target, arguments, self.spins)
@@ -235,7 +241,8 @@ class RayLink:
     """
 
     def __init__(self, room: Room, target: str, arguments: object, spins: int) -> None:
-        self._room, self._place = room, room.take()
+        self._room = room
+        self._place = room.take()
         self._work = (target, arguments, spins)
         self._loop = asyncio.get_running_loop()
         self._arrived: asyncio.Queue[Any] = asyncio.Queue()

@@ -113,7 +113,8 @@ class ConstrainedCompletion:
 
     def __init__(self, request: SampleRequest, automaton: Automaton) -> None:
         assert request.constraint is not None
-        self._request, self._automaton = request, automaton
+        self._request = request
+        self._automaton = automaton
         self._is_followed = True
         thinks = request.constraint.thinking is Thinking.BEGUN
         self._ends_free_text = (request.constraint.trigger or (END_OF_THOUGHT if thinks else "")).encode()
@@ -139,7 +140,9 @@ class ConstrainedCompletion:
 
     def scoring(self) -> ScoreRequest:
         """The request for the raw log-probs of the tokens that are held."""
-        top_k, owner, priority = self._request.params.top_logprobs, self._request.owner, self._request.priority
+        top_k = self._request.params.top_logprobs
+        owner = self._request.owner
+        priority = self._request.priority
         return ScoreRequest(self._ids, len(self.held), top_k=top_k, owner=owner, priority=priority)
 
     def scored(self, answer: ServerScores) -> list[SampledToken]:

@@ -25,7 +25,8 @@ from openclaw_rl.models import EMBEDDED
 
 #: Likeliest tokens that a server of our own gives.
 MAX_TOP_LOGPROBS = 64
-#: Adapters that a server holds beside the policy versions: one that the start tries, and one that is being unloaded.
+#: Adapters that a server holds in addition to the policy versions: one that the start tries, and one that is being
+#: unloaded.
 SPARE_ADAPTERS = 2
 LOOPBACK = "127.0.0.1"
 IMPORT_SECONDS = 120
@@ -94,7 +95,8 @@ class RemoteSamplerFactory(SamplerFactory):
         return SamplerCapabilities(loads=frozenset([WeightForm.PEFT]), constrains=True)
 
     def open(self, settings: EngineSettings, resources: Resources, folder: Path, name: str) -> Sampler:
-        options, engine = self.options(settings), settings.engine
+        options = self.options(settings)
+        engine = settings.engine
         urls = read_urls("--teacher", settings.other_urls) or options.urls
         servers: list[tuple[InferenceServer, ServerProcess | None]] = [
             (InferenceServer(url, options.key), None) for url in urls

@@ -179,7 +179,8 @@ class FullWeightSampler(RemoteSampler):
             self._settled.clear()
             return
         self._settled.set()
-        waiting, self._waiting = self._waiting, {}
+        waiting = self._waiting
+        self._waiting = {}
         for stream, request in waiting.items():
             try:
                 self._begin(stream, request)

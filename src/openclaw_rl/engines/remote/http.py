@@ -73,7 +73,8 @@ class InferenceServer:
             return None
 
     def _error(self, failure: ServerError, what: str) -> EngineError:
-        status, message = failure.status, failure.message[:MAX_MESSAGE_LENGTH]
+        status = failure.status
+        message = failure.message[:MAX_MESSAGE_LENGTH]
         if not status:
             return InferenceServerGone(f"{self.url} {what}: {message}.")
         if status >= 500:

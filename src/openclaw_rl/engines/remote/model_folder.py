@@ -31,7 +31,8 @@ class UnusableModel(EngineError):
 
 def check_model_folder(folder: Path, base: Path) -> None:
     """Raise UnusableModel unless `folder` holds all weights of the model in `base`, in the same sizes, whole."""
-    config, expected = read_config(folder), read_config(base)
+    config = read_config(folder)
+    expected = read_config(base)
     for field in SHAPE_FIELDS:
         if config.get(field) != expected.get(field):
             raise UnusableModel(
@@ -40,7 +41,8 @@ def check_model_folder(folder: Path, base: Path) -> None:
     tied = has_tied_head(base)
     if has_tied_head(folder) != tied:
         raise UnusableModel(f"{folder} holds another model than {base}: tie_word_embeddings differs")
-    shapes, expected_shapes = weight_shapes(folder), weight_shapes(base)
+    shapes = weight_shapes(folder)
+    expected_shapes = weight_shapes(base)
     for name, shape in expected_shapes.items():
         may_miss = name.endswith(COMPUTED) or (tied and name == HEAD)
         if name not in shapes and not may_miss:

@@ -25,7 +25,9 @@ MODELS = "/v1/models"
 async def check_raw(dialect: Dialect, replica: Replica) -> None:
     """Raise EngineUnavailable unless the log-probs of samples are those of the raw distribution."""
     assert replica.traits is not None
-    server, traits, model = replica.server, replica.traits, replica.traits.base_model
+    server = replica.server
+    traits = replica.traits
+    model = replica.traits.base_model
     request = SampleRequest(PROMPT, SamplingParams(max_tokens=4, temperature=TEMPERATURE, seed=1))
     async with replica.answering(PROBE_SECONDS):
         tokens = [token async for piece in dialect.sample(server, traits, model, request, 0) for token in piece.tokens]
@@ -69,7 +71,8 @@ def write_zero_adapter(model: Path, folder: Path, rank: int) -> None:
     """An adapter that changes nothing, in PEFT's format: it has the first layer's query projection only."""
     folder.mkdir(exist_ok=True)
     config = json.loads((model / "config.json").read_text())
-    hidden, heads = config["hidden_size"], config["num_attention_heads"]
+    hidden = config["hidden_size"]
+    heads = config["num_attention_heads"]
     out = heads * (config.get("head_dim") or hidden // heads)
     path = "base_model.model.model.layers.0.self_attn.q_proj.lora_{}.weight"
     factors = {"A": np.zeros((rank, hidden), np.float32), "B": np.zeros((out, rank), np.float32)}

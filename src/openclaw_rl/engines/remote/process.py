@@ -31,7 +31,9 @@ class ServerProcess:
     """
 
     def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        self.name, self.command, self.environment = name, list(command), dict(environment)
+        self.name = name
+        self.command = list(command)
+        self.environment = dict(environment)
         handle, path = tempfile.mkstemp(prefix=f"openclaw-rl-{name}-", suffix=".log")
         os.close(handle)
         self.log = Path(path)
@@ -95,7 +97,7 @@ class ServerCommand:
 
 
 class PlacedServerProcess(ServerProcess):
-    """Implements `ServerProcess` with a worker. It runs beside this process, because servers listen on loopback only.
+    """Implements `ServerProcess` with a worker. It runs on this machine, because servers listen on loopback only.
 
     The server ends with the worker, however that ends, and the worker ends with this process.
     """

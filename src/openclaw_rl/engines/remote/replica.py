@@ -72,8 +72,11 @@ class Replica:
     ) -> None:
         """`versions`: the folders of the versions that it has to hold, by name. `give_up` removes one of them, which
         could not be loaded."""
-        self.dialect, self.server, self.process = dialect, server, process
-        self._versions, self._give_up = versions, give_up
+        self.dialect = dialect
+        self.server = server
+        self.process = process
+        self._versions = versions
+        self._give_up = give_up
         self.check_model: Callable[[Path], None] | None = None
         """If given, versions are whole models. It raises UnusableModel for a folder that must not be loaded."""
         self.traits: ServerTraits | None = None
@@ -323,7 +326,8 @@ class Replica:
             # Some servers answer nothing while they replace their weights; the call that waits for it has an end.
             missed = 0 if self._reloading or await self._alive() else missed + 1
             if self._forgot_versions:
-                self._forgot_versions, self._catches_up = False, True
+                self._forgot_versions = False
+                self._catches_up = True
                 self.trouble = "It does not hold its policies any more."
                 return
             if not missed:
@@ -377,7 +381,9 @@ class Router:
 def block_hashes(ids: Sequence[int], model: str) -> list[int]:
     """A number for each beginning of a prompt that is a whole number of blocks, the shortest first."""
     data = np.asarray(ids, np.int32).tobytes()
-    step, value, hashes = BLOCK_TOKENS * 4, hash(model), []
+    step = BLOCK_TOKENS * 4
+    value = hash(model)
+    hashes = []
     for start in range(0, len(data) - step + 1, step):
         value = hash((value, zlib.crc32(data[start : start + step])))
         hashes.append(value)

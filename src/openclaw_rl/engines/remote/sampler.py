@@ -49,7 +49,7 @@ class ServedPolicy(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RemoteOptions:
-    """The settings of a sampler, beside its servers."""
+    """The settings of a sampler, without its servers."""
 
     model: Path
     max_context: int | None
@@ -79,7 +79,8 @@ class RemoteSampler:
     def __init__(
         self, dialect: Dialect, servers: Sequence[tuple[InferenceServer, ServerProcess | None]], options: RemoteOptions
     ) -> None:
-        self.dialect, self.options = dialect, options
+        self.dialect = dialect
+        self.options = options
         self._versions = PolicyVersions[ServedPolicy](options.policies, self._unload_soon)
         # Servers key their cached prefixes by an adapter's name, so a name must never stand for two policies, also not
         # after this program was started again.

@@ -40,7 +40,8 @@ class SglangDialect:
     raw_logprobs_need = "SGLANG_RETURN_ORIGINAL_LOGPROB=1 in its environment"
 
     async def probe(self, server: InferenceServer) -> ServerTraits:
-        info, model = await server.get("/server_info"), await server.get("/model_info")
+        info = await server.get("/server_info")
+        model = await server.get("/model_info")
         context = info.get("max_context_length") or info.get("context_length")
         if not context:
             raise EngineUnavailable(
@@ -80,7 +81,8 @@ class SglangDialect:
         seen = 0
         async for event in server.stream(GENERATE, body):
             info = event["meta_info"]
-            new, seen = info["completion_tokens"] - seen, info["completion_tokens"]
+            new = info["completion_tokens"] - seen
+            seen = info["completion_tokens"]
             yield SampledPiece(
                 read_tokens(event, index, new, params.top_logprobs),
                 info.get("cached_tokens"),
@@ -138,7 +140,8 @@ def read_tokens(event: Mapping[str, Any], index: int, new: int, top: int) -> lis
         raise EngineUnavailable(f"SGLang ended the request: {message}.")
     if not new:
         return []
-    ids, logprobs = event["output_ids"][-new:], info["output_token_logprobs"][-new:]
+    ids = event["output_ids"][-new:]
+    logprobs = info["output_token_logprobs"][-new:]
     tops = info["output_top_logprobs"][-new:] if top else [()] * new
     tokens = []
     for place, (id, entry, likeliest) in enumerate(zip(ids, logprobs, tops, strict=True)):
@@ -169,7 +172,8 @@ class SglangSamplerFactory(RemoteSamplerFactory):
         return settings.section(SglangOptions).server
 
     def command(self, settings: EngineSettings, model: str, port: int, gpus: int = 0) -> list[str]:
-        options, engine = self.options(settings), settings.engine
+        options = self.options(settings)
+        engine = settings.engine
         values = {
             "model-path": model,
             "served-model-name": "base",

@@ -36,12 +36,16 @@ from openclaw_rl.types import (
 )
 
 GENERATE = "/inference/v1/generate"
-LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
+LOAD = "/v1/load_lora_adapter"
+UNLOAD = "/v1/unload_lora_adapter"
 #: Mode `wait`: requests that run finish, and those that come wait until `/resume`.
-PAUSE, RESUME = "/pause?mode=wait", "/resume"
+PAUSE = "/pause?mode=wait"
+RESUME = "/resume"
 #: What vLLM calls weights that nobody has named.
 UNNAMED_WEIGHTS = "default"
-CALL_WORKERS, NAME_WEIGHTS, RESET_CACHE = "/collective_rpc", "/update_weight_version", "/reset_prefix_cache"
+CALL_WORKERS = "/collective_rpc"
+NAME_WEIGHTS = "/update_weight_version"
+RESET_CACHE = "/reset_prefix_cache"
 #: Numbers of likeliest tokens that are tried, in order to find out how many a server allows.
 TOP_LOGPROBS = (257, 65, 33, 20, 10, 5, 1)
 #: What vLLM writes for a log-prob that is missing or not a number.
@@ -225,7 +229,8 @@ def probe_body(model: str, **params: Any) -> dict[str, Any]:
 
 def read_tokens(choice: Mapping[str, Any], index: int, top: int) -> list[SampledToken]:
     """The tokens of one event. Raises EngineUnavailable if the server gave up the request."""
-    finish, ids = choice.get("finish_reason"), choice.get("token_ids") or []
+    finish = choice.get("finish_reason")
+    ids = choice.get("token_ids") or []
     if finish is not None and finish not in FINISHES:
         raise EngineUnavailable(f"vLLM ended the request: {finish}.")
     entries = (choice.get("logprobs") or {}).get("content") or []
@@ -281,7 +286,9 @@ class VllmSamplerFactory(RemoteSamplerFactory):
         return settings.section(VllmOptions).server
 
     def command(self, settings: EngineSettings, model: str, port: int, gpus: int = 0) -> list[str]:
-        options, engine, local = self.options(settings), settings.engine, settings.section(LocalOptions)
+        options = self.options(settings)
+        engine = settings.engine
+        local = settings.section(LocalOptions)
         values = {
             "model": model,
             "served-model-name": "base",
@@ -304,8 +311,8 @@ class VllmSamplerFactory(RemoteSamplerFactory):
         flags = ["--enable-scale-out", "--enable-prompt-tokens-details"]
         if not settings.model.full_weights:
             values |= adapter_limits(settings)
-            # Without the head: on a CPU, vLLM dies when it scores a prompt beside other requests and the head may have
-            # an adapter.
+            # Without the head: on a CPU, vLLM dies when it scores a prompt together with other requests and the head
+            # may have an adapter.
             flags += ["--enable-lora", "--lora-target-modules", *LINEAR_MODULES]
         pairs = [part for name, value in values.items() for part in (f"--{name}", str(value))]
         return [options.python, "-m", "vllm.entrypoints.openai.api_server", *pairs, *flags, *options.arguments]

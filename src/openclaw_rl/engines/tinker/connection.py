@@ -27,7 +27,8 @@ log = logging.getLogger(__name__)
 #: How often a call is tried that may be made again.
 TRIALS = 4
 #: Seconds before the second trial and the longest pause; each pause is twice the one before.
-FIRST_PAUSE, LONGEST_PAUSE = 1.0, 20.0
+FIRST_PAUSE = 1.0
+LONGEST_PAUSE = 20.0
 #: A self-hosted server needs no key, but the SDK demands one of this form.
 NO_KEY = "tml-self-hosted"
 CLOSE_SECONDS = 5.0
@@ -206,7 +207,8 @@ class Connection:
     ) -> T:
         pause = FIRST_PAUSE
         for trial in range(1, trials + 1):
-            self._last_warning.text, began = "", time.monotonic()
+            self._last_warning.text = ""
+            began = time.monotonic()
             try:
                 end = deadline or asyncio.get_running_loop().time() + self.account.timeout
                 async with asyncio.timeout_at(end) as limit:
@@ -250,7 +252,8 @@ class Connection:
 
     async def close(self) -> None:
         """End the session. A service that does not answer is not waited for."""
-        service, self._service = self._service, None
+        service = self._service
+        self._service = None
         await self._heartbeat.stop()
         logging.getLogger("tinker").removeHandler(self._last_warning)
         if service is not None:
@@ -280,7 +283,8 @@ async def in_thread(function: Callable[[], T]) -> T:
             done.set_result(result)  # type: ignore[arg-type]
 
     def run() -> None:
-        result, error = None, None
+        result = None
+        error = None
         try:
             result = function()
         except sdk.failures() as caught:

@@ -45,7 +45,8 @@ def to_data(types: Any, sequences: Sequence[TrainingSequence], *, takes_means: b
 
 def to_datum(types: Any, sequence: TrainingSequence, samples: int, factor: float = 1.0) -> Any:
     length = sequence.read_length
-    logprobs, advantages = [0.0] * length, [0.0] * length
+    logprobs = [0.0] * length
+    advantages = [0.0] * length
     for span in sequence.spans:
         size = span.stop - span.start
         if not size == len(span.old_logprobs) == len(span.advantages):
@@ -66,7 +67,8 @@ def to_datum(types: Any, sequence: TrainingSequence, samples: int, factor: float
 
 def read_tables(sequences: Sequence[TrainingSequence], output: Any) -> list[Table]:
     """The targets' log-probs in a `ForwardBackwardOutput`. Raises BadOutput and NotFinite."""
-    outputs, wide = list(output.loss_fn_outputs), width(sequences)
+    outputs = list(output.loss_fn_outputs)
+    wide = width(sequences)
     if len(outputs) != len(sequences):
         raise BadOutput(f"{len(outputs)} results for {len(sequences)} sequences")
     tables = []
@@ -116,10 +118,14 @@ class Measured(NamedTuple):
 
 def surrogate(settings: LossSettings, new: Any, old: Any, advantages: Any, kind: str = "") -> Surrogate:
     """The loss of tokens with these log-probs; `kind` replaces the settings' kind of loss, not their bounds."""
-    new, old, advantages = np.asarray(new, np.float64), np.asarray(old, np.float64), np.asarray(advantages, np.float64)
-    gap, kind = new - old, kind or settings.kind
+    new = np.asarray(new, np.float64)
+    old = np.asarray(old, np.float64)
+    advantages = np.asarray(advantages, np.float64)
+    gap = new - old
+    kind = kind or settings.kind
     ratio = np.exp(np.clip(gap, -MAX_LOG_RATIO, MAX_LOG_RATIO))
-    low, high = 1 - settings.eps_clip, 1 + settings.eps_clip_high
+    low = 1 - settings.eps_clip
+    high = 1 + settings.eps_clip_high
     free = -advantages * ratio
     moving = np.where(np.abs(gap) <= MAX_LOG_RATIO, free, 0.0)
     if kind == "importance_sampling":
@@ -134,7 +140,8 @@ def surrogate(settings: LossSettings, new: Any, old: Any, advantages: Any, kind:
 def measure(settings: LossSettings, sequences: Sequence[TrainingSequence], logprobs: SpanLogprobs) -> Measured:
     """The loss of a batch whose tokens have these log-probs under the policy: mean over tokens, then samples."""
     samples = sum(len(sequence.spans) for sequence in sequences)
-    total, clipped = 0.0, 0
+    total = 0.0
+    clipped = 0
     for sequence, spans in zip(sequences, logprobs, strict=True):
         for span, span_logprobs in zip(sequence.spans, spans, strict=True):
             losses = surrogate(settings, span_logprobs, span.old_logprobs, span.advantages)
@@ -201,11 +208,13 @@ def targets(sequence: TrainingSequence, wide: int) -> list[int]:
 def slopes_of(settings: LossSettings, sequences: Sequence[TrainingSequence], tables: Sequence[Table]) -> Slopes:
     """The loss of a batch whose targets have these log-probs, as `losses.policy` defines it."""
     samples = sum(len(sequence.spans) for sequence in sequences)
-    total, all_slopes = 0.0, []
+    total = 0.0
+    all_slopes = []
     for sequence, table in zip(sequences, tables, strict=True):
         slopes = np.zeros_like(table)
         for span in sequence.spans:
-            weight, places = 1 / ((span.stop - span.start) * samples), rows(span)
+            weight = 1 / ((span.stop - span.start) * samples)
+            places = rows(span)
             losses = surrogate(settings, table[places, 0], span.old_logprobs, span.advantages)
             slopes[places, 0] = weight * losses.slope
             total += weight * float(losses.loss.sum())

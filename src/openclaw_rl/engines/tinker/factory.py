@@ -16,7 +16,8 @@ from openclaw_rl.engines.tinker.training_run import TrainingRunOptions
 from openclaw_rl.errors import UserError
 from openclaw_rl.models import CLOUD_MODEL
 
-ATTENTION, MLP = {"q_proj", "k_proj", "v_proj", "o_proj"}, {"gate_proj", "up_proj", "down_proj"}
+ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
+MLP = {"gate_proj", "up_proj", "down_proj"}
 LOSSES = {"ppo", "importance_sampling", "cispo"}
 
 
@@ -87,7 +88,8 @@ class TinkerLearnerFactory(TinkerFactory, LearnerFactory):
 
 def unsupported(settings: EngineSettings) -> list[tuple[bool, str]]:
     """What cannot be chosen, because the service computes the gradients."""
-    model, modules = settings.model, set(settings.model.adapted_modules)
+    model = settings.model
+    modules = set(settings.model.adapted_modules)
     halves = bool(modules & ATTENTION) is (modules >= ATTENTION) and bool(modules & MLP) is (modules >= MLP)
     return [
         (model.full_weights, "--lora-rank 0: all weights cannot be trained"),
@@ -108,17 +110,20 @@ def unsupported(settings: EngineSettings) -> list[tuple[bool, str]]:
 
 def connection_of(settings: EngineSettings, resources: Resources) -> Connection:
     """The one connection that sampler and learner share."""
-    options, key = settings.section(TinkerOptions), os.environ.get("TINKER_API_KEY", "").strip()
+    options = settings.section(TinkerOptions)
+    key = os.environ.get("TINKER_API_KEY", "").strip()
     account = Account(options.tinker_base_url, key, options.tinker_timeout)
     return resources.shared(Connection, lambda: Connection(account))
 
 
 def check_loss(settings: EngineSettings, connection: Connection) -> None:
     """Raise EngineUnavailable if the server has said that it does not know the loss."""
-    known, loss = connection.traits.losses, settings.training.loss.kind
+    known = connection.traits.losses
+    loss = settings.training.loss.kind
     if known is not None and loss not in known:
         names = ", ".join(sorted(known & LOSSES))
         raise EngineUnavailable(f"{connection.traits.name} does not know --loss-fn {loss}; it knows {names}.")
 
 
-SAMPLER, LEARNER = TinkerSamplerFactory(), TinkerLearnerFactory()
+SAMPLER = TinkerSamplerFactory()
+LEARNER = TinkerLearnerFactory()

@@ -69,7 +69,9 @@ class TinkerPrimitives:
     has_dropout = False
 
     def __init__(self, connection: Connection, sampler: TinkerSampler, options: TrainingRunOptions) -> None:
-        self.connection, self.sampler, self.options = connection, sampler, options
+        self.connection = connection
+        self.sampler = sampler
+        self.options = options
         self.run = TrainingRun(connection, options)
         self._origin: str | None = None
         """The state before the first step: self-hosted servers have room for few training runs."""
@@ -119,7 +121,8 @@ class TinkerPrimitives:
     async def snapshot(self) -> str:
         state = await self.run.saved_state()
         if self._is_untrained:
-            self._origin, self._is_untrained = state, False
+            self._origin = state
+            self._is_untrained = False
         return state
 
     async def restore(self, snapshot: str) -> None:
@@ -144,7 +147,8 @@ class TinkerPrimitives:
 
     async def load(self, folder: Path) -> int:
         try:
-            policy, record = PolicyRecord.read(folder), LearnerRecord.read(folder)
+            policy = PolicyRecord.read(folder)
+            record = LearnerRecord.read(folder)
         except BadRecord as error:
             raise StepRefused(f"the checkpoint cannot be loaded: {error}") from error
         if (policy.base_model, policy.rank) != (self.sampler.model, self.options.rank):
@@ -171,7 +175,8 @@ class TinkerPrimitives:
 
     async def _weighted_pass(self, sequences: Sequence[TrainingSequence]) -> PassResult:
         """A pass with a loss whose slopes are computed here, from the log-probs of a first pass."""
-        types, takes_means = self.connection.types, self.connection.traits.takes_means
+        types = self.connection.types
+        takes_means = self.connection.traits.takes_means
         async with self._submitting:
             output = await self.run.forward(to_weighted_data(types, sequences), CROSS_ENTROPY)
             tables = read_tables(sequences, output)
@@ -226,7 +231,8 @@ class TinkerPrimitives:
         """The base model's log-probs of the first sequences, until it cannot be asked."""
         logprobs: SpanLogprobs = []
         for sequence in sequences:
-            first, stop = sequence.spans[0].start, sequence.spans[-1].stop
+            first = sequence.spans[0].start
+            stop = sequence.spans[-1].stop
             try:
                 scores = await self.sampler.score(ScoreRequest(sequence.ids[:stop], stop - first, BASE_VERSION))
             except EngineError as error:

@@ -49,7 +49,8 @@ class RemotePolicy:
     """One policy's weights behind a sampling client, which is created again if the service has lost it."""
 
     def __init__(self, connection: Connection, make: Callable[[], Awaitable[Any]]) -> None:
-        self.connection, self._make = connection, make
+        self.connection = connection
+        self._make = make
         self._client: Any = None
         self._opening = asyncio.Lock()
         self._short_scores = True
@@ -117,7 +118,8 @@ class RemotePolicy:
     def _targets(self, request: ScoreRequest) -> dict[str, Any]:
         if request.targets is None or not sdk.takes(self._client.sample_async, "target_prompt_logprobs"):
             return {}
-        rows, width = len(request.ids) - 1, request.targets.shape[1]
+        rows = len(request.ids) - 1
+        width = request.targets.shape[1]
         cells = np.full((rows, width), -1)
         cells[rows - request.last_n :] = request.targets
         tensor = self.connection.types.TensorData(data=cells.flatten().tolist(), dtype="int64", shape=[rows, width])
@@ -176,7 +178,8 @@ class RemotePolicy:
         self, prompt: Sequence[int], sequence: Any, params: SamplingParams, tokens: int, raw: bool
     ) -> Drawn:
         """Cut a sequence after its stop token and to the length asked for, and give it raw log-probs."""
-        given, given_logprobs = list(sequence.tokens), list(sequence.logprobs or [])
+        given = list(sequence.tokens)
+        given_logprobs = list(sequence.logprobs or [])
         ids = given[:tokens]
         end = next((i for i, id in enumerate(ids) if id in params.stop_token_ids), None)
         if end is not None:
@@ -210,7 +213,8 @@ def read_targets(answer: Any, request: ScoreRequest) -> Numbers | None:
     given = getattr(answer, "target_prompt_logprobs", None)
     if request.targets is None or given is None:
         return None
-    rows, width = len(request.ids) - 1, request.targets.shape[1]
+    rows = len(request.ids) - 1
+    width = request.targets.shape[1]
     if len(given.data) != rows * width:
         return None
     logprobs = np.array(given.data, dtype=np.float32).reshape(rows, width)[-request.last_n :]

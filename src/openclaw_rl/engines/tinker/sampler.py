@@ -46,7 +46,9 @@ class Generation:
 
     def __init__(self, policy: RemotePolicy, request: SampleRequest, chunk: int, stream: TokenStream) -> None:
         """`chunk`: tokens per piece; 0: everything at once."""
-        self.policy, self.request, self.stream = policy, request, stream
+        self.policy = policy
+        self.request = request
+        self.stream = stream
         self.chunk = chunk or request.params.max_tokens
         self._written: dict[int, list[int]] = {index: [] for index in range(request.n)}
         self._tasks: dict[int, asyncio.Task[None]] = {}
@@ -137,7 +139,7 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class SamplerOptions:
-    """The settings of a sampler, beside its connection."""
+    """The settings of a sampler, without its connection."""
 
     model: str
     folder: Path
@@ -162,7 +164,8 @@ class TinkerSampler:
     """
 
     def __init__(self, connection: Connection, options: SamplerOptions) -> None:
-        self.connection, self.options = connection, options
+        self.connection = connection
+        self.options = options
         self.model = options.model
         """The model as the service calls it."""
         self._policy_loader = PolicyLoader(connection)

@@ -18,7 +18,8 @@ from openclaw_rl.engines.tinker.sdk import CallFailed
 from openclaw_rl.models import ON_TINKER
 from openclaw_rl.types import TrainingSettings
 
-POLICY, STATE = ON_TINKER, "learner.json"
+POLICY = ON_TINKER
+STATE = "learner.json"
 SCHEME = "tinker://"
 log = logging.getLogger(__name__)
 #: AdamW's, as the local engine has it; Tinker's own default is smaller.
@@ -26,7 +27,8 @@ ADAM_EPS = 1e-8
 #: How long the service keeps the states that undo a step or continue after a crash, and the policies that serve. It
 #: keeps checkpoints for good.
 DAY = 24 * 3600
-STATE_SECONDS, POLICY_SECONDS = 7 * DAY, 30 * DAY
+STATE_SECONDS = 7 * DAY
+POLICY_SECONDS = 30 * DAY
 NOTHING_LOADED = "The learner on Tinker holds no policy."
 
 
@@ -101,7 +103,8 @@ class TrainingRun:
     """The policy in training, as the service holds it. It holds none until `begin` or `restore`."""
 
     def __init__(self, connection: Connection, options: TrainingRunOptions) -> None:
-        self.connection, self.options = connection, options
+        self.connection = connection
+        self.options = options
         self.state: str | None = None
         """Path of the current state on the service, if it is saved there."""
         self._client: Any = None
@@ -126,14 +129,16 @@ class TrainingRun:
 
         It uses the options' loss, or another one by its name and without settings.
         """
-        client, arguments = self.client, self._loss(loss)
+        client = self.client
+        arguments = self._loss(loss)
         self.state = None
         self._train = f"train with the loss {arguments[0]}"
         return await self._submit(lambda: client.forward_backward_async(data, *arguments), self._train)
 
     async def submit_update(self) -> Awaitable[Any]:
         """Submit the optimiser's step; its result is awaited separately. Both raise CallFailed."""
-        training, client = self.options.training, self.client
+        training = self.options.training
+        client = self.client
         adam = self.connection.types.AdamParams(
             learning_rate=training.learning_rate,
             beta1=training.betas[0],
@@ -150,7 +155,8 @@ class TrainingRun:
 
     async def forward(self, data: list[Any], loss: str | None = None) -> Any:
         """A pass that changes nothing. Raises CallFailed."""
-        client, arguments = self.client, self._loss(loss)
+        client = self.client
+        arguments = self._loss(loss)
         return await self.connection.work(lambda: result(client.forward_async(data, *arguments)), "look at the policy")
 
     def _loss(self, name: str | None) -> tuple[str, dict[str, float] | None]:
@@ -168,12 +174,14 @@ class TrainingRun:
 
     async def saved_policy(self, *, lasting: bool = False) -> str:
         """Save the weights alone, to sample from; returns their path. Raises EngineUnavailable."""
-        client, ttl = self.client, None if lasting else POLICY_SECONDS
+        client = self.client
+        ttl = None if lasting else POLICY_SECONDS
         return await self._saving(lambda: client.save_weights_for_sampler_async(new_name("policy"), ttl_seconds=ttl))
 
     async def restore(self, state: str, base_model: str) -> None:
         """Return to a saved state. Raises EngineUnavailable; the run then holds no policy."""
-        client, self._client = self._client, None
+        client = self._client
+        self._client = None
         if client is not None and not sdk.is_deprecated(client.load_state_with_optimizer_async):
             try:
                 await self.connection.work(

@@ -57,7 +57,7 @@ class Traits:
     """Whether targets may be tables (several tokens at each position), which top-k distillation needs."""
     pins_versions: bool = True
     """Whether it samples from the weights that are asked for. Otherwise it samples from the newest: there is no
-    candidate, no base model beside the policy, and an answer may begin on one version and end on the next."""
+    candidate, no base model next to the policy, and an answer may begin on one version and end on the next."""
 
 
 async def look_at(base_url: str | None) -> Traits:
@@ -68,7 +68,8 @@ async def look_at(base_url: str | None) -> Traits:
         async with httpx.AsyncClient(timeout=SCHEMA_TIMEOUT_SECONDS) as client:
             answer = await client.get(f"{base_url.rstrip('/')}/openapi.json")
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        reason, shown = str(error) or type(error).__name__, url_without_account(base_url)
+        reason = str(error) or type(error).__name__
+        shown = url_without_account(base_url)
         raise EngineAway(f"No Tinker server can be reached at {shown} (--tinker-base-url): {reason}.") from None
     try:
         return read_schema(answer.json()) if answer.status_code == 200 else Traits()

@@ -28,7 +28,8 @@ from openclaw_rl.models import BadModelFolder, read_json_object
 
 #: Sizes of the products. Several weights take turns where rows are few, because a model's weights do not fit into the
 #: processor's cache.
-WIDTH, WEIGHTS = 768, 4
+WIDTH = 768
+WEIGHTS = 4
 #: Rows of several answers at once, of pieces of prompts and of training steps.
 SEVERAL_ROWS = (8, 64, 512)
 ONE_ROW = "1 row"
@@ -82,7 +83,8 @@ def measure() -> Measurement:
         # Where PyTorch has only a slow product, it warns with a page of addresses.
         warnings.simplefilter("ignore")
         first = forward("first look", [torch.randn(FIRST_OUTPUTS, WIDTH)], SEVERAL_ROWS[0])
-        ratio, errors = speedup(first), [error_of(first)]
+        ratio = speedup(first)
+        errors = [error_of(first)]
         if ratio < HOPELESS_AT_FIRST:
             return Measurement({first.name: ratio}, errors[0])
         speedups = {}
@@ -104,7 +106,8 @@ def cases(weights: Sequence[Tensor]) -> Iterator[ComparedProduct]:
 
 
 def forward(name: str, weights: Sequence[Tensor], rows: int) -> ComparedProduct:
-    x, narrow = torch.randn(rows, WIDTH), [weight.to(torch.bfloat16) for weight in weights]
+    x = torch.randn(rows, WIDTH)
+    narrow = [weight.to(torch.bfloat16) for weight in weights]
     wide: list[list[Product]] = [[partial(ops.linear, x, weight) for weight in weights]]
     if rows > 1 and has_packed_products():
         wide.append([partial(pack(Linear(weight)), x) for weight in weights])
@@ -117,7 +120,8 @@ def forward(name: str, weights: Sequence[Tensor], rows: int) -> ComparedProduct:
 
 
 def backward(name: str, weight: Tensor, rows: int) -> ComparedProduct:
-    grad, narrow = torch.randn(rows, WIDTH), weight.to(torch.bfloat16)
+    grad = torch.randn(rows, WIDTH)
+    narrow = weight.to(torch.bfloat16)
     return ComparedProduct(
         name,
         [[partial(ops.linear_backward, grad, weight)]],
@@ -159,7 +163,8 @@ class ChosenDtype(NamedTuple):
 def choose_on_cpu(cache: Path | None, *, keep: bool = True) -> ChosenDtype:
     """Decide by the measurement in the cache folder, or by a new one, which goes there if `keep` is set."""
     file = None if cache is None else cache / FILE
-    known, here = {} if file is None else read(file), machine()
+    known = {} if file is None else read(file)
+    here = machine()
     if here in known:
         return choice_of(known[here])
     try:

@@ -1,4 +1,4 @@
-"""One decoder for the Llama family of models, as a plain function of its weights.
+"""One decoder for the Llama family of models, as a function of its weights.
 
 `Decoder.forward` takes a flat run of tokens. Its caller provides attention (over a paged cache, when sampling) and the
 function that adds adapters to a projection, so a batch may mix any sequences and adapters. The learner computes the
@@ -161,7 +161,8 @@ class Decoder:
         shape = self.shape
         heads = qkv.view(-1, shape.heads + 2 * shape.kv_heads, shape.head_dim)
         turned = shape.heads + shape.kv_heads
-        qk, v = heads[:, :turned], heads[:, turned:]
+        qk = heads[:, :turned]
+        v = heads[:, turned:]
         if shape.head_norm:
             q = ops.norm_rotate(qk[:, : shape.heads], cos, sin, layer.q_norm, shape.eps)
             k = ops.norm_rotate(qk[:, shape.heads :], cos, sin, layer.k_norm, shape.eps)
@@ -237,7 +238,8 @@ def take_apart(decoder: Decoder) -> dict[str, Tensor]:
 
 def load_layer(read: "TensorFiles", prefix: str) -> Layer:
     """Read one block and fuse its projections for `forward`."""
-    attention, mlp = prefix + "self_attn.", prefix + "mlp."
+    attention = prefix + "self_attn."
+    mlp = prefix + "mlp."
     return Layer(
         input_norm=read(prefix + "input_layernorm.weight"),
         qkv=read.linear(*(f"{attention}{name}_proj" for name in "qkv")),
@@ -254,7 +256,8 @@ class TensorFiles:
     """The tensors of a model folder by name, from all of its shards."""
 
     def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device) -> None:
-        self.dtype, self.device = dtype, device
+        self.dtype = dtype
+        self.device = device
         self.files: dict[str, Any] = {}
         for path in sorted(folder.glob("*.safetensors")):
             try:

@@ -1,4 +1,4 @@
-"""The operations between the matrix products of a decoder, in plain PyTorch.
+"""The operations between the matrix products of a decoder, in PyTorch.
 
 This module is the reference. It runs on every device, with gradients. `kernels.py` has the same functions as fused
 Triton kernels for sampling on CUDA; tests compare the two.
@@ -54,7 +54,8 @@ def silu_mul(gate_up: Tensor) -> Tensor:
 def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary embedding of [tokens, heads, dim] with angles [tokens, dim / 2], in the angles' precision."""
     first, second = heads.chunk(2, dim=-1)
-    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+    cos = cos.unsqueeze(1)
+    sin = sin.unsqueeze(1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
 
 

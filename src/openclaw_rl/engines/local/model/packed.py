@@ -154,7 +154,8 @@ def fits_float16(weight: Tensor) -> bool:
 
 
 def rows_fit_float16(rows: Tensor) -> bool:
-    largest, error = rows.abs().amax(1), (rows.half().float() - rows).abs_().amax(1)
+    largest = rows.abs().amax(1)
+    error = (rows.half().float() - rows).abs_().amax(1)
     return bool((error <= MAX_ROUNDING * largest).all() and largest.max() <= torch.finfo(torch.float16).max)
 
 
@@ -190,21 +191,22 @@ def by_speed(layer: Layer, ways: Sequence[Way]) -> list[Way]:
     """The ways that give the right results here and gain enough, the fastest first."""
     gains = []
     for way in ways:
-        plain, copies = linears_of(layer), linears_of(pack_layer(layer, way))
-        one, several = (speedup(plain, copies, rows, way.max_error) for rows in COMPARED_ROWS)
+        originals = linears_of(layer)
+        copies = linears_of(pack_layer(layer, way))
+        one, several = (speedup(originals, copies, rows, way.max_error) for rows in COMPARED_ROWS)
         if one and several >= LEAST_SPEEDUP:
             gains.append((one * several, way))
     return [way for _, way in sorted(gains, key=lambda gain: -gain[0])]
 
 
-def speedup(plain: list[Linear], copies: list[Linear], rows: int, max_error: float) -> float:
+def speedup(originals: list[Linear], copies: list[Linear], rows: int, max_error: float) -> float:
     """How many times as fast the copies are; 0 if they are wrong."""
-    inputs = [torch.randn(rows, linear.weight.shape[1]) for linear in plain]
-    for x, one, other in zip(inputs, plain, copies, strict=True):
+    inputs = [torch.randn(rows, linear.weight.shape[1]) for linear in originals]
+    for x, one, other in zip(inputs, originals, copies, strict=True):
         expected = one(x)
         if not (other(x) - expected).abs().max() <= max_error * expected.abs().max():
             return 0.0
-    times = [(seconds(plain, inputs), seconds(copies, inputs)) for _ in range(MEASUREMENTS)]
+    times = [(seconds(originals, inputs), seconds(copies, inputs)) for _ in range(MEASUREMENTS)]
     return min(before for before, _ in times) / min(after for _, after in times)
 
 

@@ -55,8 +55,11 @@ class AdapterSlots:
     """Memory for `slots` adapters of at most `rank`, allocated when the first adapter is loaded."""
 
     def __init__(self, shape: Shape, slots: int, rank: int, dtype: torch.dtype, device: torch.device) -> None:
-        self.shape, self.slots, self.rank = shape, slots, rank
-        self.dtype, self.device = dtype, device
+        self.shape = shape
+        self.slots = slots
+        self.rank = rank
+        self.dtype = dtype
+        self.device = device
         self._factors: list[dict[Projection, Factors]] = []
 
     def load(self, slot: int, folder: Path) -> Iterator[None]:
@@ -104,7 +107,8 @@ class AdapterSlots:
         """
 
         def adapt(layer: int, projection: Projection, x: Tensor, y: Tensor) -> Tensor:
-            down, up = self._factors[layer][projection].down, self._factors[layer][projection].up
+            down = self._factors[layer][projection].down
+            up = self._factors[layer][projection].up
             inner = (x @ down.flatten(0, 1).t()).view(-1, *down.shape[:2]) * mask[..., None]
             return y.addmm_(inner.flatten(1), up.flatten(0, 1))
 
@@ -136,7 +140,8 @@ class AdapterSlots:
             for i, (name, width) in enumerate(zip(names, self._widths(projection), strict=True)):
                 factors = modules.pop((layer, name), None)
                 if factors is not None:
-                    a, b = factors["A"].float(), factors["B"].float()
+                    a = factors["A"].float()
+                    b = factors["B"].float()
                     if (a.shape[1], b.shape[0], len(a)) != (n_in, width, b.shape[1]) or len(a) > self.rank:
                         raise BadPolicy(f"{name} of layer {layer} has the wrong size for this model")
                     down[i * self.rank : i * self.rank + len(a)] = a
@@ -195,14 +200,15 @@ def by_module(folder: Path, tensors: dict[str, Tensor]) -> dict[tuple[int, str],
 
 
 class ModelSlots:
-    """Memory for a fixed number of policies beside the base model.
+    """Memory for a fixed number of policies in addition to the base model.
 
     - A slot is allocated when it is first used, and its memory is used again for later policies.
     - A folder that does not fit changes nothing.
     """
 
     def __init__(self, base: Decoder, slots: int) -> None:
-        self.base, self.slots = base, slots
+        self.base = base
+        self.slots = slots
         self._models: dict[int, Decoder] = {}
 
     def load(self, slot: int, folder: Path) -> Iterator[None]:

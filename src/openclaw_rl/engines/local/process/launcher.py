@@ -45,7 +45,7 @@ def run_worker(connection: Connection, module: str, options: object) -> None:
 
 
 @contextlib.contextmanager
-def waiting(spins: int) -> Iterator[None]:
+def spin_count(spins: int) -> Iterator[None]:
     """Processes that are started in this block spin this often, unless the user has set how threads wait."""
     if any(name in os.environ for name in WAIT_SETTINGS):
         yield
@@ -72,7 +72,7 @@ class Link(Generic[Command, Report]):
         self.process: BaseProcess = context.Process(
             target=run_worker, args=(theirs, module, options), name=name, daemon=True
         )
-        with waiting(spins):
+        with spin_count(spins):
             self.process.start()
         theirs.close()
         self._outbox: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
@@ -110,7 +110,8 @@ class Link(Generic[Command, Report]):
 
     async def reports(self) -> AsyncIterator[Report]:
         """The reports of the worker, until it is gone."""
-        loop, pipe = asyncio.get_running_loop(), self.connection.fileno()
+        loop = asyncio.get_running_loop()
+        pipe = self.connection.fileno()
 
         def readable() -> None:
             try:

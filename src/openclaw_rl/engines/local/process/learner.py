@@ -133,7 +133,9 @@ class LearnerProcess:
 
     def __init__(self, options: LearnerOptions, weights: Callable[[], bytes | None], launcher: Launcher) -> None:
         """`weights` returns the base weights that the sampler shares at the moment, if it does."""
-        self.options, self._weights, self._launcher = options, weights, launcher
+        self.options = options
+        self._weights = weights
+        self._launcher = launcher
         self.weight_bytes = 0
         self._devices: tuple[str, ...] = ()
         """Of the ranks that were started last."""
@@ -175,7 +177,8 @@ class LearnerProcess:
 
     async def close(self) -> None:
         if self._link is not None:
-            link, self._link = self._link, None
+            link = self._link
+            self._link = None
             # A step that is under way is not worth waiting for.
             await link.close(patience=0.0)
         if self._reading is not None:
@@ -235,7 +238,8 @@ class LearnerProcess:
     async def _ready(self) -> WorkerLink:
         """The running process; starts one if there is none."""
         if self._reading is not None and self._reading.done() and self._link is not None:
-            link, self._link = self._link, None
+            link = self._link
+            self._link = None
             raise died(link)
         if self._link is None:
             self._waiting = deque()
@@ -245,12 +249,14 @@ class LearnerProcess:
             if not isinstance(report, Started):
                 await self.close()
                 raise EngineUnavailable(report.reason if isinstance(report, Broken) else DIED)
-            self.weight_bytes, self._devices = report.weight_bytes, report.devices
+            self.weight_bytes = report.weight_bytes
+            self._devices = report.devices
         return self._link
 
     async def _start(self) -> WorkerLink:
         """Start the process, or all ranks. Raises OSError."""
-        options, ranks = replace(self.options, shared=self._weights()), self.options.ranks
+        options = replace(self.options, shared=self._weights())
+        ranks = self.options.ranks
         if ranks is None:
             return self._launcher.start(WORKER, options, options.device)
         links: list[WorkerLink] = []

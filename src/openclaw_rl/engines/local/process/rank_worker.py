@@ -22,7 +22,7 @@ def open_rank(options: LearnerOptions, place: RankPlace, connection: Any) -> Pol
     """Meet the other ranks and load the model. Raises UnsupportedModel."""
     if place.shards and not hasattr(FSDPModule, "reset_iter_state"):
         raise UnsupportedModel(f"--shard-weights needs PyTorch 2.13 or newer, and this is {torch.__version__}")
-    device, dtype = placement(own_device(options.device, place), options.dtype, options.cpu_dtype)
+    device, dtype = placement(device_of_rank(options.device, place), options.dtype, options.cpu_dtype)
     if device.type == "cpu" and place.host:
         # The ranks share the cores of this machine.
         torch.set_num_threads(max(1, torch.get_num_threads() // place.count))
@@ -46,7 +46,7 @@ def load_rank(options: LearnerOptions, ranks: RankGroup, dtype: torch.dtype, sha
     return PolicyTrainer(sharding.model(decoder), options, ranks, sharding)
 
 
-def own_device(name: str, place: RankPlace) -> str:
+def device_of_rank(name: str, place: RankPlace) -> str:
     """The device of a rank: each has a CUDA device of its own, unless they run on the CPU. Raises UnsupportedModel."""
     if name not in ("auto", "cuda") or (name == "auto" and not torch.cuda.is_available()):
         return name

@@ -113,7 +113,8 @@ class LocalSampler:
         return self.ready.shared if self.ready and self._worker.running else None
 
     def stats(self) -> EngineStats:
-        worker, outstanding = self._worker, self._admission.outstanding
+        worker = self._worker
+        outstanding = self._admission.outstanding
         detail = worker.failure or ("" if worker.running else "The worker is starting.")
         # The worker reports when it steps, so after the last sequence has left its count is one step old.
         active = min(self._active, outstanding) if worker.running else 0

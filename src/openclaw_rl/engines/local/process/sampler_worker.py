@@ -114,7 +114,8 @@ class Worker:
     """
 
     def __init__(self, decoder: Decoder, options: WorkerOptions, run_ahead: bool | None = None) -> None:
-        device, dtype = decoder.embed.device, decoder.activation_dtype
+        device = decoder.embed.device
+        dtype = decoder.activation_dtype
         shape = decoder.shape
         pages = cache_bytes(options, device) // bytes_per_page(shape, dtype)
         self.max_context = context_limit(options, shape, pages * PAGE_SIZE)
@@ -172,13 +173,14 @@ class Worker:
         if isinstance(command, Cancel):
             return any(other.id == command.id for other in self.held)
         constraint = command.request.constraint if isinstance(command, Add) else None
-        if constraint is not None and not self.compiler.compiled(constraint):
+        if constraint is not None and not self.compiler.has_result(constraint):
             return True
         return any(load.slot == command.slot for load, _ in self.loading)
 
     def due(self) -> list[ForRequest]:
         """Commands to obey now, because they have to wait no longer."""
-        held, self.held = self.held, []
+        held = self.held
+        self.held = []
         due: list[ForRequest] = []
         for command in held:
             (self.held if self._must_wait(command) else due).append(command)
@@ -196,7 +198,8 @@ class Worker:
 
     def _launch(self) -> RanStep:
         """The next step, started now unless it has been already. Its tokens are in the cache for all that follows."""
-        launched, self.ahead = self.ahead, None
+        launched = self.ahead
+        self.ahead = None
         if launched is None or not self.scheduler.still_running(launched.work):
             launched = self.runner.run(self.scheduler.plan())
         self.scheduler.commit(self.scheduler.still_running(launched.work))
@@ -204,7 +207,8 @@ class Worker:
 
     def _collect(self, launched: RanStep) -> Tokens:
         """Wait for a step's tokens, and hand them to those sequences that have not ended since it was started."""
-        work, drawing = self.scheduler.still_running(launched.work), launched.drawing
+        work = self.scheduler.still_running(launched.work)
+        drawing = launched.drawing
         staying = {item.sequence for item in work}
         tokens: dict[int, list[SampledToken]] = {}
         cached: dict[int, int] = {}
@@ -313,10 +317,11 @@ def choose_dtype(options: WorkerOptions) -> ChosenDtype:
 
 
 def slots_for(decoder: Decoder, options: WorkerOptions) -> PolicyWeights:
-    """Memory for the policies that are served beside the base model."""
+    """Memory for the policies that are served in addition to the base model."""
     if not options.lora_rank:
         return ModelSlots(decoder, options.policy_slots)
-    dtype, device = decoder.activation_dtype, decoder.embed.device
+    dtype = decoder.activation_dtype
+    device = decoder.embed.device
     return AdapterSlots(decoder.shape, options.policy_slots, options.lora_rank, dtype, device)
 
 

@@ -69,7 +69,9 @@ class Supervisor:
     """
 
     def __init__(self, options: WorkerOptions, client: WorkerClient, launcher: Launcher) -> None:
-        self.options, self.client, self.launcher = options, client, launcher
+        self.options = options
+        self.client = client
+        self.launcher = launcher
         self.ready: Ready | None = None
         """The ready message of the last worker that was ready."""
         self.failure = ""
@@ -139,14 +141,18 @@ class Supervisor:
         except OSError as error:
             return WorkerEnd(f"The model's worker process could not be started: {error}", "", 0.0)
         # While it loads the model, it does not notice that its pipe is closed.
-        reason, ready_at, exit_seconds = DIED_LOADING, None, 0.0
+        reason = DIED_LOADING
+        ready_at = None
+        exit_seconds = 0.0
         try:
             async for report in link.reports():
                 if isinstance(report, Failed):
                     reason = report.reason
                     continue
                 if isinstance(report, Ready):
-                    reason, ready_at, exit_seconds = DIED_WORKING, time.monotonic(), EXIT_SECONDS
+                    reason = DIED_WORKING
+                    ready_at = time.monotonic()
+                    exit_seconds = EXIT_SECONDS
                     self._connect(link, report)
                     if not first.done():
                         first.set_result(None)
@@ -158,10 +164,13 @@ class Supervisor:
         return WorkerEnd(reason, link.end, time.monotonic() - ready_at if ready_at else 0.0)
 
     def _connect(self, link: WorkerLink, ready: Ready) -> None:
-        self.ready, self.failure, self._link = ready, "", link
+        self.ready = ready
+        self.failure = ""
+        self._link = link
         # The learner computes in the precision of the first worker, so the later ones must too.
         self.options = replace(self.options, dtype=ready.dtype)
-        backlog, self._backlog = self._backlog, []
+        backlog = self._backlog
+        self._backlog = []
         wanted = [c for c in backlog if not isinstance(c, Add | Score) or self.client.waits_for(c.id)]
         for command in (*self.client.first_commands(), *wanted):
             link.send(command)

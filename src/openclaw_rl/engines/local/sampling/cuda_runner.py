@@ -67,7 +67,8 @@ class Pages(NamedTuple):
 
 def hidden_states(decoder: Decoder, pages: Pages, batch: CudaBatch, adapt: Adapt | None = None) -> Tensor:
     """Final hidden states [tokens, hidden]."""
-    shape, place = decoder.shape, _Placing(decoder, pages, batch)
+    shape = decoder.shape
+    place = _Placing(decoder, pages, batch)
     residual = F.embedding(batch.ids, decoder.embed)
     x = kernels.rms_norm(residual, decoder.layers[0].input_norm, shape.eps)
     for i, layer in enumerate(decoder.layers):
@@ -86,7 +87,8 @@ def next_logits(decoder: Decoder, pages: Pages, batch: CudaBatch, adapted: "Adap
     if len(batch.ids) > thin_products.MAX_ROWS:
         adapt = None if adapted is None else adapted.masked(decoder.embed.dtype)
         return F.linear(hidden_states(decoder, pages, batch, adapt), decoder.head)
-    shape, place = decoder.shape, _Placing(decoder, pages, batch)
+    shape = decoder.shape
+    place = _Placing(decoder, pages, batch)
     residual = F.embedding(batch.ids, decoder.embed)
 
     def adapters(i: int, projection: Projection) -> RowAdapters | None:
@@ -121,11 +123,14 @@ class _Placing:
     """Takes the queries out of a layer's fused projection and puts its keys and values into the cache."""
 
     def __init__(self, decoder: Decoder, pages: Pages, batch: CudaBatch) -> None:
-        self.decoder, self.pages, self.slots = decoder, pages, batch.slots
+        self.decoder = decoder
+        self.pages = pages
+        self.slots = batch.slots
         self.angles = decoder.angles(batch.positions)
 
     def __call__(self, i: int, qkv: Tensor) -> Tensor:
-        shape, layer = self.decoder.shape, self.decoder.layers[i]
+        shape = self.decoder.shape
+        layer = self.decoder.layers[i]
         norms = None if layer.q_norm is None or layer.k_norm is None else (layer.q_norm, layer.k_norm)
         angles = self.angles if shape.rotary_layers[i] else None
         return place_heads(qkv, angles, norms, shape.eps, self.pages.keys[i], self.pages.values[i], self.slots)
@@ -135,7 +140,8 @@ class CudaKVCache:
     """Rows of one token go through one kernel over the page tables, and all prompts of a step through another."""
 
     def __init__(self, shape: Shape, pages: int, dtype: torch.dtype, device: torch.device) -> None:
-        self.shape, self.device = shape, device
+        self.shape = shape
+        self.device = device
         self._scale = 1 / math.sqrt(shape.head_dim)
         self.pages = Pages(*allocate(shape, pages, dtype, device))
 
@@ -143,8 +149,8 @@ class CudaKVCache:
         """The tokens of a step that reads prompts; `work` has the rows of one token first."""
         positions = [np.arange(item.start, item.stop, dtype=np.int32) for item in work]
         slots = [
-            np.asarray(item.sequence.pages, np.int32)[own // PAGE_SIZE] * PAGE_SIZE + own % PAGE_SIZE
-            for item, own in zip(work, positions, strict=True)
+            np.asarray(item.sequence.pages, np.int32)[places // PAGE_SIZE] * PAGE_SIZE + places % PAGE_SIZE
+            for item, places in zip(work, positions, strict=True)
         ]
         ids = np.asarray([token for item in work for token in item.sequence.tokens[item.start : item.stop]], np.int32)
         columns = on_device(np.stack([ids, np.concatenate(positions), np.concatenate(slots)]), self.device)
@@ -164,7 +170,8 @@ class CudaKVCache:
         single = sum(item.count == 1 for item in work)
         table = on_device(page_table([item.sequence.pages for item in work]), self.device)
         lengths = on_device(np.asarray([item.stop for item in work[:single]], np.int32), self.device)
-        prompts, place = [], single
+        prompts = []
+        place = single
         for item in work[single:]:
             prompts.append(PromptRun(place, item.start, item.count))
             place += item.count
@@ -176,7 +183,8 @@ class CudaKVCache:
             if single:
                 self._attend_single(layer, q[:single], table[:single], lengths, out[:single])
             if prompts:
-                keys, values = self.pages.keys[layer], self.pages.values[layer]
+                keys = self.pages.keys[layer]
+                values = self.pages.values[layer]
                 paged_prompts(q, keys, values, table[single:], prompt_tiles, self._scale, out)
             return out.flatten(1)
 
@@ -254,7 +262,8 @@ class GraphInputs:
         """Pages are only ever added to a sequence's list, so that most rows stay as they are."""
         changed = False
         for row, sequence in enumerate(sequences):
-            pages, count = sequence.pages, len(sequence.pages)
+            pages = sequence.pages
+            count = len(sequence.pages)
             held, known = self._pages[row]
             if held is pages and known == count:
                 continue
@@ -278,7 +287,8 @@ class CudaRunner(Runner):
         self, decoder: Decoder, cache: CudaKVCache, policies: PolicyWeights, max_sequences: int, max_context: int
     ) -> None:
         super().__init__(decoder, policies)
-        self.cache, self.device = cache, decoder.embed.device
+        self.cache = cache
+        self.device = decoder.embed.device
         self.sizes = [size for size in GRAPH_ROWS if size < max_sequences] + [max_sequences]
         self.inputs = GraphInputs(max_sequences, max_context, self.device)
         self.graphs: dict[GraphKey, DecodeGraph] = {}
@@ -310,7 +320,8 @@ class CudaRunner(Runner):
 
     def _run_prompts(self, slot: int, work: Sequence[Work], uniforms: Sequence[float]) -> StepLogits:
         decoder = self.policies.model(slot) or self.decoder
-        batch, adapt = self.cache.batch(work), self.policies.adapt(adapter_spans(work))
+        batch = self.cache.batch(work)
+        adapt = self.policies.adapt(adapter_spans(work))
         hidden = hidden_states(decoder, self.cache.pages, batch, adapt)
         logits = F.linear(hidden[read_scores(decoder, work, hidden)], decoder.head)
         if not uniforms:
@@ -320,7 +331,9 @@ class CudaRunner(Runner):
         return StepLogits(logits, draw_tokens(logits, *chances))
 
     def _capture(self, key: GraphKey) -> DecodeGraph:
-        rows, decoder, inputs = key.rows, self.policies.model(key.slot) or self.decoder, self.inputs
+        rows = key.rows
+        decoder = self.policies.model(key.slot) or self.decoder
+        inputs = self.inputs
         attend = self.cache.decode(inputs.table[:rows], inputs.lengths[:rows])
         batch = CudaBatch(inputs.ids[:rows], inputs.positions[:rows], inputs.slots[:rows], attend)
 

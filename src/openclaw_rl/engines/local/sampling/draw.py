@@ -35,7 +35,7 @@ class Draws:
     top: list[tuple[tuple[int, float], ...]]
 
 
-def is_plain(params: SamplingParams) -> bool:
+def needs_no_ranking(params: SamplingParams) -> bool:
     """Whether the draw needs no ranking of tokens: temperature alone, and no likeliest tokens to return."""
     truncated = params.temperature >= MIN_TEMPERATURE and (params.top_p < 1 or params.top_k > 0)
     return not truncated and not params.top_logprobs
@@ -83,7 +83,7 @@ def _by_kind(params: Sequence[SamplingParams]) -> dict[Kind, list[int]]:
         elif p.top_p < 1 or p.top_k > 0:
             kind = _truncated
         else:
-            kind = _plain
+            kind = _tempered
         kinds.setdefault(kind, []).append(row)
     return kinds
 
@@ -92,7 +92,7 @@ def _greedy(logits: Tensor, params: list[SamplingParams], uniforms: list[float])
     return logits.argmax(-1)
 
 
-def _plain(logits: Tensor, params: list[SamplingParams], uniforms: list[float]) -> Tensor:
+def _tempered(logits: Tensor, params: list[SamplingParams], uniforms: list[float]) -> Tensor:
     probs = (logits / _column([p.temperature for p in params], logits)).softmax(-1)
     return _invert(probs, uniforms)
 

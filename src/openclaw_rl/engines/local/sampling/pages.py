@@ -51,7 +51,8 @@ class PagePool:
     """
 
     def __init__(self, pages: int, consecutive: bool = True) -> None:
-        self.pages, self._consecutive = pages, consecutive
+        self.pages = pages
+        self._consecutive = consecutive
         self._free = set(range(pages))
         self._references: Counter[int] = Counter()
         self._page_of: dict[Digest, int] = {}
@@ -134,12 +135,15 @@ class PagePool:
 
     def _roomiest(self) -> int:
         """The middle of the longest run of free pages, so that both neighbours have room to grow."""
-        best_start, best_length = -1, 0
-        start, previous = -1, -2
+        best_start = -1
+        best_length = 0
+        start = -1
+        previous = -2
         for page in sorted(self._free):
             if page != previous + 1:
                 start = page
             previous = page
             if page - start + 1 > best_length:
-                best_start, best_length = start, page - start + 1
+                best_start = start
+                best_length = page - start + 1
         return best_start if best_length == self.pages else best_start + best_length // 2

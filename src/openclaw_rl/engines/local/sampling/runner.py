@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from openclaw_rl.engines.local.model.decoder import Adapt, Attend, Decoder, Projection, Shape
-from openclaw_rl.engines.local.sampling.draw import Draws, draw, is_plain
+from openclaw_rl.engines.local.sampling.draw import Draws, draw, needs_no_ranking
 from openclaw_rl.engines.local.sampling.pages import PAGE_SIZE
 from openclaw_rl.engines.local.sampling.scheduler import Sequence as Completion
 from openclaw_rl.engines.local.sampling.scheduler import Work
@@ -51,7 +51,8 @@ class CpuKVCache:
     def __init__(self, shape: Shape, pages: int, dtype: torch.dtype) -> None:
         self.shape = shape
         keys, values = allocate(shape, pages, dtype, torch.device("cpu"))
-        self.keys, self.values = keys.flatten(1, 2), values.flatten(1, 2)
+        self.keys = keys.flatten(1, 2)
+        self.values = values.flatten(1, 2)
 
     def attend(self, work: Sequence[Work]) -> Attend:
         slots = torch.tensor(token_slots(work))
@@ -60,7 +61,8 @@ class CpuKVCache:
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             self.keys[layer].index_copy_(0, slots, k)
             self.values[layer].index_copy_(0, slots, v)
-            outputs, start = [], 0
+            outputs = []
+            start = 0
             for row in rows:
                 outputs.append(row.attend(layer, q[start : start + row.count]))
                 start += row.count
@@ -73,7 +75,9 @@ class CpuRow:
     """One sequence's part of a step: its new queries against everything it has in the cache."""
 
     def __init__(self, cache: CpuKVCache, work: Work) -> None:
-        self.cache, self.count, self.length = cache, work.count, work.stop
+        self.cache = cache
+        self.count = work.count
+        self.length = work.stop
         self.mask = None if work.count in (1, work.stop) else causal_mask(work.count, work.stop, cache.keys.dtype)
         pages = work.sequence.pages
         first = pages[0]
@@ -165,7 +169,7 @@ class OnItsWay:
 class RanStep:
     """A step that has run, or on CUDA is still running: the host may do other things before it draws.
 
-    Once the next step has been started, only what the device drew by itself can still be had: that of plain rows.
+    Once the next step has been started, only what the device drew by itself can still be had.
     """
 
     work: list[Work]
@@ -177,7 +181,7 @@ class RanStep:
     """Set where the device drew."""
 
     def tokens(self) -> Tensor:
-        """The tokens of all rows, which are plain, where the model runs. The host does not wait for them."""
+        """The tokens of all rows, none of which needs a ranking, on the device. The host does not wait for them."""
         if self.rows.drawn is not None:
             return self.rows.drawn[0]
         return torch.tensor(self.draw({}).tokens)
@@ -185,10 +189,11 @@ class RanStep:
     @torch.inference_mode()
     def draw(self, masks: Mapping[int, NDArray[np.bool_]]) -> Draws:
         """Draw one token per row. `masks`: the tokens that are allowed in a row, for rows that are constrained."""
-        params, logits = [sequence.params for sequence in self.drawing], self.rows.logits
+        params = [sequence.params for sequence in self.drawing]
+        logits = self.rows.logits
         if self.coming is None:
             return draw(logits.float(), params, self.uniforms, masks)
-        rows = [row for row, own in enumerate(params) if row in masks or not is_plain(own)]
+        rows = [row for row, one in enumerate(params) if row in masks or not needs_no_ranking(one)]
         draws = Draws(*self.coming.wait(), [()] * len(params))
         if rows:
             others = draw(
@@ -198,7 +203,8 @@ class RanStep:
                 {i: masks[row] for i, row in enumerate(rows) if row in masks},
             )
             for i, row in enumerate(rows):
-                draws.tokens[row], draws.logprobs[row] = others.tokens[i], others.logprobs[i]
+                draws.tokens[row] = others.tokens[i]
+                draws.logprobs[row] = others.logprobs[i]
                 draws.top[row] = others.top[i]
         return draws
 
@@ -207,7 +213,8 @@ class Runner(ABC):
     """Runs the model with its policies."""
 
     def __init__(self, decoder: Decoder, policies: PolicyWeights) -> None:
-        self.decoder, self.policies = decoder, policies
+        self.decoder = decoder
+        self.policies = policies
 
     @torch.inference_mode()
     def run(self, work: list[Work], before: RanStep | None = None) -> RanStep:
@@ -251,7 +258,7 @@ class Runner(ABC):
 
 
 class CpuRunner(Runner):
-    """Runs every step as plain PyTorch, on the CPU."""
+    """Runs every step with PyTorch alone, on the CPU."""
 
     def __init__(self, decoder: Decoder, cache: CpuKVCache, policies: PolicyWeights) -> None:
         super().__init__(decoder, policies)
@@ -283,7 +290,8 @@ def in_order(results: Sequence[StepLogits], order: list[int]) -> StepLogits:
 
 def read_scores(decoder: Decoder, work: Sequence[Work], hidden: Tensor) -> list[int]:
     """Give scored sequences their hidden states; returns the places in the run from which tokens are drawn."""
-    ends, end = [], 0
+    ends = []
+    end = 0
     for item in work:
         end += item.count
         if item.draws:
@@ -295,7 +303,8 @@ def read_scores(decoder: Decoder, work: Sequence[Work], hidden: Tensor) -> list[
 
 def adapter_spans(work: Sequence[Work]) -> list[tuple[int, int, int]]:
     """(start, stop, slot) of the runs of tokens in a batch that use one adapter."""
-    spans, start = [], 0
+    spans = []
+    start = 0
     for slot, items in groupby(work, key=lambda w: w.sequence.slot):
         stop = start + sum(item.count for item in items)
         spans.append((start, stop, slot))

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from openclaw_rl.engines.constraints import Automaton
 from openclaw_rl.engines.local.model.decoder import Decoder
-from openclaw_rl.engines.local.sampling.draw import is_plain
+from openclaw_rl.engines.local.sampling.draw import needs_no_ranking
 from openclaw_rl.engines.local.sampling.pages import PAGE_SIZE, Digest, PagePool, chain, chain_root, next_digest
 from openclaw_rl.types import FinishReason, Priority, SamplingParams, ScoreRequest, Scores, TopTokens
 
@@ -55,13 +55,15 @@ class Scoring:
         return Scores(self._logprobs.tolist(), self._top, self._targets)
 
     def _read(self, start: int, logits: Tensor) -> None:
-        request, place = self.request, slice(start - self.first, start - self.first + len(logits))
+        request = self.request
+        place = slice(start - self.first, start - self.first + len(logits))
         normaliser = logits.logsumexp(-1, keepdim=True)
         ids = torch.tensor(request.ids[start + 1 : start + 1 + len(logits)], device=logits.device)
         self._logprobs[place] = (logits.gather(1, ids[:, None]) - normaliser)[:, 0].cpu()
         if self._top is not None:
             values, tokens = logits.topk(request.top_k)
-            self._top.ids[place], self._top.logprobs[place] = tokens.cpu(), (values - normaliser).cpu()
+            self._top.ids[place] = tokens.cpu()
+            self._top.logprobs[place] = (values - normaliser).cpu()
         if self._targets is not None and request.targets is not None:
             wanted = torch.from_numpy(request.targets[place]).long().to(logits.device)
             self._targets[place] = (logits.gather(1, wanted) - normaliser).cpu()
@@ -84,7 +86,7 @@ class Sequence:
     owner: str = ""
     automaton: Automaton | None = None
     """Set if the completion is constrained."""
-    plain: bool = field(init=False)
+    drawn_by_device: bool = field(init=False)
     """Whether its tokens are drawn by temperature alone."""
     rng: random.Random = field(init=False)
     prompt_length: int = field(init=False)
@@ -97,7 +99,7 @@ class Sequence:
     _prompt_digests: list[Digest] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.plain = self.automaton is None and self.scoring is None and is_plain(self.params)
+        self.drawn_by_device = self.automaton is None and self.scoring is None and needs_no_ranking(self.params)
         self.rng = random.Random(f"{self.params.seed}:{self.index}")
         self.prompt_length = len(self.tokens)
 
@@ -182,7 +184,8 @@ class Scheduler:
     def __init__(self, pool: PagePool, max_sequences: int, prefill_tokens: int, prefill_share: int = PAGE_SIZE) -> None:
         self.pool = pool
         self.max_sequences = max_sequences
-        self.prefill_tokens, self.prefill_share = prefill_tokens, prefill_share
+        self.prefill_tokens = prefill_tokens
+        self.prefill_share = prefill_share
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
 
@@ -232,7 +235,7 @@ class Scheduler:
         dropped. Nobody is preempted for such a step. Nobody waits for its end who could join the batch now.
         """
         rows = {item.sequence: row for row, item in enumerate(item for item in work if item.draws)}
-        if not all(s.plain and s in rows for s in self.running):
+        if not all(s.drawn_by_device and s in rows for s in self.running):
             return []
         going = [s for s in self.running if not s.last]
         if self.waiting and (len(going) < len(self.running) or self._may_join(self.waiting[0])):
@@ -311,7 +314,8 @@ class Scheduler:
         return True
 
     def _start(self, sequence: Sequence, pages: list[int], digests: list[Digest]) -> None:
-        sequence.pages, sequence.digests = pages, digests
+        sequence.pages = pages
+        sequence.digests = digests
         sequence.computed = len(pages) * PAGE_SIZE
         sequence.cached = min(sequence.computed, sequence.prompt_length)
         self.running.append(sequence)
@@ -327,13 +331,14 @@ class Scheduler:
         return coming
 
     def _fits(self, sequence: Sequence, digests: list[Digest], known: int, without: int = 0) -> bool:
-        """Whether its prompt fits beside the running sequences, counting the pages that their prompts still need.
+        """Whether its prompt fits in with the running sequences, counting the pages that their prompts still need.
 
         `without`: how many running sequences, the least urgent ones, are counted as gone.
         """
         stay = len(self.running) - without
-        beside, gone = self.running[:stay], self.running[stay:]
-        pending = sum(pages_for(len(s.tokens) + 1) - len(s.pages) for s in beside)
+        staying = self.running[:stay]
+        gone = self.running[stay:]
+        pending = sum(pages_for(len(s.tokens) + 1) - len(s.pages) for s in staying)
         new = pages_for(len(sequence.tokens) + 1) - known
         given_back = [page for s in gone for page in s.pages]
         room = self.pool.available_beside(digests[:known], given_back)

@@ -88,7 +88,8 @@ def block(
     qkv = project(Normed(layer.input_norm, shape.eps), residual, layer.qkv, adapters.get("qkv"))
     attended = attend(*split_heads(shape, layer, qkv, angles))
     if rows is not None:
-        attended, residual = attended.index_select(0, rows), residual.index_select(0, rows)
+        attended = attended.index_select(0, rows)
+        residual = residual.index_select(0, rows)
     residual = residual + project(Itself(), attended, layer.o, adapters.get("o"))
     gate_up = project(Normed(layer.post_norm, shape.eps), residual, layer.gate_up, adapters.get("gate_up"))
     return residual + project(Gated(), gate_up, layer.down, adapters.get("down"))
@@ -135,12 +136,15 @@ class _Project(torch.autograd.Function):
         if adapter is not None and inner is not None:
             y.addmm_(inner, adapter.up)
         ctx.save_for_backward(kept, inner)
-        ctx.source, ctx.linear, ctx.adapter = source, linear, adapter
+        ctx.source = source
+        ctx.linear = linear
+        ctx.adapter = adapter
         return y
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-        (kept, inner), (grad,) = ctx.saved_tensors, grads
+        kept, inner = ctx.saved_tensors
+        (grad,) = grads
         adapter: LowRank | None = ctx.adapter
         if adapter is None:
             return ctx.source.backward(ops.linear_backward(grad, ctx.linear.weight), kept)[1], None, None, None
@@ -151,7 +155,8 @@ class _Project(torch.autograd.Function):
             add_dropped(grad_x, grad_inner, adapter)
             x, grad_kept = ctx.source.backward(grad_x, kept)
         else:
-            x, grad_kept = ctx.source.forward(kept), None
+            x = ctx.source.forward(kept)
+            grad_kept = None
         return grad_kept, None, None, None, grad_inner.t() @ dropped(x, adapter), grad_up
 
 
@@ -179,13 +184,16 @@ class _Turn(torch.autograd.Function):
         eps: float,
     ) -> tuple[Tensor, ...]:
         ctx.save_for_backward(heads if norms else None)
-        ctx.angles, ctx.norms, ctx.eps = angles, norms, eps
+        ctx.angles = angles
+        ctx.norms = norms
+        ctx.eps = eps
         cos, sin = angles
         return gradients.turn_heads(heads, counts, cos, sin, norms, eps).split_with_sizes(counts, dim=1)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-        (heads,), (grad_q, grad_k, grad_v) = ctx.saved_tensors, grads
+        (heads,) = ctx.saved_tensors
+        grad_q, grad_k, grad_v = grads
         cos, sin = ctx.angles
         grad = gradients.turn_heads_backward((grad_q, grad_k, grad_v), heads, cos, sin, ctx.norms, ctx.eps)
         return grad, None, None, None, None

@@ -1,7 +1,7 @@
 """The operations of `ops.py` for training, and their backward passes.
 
 A backward pass is a function of the gradient and the forward pass's input. It returns the result of the forward pass
-beside the gradient, so that a caller that kept only the input gets both in one pass over it. Arithmetic is in float32,
+with the gradient, so that a caller that kept only the input gets both in one pass over it. Arithmetic is in float32,
 results are in the input's dtype. On CUDA these are kernels; forward passes that autograd records are compiled.
 """
 

@@ -1,4 +1,4 @@
-"""Trained LoRA factors beside frozen base weights, in PEFT's format on disk.
+"""Trained LoRA factors on top of frozen base weights, in PEFT's format on disk.
 
 The masters are float32, for every dtype of the base weights. Each micro-batch computes with copies in the activations'
 dtype, and gradients flow through these to the masters.
@@ -62,7 +62,8 @@ class LoraWeights:
     ) -> "LoraWeights":
         """A new adapter that does not change the model yet: PEFT's initialisation, drawn on the CPU."""
         generator = torch.Generator().manual_seed(seed)
-        a, b = {}, {}
+        a = {}
+        b = {}
         for name in fused_order(modules):
             n_in, n_out = module_sizes(shape)[name]
             # Kaiming's bound with a = √5.
@@ -78,7 +79,8 @@ class LoraWeights:
         config, tensors = read_adapter(folder)
         rank = config["r"]
         alpha = config["lora_alpha"] * (rank**0.5 if config.get("use_rslora") else 1)
-        a, b = {}, {}
+        a = {}
+        b = {}
         for name in fused_order({name for _, name in tensors}):
             factors = [tensors.get((layer, name)) for layer in range(shape.layers)]
             n_in, n_out = module_sizes(shape)[name]
@@ -153,7 +155,8 @@ class LoraWeights:
 
     def _ups(self, projection: Projection, names: Sequence[str], dtype: torch.dtype) -> Tensor:
         """[layers, modules * rank, out]: each module in its own rows and columns, so that one product adds them all."""
-        columns, width = module_columns(self.shape, projection), self.shape.projection_sizes(projection)[1]
+        columns = module_columns(self.shape, projection)
+        width = self.shape.projection_sizes(projection)[1]
         scaled = [(self.alpha / self.rank * self.b[name]).to(dtype).transpose(1, 2) for name in names]
         padding = [(columns[name].start, width - columns[name].stop) for name in names]
         return torch.cat([F.pad(up, around) for up, around in zip(scaled, padding, strict=True)], dim=1)
@@ -180,7 +183,9 @@ def module_sizes(shape: Shape) -> dict[str, tuple[int, int]]:
 
 def module_columns(shape: Shape, projection: Projection) -> dict[str, slice]:
     """The columns of each module in a projection's fused output."""
-    sizes, columns, start = module_sizes(shape), {}, 0
+    sizes = module_sizes(shape)
+    columns = {}
+    start = 0
     for name in MODULES[projection]:
         columns[name] = slice(start, start + sizes[name][1])
         start += sizes[name][1]

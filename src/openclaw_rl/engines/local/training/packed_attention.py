@@ -60,7 +60,8 @@ def packed_attention(segments: Sequence[Segment], device: torch.device, dtype: t
 
 def calls(segments: Sequence[Segment]) -> list[AttentionCall]:
     """The attention of each segment to itself, then the attention to each shared segment."""
-    run, lengths = slice(0, segments[-1].stop), tuple(segment.stop - segment.start for segment in segments)
+    run = slice(0, segments[-1].stop)
+    lengths = tuple(segment.stop - segment.start for segment in segments)
     return [
         AttentionCall(run, run, lengths, lengths, causal=True),
         *(
@@ -86,7 +87,8 @@ class _Merged(torch.autograd.Function):
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, kernels: Sequence[Kernel]) -> Tensor:
         out, logsumexp = kernels[0].forward(q, k, v)
         for kernel in kernels[1:]:
-            rows, keys = kernel.call.queries, kernel.call.keys
+            rows = kernel.call.queries
+            keys = kernel.call.keys
             other, other_logsumexp = kernel.forward(q[rows], k[keys], v[keys])
             share = torch.sigmoid(other_logsumexp - logsumexp[:, rows]).t().unsqueeze(-1)
             out[rows] = torch.lerp(out[rows].to(share.dtype), other.to(share.dtype), share).to(out.dtype)
@@ -102,7 +104,8 @@ class _Merged(torch.autograd.Function):
         first, *others = ctx.kernels
         grad_q, grad_k, grad_v = first.backward(grad, q, k, v, out, logsumexp)
         for kernel in others:
-            rows, keys = kernel.call.queries, kernel.call.keys
+            rows = kernel.call.queries
+            keys = kernel.call.keys
             parts = kernel.backward(grad[rows], q[rows], k[keys], v[keys], out[rows], logsumexp[:, rows])
             for whole, at, part in zip((grad_q, grad_k, grad_v), (rows, keys, keys), parts, strict=True):
                 whole[at] += part

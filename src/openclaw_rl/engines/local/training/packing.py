@@ -89,7 +89,8 @@ def common_length(one: NDArray[Any], other: NDArray[Any]) -> int:
 
 def grow(sequences: Sequence[Sequence[int]], shared: Sequence[int]) -> Tree:
     """The tree of sequences, each of which shares that many of its first tokens with the one before it."""
-    tree, path = Tree(), list[_Open]()
+    tree = Tree()
+    path = list[_Open]()
     for sequence, common in zip(sequences, shared, strict=True):
         close(tree, path, common)
         if common < len(sequence):
@@ -114,7 +115,7 @@ def close(tree: Tree, path: list[_Open], position: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """Sequences packed into one run of tokens. Sequences that begin alike share the tokens of their beginning.
+    """Sequences packed into one run of tokens. Sequences with a common beginning share its tokens.
 
     The last token of a sequence's last span is left out: the model predicts it and does not have to read it.
     """
@@ -160,9 +161,9 @@ def pack(lengths: Sequence[int], budget: int) -> list[list[int]]:
 def micro_batches(sequences: Sequence[TrainingSequence], budget: int, device: torch.device) -> list[MicroBatch]:
     """A batch as micro-batches of at most `budget` tokens and targets. Sequences without spans are left out.
 
-    - A sequence that is longer is alone in a micro-batch, or with sequences that begin like it.
-    - Sequences that begin alike are in one micro-batch, where their common tokens are read once. If they do not fit
-      into one, each of their micro-batches has the common tokens.
+    - A sequence that is longer is alone in a micro-batch, or with sequences that have its beginning.
+    - Sequences with a common beginning are in one micro-batch, where their common tokens are read once. If they do not
+      fit into one, each of their micro-batches has the common tokens.
     - The tokens that they do not share may take half the budget, also if this exceeds it. Otherwise nothing would be
       shared where prompts are long. With a budget of 1, no sequence adds a token to another's micro-batch.
     - Targets exceed the budget only up to the length of the longest sequence: copies of it add targets, but no tokens.
@@ -170,7 +171,7 @@ def micro_batches(sequences: Sequence[TrainingSequence], budget: int, device: to
     """
     for sequence in sequences:
         check_spans(sequence)
-    families = [part for family in begin_alike(sequences) for part in cut(family, budget)]
+    families = [part for family in group_by_beginning(sequences) for part in cut(family, budget)]
     families.sort(key=lambda family: min(member.sequence for member in family))
     groups = pack([max(tokens(family), targets(family)) for family in families], budget)
     return [micro_batch(sequences, [member for k in group for member in families[k]], device) for group in groups]
@@ -183,7 +184,7 @@ def empty_batch(device: torch.device) -> MicroBatch:
 
 
 class Member(NamedTuple):
-    """A sequence among others that begin alike."""
+    """A sequence among others with the same beginning."""
 
     sequence: int
     """Its index in the batch."""
@@ -207,7 +208,7 @@ def targets(members: Iterable[Member]) -> int:
     return sum(member.targets for member in members)
 
 
-def begin_alike(sequences: Sequence[TrainingSequence]) -> list[list[Member]]:
+def group_by_beginning(sequences: Sequence[TrainingSequence]) -> list[list[Member]]:
     """The sequences that have spans, by their beginnings."""
     read = {i: list(one.ids[: one.read_length]) for i, one in enumerate(sequences) if one.spans}
     indices = sorted(read, key=lambda i: (read[i], i))
@@ -245,7 +246,7 @@ def micro_batch(sequences: Sequence[TrainingSequence], members: Sequence[Member]
         ids=copied(torch.tensor(tree.ids), device),
         positions=copied(torch.tensor(tree.positions), device),
         rows=copied(torch.from_numpy(np.concatenate([at[s.start - 1 : s.stop - 1] for at, _, s in spans])), device),
-        targets=beside(
+        targets=with_alternatives(
             (s.ids[span.start : span.stop] for _, s, span in spans),
             [others.ids if (others := span.alternatives) else None for _, _, span in spans],
             torch.long,
@@ -263,13 +264,13 @@ def signals(sequences: Sequence[TrainingSequence], batch: MicroBatch) -> TargetS
     weights = ([token_weight(span.stop - span.start, samples)] * (span.stop - span.start) for span in spans)
     device = batch.ids.device
     return TargetSignals(
-        old_logprobs=beside(
+        old_logprobs=with_alternatives(
             (span.old_logprobs for span in spans),
             [others.old_logprobs if (others := span.alternatives) else None for span in spans],
             torch.float32,
             device,
         ),
-        advantages=beside(
+        advantages=with_alternatives(
             (span.advantages for span in spans),
             [others.advantages if (others := span.alternatives) else None for span in spans],
             torch.float32,
@@ -289,7 +290,7 @@ def flat(parts: Iterable[Iterable[float]], dtype: torch.dtype, device: torch.dev
     return copied(torch.tensor(list(chain.from_iterable(parts)), dtype=dtype), device)
 
 
-def beside(
+def with_alternatives(
     tokens: Iterable[Sequence[float]],
     alternatives: Sequence[NDArray[Any] | None],
     dtype: torch.dtype,

@@ -34,7 +34,8 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 #: The optimiser's file is a safetensors file under another name: some programs load every .safetensors in a folder.
-OPTIMIZER, STATE = "learner.optimizer", "learner.json"
+OPTIMIZER = "learner.optimizer"
+STATE = "learner.json"
 #: How often a step makes its micro-batches smaller because they do not fit into memory. The last time, each
 #: sequence has its own: siblings may exceed the size of a micro-batch, also after it was halved.
 MAX_HALVINGS = 3
@@ -72,8 +73,10 @@ class PolicyTrainer:
         sharding: "Sharding | None" = None,
     ) -> None:
         """`sharding` is how the decoder is sharded, if it is."""
-        self.decoder, self.options = decoder, options
-        self.ranks, self._sharding = ranks or OneRank(), sharding
+        self.decoder = decoder
+        self.options = options
+        self.ranks = ranks or OneRank()
+        self._sharding = sharding
         self._sharded: ShardedFullWeights | None = None
         """All weights, if they are trained and sharded: their memory is used again for every policy."""
         settings = PolicyLoss(**asdict(options.training.loss))
@@ -85,7 +88,8 @@ class PolicyTrainer:
         self.reset()
 
     def reset(self) -> None:
-        options, base = self.options, self.decoder
+        options = self.options
+        base = self.decoder
         if options.rank:
             settings = (options.rank, options.alpha, options.modules, options.dropout, options.training.seed)
             self._take(LoraWeights.create(base.shape, *settings, self.device))
@@ -163,7 +167,8 @@ class PolicyTrainer:
     def snapshot(self, name: str) -> None:
         """Keep all that a step changes, and begin again with micro-batches of the full size."""
         self.trainer.micro_batch_tokens = self.options.micro_batch_tokens
-        self.trainer.is_stopped, self.trainer.may_stay_whole = False, True
+        self.trainer.is_stopped = False
+        self.trainer.may_stay_whole = True
         self._halvings = 0
         # An adapter is small; a copy of all weights would fill the device.
         copied: Any = {"copy": True} if self.options.rank else {"copy": True, "device": "cpu"}
@@ -193,7 +198,7 @@ class PolicyTrainer:
         self.ranks.on_first(lambda: complete.save(folder, self.options.base_model))
 
     def save(self, folder: Path, steps: int) -> None:
-        """Write the policy for other programs, and beside it everything that the next step depends on."""
+        """Write the policy for other programs, and next to it everything that the next step depends on."""
         self.write_policy(folder)
         moments = self.ranks.collect(self._moments())
         state = {"steps": steps, "micro_batches": self.trainer.micro_batches_seen}
@@ -212,7 +217,8 @@ class PolicyTrainer:
             take = self._read_weights(folder)
             moments = self._read_moments(folder / OPTIMIZER)
             state = json.loads((folder / STATE).read_text())
-            steps, micro_batches = int(state["steps"]), int(state["micro_batches"])
+            steps = int(state["steps"])
+            micro_batches = int(state["micro_batches"])
         except (BadPolicy, SafetensorError, OSError, ValueError, LookupError, TypeError, RecursionError) as error:
             refusal = StepRefused(f"the checkpoint {folder} cannot be loaded: {error}")
         self.ranks.raise_any(refusal)
@@ -267,7 +273,8 @@ class PolicyTrainer:
 
     def _take(self, weights: TrainedWeights) -> None:
         """Train these weights from now on, with a new optimiser."""
-        options, training = self.options, self.options.training
+        options = self.options
+        training = self.options.training
         self.weights = weights
         self.trainer = Trainer(self.decoder, weights, self.loss, options.micro_batch_tokens, self.ranks)
         self.optimizer = torch.optim.AdamW(

@@ -48,7 +48,8 @@ class RankGroup:
     """
 
     def __init__(self, place: RankPlace, device: torch.device) -> None:
-        self.place, self.device = place, device
+        self.place = place
+        self.device = device
         self.sharded_models: list[Any] = []
         """Modules of FSDP, whose state is put in order after a pass that failed."""
         self._control = dist.new_group(backend="gloo", timeout=MAX_WAIT)
@@ -62,7 +63,8 @@ class RankGroup:
         return self.place.number == 0
 
     def share_out(self, count: int, compute: Callable[[int], None], take_part: Callable[[], object]) -> None:
-        number, ranks = self.place.number, self.place.count
+        number = self.place.number
+        ranks = self.place.count
         error: Exception | None = None
         try:
             for first in range(0, count, ranks):

@@ -212,7 +212,9 @@ class ShardedFullWeights:
 
     def __init__(self, base: ShardedDecoder, sharding: Sharding, folder: Path) -> None:
         """`folder` is that of the base model."""
-        self.base, self.ranks, self.folder = base, sharding.ranks, folder
+        self.base = base
+        self.ranks = sharding.ranks
+        self.folder = folder
         self.model = sharding.trained_copy(base)
         self._masters = FullWeights(self.model.parts(), folder)
 
@@ -300,7 +302,8 @@ def rows_of(full: Tensor, parameter: Tensor) -> Tensor:
 def rows(parameter: Tensor) -> slice:
     """The rows of a parameter that this rank holds. FSDP cuts as `torch.chunk` does."""
     assert isinstance(parameter, DTensor)
-    mesh, length = parameter.device_mesh, len(parameter)
+    mesh = parameter.device_mesh
+    length = len(parameter)
     most = -(-length // mesh.size())
     start = min(mesh.get_local_rank() * most, length)
     return slice(start, min(start + most, length))

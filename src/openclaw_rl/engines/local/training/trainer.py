@@ -122,8 +122,8 @@ class Trainer:
     """Computes gradients of a policy loss for the trained weights. The caller steps the optimiser.
 
     - Several ranks share the micro-batches of a pass. Then every rank has the gradient and the result of all of them.
-    - Sharded weights stay whole during a pass if they fit into the free memory of every rank beside all activations.
-      Otherwise each layer is gathered for each use.
+    - Sharded weights stay whole during a pass if they fit into the free memory of every rank together with all
+      activations. Otherwise each layer is gathered for each use.
     """
 
     def __init__(
@@ -136,8 +136,11 @@ class Trainer:
         free: Callable[[torch.device], int] = free_memory,
     ) -> None:
         """`free` returns the bytes that are free on a device. Layers that do not fit are computed twice."""
-        self.decoder, self.weights, self.loss = decoder, weights, loss
-        self.micro_batch_tokens, self.free = micro_batch_tokens, free
+        self.decoder = decoder
+        self.weights = weights
+        self.loss = loss
+        self.micro_batch_tokens = micro_batch_tokens
+        self.free = free
         self.ranks = ranks or OneRank()
         self.micro_batches_seen = 0
         self.may_stay_whole = True
@@ -148,7 +151,8 @@ class Trainer:
     def forward_backward(self, sequences: Sequence[TrainingSequence]) -> PassResult:
         """Add the gradient of the batch's loss to the `.grad` of the trained weights."""
         batches = micro_batches(sequences, self.micro_batch_tokens, self._device)
-        sums, logprobs = torch.zeros(3, device=self._device), self._no_logprobs(batches)
+        sums = torch.zeros(3, device=self._device)
+        logprobs = self._no_logprobs(batches)
         first = self.micro_batches_seen
 
         def accumulate(number: int) -> None:
@@ -208,11 +212,12 @@ class Trainer:
             model.end_pass()
 
     def _fit_whole(self, models: Collection[DecoderInParts], tokens: int) -> bool:
-        """Whether whole weights fit into the free memory of this rank beside the activations of so many tokens."""
+        """Whether whole weights and the activations of so many tokens fit into the free memory of this rank."""
         if not self.may_stay_whole:
             return False
         free = self._free_here() - sum(model.bytes_when_whole for model in models)
-        shape, itemsize = self.decoder.shape, ops.activation_dtype(self.decoder.embed).itemsize
+        shape = self.decoder.shape
+        itemsize = ops.activation_dtype(self.decoder.embed).itemsize
         recorded = any(model.norm.requires_grad for model in models) and torch.is_grad_enabled()
         return recomputed_layers(shape, tokens, itemsize, free, recorded=recorded) == 0
 
@@ -236,7 +241,8 @@ class Trainer:
                 base = self._logprobs(batch, self._base)[:, 0]
         logprobs = self._logprobs(batch, self.weights.policy(self.decoder, self.micro_batches_seen))
         self.micro_batches_seen += 1
-        old, advantages = targets.old_logprobs, targets.advantages
+        old = targets.old_logprobs
+        advantages = targets.advantages
         tokens = self.loss.per_token(logprobs[:, 0], old[:, 0], advantages[:, 0], base)
         alternatives = self.loss.over_alternatives(logprobs[:, 1:], old[:, 1:], advantages[:, 1:])
         loss = (targets.weights * (tokens.loss + alternatives)).sum()
@@ -299,7 +305,8 @@ class Trainer:
         """The first layers are those: their activations would be kept the longest."""
         if not torch.is_grad_enabled():
             return 0
-        recorded, itemsize = decoder.norm.requires_grad, decoder.activation_dtype.itemsize
+        recorded = decoder.norm.requires_grad
+        itemsize = decoder.activation_dtype.itemsize
         return recomputed_layers(decoder.shape, len(batch.ids), itemsize, self._free_here(), recorded=recorded)
 
     def _free_here(self) -> int:
