@@ -13,7 +13,7 @@ from pathlib import Path
 
 from common import machine, percentile, sized, table, verdict
 
-from openclaw_rl.ledger.schema import FILE, connect, migrate
+from openclaw_rl.ledger.schema import FILE, connect, create_tables
 from openclaw_rl.ledger.store import Ledger
 from openclaw_rl.ledger.turns import capture, find_ancestor
 from openclaw_rl.rendering import history
@@ -74,7 +74,7 @@ def single_turns(count: int) -> list[Turn]:
 def one_by_one(directory: Path, turns: list[Turn]) -> float:
     """Turns per second with one transaction per turn."""
     db = connect(directory / FILE)
-    migrate(db)
+    create_tables(db)
     start = time.perf_counter()
     for turn in turns:
         db.execute("BEGIN IMMEDIATE")

@@ -1,9 +1,7 @@
 """The ledger gives verdicts back as they were, keeps what an older one held, and forgets for good."""
 
-import sqlite3
 import struct
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -11,8 +9,6 @@ from hypothesis import strategies as st
 
 from openclaw_rl.cli import main
 from openclaw_rl.ledger import deletion, pages, sessions, training, verdicts
-from openclaw_rl.ledger.migrations import MIGRATIONS
-from openclaw_rl.ledger.schema import FILE, connect, migrate
 from openclaw_rl.ledger.turns import add_feedback, ready_turns, set_next_state
 from openclaw_rl.types import Feedback, Hint, Question, SampleKind, SessionKey, Source, State, Verdict, Vote
 from support.records import Book, a_turn
@@ -143,62 +139,6 @@ def test_the_longest_ready_come_first_and_no_more_than_are_wanted(book: Book) ->
     assert book.ledger.read(ready_turns, (), 3) == waiting[:1:-1]
     assert book.ledger.read(ready_turns, {waiting[4], waiting[2]}, 2) == [waiting[3], waiting[1]]
     assert book.ledger.read(ready_turns, waiting, 2) == []
-
-
-# older ledgers
-
-
-def older(folder: Path) -> Path:
-    """A ledger of version 1 with a bit of everything."""
-    folder.mkdir()
-    path = folder / FILE
-    with sqlite3.connect(path) as db:
-        db.executescript(MIGRATIONS[0] + "; PRAGMA user_version = 1;")
-        db.execute("INSERT INTO sessions VALUES (1, 'me', 's', 'header', 1.0, 2.0, 3.0)")
-        db.execute('INSERT INTO messages VALUES (1, 1, NULL, x\'00\', \'{"role":"user","content":"hi"}\')')
-        for number, state in enumerate(("ready", "judged", "dropped"), start=1):
-            db.execute(
-                "INSERT INTO turns (number, session, completion, choice, kind, kind_reason, state, reason, created, "
-                "version, continuation, request, answer, keep, added, prompt_length, response, logprobs, sampling, "
-                "finish_reason, request_key, end_key, next_state) VALUES (?, 1, ?, 0, 'main', 'chat', ?, 'why', 1.5, "
-                "7, 'new', 1, '{\"role\":\"assistant\",\"content\":\"yo\"}', 0, x'01000000', 1, x'02000000', "
-                "x'000000bf', '{}', 'stop', x'01', x'02', '[{\"role\":\"user\",\"content\":\"ok\"}]')",
-                (number, f"c{number}", state),
-            )
-        db.execute("INSERT INTO feedback VALUES (1, -0.5, 'no', 9.0)")
-        db.execute("INSERT INTO updates VALUES (1, 1, 1.0)")
-        db.execute("INSERT INTO update_turns VALUES (1, 2)")
-    db.close()
-    return path
-
-
-def rows(db: sqlite3.Connection, columns: dict[str, str]) -> dict[str, list[tuple]]:
-    return {t: [tuple(row) for row in db.execute(f"SELECT {c} FROM {t} ORDER BY 1, 2")] for t, c in columns.items()}
-
-
-def test_an_older_ledger_keeps_everything(tmp_path: Path) -> None:
-    path = older(tmp_path / "run")
-    db = connect(path)
-    tables = ["sessions", "messages", "turns", "feedback"]
-    columns = {t: ", ".join(row["name"] for row in db.execute(f"PRAGMA table_info({t})")) for t in tables}
-    before = rows(db, columns)
-    migrate(db)
-    assert db.execute("PRAGMA user_version").fetchone()[0] == len(MIGRATIONS)
-    assert rows(db, columns) == before
-    assert all(before.values())
-    db.close()
-
-
-async def test_an_older_ledger_can_be_judged(tmp_path: Path) -> None:
-    older(tmp_path / "run")
-    book = Book(tmp_path / "run")
-    turn = book.read(1)
-    assert (turn.feedback, turn.verdict, turn.sample) == ([Feedback(-0.5, "no", Source.EXPLICIT)], None, None)
-    assert (turn.prompt_ids, turn.response_ids, turn.logprobs) == ([1], [2], [-0.5])
-    assert book.ledger.read(ready_turns, (), 9) == [1]
-    assert await book.ledger.write(verdicts.record, 1, Verdict(-1.0, Source.EXPLICIT), SampleKind.RL, "", 1)
-    await book.ledger.write(verdicts.settle_sessions, at_least_one=False)
-    book.close()
 
 
 # forgetting

@@ -17,9 +17,8 @@ from hypothesis import strategies as st
 from openclaw_rl.cli import main
 from openclaw_rl.ledger import episodes, pages, schema, sessions, states, training, turns
 from openclaw_rl.ledger.errors import CannotJudge, LedgerUnusable, NewerLedger, UnknownTurn
-from openclaw_rl.ledger.migrations import MIGRATIONS
 from openclaw_rl.ledger.packing import pack_ids
-from openclaw_rl.ledger.schema import FILE, connect, migrate
+from openclaw_rl.ledger.schema import FILE, connect
 from openclaw_rl.ledger.states import TRANSITIONS, IllegalTransition
 from openclaw_rl.ledger.store import Ledger
 from openclaw_rl.ledger.turns import add_feedback, find_ancestor, last_waiting, load_turn, set_next_state
@@ -725,53 +724,30 @@ async def test_threads_read_through_connections_of_their_own(book: Book) -> None
     assert await asyncio.to_thread(book.ledger.read, load_turn, number) == book.ledger.read(load_turn, number)
 
 
-def test_migrations_run_on_a_new_file(tmp_path: Path) -> None:
+def test_a_new_file_has_the_version_of_its_program(tmp_path: Path) -> None:
     Ledger(tmp_path).close()
     with connect(tmp_path / FILE, readonly=True) as db:
-        assert db.execute("PRAGMA user_version").fetchone()[0] == len(MIGRATIONS)
+        assert db.execute("PRAGMA user_version").fetchone()[0] == schema.VERSION
         assert db.execute("PRAGMA journal_mode").fetchone()[0] == "wal"
 
 
-def test_an_older_ledger_gets_what_is_missing_and_keeps_what_it_has(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_an_older_ledger_is_refused_with_what_to_do_and_left_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    book = Book(tmp_path)
-    number = book.capture(a_turn())
-    before = book.read(number)
-    book.close()
-    monkeypatch.setattr(schema, "MIGRATIONS", (*MIGRATIONS, "CREATE TABLE more (x);", "INSERT INTO more VALUES (7);"))
-    newer = Book(tmp_path)
-    assert newer.scalar("PRAGMA user_version") == len(MIGRATIONS) + 2
-    assert newer.rows("SELECT x FROM more") == [(7,)]
-    assert newer.read(number) == before
-    newer.close()
-
-
-def test_an_older_ledger_with_two_records_of_one_version_can_be_opened(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lineage = next(place for place, text in enumerate(MIGRATIONS) if "CREATE TABLE policies" in text)
-    monkeypatch.setattr(schema, "MIGRATIONS", MIGRATIONS[:lineage])
-    Ledger(tmp_path).close()
-    with connect(tmp_path / FILE) as db:
-        for number, outcome in enumerate(("applied", "rolled_back", "undone")):
-            db.execute("INSERT INTO updates VALUES (?, 1, 1, ?, '', '{}', 0)", (number, outcome))
-    monkeypatch.undo()
-    book = Book(tmp_path)
-    assert book.rows("SELECT version, parent FROM policies") == [(1, 0)]
-    assert book.rows("SELECT outcome FROM updates WHERE version = 1") == [("applied",)]
-    book.close()
-
-
-def test_a_migration_that_fails_leaves_the_ledger_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     book = Book(tmp_path)
     book.capture(a_turn())
     before = book.everything()
     book.close()
-    monkeypatch.setattr(schema, "MIGRATIONS", (*MIGRATIONS, "CREATE TABLE more (x); INSERT INTO nowhere VALUES (7);"))
-    with pytest.raises(LedgerUnusable, match="no such table: nowhere"):
+    with connect(tmp_path / FILE) as db:
+        db.execute(f"PRAGMA user_version = {schema.VERSION - 1}")
+    with pytest.raises(LedgerUnusable, match=r"an older version.*export its sessions with that version"):
         Ledger(tmp_path)
-    monkeypatch.undo()
+    for command in (["status"], ["sessions"], ["export", str(tmp_path / "out.jsonl")]):
+        assert main([*command, "--run-dir", str(tmp_path)]) == 2
+        assert "openclaw-rl import" in " ".join(capsys.readouterr().err.split())
+    with connect(tmp_path / FILE) as db:
+        assert db.execute("PRAGMA user_version").fetchone()[0] == schema.VERSION - 1
+        db.execute(f"PRAGMA user_version = {schema.VERSION}")
     again = Book(tmp_path)
     assert again.everything() == before
     again.close()
@@ -782,13 +758,13 @@ def test_a_newer_ledger_is_refused_with_a_sentence_and_left_alone(
 ) -> None:
     Ledger(tmp_path).close()
     with connect(tmp_path / FILE) as db:
-        db.execute(f"PRAGMA user_version = {len(MIGRATIONS) + 1}")
-    with pytest.raises(NewerLedger, match=f"version {len(MIGRATIONS) + 1}.*Update the program"):
+        db.execute(f"PRAGMA user_version = {schema.VERSION + 1}")
+    with pytest.raises(NewerLedger, match=f"version {schema.VERSION + 1}.*Update the program"):
         Ledger(tmp_path)
     assert main(["sessions", "--run-dir", str(tmp_path)]) == 2
     assert "Update the program" in capsys.readouterr().err
     with connect(tmp_path / FILE) as db:
-        assert db.execute("PRAGMA user_version").fetchone()[0] == len(MIGRATIONS) + 1
+        assert db.execute("PRAGMA user_version").fetchone()[0] == schema.VERSION + 1
 
 
 def test_two_programs_may_create_a_ledger_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -806,33 +782,6 @@ def test_two_programs_may_create_a_ledger_at_the_same_time(tmp_path: Path, monke
     book = Book(tmp_path)
     assert book.scalar("SELECT count(*) FROM turns") == 1
     book.close()
-
-
-def test_two_programs_may_open_an_older_ledger_at_the_same_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The second looks before the first has made the tables, and makes them after."""
-    monkeypatch.setattr(schema, "MIGRATIONS", MIGRATIONS[:1])
-    Ledger(tmp_path).close()
-    monkeypatch.undo()
-    one, other = connect(tmp_path / FILE), connect(tmp_path / FILE)
-
-    class Slow:
-        """A connection that reads the version, and then lets another program go first."""
-
-        def execute(self, statement: str) -> Any:
-            result = other.execute(statement)
-            if statement == "PRAGMA user_version":
-                migrate(one)
-            return result
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(other, name)
-
-    migrate(Slow())  # type: ignore[arg-type]
-    assert other.execute("SELECT count(*) FROM turns").fetchone()[0] == 0
-    one.close()
-    other.close()
 
 
 def test_stored_turns_are_plain_json_in_the_file(book: Book) -> None:

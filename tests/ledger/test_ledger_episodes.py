@@ -2,7 +2,6 @@
 
 import time
 from fractions import Fraction
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
@@ -23,7 +22,7 @@ from openclaw_rl.types import (
 )
 from support.episodes import advantages, attempt, end, judge, let_groups_time_out, next_message, play
 from support.methods import a_method
-from support.records import Book, write_old_ledger
+from support.records import Book
 
 METHOD = a_method("rl", baseline="group")
 STEPS = a_method("rl", baseline="group", step_reward_coef=0.5)
@@ -311,11 +310,3 @@ def test_another_reward_is_refused_and_the_same_one_is_not(book: Book) -> None:
     end(book, "a", 1.0)
     with pytest.raises(AlreadyRewarded):
         end(book, "a", 1.5)
-
-
-@pytest.mark.parametrize("turns", [0, 1])
-def test_a_ledger_of_an_earlier_program_has_no_episodes(tmp_path: Path, turns: int) -> None:
-    write_old_ledger(tmp_path / "old", "CREATE TABLE episodes", turns)
-    new = Book(tmp_path / "old")
-    assert [new.read(number).episode for (number,) in new.rows("SELECT number FROM turns")] == [None] * turns
-    new.close()

@@ -4,7 +4,6 @@ import contextlib
 import math
 import sqlite3
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,7 +25,7 @@ from openclaw_rl.types import (
     Verdict,
     Wish,
 )
-from support.records import Book, a_turn, write_old_ledger
+from support.records import Book, a_turn
 
 SHORT = Wish("Answer in one short sentence.", "length", lasting=True)
 LONG = Wish("Answer at length.", "length", lasting=True)
@@ -380,7 +379,7 @@ def test_forgetting_a_user_deletes_the_users_notes(book: Book) -> None:
         deletion.wipe(db, beside_server=False)
     with contextlib.closing(sqlite3.connect(book.folder / FILE)) as db:
         assert db.execute("SELECT text FROM notes").fetchall() == [(SAM.instruction,)]
-        for table in ("turn_notes", "note_outcomes", "plain_prompts"):
+        for table in ("turn_notes", "note_outcomes", "prompts_without_notes"):
             assert db.execute(f"SELECT count(*) FROM {table}").fetchone() == (0,)
     assert SHORT.instruction.encode() not in book.raw_bytes()
 
@@ -393,12 +392,3 @@ def test_forgetting_a_session_deletes_the_notes_that_it_made(book: Book) -> None
         with transaction(db):
             deletion.delete_sessions(db, [session.number for session in session_summaries(db, id="one")])
         assert [note.text for note in notes.of_owner(db)] == [SAM.instruction]
-
-
-def test_an_older_ledger_gets_notes(tmp_path: Path) -> None:
-    write_old_ledger(tmp_path, "CREATE TABLE notes", turns=2)
-    book = Book(tmp_path)
-    assert book.read(1).notes == []
-    judge(book, SHORT)
-    assert texts(book) == [SHORT.instruction]
-    book.close()

@@ -11,7 +11,7 @@ import pytest
 from openclaw_rl.ledger import deletion, pages, sessions, training, turns, verdicts
 from openclaw_rl.ledger.errors import LedgerUnusable, NoLedger
 from openclaw_rl.ledger.pages import Changes
-from openclaw_rl.ledger.schema import FILE, connect, open_ledger, snapshot, transaction
+from openclaw_rl.ledger.schema import FILE, open_ledger, snapshot, transaction
 from openclaw_rl.ledger.turns import add_feedback, set_next_state
 from openclaw_rl.ledger.verdicts import ExampleKind
 from openclaw_rl.types import (
@@ -26,7 +26,7 @@ from openclaw_rl.types import (
     Verdict,
     VerdictCounts,
 )
-from support.records import Book, a_side_turn, a_turn, write_old_ledger
+from support.records import Book, a_side_turn, a_turn
 
 NEXT = [{"role": "user", "content": "thanks"}]
 
@@ -265,13 +265,3 @@ def test_a_cursor_of_no_or_of_another_ledger_is_told_to_read_all(
 ) -> None:
     book.capture(a_turn())
     assert pages.changes_since(db, cursor) == Changes(pages.cursor(db), complete=False)
-
-
-def test_a_ledger_from_before_the_log_is_to_be_read_whole(tmp_path: Path) -> None:
-    write_old_ledger(tmp_path, "CREATE TABLE changes", turns=1)
-    with pytest.raises(LedgerUnusable, match="an older version"), open_ledger(tmp_path, readonly=True):
-        pass
-    with open_ledger(tmp_path) as db:
-        assert not pages.changes_since(db, 0).complete
-        assert pages.changes_since(db, pages.cursor(db)).complete
-    assert connect(tmp_path / FILE).execute("SELECT count(*) FROM turns").fetchone()[0] == 1

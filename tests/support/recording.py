@@ -11,7 +11,17 @@ from support.harness import Bench
 
 #: What is emptied, in an order in which no row refers to one that is gone.
 ALL_TABLES = (
-    *("note_outcomes", "notes", "turn_notes", "plain_prompts", "verdicts", "episodes", "groups", "feedback", "turns"),
+    *(
+        "note_outcomes",
+        "notes",
+        "turn_notes",
+        "prompts_without_notes",
+        "verdicts",
+        "episodes",
+        "groups",
+        "feedback",
+        "turns",
+    ),
     *("messages", "sessions", "update_turns", "updates"),
 )
 

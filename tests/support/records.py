@@ -1,7 +1,6 @@
 """Turns to record, and a ledger to record them in."""
 
 import contextlib
-import tempfile
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import count
 from pathlib import Path
@@ -9,8 +8,6 @@ from typing import Any
 
 import pytest
 
-from openclaw_rl.ledger import schema
-from openclaw_rl.ledger.migrations import MIGRATIONS
 from openclaw_rl.ledger.schema import FILE, connect
 from openclaw_rl.ledger.states import move
 from openclaw_rl.ledger.store import Ledger
@@ -119,22 +116,3 @@ def intercept(
         return await write(asked, *arguments, **named)
 
     monkeypatch.setattr(ledger, "write", intercepted)
-
-
-def write_old_ledger(folder: Path, missing: str, turns: int) -> None:
-    """A ledger with awaiting turns, as a program wrote it that did not have the migration with the text `missing`."""
-    with tempfile.TemporaryDirectory() as scratch:
-        written = Book(Path(scratch))
-        for _ in range(turns):
-            written.put(State.AWAITING)
-        with pytest.MonkeyPatch.context() as patch:
-            place = next(n for n, script in enumerate(MIGRATIONS) if missing in script)
-            patch.setattr(schema, "MIGRATIONS", MIGRATIONS[:place])
-            old = Book(folder)
-            for table in ("sessions", "messages", "turns"):
-                columns = ", ".join(name for _, name, *_ in old.rows(f"PRAGMA table_info({table})"))
-                for row in written.rows(f"SELECT {columns} FROM {table}"):
-                    insert = f"INSERT INTO {table} VALUES ({', '.join('?' * len(row))})"
-                    old.change(lambda db, sql, row: db.execute(sql, row), insert, row)
-            old.close()
-        written.close()

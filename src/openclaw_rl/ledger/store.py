@@ -12,7 +12,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 from openclaw_rl.ledger import turns
 from openclaw_rl.ledger.errors import CaptureSuspended, sqlite_errors_as_sentences
 from openclaw_rl.ledger.options import GROUP_SIZE, GROUP_TIMEOUT
-from openclaw_rl.ledger.schema import FILE, connect, create, migrate, snapshot, transaction
+from openclaw_rl.ledger.schema import FILE, connect, create, prepare_to_write, snapshot, transaction
 from openclaw_rl.ledger.writer import Writer
 from openclaw_rl.rendering.tokenizer import TokenCache
 from openclaw_rl.types import EpisodeMode, Turn
@@ -57,7 +57,7 @@ class Ledger:
         with sqlite_errors_as_sentences(folder):
             create(folder / FILE)
             connection = connect(folder / FILE)
-            migrate(connection)
+            prepare_to_write(connection, folder)
             # A database that can only be read is refused now, and not at the first turn.
             with transaction(connection):
                 pass

@@ -165,7 +165,7 @@ def record_notes(db: sqlite3.Connection, number: int, turn: Turn) -> None:
         start = common_prefix(prompt, plain)
         end = min(common_prefix(prompt[::-1], plain[::-1]), len(prompt) - start, len(plain) - start)
         db.execute(
-            "INSERT INTO plain_prompts (turn, start, stop, added) VALUES (?, ?, ?, ?)",
+            "INSERT INTO prompts_without_notes (turn, start, stop, added) VALUES (?, ?, ?, ?)",
             (number, start, len(prompt) - end, pack_ids(plain[start : len(plain) - end])),
         )
 
@@ -375,7 +375,7 @@ def sequence_without_notes(db: sqlite3.Connection, turn: int) -> list[int]:
 
 def prompt_without_notes(db: sqlite3.Connection, turn: int, prompt: list[int]) -> list[int] | None:
     """A turn's prompt without notes; None if its prompt has none."""
-    row = db.execute("SELECT * FROM plain_prompts WHERE turn = ?", (turn,)).fetchone()
+    row = db.execute("SELECT * FROM prompts_without_notes WHERE turn = ?", (turn,)).fetchone()
     if row is None:
         return None
     return [*prompt[: row["start"]], *unpack_ids(row["added"]), *prompt[row["stop"] :]]

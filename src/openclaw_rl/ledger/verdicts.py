@@ -90,7 +90,9 @@ def store(db: sqlite3.Connection, turn: int, verdict: Verdict, sample: SampleKin
         "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
         values,
     )
-    db.execute("UPDATE plain_prompts SET logprobs = ? WHERE turn = ?", (pack_floats(verdict.plain_logprobs), turn))
+    db.execute(
+        "UPDATE prompts_without_notes SET logprobs = ? WHERE turn = ?", (pack_floats(verdict.plain_logprobs), turn)
+    )
     for place, hint in enumerate(verdict.hints):
         db.execute(
             "INSERT INTO hints (turn, place, text, logprobs, problem, top, of_policy_top, policy_scores) "
@@ -122,7 +124,7 @@ def load(db: sqlite3.Connection, turn: int) -> tuple[Verdict, SampleKind | None]
     if row is None:
         return None
     hints = db.execute("SELECT * FROM hints WHERE turn = ? ORDER BY place", (turn,))
-    plain = db.execute("SELECT logprobs FROM plain_prompts WHERE turn = ?", (turn,)).fetchone()
+    plain = db.execute("SELECT logprobs FROM prompts_without_notes WHERE turn = ?", (turn,)).fetchone()
     verdict = Verdict(
         score=row["score"],
         source=_source(row),
