@@ -55,9 +55,6 @@ KNOWN_SLIVERS: set[str] = {
     "envs/picture.py",
     "evals/measured_runs.py",
     "evals/perplexity.py",
-    "learn/batches.py",
-    "learn/recovery.py",
-    "learn/warming.py",
 }
 KNOWN_SHARED_FILE_NAMES: set[str] = {
     "build.py",

@@ -23,7 +23,7 @@ from openclaw_rl.app.console import TurnsBar
 from openclaw_rl.app.startup_signals import Start
 from openclaw_rl.cli import main
 from openclaw_rl.learn.checkpoints import Checkpoints, verify
-from openclaw_rl.learn.imported import score_imported
+from openclaw_rl.learn.samples import score_imported
 from openclaw_rl.ledger.schema import FILE, connect
 from openclaw_rl.types import ScoreRequest, Scores, State
 from support.learning_run import LearningRun, PickySampler

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine, Sequence
+from collections.abc import Awaitable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,6 +20,16 @@ async def gather_or_cancel(coroutines: Sequence[Coroutine[Any, Any, T]]) -> list
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def wait_at_most(seconds: float, something: Awaitable[object]) -> None:
+    """Await something for at most so long.
+
+    `asyncio.wait_for` of Python 3.11 may swallow a cancellation; this does not.
+    """
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await something
 
 
 async def start_process(*command: str | Path, **settings: Any) -> asyncio.subprocess.Process:

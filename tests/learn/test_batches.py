@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from openclaw_rl.learn.batches import to_sequences
+from openclaw_rl.learn.samples import to_sequences
 from openclaw_rl.methods.base import NoSignal
 from openclaw_rl.types import (
     SampleKind,

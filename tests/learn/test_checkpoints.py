@@ -314,17 +314,17 @@ def beginning(folder: Path, **given: Any) -> Beginning:
 
 def test_auto_is_the_runs_last_one_and_none_without(checkpoints: Checkpoints, folder: Path) -> None:
     assert beginning(folder).checkpoint is None
-    assert beginning(folder).own
+    assert beginning(folder).of_this_run
     save(checkpoints, 1, 1)
     last = save(checkpoints, 2, 2)
     assert beginning(folder).checkpoint == last
-    assert beginning(folder).own
+    assert beginning(folder).of_this_run
 
 
 def test_none_begins_anew(checkpoints: Checkpoints, folder: Path) -> None:
     save(checkpoints, 1, 1)
     found = beginning(folder, resume_from_ckpt="none")
-    assert (found.checkpoint, found.own) == (None, False)
+    assert (found.checkpoint, found.of_this_run) == (None, False)
 
 
 def test_a_folder_is_the_runs_own_or_another_ones(checkpoints: Checkpoints, folder: Path, tmp_path: Path) -> None:
@@ -332,9 +332,9 @@ def test_a_folder_is_the_runs_own_or_another_ones(checkpoints: Checkpoints, fold
     save(checkpoints, 2, 2)
     foreign = save(Checkpoints(tmp_path / "elsewhere" / "checkpoints", 1), 7, 7)
     own = beginning(folder, resume_from_ckpt=str(first.folder))
-    assert (own.checkpoint, own.own) == (first, True)
+    assert (own.checkpoint, own.of_this_run) == (first, True)
     other = beginning(folder, resume_from_ckpt=str(foreign.folder))
-    assert (other.checkpoint, other.own) == (foreign, False)
+    assert (other.checkpoint, other.of_this_run) == (foreign, False)
 
 
 @pytest.mark.parametrize("harm", ["missing", "not one", "damaged"])

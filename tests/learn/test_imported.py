@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from openclaw_rl.engines.base import EngineError, EngineUnavailable
-from openclaw_rl.learn import imported
-from openclaw_rl.learn.imported import score_imported
+from openclaw_rl.learn import samples
+from openclaw_rl.learn.samples import score_imported
 from openclaw_rl.ledger.states import move
 from openclaw_rl.types import ScoreRequest, State
 from support.fakes import ScriptedSampler
@@ -58,7 +58,7 @@ async def test_a_turn_is_scored_by_the_policy_that_serves(book: Book) -> None:
 async def test_without_turns_nothing_else_is_held_up_and_later_ones_are_scored(
     book: Book, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(imported, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(samples, "POLL_SECONDS", 0.01)
     async with scoring(book, Scorer()):
         await asyncio.sleep(0)
         turn = book.put(State.CAPTURED, response_ids=[4, 5, 6], logprobs=[])
@@ -68,7 +68,7 @@ async def test_without_turns_nothing_else_is_held_up_and_later_ones_are_scored(
 async def test_an_engine_that_is_away_is_asked_again_only_after_a_pause(
     book: Book, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(imported, "POLL_SECONDS", 10 * SECONDS)
+    monkeypatch.setattr(samples, "POLL_SECONDS", 10 * SECONDS)
     turn = book.put(State.CAPTURED, response_ids=[4, 5, 6], logprobs=[])
     sampler = Scorer(*[EngineUnavailable("The worker starts again.")] * 3)
     async with scoring(book, sampler):
@@ -88,7 +88,7 @@ async def test_a_turn_that_the_engine_refuses_is_dropped_with_the_reason(book: B
 async def test_turns_are_scored_shortly_before_their_step_so_that_none_is_stale(
     book: Book, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(imported, "POLL_SECONDS", 10 * SECONDS)
+    monkeypatch.setattr(samples, "POLL_SECONDS", 10 * SECONDS)
     turns = [book.put(State.CAPTURED, response_ids=[4, 5, 6], logprobs=[]) for _ in range(5)]
     async with scoring(book, Scorer()):
         await until_state(book, turns[1], State.READY)

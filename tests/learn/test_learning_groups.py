@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from openclaw_rl.learn import with_signal
+from openclaw_rl.learn import samples
 from openclaw_rl.ledger import deletion, episodes
 from openclaw_rl.ledger.turns import load_turn
 from openclaw_rl.types import EpisodeMode, EpisodeResult, SessionKey, State, StoredTurn, TrainingSequence
@@ -99,7 +99,7 @@ async def test_a_batch_is_loaded_beside_the_event_loop_and_a_group_may_lose_an_a
                 run.book.change(deletion.delete_sessions, list(gone[0]))
             return load_turn(db, turn)
 
-        monkeypatch.setattr(with_signal, "load_turn", load_after_a_deletion)
+        monkeypatch.setattr(samples, "load_turn", load_after_a_deletion)
         await run.start(learning=False)
         learned = note_advantages(run)
         run.learn()

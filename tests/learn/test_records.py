@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from openclaw_rl.learn.records import prune
+from openclaw_rl.learn.reporting import prune_records
 
 
 def test_lines_of_deleted_turns_and_lines_that_cannot_be_read_are_removed(tmp_path: Path) -> None:
@@ -18,6 +18,6 @@ def test_lines_of_deleted_turns_and_lines_that_cannot_be_read_are_removed(tmp_pa
     )
     path = tmp_path / "records.jsonl"
     path.write_bytes(kept.encode() + deleted.encode() + b"".join(odd))
-    prune(path, {1})
+    prune_records(path, {1})
     assert path.read_text("utf-8") == kept
-    prune(tmp_path / "none.jsonl", {1})
+    prune_records(tmp_path / "none.jsonl", {1})

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from openclaw_rl.learn.recovery import MAX_SHARE, RecoveryBudget
+from openclaw_rl.learn.loop import MAX_SHARE, RecoveryBudget
 
 
 @pytest.mark.parametrize("cost", [0.001, 0.3, 5.0, 400.0])

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from openclaw_rl.engines.base import PolicyRef, WeightForm
-from openclaw_rl.learn.warming import MAX_CONVERSATIONS, MAX_TOKENS, warm
+from openclaw_rl.learn.step import MAX_CONVERSATIONS, MAX_TOKENS, warm
 from openclaw_rl.ledger import sessions
 from openclaw_rl.types import Priority, SampleRequest, SessionKey
 from support.fakes import ScriptedSampler

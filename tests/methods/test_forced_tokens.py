@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from openclaw_rl.learn.batches import to_sequences
+from openclaw_rl.learn.samples import to_sequences
 from openclaw_rl.ledger import verdicts
 from openclaw_rl.methods.base import NoSignal
 from openclaw_rl.types import Hint, SampleKind, Source, State, StoredTurn, TopTokens, Verdict

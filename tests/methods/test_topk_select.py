@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openclaw_rl.learn.batches import to_sequences
+from openclaw_rl.learn.samples import to_sequences
 from openclaw_rl.ledger import verdicts
 from openclaw_rl.methods.base import Baseline, NoSignal
 from openclaw_rl.methods.distillation import distil

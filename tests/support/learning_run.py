@@ -13,11 +13,10 @@ from prometheus_client import CollectorRegistry
 
 from openclaw_rl.engines.base import EngineUnavailable, PolicyRef
 from openclaw_rl.learn.build import serve_learned, where_to_begin
-from openclaw_rl.learn.checkpoints import Checkpoint, Checkpoints
+from openclaw_rl.learn.checkpoints import Checkpoint, Checkpoints, Policies
 from openclaw_rl.learn.loop import LearnLoop, LearnSettings
 from openclaw_rl.learn.options import TrainingOptions
 from openclaw_rl.learn.phases import Phase
-from openclaw_rl.learn.policies import Policies
 from openclaw_rl.learn.reporting import JsonLines, Prometheus, Reporter
 from openclaw_rl.ledger import groups, verdicts
 from openclaw_rl.types import SampleKind, Source, State, Verdict
@@ -119,7 +118,7 @@ class LearningRun:
             self.gate,
         )
         beginning = where_to_begin(options, self.folder)
-        await self.loop.begin(beginning.checkpoint, own=beginning.own)
+        await self.loop.begin(beginning.checkpoint, of_this_run=beginning.of_this_run)
         if learning:
             self.learn()
         return self

@@ -135,7 +135,7 @@ async def build_loops(
     stack.push_async_callback(learner.close)
     learning = build_learning(learn_setup(config), ledger, learner, policy.sampler, policy.renderer, registry)
     beginning = await asyncio.to_thread(where_to_begin, config.training, config.run.folder)
-    await learning.begin(beginning.checkpoint, own=beginning.own)
+    await learning.begin(beginning.checkpoint, of_this_run=beginning.of_this_run)
     return BackgroundLoops(judging, learning, patience, None, judge_model)
 
 

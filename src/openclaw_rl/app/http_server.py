@@ -10,6 +10,7 @@ from types import FrameType
 
 import uvicorn
 
+from openclaw_rl.aio import wait_at_most
 from openclaw_rl.engines.base import Sampler
 from openclaw_rl.errors import UserError
 
@@ -42,9 +43,7 @@ class Server(uvicorn.Server):
         hurry.cancel()
 
     async def _close_sampler_later(self) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self.patience):
-                await self._hurried.wait()
+        await wait_at_most(self.patience, self._hurried.wait())
         await self.sampler.close()
 
     @contextlib.contextmanager

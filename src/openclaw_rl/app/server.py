@@ -34,8 +34,8 @@ from openclaw_rl.dashboard.live.dashboard import LiveRun
 from openclaw_rl.dashboard.live.routes import install
 from openclaw_rl.engines.base import EngineUnavailable, Sampler
 from openclaw_rl.errors import UserError
-from openclaw_rl.learn.imported import score_imported
-from openclaw_rl.learn.run_files import finish_interrupted_deletions
+from openclaw_rl.learn.rollback import finish_interrupted_deletions
+from openclaw_rl.learn.samples import score_imported
 from openclaw_rl.ledger import episodes
 from openclaw_rl.ledger.errors import CaptureSuspended
 from openclaw_rl.ledger.status import words_not_understood

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
+from openclaw_rl.aio import wait_at_most
 from openclaw_rl.app.assembly import Engines, build_loops, start_model, start_other_model
 from openclaw_rl.app.background import BackgroundLoops
 from openclaw_rl.app.checks import check, lock_folders, prepare_folders
@@ -22,9 +23,9 @@ from openclaw_rl.config.options import ConfigError
 from openclaw_rl.engines.base import EngineError
 from openclaw_rl.errors import UserError
 from openclaw_rl.learn.checkpoints import Checkpoint
-from openclaw_rl.learn.imported import score_imported
 from openclaw_rl.learn.loop import LearnLoop
 from openclaw_rl.learn.phases import Phase
+from openclaw_rl.learn.samples import score_imported
 from openclaw_rl.ledger import groups, training, turns, verdicts
 from openclaw_rl.ledger.errors import LedgerError
 from openclaw_rl.ledger.schema import open_ledger
@@ -179,14 +180,11 @@ async def work_off(ledger: Ledger, learning: LearnLoop, show: Callable[[], None]
             with contextlib.suppress(LedgerError):
                 show()
                 comes = more_to_come(ledger)
-                learning.take_rest(not comes)
+                learning.accept_small_batches(not comes)
                 is_over = learning.progress() is None or not (comes or ledger.read(groups.trainable))
                 if is_over and learning.phase is Phase.WAITING:
                     return
-            # Not wait_for: in Python 3.11 it may swallow a cancellation.
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(POLL_SECONDS):
-                    await changed.wait()
+            await wait_at_most(POLL_SECONDS, changed.wait())
 
 
 def more_to_come(ledger: Ledger) -> bool:

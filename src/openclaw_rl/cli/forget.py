@@ -18,7 +18,7 @@ from openclaw_rl.terminal import console
 from openclaw_rl.types import SessionSummary
 
 if TYPE_CHECKING:
-    from openclaw_rl.learn.policies import Policies
+    from openclaw_rl.learn.checkpoints import Policies
 
 DOC = "delete a session's or a user's data for good, and say which policies were trained on it"
 
@@ -42,8 +42,8 @@ def add(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from openclaw_rl.learn.policies import Policies
-    from openclaw_rl.learn.run_files import finish_deletions
+    from openclaw_rl.learn.checkpoints import Policies
+    from openclaw_rl.learn.rollback import finish_deletions
     from openclaw_rl.ledger import deletion, training
     from openclaw_rl.ledger.lock import read_server
     from openclaw_rl.ledger.notes import forget, of_owner
@@ -106,7 +106,7 @@ def choose_sessions(db: Connection, session: str | None, user: str | None) -> li
 
 
 def say_forgotten(out: Console, sessions: Sequence[SessionSummary], steps: Sequence[int], run_dir: Path) -> None:
-    from openclaw_rl.learn.run_files import reports
+    from openclaw_rl.learn.rollback import reports
     from openclaw_rl.ledger.status import plural
 
     turns = plural(sum(session.turns for session in sessions), "turn", "turns")
@@ -120,7 +120,7 @@ def say_forgotten(out: Console, sessions: Sequence[SessionSummary], steps: Seque
 
 def say_where(out: Console, config: Config, db: Connection, policies: "Policies", versions: Collection[int]) -> None:
     """Say which of these policy versions serve or are on disk, and what can be done about it."""
-    from openclaw_rl.learn.retrain import find_traces, newest_without
+    from openclaw_rl.learn.rollback import find_traces, newest_without
     from openclaw_rl.ledger.training import policy_line
 
     traces = find_traces(versions, config.checkpoints, policies)
@@ -147,7 +147,7 @@ def say_where(out: Console, config: Config, db: Connection, policies: "Policies"
 def retrain(out: Console, config: Config, db: Connection, policies: "Policies") -> None:
     """Train again without the turns that were deleted, with the server running or without it."""
     from openclaw_rl.client import Client
-    from openclaw_rl.learn.retrain import find_traces, retrain_offline
+    from openclaw_rl.learn.rollback import find_traces, retrain_offline
     from openclaw_rl.ledger.groups import trainable
     from openclaw_rl.ledger.lock import server_url
     from openclaw_rl.ledger.status import plural

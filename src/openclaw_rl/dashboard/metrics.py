@@ -5,8 +5,7 @@ import math
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from openclaw_rl.learn.episode_metrics import EPISODE_METRICS
-from openclaw_rl.learn.reporting import GAP_NAMES, StepReport
+from openclaw_rl.learn.reporting import EPISODE_METRICS, GAP_NAMES, StepReport
 
 FILE = "metrics.jsonl"
 METRICS = frozenset(field.name for field in fields(StepReport)) | {*EPISODE_METRICS, *GAP_NAMES}

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
+from openclaw_rl.aio import wait_at_most
 from openclaw_rl.judge.judges.base import TIMED_OUT, Case, JudgeDown, JudgeError
 from openclaw_rl.judge.judges.llm import LlmJudge
 from openclaw_rl.judge.judges.panel import JudgePanel
@@ -150,10 +151,7 @@ class JudgeLoop:
                     except Exception:
                         # A bug of ours or of a custom method must not end all judging.
                         log.exception("Groups and sessions could not be settled.")
-                    with contextlib.suppress(TimeoutError):
-                        # Not wait_for: in Python 3.11 it may swallow a cancellation.
-                        async with asyncio.timeout(self._pause()):
-                            await changed.wait()
+                    await wait_at_most(self._pause(), changed.wait())
         finally:
             await self._stop()
 

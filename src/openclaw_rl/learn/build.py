@@ -11,13 +11,20 @@ from prometheus_client import CollectorRegistry
 
 from openclaw_rl.config.options import ConfigError
 from openclaw_rl.engines.base import Learner, Sampler, policy_in
-from openclaw_rl.learn import records
-from openclaw_rl.learn.checkpoints import BadCheckpoint, Checkpoint, Checkpoints, read_record, verify
+from openclaw_rl.learn.checkpoints import BadCheckpoint, Checkpoint, Checkpoints, Policies, read_record, verify
 from openclaw_rl.learn.gate import Gate, read_items
 from openclaw_rl.learn.loop import LearnLoop, LearnSettings
 from openclaw_rl.learn.options import TrainingOptions
-from openclaw_rl.learn.policies import Policies
-from openclaw_rl.learn.reporting import JsonLines, Prometheus, Reporter, Sink, TensorBoard, WeightsAndBiases
+from openclaw_rl.learn.reporting import (
+    RECORDS_FILE,
+    JsonLines,
+    Prometheus,
+    Records,
+    Reporter,
+    Sink,
+    TensorBoard,
+    WeightsAndBiases,
+)
 from openclaw_rl.ledger.errors import LedgerUnusable
 from openclaw_rl.ledger.schema import open_ledger
 from openclaw_rl.ledger.store import Ledger
@@ -52,7 +59,9 @@ def build_learning(
     registry: CollectorRegistry,
 ) -> LearnLoop:
     """Build the learning loop of a server. Raises ConfigError."""
-    options, run_dir, method = setup.options, setup.run_dir, setup.method
+    options = setup.options
+    run_dir = setup.run_dir
+    method = setup.method
     gate = Gate(read_items(options.gate), options.gate_margin, sampler, renderer) if options.gate else None
     settings = LearnSettings(
         batch_size=options.batch_size,
@@ -71,13 +80,14 @@ def build_learning(
         Policies.of_run(run_dir, setup.policies_held + SPARE_POLICIES),
         Reporter(sinks(setup, registry)),
         gate,
-        records.Records(run_dir / records.FILE) if method.options.record else None,
+        Records(run_dir / RECORDS_FILE) if method.options.record else None,
     )
 
 
 def sinks(setup: LearnSetup, registry: CollectorRegistry) -> list[Sink]:
     """The receivers of step reports."""
-    options, run_dir = setup.options, setup.run_dir
+    options = setup.options
+    run_dir = setup.run_dir
     wanted: list[Sink] = [JsonLines(run_dir / "metrics.jsonl"), Prometheus(registry, setup.method.metric_names)]
     if options.tensorboard:
         wanted.append(TensorBoard(run_dir / "tensorboard"))
@@ -104,7 +114,7 @@ class Beginning:
     """Where learning starts."""
 
     checkpoint: Checkpoint | None
-    own: bool
+    of_this_run: bool
     """Whether it continues this run. Otherwise it starts from another run's checkpoint or from the base model."""
 
 
@@ -121,22 +131,24 @@ async def serve_learned(options: TrainingOptions, run_dir: Path, ledger_dir: Pat
             newest = max((state.version for state in Checkpoints.of_run(run_dir, 1).states()), default=BASE_VERSION)
             for batch in steps_after(db, newest):
                 if policies.folder_of(batch.version).is_dir():
-                    version, folder = batch.version, policies.folder_of(batch.version)
+                    version = batch.version
+                    folder = policies.folder_of(batch.version)
     if folder is not None:
         await sampler.publish(version, policy_in(folder))
 
 
 def where_to_begin(options: TrainingOptions, run_dir: Path) -> Beginning:
     """Resolve --resume-from-ckpt. Raises ConfigError if it names a folder that cannot be used."""
-    given, checkpoints = options.resume_from_ckpt, Checkpoints.of_run(run_dir, options.keep_checkpoints)
+    given = options.resume_from_ckpt
+    checkpoints = Checkpoints.of_run(run_dir, options.keep_checkpoints)
     if given == "none":
-        return Beginning(None, own=False)
+        return Beginning(None, of_this_run=False)
     if given == "auto":
         latest = checkpoints.latest()
-        return Beginning(None if latest and latest.is_base_model else latest, own=True)
+        return Beginning(None if latest and latest.is_base_model else latest, of_this_run=True)
     folder = Path(given).expanduser().resolve()
     try:
         verify(folder)
-        return Beginning(read_record(folder), own=folder.parent == checkpoints.folder.resolve())
+        return Beginning(read_record(folder), of_this_run=folder.parent == checkpoints.folder.resolve())
     except BadCheckpoint as error:
         raise ConfigError(f"--resume-from-ckpt: {error}") from error

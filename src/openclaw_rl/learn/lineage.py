@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from openclaw_rl.engines.base import EngineUnavailable, Learner, PolicyRef, Sampler, policy_in
-from openclaw_rl.learn.checkpoints import Checkpoint, Checkpoints, remove_unfinished
-from openclaw_rl.learn.policies import Policies
+from openclaw_rl.learn.checkpoints import Checkpoint, Checkpoints, Policies, remove_unfinished
 from openclaw_rl.ledger import training
 from openclaw_rl.ledger.store import Ledger
 from openclaw_rl.types import BASE_VERSION, Batch
@@ -34,9 +33,13 @@ class Lineage:
     def __init__(
         self, ledger: Ledger, learner: Learner, sampler: Sampler, checkpoints: Checkpoints, policies: Policies
     ) -> None:
-        self.ledger, self.learner, self.sampler = ledger, learner, sampler
-        self.checkpoints, self.policies = checkpoints, policies
-        self.step, self.version = 0, BASE_VERSION
+        self.ledger = ledger
+        self.learner = learner
+        self.sampler = sampler
+        self.checkpoints = checkpoints
+        self.policies = policies
+        self.step = 0
+        self.version = BASE_VERSION
         """Of the policy that the next step is made from. While lost steps are made again, a later one serves."""
         self.unsaved: list[Batch] = []
         """The steps that no kept checkpoint holds yet."""
@@ -55,28 +58,28 @@ class Lineage:
         """The step of the policy that serves."""
         return self.step + len(self.lost)
 
-    async def begin(self, checkpoint: Checkpoint | None, *, own: bool = True) -> None:
+    async def begin(self, checkpoint: Checkpoint | None, *, of_this_run: bool = True) -> None:
         """Agree with a checkpoint, or with the base model, before anything is served.
 
-        A checkpoint that is not this run's `own` only provides weights: the steps that this run made are rolled back.
+        A checkpoint that is not `of_this_run` only provides weights: the steps that this run made are rolled back.
         """
         for folder in (*self.checkpoints.folders, self.policies.folder):
             await asyncio.to_thread(remove_unfinished, folder)
-        self._last = checkpoint if own else None
-        self._foreign = None if own else checkpoint
+        self._last = checkpoint if of_this_run else None
+        self._foreign = None if of_this_run else checkpoint
         steps = {state.version: state.step for state in self.checkpoints.states()}
         self._latest = max(steps, default=BASE_VERSION)
         self._is_new_line = checkpoint is not None or self._latest > BASE_VERSION
-        if not own:
+        if not of_this_run:
             self._is_new_line |= self.ledger.read(training.latest_version) > BASE_VERSION
             await self.ledger.write(training.follow, BASE_VERSION)
         await self._agree()
         await self.ledger.write(training.infer_policies, steps)
         if self._foreign is not None:
-            self.version = await self.serve_again(self._foreign, BASE_VERSION)
+            self.version = await self.serve_as_new(self._foreign, BASE_VERSION)
         elif self._last is not None and self._last.version < self._latest:
             # An older checkpoint was asked for. From here on the run continues from it.
-            self.version = await self.serve_again(self._last, self._last.version)
+            self.version = await self.serve_as_new(self._last, self._last.version)
             self._last = await asyncio.to_thread(self.checkpoints.renumber, self._last, self.version)
             self.lost = []
         else:
@@ -124,7 +127,9 @@ class Lineage:
     async def advance(self, version: int, turns: Sequence[int], metrics: Mapping[str, Any]) -> None:
         """Record a step on these turns that made policy `version`."""
         await self.ledger.write(training.apply_step, self.step + 1, version, turns, metrics, self.version)
-        self.step, self.version, self.lost = self.step + 1, version, self.lost[1:]
+        self.step = self.step + 1
+        self.version = version
+        self.lost = self.lost[1:]
         self.unsaved.append(Batch(self.step, version, tuple(turns)))
 
     async def save(self, *, kept: bool = True) -> None:
@@ -134,7 +139,7 @@ class Lineage:
         if kept:
             self.unsaved = []
 
-    async def serve_again(self, checkpoint: Checkpoint, parent: int) -> int:
+    async def serve_as_new(self, checkpoint: Checkpoint, parent: int) -> int:
         """Publish a checkpoint's policy under a new version number, which is returned.
 
         `parent` is its version in this run; the base model if it is another run's.
@@ -162,8 +167,9 @@ class Lineage:
         self.unsaved = []
         await self.learner.load(checkpoint.folder)
         if self.sampler.newest_version != version:
-            version = await self.serve_again(checkpoint, checkpoint.version)
-        self.step, self.version = checkpoint.step, version
+            version = await self.serve_as_new(checkpoint, checkpoint.version)
+        self.step = checkpoint.step
+        self.version = version
         if retrain:
             # First the ledger: killed after that, the next start finds the old checkpoint, whose steps count again.
             await self.ledger.write(training.follow, version, undo_after=BASE_VERSION)
@@ -184,7 +190,8 @@ class Lineage:
         version, policy = await self.write_policy()
         await self.ledger.write(training.add_policy, version, BASE_VERSION)
         await self.sampler.publish(version, policy)
-        self.step, self.version = 0, version
+        self.step = 0
+        self.version = version
         if retrain:
             await self.ledger.write(training.follow, version, undo_after=BASE_VERSION)
         await self.save()

@@ -7,16 +7,14 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from openclaw_rl.aio import wait_at_most
 from openclaw_rl.engines.base import EngineError, EngineUnavailable, Learner, Sampler, StepRefused
-from openclaw_rl.learn.checkpoints import Checkpoint, Checkpoints
+from openclaw_rl.learn.checkpoints import Checkpoint, Checkpoints, Policies
 from openclaw_rl.learn.gate import Gate
 from openclaw_rl.learn.lineage import Lineage
 from openclaw_rl.learn.phases import Phase, Phases
-from openclaw_rl.learn.policies import Policies
-from openclaw_rl.learn.records import Records
-from openclaw_rl.learn.recovery import MAX_SHARE, RecoveryBudget
-from openclaw_rl.learn.reporting import Reporter
-from openclaw_rl.learn.retrain import find_traces, newest_without, remove
+from openclaw_rl.learn.reporting import Records, Reporter
+from openclaw_rl.learn.rollback import find_traces, newest_without, remove
 from openclaw_rl.learn.step import StepRunner
 from openclaw_rl.ledger.errors import LedgerError
 from openclaw_rl.ledger.groups import trainable
@@ -31,6 +29,8 @@ log = logging.getLogger(__name__)
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
 #: The loop looks for turns at least this often, even if the ledger reports no change.
 IDLE_SECONDS = 5.0
+#: The share of the training time that saving for recovery may take.
+MAX_SHARE = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,8 @@ class LearnLoop:
         gate: Gate | None = None,
         records: Records | None = None,
     ) -> None:
-        self.ledger, self.settings = ledger, settings
+        self.ledger = ledger
+        self.settings = settings
         self.line = Lineage(ledger, learner, sampler, checkpoints, policies)
         self.phases = Phases()
         self.steps = StepRunner(self.line, method, settings.max_staleness, reporter, gate, records, self.phases)
@@ -87,7 +88,7 @@ class LearnLoop:
         self._stopping = False
         self._pause = FIRST_PAUSE
         self._small_batch_since: float | None = None
-        self._takes_rest = False
+        self._accepts_small_batches = False
         self._changed: asyncio.Event | None = None
         self._recovery = RecoveryBudget(settings.recovery_share)
 
@@ -103,9 +104,9 @@ class LearnLoop:
     def version(self) -> int:
         return self.line.version
 
-    async def begin(self, checkpoint: Checkpoint | None, *, own: bool = True) -> None:
+    async def begin(self, checkpoint: Checkpoint | None, *, of_this_run: bool = True) -> None:
         """Agree with a checkpoint, or with the base model, before anything is served."""
-        await self.line.begin(checkpoint, own=own)
+        await self.line.begin(checkpoint, of_this_run=of_this_run)
 
     async def run(self) -> None:
         """Learn until cancelled."""
@@ -146,15 +147,16 @@ class LearnLoop:
             return f"done: --max-steps {settings.max_steps} have been made"
         if self.phase is Phase.UNPREPARED:
             return "preparing: it loads the weights to continue from"
-        waiting, needed = self.ledger.read(trainable), settings.batch_size
+        waiting = self.ledger.read(trainable)
+        needed = settings.batch_size
         if waiting > needed:
             return f"all {needed} judged turns that a step needs (--batch-size), and {waiting - needed} more"
         return f"{waiting} of the {needed} judged turns that a step needs (--batch-size)"
 
-    def take_rest(self, takes: bool) -> None:
+    def accept_small_batches(self, accept: bool) -> None:
         """Train, or no longer train, on fewer turns than a batch at once, because no further ones come."""
-        self._takes_rest = takes
-        if takes and self._changed is not None:
+        self._accepts_small_batches = accept
+        if accept and self._changed is not None:
             self._changed.set()
 
     def stop_step(self) -> None:
@@ -184,7 +186,7 @@ class LearnLoop:
         trained on again.
         """
         self.steps.abandon()
-        served = await self.line.serve_again(checkpoint, checkpoint.version) if checkpoint else BASE_VERSION
+        served = await self.line.serve_as_new(checkpoint, checkpoint.version) if checkpoint else BASE_VERSION
         # Another step may have begun meanwhile.
         self.steps.abandon()
         async with self._lock:
@@ -251,10 +253,7 @@ class LearnLoop:
                         if self.phase is Phase.WAITING:
                             await self._train(count)
                     continue
-                # Not wait_for: in Python 3.11 it may swallow a cancellation.
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(self._patience()):
-                        await changed.wait()
+                await wait_at_most(self._patience(), changed.wait())
 
     def _patience(self) -> float:
         """How many seconds to wait for a change: at most until a smaller batch is due."""
@@ -265,7 +264,9 @@ class LearnLoop:
 
     def _due(self) -> int:
         """How many turns to train on now; 0 means wait."""
-        settings, waiting, lost = self.settings, self.ledger.read(trainable), self.line.lost
+        settings = self.settings
+        waiting = self.ledger.read(trainable)
+        lost = self.line.lost
         if self.step >= settings.max_steps or not waiting or self._stopping:
             self._small_batch_since = None
             return 0
@@ -276,7 +277,7 @@ class LearnLoop:
         self._small_batch_since = self._small_batch_since or time.monotonic()
         waited = time.monotonic() - self._small_batch_since
         overdue = settings.batch_timeout is not None and waited >= settings.batch_timeout
-        return waiting if overdue or self._takes_rest else 0
+        return waiting if overdue or self._accepts_small_batches else 0
 
     async def _train(self, count: int) -> None:
         """Make one step, and save if that is due."""
@@ -315,3 +316,28 @@ class LearnLoop:
         finally:
             lost = lost or self.phase is Phase.TRAINING
             self.phases.enter(Phase.UNPREPARED if lost else Phase.WAITING)
+
+
+class RecoveryBudget:
+    """Decides after each step whether a recovery state is due.
+
+    - Saving takes at most `share` of the training time: a state is due when that share of the time since the last save
+      exceeds what the last save took. The first state, whose cost is not known, is due after the first step.
+    - After a crash, the steps to make again took at most 1 / `share` times as long as a save.
+    """
+
+    def __init__(self, share: float = MAX_SHARE) -> None:
+        self.share = share
+        self._trained = self._cost = 0.0
+
+    @property
+    def is_due(self) -> bool:
+        return self._trained * self.share > self._cost
+
+    def add_step(self, seconds: float) -> None:
+        self._trained += seconds
+
+    def add_save(self, seconds: float) -> None:
+        """The state was saved, for recovery or as a checkpoint."""
+        self._trained = 0.0
+        self._cost = seconds

@@ -1,14 +1,14 @@
 """Learning by an outside trainer: it claims judged turns over HTTP, trains, and confirms them."""
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from openclaw_rl.learn.with_signal import load_with_signal
+from openclaw_rl.aio import wait_at_most
+from openclaw_rl.learn.samples import load_with_signal
 from openclaw_rl.ledger import leases
 from openclaw_rl.ledger.errors import LedgerError
 from openclaw_rl.ledger.groups import trainable
@@ -63,7 +63,10 @@ class OutsideTraining:
     """
 
     def __init__(self, ledger: Ledger, method: Method, settings: OutsideSettings, weights: OutsideWeights) -> None:
-        self.ledger, self.method, self.settings, self.weights = ledger, method, settings, weights
+        self.ledger = ledger
+        self.method = method
+        self.settings = settings
+        self.weights = weights
         self._asked: float | None = None
         """When the trainer last asked for turns."""
         self._confirming = asyncio.Lock()
@@ -111,9 +114,7 @@ class OutsideTraining:
                 if gone or left <= 0:
                     return Claim(None, step + 1, (), f"{self.ledger.read(trainable)} of {count} judged turns are there")
                 # Leases that run out are no change of the ledger until somebody looks.
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(min(left, SWEEP_SECONDS)):
-                        await changed.wait()
+                await wait_at_most(min(left, SWEEP_SECONDS), changed.wait())
 
     async def _claim(self, count: int, step: int, seconds: float | None) -> Claim | None:
         """Lease turns and make samples of them; None if too few of them have a signal."""
@@ -143,7 +144,8 @@ class OutsideTraining:
 
     def progress(self) -> NextStep | None:
         """How many turns the next step has; None after the last step."""
-        settings, step = self.settings, self.ledger.read(leases.last_step)
+        settings = self.settings
+        step = self.ledger.read(leases.last_step)
         if step >= settings.max_steps:
             return None
         leased = sum(len(lease.turns) for lease in self.ledger.read(leases.open_leases))
@@ -185,7 +187,8 @@ class OutsideTraining:
         return list(groups.values())
 
     def _sample(self, turn: StoredTurn, group: str | None, baseline: Baseline) -> OutsideSample:
-        verdict, advantages = turn.verdict, self.method.lesson(turn, baseline).advantages
+        verdict = turn.verdict
+        advantages = self.method.lesson(turn, baseline).advantages
         free = {x for x, forced in zip(advantages, forced_tokens(turn), strict=True) if not forced}
         return OutsideSample(
             turn=turn.number,

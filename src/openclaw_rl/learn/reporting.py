@@ -1,10 +1,14 @@
-"""Reports each step: in the log, in `metrics.jsonl`, to Prometheus, and optionally to other services."""
+"""Reports each step: in the log, in `metrics.jsonl`, to Prometheus and optionally to other services.
+
+With `--record`, also what each sample taught: the hints with the overlap of teacher and policy under each, the hint
+that taught each token, and the tokens it was taught about, with their gaps and weights.
+"""
 
 import importlib
 import json
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -17,7 +21,6 @@ from openclaw_rl.config.options import ConfigError
 from openclaw_rl.engines.base import StepResult
 from openclaw_rl.errors import UserError
 from openclaw_rl.http_client import text_without_accounts
-from openclaw_rl.learn.episode_metrics import EPISODE_METRICS, episode_metrics
 from openclaw_rl.methods.base import Method
 from openclaw_rl.types import SampleKind, StoredTurn
 
@@ -27,6 +30,9 @@ log = logging.getLogger(__name__)
 GAP_NAMES = MEAN_GAP, P99_GAP = "logprob_gap", "logprob_gap_p99"
 #: A larger mean difference is worth a warning. Two correct engines in bfloat16 differ by about a fifth of it.
 MAX_MEAN_GAP = 0.1
+EPISODE_METRICS = ("episodes", "episode_reward", "solved", "groups", "constant_groups")
+#: In the run directory: one line for each sample.
+RECORDS_FILE = "records.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,3 +272,63 @@ def make_report(
         latency_seconds=now - max(turn.ready_at or turn.created for turn in turns),
         time=now,
     )
+
+
+def episode_metrics(turns: Sequence[StoredTurn], constant_groups: int) -> dict[str, float]:
+    """Numbers by name; empty if no turn is part of an episode. Each episode counts once, whatever its turns.
+
+    `constant_groups` is how many groups were dropped since the step before, because their rewards were equal.
+    """
+    episodes = {turn.session: turn.episode for turn in turns if turn.episode is not None}
+    if not episodes:
+        return {}
+    rewards = [episode.reward for episode in episodes.values() if episode.reward is not None]
+    solved = [episode.solved for episode in episodes.values() if episode.solved is not None]
+    groups = {(key.owner, episode.group) for key, episode in episodes.items() if episode.group is not None}
+    return {
+        "episodes": len(episodes),
+        **({"episode_reward": fmean(rewards)} if rewards else {}),
+        **({"solved": fmean(solved)} if solved else {}),
+        "groups": len(groups),
+        "constant_groups": constant_groups,
+    }
+
+
+class Records:
+    """Appends what the samples of a step taught to a file. A failure is logged, and learning continues."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def write(self, step: int, turns: Sequence[StoredTurn], method: Method) -> None:
+        lines = [
+            {"step": step, "turn": turn.number, "response": turn.response_ids, **taught}
+            for turn in turns
+            if (taught := method.record(turn)) is not None
+        ]
+        try:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+        except OSError as error:
+            log.warning("The records of step %d cannot be written: %s", step, error)
+
+
+def prune_records(path: Path, kept: Container[int]) -> None:
+    """Remove the samples of turns that are not in `kept`, because deleted turns must be in no file.
+
+    A line that cannot be read, such as one that a crash cut off, is removed too.
+    """
+    if not path.exists():
+        return
+    lines = [line for line in path.read_text("utf-8", "replace").splitlines(keepends=True) if _turn_in(line) in kept]
+    new = path.with_suffix(".new")
+    new.write_text("".join(lines), "utf-8")
+    new.replace(path)
+
+
+def _turn_in(line: str) -> int:
+    """The turn of a line; -1 if the line cannot be read."""
+    try:
+        return int(json.loads(line)["turn"])
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        return -1

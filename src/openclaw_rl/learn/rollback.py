@@ -1,13 +1,27 @@
-"""Which checkpoint a rollback returns to, and a rollback while no server runs."""
+"""Going back to an earlier policy: because somebody asks for it, or because turns were deleted that it learned from.
 
-from collections.abc import Container, Sequence
+Deleted turns also go from the files of the run beside its ledger.
+"""
+
+import logging
+from collections.abc import Callable, Collection, Container, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from sqlite3 import Connection
 
 from openclaw_rl.errors import UserError
-from openclaw_rl.learn.checkpoints import BadCheckpoint, Checkpoint, Checkpoints, verify
-from openclaw_rl.ledger import training
-from openclaw_rl.ledger.schema import transaction
+from openclaw_rl.learn.checkpoints import BadCheckpoint, Checkpoint, Checkpoints, Policies, verify
+from openclaw_rl.learn.reporting import RECORDS_FILE, prune_records
+from openclaw_rl.ledger import deletion, training
+from openclaw_rl.ledger.deletion import WIPE_LATER
+from openclaw_rl.ledger.schema import open_ledger, transaction
+from openclaw_rl.ledger.screenshots import delete_screenshots
+from openclaw_rl.ledger.sessions import session_ids
+from openclaw_rl.ledger.training import follow, policy_line, versions_with_deleted_turns
+from openclaw_rl.ledger.turns import turn_numbers
 from openclaw_rl.types import BASE_VERSION, Batch
+
+log = logging.getLogger(__name__)
 
 
 class CannotRollBack(UserError):
@@ -83,3 +97,94 @@ def roll_back_to(
     else:
         checkpoints.save_base_model(version)
     return version
+
+
+@dataclass(frozen=True, slots=True)
+class Traces:
+    """The states on disk that contain some turns."""
+
+    checkpoints: list[Checkpoint]
+    policies: list[int]
+    """The versions of policy folders."""
+
+    def __bool__(self) -> bool:
+        return bool(self.checkpoints or self.policies)
+
+
+def find_traces(versions: Collection[int], checkpoints: Checkpoints, policies: Policies) -> Traces:
+    """The states on disk of these policy versions."""
+    return Traces(
+        [checkpoint for checkpoint in checkpoints.states() if set(checkpoint.versions) & set(versions)],
+        [version for version in policies.versions() if version in versions],
+    )
+
+
+def newest_without(
+    versions: Collection[int], checkpoints: Sequence[Checkpoint], line: Collection[int]
+) -> Checkpoint | None:
+    """The last checkpoint that the current policy was made from and that is none of these versions.
+
+    `line` has the versions that the current policy was made from. None is the base model.
+    """
+    ancestors = [checkpoint for checkpoint in checkpoints if set(checkpoint.versions) & set(line)]
+    for checkpoint in sorted(ancestors, key=lambda checkpoint: checkpoint.step, reverse=True):
+        if not set(checkpoint.versions) & set(versions):
+            try:
+                verify(checkpoint.folder)
+                return checkpoint
+            except BadCheckpoint:
+                continue
+    return None
+
+
+def remove(traces: Traces, checkpoints: Checkpoints, policies: Policies) -> None:
+    checkpoints.remove(traces.checkpoints)
+    for version in traces.policies:
+        policies.remove(version)
+
+
+def retrain_offline(db: Connection, checkpoints: Checkpoints, policies: Policies) -> int:
+    """Let the next start continue from the newest state without deleted turns, and delete those with them.
+
+    Returns the policy version from which it continues. The turns of later steps wait to be trained on again.
+    """
+    versions = versions_with_deleted_turns(db)
+    current = max((state.version for state in checkpoints.states()), default=BASE_VERSION)
+    if current in versions:
+        start = newest_without(versions, checkpoints.all(), policy_line(db, current))
+        current = roll_back_to(start, db, checkpoints, retrain=True)
+    else:
+        # Steps that no checkpoint holds may have used them.
+        with transaction(db):
+            follow(db, current, undo_after=BASE_VERSION)
+    remove(find_traces(versions, checkpoints, policies), checkpoints, policies)
+    return current
+
+
+def finish_deletions(run_dir: Path, db: Connection, say: Callable[[str], None], *, beside_server: bool) -> None:
+    """Remove what was deleted from the ledger from all files of the run; `say` is told a sentence about what remains.
+
+    - Removes the records of turns that are not in the ledger, the screenshots of deleted sessions, and what SQLite left
+      of deleted rows.
+    - A program that is killed before the end leaves the rest to the next call.
+    """
+    file = run_dir / RECORDS_FILE
+    try:
+        prune_records(file, set(turn_numbers(db)))
+    except OSError as error:
+        say(f"{file} still has deleted turns, because it could not be written ({error.strerror}): {WIPE_LATER}.")
+    finished = delete_screenshots(run_dir, deletion.unfinished(db), session_ids(db, ""), say)
+    if remains := deletion.wipe(db, finished, beside_server=beside_server):
+        say(f"Remains are still in the ledger's files, because {remains}.")
+
+
+def finish_interrupted_deletions(run_dir: Path, ledger_dir: Path) -> None:
+    """At the start of a server: finish the deletions of a program that was killed, and log what remains."""
+    with open_ledger(ledger_dir, create_missing=True) as db:
+        if deletion.unfinished(db):
+            finish_deletions(run_dir, db, lambda problem: log.warning("%s", problem), beside_server=True)
+
+
+def reports(run_dir: Path) -> list[Path]:
+    """The pages about the run that `openclaw-rl report` wrote into its directory: they quote turns."""
+    return sorted(run_dir.glob("report*.html"))

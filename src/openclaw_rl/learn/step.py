@@ -10,28 +10,31 @@ from openclaw_rl.engines.base import (
     EngineError,
     EngineUnavailable,
     PolicyRef,
+    Sampler,
     StepRefused,
     StepResult,
     StepStopped,
 )
-from openclaw_rl.learn.batches import to_sequences
 from openclaw_rl.learn.gate import Gate
 from openclaw_rl.learn.lineage import Lineage
 from openclaw_rl.learn.phases import Phase, Phases
-from openclaw_rl.learn.records import Records
-from openclaw_rl.learn.reporting import Reporter, StepReport, make_report
-from openclaw_rl.learn.warming import warm
-from openclaw_rl.learn.with_signal import drop_without_signal, load_with_signal
+from openclaw_rl.learn.reporting import Records, Reporter, StepReport, make_report
+from openclaw_rl.learn.samples import drop_without_signal, load_with_signal, to_sequences
 from openclaw_rl.ledger import training
 from openclaw_rl.ledger.errors import LedgerError, UnknownTurn
 from openclaw_rl.ledger.groups import constant_since_last_step
+from openclaw_rl.ledger.store import Ledger
+from openclaw_rl.ledger.turns import open_conversations
 from openclaw_rl.methods.base import Method, NoSignal
-from openclaw_rl.types import StoredTurn
+from openclaw_rl.types import Priority, SampleRequest, SamplingParams, StoredTurn
 
 log = logging.getLogger(__name__)
 
 #: A batch is set aside after this many learner crashes.
 MAX_CRASHES_PER_BATCH = 2
+#: How many conversations are warmed, and how many tokens in all: a few seconds of work on a CPU.
+MAX_CONVERSATIONS = 8
+MAX_TOKENS = 4096
 
 
 class NotPromoted(Exception):
@@ -63,9 +66,16 @@ class StepRunner:
         records: Records | None,
         phases: Phases,
     ) -> None:
-        self.line, self.method, self.max_staleness = line, method, max_staleness
-        self.reporter, self.gate, self.records, self.phases = reporter, gate, records, phases
-        self.ledger, self.learner, self.sampler = line.ledger, line.learner, line.sampler
+        self.line = line
+        self.method = method
+        self.max_staleness = max_staleness
+        self.reporter = reporter
+        self.gate = gate
+        self.records = records
+        self.phases = phases
+        self.ledger = line.ledger
+        self.learner = line.learner
+        self.sampler = line.sampler
         self._crashes: dict[tuple[int, ...], int] = {}
         self.gate_score: float | None = None
         """The gate's score of the policy that serves; None if it has not been examined."""
@@ -171,7 +181,8 @@ class StepRunner:
 
     def _report(self, version: int, turns: Sequence[StoredTurn], result: StepResult) -> StepReport:
         constant_groups = self.ledger.read(constant_since_last_step)
-        step, before = self.line.step + 1, self.line.version
+        step = self.line.step + 1
+        before = self.line.version
         return make_report(step, version, before, turns, self.method, result, constant_groups)
 
     async def _publish_new(
@@ -219,3 +230,22 @@ class StepRunner:
         self._crashes[batch] = self._crashes.get(batch, 0) + 1
         if self._crashes[batch] >= MAX_CRASHES_PER_BATCH:
             await self._quarantine(turns, f"the learner's process died of it {MAX_CRASHES_PER_BATCH} times")
+
+
+async def warm(ledger: Ledger, sampler: Sampler, version: int) -> None:
+    """Prefill the latest conversations as background work. Skip those that are too long or that fail.
+
+    Cached prefixes belong to one policy version and one owner. Without this, the first request of every conversation
+    after a swap would be prefilled from its beginning.
+    """
+    left = min(MAX_TOKENS, sampler.limits.max_context_tokens - 1)
+    for turn, owner in ledger.read(open_conversations, MAX_CONVERSATIONS):
+        tokens = ledger.sequence(turn)
+        if len(tokens) > left:
+            continue
+        left -= len(tokens)
+        params = SamplingParams(max_tokens=1)
+        request = SampleRequest(tokens, params, version=version, priority=Priority.BACKGROUND, owner=owner)
+        with contextlib.suppress(EngineError):
+            async for _ in sampler.sample(request):
+                pass

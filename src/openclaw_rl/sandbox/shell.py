@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
 
-from openclaw_rl.aio import start_process
+from openclaw_rl.aio import start_process, wait_at_most
 from openclaw_rl.sandbox.base import (
     Allowance,
     Sandbox,
@@ -160,9 +160,7 @@ class Shell:
         if process is None:
             return KILLED_STATUS
         if ends_itself:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(END_SECONDS):
-                    await process.wait()
+            await wait_at_most(END_SECONDS, process.wait())
         await self._kill(process)
         assert self._allowance is not None
         await asyncio.to_thread(self.sandbox.end, self._allowance)
@@ -181,9 +179,7 @@ class Shell:
         """Kill all processes of a shell."""
         held = self.sandbox.held_by_child and kill_children(process.pid)
         if held:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(END_SECONDS):
-                    await process.wait()
+            await wait_at_most(END_SECONDS, process.wait())
         if process.returncode is None or not held:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)

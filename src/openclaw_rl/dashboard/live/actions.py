@@ -16,7 +16,7 @@ from openclaw_rl.api.state import OperationFailed
 from openclaw_rl.dashboard.live.access import Viewer, is_same_site
 from openclaw_rl.dashboard.live.dashboard import HEADERS, PART_HEADER, Dashboard, PageProblem, redirect
 from openclaw_rl.dashboard.live.pages import dashboard_of
-from openclaw_rl.learn.run_files import finish_deletions
+from openclaw_rl.learn.rollback import finish_deletions
 from openclaw_rl.ledger.deletion import delete_sessions
 from openclaw_rl.ledger.errors import CannotJudge, CaptureSuspended, LedgerUnusable, UnknownTurn
 from openclaw_rl.ledger.pages import find_session, find_turns

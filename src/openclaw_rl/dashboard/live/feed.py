@@ -8,6 +8,7 @@ from dataclasses import asdict
 
 from pydantic_core import to_json
 
+from openclaw_rl.aio import wait_at_most
 from openclaw_rl.dashboard.live.reads import PageThreads
 from openclaw_rl.ledger.errors import CaptureSuspended, LedgerUnusable
 from openclaw_rl.ledger.pages import changes_for
@@ -82,10 +83,7 @@ class ChangeFeed:
                 yield event
                 last_sent = time.monotonic()
             await asyncio.sleep(MIN_INTERVAL_SECONDS)
-            # Not wait_for: in Python 3.11 it may swallow a cancellation.
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(PULSE_SECONDS if pulse else KEEPALIVE_SECONDS):
-                    await changed.wait()
+            await wait_at_most(PULSE_SECONDS if pulse else KEEPALIVE_SECONDS, changed.wait())
 
     async def _changes(self, since: int, owner: str) -> PageChanges:
         """What changed; nothing if the ledger cannot be read at the moment: the next change is read with it."""

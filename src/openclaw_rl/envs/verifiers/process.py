@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from openclaw_rl.aio import start_process
+from openclaw_rl.aio import start_process, wait_at_most
 from openclaw_rl.errors import UserError
 
 RUNNER = Path(__file__).with_name("runner.py")
@@ -75,9 +75,7 @@ class RunnerProcess:
     async def __aexit__(self, *_: object) -> None:
         process = self._running()
         self._close_input()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(EXIT_SECONDS):
-                await process.wait()
+        await wait_at_most(EXIT_SECONDS, process.wait())
         # Also after its end: processes that it started may be left in its group.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
