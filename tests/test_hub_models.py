@@ -8,8 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from huggingface_hub import constants
 
-from openclaw_rl.app import hub
-from openclaw_rl.app.doctor import run as run_checks
+from openclaw_rl.app import doctor, hub
 from openclaw_rl.cli import main
 
 THERE, GATED, MISSING, ODD = "lab/there", "lab/gated", "lab/missing", "lab/odd"
@@ -90,7 +89,7 @@ def test_a_hub_that_does_not_answer_is_not_waited_for(monkeypatch: pytest.Monkey
 
 @pytest.mark.usefixtures("served")
 def test_the_doctor_asks_too(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("openclaw_rl.app.doctor.CHECKS", {"model": run_checks.model})
+    monkeypatch.setattr("openclaw_rl.app.doctor.CHECKS", {"model": doctor.model})
     assert main(["doctor", "--json", "--model-name", THERE]) == 0
     assert "not on this machine yet; it is on the Hugging Face Hub" in capsys.readouterr().out
     assert main(["doctor", "--json", "--model-name", MISSING]) == 1

@@ -51,7 +51,6 @@ KNOWN_UPWARD_IMPORTS: set[str] = set()
 KNOWN_LONG_MODULES: set[str] = set()
 #: Short modules with a single importer.
 KNOWN_SLIVERS: set[str] = {
-    "app/rollouts.py",
     "envs/picture.py",
     "evals/measured_runs.py",
     "evals/perplexity.py",
@@ -60,11 +59,9 @@ KNOWN_SHARED_FILE_NAMES: set[str] = {
     "build.py",
     "chat.py",
     "custom.py",
-    "machine.py",
     "notes.py",
     "pages.py",
     "schema.py",
-    "screenshots.py",
 }
 #: "module function".
 KNOWN_LONG_FUNCTIONS: set[str] = set()

@@ -13,9 +13,8 @@ import uvicorn
 
 from openclaw_rl.api.state import OperationFailed, Operations
 from openclaw_rl.app.http_server import Server
-from openclaw_rl.dashboard.live import feed as feed_module
-from openclaw_rl.dashboard.live.feed import KEEPALIVE, PULSE, ChangeFeed
-from openclaw_rl.dashboard.live.reads import PageThreads
+from openclaw_rl.dashboard.live import reads
+from openclaw_rl.dashboard.live.reads import KEEPALIVE, PULSE, ChangeFeed, PageThreads
 from openclaw_rl.learn.checkpoints import Checkpoints
 from openclaw_rl.ledger import states, training
 from openclaw_rl.ledger.pages import cursor
@@ -311,8 +310,8 @@ def test_another_site_cannot_use_up_the_streams(page: LivePage) -> None:
 
 
 async def test_numbers_that_change_without_the_ledger_are_a_pulse(book: Book, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feed_module, "PULSE_SECONDS", 0.01)
-    monkeypatch.setattr(feed_module, "MIN_INTERVAL_SECONDS", 0.0)
+    monkeypatch.setattr(reads, "PULSE_SECONDS", 0.01)
+    monkeypatch.setattr(reads, "MIN_INTERVAL_SECONDS", 0.0)
     numbers = iter(range(10**6))
     feed = ChangeFeed(PageThreads(book.ledger), lambda: next(numbers))
     stream = feed.events("me", book.ledger.read(cursor), pulse=True)

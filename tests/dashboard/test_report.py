@@ -14,7 +14,7 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
 from openclaw_rl import cli
-from openclaw_rl.dashboard.examples import first_prompts
+from openclaw_rl.dashboard.run import first_prompts
 from openclaw_rl.dashboard.views.learning import BARS, portions
 from openclaw_rl.learn.checkpoints import Checkpoints
 from openclaw_rl.ledger import verdicts

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openclaw_rl.dashboard.metrics import read_metrics, read_step
+from openclaw_rl.dashboard.run import read_metrics, read_step
 from openclaw_rl.dashboard.views.learning import PANELS, step_charts
 from openclaw_rl.learn.reporting import JsonLines
 from support.judged_run import a_report, write_metrics

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from openclaw_rl.dashboard.examples import make_example
-from openclaw_rl.dashboard.views.tokens import MAX_TOKENS, SHADES, pieces, token_view
+from openclaw_rl.dashboard.run import make_example
+from openclaw_rl.dashboard.views.turn import MAX_TOKENS, SHADES, pieces, token_view
 from openclaw_rl.rendering.tokenizer import ChatTokenizer
 from openclaw_rl.types import SampleKind, State, StoredTurn, Verdict
 from support.judged_run import answered, hinted, judged

@@ -6,9 +6,8 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
-from openclaw_rl.app.background import BackgroundLoops
+from openclaw_rl.app.background import BackgroundLoops, Rollout
 from openclaw_rl.app.config import Config
-from openclaw_rl.app.rollouts import Rollout
 from openclaw_rl.engines import custom
 from openclaw_rl.engines.base import Learner, Sampler
 from openclaw_rl.engines.custom import CustomSampler
@@ -30,8 +29,10 @@ class Engines:
     """The engines of a server. The stack closes them."""
 
     def __init__(self, stack: contextlib.AsyncExitStack, config: Config, folder: Path) -> None:
-        self.config, self.folder = config, folder
-        self.settings, self.resources = config.engine_settings, Resources(stack)
+        self.config = config
+        self.folder = folder
+        self.settings = config.engine_settings
+        self.resources = Resources(stack)
         self.sampler = self.open_sampler(folder, config.policy_name)
         """The policy's sampler. It must be started before a learner is opened."""
 
@@ -81,7 +82,7 @@ def answering_sampler(config: Config, sampler: Sampler) -> Sampler:
     return CustomSampler(sampler, path) if path else sampler
 
 
-def check_own_code(config: Config) -> None:
+def check_user_code(config: Config) -> None:
     """Import the user's functions for answers and rollouts before a model is loaded. Raises ConfigError."""
     path = config.engine.custom_generate_function_path
     if path:
@@ -122,7 +123,8 @@ async def build_loops(
     """Build the loops for judging and learning, and publish the newest policy."""
     config = engines.config
     judging = build_loop(judge_setup(config), ledger, policy, other, registry) if ledger else None
-    judge_model, patience = other.sampler if other else None, config.server.shutdown_seconds
+    judge_model = other.sampler if other else None
+    patience = config.server.shutdown_seconds
     if config.engine.trains_outside:
         outside = await begin_outside(config, ledger, policy.sampler)
         return BackgroundLoops(judging, None, patience, outside, judge_model)
@@ -151,7 +153,8 @@ async def begin_outside(config: Config, ledger: Ledger | None, sampler: Sampler)
         ledger.submit(add_policy, version, parent, label)
 
     await sampler.begin(ledger.read(latest_version), note_weights)
-    training, engines = config.training, config.engine_settings
+    training = config.training
+    engines = config.engine_settings
     settings = OutsideSettings(
         trainer=config.learner.name,
         batch_size=training.batch_size,

@@ -1,11 +1,14 @@
-"""The judging and learning loops: how they start and stop, and the operations that the API offers on them."""
+"""The loops in the background (judging, learning, the user's rollouts), and the API's operations on them."""
 
 import asyncio
+import inspect
 import logging
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any
 
 from openclaw_rl.api.state import IsGone, OperationFailed, Operations
+from openclaw_rl.config.options import ConfigError
 from openclaw_rl.engines.base import EngineError, Sampler
 from openclaw_rl.judge.loop import JudgeLoop
 from openclaw_rl.judge.rules import ready
@@ -15,9 +18,13 @@ from openclaw_rl.learn.outside import NothingToClaim, OutsideTraining
 from openclaw_rl.learn.rollback import CannotRollBack, choose_checkpoint
 from openclaw_rl.ledger.errors import LedgerError
 from openclaw_rl.ledger.training import policy_line
+from openclaw_rl.plugins import describe, load_plugin
 from openclaw_rl.types import Claim, NextStep
 
 log = logging.getLogger(__name__)
+
+ROLLOUT_OPTION = "--rollout-function-path"
+ROLLOUT_NAMES = ("rollout",)
 
 
 class BackgroundLoops(Operations):
@@ -32,7 +39,10 @@ class BackgroundLoops(Operations):
         judge_model: Sampler | None = None,
     ) -> None:
         """`judge_model` judges and teaches, if the policy's own sampler does not."""
-        self.judging, self.learning, self.outside, self.patience = judging, learning, outside, patience
+        self.judging = judging
+        self.learning = learning
+        self.outside = outside
+        self.patience = patience
         self.judge_model = judge_model
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -148,3 +158,30 @@ def report_end(task: "asyncio.Task[None]") -> None:
     """Log the error of a task that fails."""
     if not task.cancelled() and (error := task.exception()):
         log.error("A background task has failed: %r", error, exc_info=error)
+
+
+class Rollout:
+    """Runs the user's `async rollout(base_url, config)` once, in the server's process, where it calls the API.
+
+    Its end or its failure is logged and does not stop the server.
+    What fails because the server stops is no failure.
+    """
+
+    def __init__(self, path: str, settings: dict[str, Any]) -> None:
+        self.file = Path(path.partition(":")[0]).expanduser()
+        self.settings = settings
+        self.function = load_plugin(path, ROLLOUT_OPTION, ROLLOUT_NAMES)
+        if not inspect.iscoroutinefunction(self.function):
+            raise ConfigError(f"{ROLLOUT_OPTION} {path} is not an async function: async def rollout(base_url, config).")
+
+    async def run(self, base_url: str, is_stopping: Callable[[], bool] = lambda: False) -> None:
+        try:
+            await self.function(base_url, self.settings)
+        except Exception as error:
+            if is_stopping():
+                # A server that stops refuses the function's requests.
+                log.info("The rollout has ended with the server.")
+                return
+            log.error("The rollout has failed: %s.", describe(error, self.file), exc_info=error)
+        else:
+            log.info("The rollout has ended.")

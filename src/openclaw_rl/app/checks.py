@@ -3,7 +3,7 @@
 import contextlib
 from pathlib import Path
 
-from openclaw_rl.app.assembly import check_own_code, fetch_files, judge_setup
+from openclaw_rl.app.assembly import check_user_code, fetch_files, judge_setup
 from openclaw_rl.app.config import Config, keep_options
 from openclaw_rl.app.split import check_split
 from openclaw_rl.config.options import ConfigError
@@ -35,7 +35,7 @@ def check(config: Config) -> None:
     check_judges(config.judge)
     if config.training.resume_from_ckpt not in ("auto", "none"):
         where_to_begin(config.training, config.run.folder)
-    check_own_code(config)
+    check_user_code(config)
     for folder, option in locked_folders(config).items():
         check_usable(folder, option)
 

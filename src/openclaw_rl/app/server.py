@@ -117,9 +117,9 @@ async def run(
         unread = ledger.read(words_not_understood) if ledger else ""
         learner = loops.where_learner_runs()
         banner(config, engines.sampler.describe(), engines.sampler.newest_version, port, unread, learner)
-        beside = work_beside(config, ledger, loops, engines.sampler, port, lambda: server.should_exit)
+        others = background_work(config, ledger, loops, engines.sampler, port, lambda: server.should_exit)
         go_on()
-        loops.start(*beside)
+        loops.start(*others)
         # What has been loaded stays. The garbage collector need not look at it again, which takes a tenth of a second.
         gc.freeze()
         stack.push_async_callback(loops.stop)
@@ -152,7 +152,7 @@ def make_server(config: Config, service: ChatService, loops: BackgroundLoops, sa
     return Server(settings, sampler, patience, on_stop=dashboard.close if dashboard else None)
 
 
-def work_beside(
+def background_work(
     config: Config,
     ledger: Ledger | None,
     loops: BackgroundLoops,
@@ -160,7 +160,7 @@ def work_beside(
     port: int,
     is_stopping: Callable[[], bool],
 ) -> list[Coroutine[Any, Any, None]]:
-    """The coroutines that run beside judging and learning until the server stops."""
+    """The coroutines that run along with judging and learning until the server stops."""
     work = [end_idle_sessions(ledger, config.capture.session_timeout)] if ledger else []
     training = loops.learning or loops.outside
     if training is not None and ledger is not None:

@@ -153,7 +153,8 @@ async def run_epochs(ledger: Ledger, learning: LearnLoop, epochs: int, bar: Turn
     """Go through all imported turns `epochs` times. Returns why turns are left; empty if none are."""
     for epoch in range(1, epochs + 1):
         await ledger.write(training.begin_epoch, epoch)
-        total, name = under_way(ledger), f"epoch {epoch} of {epochs}"
+        total = under_way(ledger)
+        name = f"epoch {epoch} of {epochs}"
 
         def show(total: int = total, name: str = name) -> None:
             bar.show(f"{name}, step {learning.step}", total - under_way(ledger), total)

@@ -1,6 +1,7 @@
-"""The command line: `openclaw-rl COMMAND …`. Each command is one module with `add` (its arguments) and `run`.
+"""The command line: `openclaw-rl COMMAND …`. A module has one command, or a few that belong together.
 
-`run` imports what the command needs, so that help and small commands stay fast.
+`add` adds their arguments. The function that runs a command imports what it needs, so that help and small commands stay
+fast.
 """
 
 import sys
@@ -15,20 +16,17 @@ from openclaw_rl.cli import (
     demo,
     doctor,
     eval,
-    export,
     forget,
-    import_,
     launch,
-    merge,
     notes,
     rejudge,
     report,
-    rollback,
     rollout,
     serve,
     sessions,
     status,
     train,
+    trajectories,
 )
 from openclaw_rl.cli.parser import Parser
 from openclaw_rl.errors import UserError
@@ -36,8 +34,8 @@ from openclaw_rl.terminal import printable
 
 #: In the order that --help lists them.
 COMMANDS = (
-    *(serve, train, demo, eval, rollout, chat, connect, doctor, status, sessions, notes, export, import_, rejudge),
-    *(checkpoints, rollback, merge, report, forget, launch, completion),
+    *(serve, train, demo, eval, rollout, chat, connect, doctor, status, sessions, notes, trajectories, rejudge),
+    *(checkpoints, report, forget, launch, completion),
 )
 #: Exit status for an error that the user can fix, as in argparse.
 USAGE_ERROR = 2

@@ -1,21 +1,32 @@
-"""`openclaw-rl checkpoints`: list the checkpoints of a run."""
+"""`openclaw-rl checkpoints`, `rollback`, `merge`: list the checkpoints of a run, serve an earlier one, merge one."""
 
 import argparse
 import time
+from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
-from openclaw_rl.cli.parser import RUN_OPTIONS, add_command, run_config
-from openclaw_rl.terminal import console, print_titled
+from openclaw_rl.cli.parser import KEY_OPTIONS, RUN_OPTIONS, add_command, operator_key, run_config
+from openclaw_rl.errors import UserError
+from openclaw_rl.terminal import console, print_titled, progress
+
+ROLLBACK_DOC = "serve an earlier policy, and continue learning from it"
+MERGE_DOC = "write a model with an adapter merged into its weights"
 
 
 def add(commands: Any) -> None:
-    add_command(commands, "checkpoints", "list the checkpoints of a run", run, RUN_OPTIONS)
+    add_checkpoints(commands)
+    add_rollback(commands)
+    add_merge(commands)
 
 
-def run(options: argparse.Namespace) -> int:
+def add_checkpoints(commands: Any) -> None:
+    add_command(commands, "checkpoints", "list the checkpoints of a run", run_checkpoints, RUN_OPTIONS)
+
+
+def run_checkpoints(options: argparse.Namespace) -> int:
     from openclaw_rl.ledger.lock import was_served
     from openclaw_rl.ledger.schema import check_ledger
 
@@ -33,4 +44,62 @@ def run(options: argparse.Namespace) -> int:
         made = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(item.created))
         table.add_row(str(item.step), str(item.version), made, str(len(item.batches)), Text(item.folder.name))
     print_titled(console(), f"Checkpoints in {saved.folder}", table)
+    return 0
+
+
+def add_rollback(commands: Any) -> None:
+    parser = add_command(
+        commands, "rollback", ROLLBACK_DOC, run_rollback, (*RUN_OPTIONS, "keep_checkpoints", *KEY_OPTIONS)
+    )
+    parser.add_argument(
+        "version",
+        nargs="?",
+        type=int,
+        metavar="VERSION",
+        help="a policy version that has a checkpoint, or 0 for the base model (default: the previous checkpoint)",
+    )
+
+
+def run_rollback(options: argparse.Namespace) -> int:
+    from openclaw_rl.client import Client
+    from openclaw_rl.learn.rollback import roll_back_offline
+    from openclaw_rl.ledger.lock import server_url
+    from openclaw_rl.ledger.schema import open_ledger
+
+    config = run_config(options)
+    checkpoints = config.checkpoints
+    if server := server_url(config.run.folder):
+        with Client(server, operator_key(config)) as client:
+            version = client.roll_back(options.version)
+    else:
+        with open_ledger(config.ledger_dir) as db:
+            version = roll_back_offline(db, checkpoints, options.version)
+    steps = [checkpoint.step for checkpoint in checkpoints.all() if checkpoint.version == version]
+    origin = "" if not steps else f" (the weights of step {steps[0]})" if steps[0] else " (the base model)"
+    when = "The server now serves" if server else "The next start serves"
+    console().print(f"{when} policy {version}{origin}. Learning continues from it.")
+    return 0
+
+
+def add_merge(commands: Any) -> None:
+    parser = add_command(commands, "merge", MERGE_DOC, run_merge, (*RUN_OPTIONS, "model_name", "cache_dir"))
+    parser.add_argument("checkpoint", type=Path, metavar="CKPT", help="a checkpoint, or any PEFT folder of this model")
+    parser.add_argument("out", type=Path, metavar="OUT", help="a new folder")
+
+
+def run_merge(options: argparse.Namespace) -> int:
+    from openclaw_rl.engines.local.families import runnable
+    from openclaw_rl.engines.local.merge import merge_adapter
+    from openclaw_rl.models import fetch_model
+
+    config = run_config(options)
+    base = runnable(fetch_model(config.model.model_name, config.run.cache))
+    try:
+        with progress() as shown:
+            merge_adapter(
+                base, options.checkpoint, options.out, lambda parts: shown.track(parts, description="Merging")
+            )
+    except OSError as error:
+        raise UserError(f"The model cannot be written to {options.out}: {error.strerror or error}.") from None
+    console().print(Text(f"The merged model is in {options.out}"), soft_wrap=True)
     return 0

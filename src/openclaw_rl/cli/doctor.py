@@ -14,7 +14,7 @@ from openclaw_rl.config.options import add_flags
 from openclaw_rl.terminal import console
 
 if TYPE_CHECKING:
-    from openclaw_rl.app.doctor.finding import Finding
+    from openclaw_rl.app.doctor import Finding
 
 DOC = "check machine, model, disk, ports, keys, ledger, server and clients, and say what to mend"
 STYLES = {"ok": "green", "note": "yellow", "broken": "bold red"}
@@ -34,8 +34,7 @@ def add(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from openclaw_rl.app.doctor import examine
-    from openclaw_rl.app.doctor.finding import Health
+    from openclaw_rl.app.doctor import Health, examine
 
     findings = dict(examine(run_config(options)))
     if options.json:

@@ -52,12 +52,14 @@ def run(options: argparse.Namespace) -> int:
 
     if not (options.session or options.user or options.retrain or options.wipe):
         raise UserError("Give --session ID, --user KEY-NAME, --retrain or --wipe. See openclaw-rl forget --help.")
-    config, out = run_config(options), console()
+    config = run_config(options)
+    out = console()
     run_dir = config.run.folder
     policies = Policies.of_run(run_dir)
     problems: list[str] = []
     with open_ledger(config.ledger_dir) as db:
-        say, beside_server = partial(say_problem, problems), bool(read_server(run_dir))
+        say = partial(say_problem, problems)
+        beside_server = bool(read_server(run_dir))
         if deletion.unfinished(db):
             # First: what was deleted then is no longer found below.
             finish_deletions(run_dir, db, say, beside_server=beside_server)

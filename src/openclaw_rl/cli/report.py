@@ -9,7 +9,7 @@ from openclaw_rl.cli.parser import KEY_OPTIONS, RUN_OPTIONS, add_command, operat
 from openclaw_rl.errors import UserError
 
 if TYPE_CHECKING:
-    from openclaw_rl.dashboard.source import RunSource
+    from openclaw_rl.dashboard.run import RunSource
 
 DOC = "write a page about a run: curves, verdicts, turns token by token, answers before and after"
 
@@ -50,7 +50,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def source_of(config: Config) -> "RunSource":
-    from openclaw_rl.dashboard.source import RunSource
+    from openclaw_rl.dashboard.run import RunSource
 
     return RunSource(
         run_dir=config.run.folder,

@@ -93,6 +93,7 @@ def notes_line(status: "Status") -> str:
     from openclaw_rl.ledger.status import plural
     from openclaw_rl.types import NoteState
 
-    active, retired = status.notes[NoteState.ACTIVE], status.notes[NoteState.RETIRED]
+    active = status.notes[NoteState.ACTIVE]
+    retired = status.notes[NoteState.RETIRED]
     learned = f", and {retired} retired because the policy does without" if retired else ""
     return f"{plural(active, 'note is', 'notes are')} given to the model{learned}. 'openclaw-rl notes' lists them."

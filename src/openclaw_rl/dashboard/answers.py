@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from openclaw_rl.dashboard.examples import Prompt
-from openclaw_rl.dashboard.source import RunSource
+from openclaw_rl.dashboard.run import Prompt, RunSource
 from openclaw_rl.engines.base import EngineError, WeightForm, policy_in
 from openclaw_rl.engines.factory import Resources, sampler_that_loads
 from openclaw_rl.learn.checkpoints import Checkpoint

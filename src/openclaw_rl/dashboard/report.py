@@ -6,12 +6,9 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from openclaw_rl.dashboard import metrics
 from openclaw_rl.dashboard.answers import Compared, NoAnswers, compare
 from openclaw_rl.dashboard.components.render import render
-from openclaw_rl.dashboard.examples import TITLES, make_example
-from openclaw_rl.dashboard.run import Run
-from openclaw_rl.dashboard.source import RunSource
+from openclaw_rl.dashboard.run import METRICS_FILE, TITLES, Run, RunSource, make_example
 from openclaw_rl.dashboard.views.learning import (
     COLUMNS,
     NOT_JUDGED,
@@ -36,7 +33,7 @@ NAME = "report.html"
 def may_be_run(source: RunSource) -> bool:
     """Whether a folder holds a run or is empty; a report is not written beside other files."""
     others = (path for path in source.run_dir.iterdir() if path.name != NAME)
-    files = (source.ledger_dir / LEDGER, source.run_dir / metrics.FILE)
+    files = (source.ledger_dir / LEDGER, source.run_dir / METRICS_FILE)
     return was_served(source.run_dir) or any(path.is_file() for path in files) or not any(others)
 
 

@@ -2,25 +2,28 @@
 
 import contextlib
 import json
+import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from sqlite3 import Connection
 from typing import Any
 
+from tokenizers import Tokenizer
+
 from openclaw_rl.dashboard.evaluations import Evaluation, read_evaluations
-from openclaw_rl.dashboard.examples import Prompt, first_prompts
-from openclaw_rl.dashboard.metrics import FILE as METRICS
-from openclaw_rl.dashboard.metrics import Metrics, read_metrics
-from openclaw_rl.dashboard.source import RunSource
+from openclaw_rl.dashboard.views.turn import TurnView, compare_hints, from_turn, spoken, token_view
+from openclaw_rl.engines.factory import EngineSettings
 from openclaw_rl.learn.checkpoints import FOLDER as CHECKPOINTS
-from openclaw_rl.learn.checkpoints import RECORD, UNFINISHED, Checkpoint
+from openclaw_rl.learn.checkpoints import RECORD, UNFINISHED, Checkpoint, Checkpoints
+from openclaw_rl.learn.reporting import EPISODE_METRICS, GAP_NAMES, StepReport
 from openclaw_rl.ledger import episodes, notes, pages, verdicts
 from openclaw_rl.ledger.errors import LedgerUnusable
 from openclaw_rl.ledger.schema import open_ledger, snapshot
 from openclaw_rl.ledger.status import Status, read_status
-from openclaw_rl.ledger.turns import load_turn
+from openclaw_rl.ledger.turns import conversation_starts, load_turn
 from openclaw_rl.ledger.verdicts import ExampleKind
+from openclaw_rl.methods.base import Method
 from openclaw_rl.models import ADAPTER_CONFIG, EMBEDDED
 from openclaw_rl.types import (
     EpisodeCounts,
@@ -33,11 +36,98 @@ from openclaw_rl.types import (
     VerdictSummary,
 )
 
+METRICS_FILE = "metrics.jsonl"
+METRIC_NAMES = frozenset(field.name for field in fields(StepReport)) | {*EPISODE_METRICS, *GAP_NAMES}
+#: The heading of an example.
+TITLES = {
+    ExampleKind.HINTED: "Learned from, with a hint",
+    ExampleKind.BEST: "Rated best",
+    ExampleKind.WORST: "Rated worst",
+    ExampleKind.ABSTAINED: "Not judged",
+    ExampleKind.QUARANTINED: "Set aside",
+}
+#: Turns that are searched for different prompts.
+MAX_SEARCHED_TURNS = 50
 #: Prompts that both models are asked.
 PROMPTS = 3
 EXAMPLES_OF_A_KIND = 2
 EPISODES_SHOWN, EPISODES_IN_CHARTS = 40, 400
 STEPS_SHOWN = 100
+
+
+@dataclass(frozen=True, slots=True)
+class RunSource:
+    """A run's files, its method, and the engine that can answer with its policies."""
+
+    run_dir: Path
+    ledger_dir: Path
+    checkpoints: Checkpoints
+    model_name: str | None
+    method: Method
+    settings: EngineSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """The steps of a run, by number. A step that was repeated is there once, as it was made last."""
+
+    steps: list[dict[str, float]]
+    unreadable: int
+    """Lines that are not a step, for example because the disk was full."""
+
+
+def read_metrics(path: Path) -> Metrics:
+    """All lines that can be read; none if there is no file. The last line may be half written."""
+    try:
+        lines = path.read_text("utf-8", errors="replace").splitlines()
+    except OSError:
+        return Metrics([], 0)
+    written = [line for line in lines if line.strip()]
+    steps = [step for step in map(read_step, written) if step]
+    by_number = {step["step"]: step for step in steps}
+    return Metrics([by_number[number] for number in sorted(by_number)], len(written) - len(steps))
+
+
+def read_step(line: str) -> dict[str, float] | None:
+    """The metrics of a step; None if the line is not one."""
+    try:
+        given = json.loads(line)
+        kept = {name: float(value) for name, value in given.items() if name in METRIC_NAMES and value is not None}
+    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
+        return None
+    return kept if math.isfinite(kept.get("step", math.nan)) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """How a conversation began, as the model was given it."""
+
+    question: str
+    ids: tuple[int, ...]
+
+
+def make_example(title: str, turn: StoredTurn, tokenizer: Tokenizer | None, method: Method) -> TurnView:
+    tokens = token_view(tokenizer, turn, method) if tokenizer is not None else None
+    return from_turn(turn, title, tokens, compare_hints(turn, method.topk))
+
+
+def question_of(turn: StoredTurn) -> str:
+    """What a turn answers: the last message of a person or a tool."""
+    asked = [message for message in turn.messages if message.get("role") in ("user", "tool")]
+    return spoken(asked[-1]) if asked else ""
+
+
+def first_prompts(db: Connection, count: int) -> list[Prompt]:
+    """How the first conversations began, each question once."""
+    prompts: dict[str, Prompt] = {}
+    for number in conversation_starts(db, MAX_SEARCHED_TURNS):
+        turn = load_turn(db, number)
+        question = question_of(turn)
+        if question and question not in prompts:
+            prompts[question] = Prompt(question, tuple(turn.prompt_ids))
+        if len(prompts) == count:
+            break
+    return list(prompts.values())
 
 
 @dataclass(slots=True)
@@ -74,7 +164,7 @@ def read_run(source: RunSource, server: str | None, ready: Mapping[str, Any]) ->
     run = Run(
         folder,
         read_status(None, server, ready),
-        read_metrics(folder / METRICS),
+        read_metrics(folder / METRICS_FILE),
         source.model_name or base_model(checkpoints) or EMBEDDED,
         checkpoints,
         read_evaluations(folder),
@@ -116,10 +206,10 @@ def base_model(checkpoints: list[Checkpoint]) -> str:
 
 def gaps(run: Run) -> Iterator[str]:
     """What a complete run has and this one lacks."""
-    if not (run.folder / METRICS).is_file():
-        yield f"There is no {METRICS}: no training step has been made yet."
+    if not (run.folder / METRICS_FILE).is_file():
+        yield f"There is no {METRICS_FILE}: no training step has been made yet."
     elif run.metrics.unreadable:
-        yield f"Lines of {METRICS} that cannot be read and are left out: {run.metrics.unreadable}."
+        yield f"Lines of {METRICS_FILE} that cannot be read and are left out: {run.metrics.unreadable}."
     usable = {checkpoint.folder for checkpoint in run.checkpoints}
     folders = [path.parent for path in (run.folder / CHECKPOINTS).glob(f"*/{RECORD}")]
     for folder in sorted(folder for folder in folders if not folder.name.startswith(UNFINISHED)):

@@ -133,7 +133,8 @@ def add_memory_share(options: dict[str, Any], environment: Mapping[str, str]) ->
 def server_commands(options: Mapping[str, Any], environment: Mapping[str, str], further: list[str]) -> list[list[str]]:
     """Train on DATA_PATH if it is given, then serve. Raises ConfigError."""
     serve = ["serve", *further, *as_flags(options)]
-    data, only = environment.get("DATA_PATH"), (environment.get("TRAIN_ONLY") or "0").lower() in YES
+    data = environment.get("DATA_PATH")
+    only = (environment.get("TRAIN_ONLY") or "0").lower() in YES
     if not data:
         if only:
             raise ConfigError("TRAIN_ONLY needs DATA_PATH: there is nothing to train on.")

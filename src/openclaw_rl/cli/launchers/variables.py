@@ -12,7 +12,9 @@ from openclaw_rl.config.options import ConfigError, flag
 from openclaw_rl.engines.registry import SAMPLERS, backends
 from openclaw_rl.learn.checkpoints import RECORD, Checkpoints
 
-SERVER, EPISODES, EVALUATION = Runs.SERVER, Runs.EPISODES, Runs.EVALUATION
+SERVER = Runs.SERVER
+EPISODES = Runs.EPISODES
+EVALUATION = Runs.EVALUATION
 #: Where learning takes place.
 LEARN = (SERVER, EPISODES)
 #: Names of tool-call formats elsewhere, and ours.

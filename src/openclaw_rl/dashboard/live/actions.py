@@ -14,8 +14,7 @@ from starlette.responses import JSONResponse, Response
 from openclaw_rl.api.errors import ApiError
 from openclaw_rl.api.state import OperationFailed
 from openclaw_rl.dashboard.live.access import Viewer, is_same_site
-from openclaw_rl.dashboard.live.dashboard import HEADERS, PART_HEADER, Dashboard, PageProblem, redirect
-from openclaw_rl.dashboard.live.pages import dashboard_of
+from openclaw_rl.dashboard.live.dashboard import HEADERS, PART_HEADER, Dashboard, PageProblem, dashboard_of, redirect
 from openclaw_rl.learn.rollback import finish_deletions
 from openclaw_rl.ledger.deletion import delete_sessions
 from openclaw_rl.ledger.errors import CannotJudge, CaptureSuspended, LedgerUnusable, UnknownTurn
@@ -61,7 +60,8 @@ async def log_in(request: Request) -> Response:
 
 async def log_out(request: Request) -> Response:
     dashboard = dashboard_of(request)
-    viewer, fields = dashboard.access.viewer(request), await read_form(request)
+    viewer = dashboard.access.viewer(request)
+    fields = await read_form(request)
     answer = redirect("/dashboard/")
     if viewer is not None and dashboard.access.may_change(viewer, request, fields.get("token", "")):
         dashboard.access.log_out(request, answer)
@@ -124,7 +124,8 @@ def ledger_of(dashboard: Dashboard) -> Ledger:
 
 async def rate(dashboard: Dashboard, viewer: Viewer, fields: Fields) -> tuple[str, str]:
     """Explicit feedback on an answer, as POST /v1/feedback."""
-    ledger, number = ledger_of(dashboard), number_in(fields, "turn")
+    ledger = ledger_of(dashboard)
+    number = number_in(fields, "turn")
     score = {"1": 1.0, "-1": -1.0}.get(fields.get("score", ""))
     if score is None:
         raise PageProblem(400, "Choose a thumb.")
@@ -143,7 +144,8 @@ async def rate(dashboard: Dashboard, viewer: Viewer, fields: Fields) -> tuple[st
 
 async def forget(dashboard: Dashboard, viewer: Viewer, fields: Fields) -> tuple[str, str]:
     """Delete a session of the viewer for good."""
-    ledger, number = ledger_of(dashboard), number_in(fields, "session")
+    ledger = ledger_of(dashboard)
+    number = number_in(fields, "session")
     session = await dashboard.threads.read(find_session, viewer.owner, number)
     if session is None:
         raise PageProblem(404, "You have no such session.")

@@ -16,9 +16,7 @@ from openclaw_rl.api.state import OperationFailed
 from openclaw_rl.api.wire import parse_request
 from openclaw_rl.dashboard.live.access import Viewer
 from openclaw_rl.dashboard.live.actions import Fields, answer, number_in, read_change
-from openclaw_rl.dashboard.live.comparisons import SIDES, Comparison
-from openclaw_rl.dashboard.live.dashboard import HEADERS, Dashboard, PageProblem
-from openclaw_rl.dashboard.live.pages import dashboard_of
+from openclaw_rl.dashboard.live.dashboard import HEADERS, SIDES, Comparison, Dashboard, PageProblem, dashboard_of
 from openclaw_rl.engines.base import VersionGone
 from openclaw_rl.ledger.errors import CannotJudge, UnknownTurn
 from openclaw_rl.ledger.turns import add_feedback

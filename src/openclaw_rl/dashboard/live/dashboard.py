@@ -1,5 +1,7 @@
 """The parts of one server's live page, and what all its routes share."""
 
+import secrets
+from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +14,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from openclaw_rl.api.state import ServerState
 from openclaw_rl.dashboard.components.render import render
 from openclaw_rl.dashboard.live.access import Access, Viewer
-from openclaw_rl.dashboard.live.comparisons import Comparisons
-from openclaw_rl.dashboard.live.feed import ChangeFeed
-from openclaw_rl.dashboard.live.reads import PageThreads
+from openclaw_rl.dashboard.live.reads import ChangeFeed, PageThreads
 from openclaw_rl.dashboard.views.learning import STYLES
 from openclaw_rl.learn.checkpoints import Checkpoints
 from openclaw_rl.ledger.errors import CaptureSuspended, LedgerUnusable
@@ -22,6 +22,9 @@ from openclaw_rl.ledger.pages import cursor
 from openclaw_rl.methods.base import Method
 from openclaw_rl.types import Sign
 
+SIDES = ("left", "right")
+#: Comparisons that wait for a vote; older ones can no longer be voted on.
+MAX_OPEN = 100
 #: Scripts and styles only from this server, no frames, no requests to elsewhere.
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
@@ -43,6 +46,35 @@ TABS = (
 #: Views that show or change what concerns all users.
 FOR_OPERATORS = ("learning", "compare")
 PART_HEADER = "x-part"
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Two answers that wait for a vote."""
+
+    owner: str
+    versions: tuple[int, int]
+    """As they were chosen, in the order of `SIDES`."""
+    completions: tuple[str, str]
+
+
+class Comparisons:
+    """The comparisons that can be voted on."""
+
+    def __init__(self) -> None:
+        self._open: OrderedDict[str, Comparison] = OrderedDict()
+
+    def add(self, comparison: Comparison) -> str:
+        name = secrets.token_urlsafe(12)
+        self._open[name] = comparison
+        while len(self._open) > MAX_OPEN:
+            self._open.popitem(last=False)
+        return name
+
+    def take(self, name: str, owner: str) -> Comparison | None:
+        """A comparison of this owner, which can then not be voted on again."""
+        comparison = self._open.get(name)
+        return self._open.pop(name) if comparison is not None and comparison.owner == owner else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +102,8 @@ class Dashboard:
     """One server's live page."""
 
     def __init__(self, server: ServerState, run: LiveRun) -> None:
-        self.server, self.run = server, run
+        self.server = server
+        self.run = run
         capture = server.service.capture
         self.ledger = capture.ledger if capture else None
         self.access = Access(server.keys)
@@ -85,7 +118,8 @@ class Dashboard:
     def _numbers(self) -> Hashable:
         """The server's numbers that change without the ledger."""
         service = self.server.service
-        stats, activity = service.sampler.stats(), service.metrics.recent.read()
+        stats = service.sampler.stats()
+        activity = service.metrics.recent.read()
         return stats.ready, stats.active, stats.waiting, activity, service.sampler.newest_version
 
     def frame(self, request: Request, viewer: Viewer | None, tab: str, cursor: int | None) -> dict[str, Any]:
@@ -153,6 +187,11 @@ class Dashboard:
         heading = {403: "Not for this key", 404: "Not here"}.get(status, "Not now")
         values = {**self.frame(request, viewer, "-", None), "problem": message, "heading": heading}
         return HTMLResponse(render("dashboard/templates/problem.html.j2", **values), status, HEADERS)
+
+
+def dashboard_of(request: Request) -> Dashboard:
+    dashboard: Dashboard = request.app.state.dashboard
+    return dashboard
 
 
 def signs_words(signs: tuple[Sign | None, ...]) -> str:

@@ -10,11 +10,10 @@ from openclaw_rl.dashboard.components.render import render
 from openclaw_rl.dashboard.components.svg import Chart
 from openclaw_rl.dashboard.evaluations import read_evaluations
 from openclaw_rl.dashboard.live.access import Viewer, is_same_site
-from openclaw_rl.dashboard.live.dashboard import HEADERS, Dashboard, PageProblem, whole_number
-from openclaw_rl.dashboard.live.pages import dashboard_of
+from openclaw_rl.dashboard.live.dashboard import HEADERS, Dashboard, PageProblem, dashboard_of, whole_number
 from openclaw_rl.dashboard.live.screenshots import latest_shots
 from openclaw_rl.dashboard.views.learning import COLUMNS, evaluation_charts, reward_charts, step_charts, step_row
-from openclaw_rl.dashboard.views.turn_view import from_card
+from openclaw_rl.dashboard.views.turn import from_card
 from openclaw_rl.engines.base import EngineError
 from openclaw_rl.learn.checkpoints import Checkpoint
 from openclaw_rl.learn.gate import answer_greedily
@@ -79,7 +78,7 @@ async def step(request: Request) -> Response:
     return await dashboard.page(request, "learning", "step", read, operator_only=True)
 
 
-async def again(request: Request) -> Response:
+async def answer_before_and_after(request: Request) -> Response:
     """What the policies before and after a step answer to a turn's prompt, most likely tokens only."""
     dashboard = dashboard_of(request)
     viewer = dashboard.access.viewer(request)

@@ -9,11 +9,10 @@ from starlette.responses import Response, StreamingResponse
 from openclaw_rl.api.routes.health import details
 from openclaw_rl.dashboard.components.render import ASSETS, asset, asset_url, render
 from openclaw_rl.dashboard.live.access import Viewer, is_same_site
-from openclaw_rl.dashboard.live.dashboard import HEADERS, Dashboard, PageProblem, whole_number
-from openclaw_rl.dashboard.screenshots import images
+from openclaw_rl.dashboard.live.dashboard import HEADERS, Dashboard, PageProblem, dashboard_of, whole_number
+from openclaw_rl.dashboard.live.screenshots import images
 from openclaw_rl.dashboard.views.now import NowView, Tile, amount, memory_bytes, now_view, size
-from openclaw_rl.dashboard.views.tokens import compare_hints, token_view
-from openclaw_rl.dashboard.views.turn_view import from_card
+from openclaw_rl.dashboard.views.turn import compare_hints, from_card, token_view
 from openclaw_rl.ledger import episodes
 from openclaw_rl.ledger.pages import ONLY, find_session, find_turns, session_page, turn_page
 from openclaw_rl.ledger.screenshots import folder_name
@@ -25,11 +24,6 @@ SESSIONS_ON_A_PAGE, LATEST_SESSIONS = 40, 8
 TURNS_ON_A_PAGE = 30
 #: An asset's address changes with its content.
 KEPT_FOR_GOOD = {"Cache-Control": "public, max-age=31536000, immutable", "X-Content-Type-Options": "nosniff"}
-
-
-def dashboard_of(request: Request) -> Dashboard:
-    dashboard: Dashboard = request.app.state.dashboard
-    return dashboard
 
 
 async def assets(request: Request) -> Response:
@@ -160,8 +154,10 @@ async def tokens(request: Request) -> Response:
             if not find_turns(db, viewer.owner, [number]):
                 return None
             turn = load_turn(db, number)
-        method, tokenizer = dashboard.run.method, dashboard.server.service.renderer.tokenizer.backend
-        view, overlaps = token_view(tokenizer, turn, method), compare_hints(turn, method.topk)
+        method = dashboard.run.method
+        tokenizer = dashboard.server.service.renderer.tokenizer.backend
+        view = token_view(tokenizer, turn, method)
+        overlaps = compare_hints(turn, method.topk)
         return render("dashboard/templates/tokens.html.j2", view=view, overlaps=overlaps)
 
     page = await dashboard.threads.run(make)

@@ -28,7 +28,7 @@ ROUTES = (
     Route("/dashboard/turns/{number:int}/tokens", pages.tokens),
     Route("/dashboard/learning", learning.learning),
     Route("/dashboard/learning/{number:int}", learning.step),
-    Route("/dashboard/learning/{update:int}/again/{number:int}", learning.again),
+    Route("/dashboard/learning/{update:int}/again/{number:int}", learning.answer_before_and_after),
     Route("/dashboard/environments", learning.environments),
     Route("/dashboard/screenshots/{folder}", screenshots.page),
     Route("/dashboard/screenshots/{folder}/{name}", screenshots.image),

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from openclaw_rl.dashboard.views.words import STATES
+from openclaw_rl.dashboard.views.turn import STATES
 from openclaw_rl.ledger.status import Status
 from openclaw_rl.types import NextStep, State
 

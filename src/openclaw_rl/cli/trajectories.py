@@ -1,7 +1,8 @@
-"""`openclaw-rl export`: write what is recorded to a file."""
+"""`openclaw-rl export` and `import`: write what is recorded to a file, and read sessions from one into the ledger."""
 
 import argparse
 import contextlib
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
@@ -10,11 +11,18 @@ from rich.text import Text
 
 from openclaw_rl.cli.parser import RUN_OPTIONS, add_command, run_config
 from openclaw_rl.errors import UserError
-from openclaw_rl.terminal import console, progress
+from openclaw_rl.terminal import console, printable, progress
+
+IMPORT_DOC = "read sessions from a trajectories file"
 
 
 def add(commands: Any) -> None:
-    parser = add_command(commands, "export", "write what is recorded to a file", run, RUN_OPTIONS)
+    add_export(commands)
+    add_import(commands)
+
+
+def add_export(commands: Any) -> None:
+    parser = add_command(commands, "export", "write what is recorded to a file", run_export, RUN_OPTIONS)
     parser.add_argument("file", type=Path, metavar="OUT.jsonl", help="the file to write")
     parser.add_argument(
         "--format",
@@ -25,7 +33,7 @@ def add(commands: Any) -> None:
     )
 
 
-def run(options: argparse.Namespace) -> int:
+def run_export(options: argparse.Namespace) -> int:
     from openclaw_rl.ledger.packing import pack_json
     from openclaw_rl.ledger.schema import open_ledger
     from openclaw_rl.ledger.status import plural
@@ -51,3 +59,29 @@ def writable(path: Path) -> Iterator[TextIO]:
             yield out
     except OSError as error:
         raise UserError(f"{path} cannot be written: {error.strerror}.") from None
+
+
+def add_import(commands: Any) -> None:
+    parser = add_command(commands, "import", IMPORT_DOC, run_import, (*RUN_OPTIONS, "model_name", "cache_dir"))
+    parser.add_argument("file", type=Path, metavar="IN.jsonl", help="one session per line, as export writes it")
+
+
+def run_import(options: argparse.Namespace) -> int:
+    from openclaw_rl.app.assembly import fetch_files
+    from openclaw_rl.ledger.schema import open_ledger
+    from openclaw_rl.ledger.status import plural
+    from openclaw_rl.ledger.trajectories import import_file
+    from openclaw_rl.rendering.chat import ChatRenderer
+
+    if not options.file.is_file():
+        raise UserError(f"There is no file {options.file}.")
+    config = run_config(options)
+    renderer = ChatRenderer(fetch_files(config))
+    with open_ledger(config.ledger_dir, create_missing=True) as db:
+        result = import_file(db, options.file, renderer)
+    for refused in result.errors:
+        sys.stderr.write(printable(refused) + "\n")
+    known = f", {plural(result.known, 'was', 'were')} there already" if result.known else ""
+    bad = plural(len(result.errors), "line", "lines")
+    console().print(f"{plural(result.turns, 'turn', 'turns')} imported{known}, {bad} refused")
+    return 1 if result.errors else 0
