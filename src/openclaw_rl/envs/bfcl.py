@@ -54,7 +54,8 @@ TYPES = {"dict": "object", "float": "number", "tuple": "array"}
 #: Arguments whose size decides how long a call takes, and their largest value.
 LARGEST = {"precision": 100, "exponent": 1000, "decimal_places": 100}
 #: Answers with calls that one request may take, and calls that one answer may have.
-MAX_ANSWERS, MAX_CALLS = 10, 16
+MAX_ANSWERS = 10
+MAX_CALLS = 16
 #: One task of so many is held out.
 HELD_OUT_ONE_IN = 5
 
@@ -83,14 +84,15 @@ class Bfcl:
 
 
 class BfclEpisode:
-    """One attempt: the tools of a task with the policy's state, and beside it the state of the reference calls."""
+    """One attempt: the tools of a task with the policy's state, and with the state of the reference calls."""
 
     def __init__(self, entry: Mapping[str, Any]) -> None:
         self.tools = tools_of(entry)
         self._names = {tool["function"]["name"] for tool in self.tools}
         self._requests: Sequence[Sequence[Message]] = entry["question"]
         self._reference: Sequence[Sequence[str]] = entry["ground_truth"]
-        self._policy_side, self._reference_side = Tools(entry), Tools(entry)
+        self._policy_side = Tools(entry)
+        self._reference_side = Tools(entry)
         self._results: list[str] = []
         self._fulfilled = 0
         self._answers = 0
@@ -133,7 +135,8 @@ class BfclEpisode:
         if reference and not (self._called and self._same_state() and _contains(self._results, wanted)):
             return Step(reward=0.0, hint=f"The request is not fulfilled. Call: {', '.join(reference)}", done=True)
         self._fulfilled += 1
-        self._answers, self._called = 0, False
+        self._answers = 0
+        self._called = False
         done = self._fulfilled == len(self._requests)
         return Step(() if done else self._requests[self._fulfilled], reward=1.0, done=done)
 

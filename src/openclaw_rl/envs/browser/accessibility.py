@@ -100,7 +100,8 @@ def show(visits: Sequence[Visit], clickable: Mapping[int, str]) -> Iterator[tupl
 
 def part_of(visits: Sequence[Visit], index: int, clickable: Mapping[int, str]) -> Part | None:
     visit = visits[index]
-    node, role = visit.node, role_of(visit.node)
+    node = visit.node
+    role = role_of(visit.node)
     if role in USABLE and not node.get("ignored"):
         return element(visits, index, USABLE[role])
     if is_target(node, clickable) and not visit.has_targets:

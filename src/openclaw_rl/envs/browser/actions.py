@@ -1,4 +1,4 @@
-"""The actions of an answer: a tool call, or a plain line such as `click 2`."""
+"""The actions of an answer: a tool call, or a line such as `click 2`."""
 
 import json
 import re
@@ -85,7 +85,9 @@ def tool_calls(answer: Message) -> Sequence[Any]:
 
 
 def _from_line(match: re.Match[str]) -> BrowserAction:
-    kind, number, text = match["kind"].lower(), match["element"], match["text"].strip()
+    kind = match["kind"].lower()
+    number = match["element"]
+    text = match["text"].strip()
     if number is not None and kind not in ON_ELEMENT:
         text = f"{number} {text}".strip()
         number = None
@@ -107,7 +109,9 @@ def _from_call(call: Any) -> BrowserAction:
         arguments = None
     if not isinstance(arguments, dict):
         raise BadAction(f"The arguments of {TOOL_NAME} must be a JSON object.")
-    kind, element, text = arguments.get("action"), arguments.get("element"), arguments.get("text", "")
+    kind = arguments.get("action")
+    element = arguments.get("element")
+    text = arguments.get("text", "")
     if kind not in KINDS:
         raise BadAction(f"The action must be one of {', '.join(KINDS)}, not {kind!r:.40}.")
     if element is not None and (isinstance(element, bool) or not isinstance(element, int)):

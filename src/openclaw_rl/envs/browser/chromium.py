@@ -32,7 +32,9 @@ FLAGS = (
 )
 VIEWPORT = (800, 600)
 #: How long the browser may take to start, to open a tab, and to close one.
-START_SECONDS, OPEN_SECONDS, CLOSE_SECONDS = 60.0, 30.0, 8.0
+START_SECONDS = 60.0
+OPEN_SECONDS = 30.0
+CLOSE_SECONDS = 8.0
 #: A browser that has shown so many tabs is replaced by a new one, so that nothing in it grows without end.
 MAX_TABS = 400
 #: Windows and notes of one tab that are remembered.
@@ -138,7 +140,7 @@ class Chromium:
 
     async def open(self, proxy: str) -> "ChromiumTab":
         """A tab whose only way out is a proxy. Raises BrowserGone."""
-        async with self._own_lock():
+        async with self._lock_of_loop():
             running = await self._usable()
             running.tabs += 1
             running.opened += 1
@@ -155,7 +157,8 @@ class Chromium:
         return session
 
     async def close(self) -> None:
-        running, self._running = self._running, None
+        running = self._running
+        self._running = None
         if running is not None:
             await running.stop()
 
@@ -165,7 +168,7 @@ class Chromium:
         if running.tabs == 0 and running is not self._running:
             await running.stop()
 
-    def _own_lock(self) -> asyncio.Lock:
+    def _lock_of_loop(self) -> asyncio.Lock:
         """A lock of the loop that runs: environments may get a new one."""
         loop = asyncio.get_running_loop()
         if self._lock is None or self._lock[0] is not loop:
@@ -268,7 +271,8 @@ class ChromiumTab:
 
     def notes(self) -> list[str]:
         """What was closed or refused since the last call, in words."""
-        notes, self._notes = self._notes, []
+        notes = self._notes
+        self._notes = []
         return notes
 
     @property
@@ -278,7 +282,8 @@ class ChromiumTab:
 
     def popups(self) -> list[str]:
         """The addresses of the windows that were closed since the last call."""
-        popups, self._popups = self._popups, []
+        popups = self._popups
+        self._popups = []
         return popups
 
     async def close(self) -> None:

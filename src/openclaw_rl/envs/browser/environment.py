@@ -16,7 +16,8 @@ from openclaw_rl.envs.browser.page import Scene
 from openclaw_rl.envs.browser.site_tasks import SiteTasks
 
 #: The variable by which the published scripts choose what drives the browser, and the only choice.
-DRIVER_VARIABLE, DRIVER = "SCREENSHOT_BACKEND", "playwright"
+DRIVER_VARIABLE = "SCREENSHOT_BACKEND"
+DRIVER = "playwright"
 
 
 class TaskSource(Protocol):

@@ -27,7 +27,8 @@ class ScreenshotFolder:
 
     def __init__(self, root: Path, name: str) -> None:
         self._folder: Path | None = None
-        self._root, self._name = root, folder_name(name)
+        self._root = root
+        self._name = folder_name(name)
         self._numbers = count()
 
     async def save(self, page: WebPage) -> bytes:
@@ -65,7 +66,10 @@ class BrowserEpisode:
         record: ScreenshotFolder | None = None,
     ) -> None:
         self.tools: Sequence[Tool] = [TOOL] if offers_tool else []
-        self._scene, self._examples, self._images, self._record = scene, examples, images, record
+        self._scene = scene
+        self._examples = examples
+        self._images = images
+        self._record = record
         self._page: WebPage | None = None
         self.view = PageView([])
         self._left = list(scene.solution)

@@ -9,9 +9,12 @@ from urllib.parse import urlsplit
 import idna
 
 #: Limits of one request.
-MAX_HEAD_BYTES, MAX_BODY_BYTES = 64 * 1024, 1024 * 1024
+MAX_HEAD_BYTES = 64 * 1024
+MAX_BODY_BYTES = 1024 * 1024
 #: How long a connection to the origin may take to be made, one request may take, and a tunnel may stay open.
-CONNECT_SECONDS, REQUEST_SECONDS, TUNNEL_SECONDS = 10.0, 30.0, 600.0
+CONNECT_SECONDS = 10.0
+REQUEST_SECONDS = 30.0
+TUNNEL_SECONDS = 600.0
 #: Connections that are served at once; others wait.
 MAX_CONNECTIONS = 32
 #: Refused addresses that are remembered for the model.
@@ -77,7 +80,8 @@ class OriginGate:
 
     def refusals(self) -> list[str]:
         """The addresses that were refused since the last call."""
-        refused, self._refused = self._refused, []
+        refused = self._refused
+        self._refused = []
         return refused
 
     async def quiet(self, seconds: float) -> None:

@@ -71,7 +71,8 @@ class MiniWobScene(ScriptedScene):
 
     def __init__(self, folder: Path, page: str, seed: int, chromium: Chromium) -> None:
         super().__init__(chromium, f"{SITE_ORIGIN}/miniwob/{page}.html", self._file, MAX_STEPS)
-        self._folder, self._seed = folder.resolve(), seed
+        self._folder = folder.resolve()
+        self._seed = seed
 
     async def goal(self, page: WebPage) -> str:
         return str(await self.value(page, START.format(seed=json.dumps(str(self._seed)))))

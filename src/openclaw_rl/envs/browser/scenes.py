@@ -47,7 +47,8 @@ class SiteScene:
     """A built-in site. The site itself knows what was done, so the score needs no browser."""
 
     def __init__(self, site: Site, data: Mapping[str, Any], chromium: Chromium) -> None:
-        self._site, self._goal = site, data["goal"]
+        self._site = site
+        self._goal = data["goal"]
         self.solution: list[list[str]] = [list(move) for move in data["solution"]]
         self.max_steps = len(self.solution) + (SPARE_STEPS if len(self.solution) > 1 else 0)
         self._gated_tab = GatedTab(chromium)
@@ -91,8 +92,10 @@ class ScriptedScene:
 
     def __init__(self, chromium: Chromium, address: str, answer: Answerer | None, max_steps: int) -> None:
         self._gated_tab = GatedTab(chromium)
-        self._address, self._answerer = address, answer
-        self.max_steps, self.solution = max_steps, []
+        self._address = address
+        self._answerer = answer
+        self.max_steps = max_steps
+        self.solution = []
 
     async def open(self) -> WebPage:
         parts = urlsplit(self._address)

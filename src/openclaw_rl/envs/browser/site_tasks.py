@@ -50,7 +50,8 @@ class SiteTasks:
         return site_examples(task.data["family"], task.data["level"], self._examples, offers_tool=offers_tool)
 
     def _task(self, split: str, random: Random) -> Task:
-        family, level = random.choice(self._families), random.choice(self._levels)
+        family = random.choice(self._families)
+        level = random.choice(self._levels)
         draft = draw(family, level, split, random)
         data: dict[str, Any] = {
             "family": family,
@@ -75,7 +76,8 @@ def site_examples(family: str, level: int, number: int, *, offers_tool: bool) ->
             messages.append({**reply, "content": before + shown})
             id_ = f"example{index}{turn}"
             messages.append(called(action, id_) if offers_tool else {"role": "assistant", "content": str(action)})
-            reply, before = ({"role": "tool", "tool_call_id": id_} if offers_tool else {"role": "user"}), ""
+            reply = {"role": "tool", "tool_call_id": id_} if offers_tool else {"role": "user"}
+            before = ""
     return messages
 
 

@@ -13,7 +13,8 @@ from openclaw_rl.envs.browser.page import BrowserGone, PageFailed
 from openclaw_rl.envs.browser.view import PageElement, PageView, quoted
 
 #: How long one command may take, and how long a page may take to settle after an action.
-COMMAND_SECONDS, SETTLE_SECONDS = 5.0, 10.0
+COMMAND_SECONDS = 5.0
+SETTLE_SECONDS = 10.0
 #: How long a large page may take to be read.
 READ_SECONDS = 20.0
 #: A page with more nodes is not read at all. Some of them belong to pages that were shown before.
@@ -132,7 +133,8 @@ class ChromiumPage:
         return base64.b64decode(reply["data"])
 
     def notes(self) -> list[str]:
-        notes, self._notes = self._notes, []
+        notes = self._notes
+        self._notes = []
         notes += [f"Refused, because it is outside the task: {quoted(address)}" for address in self._gate.refusals()]
         more = len(notes) - MAX_NOTES
         return [*notes[:MAX_NOTES], f"and {more} more"] if more > 0 else notes
@@ -175,7 +177,8 @@ class ChromiumPage:
 
     async def _return_to_task(self) -> None:
         history = await self._send("Page.getNavigationHistory")
-        entries, index = history["entries"], history["currentIndex"]
+        entries = history["entries"]
+        index = history["currentIndex"]
         address = entries[index]["url"]
         if self._gate.allows(address):
             return
@@ -262,7 +265,8 @@ class ChromiumPage:
         return reply.get("result", {}).get("value")
 
     async def _scroll(self, pixels: int) -> None:
-        x, y = VIEWPORT[0] / 2, VIEWPORT[1] / 2
+        x = VIEWPORT[0] / 2
+        y = VIEWPORT[1] / 2
         await self._send("Input.dispatchMouseEvent", type="mouseWheel", x=x, y=y, deltaX=0, deltaY=pixels)
 
     async def _press(self, key: str) -> None:

@@ -93,7 +93,8 @@ class PageView:
     def text(self, first: int = 0) -> str:
         """The lines from `first` on, as many as are shown at once."""
         shown = self.lines[first : first + MAX_LINES]
-        above, below = min(first, len(self.lines)), max(len(self.lines) - first - MAX_LINES, 0)
+        above = min(first, len(self.lines))
+        below = max(len(self.lines) - first - MAX_LINES, 0)
         if above:
             shown.insert(0, f"({above} more lines above: scroll up)")
         if below:

@@ -9,7 +9,7 @@ They are taken apart before they enter the sandbox. Three forms of assert are kn
 
 Tested code cannot change a test or make an object that equals everything. It shares a process with what reports the
 values, so it could forge a report. For the first two forms a forged report has to name the right value, and the values
-of hidden tests are nowhere in the sandbox; for the third, True is enough. Our own packages use the first two only.
+of hidden tests are nowhere in the sandbox; for the third, True is enough. The built-in packages use the first two only.
 
 Whatever tests and reports contain, nothing here raises: a model may have written them.
 """
@@ -30,7 +30,9 @@ from openclaw_rl.envs.swe.suites import TestResult, new_folder, output_of_tests,
 from openclaw_rl.sandbox.base import Sandbox
 
 #: Limits of one run of such tests.
-RUN_SECONDS, RUN_MEMORY_MIB, MAX_REPORT_BYTES = 10.0, 256, 1 << 20
+RUN_SECONDS = 10.0
+RUN_MEMORY_MIB = 256
+MAX_REPORT_BYTES = 1 << 20
 #: No site packages, no settings of the user, no bytecode files; the folder is not searched for modules at the start.
 BARE_PYTHON = ("python3", "-I", "-S", "-B", "-X", "utf8", "-c")
 RUNNER = Path(__file__).with_name("assert_tests_child.py").read_text("utf-8")
@@ -110,7 +112,8 @@ class AssertSuite:
     """Tests with asserts, which need Python alone."""
 
     def __init__(self, sandbox: Sandbox, tests: Files) -> None:
-        self._sandbox, self._tests = sandbox, tests
+        self._sandbox = sandbox
+        self._tests = tests
 
     async def run(self, repository: Repository) -> dict[str, TestResult]:
         tests = await asyncio.to_thread(lambda: prepare(_tests_in(repository)))
@@ -198,7 +201,8 @@ class _AssertReplacer(ast.NodeTransformer):
 
     def _take_apart(self, node: ast.FunctionDef) -> None:
         source = ast.unparse(node)
-        self._expected, certain = {}, set()
+        self._expected = {}
+        certain = set()
         for index, statement in enumerate(node.body):
             if isinstance(statement, ast.Assert):
                 certain.add(self._number)
@@ -218,7 +222,8 @@ class _AssertReplacer(ast.NodeTransformer):
             case condition:
                 wanted = Expectation(ast.unparse(condition), "be true", value=True)
                 value = _call("bool", condition)
-        number, self._number = self._number, self._number + 1
+        number = self._number
+        self._number = self._number + 1
         self._expected[number] = wanted
         return ast.Expr(_call("__see__", ast.Constant(number), value))
 

@@ -34,9 +34,11 @@ from openclaw_rl.envs.swe.tools import TOOLS
 from openclaw_rl.sandbox.base import Sandbox
 from openclaw_rl.sandbox.kinds import ContainerSandbox
 
-INSTANCES, REPOS = "instances.jsonl", "repos"
+INSTANCES = "instances.jsonl"
+REPOS = "repos"
 #: Where the official images have the repository, and the Python that has what it needs.
-IMAGE_FOLDER, IMAGE_PYTHON = "/testbed", "/opt/miniconda3/envs/testbed/bin/python"
+IMAGE_FOLDER = "/testbed"
+IMAGE_PYTHON = "/opt/miniconda3/envs/testbed/bin/python"
 #: The name of an official image; __ in an instance's id is written as _1776_.
 IMAGE = "swebench/sweb.eval.x86_64.{}:latest"
 #: Without `split`, one instance of so many is held out.
@@ -128,8 +130,10 @@ class SweBench:
         seconds: float,
     ) -> None:
         self.about = sandbox.about
-        self._sandbox, self._path = sandbox, path
-        self._interpreter, self._seconds = interpreter, seconds
+        self._sandbox = sandbox
+        self._path = path
+        self._interpreter = interpreter
+        self._seconds = seconds
         self._instances = {instance.instance_id: instance for instance in instances}
         in_container = isinstance(sandbox, ContainerSandbox)
         for instance in instances:
@@ -184,7 +188,8 @@ class SweBench:
     def _export(self, instance: Instance, work: Path) -> tuple[Path, Files]:
         """Export into a new folder, and move the files to their place when they are complete. Blocks."""
         with tempfile.TemporaryDirectory(dir=work, ignore_cleanup_errors=True) as folder:
-            files, tests = Path(folder) / "files", Path(folder) / "tests"
+            files = Path(folder) / "files"
+            tests = Path(folder) / "tests"
             files.mkdir()
             tests.mkdir()
             if isinstance(self._sandbox, ContainerSandbox):
@@ -198,9 +203,11 @@ class SweBench:
             return files.rename(work / instance.instance_id), texts
 
     def _suite(self, instance: Instance, tests: Files) -> PytestSuite:
-        sandbox, interpreter = self._sandbox, self._interpreter
+        sandbox = self._sandbox
+        interpreter = self._interpreter
         if isinstance(sandbox, ContainerSandbox):
-            sandbox, interpreter = ContainerSandbox(sandbox.name, instance.image), Interpreter(IMAGE_PYTHON)
+            sandbox = ContainerSandbox(sandbox.name, instance.image)
+            interpreter = Interpreter(IMAGE_PYTHON)
         return PytestSuite(sandbox, interpreter, tests, [*instance.must_pass, *instance.must_keep], self._seconds)
 
     @staticmethod
@@ -216,7 +223,8 @@ class BenchEpisode:
     tools: Sequence[Tool] = TOOLS
 
     def __init__(self, bench: SweBench, instance: Instance) -> None:
-        self._bench, self._instance = bench, instance
+        self._bench = bench
+        self._instance = instance
         self._episode: RepositoryEpisode | None = None
 
     async def start(self) -> Sequence[Message]:

@@ -69,7 +69,8 @@ Change = tuple[str, int, int, str]
 def bugs_in(text: str) -> list[Bug]:
     """Every bug that can be planted in the functions of a module."""
     changes = _Changes(text)
-    data, bugs = text.encode(), []
+    data = text.encode()
+    bugs = []
     for name, function in functions_of(parse(text)):
         for kind, start, end, replacement in changes.of_function(function):
             changed = (data[:start] + replacement.encode() + data[end:]).decode()
@@ -101,7 +102,8 @@ def renamed(bug: Bug, right: str, random: Random) -> Bug:
 
 def _with_names(text: str, pairs: Mapping[str, str]) -> str:
     """The text with other names in the place of some."""
-    changes, data = _Changes(text), text.encode()
+    changes = _Changes(text)
+    data = text.encode()
     places = []
     for node in ast.walk(parse(text)):
         if not isinstance(node, ast.Name | ast.arg):
@@ -158,7 +160,8 @@ class _Changes:
 
     def _between(self, kind: str, left: ast.expr, right: ast.expr, sign: str, other: str) -> Change:
         """Replace the operator between two operands; brackets may stand there too."""
-        start, end = self._end(left), self.start(right)
+        start = self._end(left)
+        end = self.start(right)
         return kind, start, end, self._data[start:end].decode().replace(sign, other)
 
     def start(self, node: ast.arg | ast.expr) -> int:
@@ -186,7 +189,8 @@ def make_bug(kind: str, function: str, right: str, wrong: str) -> Bug | None:
             return None
     except SyntaxError:
         return None
-    a, b = wrong.splitlines(), right.splitlines()
+    a = wrong.splitlines()
+    b = right.splitlines()
     start = next(index for index, (x, y) in enumerate(zip(a, b, strict=False)) if x != y)
     end = 0
     while end < min(len(a), len(b)) - start and a[-1 - end] == b[-1 - end]:

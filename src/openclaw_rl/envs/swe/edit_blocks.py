@@ -29,7 +29,8 @@ BLOCK = re.compile(
 )
 DIFF = re.compile(r"^```diff[ \t]*\n(?P<lines>.*?)(?:^```|\Z)", re.MULTILINE | re.DOTALL)
 #: Lines of a diff that end the hunk before them, and the line by which git begins the next file.
-HUNK_MARKS, FILE_MARK = ("@@", "--- ", "+++ "), "diff --git "
+HUNK_MARKS = ("@@", "--- ", "+++ ")
+FILE_MARK = "diff --git "
 #: Text that was meant as a block.
 MEANT_AS_BLOCK = re.compile(r"<<<<<|>>>>>|^=====|^```diff", re.MULTILINE)
 
@@ -70,7 +71,8 @@ def _read_diff(text: str) -> Iterator[EditBlock]:
         if line.startswith((*HUNK_MARKS, FILE_MARK)):
             if old or new:
                 yield EditBlock(path, "\n".join(old), "\n".join(new))
-            old, new = [], []
+            old = []
+            new = []
             in_header = line.startswith(FILE_MARK)
             if line.startswith("+++ "):
                 # A time may stand after a tab.

@@ -132,7 +132,8 @@ class PlantedBugs:
         )
 
     def _task(self, split: str, random: Random) -> Task:
-        level, kind = random.choice(self._levels), random.choice(self._kinds)
+        level = random.choice(self._levels)
+        kind = random.choice(self._kinds)
         draft = draw(split, level, kind, random)
         messages: list[Message] = [{"role": "system", "content": ONE_EDIT if level == 1 else USE_TOOLS}]
         for index, solved in enumerate(draw_examples(kind, self._examples)):
@@ -164,7 +165,8 @@ def question(draft: BugDraft, level: int) -> str:
 
 def example(draft: BugDraft, level: int, index: int) -> list[Message]:
     """A question and how it is answered, as messages."""
-    (path, bug), asked = draft.bugs[0], {"role": "user", "content": question(draft, level)}
+    (path, bug) = draft.bugs[0]
+    asked = {"role": "user", "content": question(draft, level)}
     if level == 1:
         return [asked, {"role": "assistant", "content": str(EditBlock("", bug.old, bug.new))}]
     number_of_tests = len(draft.results)

@@ -22,7 +22,8 @@ from openclaw_rl.envs.swe.tools import TOOLS, RepositoryTools
 MAX_CALLS_IN_ANSWER = 8
 MALFORMED_BLOCK = f"The edit cannot be read. Write it like this:\n{EditBlock('', 'the lines to find', 'the new lines')}"
 NO_EDIT = "The answer has no edit."
-CHANGED_WEIGHT, FIXED_WEIGHT = 0.1, 0.5
+CHANGED_WEIGHT = 0.1
+FIXED_WEIGHT = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +57,11 @@ class RepositoryEpisode:
         self.tools: Sequence[Tool] = () if single_edit else TOOLS
         self.repository = repository
         self._toolbox = RepositoryTools(repository, suite)
-        self._suite, self._messages, self._goal = suite, messages, goal
-        self._single_edit, self._solution = single_edit, solution
+        self._suite = suite
+        self._messages = messages
+        self._goal = goal
+        self._single_edit = single_edit
+        self._solution = solution
         self._refusal = ""
 
     async def start(self) -> Sequence[Message]:

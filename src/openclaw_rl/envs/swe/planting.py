@@ -160,11 +160,11 @@ def _tests_of(name: str, tests: Files) -> Iterator[str]:
         module = parse(text)
         functions = [node for node in module.body if isinstance(node, ast.FunctionDef)]
         helpers = {node.name: node for node in functions if not node.name.startswith("test_")}
-        own = [
+        tests_of_it = [
             node for node in functions if name in _used(node) and _used(node) & _names_of(module) <= {name, *helpers}
         ]
-        used = set().union(*map(_used, own)) & helpers.keys()
-        for node in [*(helpers[helper] for helper in sorted(used)), *own]:
+        used = set().union(*map(_used, tests_of_it)) & helpers.keys()
+        for node in [*(helpers[helper] for helper in sorted(used)), *tests_of_it]:
             yield f"\n\n{ast.get_source_segment(text, node)}\n"
 
 

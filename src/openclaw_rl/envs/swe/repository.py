@@ -26,12 +26,14 @@ PROTECTED_FOLDERS = frozenset({"tests"})
 #: Folders that an episode does not have: the history may hold the answer.
 LEFT_OUT = (".git", "__pycache__")
 #: What a path can be.
-FILE, FOLDER = "file", "folder"
+FILE = "file"
+FOLDER = "folder"
 #: Largest file that is read or written, and most files that are searched.
 MAX_FILE_CHARACTERS = 1_000_000
 MAX_SEARCHED_FILES = 5_000
 #: Longest name of a file and longest path: a file system takes these, also in a folder for temporary files.
-MAX_NAME_BYTES, MAX_PATH_BYTES = 255, 1_000
+MAX_NAME_BYTES = 255
+MAX_PATH_BYTES = 1_000
 
 
 class SourceTree(Protocol):
@@ -99,7 +101,9 @@ class FolderTree:
             place /= part
             if place.is_symlink():
                 return ""
-        return FOLDER if place.is_dir() else FILE if place.exists() else ""
+        if place.is_dir():
+            return FOLDER
+        return FILE if place.exists() else ""
 
     def copy_to(self, folder: Path) -> None:
         shutil.copytree(self._root, folder, symlinks=True, dirs_exist_ok=True, ignore=shutil.ignore_patterns(*LEFT_OUT))

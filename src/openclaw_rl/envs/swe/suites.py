@@ -25,7 +25,9 @@ from openclaw_rl.sandbox.programs import ProgramOutcome
 #: How long Python may take to say that it works; a container's image may have to be loaded.
 TRIAL_SECONDS = 60.0
 #: What a trial of Python, and what a run of pytest may take.
-TRIAL_MEMORY_MIB, PYTEST_MEMORY_MIB, MAX_OUTPUT_BYTES = 256, 4096, 8 << 20
+TRIAL_MEMORY_MIB = 256
+PYTEST_MEMORY_MIB = 4096
+MAX_OUTPUT_BYTES = 8 << 20
 #: Without the folder on the path, Python would load a sitecustomize.py of the repository at the start.
 START = f"import sys; print({STARTED!r}, flush=True); " + (
     "sys.path[:0] = ['', 'src', 'lib']; import pytest; sys.exit(pytest.main(sys.argv[1:]))"
@@ -130,7 +132,9 @@ class PytestSuite:
     def __init__(
         self, sandbox: Sandbox, interpreter: Interpreter, tests: Files, ids: Collection[str], seconds: float
     ) -> None:
-        self._sandbox, self._interpreter, self._seconds = sandbox, interpreter, seconds
+        self._sandbox = sandbox
+        self._interpreter = interpreter
+        self._seconds = seconds
         self._tests = tests
         """The texts of test files at the end."""
         self._files = sorted({id_.partition("::")[0] for id_ in ids})

@@ -11,7 +11,11 @@ from openclaw_rl.envs.swe.repository import Repository
 from openclaw_rl.envs.swe.suites import TestResult, TestSuite
 
 #: What one result shows at most.
-MAX_FILES, MAX_LINES, MAX_LINE_CHARACTERS, MAX_HITS, MAX_FAILURES = 200, 200, 500, 50, 8
+MAX_FILES = 200
+MAX_LINES = 200
+MAX_LINE_CHARACTERS = 500
+MAX_HITS = 50
+MAX_FAILURES = 8
 
 
 def _tool(name: str, description: str, required: list[str], **properties: dict[str, Any]) -> Tool:
@@ -19,7 +23,8 @@ def _tool(name: str, description: str, required: list[str], **properties: dict[s
     return {"type": "function", "function": {"name": name, "description": description, "parameters": schema}}
 
 
-_TEXT, _NUMBER = {"type": "string"}, {"type": "integer", "minimum": 1}
+_TEXT = {"type": "string"}
+_NUMBER = {"type": "integer", "minimum": 1}
 TOOLS = [
     _tool("list_files", "The files of the repository.", [], folder=_TEXT),
     _tool("read_file", "The lines of a file.", ["path"], path=_TEXT, first_line=_NUMBER),
@@ -37,7 +42,8 @@ class RepositoryTools:
     tools = TOOLS
 
     def __init__(self, repository: Repository, suite: TestSuite) -> None:
-        self._repository, self._suite = repository, suite
+        self._repository = repository
+        self._suite = suite
 
     async def run(self, name: str, arguments: Mapping[str, Any]) -> str:
         """The text of the result. Raises ToolFailed if the tool refuses its arguments, EnvFailed if it is broken."""

@@ -82,7 +82,8 @@ class TerminalEnvironment:
         examples: int = 2,
         style: str = "block",
     ) -> None:
-        self._sandbox, self._limits = sandbox, limits
+        self._sandbox = sandbox
+        self._limits = limits
         self.about = f"sandbox: {sandbox.about}"
         missing = {family: lack for family in FAMILIES if (lack := what_is_missing(family, sandbox))}
         if families:
@@ -106,7 +107,8 @@ class TerminalEnvironment:
         return TerminalEpisode(self._sandbox, task.data, self._limits, tools)
 
     def _task(self, split: str, random: Random) -> Task:
-        family, level = random.choice(self._families), random.choice(self._levels)
+        family = random.choice(self._families)
+        level = random.choice(self._levels)
         draft = draw(family, level, split, random)
         if (family, level) not in self._beginnings:
             self._beginnings[family, level] = self._first_messages(family, level)

@@ -27,9 +27,11 @@ from openclaw_rl.sandbox.programs import EndReason, even_if_cancelled
 from openclaw_rl.sandbox.shell import Shell, ShellResult
 
 #: Seconds for the preparation of a workspace and for one check.
-SETUP_SECONDS, CHECK_SECONDS = 30.0, 20.0
+SETUP_SECONDS = 30.0
+CHECK_SECONDS = 20.0
 #: How long a process may take to start or to end before the check for it fails, and how often it is looked at.
-PROCESS_SECONDS, LOOK_SECONDS = 2.0, 0.05
+PROCESS_SECONDS = 2.0
+LOOK_SECONDS = 0.05
 #: Bytes of a file with a process id.
 MAX_PID_BYTES = 64
 #: How much of an error is repeated in a hint.
@@ -66,7 +68,9 @@ class TerminalEpisode:
         self, sandbox: Sandbox, task: Mapping[str, Any], limits: TerminalLimits, tools: Sequence[Tool] = ()
     ) -> None:
         self.tools = tools
-        self._sandbox, self._task, self._limits = sandbox, task, limits
+        self._sandbox = sandbox
+        self._task = task
+        self._limits = limits
         self.folder = Path(tempfile.mkdtemp(prefix="openclaw-terminal-"))
         self._shell = Shell(
             sandbox, self.folder, memory_mib=limits.memory_mib, network=bool(task.get("network", False))

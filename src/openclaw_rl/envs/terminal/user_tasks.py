@@ -21,12 +21,14 @@ from openclaw_rl.sandbox.base import Sandbox, remove_folder
 from openclaw_rl.sandbox.kinds import ContainerSandbox
 from openclaw_rl.sandbox.programs import EndReason
 
-TASK_FILE, FILES = "task.toml", "files"
+TASK_FILE = "task.toml"
+FILES = "files"
 #: The script that checks a task; the second is where Terminal-Bench has it.
 CHECKS = ("check.sh", "tests/test.sh")
 #: What a task.toml may have at its top. Tables, as those of Terminal-Bench, may have more than is read here.
 KEYS = {"instruction": str, "split": str, "turns": int, "network": bool, "image": str, "setup": str}
-DEFAULT_TURNS, DEFAULT_CHECK_SECONDS = 8, 60.0
+DEFAULT_TURNS = 8
+DEFAULT_CHECK_SECONDS = 60.0
 #: Of so many tasks without a split one is held out.
 HELD_OUT_ONE_IN = 5
 #: Runs the check, whose path is its argument: neither a shell nor Python takes settings or modules from the workspace.
@@ -41,7 +43,8 @@ class UserTasks:
     """The tasks in a folder, each a folder of its own. The seed gives their order, which is the same in each round."""
 
     def __init__(self, sandbox: Sandbox, limits: TerminalLimits, path: str | Path) -> None:
-        self._sandbox, self._limits = sandbox, limits
+        self._sandbox = sandbox
+        self._limits = limits
         self.about = f"sandbox: {sandbox.about}"
         folder = Path(path).expanduser().absolute()
         places = (
@@ -61,7 +64,8 @@ class UserTasks:
         return cycle(tasks)
 
     def open(self, task: Task) -> "UserTaskEpisode":
-        sandbox, image = self._sandbox, task.data["image"]
+        sandbox = self._sandbox
+        image = task.data["image"]
         if image and isinstance(sandbox, ContainerSandbox):
             sandbox = dataclasses.replace(sandbox, image=image)
         return UserTaskEpisode(sandbox, task.data, self._limits)
@@ -115,7 +119,8 @@ def read_task(folder: Path, sandbox: Sandbox) -> Task:
             raise ConfigError(f"{place} has {key!r}; a task has {', '.join(KEYS)}.")
         if key in KEYS and not isinstance(value, KEYS[key]):
             raise ConfigError(f"{place}: {key} must be of type {KEYS[key].__name__}.")
-    environment, verifier = _table(given, "environment"), _table(given, "verifier")
+    environment = _table(given, "environment")
+    verifier = _table(given, "verifier")
     instruction = given.get("instruction") or _text_of(folder / "instruction.md")
     check = next((name for name in CHECKS if (folder / name).is_file()), None)
     if not instruction or check is None:

@@ -22,15 +22,21 @@ from typing import Any
 
 from openclaw_rl.envs.schema import same_json
 
-FILE, FOLDER, LINK, OTHER = "file", "folder", "link", "other"
+FILE = "file"
+FOLDER = "folder"
+LINK = "link"
+OTHER = "other"
 #: Modes of what a task brings, unless it says otherwise.
-FILE_MODE, FOLDER_MODE = 0o644, 0o755
+FILE_MODE = 0o644
+FOLDER_MODE = 0o755
 #: A workspace with more entries or bytes is not looked at any further.
-MAX_ENTRIES, MAX_BYTES = 5_000, 32 << 20
+MAX_ENTRIES = 5_000
+MAX_BYTES = 32 << 20
 #: Entries at the top that programs leave in a home folder by themselves.
 LEFT_BY_PROGRAMS = frozenset({".cache", ".config", ".local", ".gitconfig", ".bash_history", ".lesshst"})
 GIT = ".git"
-RAN_WEIGHT, PROGRESS_WEIGHT = 0.1, 0.7
+RAN_WEIGHT = 0.1
+PROGRESS_WEIGHT = 0.7
 #: How many problems a hint names.
 MAX_NAMED = 3
 #: How much of a wanted text a hint repeats.
@@ -177,7 +183,8 @@ def score(
     staying += [problems[path] for path in any_content if path in before]
     staying += [check.problem for check in checks if check.kept]
     extra = _extra(before, after, changes)
-    unmet, harm = [*filter(None, goals)], [*filter(None, staying)]
+    unmet = [*filter(None, goals)]
+    harm = [*filter(None, staying)]
     progress = 1 - len(unmet) / len(goals) if goals else 1.0
     kept = (len(staying) - len(harm)) / (len(staying) + len(extra)) if staying or extra else 1.0
     return WorkspaceScore(progress, kept, (*unmet, *harm, *(f"{path} does not belong there." for path in extra)))

@@ -58,8 +58,10 @@ EVENT_NAMES = (
     *("match", "meeting", "party", "picnic", "review"),
 )
 OWNERS = ("board", "budget", "chess", "choir", "garden", "music", "school", "science", "spring", "summer", "tennis")
-PEOPLE_IN_DIRECTORY, EVENTS_IN_CALENDAR = 6, 5
-FIRST_DAY, DAYS = datetime.date(2026, 1, 1), 6 * 365
+PEOPLE_IN_DIRECTORY = 6
+EVENTS_IN_CALENDAR = 5
+FIRST_DAY = datetime.date(2026, 1, 1)
+DAYS = 6 * 365
 
 
 # Tools
@@ -107,7 +109,8 @@ def add_days(_world: World, date: str, days: float) -> Value:
 
 def convert(_world: World, value: float, from_unit: str, to_unit: str) -> Value:
     _check_sizes(value)
-    (dimension, factor), (other, divisor) = UNITS[from_unit], UNITS[to_unit]
+    (dimension, factor) = UNITS[from_unit]
+    (other, divisor) = UNITS[to_unit]
     if dimension != other:
         raise ToolFailed(f"{from_unit} measures {dimension}, {to_unit} measures {other}.")
     return _rounded(value * factor / divisor)
@@ -179,7 +182,8 @@ FUNCTIONS: dict[str, Callable[..., Value]] = {
 
 def normalise(name: str, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
     """Arguments in one form: the order of summands and of factors does not matter."""
-    a, b = arguments.get("a"), arguments.get("b")
+    a = arguments.get("a")
+    b = arguments.get("b")
     commutes = name == "calculate" and arguments.get("operation") in ("add", "multiply")
     if commutes and isinstance(a, int | float) and isinstance(b, int | float) and b < a:
         return {**arguments, "a": b, "b": a}
@@ -245,7 +249,8 @@ THEN = {
 
 def _arithmetic(random: Random) -> tuple[str, ExpectedCall]:
     operation = random.choice(OPERATIONS)
-    a, b = random.randint(2, 999), random.randint(2, 99)
+    a = random.randint(2, 999)
+    b = random.randint(2, 99)
     if operation == "divide":
         a *= b  # so that the result is whole
     question = random.choice(ASKING[operation]).format(a=a, b=b)
@@ -290,14 +295,16 @@ def _directory(random: Random) -> dict[str, dict[str, Value]]:
 
 def one_look_up(random: Random) -> Draft:
     people = _directory(random)
-    name, wanted = random.choice(list(people)), random.choice(list(ASKING_FOR))
+    name = random.choice(list(people))
+    wanted = random.choice(list(ASKING_FOR))
     question = random.choice(ASKING_FOR[wanted]).format(name=name)
     return Draft(question, [ExpectedCall("look_up", {"name": name, "field": wanted})], {"people": people})
 
 
 def two_look_ups(random: Random) -> Draft:
     people = _directory(random)
-    name, wanted = random.choice(list(people)), random.choice(list(ASKING_FOR))
+    name = random.choice(list(people))
+    wanted = random.choice(list(ASKING_FOR))
     manager = people[name]["manager"]
     question = random.choice(ASKING_FOR[wanted]).format(name=f"the manager of {name}")
     calls = [
@@ -320,7 +327,9 @@ def _events(random: Random) -> dict[str, str]:
 
 
 def one_date(random: Random) -> Draft:
-    events, date, days = _events(random), _day(random), random.randint(2, 90)
+    events = _events(random)
+    date = _day(random)
+    days = random.randint(2, 90)
     title = random.choice(list(events))
     question, call = random.choice(
         [
@@ -333,7 +342,9 @@ def one_date(random: Random) -> Draft:
 
 
 def two_dates(random: Random) -> Draft:
-    events, date, days = _events(random), _day(random), random.randint(2, 90)
+    events = _events(random)
+    date = _day(random)
+    days = random.randint(2, 90)
     title = random.choice(list(events))
     find = ExpectedCall("find_event", {"title": title})
     later = ExpectedCall("add_days", {"date": date, "days": days})

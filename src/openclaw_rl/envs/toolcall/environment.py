@@ -78,7 +78,8 @@ class ToolCallEnvironment:
         return ToolEpisode(BuiltinToolbox(data["tools"], data["world"]), data["messages"], goal)
 
     def _task(self, split: str, random: Random) -> Task:
-        kind, level = random.choice(self._kinds), random.choice(self._levels)
+        kind = random.choice(self._kinds)
+        level = random.choice(self._levels)
         draft = draw(kind, level, split, random)
         messages: list[Message] = [{"role": "system", "content": CALL_ONLY if level == 1 else THEN_ANSWER}]
         same_for_all = Random(f"toolcall examples {kind} {level}")

@@ -29,10 +29,13 @@ from openclaw_rl.envs.calls import ExpectedCall, MadeCall, Toolbox, ToolFailed, 
 from openclaw_rl.envs.schema import same_json, show
 
 #: Turns and calls that an attempt may make beyond those that its task needs.
-SPARE_TURNS, SPARE_CALLS = 2, 4
+SPARE_TURNS = 2
+SPARE_CALLS = 4
 
 
-SCHEMA_WEIGHT, ARGUMENTS_WEIGHT, ORDER_WEIGHT = 0.2, 0.4, 0.4
+SCHEMA_WEIGHT = 0.2
+ARGUMENTS_WEIGHT = 0.4
+ORDER_WEIGHT = 0.4
 #: The weight of the calls where an answer is expected too.
 CALLS_WEIGHT = 0.6
 
@@ -144,7 +147,8 @@ class ToolEpisode:
             return self._end(answer_text(answer))
         # Before the calls are run: running them changes which call is the next.
         hint = self._hint_for_calls(calls)
-        made_before, met_before = len(self.made), self._met
+        made_before = len(self.made)
+        met_before = self._met
         allowed = self._max_calls - made_before
         messages = [await self._run(call) for call in calls[:allowed]]
         if not self._goal.calls:

@@ -32,8 +32,11 @@ class VerifiersDriver:
     """
 
     def __init__(self, name: str, python: str, server: PolicyServer, plan: RolloutPlan, watch: RolloutWatcher) -> None:
-        self.name, self.python = name, python
-        self.server, self.plan, self.watch = server, plan, watch
+        self.name = name
+        self.python = python
+        self.server = server
+        self.plan = plan
+        self.watch = watch
         self.tally = Tally()
         self._run_name = run_name(name)
         #: How many attempts of each group have ended.
@@ -75,13 +78,16 @@ class VerifiersDriver:
 
     async def _record(self, line: Mapping[str, Any]) -> None:
         """Tell the server what became of an attempt."""
-        session, group = line["session"] or f"{self._run_name}-{uuid4().hex[:10]}", line.get("group")
-        reward, error = line.get("reward"), line.get("error", "")[:MAX_ERROR_CHARACTERS]
+        session = line["session"] or f"{self._run_name}-{uuid4().hex[:10]}"
+        group = line.get("group")
+        reward = line.get("reward")
+        error = line.get("error", "")[:MAX_ERROR_CHARACTERS]
         if reward is not None:
             try:
                 check_number("the environment", reward)
             except EnvFailed as failure:
-                reward, error = None, str(failure)
+                reward = None
+                error = str(failure)
         solved = reward is not None and reward >= SOLVED_REWARD
         outcome = {"error": error} if reward is None else {"reward": reward, "solved": solved}
         task = f"{self.name}/{line.get('task', '')}"[:MAX_TASK_CHARACTERS]
@@ -122,8 +128,9 @@ class VerifiersDriver:
                 await asyncio.gather(*reports, return_exceptions=True)
 
     def _settings(self, model: str) -> dict[str, Any]:
-        """What the runner is told: everything that it has to know, in plain values."""
-        plan, limits = self.plan, self.plan.limits
+        """What the runner is told: everything that it has to know, as JSON values."""
+        plan = self.plan
+        limits = self.plan.limits
         return {
             "name": self.name,
             "run": self._run_name,

@@ -49,7 +49,10 @@ class RunnerProcess:
     """
 
     def __init__(self, name: str, python: str, settings: Mapping[str, Any], key: str) -> None:
-        self.name, self.python, self.settings, self.key = name, python, settings, key
+        self.name = name
+        self.python = python
+        self.settings = settings
+        self.key = key
         self._log: collections.deque[str] = collections.deque(maxlen=KEPT_LOG_LINES)
         self._process: asyncio.subprocess.Process | None = None
         self._tasks: list[asyncio.Task[None]] = []

@@ -56,7 +56,8 @@ def environment(settings: dict[str, Any]) -> Any:
 
 def tasks(env: Any, settings: dict[str, Any]) -> Iterator[Any]:
     """The tasks to attempt. A taskset with an end is shuffled by the seed, and repeated if it has too few tasks."""
-    taskset, count = env.taskset, settings["tasks"]
+    taskset = env.taskset
+    count = settings["tasks"]
     if not taskset.bounded:
         return itertools.islice(iter(taskset), count)
     return itertools.islice(itertools.cycle(list(taskset.shuffle(seed=settings["seed"]))), count)
@@ -93,7 +94,8 @@ class AttemptRunner:
     """Attempts each task as often as a group is large, a bounded number at once."""
 
     def __init__(self, settings: dict[str, Any], results: Results) -> None:
-        self.settings, self.results = settings, results
+        self.settings = settings
+        self.results = results
         self.env = environment(settings)
         self.agents = list(agent_config_fields(self.env.config)) or ["agent"]
         #: Agents that an episode showed to be untrained. The configuration does not say it.

@@ -73,7 +73,8 @@ class ShopSite:
         return Page([*rows, PageLink("Cart", "/cart")])
 
     def post(self, path: str, fields: Mapping[str, str]) -> str:
-        article, number = fields.get("article", ""), fields.get("number", "1").strip()
+        article = fields.get("article", "")
+        number = fields.get("number", "1").strip()
         if path == "/add" and not self.over and article in self.content["prices"]:
             valid = number.isascii() and number.isdecimal() and len(number) < 4 and 0 < int(number) <= MAX_NUMBER
             if valid:
@@ -88,7 +89,8 @@ class ShopSite:
         return "/cart"
 
     def outcome(self) -> Outcome:
-        wanted, delivery = self.content["wanted"], self.content["delivery"]
+        wanted = self.content["wanted"]
+        delivery = self.content["delivery"]
         problems = [
             f"The cart must have {wanted.get(name, 0)} of {name}, not {self.cart.get(name, 0)}."
             for name in sorted(wanted.keys() | self.cart.keys())

@@ -28,7 +28,8 @@ def content_check(archive: str, files: Mapping[str, str]) -> dict[str, Any]:
 
 def pack(random: Random) -> TerminalDraft:
     (folder,) = names(random, 1)
-    files, archive = folder_of_files(random, folder), f"{folder}.tar.gz"
+    files = folder_of_files(random, folder)
+    archive = f"{folder}.tar.gz"
     return TerminalDraft(
         f"Pack the folder {folder} into {archive}.",
         f"tar -czf {archive} {folder}",
@@ -40,7 +41,8 @@ def pack(random: Random) -> TerminalDraft:
 
 def unpack(random: Random) -> TerminalDraft:
     (folder,) = names(random, 1)
-    files, archive = folder_of_files(random, folder), f"{folder}.tar.gz"
+    files = folder_of_files(random, folder)
+    archive = f"{folder}.tar.gz"
     setup = f"tar -czf {archive} {folder} && rm -r {folder}"
     return TerminalDraft(
         f"Unpack {archive}.", f"tar -xzf {archive}", {**files, **others(random, folder)}, files, setup=setup
@@ -49,7 +51,8 @@ def unpack(random: Random) -> TerminalDraft:
 
 def unpack_into(random: Random) -> TerminalDraft:
     folder, target = names(random, 2)
-    files, archive = folder_of_files(random, folder), f"{folder}.tar.gz"
+    files = folder_of_files(random, folder)
+    archive = f"{folder}.tar.gz"
     changes = {f"{target}/{path}": content for path, content in files.items()}
     return TerminalDraft(
         f"Make a folder {target} and unpack {archive} in it.",
@@ -78,7 +81,8 @@ def pack_by_ending(random: Random) -> TerminalDraft:
 
 def take_one_out(random: Random) -> TerminalDraft:
     (folder,) = names(random, 1)
-    files, archive = folder_of_files(random, folder, 5), f"{folder}.tar.gz"
+    files = folder_of_files(random, folder, 5)
+    archive = f"{folder}.tar.gz"
     path = random.choice(list(files))
     name = path.rpartition("/")[2]
     return TerminalDraft(

@@ -19,7 +19,8 @@ def csv(rows: list[tuple[str, str, int]]) -> str:
 
 def one_column(random: Random) -> TerminalDraft:
     source, target = names(random, 2)
-    rows, number = people(random), random.randint(1, 3)
+    rows = people(random)
+    number = random.randint(1, 3)
     files = {f"{source}.csv": csv(rows), **others(random, source, target)}
     changes = {f"{target}.txt": joined([row[number - 1] for row in (COLUMNS, *rows)])}
     question = f"Write column {number} of {source}.csv to {target}.txt."
@@ -38,7 +39,8 @@ def rows_of_city(random: Random) -> TerminalDraft:
 
 def older_than(random: Random) -> TerminalDraft:
     source, target = names(random, 2)
-    rows, age = people(random, 8), random.randint(30, 55)
+    rows = people(random, 8)
+    age = random.randint(30, 55)
     files = {f"{source}.csv": csv(rows), **others(random, source, target)}
     changes = {f"{target}.txt": joined([name for name, _, years in rows if years > age]) or "\n"}
     question = (
@@ -52,7 +54,8 @@ def change_setting(random: Random) -> TerminalDraft:
     (stem,) = names(random, 1)
     keys = names(random, 4)
     settings: dict[str, Any] = {key: random.randint(10, 999) for key in keys}
-    key, value = random.choice(keys), random.randint(1000, 9999)
+    key = random.choice(keys)
+    value = random.randint(1000, 9999)
     files = {f"{stem}.json": json.dumps(settings, indent=2) + "\n", **others(random, stem)}
     changes = {f"{stem}.json": {"json": {**settings, key: value}}}
     question = f"In {stem}.json, set {key} to {value}."

@@ -43,7 +43,8 @@ def move_by_ending(random: Random) -> TerminalDraft:
 
 
 def delete_by_ending(random: Random) -> TerminalDraft:
-    folders, stems = names(random, 2), names(random, 6)
+    folders = names(random, 2)
+    stems = names(random, 6)
     ending, other = random.sample(ENDINGS, 2)
     paths = [
         *stems[:2],

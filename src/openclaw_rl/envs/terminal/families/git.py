@@ -82,7 +82,8 @@ def last_message(message: str, revision: str = "main", *, kept: bool = False) ->
 
 def commit_all(random: Random) -> TerminalDraft:
     (name,) = names(random, 1, "txt")
-    message, files = subject(random), others(random, name)
+    message = subject(random)
+    files = others(random, name)
     word = names(random, 1)[0]
     files[name] = text(random)
     checks = [last_message(message), commits(2), tree({**files, name: f"{files[name]}{word}\n"}, "main")]

@@ -9,7 +9,8 @@ MODES = (0o400, 0o444, 0o600, 0o640, 0o660, 0o664, 0o700, 0o744, 0o750, 0o755)
 
 def set_mode(random: Random) -> TerminalDraft:
     (name,) = names(random, 1, random.choice(("sh", "txt", "cfg")))
-    mode, content = random.choice(MODES), text(random)
+    mode = random.choice(MODES)
+    content = text(random)
     files = {name: content, **others(random, name)}
     changes = {name: {"text": content, "mode": mode}}
     return TerminalDraft(f"Set the mode of {name} to {mode:o}.", f"chmod {mode:o} {name}", files, changes)
@@ -26,7 +27,8 @@ def scripts_executable(random: Random) -> TerminalDraft:
 def files_not_folders(random: Random) -> TerminalDraft:
     folder, inner, *stems = names(random, 6)
     paths = [f"{folder}/{inner}/{stem}.md" if at % 2 else f"{folder}/{stem}.md" for at, stem in enumerate(stems)]
-    files, mode = {path: text(random) for path in paths}, random.choice((0o400, 0o444, 0o600, 0o640))
+    files = {path: text(random) for path in paths}
+    mode = random.choice((0o400, 0o444, 0o600, 0o640))
     changes = {path: {"text": content, "mode": mode} for path, content in files.items()}
     question = f"Set the mode of all files below {folder} to {mode:o}, but change no folder."
     solution = f"find {folder} -type f -exec chmod {mode:o} {{}} +"
@@ -37,7 +39,8 @@ def files_and_folders(random: Random) -> TerminalDraft:
     folder, inner, deeper, *stems = names(random, 7)
     places = (folder, f"{folder}/{inner}", f"{folder}/{inner}/{deeper}")
     files = {f"{places[at % 3]}/{stem}.md": text(random) for at, stem in enumerate(stems)}
-    of_folders, of_files = random.choice((0o700, 0o750)), random.choice((0o600, 0o640, 0o660))
+    of_folders = random.choice((0o700, 0o750))
+    of_files = random.choice((0o600, 0o640, 0o660))
     changes = {
         **{path: {"text": content, "mode": of_files} for path, content in files.items()},
         **{place: {"dir": True, "mode": of_folders} for place in places},

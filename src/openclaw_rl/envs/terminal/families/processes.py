@@ -42,7 +42,8 @@ def is_gone(name: str, lock: str = "", mode: str = "") -> dict[str, Any]:
 
 def end_by_id(random: Random) -> TerminalDraft:
     name, other = names(random, 2)
-    question, solution = f"End the process whose id is in {name}.pid.", f"kill $(cat {name}.pid)"
+    question = f"End the process whose id is in {name}.pid."
+    solution = f"kill $(cat {name}.pid)"
     files = others(random, name, other)
     return TerminalDraft(
         question, solution, files, {}, start_workers([name, other]), [is_gone(name), runs(other, before=True)]
@@ -96,7 +97,9 @@ def end_the_stuck(random: Random) -> TerminalDraft:
 
 def restart(random: Random) -> TerminalDraft:
     name, old, value = names(random, 3)
-    old_lock, lock, pid = f"{name}.{old}.lock", f"{name}.{value}.lock", f"{name}.pid"
+    old_lock = f"{name}.{old}.lock"
+    lock = f"{name}.{value}.lock"
+    pid = f"{name}.pid"
     files = {f"{name}.sh": script_of(f"{name}.$MODE.lock"), old_lock: "", lock: "", **others(random, name, old, value)}
     # The script has the lock when its id is in the file.
     setup = f"MODE={old} ./{name}.sh & echo $! > {pid}; until [ -s {old_lock} ]; do sleep 0.02; done"

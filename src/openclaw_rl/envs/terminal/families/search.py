@@ -80,7 +80,8 @@ def setting_somewhere(random: Random) -> TerminalDraft:
 
 def count_in_tree(random: Random) -> TerminalDraft:
     folder, target, *stems = names(random, 7)
-    files, total = {}, 0
+    files = {}
+    total = 0
     for stem in stems:
         ending = "log" if stem in stems[:3] else "txt"
         content = log_lines(random, "ERROR")

@@ -15,7 +15,8 @@ def write_word(random: Random) -> TerminalDraft:
 
 def first_lines(random: Random) -> TerminalDraft:
     source, target = names(random, 2, "txt")
-    content, number = lines(random, 8), random.randint(2, 6)
+    content = lines(random, 8)
+    number = random.randint(2, 6)
     files = {source: joined(content), **others(random, source, target)}
     question = f"Write the first {number} lines of {source} to {target}."
     return TerminalDraft(question, f"head -n {number} {source} > {target}", files, {target: joined(content[:number])})
