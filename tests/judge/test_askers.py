@@ -22,8 +22,7 @@ from openclaw_rl.judge.askers import (
 )
 from openclaw_rl.judge.judges.base import Case, JudgeDown, JudgeFailed
 from openclaw_rl.judge.judges.llm import LlmJudge
-from openclaw_rl.rendering.chat import ChatRenderer
-from openclaw_rl.rendering.template import ChatTemplate
+from openclaw_rl.rendering.chat import ChatRenderer, ChatTemplate
 from openclaw_rl.types import BASE_VERSION, Priority, Question, SampleRequest
 from support.fakes import ScriptedSampler
 from support.judge_server import Body, JudgeServer, Reply, completion

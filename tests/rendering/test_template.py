@@ -8,7 +8,7 @@ from jinja2 import TemplateError
 from jinja2.exceptions import SecurityError
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from openclaw_rl.rendering.template import ChatTemplate
+from openclaw_rl.rendering.chat import ChatTemplate
 
 TOOL = {"type": "function", "function": {"name": "weather", "description": 'At <noon> & "later"', "parameters": {}}}
 CHAT = [
