@@ -25,7 +25,7 @@ from torch import Tensor
 
 from openclaw_rl.engines.local.sampling.pages import PagePool
 from openclaw_rl.engines.local.sampling.scheduler import Scheduler, Scoring, Sequence
-from openclaw_rl.engines.local.training.packing import beside
+from openclaw_rl.engines.local.training.packing import with_alternatives
 from openclaw_rl.losses.logprobs import chunked_logprobs
 from openclaw_rl.losses.policy import PolicyLoss
 from openclaw_rl.methods.options import MethodOptions
@@ -134,11 +134,11 @@ def our_step(problem: Problem) -> Step:
             sample=SampleKind.OPD,
             verdict=Verdict(hints=hints),
         )
-        own = METHOD.lesson(turn).alternatives
-        assert own is not None
-        ids = beside([problem.sampled], [own.ids], torch.long, device)
-        old = beside([nothing], [own.old_logprobs], torch.float32, device)
-        worth = beside([nothing], [own.advantages], torch.float32, device)
+        alternatives = METHOD.lesson(turn).alternatives
+        assert alternatives is not None
+        ids = with_alternatives([problem.sampled], [alternatives.ids], torch.long, device)
+        old = with_alternatives([nothing], [alternatives.old_logprobs], torch.float32, device)
+        worth = with_alternatives([nothing], [alternatives.advantages], torch.float32, device)
         new = chunked_logprobs(problem.policy, problem.head, ids)
         loss = LOSS.over_alternatives(new[:, 1:], old[:, 1:], worth[:, 1:]).mean()
         problem.policy.grad = None

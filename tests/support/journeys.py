@@ -1,6 +1,6 @@
 """Counts the files of the package that three journeys enter: what a newcomer has to open to follow them.
 
-`PYTHONPATH=tests python benchmarks/journeys.py [--list]` starts the program as `make run` does, on a tiny model,
+`PYTHONPATH=tests python tests/support/journeys.py [--list]` starts the program as `make run` does, on a tiny model,
 and counts:
 
 - a chat request that continues a recorded conversation, until its answer has been recorded; judging and learning go on
