@@ -34,7 +34,7 @@ from openclaw_rl.engines.local.process.worker_messages import WorkerOptions
 from openclaw_rl.engines.remote.http import InferenceServer
 from openclaw_rl.engines.remote.sampler import RemoteOptions, RemoteSampler
 from openclaw_rl.engines.remote.vllm import VllmDialect
-from openclaw_rl.ledger.lock import read_server
+from openclaw_rl.ledger.run_dir import read_server
 from openclaw_rl.types import SampleRequest, SamplingParams
 
 VLLM = os.environ.get("OPENCLAW_RL_VLLM", "")

@@ -15,7 +15,7 @@ from rich.console import Console
 from openclaw_rl.api.options import ApiKey
 from openclaw_rl.cli import main
 from openclaw_rl.client import GIVE_KEY, Client
-from openclaw_rl.ledger.lock import RunDirLock
+from openclaw_rl.ledger.run_dir import RunDirLock
 from openclaw_rl.terminal import WordWriter
 from support.harness import Bench, running
 from support.records import Book

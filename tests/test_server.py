@@ -25,7 +25,7 @@ from openclaw_rl.app.config import Config
 from openclaw_rl.errors import UserError
 from openclaw_rl.learn.checkpoints import Checkpoints
 from openclaw_rl.ledger import deletion
-from openclaw_rl.ledger.lock import FILE as SERVER
+from openclaw_rl.ledger.run_dir import SERVER_FILE as SERVER
 from openclaw_rl.ledger.schema import FILE
 from support.commands import run_command
 from support.conversations import assert_recorded, talk

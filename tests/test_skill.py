@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from openclaw_rl.cli import build_parser, main
-from openclaw_rl.ledger.lock import RunDirLock
+from openclaw_rl.ledger.run_dir import RunDirLock
 from support.harness import Bench, running
 from support.records import Book, a_turn
 

@@ -18,7 +18,7 @@ import httpx
 
 from chaos.learning import ENDLESS, FAST, LEARN, learning_server, states, teach
 from chaos.report import Report, Setting
-from openclaw_rl.ledger.lock import read_server
+from openclaw_rl.ledger.run_dir import read_server
 from support.server_program import SERVE, until
 
 #: Damaged files of one run, drawn from all.

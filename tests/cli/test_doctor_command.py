@@ -13,7 +13,7 @@ import pytest
 
 from openclaw_rl.api.options import ApiKey
 from openclaw_rl.app.doctor import CHECKS
-from openclaw_rl.ledger.lock import RunDirLock
+from openclaw_rl.ledger.run_dir import RunDirLock
 from openclaw_rl.ledger.schema import FILE
 from support.commands import run_command
 from support.harness import Bench, running

@@ -10,7 +10,7 @@ from openclaw_rl.learn.build import where_to_begin
 from openclaw_rl.learn.checkpoints import Checkpoints
 from openclaw_rl.learn.options import TrainingOptions
 from openclaw_rl.ledger import deletion, pages, schema, training, verdicts
-from openclaw_rl.ledger.lock import RunDirLock
+from openclaw_rl.ledger.run_dir import RunDirLock
 from openclaw_rl.ledger.schema import FILE, connect
 from openclaw_rl.types import SampleKind, Source, State, Verdict
 from support.commands import Program, status
@@ -143,7 +143,7 @@ class Killed(BaseException):
     """The program ends here, as if it were killed."""
 
 
-@pytest.mark.parametrize("instant", ["records.prune", "screenshots.shutil.rmtree", "deletion.wipe"])
+@pytest.mark.parametrize("instant", ["records.prune", "screenshot_folders.shutil.rmtree", "deletion.wipe"])
 @pytest.mark.parametrize("again", [("--wipe",), ("--session", "two"), ("--user", "me")])
 def test_a_deletion_that_was_killed_is_finished_by_the_next(
     book: Book, program: Program, monkeypatch: pytest.MonkeyPatch, instant: str, again: tuple[str, ...]

@@ -12,7 +12,7 @@ import pytest
 
 from openclaw_rl.cli import main
 from openclaw_rl.ledger import sessions, states, training
-from openclaw_rl.ledger.lock import RunDirLock
+from openclaw_rl.ledger.run_dir import RunDirLock
 from openclaw_rl.ledger.status import read_status
 from openclaw_rl.types import State
 from support.commands import Program, status

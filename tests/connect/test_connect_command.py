@@ -13,7 +13,7 @@ import yaml
 
 from openclaw_rl.api.options import ApiKey
 from openclaw_rl.connect.clients import CLIENTS
-from openclaw_rl.ledger.lock import RunDirLock
+from openclaw_rl.ledger.run_dir import RunDirLock
 from support.commands import run_command
 from support.harness import Bench, running
 

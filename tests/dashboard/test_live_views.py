@@ -15,7 +15,7 @@ from openclaw_rl.dashboard.live.dashboard import LiveRun
 from openclaw_rl.dashboard.live.routes import install
 from openclaw_rl.envs.folders import new_folder
 from openclaw_rl.ledger import episodes, training, turns
-from openclaw_rl.ledger.screenshots import folder_name
+from openclaw_rl.ledger.screenshot_folders import folder_name
 from openclaw_rl.types import EpisodeResult, SessionKey
 from support.harness import Bench, running
 from support.judged_run import a_report

@@ -18,7 +18,7 @@ from openclaw_rl.dashboard.run import first_prompts
 from openclaw_rl.dashboard.views.learning import BARS, portions
 from openclaw_rl.learn.checkpoints import Checkpoints
 from openclaw_rl.ledger import verdicts
-from openclaw_rl.ledger.lock import RunDirLock
+from openclaw_rl.ledger.run_dir import RunDirLock
 from openclaw_rl.ledger.schema import FILE, VERSION, connect, open_ledger
 from openclaw_rl.ledger.verdicts import ExampleKind
 from openclaw_rl.rendering.tokenizer import ChatTokenizer

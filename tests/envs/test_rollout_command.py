@@ -12,7 +12,7 @@ import pytest
 
 from openclaw_rl.cli import main
 from openclaw_rl.envs.driver import STOPPED
-from openclaw_rl.ledger.lock import read_server
+from openclaw_rl.ledger.run_dir import read_server
 from support.episode_server import EpisodeServer, completion
 from support.harness import running, wait_for
 from support.server_program import ROOT

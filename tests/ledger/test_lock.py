@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from openclaw_rl.config.options import ConfigError
-from openclaw_rl.ledger.lock import FILE, RunDirInUse, RunDirLock, check_usable, read_server
+from openclaw_rl.ledger.run_dir import SERVER_FILE, RunDirInUse, RunDirLock, check_usable, read_server
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from openclaw_rl.ledger.lock import RunDirLock
+from openclaw_rl.ledger.run_dir import RunDirLock
 lock = RunDirLock(Path(sys.argv[1]))
 lock.tell("http://127.0.0.1:1234")
 print("held", flush=True)
@@ -75,13 +75,13 @@ def test_a_server_says_where_it_is_and_nothing_once_it_has_ended(tmp_path: Path)
 def test_what_a_dead_process_told_is_ignored(tmp_path: Path) -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
-    (tmp_path / FILE).write_text(json.dumps({"pid": gone.pid, "url": "http://127.0.0.1:1234"}))
+    (tmp_path / SERVER_FILE).write_text(json.dumps({"pid": gone.pid, "url": "http://127.0.0.1:1234"}))
     assert read_server(tmp_path) == {}
 
 
 def test_a_process_that_has_the_dead_server_s_number_is_not_the_server(tmp_path: Path) -> None:
     """Process ids come again, in containers after every start."""
-    (tmp_path / FILE).write_text(json.dumps({"pid": os.getpid(), "url": "http://127.0.0.1:1234"}))
+    (tmp_path / SERVER_FILE).write_text(json.dumps({"pid": os.getpid(), "url": "http://127.0.0.1:1234"}))
     assert read_server(tmp_path) == {}
 
 
@@ -97,7 +97,7 @@ def test_looking_for_a_server_does_not_keep_one_from_starting(tmp_path: Path) ->
     "content", ["", "{", "null", "[]", "{}", '{"url": "x"}', '{"pid": "x"}', "\udcff", "[" * 100_000]
 )
 def test_a_file_that_says_nothing_of_use_is_no_server(tmp_path: Path, content: str) -> None:
-    (tmp_path / FILE).write_bytes(content.encode("utf-8", "surrogateescape"))
+    (tmp_path / SERVER_FILE).write_bytes(content.encode("utf-8", "surrogateescape"))
     assert read_server(tmp_path) == {}
     RunDirLock(tmp_path).close()
 
@@ -116,7 +116,7 @@ def test_a_directory_that_cannot_be_used_is_said_with_the_option(tmp_path: Path)
 
 
 def test_a_lock_that_cannot_be_written_is_said(tmp_path: Path) -> None:
-    (tmp_path / FILE).mkdir()
+    (tmp_path / SERVER_FILE).mkdir()
     with pytest.raises(ConfigError, match=r"cannot be used: Is a directory.*--run-dir"):
         RunDirLock(tmp_path)
 

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from openclaw_rl.ledger.lock import RunDirLock
-from openclaw_rl.ledger.private import make_private
+from openclaw_rl.ledger.run_dir import RunDirLock, make_private
 from openclaw_rl.ledger.schema import open_ledger
 from support.records import Book, a_turn
 

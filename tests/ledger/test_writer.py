@@ -11,11 +11,10 @@ from typing import Any
 
 import pytest
 
-from openclaw_rl.ledger import writer as module
+from openclaw_rl.ledger import store as module
 from openclaw_rl.ledger.errors import CaptureSuspended, LedgerError
 from openclaw_rl.ledger.schema import connect
-from openclaw_rl.ledger.store import Ledger
-from openclaw_rl.ledger.writer import Writer
+from openclaw_rl.ledger.store import Ledger, Writer
 from support.records import a_turn
 
 #: Longer than anything here takes.

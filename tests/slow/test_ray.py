@@ -19,7 +19,7 @@ import httpx
 import pytest
 
 from openclaw_rl.learn.checkpoints import Checkpoints
-from openclaw_rl.ledger.lock import read_server
+from openclaw_rl.ledger.run_dir import read_server
 from support.server_program import ROOT, free_port
 
 pytestmark = pytest.mark.skipif("OPENCLAW_RL_RAY" not in os.environ, reason="make test-ray runs it")

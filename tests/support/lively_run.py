@@ -7,7 +7,7 @@ from typing import Any
 from openclaw_rl.api.state import Operations
 from openclaw_rl.dashboard.evaluations import Evaluation, record_evaluations
 from openclaw_rl.ledger import states, training, verdicts
-from openclaw_rl.ledger.screenshots import FOLDER as SCREENSHOTS
+from openclaw_rl.ledger.screenshot_folders import FOLDER as SCREENSHOTS
 from openclaw_rl.ledger.turns import load_turn, set_next_state
 from openclaw_rl.types import EpisodeResult, Hint, NextStep, Question, SampleKind, Source, State, Verdict, Vote
 from support.judged_run import a_report

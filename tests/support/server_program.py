@@ -13,7 +13,7 @@ from typing import IO
 import httpx
 import openai
 
-from openclaw_rl.ledger.lock import read_server
+from openclaw_rl.ledger.run_dir import read_server
 
 ROOT = Path(__file__).parent.parent.parent
 SERVE = [sys.executable, "-m", "openclaw_rl", "serve"]

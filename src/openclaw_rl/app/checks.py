@@ -12,9 +12,7 @@ from openclaw_rl.engines.factory import check_pair
 from openclaw_rl.errors import UserError
 from openclaw_rl.judge.build import check_judges
 from openclaw_rl.learn.build import check_learning, where_to_begin
-from openclaw_rl.ledger.lock import RunDirLock, check_usable
-from openclaw_rl.ledger.private import write_privately
-from openclaw_rl.ledger.run_identity import keep_to_model
+from openclaw_rl.ledger.run_dir import RunDirLock, check_usable, keep_to_model, write_privately
 
 
 def check(config: Config) -> None:

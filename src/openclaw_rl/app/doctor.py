@@ -25,7 +25,7 @@ from openclaw_rl.connect.files import addition, is_connected
 from openclaw_rl.engines.factory import ModelFiles
 from openclaw_rl.engines.host import usable_memory
 from openclaw_rl.errors import UserError
-from openclaw_rl.ledger.lock import check_usable, read_server, server_url
+from openclaw_rl.ledger.run_dir import check_usable, read_server, server_url
 from openclaw_rl.ledger.schema import inspect_ledger
 from openclaw_rl.models import can_be_fetched, find_model
 from openclaw_rl.sandbox.kinds import choose_sandbox

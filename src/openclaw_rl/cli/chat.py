@@ -40,7 +40,7 @@ def add(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Talk until the input ends."""
     from openclaw_rl.client import Client
-    from openclaw_rl.ledger.lock import server_url
+    from openclaw_rl.ledger.run_dir import server_url
 
     config = run_config(options)
     server = server_url(config.run.folder)

@@ -27,7 +27,7 @@ def add_checkpoints(commands: Any) -> None:
 
 
 def run_checkpoints(options: argparse.Namespace) -> int:
-    from openclaw_rl.ledger.lock import was_served
+    from openclaw_rl.ledger.run_dir import was_served
     from openclaw_rl.ledger.schema import check_ledger
 
     config = run_config(options)
@@ -63,7 +63,7 @@ def add_rollback(commands: Any) -> None:
 def run_rollback(options: argparse.Namespace) -> int:
     from openclaw_rl.client import Client
     from openclaw_rl.learn.rollback import roll_back_offline
-    from openclaw_rl.ledger.lock import server_url
+    from openclaw_rl.ledger.run_dir import server_url
     from openclaw_rl.ledger.schema import open_ledger
 
     config = run_config(options)

@@ -61,7 +61,7 @@ def find_server(options: argparse.Namespace) -> "ServerFacts":
     """The server that clients are to use. Raises UserError if it does not run or needs another key."""
     from openclaw_rl.client import GIVE_KEY, Client
     from openclaw_rl.connect.clients import ServerFacts
-    from openclaw_rl.ledger.lock import server_url
+    from openclaw_rl.ledger.run_dir import server_url
 
     config = run_config(options)
     url = (options.url or server_url(config.run.folder) or "").rstrip("/").removesuffix("/v1")

@@ -45,8 +45,8 @@ def run(options: argparse.Namespace) -> int:
     from openclaw_rl.learn.checkpoints import Policies
     from openclaw_rl.learn.rollback import finish_deletions
     from openclaw_rl.ledger import deletion, training
-    from openclaw_rl.ledger.lock import read_server
     from openclaw_rl.ledger.notes import forget, of_owner
+    from openclaw_rl.ledger.run_dir import read_server
     from openclaw_rl.ledger.schema import open_ledger, transaction
     from openclaw_rl.ledger.status import plural
 
@@ -151,7 +151,7 @@ def retrain(out: Console, config: Config, db: Connection, policies: "Policies") 
     from openclaw_rl.client import Client
     from openclaw_rl.learn.rollback import find_traces, retrain_offline
     from openclaw_rl.ledger.groups import trainable
-    from openclaw_rl.ledger.lock import server_url
+    from openclaw_rl.ledger.run_dir import server_url
     from openclaw_rl.ledger.status import plural
     from openclaw_rl.ledger.training import versions_with_deleted_turns
 

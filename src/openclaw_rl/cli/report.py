@@ -31,7 +31,7 @@ def run(options: argparse.Namespace) -> int:
     from openclaw_rl.dashboard.components.render import write
     from openclaw_rl.dashboard.report import NAME, may_be_run, page
     from openclaw_rl.dashboard.run import read_run
-    from openclaw_rl.ledger.lock import server_url
+    from openclaw_rl.ledger.run_dir import server_url
     from openclaw_rl.terminal import console
 
     config = run_config(options)

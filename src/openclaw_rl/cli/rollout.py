@@ -90,7 +90,7 @@ def target(config: Config, options: argparse.Namespace) -> "Target":
     from openclaw_rl.envs.folders import new_folder
     from openclaw_rl.envs.rollout import DEFAULT_RUN_DIR, SERVER_FLAGS, Target
     from openclaw_rl.http_client import text_without_accounts, url_without_account
-    from openclaw_rl.ledger.lock import server_url
+    from openclaw_rl.ledger.run_dir import server_url
 
     refuse_secrets(options.server, ": start that server with openclaw-rl serve, and give --url")
     if options.url and options.own_server:

@@ -40,7 +40,7 @@ def read(config: Config) -> "Status":
     """From the ledger, the checkpoints and the running server. Raises UserError where no server has ever run."""
     from openclaw_rl.client import ready_state
     from openclaw_rl.ledger.errors import NoLedger
-    from openclaw_rl.ledger.lock import server_url, was_served
+    from openclaw_rl.ledger.run_dir import server_url, was_served
     from openclaw_rl.ledger.schema import open_ledger, snapshot
     from openclaw_rl.ledger.status import read_status
     from openclaw_rl.types import BASE_VERSION

@@ -19,7 +19,7 @@ from openclaw_rl.dashboard.views.learning import (
     verdict_charts,
 )
 from openclaw_rl.ledger.episodes import outcome
-from openclaw_rl.ledger.lock import was_served
+from openclaw_rl.ledger.run_dir import was_served
 from openclaw_rl.ledger.schema import FILE as LEDGER
 from openclaw_rl.models import BadModelFolder, ModelNotFound, find_model
 from openclaw_rl.rendering.tokenizer import ChatTokenizer

@@ -15,7 +15,7 @@ from rich.console import Console
 from openclaw_rl.aio import start_process
 from openclaw_rl.client import probe
 from openclaw_rl.errors import UserError
-from openclaw_rl.ledger.lock import server_url
+from openclaw_rl.ledger.run_dir import server_url
 
 #: How long a server may take to start. The first start converts the model.
 MAX_START_SECONDS = 900.0

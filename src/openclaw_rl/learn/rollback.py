@@ -15,7 +15,7 @@ from openclaw_rl.learn.reporting import RECORDS_FILE, prune_records
 from openclaw_rl.ledger import deletion, training
 from openclaw_rl.ledger.deletion import WIPE_LATER
 from openclaw_rl.ledger.schema import open_ledger, transaction
-from openclaw_rl.ledger.screenshots import delete_screenshots
+from openclaw_rl.ledger.screenshot_folders import delete_screenshots
 from openclaw_rl.ledger.sessions import session_ids
 from openclaw_rl.ledger.training import follow, policy_line, versions_with_deleted_turns
 from openclaw_rl.ledger.turns import turn_numbers

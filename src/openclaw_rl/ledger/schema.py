@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from openclaw_rl.ledger.errors import LedgerUnusable, NewerLedger, NoLedger, sqlite_errors_as_sentences
-from openclaw_rl.ledger.private import make_private
+from openclaw_rl.ledger.run_dir import make_private
 
 #: The version of the tables below. A ledger of another version is not opened: increase this with every change of them.
 VERSION = 15

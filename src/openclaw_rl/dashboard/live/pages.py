@@ -15,7 +15,7 @@ from openclaw_rl.dashboard.views.now import NowView, Tile, amount, memory_bytes,
 from openclaw_rl.dashboard.views.turn import compare_hints, from_card, token_view
 from openclaw_rl.ledger import episodes
 from openclaw_rl.ledger.pages import ONLY, find_session, find_turns, session_page, turn_page
-from openclaw_rl.ledger.screenshots import folder_name
+from openclaw_rl.ledger.screenshot_folders import folder_name
 from openclaw_rl.ledger.status import Status, read_status
 from openclaw_rl.ledger.turns import load_turn
 from openclaw_rl.types import PagePlace, SessionCard

@@ -13,7 +13,7 @@ from openclaw_rl.dashboard.live.access import Viewer
 from openclaw_rl.dashboard.live.dashboard import HEADERS, Dashboard, PageProblem, dashboard_of
 from openclaw_rl.ledger import episodes
 from openclaw_rl.ledger.pages import named_session
-from openclaw_rl.ledger.screenshots import FOLDER
+from openclaw_rl.ledger.screenshot_folders import FOLDER
 from openclaw_rl.types import SessionCard
 
 #: What the environment names folders and images. No name leads to another folder.

@@ -12,7 +12,7 @@ from openclaw_rl.envs.browser.actions import FORMS, TOOL, BadAction, BrowserActi
 from openclaw_rl.envs.browser.page import PageFailed, Scene, WebPage
 from openclaw_rl.envs.browser.view import PageElement, PageView, clean
 from openclaw_rl.envs.folders import new_folder
-from openclaw_rl.ledger.screenshots import folder_name
+from openclaw_rl.ledger.screenshot_folders import folder_name
 
 INSTRUCTION = f"Do what the user asks on the web page. Answer with one action: {FORMS}."
 TOOL_INSTRUCTION = "Do what the user asks on the web page. Call the tool browser with one action at a time."

@@ -1,9 +1,11 @@
-"""The lock of a run directory or a ledger's directory: one server uses it at a time."""
+"""The directory of a run: one server uses it at a time, for one model, and its files are for their owner alone."""
 
 import contextlib
 import fcntl
 import json
+import logging
 import os
+import stat
 import tempfile
 import time
 from pathlib import Path
@@ -11,11 +13,34 @@ from typing import IO, Any
 
 from openclaw_rl.config.options import ConfigError
 from openclaw_rl.errors import UserError
-from openclaw_rl.ledger.private import make_private
 
-FILE = "server.json"
+log = logging.getLogger(__name__)
+
+#: Names the server that uses the directory.
+SERVER_FILE = "server.json"
 #: What a new ledger and the small files beside it need.
 MIN_ROOM_BYTES = 1 << 20
+#: In a run directory, or its ledger's: the name of the model that it belongs to.
+MODEL_FILE = "model.txt"
+#: The mask of a program that writes into a run directory: new files and folders are for their owner alone.
+UMASK = 0o077
+#: What a server and the commands about a run write into its directory. Other files there are not ours to change.
+NAMES = (
+    "ledger.sqlite*",
+    "server.json",
+    "model.txt",
+    "options.*",
+    "metrics.jsonl",
+    "evaluations.jsonl",
+    "records.*",
+    "report*.html",
+    "checkpoints",
+    "policies",
+    "recovery",
+    "screenshots",
+    "tensorboard",
+    "wandb",
+)
 
 
 class RunDirInUse(UserError):
@@ -33,7 +58,7 @@ class RunDirLock:
     def __init__(self, run_dir: Path, option: str = "--run-dir") -> None:
         try:
             run_dir.mkdir(parents=True, exist_ok=True)
-            self._file = (run_dir / FILE).open("a+")
+            self._file = (run_dir / SERVER_FILE).open("a+")
         except OSError as error:
             raise unusable(run_dir, option, error) from None
         if not self._lock():
@@ -86,7 +111,7 @@ def read_server(run_dir: Path) -> dict[str, Any]:
     if run_dir.is_file():
         raise ConfigError(f"{run_dir} is a file. Give --run-dir the run directory of a server.")
     try:
-        with (run_dir / FILE).open() as file:
+        with (run_dir / SERVER_FILE).open() as file:
             if not is_locked(file):
                 return {}
             server = json.load(file)
@@ -102,7 +127,7 @@ def server_url(run_dir: Path) -> str | None:
 
 def was_served(run_dir: Path) -> bool:
     """Whether a server has ever used this run directory."""
-    return (run_dir / FILE).is_file()
+    return (run_dir / SERVER_FILE).is_file()
 
 
 def is_locked(file: IO[str]) -> bool:
@@ -113,3 +138,54 @@ def is_locked(file: IO[str]) -> bool:
         return True
     fcntl.flock(file, fcntl.LOCK_UN)
     return False
+
+
+class OtherModel(UserError):
+    """The folder belongs to another model; the message says to which, and what to do."""
+
+
+def keep_to_model(folder: Path, model: str) -> None:
+    """Assign a folder to a model, or check that it belongs to it. Raises OtherModel.
+
+    Only the last part of the name counts, so that a model may be moved or downloaded.
+    """
+    name, path = Path(model).name or Path(model).resolve().name, folder / MODEL_FILE
+    try:
+        if not path.exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            path.write_text(f"{name}\n")
+        known = path.read_text(errors="backslashreplace").strip()
+    except OSError as error:
+        raise OtherModel(f"{path} cannot be used ({error.strerror}). Mend it, or give another --run-dir.") from None
+    if known != name:
+        raise OtherModel(
+            f"{folder} holds the conversations and weights of {known}, which {name} cannot read. "
+            f"Give another --run-dir, or the --model-name that it belongs to."
+        )
+
+
+def make_private(folder: Path) -> None:
+    """Take the access of other users from a run directory and from what a run keeps there, whatever the umask was."""
+    restrict(folder)
+    for pattern in NAMES:
+        for path in folder.glob(pattern):
+            restrict(path)
+            for inner in path.rglob("*") if path.is_dir() and not path.is_symlink() else ():
+                restrict(inner)
+
+
+def restrict(path: Path) -> None:
+    """Leave a file or folder to its owner. One that everybody shares, as /tmp is, or that another user owns, stays."""
+    try:
+        mode = path.lstat().st_mode
+        if not stat.S_ISLNK(mode) and not mode & stat.S_ISVTX and mode & UMASK:
+            path.chmod(stat.S_IMODE(mode) & ~UMASK)
+    except FileNotFoundError:
+        pass  # another program has just removed it
+    except OSError as error:
+        log.warning("Other users may be able to read %s: its permissions cannot be changed (%s).", path, error.strerror)
+
+
+def write_privately() -> None:
+    """From now on, what this process and its children write is for their owner alone."""
+    os.umask(UMASK)
